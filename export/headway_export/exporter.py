@@ -428,7 +428,13 @@ def _manifest(
         speech=source.speech,
         languages=source.languages,
         diffusion=(
-            Diffusion(schedule="trigonometric", prediction="velocity") if source.task is Task.IMAGE_GENERATION else None
+            Diffusion(
+                schedule="trigonometric",
+                prediction="velocity",
+                condition="text" if source.tokenizer is not None else "label",
+            )
+            if source.task is Task.IMAGE_GENERATION
+            else None
         ),
         sampling_defaults=source.sampling_defaults,
         prompt_prefix=source.prompt_prefix,

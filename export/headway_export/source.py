@@ -50,7 +50,6 @@ from headway_training.checkpoint import (
     CHECKPOINT_FILE,
     HUGGINGFACE,
     IMAGE_EVALUATION_FILE,
-    TEXTLESS_TASKS,
     WEIGHTS_FILE,
     Checkpoint,
     TextPairUse,
@@ -60,7 +59,7 @@ from headway_training.checkpoint import (
     read_checkpoint,
 )
 from headway_training.errors import TrainingError
-from headway_training.models import CLIP
+from headway_training.models import CLIP, LatentDiffusion
 from headway_training.models.protocols import PromptSegmenter
 from headway_training.tokenizers import encode_texts
 
@@ -380,7 +379,7 @@ def _read_images(path: Path) -> NDArray[np.uint8]:
 
 
 def _from_loaded(path: Path, module: nn.Module, checkpoint: Checkpoint, name: str | None) -> ExportSource:
-    tokenizer = None if checkpoint.task in TEXTLESS_TASKS else _load_tokenizer(path)
+    tokenizer = _load_tokenizer(path) if checkpoint.reads_text else None
     task = _exportable(checkpoint.task)
     check_tags(task, checkpoint.labels)
     evaluation = checkpoint.evaluation
@@ -590,7 +589,8 @@ def limits_of(module: nn.Module, task: Task) -> Limits:
                 _ = segmenter.encoder, segmenter.decoder, int(segmenter.mask_size)
                 return Limits()
             case _ if task in _IMAGES:
-                return Limits()
+                drawn = module.configuration if isinstance(module, LatentDiffusion) else None
+                return Limits(max_input_tokens=drawn.max_length or None if drawn else None)
             case _:
                 return Limits(max_input_tokens=int(cast("Any", module).max_length))
     except (AttributeError, TypeError) as error:
@@ -765,6 +765,8 @@ def read_evaluation(file: Path, task: Task, dataset: str, num_labels: int) -> Ev
     try:
         if task in (Task.IMAGE_CLASSIFICATION, Task.IMAGE_GENERATION):
             with np.load(file) as arrays:
+                if "texts" in arrays:  # what is drawn; labels otherwise
+                    return _evaluation(task, dataset, images=arrays["images"], texts=arrays["texts"].tolist())
                 return _evaluation(task, dataset, images=arrays["images"], labels=arrays["labels"])
         if task is Task.CAPTIONING:
             with np.load(file) as arrays:

@@ -357,6 +357,21 @@ _FASHION_DIFFUSION = LatentDiffusionConfig(
     image_size=28, num_layers=4, d_model=128, num_heads=4, d_ff=512, num_classes=10
 )
 
+_EMOJI_AUTOENCODER = AutoencoderConfig(image_size=64, num_halvings=3)
+
+_EMOJI_DIFFUSION = LatentDiffusionConfig(
+    image_size=64,
+    num_halvings=3,
+    num_layers=5,
+    d_model=192,
+    num_heads=6,
+    d_ff=576,
+    vocabulary_size=1500,
+    max_length=32,
+    text_num_layers=2,
+    text_dropout=0.1,
+)
+
 _MULTI30K_RECURRENT = RecurrentConfig(
     vocabulary_size=4_000,
     max_source_length=128,
@@ -396,6 +411,8 @@ NAMED_CONFIGURATIONS: Mapping[str, NamedConfiguration] = MappingProxyType(
         "segments-segmenter": NamedConfiguration(architecture="segmenter", configuration=_SEGMENTS_SEGMENTER),
         "photographs-captioner": NamedConfiguration(architecture="captioner", configuration=_PHOTOGRAPHS_CAPTIONER),
         "fashion-autoencoder": NamedConfiguration(architecture="autoencoder", configuration=_FASHION_AUTOENCODER),
+        "emoji-autoencoder": NamedConfiguration(architecture="autoencoder", configuration=_EMOJI_AUTOENCODER),
+        "emoji-diffusion": NamedConfiguration(architecture="latent_diffusion", configuration=_EMOJI_DIFFUSION),
         "fashion-diffusion": NamedConfiguration(architecture="latent_diffusion", configuration=_FASHION_DIFFUSION),
     }
 )

@@ -21,7 +21,7 @@ from headway_training.data.examples import (
     SpanLabeledTexts,
     Splits,
 )
-from headway_training.data.pictures import Pictures
+from headway_training.data.pictures import DescribedImages, Pictures
 from headway_training.data.segments import SegmentedPictures
 from headway_training.data.token_file import PART_CHARACTERS
 from headway_training.errors import DataError
@@ -35,7 +35,7 @@ from headway_training.tasks.classification import (
 )
 from headway_training.tasks.contrastive import ContrastiveTask
 from headway_training.tasks.conversation import ConversationTask
-from headway_training.tasks.diffusion import AutoencodingTask, DiffusionTask
+from headway_training.tasks.diffusion import AutoencodingTask, DiffusionTask, TextDiffusionTask
 from headway_training.tasks.distillation import DistillationTask
 from headway_training.tasks.generation import GenerationTask
 from headway_training.tasks.segmentation import SegmentationTask
@@ -58,6 +58,7 @@ _TASKS: Mapping[type, Callable[..., Task]] = MappingProxyType(
         LabeledTexts: TextClassificationTask,
         Pictures: ContrastiveTask,
         CaptionedImages: CaptioningTask,
+        DescribedImages: TextDiffusionTask,
     }
 )
 """The tasks of examples with separate texts; they take recipe, data and tokenizer, and special tokens of a folder."""
@@ -90,6 +91,8 @@ def make_task(recipe: Recipe, splits: Splits[Any], folder: Path, source: ModelFo
         if source is not None and recipe.preprocessing is not None:
             source.check_images(splits.train.images, recipe.preprocessing)
         return _IMAGE_TASKS[recipe.task](recipe, splits)
+    if isinstance(splits.train, DescribedImages) and recipe.task == "autoencoding":
+        return AutoencodingTask(recipe, splits)
     if isinstance(splits.train, SegmentedPictures):
         return SegmentationTask(recipe, splits)
     if isinstance(splits.train, Conversations):
@@ -123,18 +126,20 @@ def _make_tokenizer(recipe: Recipe, splits: Splits[Any], file: Path, source: Mod
 
 
 def _has_tokens_of_its_own(recipe: Recipe) -> bool:
-    """True of a captioner that starts from another kind of model, whose tokens are not those of its languages."""
+    """True of a model that starts from one of another task, whose tokens are not its own, or which has none."""
     assert recipe.init.checkpoint is not None, "the caller has looked"
-    return recipe.task == "captioning" and read_checkpoint(recipe.init.checkpoint).task != recipe.task
+    return (
+        recipe.task in {"captioning", "image_generation"}
+        and read_checkpoint(recipe.init.checkpoint).task != recipe.task
+    )
 
 
 def _training_texts(train: Any) -> Iterable[str]:
     """Texts of the training part."""
     if isinstance(train, PlainText):
         return train.parts(PART_CHARACTERS)
-    if isinstance(train, Pictures):
-        tags = (" ".join(tags) for tags in train.texts.tags)
-        return [*train.texts.names, *tags, *(text for several in train.photographs.captions for text in several)]
+    if isinstance(train, Pictures | DescribedImages):
+        return train.all_texts()
     if isinstance(train, CaptionedImages):
         return [caption for language in train.captions for caption in train.all_texts(language)]
     if isinstance(train, ParallelTexts):
