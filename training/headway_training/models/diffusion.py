@@ -187,8 +187,7 @@ class Denoiser(Model):
         initialise_truncated_normal(self)
         nn.init.trunc_normal_(self.positions, std=0.02, a=-0.04, b=0.04)
         zeroed = [*(one.modulation for one in self.layers), self.modulation, self.output]
-        if reads_text:
-            zeroed += [one.cross_attention.output for one in self.layers]  # type: ignore[union-attr]
+        zeroed += [one.output for one in self._cross_attentions()]
         for module in zeroed:
             assert isinstance(module, nn.Linear)
             nn.init.zeros_(module.weight)
@@ -211,14 +210,19 @@ class Denoiser(Model):
             embedded = embedded + self.classes(what)
         condition = F.silu(embedded)[:, None]  # (B, 1, D)
         states = self.patches(self._cut(latent)) + self.positions  # (B, L, D)
-        attend, attend_cross = full_attention(self.kernel), None
+        attend_cross: AttendCross | None = None
         if text_mask is not None:
-            keys_values = [layer.cross_attention.keys_values(what) for layer in self.layers]  # type: ignore[union-attr, operator]
+            keys_values = [one.keys_values(what) for one in self._cross_attentions()]
             attend_cross = cross_attention(keys_values, text_mask, self.kernel)
+        attend = full_attention(self.kernel)
         for layer in self.layers:
             states = layer(states, condition, attend, attend_cross)
         shift, scale = self.modulation(condition).chunk(2, dim=-1)
         return self._join(self.output(self.norm(states) * (1 + scale) + shift))
+
+    def _cross_attentions(self) -> list[CrossAttention]:
+        """Of each layer; none of a model of classes."""
+        return [one for layer in self.layers if isinstance(one := layer.cross_attention, CrossAttention)]
 
     def _cut(self, latent: Tensor) -> Tensor:
         """(B, C, S, S) -> (B, L, C P P)."""

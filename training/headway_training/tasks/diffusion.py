@@ -49,12 +49,12 @@ class _ImageTask(Task, Generic[Images]):
 
     unit = "images"
 
-    def __init__(self, recipe: Recipe, splits: Splits[Images]) -> None:
+    def __init__(self, recipe: Recipe, splits: Splits[Any]) -> None:
         assert recipe.preprocessing is not None
         self._recipe = recipe
         self._preprocessing = recipe.preprocessing
         sized = {part: self._resize(getattr(splits, part)) for part in ("train", "valid", "test")}
-        self._splits = replace(splits, **sized)
+        self._splits: Splits[Any] = replace(splits, **sized)
 
     def _resize(self, part: Images) -> Images:
         """Brings images to the recipe's size, where they have another."""
@@ -90,7 +90,8 @@ class _ImageTask(Task, Generic[Images]):
         """The loss of each image, float32 (B)."""
 
     def _part(self, part: Part) -> Images:
-        return self._splits.valid if part == "valid" else self._splits.test
+        found: Images = self._splits.valid if part == "valid" else self._splits.test
+        return found
 
     def _pixels(self, images: NDArray[np.uint8], generator: torch.Generator | None = None) -> Tensor:
         """(B, I, I, 3) -> normalised, (B, 3, I, I), and mirrored or shifted at random where a generator is given."""
@@ -271,7 +272,7 @@ class DiffusionTask(_DenoisingTask[LabeledImages]):
 class TextDiffusionTask(_DenoisingTask[DescribedImages]):
     """Images of texts, which an encoder reads that is trained with the denoiser."""
 
-    def __init__(self, recipe: Recipe, splits: Splits[DescribedImages], tokenizer: Tokenizer) -> None:
+    def __init__(self, recipe: Recipe, splits: Splits[Any], tokenizer: Tokenizer) -> None:
         super().__init__(recipe, splits)
         self.tokenizer: Tokenizer = tokenizer
         self._special = SpecialIds(tokenizer)
