@@ -249,7 +249,7 @@ def test_drawings_of_labels_are_judged_by_a_classifier(drawing_server, tmp_path)
     words = ("squares", "--file", str(tmp_path), "--option", "step_count=8")
     report, _ = evaluate(drawing_server, *words)
     assert (report["metric"], report["unit"], report["example_count"]) == ("label_accuracy", "images", 12)
-    assert report["value"] == 100, "of plain colours"
+    assert report["value"] > 60, "by chance it would be 33"
     assert report["figures"]["judge"] == "tiny-images"
     assert report["figures"]["frechet_distance"] >= 0
     assert evaluate(drawing_server, *words)[0]["figures"] == report["figures"], "seeds are always the same"
