@@ -147,6 +147,30 @@ def diffusion_checkpoint(made_once: MadeOnce) -> Path:
 
 
 @pytest.fixture(scope="session")
+def text_diffusion_checkpoint(diffusion_checkpoint: Path, made_once: MadeOnce) -> Path:
+    """A trained checkpoint of a tiny model that draws squares as a text says."""
+    import tiny_diffusion
+
+    write = tiny_diffusion.write_text_diffusion_checkpoint
+    return made_once("text-diffusion-checkpoint", lambda folder: write(folder / "own", diffusion_checkpoint)) / "own"
+
+
+@pytest.fixture(scope="session")
+def text_diffusion_store(text_diffusion_checkpoint: Path, made_once: MadeOnce) -> Path:
+    """A store with that model, exported in fp32 and int8."""
+
+    def write(folder: Path) -> None:
+        from headway_export.exporter import ExportOptions, export
+        from headway_export.source import from_checkpoint
+        from headway_server.bundles import Precision
+
+        precisions = (Precision.FP32, Precision.INT8)
+        export(from_checkpoint(text_diffusion_checkpoint), ExportOptions(store=folder, precisions=precisions))
+
+    return made_once("text-diffusion-store", write)
+
+
+@pytest.fixture(scope="session")
 def diffusion_store(diffusion_checkpoint: Path, made_once: MadeOnce) -> Path:
     """A store with that model, exported in fp32 and int8."""
 

@@ -311,7 +311,7 @@ class AsyncClient(BaseClient):
     async def generate_image(
         self, prompt: str = "", *, timeout_s: float | None = None, **options: Unpack[GenerateImageOptions]
     ) -> Answer[DrawnImage]:
-        """Draws what the prompt names, a label of the model, or draws over an image."""
+        """Draws what the prompt says, a label of the model or any text by the model, or draws over an image."""
         call = await asyncio.to_thread(requests.generate_image, prompt, **options)  # it may read files
         return await self._send(call, timeout_s)
 

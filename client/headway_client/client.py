@@ -295,7 +295,7 @@ class Client(BaseClient):
     def generate_image(
         self, prompt: str = "", *, timeout_s: float | None = None, **options: Unpack[GenerateImageOptions]
     ) -> Answer[DrawnImage]:
-        """Draws what the prompt names, a label of the model, or draws over an image."""
+        """Draws what the prompt says, a label of the model or any text by the model, or draws over an image."""
         return self._send(requests.generate_image(prompt, **options), timeout_s)
 
     @spell_out

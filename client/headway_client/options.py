@@ -342,7 +342,7 @@ class SegmentInteractivelyOptions(_MaskOptions, total=False):
 
 
 class _DrawingOptions(ModelOptions, total=False):
-    negative_prompt: Annotated[str | None, "Label of the model to lead away from. Default: from anything."]
+    negative_prompt: Annotated[str | None, "What to lead away from, as the prompt is. Default: from anything."]
     step_count: Annotated[int | None, "Steps from noise to the image, 1 to 250. Default: 20."]
     guidance_scale: Annotated[float | None, "How far steps lead to the prompt, 1 to 30. Default: 3."]
     sampler: Annotated[

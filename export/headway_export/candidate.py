@@ -5,7 +5,7 @@ N images, T tokens, S source tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from headway_server.decoding.runner.encoder import CrossTensors, EncoderRunner
 from headway_server.preprocessing.audio import LogMel
 from headway_server.preprocessing.image import normalize
 from headway_server.runtime import Runtime
+from headway_server.tasks.image_generation.prompts import text_row
 from headway_server.tasks.segmentation.decoder import EMBEDDING, MASKS, PREDICTED_IOU, PromptGraph
 from headway_server.tasks.text.model import text_graph
 
@@ -71,14 +72,11 @@ class Candidate:
         )
         return BatchGraph(encoder), PromptGraph(decoder)
 
-    def open_diffusion(self) -> tuple[BatchGraph, BatchGraph, BatchGraph]:
-        """Opens denoiser, decoder and encoder of a model that draws images."""
-        graphs = self.variant.graphs
-        denoiser, decoder, encoder = (
-            BatchGraph(self.runtime.open(self.bundle, graph))
-            for graph in (graphs["denoiser"], graphs["vae_decoder"], graphs["vae_encoder"])
-        )
-        return denoiser, decoder, encoder
+    def open_diffusion(self) -> dict[str, BatchGraph]:
+        """Opens the graphs of a model that draws images, by their names."""
+        return {
+            str(role): BatchGraph(self.runtime.open(self.bundle, graph)) for role, graph in self.variant.graphs.items()
+        }
 
     def open_codec(self) -> BatchGraph:
         """Opens what makes samples of a speaking model's codes."""
@@ -95,6 +93,23 @@ class Candidate:
 def run_batch(graph: BatchGraph, items: Sequence[Tensors]) -> list[dict[str, NDArray[Any]]]:
     """Runs items of any sizes in one batch and returns all outputs of each, as a server does."""
     return graph.split(graph.session.run(graph.collate(items)), items)
+
+
+def drawing_conditions(candidate: Candidate, graphs: Mapping[str, BatchGraph], prompts: Sequence[Any]) -> list[Tensors]:
+    """Returns the denoiser's inputs of what is drawn, as a server does, for labels' numbers or for texts."""
+    if "text_encoder" not in graphs:
+        return [{"label": np.array(label, np.int64)} for label in prompts]
+    rows = drawing_texts(candidate.source, prompts)
+    states = [found for row in rows for found in run_batch(graphs["text_encoder"], [row])]
+    return [{**found, "text_mask": row["attention_mask"]} for found, row in zip(states, rows, strict=True)]
+
+
+def drawing_texts(source: ExportSource, texts: Sequence[str]) -> list[Tensors]:
+    """Returns the inputs of the text encoder of a model that draws images: longer texts are cut."""
+    limit, tokens = source.limits.max_input_tokens, source.special_tokens
+    assert limit is not None, "the source has read the module's lengths"
+    pad = 0 if tokens is None or tokens.pad is None else tokens.pad
+    return [text_row(ids.tolist(), limit, pad) for ids in source.encode(texts, limit)]
 
 
 def answer_prompts(graph: PromptGraph, items: Sequence[Tensors]) -> list[dict[str, NDArray[Any]]]:

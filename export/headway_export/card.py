@@ -255,6 +255,8 @@ def _limits(manifest: Manifest) -> str:
         image = manifest.image_preprocessing
         if manifest.task is Task.IMAGE_GENERATION:
             sentences.append(f"It draws images of {image.height} x {image.width} pixels.")
+            if limits.max_input_tokens is not None:
+                sentences.append(f"A prompt is any text of at most {limits.max_input_tokens} tokens.")
         else:
             sentences.append(f"Every image is resized to {image.height} x {image.width} pixels.")
     if audio is not None:

@@ -432,7 +432,13 @@ def _manifest(
         codec=source.codec,
         languages=source.languages,
         diffusion=(
-            Diffusion(schedule="trigonometric", prediction="velocity") if source.task is Task.IMAGE_GENERATION else None
+            Diffusion(
+                schedule="trigonometric",
+                prediction="velocity",
+                condition="text" if source.tokenizer is not None else "label",
+            )
+            if source.task is Task.IMAGE_GENERATION
+            else None
         ),
         sampling_defaults=source.sampling_defaults,
         prompt_prefix=source.prompt_prefix,

@@ -373,10 +373,25 @@ class DenoiserGraph(nn.Module):
         super().__init__()
         self.module = module.denoiser
 
-    def forward(self, latent: Tensor, timestep: Tensor, label: Tensor) -> Outputs:
+    def forward(self, latent: Tensor, timestep: Tensor, what: Tensor, *text_mask: Tensor) -> Outputs:
         """The inputs of `Denoiser`, floats as float32 -> float32 `velocity`."""
         dtype = float_dtype(self.module)
-        return {"velocity": self.module(latent.to(dtype), timestep, label).float()}
+        if what.is_floating_point():
+            what = what.to(dtype)
+        return {"velocity": self.module(latent.to(dtype), timestep, what, *text_mask).float()}
+
+
+class DiffusionTextGraph(nn.Module):
+    """Graph `text_encoder`: the states of texts, all padded to the same length."""
+
+    def __init__(self, module: LatentDiffusion) -> None:
+        super().__init__()
+        self.module = module.text_encoder
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Outputs:
+        """int64 (B, T), and int64 (B, T), 1 at tokens and 0 at padding -> float32 (B, T, D)."""
+        assert self.module is not None, "only a model that draws texts has this graph"
+        return {"text": self.module(input_ids, attention_mask).float()}
 
 
 class LatentDecoderGraph(nn.Module):

@@ -20,11 +20,14 @@ from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
 from headway_export import reference
 from headway_export.candidate import (
     Candidate,
     answer_prompts,
+    drawing_conditions,
+    drawing_texts,
     embed_images,
     encode_sources,
     open_sources,
@@ -34,7 +37,13 @@ from headway_export.candidate import (
     sample_features,
 )
 from headway_export.errors import ParityError
-from headway_export.graphs import CodecDecoderGraph, DenoiserGraph, LatentDecoderGraph, LatentEncoderGraph
+from headway_export.graphs import (
+    CodecDecoderGraph,
+    DenoiserGraph,
+    DiffusionTextGraph,
+    LatentDecoderGraph,
+    LatentEncoderGraph,
+)
 from headway_export.source import ExportSource
 from headway_server.batching import Tensors
 from headway_server.bundles import (
@@ -308,28 +317,32 @@ def _compare_prompts(candidate: Candidate, comparison: _Comparison) -> None:
 
 
 def _compare_diffusion(candidate: Candidate, comparison: _Comparison) -> None:
-    """Holds all three graphs against PyTorch's, rows at drawn times and of drawn labels."""
-    source = candidate.source
+    """Holds all graphs against PyTorch's, rows at drawn times, of drawn labels or evaluation texts."""
+    source, graphs = candidate.source, candidate.open_diffusion()
     module = cast("LatentDiffusion", source.module)
     random, num_classes = np.random.default_rng(_SEED), len(source.labels)
     images = pixel_values_of(source, _sample_images(source, max(_BATCH_SIZES)))
     latents = random.standard_normal((len(images), *module.configuration.latent_shape), np.float32)
     times = random.random(len(images), np.float32)
-    labels = random.integers(0, num_classes + 1, len(images))  # the last one stands for none
+    prompts: Sequence[Any] = random.integers(0, num_classes + 1, len(images))  # the last one stands for none
+    checked: dict[str, tuple[nn.Module, list[Tensors]]] = {
+        "vae_decoder": (LatentDecoderGraph(module), [{"latent": latent} for latent in latents]),
+        "vae_encoder": (LatentEncoderGraph(module), [{"pixel_values": image} for image in images]),
+    }
+    if module.text_encoder is not None:
+        assert source.evaluation is not None, "such a model is exported with some"
+        prompts = ["", *source.evaluation.texts[: len(images) - 1]]
+        prompts = [prompts[row % len(prompts)] for row in range(len(images))]
+        checked["text_encoder"] = (DiffusionTextGraph(module), drawing_texts(source, prompts))
     rows = [
-        {"latent": latent, "timestep": time, "label": label}
-        for latent, time, label in zip(latents, times, labels, strict=True)
+        {"latent": latent, "timestep": time, **condition}
+        for latent, time, condition in zip(latents, times, drawing_conditions(candidate, graphs, prompts), strict=True)
     ]
-    graphs = zip(
-        candidate.open_diffusion(),
-        (DenoiserGraph(module), LatentDecoderGraph(module), LatentEncoderGraph(module)),
-        (rows, [{"latent": latent} for latent in latents], [{"pixel_values": image} for image in images]),
-        strict=True,
-    )
-    for graph, exact, items in graphs:
+    checked["denoiser"] = (DenoiserGraph(module), rows)
+    for role, (exact, items) in checked.items():
         for batch_size in _BATCH_SIZES:
             some = items[:batch_size]
-            for item, found in zip(some, run_batch(graph, some), strict=True):
+            for item, found in zip(some, run_batch(graphs[role], some), strict=True):
                 for name, expected in reference.diffusion_outputs(exact, item).items():
                     comparison.add(name, found[name].ravel(), expected.ravel(), f"batch {batch_size}")
     comparison.num_shapes += len(_BATCH_SIZES)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import sacrebleu
@@ -22,6 +23,7 @@ from headway_export.candidate import (
     NUM_ROWS,
     Candidate,
     answer_prompts,
+    drawing_conditions,
     embed_images,
     encode_sources,
     features_of,
@@ -560,24 +562,29 @@ def _quoted(text: str) -> str:
 
 def _velocity_error(candidate: Candidate, data: EvaluationData) -> Quality:
     """Mean squared error of velocities of the images' noisy latents, with the noise and times of training."""
-    source, (denoiser, decoder, encoder) = candidate.source, candidate.open_diffusion()
+    source, graphs = candidate.source, candidate.open_diffusion()
+    prompts: Sequence[Any] = data.texts or data.labels
     errors = np.empty(len(data))
     squares = 0.0
     for start in range(0, len(data), NUM_ROWS):
         pixels = pixel_values_of(source, data.images[start : start + NUM_ROWS])
-        latents = np.stack([found["latent"] for found in run_batch(encoder, [{"pixel_values": one} for one in pixels])])
+        latents = np.stack(
+            [found["latent"] for found in run_batch(graphs["vae_encoder"], [{"pixel_values": one} for one in pixels])]
+        )
         if not start:
             noise, times = measured_noise(len(data), latents.shape[1:])
         rows = range(start, start + len(latents))
         items = [
-            {"latent": mix(latent, noise[row], times[row]), "timestep": times[row], "label": data.labels[row]}
-            for row, latent in zip(rows, latents, strict=True)
+            {"latent": mix(latent, noise[row], times[row]), "timestep": times[row], **condition}
+            for row, latent, condition in zip(
+                rows, latents, drawing_conditions(candidate, graphs, prompts[rows[0] : rows[-1] + 1]), strict=True
+            )
         ]
-        for row, latent, found in zip(rows, latents, run_batch(denoiser, items), strict=True):
+        for row, latent, found in zip(rows, latents, run_batch(graphs["denoiser"], items), strict=True):
             angle = float(times[row]) * np.pi / 2
             velocity = np.cos(angle) * noise[row] - np.sin(angle) * latent
             errors[row] = np.square(found["velocity"] - velocity).mean()
-        images = run_batch(decoder, [{"latent": latent} for latent in latents])
+        images = run_batch(graphs["vae_decoder"], [{"latent": latent} for latent in latents])
         shown = np.stack([found["pixel_values"] for found in images]).transpose(0, 2, 3, 1)
         squares += float(np.square(shown - data.images[start : start + NUM_ROWS] / 255).mean(axis=(1, 2, 3)).sum())
     psnr = -10 * np.log10(max(squares / len(data), 1e-10))

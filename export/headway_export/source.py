@@ -52,7 +52,6 @@ from headway_training.checkpoint import (
     CHECKPOINT_FILE,
     HUGGINGFACE,
     IMAGE_EVALUATION_FILE,
-    TEXTLESS_TASKS,
     WEIGHTS_FILE,
     Checkpoint,
     TextPairUse,
@@ -62,7 +61,7 @@ from headway_training.checkpoint import (
     read_checkpoint,
 )
 from headway_training.errors import TrainingError
-from headway_training.models import CLIP, SpeechSynthesizer
+from headway_training.models import CLIP, LatentDiffusion, SpeechSynthesizer
 from headway_training.models.protocols import PromptSegmenter
 from headway_training.tokenizers import encode_texts
 
@@ -81,6 +80,15 @@ _METRICS = {
     Task.SPEECH_SYNTHESIS: "nats_per_code",
     Task.TRANSCRIPTION: "wer",
 }
+_OF_ARRAYS = (
+    Task.IMAGE_CLASSIFICATION,
+    Task.IMAGE_GENERATION,
+    Task.SPEECH_SYNTHESIS,
+    Task.CAPTIONING,
+    Task.TRANSCRIPTION,
+    Task.SEGMENTATION,
+)
+"""The tasks whose evaluation data is arrays (docs/checkpoint.md)."""
 _CLASSIFIERS = (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.IMAGE_CLASSIFICATION)
 _IMAGES = (Task.IMAGE_CLASSIFICATION, Task.IMAGE_EMBEDDING, Task.SEGMENTATION, Task.IMAGE_GENERATION)
 _NEEDED_FLAGS = {
@@ -395,7 +403,7 @@ def _read_images(path: Path) -> NDArray[np.uint8]:
 
 
 def _from_loaded(path: Path, module: nn.Module, checkpoint: Checkpoint, name: str | None) -> ExportSource:
-    tokenizer = None if checkpoint.task in TEXTLESS_TASKS else _load_tokenizer(path)
+    tokenizer = _load_tokenizer(path) if checkpoint.reads_text else None
     task = _exportable(checkpoint.task)
     check_tags(task, checkpoint.labels)
     evaluation = checkpoint.evaluation
@@ -628,7 +636,8 @@ def limits_of(module: nn.Module, task: Task) -> Limits:
                 _ = segmenter.encoder, segmenter.decoder, int(segmenter.mask_size)
                 return Limits()
             case _ if task in _IMAGES:
-                return Limits()
+                drawn = module.configuration if isinstance(module, LatentDiffusion) else None
+                return Limits(max_input_tokens=drawn.max_length or None if drawn else None)
             case _:
                 return Limits(max_input_tokens=int(cast("Any", module).max_length))
     except (AttributeError, TypeError) as error:
@@ -801,45 +810,48 @@ def read_evaluation(file: Path, task: Task, dataset: str, num_labels: int) -> Ev
     if task not in _METRICS:
         raise SourceError(f"{file}: no metric of {task} is known, so it is not judged on evaluation data")
     try:
-        if task in (Task.IMAGE_CLASSIFICATION, Task.IMAGE_GENERATION):
+        if task in _OF_ARRAYS:
             with np.load(file) as arrays:
-                return _evaluation(task, dataset, images=arrays["images"], labels=arrays["labels"])
-        if task is Task.SPEECH_SYNTHESIS:
-            with np.load(file) as arrays:
-                ends = np.cumsum(arrays["lengths"])[:-1]
-                prompt_lengths = arrays["prompt_lengths"].tolist()
-                return _evaluation(
-                    task, dataset, sequences=np.split(arrays["input_ids"], ends), prompt_lengths=prompt_lengths
-                )
-        if task is Task.CAPTIONING:
-            with np.load(file) as arrays:
-                of_languages = zip(
-                    arrays["languages"].tolist(), arrays["captions"].swapaxes(0, 1).tolist(), strict=True
-                )
-                return _evaluation(task, dataset, images=arrays["images"], captions=dict(of_languages))
-        if task is Task.TRANSCRIPTION:
-            with np.load(file) as arrays:
-                ends = np.cumsum(arrays["lengths"])
-                if len(ends) != len(arrays["transcripts"]) or ends[-1:].tolist() != [len(arrays["samples"])]:
-                    raise ValueError("lengths are not those of the transcripts' samples")
-                return _evaluation(
-                    task,
-                    dataset,
-                    recordings=np.split(arrays["samples"], ends[:-1]),
-                    rate=int(arrays["rate"]),
-                    references=arrays["transcripts"].tolist(),
-                    groups=arrays["sources"].tolist(),
-                )
-        if task is Task.SEGMENTATION:
-            with np.load(file) as arrays:
-                segments = Segments(**{name: arrays[name] for name in ("image_index", "points", "boxes", "masks")})
-                return _evaluation(task, dataset, images=arrays["images"], segments=segments)
+                return _evaluation(task, dataset, **_read_arrays(task, arrays))
         lines = file.read_text(encoding="utf-8").split("\n")  # not splitlines: a text may hold other ends of lines
         return _text_evaluation(task, dataset, [json.loads(line) for line in lines if line.strip()], num_labels)
     except (OSError, ValueError, KeyError) as error:
         raise SourceError(
             f"{file}: cannot be read as evaluation data of {task} ({error}); see docs/checkpoint.md"
         ) from error
+
+
+def _read_arrays(task: Task, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """The fields of `EvaluationData` that a task has in arrays.
+
+    Raises:
+        KeyError: An array is missing.
+        ValueError: Recordings have other lengths than their samples.
+    """
+    match task:
+        case Task.SPEECH_SYNTHESIS:
+            sequences = np.split(arrays["input_ids"], np.cumsum(arrays["lengths"])[:-1])
+            return {"sequences": sequences, "prompt_lengths": arrays["prompt_lengths"].tolist()}
+        case Task.CAPTIONING:
+            captions = arrays["captions"].swapaxes(0, 1).tolist()
+            of_languages = zip(arrays["languages"].tolist(), captions, strict=True)
+            return {"images": arrays["images"], "captions": dict(of_languages)}
+        case Task.TRANSCRIPTION:
+            ends = np.cumsum(arrays["lengths"])
+            if len(ends) != len(arrays["transcripts"]) or ends[-1:].tolist() != [len(arrays["samples"])]:
+                raise ValueError("lengths are not those of the transcripts' samples")
+            return {
+                "recordings": np.split(arrays["samples"], ends[:-1]),
+                "rate": int(arrays["rate"]),
+                "references": arrays["transcripts"].tolist(),
+                "groups": arrays["sources"].tolist(),
+            }
+        case Task.SEGMENTATION:
+            segments = Segments(**{name: arrays[name] for name in ("image_index", "points", "boxes", "masks")})
+            return {"images": arrays["images"], "segments": segments}
+    if "texts" in arrays:  # what is drawn; labels otherwise
+        return {"images": arrays["images"], "texts": arrays["texts"].tolist()}
+    return {"images": arrays["images"], "labels": arrays["labels"]}
 
 
 def _text_evaluation(task: Task, dataset: str, rows: list[dict[str, Any]], num_labels: int) -> EvaluationData:

@@ -34,6 +34,7 @@ from headway_export.graphs import (
     CrossDecoderGraph,
     DecoderGraph,
     DenoiserGraph,
+    DiffusionTextGraph,
     EncoderGraph,
     LatentDecoderGraph,
     LatentEncoderGraph,
@@ -313,12 +314,22 @@ def _trace_diffusion(module: nn.Module) -> TracedModel:
     shape = module.configuration
     latent = make_spec("latent", "float32", "batch", *shape.latent_shape)
     pixels = make_spec("pixel_values", "float32", "batch", 3, shape.image_size, shape.image_size)
-    rows = [latent, make_spec("timestep", "float32", "batch"), make_spec("label", "int64", "batch")]
+    rows = [latent, make_spec("timestep", "float32", "batch")]
+    graphs: tuple[TracedGraph, ...] = ()
+    if module.text_encoder is None:
+        rows.append(make_spec("label", "int64", "batch"))
+    else:
+        ids, mask, text_mask = (
+            make_spec(name, "int64", "batch", shape.max_length) for name in ("input_ids", "attention_mask", "text_mask")
+        )
+        graphs = (_trace_graph("text_encoder", module, DiffusionTextGraph(module), [ids, mask]),)
+        rows += [make_spec("text", "float32", "batch", shape.max_length, shape.d_model), text_mask]
     return TracedModel(
         graphs=(
             _trace_graph("denoiser", module, DenoiserGraph(module), rows),
             _trace_graph("vae_decoder", module, LatentDecoderGraph(module), [latent]),
             _trace_graph("vae_encoder", module, LatentEncoderGraph(module), [pixels]),
+            *graphs,
         )
     )
 

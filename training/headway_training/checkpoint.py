@@ -70,7 +70,7 @@ TEXTLESS_TASKS: tuple[TaskName, ...] = (
     "image_generation",
     "audio_coding",
 )
-"""Tasks whose models read no text, and have no tokenizer."""
+"""Tasks whose models read no text, and have no tokenizer, but for those that draw what a text says."""
 Metric = Literal[
     "accuracy",
     "micro_f1",
@@ -290,11 +290,18 @@ class Checkpoint(Record):
     evaluation: Evaluation | None = None
     training: TrainingRecord | None = None
 
+    @property
+    def reads_text(self) -> bool:
+        """Whether it has a tokenizer."""
+        return self.task not in TEXTLESS_TASKS or self.special_tokens is not None
+
     @model_validator(mode="after")
     def _check_task(self) -> Checkpoint:
         """Checks that the parts the task needs are there."""
-        if (self.task.endswith("classification") or self.task == "image_generation") and not self.labels:
+        if self.task.endswith("classification") and not self.labels:
             raise ValueError(f"labels: {self.task} needs them")
+        if self.task == "image_generation" and bool(self.labels) == (self.special_tokens is not None):
+            raise ValueError("image_generation draws labels, or texts and then has special_tokens: one of the two")
         if self.classification is not None:
             needed = len(self.labels) if self.classification.kind == "multi_label" else 0
             if len(self.classification.thresholds) != needed:
@@ -413,7 +420,7 @@ def _describe(error: ValidationError) -> str:
 def _check_files(path: Path, checkpoint: Checkpoint) -> None:
     """Checks that every file that the description needs is there."""
     needed = [] if checkpoint.architecture == HUGGINGFACE else [WEIGHTS_FILE]  # which may be in shards
-    if checkpoint.task not in TEXTLESS_TASKS:
+    if checkpoint.reads_text:
         needed.append(TOKENIZER_FILE)
     if checkpoint.evaluation is not None:
         needed.append(checkpoint.evaluation.file)

@@ -56,6 +56,37 @@ def multi_label_f1(selected: ArrayLike, targets: ArrayLike) -> tuple[float, floa
     return micro, macro
 
 
+def frechet_distance(first: NDArray[np.floating], second: NDArray[np.floating]) -> float:
+    """The distance of two sets of features as normal distributions (Heusel et al. 2017, equation 6).
+
+    It is |m - n|^2 + tr(C + D - 2 (C D)^(1/2)) of means m, n and covariances C, D. It depends on the features and on
+    the number of rows: compare figures of the same features and of as many rows.
+
+    Args:
+        first: (N, D), at least two rows.
+        second: (M, D), likewise.
+    """
+    means = [features.mean(axis=0, dtype=np.float64) for features in (first, second)]
+    covariances = [np.atleast_2d(np.cov(features.astype(np.float64), rowvar=False)) for features in (first, second)]
+    values, vectors = np.linalg.eigh(covariances[0])
+    root = vectors * np.sqrt(values.clip(min=0)) @ vectors.T
+    # The eigenvalues of C D are those of the symmetric C^(1/2) D C^(1/2).
+    shared = np.sqrt(np.linalg.eigvalsh(root @ covariances[1] @ root).clip(min=0)).sum()
+    distance = np.square(means[0] - means[1]).sum() + np.trace(covariances[0]) + np.trace(covariances[1]) - 2 * shared
+    return max(float(distance), 0.0)
+
+
+def r_precision(similarity: NDArray[np.floating], candidates: NDArray[np.int64]) -> float:
+    """Share of images that are nearest to their own text among those of some others (Xu et al. 2018, section 4.1).
+
+    Args:
+        similarity: Of each image with each text, (N, T).
+        candidates: The texts that each image is compared with, (N, K); the first is its own.
+    """
+    nearest = np.take_along_axis(similarity, candidates, axis=1).argmax(axis=1)
+    return float(100 * (nearest == 0).mean())
+
+
 def recall_at(similarity: ArrayLike, right: ArrayLike, k: int) -> float:
     """Share of queries that have a right candidate among their `k` most similar ones.
 

@@ -60,7 +60,12 @@ DIFFUSION_TENSORS = {
     "vae_decoder": (("latent",), ("pixel_values",)),
     "vae_encoder": (("pixel_values",), ("latent",)),
 }
-"""Inputs and outputs of the graphs of a model that draws images (docs/graphs.md)."""
+"""Inputs and outputs of the graphs of a model that draws images of labels (docs/graphs.md)."""
+TEXT_DIFFUSION_TENSORS = DIFFUSION_TENSORS | {
+    "denoiser": (("latent", "timestep", "text", "text_mask"), ("velocity",)),
+    "text_encoder": (("input_ids", "attention_mask"), ("text",)),
+}
+"""The same of one that draws images of texts."""
 CODEC_TENSORS = (("codes", "state"), ("samples", "present_state"))
 """Inputs and outputs of the graph `codec_decoder` of a model that speaks (docs/graphs.md)."""
 VOICES_FILE = "voices.json"
@@ -228,7 +233,15 @@ class AttentionFigures(Record):
 
 
 GraphRole = Literal[
-    "model", "encoder", "decoder", "denoiser", "vae_decoder", "vae_encoder", "codec_decoder", "attention"
+    "model",
+    "encoder",
+    "decoder",
+    "denoiser",
+    "vae_decoder",
+    "vae_encoder",
+    "text_encoder",
+    "codec_decoder",
+    "attention",
 ]
 """What a graph is for."""
 
@@ -476,6 +489,8 @@ class Diffusion(Record):
     """How an image x and noise e are mixed at a time t from 0 to 1: cos(pi t / 2) x + sin(pi t / 2) e."""
     prediction: Literal["velocity"]
     """What the denoiser predicts: cos(pi t / 2) e - sin(pi t / 2) x."""
+    condition: Literal["label", "text"] = "label"
+    """What is drawn: one of `labels`, or what a text says."""
 
 
 class AudioCodec(Record):
@@ -665,10 +680,11 @@ class Manifest(Record):
         """Checks that every variant has the graphs the task needs, and that their files are hashed."""
         if not self.variants:
             raise ValueError("variants: at least one is needed")
-        parts = TASK_PARTS[self.task]
+        draws_texts = self.diffusion is not None and self.diffusion.condition == "text"
+        graphs = tuple(TEXT_DIFFUSION_TENSORS) if draws_texts else TASK_PARTS[self.task].graphs
         for precision, variant in self.variants.items():
-            if set(variant.graphs) - {"attention"} != set(parts.graphs):
-                raise ValueError(f"variants.{precision}.graphs: {self.task} needs {', '.join(parts.graphs)}")
+            if set(variant.graphs) - {"attention"} != set(graphs):
+                raise ValueError(f"variants.{precision}.graphs: {self.task} needs {', '.join(graphs)}")
             if unlisted := {graph.file for graph in variant.graphs.values()} - set(self.files):
                 raise ValueError(f"variants.{precision}.graphs: {min(unlisted)} is not among the files")
         return self
@@ -755,8 +771,18 @@ def _check_segmentation(manifest: Manifest) -> None:
 
 
 def _check_diffusion(manifest: Manifest) -> None:
+    assert manifest.diffusion is not None, "it is among what is needed"
+    draws_texts = manifest.diffusion.condition == "text"
+    if draws_texts and (not manifest.limits.max_input_tokens or manifest.special_tokens is None):
+        raise ValueError("limits.max_input_tokens and special_tokens: a model that draws texts needs them")
+    if draws_texts and TOKENIZER_FILE not in manifest.files:
+        raise ValueError(f"files: a model that draws texts needs {TOKENIZER_FILE}")
+    if draws_texts == bool(manifest.labels):
+        raise ValueError(
+            f"labels: a model that draws each {manifest.diffusion.condition} has {'none' if draws_texts else 'some'}"
+        )
     for precision, variant in manifest.variants.items():
-        for role, tensors in DIFFUSION_TENSORS.items():
+        for role, tensors in (TEXT_DIFFUSION_TENSORS if draws_texts else DIFFUSION_TENSORS).items():
             if (graph := {str(name): one for name, one in variant.graphs.items()}.get(role)) is None:
                 continue  # which is refused for that
             found = tuple(tuple(spec.name for spec in specs) for specs in (graph.inputs, graph.outputs))
@@ -830,7 +856,7 @@ TASK_PARTS: Final[Mapping[Task, TaskParts]] = {
         graphs=("encoder", "decoder"), needs=("image_preprocessing",), check=_check_segmentation
     ),
     Task.IMAGE_GENERATION: TaskParts(
-        graphs=tuple(DIFFUSION_TENSORS), needs=("labels", "image_preprocessing", "diffusion"), check=_check_diffusion
+        graphs=tuple(DIFFUSION_TENSORS), needs=("image_preprocessing", "diffusion"), check=_check_diffusion
     ),
     Task.SPEECH_SYNTHESIS: TaskParts(
         graphs=("codec_decoder", "decoder"),

@@ -27,6 +27,7 @@ from headway_training.data.order import make_order_texts
 from headway_training.data.pictures import (
     STYLES,
     Pictures,
+    describe_drawings,
     read_archive,
     read_drawings,
     read_emoji_texts,
@@ -306,6 +307,26 @@ def _read_pictures(dataset: Dataset, folder: Path, settings: DataSettings) -> Sp
         test=measured(labeled[1]),
         train_name=f"{len(drawings[0]):,} emoji{style} and {len(photographs['train']):,} photographs of Flickr8k",
         test_name=f"{len(photographs['val'])} photographs of Flickr8k",
+        license=dataset.license,
+        home=dataset.home,
+    )
+
+
+def _read_emoji(dataset: Dataset, folder: Path, settings: DataSettings) -> Splits[Any]:
+    """Emoji in all styles; `valid_fraction` of the drawings is held out, of emoji that are mostly seen in other styles.
+
+    There is no test part: the validation part is measured on again.
+    """
+    texts = read_emoji_texts(dataset.find(folder, ("texts.tsv.gz",)))
+    archives = {style: dataset.find(folder, (f"{style}_96.tar.gz",)) for style in STYLES}
+    drawings = describe_drawings(read_drawings(archives, texts), texts)
+    kept, held = hold_out(len(drawings), settings.valid_fraction)
+    return Splits(
+        train=drawings.take(kept),
+        valid=drawings.take(held),
+        test=drawings.take(held),
+        train_name=f"{len(kept):,} emoji",
+        test_name=f"{len(held):,} emoji, each mostly seen in other styles",
         license=dataset.license,
         home=dataset.home,
     )
@@ -631,6 +652,24 @@ _ALL = (
         ),
         home="https://github.com/milesj/emojibase and https://github.com/multi30k/dataset",
         read=_read_pictures,
+    ),
+    Dataset(
+        name="emoji",
+        task="image_generation",
+        folder="emoji",
+        title="Emoji",
+        files=_files(
+            "",
+            {
+                "texts.tsv.gz": "ada25d45be49fe3a4631d3ef98270b4f9ae5e55b3df7ba0ea770b3995103e790",
+                "noto_96.tar.gz": "d042f86c044586b9a93aa47e964ee1c7c99a9fd8d43e3af0e2eab782be43d49b",
+                "openmoji_96.tar.gz": "c278a3375f05c7bccc6cb61d4fc3e59f8cd702bbab9c3e97f91a49bd4d060768",
+                "fluent_96.tar.gz": "f1b0f2fe2a7014767b8efb904862692bb062d940584889bc985e7ef1e020fbec",
+            },
+        ),
+        license="Noto Apache-2.0, OpenMoji CC BY-SA 4.0, Fluent MIT, names and tags MIT (emojibase)",
+        home="https://github.com/milesj/emojibase",
+        read=_read_emoji,
     ),
     Dataset(
         name="segments",

@@ -27,6 +27,10 @@ _DATA_TASKS: Mapping[TaskName, TaskName] = MappingProxyType(
     | {"audio_coding": "speech_synthesis"}
 )
 """The task whose data another one reads."""
+_MORE_DATA_TASKS: Mapping[TaskName, tuple[TaskName, ...]] = MappingProxyType(
+    dict.fromkeys(("autoencoding", "image_generation"), ("image_generation",))
+)
+"""Tasks that read images with descriptions too."""
 MIN_CHARACTERS = 100
 """Fewest characters of a running text."""
 
@@ -85,7 +89,7 @@ def read_splits(recipe: Recipe, folder: Path, own: OwnData | None) -> Splits[Any
     if name not in DATASETS:
         raise RecipeError(f"data.dataset is {name!r}; it must be one of {', '.join(DATASETS)}")
     dataset = DATASETS[name]
-    if dataset.task != _DATA_TASKS.get(recipe.task, recipe.task):
+    if dataset.task not in (*_MORE_DATA_TASKS.get(recipe.task, ()), _DATA_TASKS.get(recipe.task, recipe.task)):
         raise RecipeError(f"data.dataset {name!r} is for the task {dataset.task}; the recipe's is {recipe.task}")
     return dataset.read(dataset, folder, recipe.data)
 

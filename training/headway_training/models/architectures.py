@@ -380,6 +380,21 @@ _FASHION_DIFFUSION = LatentDiffusionConfig(
     image_size=28, num_layers=4, d_model=128, num_heads=4, d_ff=512, num_classes=10
 )
 
+_EMOJI_AUTOENCODER = AutoencoderConfig(image_size=64, num_halvings=3)
+
+_EMOJI_DIFFUSION = LatentDiffusionConfig(
+    image_size=64,
+    num_halvings=3,
+    num_layers=5,
+    d_model=192,
+    num_heads=6,
+    d_ff=576,
+    vocabulary_size=1500,
+    max_length=32,
+    text_num_layers=2,
+    text_dropout=0.1,
+)
+
 _TELEPHONE_CODEC = CodecConfig()
 
 _TELEPHONE_SPEAKER = SpeechSynthesizerConfig(
@@ -433,6 +448,8 @@ NAMED_CONFIGURATIONS: Mapping[str, NamedConfiguration] = MappingProxyType(
         "photographs-captioner": NamedConfiguration(architecture="captioner", configuration=_PHOTOGRAPHS_CAPTIONER),
         "speech-transcriber": NamedConfiguration(architecture="transcriber", configuration=_SPEECH_TRANSCRIBER),
         "fashion-autoencoder": NamedConfiguration(architecture="autoencoder", configuration=_FASHION_AUTOENCODER),
+        "emoji-autoencoder": NamedConfiguration(architecture="autoencoder", configuration=_EMOJI_AUTOENCODER),
+        "emoji-diffusion": NamedConfiguration(architecture="latent_diffusion", configuration=_EMOJI_DIFFUSION),
         "fashion-diffusion": NamedConfiguration(architecture="latent_diffusion", configuration=_FASHION_DIFFUSION),
         "telephone-codec": NamedConfiguration(architecture="codec", configuration=_TELEPHONE_CODEC),
         "telephone-speaker": NamedConfiguration(architecture="speech_synthesizer", configuration=_TELEPHONE_SPEAKER),
