@@ -115,12 +115,59 @@ def tiny_store(tiny_checkpoints: dict[str, Path], made_once: MadeOnce) -> Path:
 
 
 @pytest.fixture(scope="session")
+def voice_checkpoint(made_once: MadeOnce) -> Path:
+    """A trained checkpoint of a tiny model that speaks."""
+    import tiny_voice
+
+    return made_once("voice-checkpoint", tiny_voice.write_voice_checkpoint) / "speech" / "checkpoint"
+
+
+@pytest.fixture(scope="session")
+def voice_store(voice_checkpoint: Path, made_once: MadeOnce) -> Path:
+    """A store with that model in fp32 and int8."""
+
+    def write(folder: Path) -> None:
+        from headway_export.exporter import ExportOptions, export
+        from headway_export.source import from_checkpoint
+        from headway_server.bundles import Precision
+
+        precisions = (Precision.FP32, Precision.INT8)
+        export(from_checkpoint(voice_checkpoint), ExportOptions(store=folder, precisions=precisions))
+
+    return made_once("voice-store", write)
+
+
+@pytest.fixture(scope="session")
 def diffusion_checkpoint(made_once: MadeOnce) -> Path:
     """A trained checkpoint of a tiny model that draws squares."""
     import tiny_diffusion
 
     write = tiny_diffusion.write_diffusion_checkpoint
     return made_once("diffusion-checkpoint", lambda folder: write(folder / "own")) / "own"
+
+
+@pytest.fixture(scope="session")
+def text_diffusion_checkpoint(diffusion_checkpoint: Path, made_once: MadeOnce) -> Path:
+    """A trained checkpoint of a tiny model that draws squares as a text says."""
+    import tiny_diffusion
+
+    write = tiny_diffusion.write_text_diffusion_checkpoint
+    return made_once("text-diffusion-checkpoint", lambda folder: write(folder / "own", diffusion_checkpoint)) / "own"
+
+
+@pytest.fixture(scope="session")
+def text_diffusion_store(text_diffusion_checkpoint: Path, made_once: MadeOnce) -> Path:
+    """A store with that model, exported in fp32 and int8."""
+
+    def write(folder: Path) -> None:
+        from headway_export.exporter import ExportOptions, export
+        from headway_export.source import from_checkpoint
+        from headway_server.bundles import Precision
+
+        precisions = (Precision.FP32, Precision.INT8)
+        export(from_checkpoint(text_diffusion_checkpoint), ExportOptions(store=folder, precisions=precisions))
+
+    return made_once("text-diffusion-store", write)
 
 
 @pytest.fixture(scope="session")
@@ -183,3 +230,12 @@ def llama_store(llama_checkpoint: Path, made_once: MadeOnce) -> Path:
         export(from_checkpoint(llama_checkpoint), ExportOptions(store=folder, precisions=precisions))
 
     return made_once("llama-store", write)
+
+
+@pytest.fixture(scope="session")
+def transcriber_checkpoint(made_once: MadeOnce) -> Path:
+    """A trained checkpoint of a tiny model that writes which tones it hears; `files` beside its run has recordings."""
+    import tiny_transcriber
+
+    write = tiny_transcriber.transcriber_checkpoint
+    return made_once("transcriber-checkpoint", write) / "run" / "checkpoint"

@@ -38,8 +38,10 @@ from headway_client.options import (
     StreamGenerateImageOptions,
     StreamGenerateTextOptions,
     StreamRewriteTextOptions,
+    StreamSynthesizeSpeechOptions,
     StreamTranscribeSpeechOptions,
     StreamTranslateTextOptions,
+    SynthesizeSpeechOptions,
     Texts,
     TranscribeSpeechOptions,
     TranslateTextOptions,
@@ -67,6 +69,7 @@ from headway_client.results import (
     RankedText,
     RewrittenText,
     SpeechTranscript,
+    SynthesizedSpeech,
     Task,
     TextClassification,
     TextEmbedding,
@@ -81,6 +84,7 @@ from headway_client.streams import (
     AsyncDrawingStream,
     AsyncSegmentSession,
     AsyncSegmentStream,
+    AsyncSpeechStream,
     AsyncTextStream,
     raise_if_closed,
 )
@@ -214,6 +218,20 @@ class AsyncClient(BaseClient):
         return self._stream(requests.stream_transcribe_speech(audio, **options), timeout_s)
 
     @spell_out
+    async def synthesize_speech(
+        self, texts: Texts, *, timeout_s: float | None = None, **options: Unpack[SynthesizeSpeechOptions]
+    ) -> Answer[SynthesizedSpeech]:
+        """Speaks each text."""
+        return await self._send(requests.synthesize_speech(texts, **options), timeout_s)
+
+    @spell_out
+    def stream_synthesize_speech(
+        self, text: str, *, timeout_s: float | None = None, **options: Unpack[StreamSynthesizeSpeechOptions]
+    ) -> AsyncSpeechStream:
+        """Speaks one text and returns its samples part by part, as they are made."""
+        return AsyncSpeechStream(*self._open_stream(requests.stream_synthesize_speech(text, **options), timeout_s))
+
+    @spell_out
     async def classify_text(
         self, texts: Texts, *, timeout_s: float | None = None, **options: Unpack[ClassifyTextOptions]
     ) -> Answer[TextClassification]:
@@ -293,7 +311,7 @@ class AsyncClient(BaseClient):
     async def generate_image(
         self, prompt: str = "", *, timeout_s: float | None = None, **options: Unpack[GenerateImageOptions]
     ) -> Answer[DrawnImage]:
-        """Draws what the prompt names, a label of the model, or draws over an image."""
+        """Draws what the prompt says, a label of the model or any text by the model, or draws over an image."""
         call = await asyncio.to_thread(requests.generate_image, prompt, **options)  # it may read files
         return await self._send(call, timeout_s)
 

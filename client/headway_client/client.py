@@ -37,8 +37,10 @@ from headway_client.options import (
     StreamGenerateImageOptions,
     StreamGenerateTextOptions,
     StreamRewriteTextOptions,
+    StreamSynthesizeSpeechOptions,
     StreamTranscribeSpeechOptions,
     StreamTranslateTextOptions,
+    SynthesizeSpeechOptions,
     Texts,
     TranscribeSpeechOptions,
     TranslateTextOptions,
@@ -66,6 +68,7 @@ from headway_client.results import (
     RankedText,
     RewrittenText,
     SpeechTranscript,
+    SynthesizedSpeech,
     Task,
     TextClassification,
     TextEmbedding,
@@ -76,7 +79,7 @@ from headway_client.results import (
     TranslationInspection,
 )
 from headway_client.retry import NO_RETRIES, Attempts, Readiness, RetryPolicy
-from headway_client.streams import DrawingStream, SegmentSession, SegmentStream, TextStream
+from headway_client.streams import DrawingStream, SegmentSession, SegmentStream, SpeechStream, TextStream
 
 ResultT = TypeVar("ResultT")
 
@@ -203,6 +206,20 @@ class Client(BaseClient):
         return self._stream(requests.stream_transcribe_speech(audio, **options), timeout_s)
 
     @spell_out
+    def synthesize_speech(
+        self, texts: Texts, *, timeout_s: float | None = None, **options: Unpack[SynthesizeSpeechOptions]
+    ) -> Answer[SynthesizedSpeech]:
+        """Speaks each text."""
+        return self._send(requests.synthesize_speech(texts, **options), timeout_s)
+
+    @spell_out
+    def stream_synthesize_speech(
+        self, text: str, *, timeout_s: float | None = None, **options: Unpack[StreamSynthesizeSpeechOptions]
+    ) -> SpeechStream:
+        """Speaks one text and returns its samples part by part, as they are made."""
+        return SpeechStream(*self._open_stream(requests.stream_synthesize_speech(text, **options), timeout_s))
+
+    @spell_out
     def classify_text(
         self, texts: Texts, *, timeout_s: float | None = None, **options: Unpack[ClassifyTextOptions]
     ) -> Answer[TextClassification]:
@@ -278,7 +295,7 @@ class Client(BaseClient):
     def generate_image(
         self, prompt: str = "", *, timeout_s: float | None = None, **options: Unpack[GenerateImageOptions]
     ) -> Answer[DrawnImage]:
-        """Draws what the prompt names, a label of the model, or draws over an image."""
+        """Draws what the prompt says, a label of the model or any text by the model, or draws over an image."""
         return self._send(requests.generate_image(prompt, **options), timeout_s)
 
     @spell_out

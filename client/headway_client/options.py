@@ -231,6 +231,30 @@ class TranscribeSpeechOptions(StreamTranscribeSpeechOptions, _BeamOptions, total
     """Options of TranscribeSpeech."""
 
 
+class AudioFormat(StrEnum):
+    """What spoken audio is encoded as."""
+
+    WAV = "wav"
+    """Of 16 bits."""
+    FLAC = "flac"
+    """Of 16 bits."""
+    OPUS = "opus"
+    """In OGG."""
+
+
+class StreamSynthesizeSpeechOptions(ModelOptions, SamplingOptions, total=False):
+    """Options of StreamSynthesizeSpeech. What is not given takes the model's own default."""
+
+    voice: Annotated[str | None, "Who speaks: one of the model's voices. Default: whoever the model draws."]
+    max_seconds: Annotated[float | None, "Longest audio of a text, in seconds. Default: what the model can hold."]
+
+
+class SynthesizeSpeechOptions(StreamSynthesizeSpeechOptions, total=False):
+    """Options of SynthesizeSpeech."""
+
+    format: Annotated[AudioFormat | str | None, "What audio is encoded as: wav, flac or opus. Default: wav."]
+
+
 class _TextOptions(ModelOptions, total=False):
     truncate: Annotated[bool | None, "Cut the end off a text that is too long instead of refusing it."]
 
@@ -318,7 +342,7 @@ class SegmentInteractivelyOptions(_MaskOptions, total=False):
 
 
 class _DrawingOptions(ModelOptions, total=False):
-    negative_prompt: Annotated[str | None, "Label of the model to lead away from. Default: from anything."]
+    negative_prompt: Annotated[str | None, "What to lead away from, as the prompt is. Default: from anything."]
     step_count: Annotated[int | None, "Steps from noise to the image, 1 to 250. Default: 20."]
     guidance_scale: Annotated[float | None, "How far steps lead to the prompt, 1 to 30. Default: 3."]
     sampler: Annotated[

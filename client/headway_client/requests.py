@@ -35,6 +35,7 @@ from headway.v1 import translation_service_pb2 as translation_pb2
 from headway_client.errors import ProtocolError
 from headway_client.options import (
     AttentionSummary,
+    AudioFormat,
     CaptionImageOptions,
     ClassifyImageOptions,
     ClassifyTextOptions,
@@ -64,8 +65,10 @@ from headway_client.options import (
     StreamGenerateImageOptions,
     StreamGenerateTextOptions,
     StreamRewriteTextOptions,
+    StreamSynthesizeSpeechOptions,
     StreamTranscribeSpeechOptions,
     StreamTranslateTextOptions,
+    SynthesizeSpeechOptions,
     Texts,
     TranscribeSpeechOptions,
     TranslateTextOptions,
@@ -94,6 +97,7 @@ from headway_client.results import (
     RankedText,
     RewrittenText,
     SpeechTranscript,
+    SynthesizedSpeech,
     Task,
     TextClassification,
     TextEmbedding,
@@ -367,6 +371,29 @@ def _speech_values(kind: Any, options: Mapping[str, Any], **inputs: Any) -> dict
     if (task := values.get("task")) is not None:
         values["task"] = f"SPEECH_TASK_{SpeechTask(task).name}"
     return values
+
+
+def synthesize_speech(texts: Texts, **options: Unpack[SynthesizeSpeechOptions]) -> Call[Answer[SynthesizedSpeech]]:
+    """SynthesizeSpeech.
+
+    Raises:
+        ValueError: `format` is none of `AudioFormat`.
+    """
+    texts = as_texts("texts", texts)
+    values = _values(SynthesizeSpeechOptions, options, texts=texts)
+    if (form := values.get("format")) is not None:
+        values["format"] = f"AUDIO_FORMAT_{AudioFormat(form).name}"
+    _gather(speech_pb2.SynthesisParameters, values)
+    return _unary("SpeechService/SynthesizeSpeech", speech_pb2, values, SynthesizedSpeech, len(texts))
+
+
+def stream_synthesize_speech(
+    text: str, **options: Unpack[StreamSynthesizeSpeechOptions]
+) -> Call[Answer[SynthesizedSpeech] | None]:
+    """StreamSynthesizeSpeech."""
+    values = _values(StreamSynthesizeSpeechOptions, options, text=as_text("text", text))
+    _gather(speech_pb2.SynthesisParameters, values)
+    return _stream("SpeechService/StreamSynthesizeSpeech", speech_pb2, values, SynthesizedSpeech)
 
 
 def classify_image(images: Images = (), **options: Unpack[ClassifyImageOptions]) -> Call[Answer[ImageClassification]]:

@@ -58,6 +58,7 @@ class Task(StrEnum):
     IMAGE_EMBEDDING = "image_embedding"
     SEGMENTATION = "segmentation"
     IMAGE_GENERATION = "image_generation"
+    SPEECH_SYNTHESIS = "speech_synthesis"
 
 
 class HealthStatus(StrEnum):
@@ -403,6 +404,35 @@ class Mask:
     def to_coco(self) -> dict[str, list[int]]:
         """Returns COCO's uncompressed run lengths, `size` and `counts`."""
         return {"size": [self.height, self.width], "counts": list(self.counts)}
+
+
+@dataclass(frozen=True, slots=True)
+class SynthesizedSpeech:
+    """A spoken text."""
+
+    audio: bytes
+    """Encoded audio, mono; empty in a stream, whose samples came before."""
+    duration: float
+    """Of the audio, in seconds."""
+    sampling_rate: int
+    """Samples a second."""
+    finish_reason: FinishReason
+    new_token_count: int
+    """Codes that were generated, the end included."""
+    seed: int
+    """The same request with it gives the same samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechDelta:
+    """The next samples of a text that is spoken."""
+
+    pcm: bytes
+    """Signed samples of 16 bits, little-endian, mono; none in the last one."""
+    sampling_rate: int
+    """Samples a second."""
+    new_token_count: int
+    """Codes so far."""
 
 
 @dataclass(frozen=True, slots=True)

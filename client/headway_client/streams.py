@@ -27,7 +27,9 @@ from headway_client.results import (
     DrawnImage,
     Mask,
     ModelReference,
+    SpeechDelta,
     SpeechSegment,
+    SynthesizedSpeech,
     TextDelta,
     TokenLogProbability,
     read,
@@ -259,6 +261,19 @@ class _Segments(_Stream[Mask, Mask]):
         return None
 
 
+class _Speech(_Stream[SynthesizedSpeech, SpeechDelta]):
+    _num_bytes = 0
+
+    @property
+    def _progress(self) -> str:
+        return f"{self._num_bytes} bytes of samples"
+
+    def _read(self, message: Any) -> SpeechDelta:
+        self._answer = self._call.read(message)
+        self._num_bytes += len(message.pcm)
+        return SpeechDelta(message.pcm, message.sampling_rate, message.new_token_count)
+
+
 class _Drawing(_Stream[DrawnImage, DrawingProgress]):
     _progress_so_far = DrawingProgress(0, 0, b"")
 
@@ -286,6 +301,14 @@ class TextStream(_Text[ResultT], _BlockingStream[ResultT, TextDelta]):
 
 class AsyncTextStream(_Text[ResultT], _AsyncStream[ResultT, TextDelta]):
     """Asynchronous iterator over the deltas of a text. Leaving its `async with` block early cancels the call."""
+
+
+class SpeechStream(_Speech, _BlockingStream[SynthesizedSpeech, SpeechDelta]):
+    """Iterator over the samples of a spoken text. Leaving its `with` block early cancels the call."""
+
+
+class AsyncSpeechStream(_Speech, _AsyncStream[SynthesizedSpeech, SpeechDelta]):
+    """Asynchronous iterator over samples of a spoken text. Leaving its `async with` block early cancels the call."""
 
 
 class DrawingStream(_Drawing, _BlockingStream[DrawnImage, DrawingProgress]):

@@ -5,7 +5,7 @@ N images, T tokens, S source tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from headway_export.source import ExportSource
+from headway_export.errors import SourceError
+from headway_export.source import EvaluationData, ExportSource
 from headway_server.batching import BatchGraph, Tensors
 from headway_server.bundles import Bundle, Precision, Variant
 from headway_server.decoding.interfaces import EncoderInput
@@ -22,6 +23,7 @@ from headway_server.decoding.runner.encoder import CrossTensors, EncoderRunner
 from headway_server.preprocessing.audio import LogMel
 from headway_server.preprocessing.image import normalize
 from headway_server.runtime import Runtime
+from headway_server.tasks.image_generation.prompts import text_row
 from headway_server.tasks.segmentation.decoder import EMBEDDING, MASKS, PREDICTED_IOU, PromptGraph
 from headway_server.tasks.text.model import text_graph
 
@@ -70,14 +72,15 @@ class Candidate:
         )
         return BatchGraph(encoder), PromptGraph(decoder)
 
-    def open_diffusion(self) -> tuple[BatchGraph, BatchGraph, BatchGraph]:
-        """Opens denoiser, decoder and encoder of a model that draws images."""
-        graphs = self.variant.graphs
-        denoiser, decoder, encoder = (
-            BatchGraph(self.runtime.open(self.bundle, graph))
-            for graph in (graphs["denoiser"], graphs["vae_decoder"], graphs["vae_encoder"])
-        )
-        return denoiser, decoder, encoder
+    def open_diffusion(self) -> dict[str, BatchGraph]:
+        """Opens the graphs of a model that draws images, by their names."""
+        return {
+            str(role): BatchGraph(self.runtime.open(self.bundle, graph)) for role, graph in self.variant.graphs.items()
+        }
+
+    def open_codec(self) -> BatchGraph:
+        """Opens what makes samples of a speaking model's codes."""
+        return BatchGraph(self.runtime.open(self.bundle, self.variant.graphs["codec_decoder"]))
 
     def open_stateless(self) -> BatchGraph:
         """Opens the graph of a model without state."""
@@ -90,6 +93,23 @@ class Candidate:
 def run_batch(graph: BatchGraph, items: Sequence[Tensors]) -> list[dict[str, NDArray[Any]]]:
     """Runs items of any sizes in one batch and returns all outputs of each, as a server does."""
     return graph.split(graph.session.run(graph.collate(items)), items)
+
+
+def drawing_conditions(candidate: Candidate, graphs: Mapping[str, BatchGraph], prompts: Sequence[Any]) -> list[Tensors]:
+    """Returns the denoiser's inputs of what is drawn, as a server does, for labels' numbers or for texts."""
+    if "text_encoder" not in graphs:
+        return [{"label": np.array(label, np.int64)} for label in prompts]
+    rows = drawing_texts(candidate.source, prompts)
+    states = [found for row in rows for found in run_batch(graphs["text_encoder"], [row])]
+    return [{**found, "text_mask": row["attention_mask"]} for found, row in zip(states, rows, strict=True)]
+
+
+def drawing_texts(source: ExportSource, texts: Sequence[str]) -> list[Tensors]:
+    """Returns the inputs of the text encoder of a model that draws images: longer texts are cut."""
+    limit, tokens = source.limits.max_input_tokens, source.special_tokens
+    assert limit is not None, "the source has read the module's lengths"
+    pad = 0 if tokens is None or tokens.pad is None else tokens.pad
+    return [text_row(ids.tolist(), limit, pad) for ids in source.encode(texts, limit)]
 
 
 def answer_prompts(graph: PromptGraph, items: Sequence[Tensors]) -> list[dict[str, NDArray[Any]]]:
@@ -142,6 +162,28 @@ def sample_features(source: ExportSource, count: int) -> NDArray[np.float32]:
         shares = random.uniform(0, 0.3, 2)
         features.append(log_mel.features((shares[0] * tone + shares[1] * noise).astype(np.float32)))
     return np.stack(features)
+
+
+def features_of(source: ExportSource, data: EvaluationData, rows: slice) -> NDArray[np.float32]:
+    """Makes a model's input of recordings, as a server does: (N, mel bins, frames).
+
+    Raises:
+        SourceError: They have another rate than the model hears, or one is longer than a window.
+    """
+    audio = source.audio_preprocessing
+    assert audio is not None, "a model of audio has its preprocessing"
+    if data.rate != audio.sampling_rate:
+        raise SourceError(
+            f"{data.dataset}: its recordings have {data.rate} samples a second, and {source.name} hears "
+            f"{audio.sampling_rate}; resample them"
+        )
+    if (longest := max(map(len, data.recordings))) > audio.window_samples:
+        raise SourceError(
+            f"{data.dataset}: a recording has {longest / data.rate:.1f} s, and {source.name} hears "
+            f"{audio.window_s:g} s at once; cut it"
+        )
+    log_mel = LogMel(audio)
+    return np.stack([log_mel.features(one.astype(np.float32) / 32_768) for one in data.recordings[rows]])
 
 
 def open_sources(runner: DecoderRunner, sources: Sequence[CrossTensors]) -> None:

@@ -89,7 +89,7 @@ def _facts(source: ExportSource, manifest: Manifest) -> str:
         "Licence": manifest.license,
         "Architecture": f"{architecture.kind}, {architecture.parameter_count:,} parameters",
         "Languages": str(manifest.languages) if manifest.languages else "",
-        "Labels": ", ".join(labels),
+        "Voices" if manifest.task is Task.SPEECH_SYNTHESIS else "Labels": ", ".join(labels),
         "Fetched from": f"{manifest.origin.id} at commit {manifest.origin.commit}" if manifest.origin else "",
         "Came with it": ", ".join(f"[{name}]({name})" for name in source.documents),
         "Conversations": "yes, by the chat template" if CHAT_TEMPLATE_FILE in manifest.files else "",
@@ -131,7 +131,7 @@ def _variant(proof: Proof) -> str:
 
 def _how_to_check(manifest: Manifest) -> str:
     is_measured = any(variant.quality for variant in manifest.variants.values())
-    if not is_measured or manifest.task in (Task.SEGMENTATION, Task.IMAGE_GENERATION):
+    if not is_measured or manifest.task in (Task.SEGMENTATION, Task.IMAGE_GENERATION, Task.SPEECH_SYNTHESIS):
         return ""
     return f"Measure it yourself on a server that has it: `headway-train evaluate {manifest.name} --server ADDRESS`."
 
@@ -255,10 +255,20 @@ def _limits(manifest: Manifest) -> str:
         image = manifest.image_preprocessing
         if manifest.task is Task.IMAGE_GENERATION:
             sentences.append(f"It draws images of {image.height} x {image.width} pixels.")
+            if limits.max_input_tokens is not None:
+                sentences.append(f"A prompt is any text of at most {limits.max_input_tokens} tokens.")
         else:
             sentences.append(f"Every image is resized to {image.height} x {image.width} pixels.")
     if audio is not None:
         sentences.append(f"It hears {audio.window_s:g} seconds of mono audio of {audio.sampling_rate} Hz at once.")
+    if (codec := manifest.codec) is not None:
+        assert limits.max_total_tokens is not None, "the manifest's validator demands it"
+        assert limits.max_input_tokens is not None, "the manifest's validator demands it"
+        seconds = (limits.max_total_tokens - limits.max_input_tokens) / codec.num_books * codec.hop_length
+        sentences.append(
+            f"It speaks mono audio of {codec.sampling_rate} Hz, {seconds / codec.sampling_rate:.1f} seconds after the "
+            "longest text."
+        )
     if manifest.task is Task.SEGMENTATION:
         _, _, cells, _ = next(iter(manifest.variants.values())).graphs["decoder"].outputs[0].shape
         sentences.append(f"Masks are found in {cells} x {cells} cells, and brought to the image's pixels between them.")

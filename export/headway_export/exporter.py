@@ -75,6 +75,7 @@ _DEVICES: dict[Precision, Literal["cpu", "cuda"]] = {
 }
 NOISE_GROWTHS = (float("inf"), 16.0, 4.0)
 """Of an activation whose scale is fixed, tried in turn until the variant passes its proof (`noise_growth`)."""
+_WITHOUT_FIXED_SCALES = (Task.SEGMENTATION, Task.IMAGE_GENERATION, Task.SPEECH_SYNTHESIS)
 _UNPROVED = ParityFigures(max_relative_logit_error=0.0, bound=None, checked_shape_count=0, provider="")
 
 
@@ -115,7 +116,7 @@ def export(source: ExportSource, options: ExportOptions, progress: Progress = la
         raise SourceError(
             f"int4 is a precision of {Task.GENERATION}, and {source.name} does {source.task}; leave it out"
         )
-    if Precision.INT8_STATIC in options.precisions and source.task in (Task.SEGMENTATION, Task.IMAGE_GENERATION):
+    if Precision.INT8_STATIC in options.precisions and source.task in _WITHOUT_FIXED_SCALES:
         raise SourceError(f"{source.name} does {source.task}, which has no int8-static; leave it out")
     with staging_folder(options.store) as folder:
         if source.tokenizer is not None:
@@ -135,7 +136,7 @@ def export(source: ExportSource, options: ExportOptions, progress: Progress = la
 
 
 def _check_source(source: ExportSource) -> None:
-    if source.task is Task.IMAGE_GENERATION and source.evaluation is None:
+    if source.task in (Task.IMAGE_GENERATION, Task.SPEECH_SYNTHESIS) and source.evaluation is None:
         raise SourceError(f"{source.name}: its checkpoint carries no evaluation data; {source.task} needs some")
     if source.task in ENCODER_DECODER_TASKS:
         tokens = source.special_tokens
@@ -204,7 +205,7 @@ class _Prover:
         if {Precision.INT8, Precision.INT8_STATIC} & set(wanted):
             for_cpu = traced
             # These gain nothing by the operator for the CPU.
-            without = (Task.GENERATION, Task.SEGMENTATION, Task.IMAGE_GENERATION)
+            without = (Task.GENERATION, *_WITHOUT_FIXED_SCALES)
             if self._source.task not in without and shows_attention(self._source.module):
                 self._progress("int8: tracing")
                 for_cpu = self._trace(self._source.module, known=traced)
@@ -358,6 +359,8 @@ class _Prover:
         if graph.role != "decoder" or _DEVICES[precision] != "cpu" or self._source.task is Task.SEGMENTATION:
             return graph
         model = graph.model.clone()
+        if self._source.task is Task.SPEECH_SYNTHESIS:  # codes repeat nothing that could be looked up
+            return graph
         rewrite(model, AddVerification() if self._source.task is Task.GENERATION else RankLogits())
         return replace(graph, model=model)
 
@@ -426,9 +429,16 @@ def _manifest(
         patches=_patches(source, variants),
         audio_preprocessing=source.audio_preprocessing,
         speech=source.speech,
+        codec=source.codec,
         languages=source.languages,
         diffusion=(
-            Diffusion(schedule="trigonometric", prediction="velocity") if source.task is Task.IMAGE_GENERATION else None
+            Diffusion(
+                schedule="trigonometric",
+                prediction="velocity",
+                condition="text" if source.tokenizer is not None else "label",
+            )
+            if source.task is Task.IMAGE_GENERATION
+            else None
         ),
         sampling_defaults=source.sampling_defaults,
         prompt_prefix=source.prompt_prefix,

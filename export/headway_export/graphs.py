@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from headway_export.errors import SourceError
 from headway_server.bundles import ALIGNMENT, Task
-from headway_training.models import LatentDiffusion
+from headway_training.models import Codec, LatentDiffusion
 from headway_training.models.parts.attention import (
     Kernel,
     RecordingKernel,
@@ -373,10 +373,25 @@ class DenoiserGraph(nn.Module):
         super().__init__()
         self.module = module.denoiser
 
-    def forward(self, latent: Tensor, timestep: Tensor, label: Tensor) -> Outputs:
+    def forward(self, latent: Tensor, timestep: Tensor, what: Tensor, *text_mask: Tensor) -> Outputs:
         """The inputs of `Denoiser`, floats as float32 -> float32 `velocity`."""
         dtype = float_dtype(self.module)
-        return {"velocity": self.module(latent.to(dtype), timestep, label).float()}
+        if what.is_floating_point():
+            what = what.to(dtype)
+        return {"velocity": self.module(latent.to(dtype), timestep, what, *text_mask).float()}
+
+
+class DiffusionTextGraph(nn.Module):
+    """Graph `text_encoder`: the states of texts, all padded to the same length."""
+
+    def __init__(self, module: LatentDiffusion) -> None:
+        super().__init__()
+        self.module = module.text_encoder
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Outputs:
+        """int64 (B, T), and int64 (B, T), 1 at tokens and 0 at padding -> float32 (B, T, D)."""
+        assert self.module is not None, "only a model that draws texts has this graph"
+        return {"text": self.module(input_ids, attention_mask).float()}
 
 
 class LatentDecoderGraph(nn.Module):
@@ -401,6 +416,26 @@ class LatentEncoderGraph(nn.Module):
     def forward(self, pixel_values: Tensor) -> Outputs:
         """Float32 (B, 3, height, width), normalised -> float32 (B, C, S, S)."""
         return {"latent": self.module.encode(pixel_values.to(float_dtype(self.module))).float()}
+
+
+# Speech
+
+
+FRAMES_PER_RUN = 5
+"""Frames of a stream whose samples are computed together: 100 ms at 50 frames a second."""
+
+
+class CodecDecoderGraph(nn.Module):
+    """Graph `codec_decoder`: the next samples of streams whose codes come frame by frame."""
+
+    def __init__(self, module: Codec) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, codes: Tensor, state: Tensor) -> Outputs:
+        """Int64 (B, F, K), float32 (B, state) -> samples, float32 (B, F hop), and the next state."""
+        samples, present = self.module.decode(codes, state.to(float_dtype(self.module)))
+        return {"samples": samples.float(), "present_state": present.float()}
 
 
 # Recurrent encoder-decoders

@@ -20,11 +20,14 @@ from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
 from headway_export import reference
 from headway_export.candidate import (
     Candidate,
     answer_prompts,
+    drawing_conditions,
+    drawing_texts,
     embed_images,
     encode_sources,
     open_sources,
@@ -34,7 +37,13 @@ from headway_export.candidate import (
     sample_features,
 )
 from headway_export.errors import ParityError
-from headway_export.graphs import DenoiserGraph, LatentDecoderGraph, LatentEncoderGraph
+from headway_export.graphs import (
+    CodecDecoderGraph,
+    DenoiserGraph,
+    DiffusionTextGraph,
+    LatentDecoderGraph,
+    LatentEncoderGraph,
+)
 from headway_export.source import ExportSource
 from headway_server.batching import Tensors
 from headway_server.bundles import (
@@ -56,7 +65,7 @@ from headway_server.tasks.segmentation.decoder import (
     as_item,
 )
 from headway_server.tasks.text.model import text_tensors
-from headway_training.models import LatentDiffusion
+from headway_training.models import Codec, LatentDiffusion
 
 LOGIT_BOUND = 1e-4
 WEIGHT_BOUND = 1e-4
@@ -68,6 +77,7 @@ TIE_MARGIN = 1e-4
 _BATCH_SIZES = (1, 3, 8)
 _LENGTHS = (1, 2, 7, 16, 33, 64, 100, 128, 129, 200, 256, 500)
 _DECODED_TOKENS = 16
+_CODEC_RUNS = 6
 _MAX_ATTENTION_BYTES = 64 << 20
 """Of the weights that are compared at a time."""
 _NUM_LIKELIEST = 8
@@ -89,6 +99,9 @@ def check(candidate: Candidate) -> ParityFigures:
     match candidate.source.task:
         case Task.GENERATION:
             _compare_generation(candidate, comparison)
+        case Task.SPEECH_SYNTHESIS:
+            _compare_generation(candidate, comparison)
+            _compare_codec(candidate, comparison)
         case Task.TRANSLATION | Task.TEXT_TO_TEXT | Task.CAPTIONING | Task.TRANSCRIPTION:
             _compare_translation(candidate, comparison)
         case Task.IMAGE_CLASSIFICATION | Task.IMAGE_EMBEDDING:
@@ -304,30 +317,60 @@ def _compare_prompts(candidate: Candidate, comparison: _Comparison) -> None:
 
 
 def _compare_diffusion(candidate: Candidate, comparison: _Comparison) -> None:
-    """Holds all three graphs against PyTorch's, rows at drawn times and of drawn labels."""
-    source = candidate.source
+    """Holds all graphs against PyTorch's, rows at drawn times, of drawn labels or evaluation texts."""
+    source, graphs = candidate.source, candidate.open_diffusion()
     module = cast("LatentDiffusion", source.module)
     random, num_classes = np.random.default_rng(_SEED), len(source.labels)
     images = pixel_values_of(source, _sample_images(source, max(_BATCH_SIZES)))
     latents = random.standard_normal((len(images), *module.configuration.latent_shape), np.float32)
     times = random.random(len(images), np.float32)
-    labels = random.integers(0, num_classes + 1, len(images))  # the last one stands for none
+    prompts: Sequence[Any] = random.integers(0, num_classes + 1, len(images))  # the last one stands for none
+    checked: dict[str, tuple[nn.Module, list[Tensors]]] = {
+        "vae_decoder": (LatentDecoderGraph(module), [{"latent": latent} for latent in latents]),
+        "vae_encoder": (LatentEncoderGraph(module), [{"pixel_values": image} for image in images]),
+    }
+    if module.text_encoder is not None:
+        assert source.evaluation is not None, "such a model is exported with some"
+        prompts = ["", *source.evaluation.texts[: len(images) - 1]]
+        prompts = [prompts[row % len(prompts)] for row in range(len(images))]
+        checked["text_encoder"] = (DiffusionTextGraph(module), drawing_texts(source, prompts))
     rows = [
-        {"latent": latent, "timestep": time, "label": label}
-        for latent, time, label in zip(latents, times, labels, strict=True)
+        {"latent": latent, "timestep": time, **condition}
+        for latent, time, condition in zip(latents, times, drawing_conditions(candidate, graphs, prompts), strict=True)
     ]
-    graphs = zip(
-        candidate.open_diffusion(),
-        (DenoiserGraph(module), LatentDecoderGraph(module), LatentEncoderGraph(module)),
-        (rows, [{"latent": latent} for latent in latents], [{"pixel_values": image} for image in images]),
-        strict=True,
-    )
-    for graph, exact, items in graphs:
+    checked["denoiser"] = (DenoiserGraph(module), rows)
+    for role, (exact, items) in checked.items():
         for batch_size in _BATCH_SIZES:
             some = items[:batch_size]
-            for item, found in zip(some, run_batch(graph, some), strict=True):
+            for item, found in zip(some, run_batch(graphs[role], some), strict=True):
                 for name, expected in reference.diffusion_outputs(exact, item).items():
                     comparison.add(name, found[name].ravel(), expected.ravel(), f"batch {batch_size}")
+    comparison.num_shapes += len(_BATCH_SIZES)
+
+
+def _compare_codec(candidate: Candidate, comparison: _Comparison) -> None:
+    """Holds the samples of streams, run after run, against those that PyTorch makes of all their codes at once."""
+    module, graph = cast("Codec", candidate.source.module), candidate.open_codec()
+    shape, random = module.configuration, np.random.default_rng(_SEED)
+    frames = graph.session.graph.inputs[0].shape[1]
+    assert isinstance(frames, int), "the exporter fixes it"
+    for batch_size in _BATCH_SIZES:
+        codes = random.integers(0, shape.codebook_size, (batch_size, _CODEC_RUNS * frames, shape.num_books))
+        states = [np.zeros(module.decoder.state_size, np.float32)] * batch_size
+        parts = []
+        for start in range(0, codes.shape[1], frames):
+            items = [
+                {"codes": row[start : start + frames], "state": state} for row, state in zip(codes, states, strict=True)
+            ]
+            found = run_batch(graph, items)
+            states = [one["present_state"] for one in found]
+            parts.append(np.stack([one["samples"] for one in found]))
+        samples = np.concatenate(parts, axis=1)
+        exact = CodecDecoderGraph(module)
+        for row, expected_codes in enumerate(codes):
+            item = {"codes": expected_codes, "state": np.zeros_like(states[row])}
+            outputs = {"samples": samples[row], "present_state": states[row]}
+            comparison.add_outputs(outputs, reference.row_outputs(exact, item), f"batch {batch_size}")
     comparison.num_shapes += len(_BATCH_SIZES)
 
 
@@ -406,6 +449,8 @@ def _sample_tokens(source: ExportSource, vocab_size: int, length: int, *, frame:
     if source.evaluation is None or source.tokenizer is None:
         generator = np.random.default_rng(_SEED)
         return list(generator.integers(0, vocab_size, (rows, length)))
+    if source.evaluation.sequences:
+        return list(np.resize(np.concatenate(source.evaluation.sequences), (rows, length)))
     texts = source.evaluation.texts[: rows * max(1, length)]
     if source.task is Task.GENERATION:
         texts = [text[: rows * length * 16] for text in texts]

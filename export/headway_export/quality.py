@@ -7,22 +7,26 @@ N examples, C labels, T tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import sacrebleu
 import torch
 from numpy.typing import NDArray
 from sklearn.metrics import confusion_matrix, f1_score, recall_score
+from tokenizers import Tokenizer
 from torch.nn import functional
 
 from headway_export.candidate import (
     NUM_ROWS,
     Candidate,
     answer_prompts,
+    drawing_conditions,
     embed_images,
     encode_sources,
+    features_of,
     open_sources,
     pixel_values_of,
     run_batch,
@@ -49,7 +53,14 @@ from headway_server.tasks.text.model import text_tensors
 from headway_server.tasks.tokens.spans import SpanDecoder
 from headway_training.calibration import NUM_BINS, calibration_metrics, to_probabilities
 from headway_training.evaluation import evaluation_windows
-from headway_training.metrics import caption_cider, caption_meteor, span_scores
+from headway_training.metrics import (
+    caption_cider,
+    caption_meteor,
+    score_transcripts,
+    span_scores,
+    transcript_words,
+    word_errors,
+)
 from headway_training.tasks.diffusion import measured_noise
 from headway_training.tokenizers import encode_pairs, encode_spans
 
@@ -59,9 +70,11 @@ ALLOWED_LOSS = {
     "span_f1": 0.5,
     "sacrebleu": 0.5,
     "cider": 1.0,
+    "wer": 0.5,
     "nats_per_character": 0.02,
     "mean_iou": 0.5,
     "velocity_error": 0.005,
+    "nats_per_code": 0.02,
 }
 """How much worse than fp32 a variant may be: in points, nats, or squared error of numbers of unit variance."""
 NUM_EXAMPLES = 5
@@ -420,18 +433,32 @@ def _cider(candidate: Candidate, data: EvaluationData) -> Quality:
 def _caption(candidate: Candidate, images: NDArray[np.uint8], language: str) -> list[str]:
     """Writes captions of images greedily, in fixed batches."""
     source = candidate.source
+    batches = range(0, len(images), NUM_ROWS)
+    pixels = (pixel_values_of(source, images[first : first + NUM_ROWS]) for first in batches)
+    return _write_greedily(candidate, pixels, source.caption_start(language))
+
+
+def _write_greedily(
+    candidate: Candidate, batches: Iterable[NDArray[np.float32]], start: NDArray[np.int64]
+) -> list[str]:
+    """Writes a text of each image, (N, 3, height, width), or window of audio, (N, mel bins, frames), greedily.
+
+    Args:
+        candidate: The variant.
+        batches: At most `NUM_ROWS` each.
+        start: What the decoder reads before it writes, (P,).
+    """
+    source = candidate.source
     assert source.tokenizer is not None, "a model that writes has its tokenizer"
     assert source.special_tokens is not None, "a model that writes has its special tokens"
     decoder, encoder = candidate.open_decoder(NUM_ROWS), candidate.open_encoder()
-    start = source.caption_start(language)
-    captions: list[str] = []
-    for first in range(0, len(images), NUM_ROWS):
-        pixels = pixel_values_of(source, images[first : first + NUM_ROWS])
-        open_sources(decoder, encode_sources(encoder, list(pixels)))
-        starts = np.tile(start, (len(pixels), 1))
+    texts: list[str] = []
+    for batch in batches:
+        open_sources(decoder, encode_sources(encoder, list(batch)))
+        starts = np.tile(start, (len(batch), 1))
         rows = _decode_greedily(decoder, starts, source.special_tokens.eos, source.suppressed_tokens)
-        captions += source.tokenizer.decode_batch(rows, skip_special_tokens=True)
-    return captions
+        texts += source.tokenizer.decode_batch(rows, skip_special_tokens=True)
+    return texts
 
 
 def _weak_captions(captions: Sequence[str], references: Sequence[Sequence[str]], language: str) -> list[str]:
@@ -443,6 +470,38 @@ def _weak_captions(captions: Sequence[str], references: Sequence[Sequence[str]],
         f"METEOR {scores[index]:.1f}: image {index + 1} became {_quoted(captions[index])}; expected, for instance, "
         f"{_quoted(references[index][0])}."
         for index in worst
+    ]
+
+
+# Transcription
+
+
+def _wer(candidate: Candidate, data: EvaluationData) -> Quality:
+    """Word error rate in percent of greedy transcripts."""
+    source = candidate.source
+    batches = (features_of(source, data, slice(at, at + NUM_ROWS)) for at in range(0, len(data), NUM_ROWS))
+    transcripts = [text.strip() for text in _write_greedily(candidate, batches, source.caption_start(""))]
+    scores = score_transcripts(transcripts, data.references, data.groups)
+    by_group = ", ".join(f"{name.removeprefix('wer_')} {value:.1f}" for name, value in scores.items() if name != "wer")
+    return Quality(
+        figure=_figure(data, scores["wer"]),
+        weak_points=(
+            *([f"Word error rate in percent by source: {by_group}."] if by_group else []),
+            *_weak_transcripts(transcripts, data.references),
+        ),
+    )
+
+
+def _weak_transcripts(transcripts: Sequence[str], references: Sequence[str]) -> list[str]:
+    """Those with the most errors."""
+    words = [tuple(map(transcript_words, pair)) for pair in zip(transcripts, references, strict=True)]
+    errors = [word_errors(own, truth) for own, truth in words]
+    worst = sorted(range(len(errors)), key=lambda index: -errors[index])[:NUM_EXAMPLES]
+    return [
+        f"{errors[index]} of {len(words[index][1])} words: {_quoted(references[index])} was heard as "
+        f"{_quoted(transcripts[index])}."
+        for index in worst
+        if errors[index]
     ]
 
 
@@ -503,24 +562,29 @@ def _quoted(text: str) -> str:
 
 def _velocity_error(candidate: Candidate, data: EvaluationData) -> Quality:
     """Mean squared error of velocities of the images' noisy latents, with the noise and times of training."""
-    source, (denoiser, decoder, encoder) = candidate.source, candidate.open_diffusion()
+    source, graphs = candidate.source, candidate.open_diffusion()
+    prompts: Sequence[Any] = data.texts or data.labels
     errors = np.empty(len(data))
     squares = 0.0
     for start in range(0, len(data), NUM_ROWS):
         pixels = pixel_values_of(source, data.images[start : start + NUM_ROWS])
-        latents = np.stack([found["latent"] for found in run_batch(encoder, [{"pixel_values": one} for one in pixels])])
+        latents = np.stack(
+            [found["latent"] for found in run_batch(graphs["vae_encoder"], [{"pixel_values": one} for one in pixels])]
+        )
         if not start:
             noise, times = measured_noise(len(data), latents.shape[1:])
         rows = range(start, start + len(latents))
         items = [
-            {"latent": mix(latent, noise[row], times[row]), "timestep": times[row], "label": data.labels[row]}
-            for row, latent in zip(rows, latents, strict=True)
+            {"latent": mix(latent, noise[row], times[row]), "timestep": times[row], **condition}
+            for row, latent, condition in zip(
+                rows, latents, drawing_conditions(candidate, graphs, prompts[rows[0] : rows[-1] + 1]), strict=True
+            )
         ]
-        for row, latent, found in zip(rows, latents, run_batch(denoiser, items), strict=True):
+        for row, latent, found in zip(rows, latents, run_batch(graphs["denoiser"], items), strict=True):
             angle = float(times[row]) * np.pi / 2
             velocity = np.cos(angle) * noise[row] - np.sin(angle) * latent
             errors[row] = np.square(found["velocity"] - velocity).mean()
-        images = run_batch(decoder, [{"latent": latent} for latent in latents])
+        images = run_batch(graphs["vae_decoder"], [{"latent": latent} for latent in latents])
         shown = np.stack([found["pixel_values"] for found in images]).transpose(0, 2, 3, 1)
         squares += float(np.square(shown - data.images[start : start + NUM_ROWS] / 255).mean(axis=(1, 2, 3)).sum())
     psnr = -10 * np.log10(max(squares / len(data), 1e-10))
@@ -539,13 +603,44 @@ def _velocity_error(candidate: Candidate, data: EvaluationData) -> Quality:
     )
 
 
+# Speech
+
+
+def _nats_per_code(candidate: Candidate, data: EvaluationData) -> Quality:
+    """Negative log-likelihood of the codes of recordings, and of their ends, after voice and text."""
+    runner = candidate.open_decoder(1)
+    pairs = list(zip(data.sequences, data.prompt_lengths, strict=True))
+    rates = [_nats_of_window(runner, ids, first) / (len(ids) - first) for ids, first in pairs]
+    counts = [len(ids) - first for ids, first in pairs]
+    tokenizer = candidate.source.tokenizer
+    assert tokenizer is not None, "a model that speaks has its tokenizer"
+    worst = sorted(range(len(pairs)), key=lambda index: -rates[index])[:NUM_EXAMPLES]
+    first_code = tokenizer.get_vocab_size()
+    return Quality(
+        figure=_figure(data, float(np.average(rates, weights=counts))),
+        weak_points=tuple(
+            f"{rates[index]:.2f} nats per code: {_quoted(_text_of(pairs[index], first_code, tokenizer))}."
+            for index in worst
+        ),
+    )
+
+
+def _text_of(pair: tuple[NDArray[np.int64], int], first_code: int, tokenizer: Tokenizer) -> str:
+    """Returns the text of a sequence: what comes before the speech and is no code."""
+    ids, first = pair
+    prompt = ids[:first]
+    return tokenizer.decode(prompt[prompt < first_code].tolist())
+
+
 _MEASURES: dict[str, Callable[[Candidate, EvaluationData], Quality]] = {
     "accuracy": _accuracy,
     "micro_f1": _micro_f1,
     "span_f1": _span_f1,
     "sacrebleu": _sacrebleu,
     "cider": _cider,
+    "wer": _wer,
     "nats_per_character": _nats_per_character,
     "mean_iou": _mean_iou,
     "velocity_error": _velocity_error,
+    "nats_per_code": _nats_per_code,
 }

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from headway_export.agreement import Sample
-from headway_export.candidate import pixel_values_of
+from headway_export.candidate import features_of, pixel_values_of
 from headway_export.graphs import attention_graph, outputs_of
 from headway_export.rewriting import LayerRange
 from headway_export.source import ExportSource
@@ -145,8 +145,8 @@ def prompt_outputs(module: nn.Module, item: Tensors) -> dict[str, NDArray[np.flo
         return {"masks": found["masks"][0].flatten(1).numpy(), "predicted_iou": found["predicted_iou"][0].numpy()}
 
 
-def diffusion_outputs(graph: nn.Module, item: Tensors) -> dict[str, NDArray[np.float32]]:
-    """Outputs of one of the graphs of a model that draws images, for one item, by name."""
+def row_outputs(graph: nn.Module, item: Tensors) -> dict[str, NDArray[np.float32]]:
+    """Outputs of one of the graphs of a model that draws images or speaks, for one item, by name."""
     tensors = [torch.from_numpy(np.asarray(array)).unsqueeze(0) for array in item.values()]
     with torch.inference_mode():
         return {name: value[0].numpy() for name, value in graph(*tensors).items()}
@@ -173,7 +173,7 @@ def cache_ranges(source: ExportSource, sample: Sample | None = None) -> list[Lay
         sample: Texts in place of evaluation data that it does not carry.
     """
     recorder = _Recorder()
-    if source.task is Task.GENERATION:
+    if source.task in (Task.GENERATION, Task.SPEECH_SYNTHESIS):
         for window in islice(windows_of(source, sample), NUM_RANGE_TEXTS):
             generation_logits(source.module, window, recorder)
     else:
@@ -203,6 +203,7 @@ def windows_of(source: ExportSource, sample: Sample | None) -> Iterator[NDArray[
         return
     assert source.evaluation is not None, "a model is judged by one or the other"
     assert source.limits.max_total_tokens is not None, "a decoder has a length"
+    yield from source.evaluation.sequences
     for text in source.evaluation.texts:
         (ids,) = source.encode([text], frame=False)
         for start, end, _ in evaluation_windows(len(ids), source.limits.max_total_tokens):
@@ -210,7 +211,10 @@ def windows_of(source: ExportSource, sample: Sample | None) -> Iterator[NDArray[
 
 
 def pairs_of(source: ExportSource, sample: Sample | None) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
-    """Yields tokens or pixels of the first inputs of an encoder-decoder's evaluation, and what its decoder reads."""
+    """Yields what encoder and decoder read of the first inputs of an encoder-decoder's evaluation.
+
+    For the encoder tokens, pixels or features.
+    """
     if sample is not None:
         yield from zip(sample.sources, sample.tokens, strict=True)
         return
@@ -223,6 +227,12 @@ def pairs_of(source: ExportSource, sample: Sample | None) -> Iterator[tuple[NDAr
             written = source.encode([several[0] for several in captions[first]])
             for pixels, caption in zip(pixel_values_of(source, data.images[first]), written, strict=True):
                 yield pixels, np.concatenate([start, caption])[: source.limits.max_total_tokens]
+        return
+    if data.recordings:
+        start = source.caption_start("")
+        written = source.encode([f" {text}" for text in data.references[first]])
+        for features, transcript in zip(features_of(source, data, first), written, strict=True):
+            yield features, np.concatenate([start, transcript])[: source.limits.max_total_tokens]
         return
     pairs = source.encode_sources(data.texts[first], data.languages[first])
     for (ids, start), reference in zip(pairs, source.encode(data.references[first]), strict=True):

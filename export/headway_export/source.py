@@ -24,12 +24,14 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from headway_export.errors import SourceError
-from headway_export.graphs import parameter_count
+from headway_export.graphs import FRAMES_PER_RUN, parameter_count
 from headway_server.bundles import (
     CHAT_TEMPLATE_FILE,
     EMBEDDING_TASKS,
     TOKENIZER_FILE,
+    VOICES_FILE,
     Architecture,
+    AudioCodec,
     AudioPreprocessing,
     ClassificationScheme,
     ImagePreprocessing,
@@ -50,7 +52,6 @@ from headway_training.checkpoint import (
     CHECKPOINT_FILE,
     HUGGINGFACE,
     IMAGE_EVALUATION_FILE,
-    TEXTLESS_TASKS,
     WEIGHTS_FILE,
     Checkpoint,
     TextPairUse,
@@ -60,7 +61,7 @@ from headway_training.checkpoint import (
     read_checkpoint,
 )
 from headway_training.errors import TrainingError
-from headway_training.models import CLIP
+from headway_training.models import CLIP, LatentDiffusion, SpeechSynthesizer
 from headway_training.models.protocols import PromptSegmenter
 from headway_training.tokenizers import encode_texts
 
@@ -76,7 +77,18 @@ _METRICS = {
     Task.IMAGE_CLASSIFICATION: "accuracy",
     Task.SEGMENTATION: "mean_iou",
     Task.IMAGE_GENERATION: "velocity_error",
+    Task.SPEECH_SYNTHESIS: "nats_per_code",
+    Task.TRANSCRIPTION: "wer",
 }
+_OF_ARRAYS = (
+    Task.IMAGE_CLASSIFICATION,
+    Task.IMAGE_GENERATION,
+    Task.SPEECH_SYNTHESIS,
+    Task.CAPTIONING,
+    Task.TRANSCRIPTION,
+    Task.SEGMENTATION,
+)
+"""The tasks whose evaluation data is arrays (docs/checkpoint.md)."""
 _CLASSIFIERS = (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.IMAGE_CLASSIFICATION)
 _IMAGES = (Task.IMAGE_CLASSIFICATION, Task.IMAGE_EMBEDDING, Task.SEGMENTATION, Task.IMAGE_GENERATION)
 _NEEDED_FLAGS = {
@@ -127,9 +139,15 @@ class EvaluationData:
     text_pairs: Sequence[str] | None = None
     """The second text of each, empty where there is none; None: no text has one."""
     references: Sequence[str] = ()
-    """Translations of the texts."""
+    """Translations of the texts, or what is said in the recordings."""
     languages: Sequence[tuple[str, str]] = ()
     """Codes of source and target of each translation, empty for the only one; none: empty for all."""
+    recordings: Sequence[NDArray[np.int16]] = ()
+    """Mono audio, (S,) each, at most a window."""
+    rate: int = 0
+    """Samples of the recordings a second."""
+    groups: Sequence[str] = ()
+    """Where each recording comes from."""
     captions: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
     """Captions of each image, by language."""
     spans: Sequence[Collection[tuple[int, int, str]]] = ()
@@ -140,10 +158,14 @@ class EvaluationData:
     """(N, height, width, 3), already resized and cropped."""
     segments: Segments | None = None
     """What is to be found in the images, for segmentation."""
+    sequences: Sequence[NDArray[np.int64]] = ()
+    """Tokens of voice, text and speech, (T,) each, for speech_synthesis."""
+    prompt_lengths: Sequence[int] = ()
+    """How many tokens of each come before the speech."""
 
     def __len__(self) -> int:
         """The number of examples."""
-        return len(self.images) or len(self.texts)
+        return len(self.images) or len(self.recordings) or len(self.texts) or len(self.sequences)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +191,7 @@ class ExportSource:
     """When a text classifier reads two texts as one input: never, where a second one is given, or always."""
     image_preprocessing: ImagePreprocessing | None = None
     audio_preprocessing: AudioPreprocessing | None = None
+    codec: AudioCodec | None = None
     speech: SpeechTokens | None = None
     languages: Languages | None = None
     sampling_defaults: SamplingDefaults | None = None
@@ -380,7 +403,7 @@ def _read_images(path: Path) -> NDArray[np.uint8]:
 
 
 def _from_loaded(path: Path, module: nn.Module, checkpoint: Checkpoint, name: str | None) -> ExportSource:
-    tokenizer = None if checkpoint.task in TEXTLESS_TASKS else _load_tokenizer(path)
+    tokenizer = _load_tokenizer(path) if checkpoint.reads_text else None
     task = _exportable(checkpoint.task)
     check_tags(task, checkpoint.labels)
     evaluation = checkpoint.evaluation
@@ -404,6 +427,7 @@ def _from_loaded(path: Path, module: nn.Module, checkpoint: Checkpoint, name: st
         classification=_convert(ClassificationScheme, checkpoint.classification),
         text_pairs=checkpoint.text_pairs,
         image_preprocessing=_convert(ImagePreprocessing, checkpoint.image_preprocessing),
+        audio_preprocessing=_convert(AudioPreprocessing, checkpoint.audio_preprocessing),
         languages=(
             Languages(target_tokens=checkpoint.language_tokens)
             if checkpoint.language_tokens
@@ -419,7 +443,27 @@ def _from_loaded(path: Path, module: nn.Module, checkpoint: Checkpoint, name: st
         images=_read_images(path) if embeds_images else None,
         texts_name=evaluation.dataset if evaluation and embeds_images else "",
         training=checkpoint.training,
+        codec=_codec_of(module) if isinstance(module, SpeechSynthesizer) else None,
+        documents={VOICES_FILE: _voices_of(module, checkpoint.labels)} if isinstance(module, SpeechSynthesizer) else {},
     )
+
+
+def _codec_of(module: SpeechSynthesizer) -> AudioCodec:
+    shape = module.configuration
+    return AudioCodec(
+        sampling_rate=shape.sampling_rate,
+        hop_length=shape.hop_length,
+        num_books=shape.num_books,
+        codebook_size=shape.codebook_size,
+        first_code=shape.vocabulary_size,
+        frames_per_run=FRAMES_PER_RUN,
+    )
+
+
+def _voices_of(module: SpeechSynthesizer, names: Sequence[str]) -> bytes:
+    """Returns the codes of voices, by name, as JSON: a line for each."""
+    lines = [f"{json.dumps(name)}: {voice.tolist()}" for name, voice in zip(names, module.voices, strict=True)]
+    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 
 def checkpoint_beside(path: Path) -> Checkpoint | None:
@@ -491,7 +535,7 @@ def from_factory(
         SourceError: Something is missing or does not fit.
     """
     exportable = _exportable(task)
-    if exportable is Task.IMAGE_GENERATION:
+    if exportable in (Task.IMAGE_GENERATION, Task.SPEECH_SYNTHESIS, Task.TRANSCRIPTION):
         raise SourceError(f"--task {task}: such a model is exported from a checkpoint of the kit; give its folder")
     _check_flags(
         exportable,
@@ -573,9 +617,11 @@ def limits_of(module: nn.Module, task: Task) -> Limits:
     """
     try:
         match task:
-            case Task.GENERATION:
+            case Task.GENERATION | Task.SPEECH_SYNTHESIS:
                 length = int(cast("Any", module).max_length)
-                return Limits(max_input_tokens=length - 1, max_total_tokens=length)
+                return Limits(
+                    max_input_tokens=int(getattr(module, "max_prompt_length", length - 1)), max_total_tokens=length
+                )
             case Task.TRANSLATION | Task.TEXT_TO_TEXT | Task.TRANSCRIPTION:
                 source = int(cast("Any", module).max_source_length)
                 return Limits(max_input_tokens=source, max_total_tokens=int(cast("Any", module).max_target_length))
@@ -590,7 +636,8 @@ def limits_of(module: nn.Module, task: Task) -> Limits:
                 _ = segmenter.encoder, segmenter.decoder, int(segmenter.mask_size)
                 return Limits()
             case _ if task in _IMAGES:
-                return Limits()
+                drawn = module.configuration if isinstance(module, LatentDiffusion) else None
+                return Limits(max_input_tokens=drawn.max_length or None if drawn else None)
             case _:
                 return Limits(max_input_tokens=int(cast("Any", module).max_length))
     except (AttributeError, TypeError) as error:
@@ -763,25 +810,48 @@ def read_evaluation(file: Path, task: Task, dataset: str, num_labels: int) -> Ev
     if task not in _METRICS:
         raise SourceError(f"{file}: no metric of {task} is known, so it is not judged on evaluation data")
     try:
-        if task in (Task.IMAGE_CLASSIFICATION, Task.IMAGE_GENERATION):
+        if task in _OF_ARRAYS:
             with np.load(file) as arrays:
-                return _evaluation(task, dataset, images=arrays["images"], labels=arrays["labels"])
-        if task is Task.CAPTIONING:
-            with np.load(file) as arrays:
-                of_languages = zip(
-                    arrays["languages"].tolist(), arrays["captions"].swapaxes(0, 1).tolist(), strict=True
-                )
-                return _evaluation(task, dataset, images=arrays["images"], captions=dict(of_languages))
-        if task is Task.SEGMENTATION:
-            with np.load(file) as arrays:
-                segments = Segments(**{name: arrays[name] for name in ("image_index", "points", "boxes", "masks")})
-                return _evaluation(task, dataset, images=arrays["images"], segments=segments)
+                return _evaluation(task, dataset, **_read_arrays(task, arrays))
         lines = file.read_text(encoding="utf-8").split("\n")  # not splitlines: a text may hold other ends of lines
         return _text_evaluation(task, dataset, [json.loads(line) for line in lines if line.strip()], num_labels)
     except (OSError, ValueError, KeyError) as error:
         raise SourceError(
             f"{file}: cannot be read as evaluation data of {task} ({error}); see docs/checkpoint.md"
         ) from error
+
+
+def _read_arrays(task: Task, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """The fields of `EvaluationData` that a task has in arrays.
+
+    Raises:
+        KeyError: An array is missing.
+        ValueError: Recordings have other lengths than their samples.
+    """
+    match task:
+        case Task.SPEECH_SYNTHESIS:
+            sequences = np.split(arrays["input_ids"], np.cumsum(arrays["lengths"])[:-1])
+            return {"sequences": sequences, "prompt_lengths": arrays["prompt_lengths"].tolist()}
+        case Task.CAPTIONING:
+            captions = arrays["captions"].swapaxes(0, 1).tolist()
+            of_languages = zip(arrays["languages"].tolist(), captions, strict=True)
+            return {"images": arrays["images"], "captions": dict(of_languages)}
+        case Task.TRANSCRIPTION:
+            ends = np.cumsum(arrays["lengths"])
+            if len(ends) != len(arrays["transcripts"]) or ends[-1:].tolist() != [len(arrays["samples"])]:
+                raise ValueError("lengths are not those of the transcripts' samples")
+            return {
+                "recordings": np.split(arrays["samples"], ends[:-1]),
+                "rate": int(arrays["rate"]),
+                "references": arrays["transcripts"].tolist(),
+                "groups": arrays["sources"].tolist(),
+            }
+        case Task.SEGMENTATION:
+            segments = Segments(**{name: arrays[name] for name in ("image_index", "points", "boxes", "masks")})
+            return {"images": arrays["images"], "segments": segments}
+    if "texts" in arrays:  # what is drawn; labels otherwise
+        return {"images": arrays["images"], "texts": arrays["texts"].tolist()}
+    return {"images": arrays["images"], "labels": arrays["labels"]}
 
 
 def _text_evaluation(task: Task, dataset: str, rows: list[dict[str, Any]], num_labels: int) -> EvaluationData:
@@ -836,5 +906,5 @@ def _validated(row: type[RowType], rows: list[dict[str, Any]]) -> list[RowType]:
 
 def _evaluation(task: Task, dataset: str, metric: str = "", **examples: Any) -> EvaluationData:
     metric = metric or _METRICS[task]
-    higher_is_better = metric not in {"nats_per_character", "velocity_error"}
+    higher_is_better = metric not in {"nats_per_character", "velocity_error", "nats_per_code", "wer"}
     return EvaluationData(dataset=dataset, metric=metric, higher_is_better=higher_is_better, **examples)

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 from unittest.mock import patch
 
 import numpy as np
@@ -29,9 +29,12 @@ from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from headway_export.errors import SourceError, TraceError
 from headway_export.graphs import (
+    FRAMES_PER_RUN,
+    CodecDecoderGraph,
     CrossDecoderGraph,
     DecoderGraph,
     DenoiserGraph,
+    DiffusionTextGraph,
     EncoderGraph,
     LatentDecoderGraph,
     LatentEncoderGraph,
@@ -47,8 +50,8 @@ from headway_export.graphs import (
     with_kernel,
 )
 from headway_export.rewriting import Declare, FuseAttention, GatherAsked, rewrite
-from headway_server.bundles import ENCODER_DECODER_TASKS, StateTensor, Task, TensorSpec, attention_layers
-from headway_training.models import LatentDiffusion
+from headway_server.bundles import ENCODER_DECODER_TASKS, GraphRole, StateTensor, Task, TensorSpec, attention_layers
+from headway_training.models import Codec, LatentDiffusion
 from headway_training.models.protocols import (
     Decoder,
     EncoderDecoder,
@@ -59,7 +62,7 @@ from headway_training.models.protocols import (
 )
 
 OPSET = 21
-Role: TypeAlias = Literal["model", "encoder", "decoder", "denoiser", "vae_decoder", "vae_encoder", "attention"]
+Role: TypeAlias = GraphRole
 
 _TRACED_SIZES = {
     "batch": 2,
@@ -79,6 +82,7 @@ _SHOW_NO_ATTENTION: Mapping[Task, str] = {
     Task.TRANSCRIPTION: "its attention weights cannot be looked at",
     Task.SEGMENTATION: "its attention weights cannot be looked at",
     Task.IMAGE_GENERATION: "its attention weights cannot be looked at",
+    Task.SPEECH_SYNTHESIS: "its attention weights cannot be looked at",
 }
 """Tasks without a graph of attention weights, and why."""
 _OTHER_SIZES = {
@@ -176,8 +180,8 @@ def trace(
         inputs.append(make_spec("target_ids", "int64", "batch", "length"))
     elif task is Task.SEGMENTATION:
         traced = _trace_segmenter(module, inputs)
-    elif task is Task.IMAGE_GENERATION:
-        traced = _trace_diffusion(cast("LatentDiffusion", module))
+    elif task in _TRACERS:
+        traced = _TRACERS[task](module)
     else:
         if image_size is None:
             names = ("input_ids", "attention_mask", *(("token_type_ids",) if has_token_types else ()))
@@ -305,18 +309,46 @@ def _trace_segmenter(module: nn.Module, encoder_inputs: Sequence[TensorSpec]) ->
     return TracedModel(graphs=(encoder, decoder))
 
 
-def _trace_diffusion(module: LatentDiffusion) -> TracedModel:
+def _trace_diffusion(module: nn.Module) -> TracedModel:
+    module = cast("LatentDiffusion", module)
     shape = module.configuration
     latent = make_spec("latent", "float32", "batch", *shape.latent_shape)
     pixels = make_spec("pixel_values", "float32", "batch", 3, shape.image_size, shape.image_size)
-    rows = [latent, make_spec("timestep", "float32", "batch"), make_spec("label", "int64", "batch")]
+    rows = [latent, make_spec("timestep", "float32", "batch")]
+    graphs: tuple[TracedGraph, ...] = ()
+    if module.text_encoder is None:
+        rows.append(make_spec("label", "int64", "batch"))
+    else:
+        ids, mask, text_mask = (
+            make_spec(name, "int64", "batch", shape.max_length) for name in ("input_ids", "attention_mask", "text_mask")
+        )
+        graphs = (_trace_graph("text_encoder", module, DiffusionTextGraph(module), [ids, mask]),)
+        rows += [make_spec("text", "float32", "batch", shape.max_length, shape.d_model), text_mask]
     return TracedModel(
         graphs=(
             _trace_graph("denoiser", module, DenoiserGraph(module), rows),
             _trace_graph("vae_decoder", module, LatentDecoderGraph(module), [latent]),
             _trace_graph("vae_encoder", module, LatentEncoderGraph(module), [pixels]),
+            *graphs,
         )
     )
+
+
+def _trace_speaker(module: nn.Module) -> TracedModel:
+    codec, decoder = cast("Codec", module), _trace_decoder(module)
+    inputs = [
+        make_spec("codes", "int64", "batch", FRAMES_PER_RUN, codec.configuration.num_books),
+        make_spec("state", "float32", "batch", codec.decoder.state_size),
+    ]
+    traced = _trace_graph("codec_decoder", module, CodecDecoderGraph(codec), inputs)
+    return replace(decoder, graphs=(traced, *decoder.graphs))
+
+
+_TRACERS: Mapping[Task, Callable[[nn.Module], TracedModel]] = {
+    Task.IMAGE_GENERATION: _trace_diffusion,
+    Task.SPEECH_SYNTHESIS: _trace_speaker,
+}
+"""Tasks whose models are of the kit alone."""
 
 
 def alignment_layer(num_layers: int) -> int:

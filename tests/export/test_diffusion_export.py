@@ -15,7 +15,7 @@ def test_both_variants_are_proved_and_judged_by_their_velocities(diffusion_store
     manifest = bundle.manifest
     assert manifest.task is Task.IMAGE_GENERATION
     assert manifest.labels == ("red", "green", "blue")
-    assert manifest.diffusion.model_dump() == {"schedule": "trigonometric", "prediction": "velocity"}
+    assert manifest.diffusion.condition == "label"
     for variant in manifest.variants.values():
         assert list(variant.graphs) == ["denoiser", "vae_decoder", "vae_encoder"]
         assert (variant.quality.metric, variant.quality.example_count) == ("velocity_error", 24)
@@ -26,6 +26,23 @@ def test_both_variants_are_proved_and_judged_by_their_velocities(diffusion_store
     card = (bundle.path / "README.md").read_text()
     assert "It draws images of 8 x 8 pixels." in card
     assert "Squared error of the velocity by the time" in card
+
+
+def test_a_model_that_draws_texts_brings_their_encoder_and_its_tokenizer(text_diffusion_store):
+    bundle = open_bundle(text_diffusion_store / "text-squares" / "1")
+    manifest = bundle.manifest
+    assert manifest.diffusion.condition == "text"
+    assert (manifest.labels, manifest.limits.max_input_tokens) == ((), 12)
+    assert "tokenizer.json" in manifest.files
+    for variant in manifest.variants.values():
+        assert list(variant.graphs) == ["denoiser", "vae_decoder", "vae_encoder", "text_encoder"]
+        states = next(spec for spec in variant.graphs["denoiser"].inputs if spec.name == "text")
+        assert states.shape == ("batch", 12, 32)
+    fp32, int8 = manifest.variants[Precision.FP32], manifest.variants[Precision.INT8]
+    assert fp32.parity.max_relative_logit_error < 1e-4
+    assert fp32.quality.value < 0.8
+    assert abs(fp32.quality.value - int8.quality.value) <= 0.005
+    assert "A prompt is any text of at most 12 tokens." in (bundle.path / "README.md").read_text()
 
 
 def test_what_cannot_be_exported_is_refused(diffusion_checkpoint, tmp_path):

@@ -1,4 +1,4 @@
-"""An image reaches the model as it did in training: the server's preprocessing against the training's."""
+"""An image or audio reaches the model as it did in training: the server's preprocessing against the training's."""
 
 import io
 from pathlib import Path
@@ -8,9 +8,12 @@ import pytest
 from PIL import Image
 from real_data import REAL
 
-from headway_server.bundles import ImagePreprocessing
+from headway_server.bundles import AudioPreprocessing, ImagePreprocessing
+from headway_server.preprocessing.audio import LogMel
 from headway_server.preprocessing.image import ImageLimits, ImagePreprocessor
+from headway_training.checkpoint import AudioPreprocessing as AudioTrainingPreprocessing
 from headway_training.checkpoint import ImagePreprocessing as TrainingPreprocessing
+from headway_training.data import audio
 from headway_training.data.images import normalize, resize_and_crop
 
 SETTINGS = [
@@ -80,3 +83,15 @@ def test_drawn_pictures_agree_with_training(name, settings):
 def test_photographs_agree_with_training(settings):
     for file in _photographs():
         assert _largest_difference(file.read_bytes(), settings) <= ONE_GREY_LEVEL, file.name
+
+
+@pytest.mark.parametrize("sizes", [(8000, 64, 256, 80, 100, 4000.0), (16_000, 80, 400, 160, 50, 8000.0)])
+def test_audio_reaches_the_model_as_in_training(sizes):
+    names = ("sampling_rate", "num_mel_bins", "fft_size", "hop_length", "num_frames", "max_frequency")
+    settings = dict(zip(names, sizes, strict=True))
+    generator = np.random.default_rng(0)
+    recording = (generator.normal(size=5001) * np.geomspace(10_000, 1, 5001)).astype(np.int16)
+    trained = audio.LogMel(AudioTrainingPreprocessing(**settings)).of_recording(recording).numpy()
+    served = LogMel(AudioPreprocessing(**settings)).features(recording.astype(np.float32) / 32_768)
+    assert trained.shape == served.shape
+    assert np.abs(trained - served).max() < 1e-5

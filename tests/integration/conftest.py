@@ -88,6 +88,14 @@ def chat_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
             yield connected
 
 
+@pytest.fixture(scope="session")
+def voice_client(voice_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """A client of an fp32 server on the tiny model that speaks, and on nothing else."""
+    for address in serve(voice_store, "fp32", tmp_path_factory.mktemp("log") / "server.log"):
+        with Client(address) as connected:
+            yield connected
+
+
 @pytest.fixture(scope="session", params=["fp32", "int8"])
 def llama_server(
     request: pytest.FixtureRequest, llama_store: Path, tmp_path_factory: pytest.TempPathFactory

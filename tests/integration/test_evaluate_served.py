@@ -4,9 +4,11 @@ import csv
 import io
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
+import tiny_diffusion
 from evaluation_files import read_image_evaluation, read_text_evaluation
 from PIL import Image
 from tiny_pictures import write_picture_data
@@ -15,6 +17,9 @@ from tiny_segments import write_segment_data
 from typer.testing import CliRunner
 
 from headway_client import Client
+from headway_export.exporter import ExportOptions, export
+from headway_export.source import sources_from_checkpoint
+from headway_server.bundles import Precision
 from headway_training.checkpoint import load_model, load_tokenizer
 from headway_training.cli import app
 from headway_training.data.sources import read_splits
@@ -241,6 +246,55 @@ def test_segments_are_measured_at_points_and_boxes(tmp_path, monkeypatch):
         *(f"{kind}_{at}_best" for kind in ("composites", "photographs") for at in ("point", "box")),
     )
     assert report["value"] == pytest.approx(np.mean([figures[name] for name in named]))
+
+
+@pytest.fixture(scope="module")
+def drawing_server(diffusion_store, text_diffusion_store, tiny_store, tmp_path_factory):
+    """A server of models that draw labels and texts, and of a classifier that knows the labels."""
+    folder = tmp_path_factory.mktemp("drawing")
+    for store, name in (
+        (diffusion_store, "squares"),
+        (text_diffusion_store, "text-squares"),
+        (tiny_store, "tiny-images"),
+    ):
+        shutil.copytree(store / name, folder / "store" / name)
+    yield from serve(folder / "store", "fp32", folder / "server.log")
+
+
+def test_drawings_of_labels_are_judged_by_a_classifier(drawing_server, tmp_path):
+    images, labels = tiny_diffusion.draw_squares(12, 3)
+    for number, (image, label) in enumerate(zip(images, labels, strict=True)):
+        file = tmp_path / tuple(tiny_diffusion.COLOURS)[label] / f"{number}.png"
+        file.parent.mkdir(exist_ok=True)
+        Image.fromarray(image).save(file)
+    words = ("squares", "--file", str(tmp_path), "--option", "step_count=8")
+    report, _ = evaluate(drawing_server, *words)
+    assert (report["metric"], report["unit"], report["example_count"]) == ("label_accuracy", "images", 12)
+    assert report["value"] > 60, "by chance it would be 33"
+    assert report["figures"]["judge"] == "tiny-images"
+    assert report["figures"]["frechet_distance"] >= 0
+    assert evaluate(drawing_server, *words)[0]["figures"] == report["figures"], "seeds are always the same"
+    assert "seed is no option" in evaluate(drawing_server, *words, "--option", "seed=1", code=1)[1]
+
+
+def test_drawings_of_texts_are_looked_for_by_an_embedder(drawing_server, text_diffusion_store, towers, tmp_path):
+    images, labels = tiny_diffusion.draw_squares(6, 3)
+    lines = []
+    for number, (image, label) in enumerate(zip(images, labels, strict=True)):
+        Image.fromarray(image).save(tmp_path / f"{number}.png")
+        lines.append(f"{number}.png\t{tiny_diffusion.TEXTS[label]}\n")
+    (tmp_path / "texts.tsv").write_text("".join(lines), encoding="utf-8")
+    words = ("text-squares", "--file", str(tmp_path / "texts.tsv"), "--option", "step_count=4")
+    assert "shares its space" in evaluate(drawing_server, *words, code=1)[1]
+    store = tmp_path / "store"
+    for source in sources_from_checkpoint(towers):
+        export(source, ExportOptions(store=store, precisions=(Precision.FP32,)))
+    shutil.copytree(text_diffusion_store / "text-squares", store / "text-squares")
+    for address in serve(store, "fp32", tmp_path / "server.log"):
+        report, _ = evaluate(address, *words)
+    assert (report["metric"], report["example_count"]) == ("r_precision", 6)
+    assert report["figures"]["judge"] == "tiny-clip-image"
+    assert 0 <= report["value"] <= 100
 
 
 def test_a_server_that_is_not_there_is_an_error():

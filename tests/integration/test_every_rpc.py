@@ -175,3 +175,17 @@ def test_the_commands_print_and_draw_what_models_attend_to(client: Client, tmp_p
     ):
         run(*arguments, "--picture", str(tmp_path / f"drawn-{name}"))
         assert (tmp_path / f"drawn-{name}").stat().st_size > 1000
+
+
+def test_texts_are_spoken_and_streamed_alike(voice_client: Client):
+    asked = {"voice": "bob", "seed": 4, "temperature": 1.2, "max_seconds": 0.6}
+    answer = voice_client.synthesize_speech(["low", "both high"], **asked)
+    for text, spoken in zip(["low", "both high"], answer.results, strict=True):
+        assert spoken.audio.startswith(b"RIFF")
+        with voice_client.stream_synthesize_speech(text, **asked) as stream:
+            pcm = b"".join(part.pcm for part in stream)
+        assert spoken.audio.endswith(pcm)
+        assert len(pcm) == round(spoken.duration * spoken.sampling_rate) * 2 > 0
+        assert stream.answer.results[0].seed == 4
+    with pytest.raises(InvalidArgumentError, match="voice: is 'eve'; the model has ann, bob"):
+        voice_client.synthesize_speech(["low"], voice="eve")

@@ -11,7 +11,7 @@ from tiny_pictures import COLOURS, write_picture_data
 
 from headway_training.checkpoint import load_model, load_tokenizer
 from headway_training.data.public import DATASETS
-from headway_training.evaluation import caption_greedily
+from headway_training.evaluation import write_greedily
 from headway_training.metrics import caption_bleu, caption_cider, caption_meteor
 from headway_training.models import Captioner, CaptionerConfig, CLIPConfig, build_model
 from headway_training.models.parts.attention import causal_attention, cross_attention
@@ -58,7 +58,7 @@ def test_captions_of_one_image_do_not_see_each_other_nor_other_images(model: Cap
 @torch.inference_mode()
 def test_greedy_captions_are_the_likeliest_tokens_of_the_whole_model(model: Captioner) -> None:
     images = torch.randn(3, 3, 16, 16)
-    rows = caption_greedily(model, images, (2, 5), -1, batch_size=2)
+    rows = write_greedily(model, images, (2, 5), -1, batch_size=2)
     assert [len(row) for row in rows] == [23] * 3  # of 24 positions the last predicts one more, and two are given
     memory = model.encode(images)
     attend_cross = cross_attention(model.cross_keys_values(memory), torch.ones(3, 4))

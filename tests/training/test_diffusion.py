@@ -7,11 +7,14 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from tiny_pictures import write_picture_data
 
-from headway_training.checkpoint import load_model
+from headway_training.checkpoint import load_model, load_tokenizer
 from headway_training.data.public import DATASETS, FASHION_MNIST_LABELS
 from headway_training.data.sources import OwnData
 from headway_training.errors import DataError, RecipeError
+from headway_training.evaluation import pad, token_mask
+from headway_training.metrics import frechet_distance, r_precision
 from headway_training.models import Autoencoder, AutoencoderConfig, LatentDiffusion, LatentDiffusionConfig
 from headway_training.models.diffusion import mix
 from headway_training.recipes import read_recipe
@@ -19,6 +22,7 @@ from headway_training.run import RunOptions, run_training
 from headway_training.tasks.diffusion import measured_noise
 
 EXPERIMENTS = Path(__file__).parents[2] / "docs" / "experiments"
+EMOJI = EXPERIMENTS / "emoji-diffusion.toml"
 SMALL = {"image_size": 16, "width": 8, "d_latent": 2}
 DENOISER = {"num_layers": 1, "d_model": 16, "num_heads": 2, "d_ff": 32, "patch_size": 2}
 SHAPE = LatentDiffusionConfig(**SMALL, **DENOISER, num_classes=3)
@@ -61,6 +65,25 @@ def test_a_layer_starts_as_the_identity_and_the_model_at_zero(model: LatentDiffu
     assert not found.any()
 
 
+@torch.inference_mode()
+def test_each_row_has_a_text_of_its_own_whose_padding_changes_nothing() -> None:
+    torch.manual_seed(0)
+    texts = {"num_classes": 0, "vocabulary_size": 300, "max_length": 9, "text_num_layers": 1}
+    model = LatentDiffusion(LatentDiffusionConfig(**SMALL, **DENOISER, **texts)).eval()
+    latent, times = torch.randn(1, 2, 4, 4).expand(3, -1, -1, -1), torch.full((3,), 0.5)
+    rows = [[5, 7, 9], [5, 8, 9], [5, 7, 9, 11, 12]]
+    mask, ids = token_mask(rows), pad(rows, 0)
+    assert not model.denoiser(latent, times, model.text_encoder(ids, mask), mask).any()  # which starts as zero
+    for parameter in model.denoiser.parameters():
+        parameter.normal_(std=0.2)
+    velocity = model.denoiser(latent, times, model.text_encoder(ids, mask), mask)
+    assert not torch.allclose(velocity[0], velocity[1], atol=1e-3)
+    assert not torch.allclose(velocity[0], velocity[2], atol=1e-3)
+    longer_mask, longer_ids = (torch.nn.functional.pad(one, (0, 4)) for one in (mask, ids))
+    padded = model.denoiser(latent, times, model.text_encoder(longer_ids, longer_mask), longer_mask)
+    torch.testing.assert_close(padded, velocity, atol=1e-5, rtol=1e-5)
+
+
 def test_patches_are_cut_and_joined_in_place(model: LatentDiffusion) -> None:
     latent = torch.randn(2, 2, 4, 4)
     patches = model.denoiser._cut(latent)
@@ -77,6 +100,25 @@ def test_the_velocity_is_the_derivative_by_the_angle() -> None:
     torch.testing.assert_close((after - before) / (2 * small), velocity, atol=1e-6, rtol=1e-6)
     for end, expected in ((0.0, latents), (1.0, noise)):
         torch.testing.assert_close(mix(latents, noise, torch.full((3,), end).double())[0], expected)
+
+
+def test_the_frechet_distance_of_normal_distributions_is_that_of_their_moments() -> None:
+    random = np.random.default_rng(0)
+    mixing = random.normal(size=(3, 3))
+    features = random.normal(size=(400, 3)) @ mixing
+    assert frechet_distance(features, features) == pytest.approx(0, abs=1e-9)
+    assert frechet_distance(features, features + 2) == pytest.approx(12)
+    covariances = [np.cov(one, rowvar=False) for one in (features, features[:200] * 1.5)]
+    product = np.linalg.eigvals(covariances[0] @ covariances[1])  # of the product itself, which is not symmetric
+    means = features.mean(axis=0) - features[:200].mean(axis=0) * 1.5
+    expected = means @ means + np.trace(covariances[0] + covariances[1]) - 2 * np.sqrt(product.real).sum()
+    assert frechet_distance(features, features[:200] * 1.5) == pytest.approx(expected)
+
+
+def test_r_precision_looks_for_an_images_own_text_among_its_candidates() -> None:
+    similarity = np.array([[0.1, 0.9, 0.5], [0.2, 0.3, 0.1]])
+    assert r_precision(similarity, np.array([[0, 1], [1, 0]])) == 50
+    assert r_precision(similarity, np.array([[1, 0], [1, 2]])) == 100
 
 
 def test_what_is_measured_with_is_always_the_same() -> None:
@@ -97,6 +139,8 @@ def test_what_is_measured_with_is_always_the_same() -> None:
             "patch_size must be a divisor of the latent's side",
         ),
         (LatentDiffusionConfig, {"num_heads": 4}, "head_dim must be a multiple of 8"),
+        (LatentDiffusionConfig, {"vocabulary_size": 300}, "one of num_classes .3. and vocabulary_size .300. must be 0"),
+        (LatentDiffusionConfig, {"num_classes": 0, "vocabulary_size": 300}, "max_length must be an integer"),
     ],
 )
 def test_a_shape_that_cannot_be_is_named(kind: type, changes: dict[str, int], said: str) -> None:
@@ -170,6 +214,35 @@ def test_two_runs_leave_a_model_that_draws_and_can_be_gone_on_with(pictures: Pat
     again = load_model(second)[0]
     for name, weight in model.state_dict().items():
         torch.testing.assert_close(again.state_dict()[name], weight, msg=name)
+
+
+def test_two_runs_on_emoji_leave_a_model_that_draws_texts(tmp_path: Path) -> None:
+    def run(recipe: str, settings: tuple[str, ...], **options: object) -> Path:
+        chosen = RunOptions(
+            recipe=str(EXPERIMENTS / recipe),
+            settings=(*settings, "data.valid_fraction=0.2"),
+            data_dir=data,
+            output=tmp_path / Path(recipe).stem,
+            max_steps=2,
+            **options,  # type: ignore[arg-type]
+        )
+        return run_training(chosen, Console(quiet=True))
+
+    data = write_picture_data(tmp_path / "data")
+    first = run("emoji-autoencoder.toml", settings_of(SMALL))
+    second = run("emoji-diffusion.toml", settings_of(SMALL | DENOISER | {"text_num_layers": 1}), init=first)
+    model, described = load_model(second)
+    assert isinstance(model, LatentDiffusion)
+    assert (described.labels, described.reads_text) == ((), True)
+    assert model.configuration.vocabulary_size == load_tokenizer(second).get_vocab_size()
+    assert described.training.metrics["velocity_error"] > 0
+    with np.load(second / "evaluation.npz") as arrays:
+        assert arrays["images"].shape == (2, 16, 16, 3)
+        assert all(" thing, " in text for text in arrays["texts"].tolist()), "name and style"
+    described_images = DATASETS["emoji"].read(DATASETS["emoji"], data, read_recipe(str(EMOJI)).data).train
+    texts = {described_images.describe(0, np.random.default_rng(seed)) for seed in range(50)}
+    assert {described_images.names[0], described_images.titles()[0]} <= texts
+    assert any("thing" not in text for text in texts), "search words alone"
 
 
 def test_a_run_without_an_autoencoder_is_refused_with_what_to_do() -> None:

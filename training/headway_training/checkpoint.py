@@ -46,8 +46,11 @@ TaskName = Literal[
     "image_text_embedding",
     "segmentation",
     "captioning",
+    "transcription",
     "autoencoding",
     "image_generation",
+    "audio_coding",
+    "speech_synthesis",
 ]
 IMAGE_TASKS: tuple[TaskName, ...] = (
     "image_classification",
@@ -65,8 +68,9 @@ TEXTLESS_TASKS: tuple[TaskName, ...] = (
     "segmentation",
     "autoencoding",
     "image_generation",
+    "audio_coding",
 )
-"""Tasks whose models read no text, and have no tokenizer."""
+"""Tasks whose models read no text, and have no tokenizer, but for those that draw what a text says."""
 Metric = Literal[
     "accuracy",
     "micro_f1",
@@ -78,8 +82,11 @@ Metric = Literal[
     "mean_recall",
     "mean_iou",
     "cider",
+    "wer",
     "psnr",
     "velocity_error",
+    "mel_cepstral_distortion",
+    "nats_per_code",
 ]
 TextPairUse = Literal["never", "optional", "required"]
 """Whether a text model reads two texts as one input: never, if a second one is given, or always."""
@@ -127,6 +134,43 @@ class ImagePreprocessing(Record):
             )
         if self.resize == "stretch" and self.resize_size is not None:
             raise ValueError(f"resize_size is {self.resize_size}; it is for resize 'shorter_side', leave it out")
+        return self
+
+
+class AudioPreprocessing(Record):
+    """How audio becomes a log-mel spectrogram (`headway_training.data.audio`); the fields are those of a bundle's."""
+
+    sampling_rate: int = Field(ge=1000, le=192_000)
+    """Samples of mono audio a second."""
+    num_mel_bins: int = Field(ge=1, le=1024)
+    """Numbers of a frame."""
+    fft_size: int = Field(ge=2, le=65_536)
+    """Samples of a Fourier transform."""
+    hop_length: int = Field(ge=1)
+    """Samples from one frame to the next."""
+    num_frames: int = Field(ge=2)
+    """Frames of a window, which the model hears at once."""
+    max_frequency: float = Field(gt=0)
+    """Where the filters end, in hertz."""
+
+    @property
+    def window_samples(self) -> int:
+        """Samples of a window."""
+        return self.num_frames * self.hop_length
+
+    @model_validator(mode="after")
+    def _check_sizes(self) -> AudioPreprocessing:
+        """Checks that frames lie within a window, and filters within what the rate can hold."""
+        if not self.hop_length <= self.fft_size <= self.window_samples:
+            raise ValueError(
+                f"fft_size is {self.fft_size}; it must be at least hop_length, {self.hop_length}, and at most a window "
+                f"of {self.window_samples} samples"
+            )
+        if self.max_frequency > self.sampling_rate / 2:
+            raise ValueError(
+                f"max_frequency is {self.max_frequency:g}; {self.sampling_rate} samples a second hold at most "
+                f"{self.sampling_rate / 2:g} hertz"
+            )
         return self
 
 
@@ -221,8 +265,11 @@ class Checkpoint(Record):
         "clip",
         "segmenter",
         "captioner",
+        "transcriber",
         "autoencoder",
         "latent_diffusion",
+        "codec",
+        "speech_synthesizer",
         "huggingface",
     ]
     """`huggingface`: the folder is one of `transformers` too, and holds its configuration."""
@@ -233,20 +280,28 @@ class Checkpoint(Record):
     """None: single_label, with a temperature of 1."""
     text_pairs: TextPairUse = "never"
     image_preprocessing: ImagePreprocessing | None = None
+    audio_preprocessing: AudioPreprocessing | None = None
     languages: Languages | None = None
     language_tokens: dict[str, int] = {}
-    """Each language that a captioner writes, with the token that its decoder reads after `bos`."""
+    """Each language of captions or of speech, with the token that the decoder reads after `bos`."""
     sampling_defaults: SamplingDefaults | None = None
     attention: bool = False
     """Whether its exports write the graph of the attention weights too, unless told otherwise."""
     evaluation: Evaluation | None = None
     training: TrainingRecord | None = None
 
+    @property
+    def reads_text(self) -> bool:
+        """Whether it has a tokenizer."""
+        return self.task not in TEXTLESS_TASKS or self.special_tokens is not None
+
     @model_validator(mode="after")
     def _check_task(self) -> Checkpoint:
         """Checks that the parts the task needs are there."""
-        if (self.task.endswith("classification") or self.task == "image_generation") and not self.labels:
+        if self.task.endswith("classification") and not self.labels:
             raise ValueError(f"labels: {self.task} needs them")
+        if self.task == "image_generation" and bool(self.labels) == (self.special_tokens is not None):
+            raise ValueError("image_generation draws labels, or texts and then has special_tokens: one of the two")
         if self.classification is not None:
             needed = len(self.labels) if self.classification.kind == "multi_label" else 0
             if len(self.classification.thresholds) != needed:
@@ -260,8 +315,10 @@ class Checkpoint(Record):
             raise ValueError(f"special_tokens: {self.task} needs them")
         if self.task == "translation" and self.languages is None:
             raise ValueError("languages: translation needs them")
-        if self.task == "captioning" and not self.language_tokens:
-            raise ValueError("language_tokens: captioning needs them")
+        if self.task in {"captioning", "transcription"} and not self.language_tokens:
+            raise ValueError(f"language_tokens: {self.task} needs them")
+        if self.task == "transcription" and self.audio_preprocessing is None:
+            raise ValueError("audio_preprocessing: transcription needs it")
         return self
 
 
@@ -363,7 +420,7 @@ def _describe(error: ValidationError) -> str:
 def _check_files(path: Path, checkpoint: Checkpoint) -> None:
     """Checks that every file that the description needs is there."""
     needed = [] if checkpoint.architecture == HUGGINGFACE else [WEIGHTS_FILE]  # which may be in shards
-    if checkpoint.task not in TEXTLESS_TASKS:
+    if checkpoint.reads_text:
         needed.append(TOKENIZER_FILE)
     if checkpoint.evaluation is not None:
         needed.append(checkpoint.evaluation.file)

@@ -45,8 +45,8 @@ def run(
         str | None,
         typer.Option(
             help="Your own training data: CSV with the columns text and label; source<TAB>target lines, or two files "
-            "a.en,a.de; CoNLL-U, or a word and its tag on each line; plain text; or a folder with a folder of images "
-            "for each label."
+            "a.en,a.de; CoNLL-U, or a word and its tag on each line; plain text; lines of an audio's path, a tab and "
+            "what is said; or a folder with a folder of images for each label."
         ),
     ] = None,
     valid: Annotated[str | None, typer.Option(help="Your own validation data, as --train.")] = None,
@@ -184,6 +184,29 @@ def data(
     except TrainingError as error:
         _fail(error)
     console.print(f"{dataset.title} is in {folder}\nlicence: {dataset.license}\nhome: {dataset.home}", highlight=False)
+
+
+@app.command("synthesise")
+def synthesise(
+    captions: Annotated[
+        int, typer.Option(help="Captions of the training part that each synthesiser reads.", min=1)
+    ] = 8000,
+    seed: Annotated[int, typer.Option(help="Chooses captions, voices, speeds and pitches.", min=0)] = 0,
+    data_dir: DataDir = None,
+) -> None:
+    """Lets flite and eSpeak NG read captions of Multi30k, for the data set `speech`.
+
+    Both must be installed (apt-get install flite espeak-ng); the data set's folder notes their versions.
+    """
+    from headway_training.data.sources import data_folder  # noqa: PLC0415 (see above)
+    from headway_training.data.synthesis import synthesise as make  # noqa: PLC0415
+
+    console = Console()
+    try:
+        folder = make(data_folder(data_dir), console, num_captions=captions, seed=seed)
+    except TrainingError as error:
+        _fail(error)
+    console.print(f"the recordings are in {folder}", highlight=False)
 
 
 @app.command("evaluate")

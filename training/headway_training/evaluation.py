@@ -1,4 +1,4 @@
-"""What a model reaches on data: predictions, nats per character of a text, translations, captions.
+"""What a model reaches on data: predictions, nats per character of a text, translations, captions, transcripts.
 
 B rows, I image size, L window, N tokens of a text, T tokens of a row, S source tokens, C classes, V vocabulary.
 """
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 
 from headway_training.batches import sorted_batches
-from headway_training.models import Captioner, RecurrentTranslator, Transformer
+from headway_training.models import Captioner, RecurrentTranslator, Transcriber, Transformer
 from headway_training.models.parts.attention import CachedAttention, cross_attention
 
 EVALUATION_TOKENS = 8192
@@ -187,24 +187,24 @@ def translate_greedily(
 
 
 @torch.inference_mode()
-def caption_greedily(
-    model: Captioner, pixel_values: Tensor, starts: Sequence[int], eos: int, *, batch_size: int = 250
+def write_greedily(
+    model: Captioner | Transcriber, inputs: Tensor, starts: Sequence[int], eos: int, *, batch_size: int = 250
 ) -> list[list[int]]:
-    """Writes a caption of each image, always taking the likeliest token.
+    """Writes a caption of each image, or what is said in each window of audio, always taking the likeliest token.
 
     Args:
         model: The model.
-        pixel_values: float (B, 3, I, I), normalised.
-        starts: What a caption begins with: `bos`, and the token of its language.
+        inputs: What it reads: float (B, 3, I, I), normalised, or float (B, mel bins, frames).
+        starts: What a text begins with: `bos`, and the token of its language.
         eos: The token it ends with.
-        batch_size: Images that are read at once.
+        batch_size: Inputs that are read at once.
 
     Returns:
-        The tokens of every caption, without `starts` and `eos`.
+        The tokens of every text, without `starts` and `eos`.
     """
     device = next(model.parameters()).device
     rows: list[list[int]] = []
-    for part in torch.split(pixel_values, batch_size):
+    for part in torch.split(inputs, batch_size):
         memory = model.encode(part.to(device))
         step = _transformer_step(model, memory, torch.ones(memory.shape[:2], device=device), model.max_target_length)
         given = torch.tensor([starts], device=device).expand(len(part), -1)  # (B, P)
@@ -232,7 +232,9 @@ def _take_likeliest(step: _Step, starts: Tensor, steps: int, eos: int) -> list[l
     return [row[: row.index(eos)] if eos in row else row for row in written]
 
 
-def _transformer_step(model: Transformer | Captioner, memory: Tensor, source_mask: Tensor, steps: int) -> _Step:
+def _transformer_step(
+    model: Transformer | Captioner | Transcriber, memory: Tensor, source_mask: Tensor, steps: int
+) -> _Step:
     attend_cross = cross_attention(model.cross_keys_values(memory), source_mask, model.kernel)
     cache = CachedAttention(steps, model.kernel)
 

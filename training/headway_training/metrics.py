@@ -20,6 +20,7 @@ from sklearn.metrics import accuracy_score, f1_score
 
 _QUERIES_AT_ONCE = 500
 _WORD = re.compile(r"\w+(?:['\u2019-]\w+)*")
+_SPOKEN_WORD = re.compile(r"\w+(?:'\w+)*")
 _CIDER_ORDER = 4
 _CIDER_DEVIATION = 6.0
 """Of the penalty of another length, in words."""
@@ -53,6 +54,37 @@ def multi_label_f1(selected: ArrayLike, targets: ArrayLike) -> tuple[float, floa
         for average in ("micro", "macro")
     )
     return micro, macro
+
+
+def frechet_distance(first: NDArray[np.floating], second: NDArray[np.floating]) -> float:
+    """The distance of two sets of features as normal distributions (Heusel et al. 2017, equation 6).
+
+    It is |m - n|^2 + tr(C + D - 2 (C D)^(1/2)) of means m, n and covariances C, D. It depends on the features and on
+    the number of rows: compare figures of the same features and of as many rows.
+
+    Args:
+        first: (N, D), at least two rows.
+        second: (M, D), likewise.
+    """
+    means = [features.mean(axis=0, dtype=np.float64) for features in (first, second)]
+    covariances = [np.atleast_2d(np.cov(features.astype(np.float64), rowvar=False)) for features in (first, second)]
+    values, vectors = np.linalg.eigh(covariances[0])
+    root = vectors * np.sqrt(values.clip(min=0)) @ vectors.T
+    # The eigenvalues of C D are those of the symmetric C^(1/2) D C^(1/2).
+    shared = np.sqrt(np.linalg.eigvalsh(root @ covariances[1] @ root).clip(min=0)).sum()
+    distance = np.square(means[0] - means[1]).sum() + np.trace(covariances[0]) + np.trace(covariances[1]) - 2 * shared
+    return max(float(distance), 0.0)
+
+
+def r_precision(similarity: NDArray[np.floating], candidates: NDArray[np.int64]) -> float:
+    """Share of images that are nearest to their own text among those of some others (Xu et al. 2018, section 4.1).
+
+    Args:
+        similarity: Of each image with each text, (N, T).
+        candidates: The texts that each image is compared with, (N, K); the first is its own.
+    """
+    nearest = np.take_along_axis(similarity, candidates, axis=1).argmax(axis=1)
+    return float(100 * (nearest == 0).mean())
 
 
 def recall_at(similarity: ArrayLike, right: ArrayLike, k: int) -> float:
@@ -212,6 +244,45 @@ class _NoSynonyms:
 
 
 _NO_SYNONYMS = _NoSynonyms()
+
+
+def transcript_words(text: str) -> list[str]:
+    """The words of a transcript in lower case, without punctuation; a hyphen is between two."""
+    return _SPOKEN_WORD.findall(text.lower().replace("\N{RIGHT SINGLE QUOTATION MARK}", "'"))
+
+
+def word_errors(transcript: Sequence[str], reference: Sequence[str]) -> int:
+    """Fewest words to substitute, delete and insert that make a transcript the reference (Levenshtein 1966)."""
+    row = list(range(len(reference) + 1))  # of an empty transcript
+    for number, word in enumerate(transcript, 1):
+        before, row = row, [number]
+        for place, wanted in enumerate(reference):
+            row.append(min(before[place] + (word != wanted), before[place + 1] + 1, row[place] + 1))
+    return row[-1]
+
+
+def word_error_rate(transcripts: Sequence[str], references: Sequence[str]) -> float:
+    """Word errors in percent of the references' words, over all transcripts together; the lower the better.
+
+    Of lower-case words without punctuation. It may be above 100, as words may be inserted.
+    """
+    pairs = [
+        (transcript_words(own), transcript_words(truth)) for own, truth in zip(transcripts, references, strict=True)
+    ]
+    num_words = sum(len(truth) for _, truth in pairs)
+    return 100 * sum(word_errors(own, truth) for own, truth in pairs) / max(num_words, 1)
+
+
+def score_transcripts(
+    transcripts: Sequence[str], references: Sequence[str], sources: Sequence[str]
+) -> dict[str, float]:
+    """`wer` in percent: of all, and where there are several sources of each by its name, as `wer_fsdd`."""
+    found = {"wer": word_error_rate(transcripts, references)}
+    names = dict.fromkeys(sources)
+    for name in names if len(names) > 1 else ():
+        rows = [row for row, source in enumerate(sources) if source == name]
+        found[f"wer_{name}"] = word_error_rate([transcripts[row] for row in rows], [references[row] for row in rows])
+    return found
 
 
 def span_scores(

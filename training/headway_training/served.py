@@ -27,10 +27,13 @@ from headway_client.options import (
     ClassifyImageOptions,
     ClassifyTextOptions,
     ClassifyTokensOptions,
+    GenerateImageOptions,
     SegmentImageOptions,
+    TranscribeSpeechOptions,
     TranslateTextOptions,
 )
 from headway_training.checkpoint import TaskName
+from headway_training.data.audio import encode_audio
 from headway_training.data.captions import CaptionedImages
 from headway_training.data.examples import (
     LabeledImages,
@@ -43,15 +46,19 @@ from headway_training.data.examples import (
 )
 from headway_training.data.files import cut_before_spaces
 from headway_training.data.images import find_images
-from headway_training.data.pictures import Pictures
+from headway_training.data.pictures import DescribedImages, Pictures
 from headway_training.data.sources import data_folder, file_names, read_examples, read_splits
+from headway_training.data.speech import Recordings, read_recordings
 from headway_training.errors import DataError, EvaluationError
 from headway_training.metrics import (
     accuracy,
     corpus_bleu,
+    frechet_distance,
     macro_f1,
     multi_label_f1,
     nearest_neighbour_labels,
+    r_precision,
+    score_transcripts,
     span_scores,
 )
 from headway_training.recipes import ClassificationSettings, Recipe, list_recipes, parse_setting, read_recipe
@@ -69,10 +76,16 @@ _CALL_OPTIONS: Mapping[Task, type] = {
     Task.TOKEN_CLASSIFICATION: ClassifyTokensOptions,
     Task.IMAGE_CLASSIFICATION: ClassifyImageOptions,
     Task.CAPTIONING: CaptionImageOptions,
+    Task.TRANSCRIPTION: TranscribeSpeechOptions,
     Task.SEGMENTATION: SegmentImageOptions,
+    Task.IMAGE_GENERATION: GenerateImageOptions,
 }
 """Options of the client's call; those of generation do not bear on how likely a text is."""
 _SET_BY_MEASUREMENT = {"model", "model_version", "top_k", "text_pairs", "image_id", "image_ids", "mask_format"}
+_SET_OF_DRAWINGS = {"seed", "image_count", "image", "mask", "strength"}
+"""Options of a drawing that the measurement sets, or that would draw over an image."""
+_NUM_CANDIDATES = 100
+"""Texts that a drawing's own is looked for among (Xu et al. 2018, section 4.1)."""
 _OTHER_LABELS = {"candidate_labels", "hypothesis_template", "independent_labels"}
 """Options that would have a model choose among other labels than the data's."""
 _RECIPE_TASKS: Mapping[str, tuple[str, ...]] = {Task.IMAGE_EMBEDDING: ("image_text_embedding", "image_embedding")}
@@ -82,7 +95,9 @@ _UNITS = {
     Task.TRANSLATION: "sentences",
     Task.IMAGE_CLASSIFICATION: "images",
     Task.CAPTIONING: "images",
+    Task.TRANSCRIPTION: "recordings",
     Task.SEGMENTATION: "pictures",
+    Task.IMAGE_GENERATION: "images",
     Task.GENERATION: "characters",
 }
 
@@ -224,10 +239,22 @@ class CaptionedFiles(Rows):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PromptedFiles(Rows):
+    """Image files, each with what draws its like."""
+
+    images: list[bytes]
+    prompts: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentedFiles(Rows):
     """Pictures with segments to find."""
 
     pictures: list[MeasuredPicture]
+
+
+_PICTURES = (Pictures, CaptionedFiles, SegmentedFiles, NeighbouringImages, PromptedFiles)
+"""Examples that are not labels of images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +318,8 @@ def _parse_option(setting: str) -> tuple[str, Any]:
 def _check_settings(settings: Mapping[str, Any], model: Model) -> None:
     """Checks that the client's call takes the options."""
     kind = _CALL_OPTIONS.get(model.task)
-    known = sorted(set(get_type_hints(kind)) - _SET_BY_MEASUREMENT - _OTHER_LABELS) if kind else []
+    set_here = _SET_BY_MEASUREMENT | (_SET_OF_DRAWINGS if model.task is Task.IMAGE_GENERATION else set())
+    known = sorted(set(get_type_hints(kind)) - set_here - _OTHER_LABELS) if kind else []
     for name in settings:
         if name not in known:
             raise EvaluationError(
@@ -325,6 +353,8 @@ def read_dataset(model: Model, name: str | None, folder: Path) -> TestData:
             {one: test.captions[one][row] for one in test.captions} for row in range(len(test))
         ]
         return TestData(splits.test_name, CaptionedFiles(images=list(map(_encode_png, test.images)), captions=captions))
+    if isinstance(test, DescribedImages):
+        return TestData(splits.test_name, PromptedFiles(images=list(map(_encode_png, test.images)), prompts=test.names))
     if model.task is Task.IMAGE_EMBEDDING:
         known = _encode_images(splits.train)
         nearest = NeighbouringImages(images=_encode_images(test).images, labels=test.labels.tolist(), known=known)
@@ -388,7 +418,9 @@ def read_file(
     Raises:
         DataError: The data is missing or malformed, or has a label that the model does not know.
     """
-    if model.task is Task.IMAGE_CLASSIFICATION:  # as they are: the server brings them to the model's size
+    if model.task is Task.IMAGE_CLASSIFICATION or (
+        model.labels and model.task is Task.IMAGE_GENERATION
+    ):  # as they are: the server brings them to the model's size
         found = find_images(Path(file))
         labels = tuple(sorted({label for _, label in found}))
         if unknown := sorted(set(labels) - set(model.labels)):
@@ -397,8 +429,15 @@ def read_file(
             images=[path.read_bytes() for path, _ in found], labels=[labels.index(label) for _, label in found]
         )
         return TestData(file_names(file), images, labels)
+    if model.task is Task.IMAGE_GENERATION:
+        captioned = _read_captioned(Path(file), language)
+        prompts = [next(iter(one.values()))[0] for one in captioned.captions]
+        return TestData(file_names(file), PromptedFiles(images=captioned.images, prompts=prompts))
     if model.task in (Task.IMAGE_EMBEDDING, Task.CAPTIONING):
         return TestData(file_names(file), _read_captioned(Path(file), language))
+    if model.task is Task.TRANSCRIPTION:
+        rate = int((manifest.get("audio_preprocessing") or {})["sampling_rate"])
+        return TestData(file_names(file), read_recordings(Path(file), rate))
     if model.task is Task.SEGMENTATION:
         raise DataError("--file: masks are read from no file of your own; --data names a data set to measure on")
     classification = ClassificationSettings(
@@ -464,10 +503,12 @@ class _Measurement:
         # A text past the model's limit is cut, as it is when a card is made.
         self._text_options = {"truncate": True, **self._options}
 
-    def measure(self, examples: Any, labels: Sequence[str]) -> dict[str, float | str]:
+    def measure(  # noqa: PLR0911 (a case for each kind of data)
+        self, examples: Any, labels: Sequence[str]
+    ) -> dict[str, float | str]:
         """The figures of some examples; the first one is the metric of the model's task."""
-        if isinstance(examples, Pictures | CaptionedFiles | SegmentedFiles | NeighbouringImages):
-            return self._measure_pictures(examples)
+        if isinstance(examples, _PICTURES) or self._model.task is Task.IMAGE_GENERATION:
+            return self._measure_pictures(examples, labels)
         if isinstance(examples, PlainText):
             return self._score_text(examples.text)
         if isinstance(examples, ParallelTexts):
@@ -477,6 +518,10 @@ class _Measurement:
             )
             score, signature = corpus_bleu(texts, examples.targets)
             return {"sacrebleu": score, "sacrebleu_signature": signature}
+        if isinstance(examples, Recordings):
+            audios = [encode_audio(samples, examples.sampling_rate) for samples in examples.samples]
+            transcripts = self._ask(audios, self._transcribe)
+            return dict(score_transcripts(transcripts, examples.texts, examples.sources))
         if isinstance(examples, SpanLabeledTexts):
             found = self._ask(examples.texts, self._find_spans)
             expected = [[(start, end, labels[label]) for start, end, label in row] for row in examples.spans]
@@ -494,10 +539,10 @@ class _Measurement:
         actual = [labels[index] for index in examples.labels]
         return {"accuracy": accuracy(predicted, actual), "macro_f1": macro_f1(predicted, actual)}
 
-    def _measure_pictures(
-        self, examples: Pictures | CaptionedFiles | SegmentedFiles | NeighbouringImages
-    ) -> dict[str, float | str]:
-        """The figures of a model of images that answers no labels."""
+    def _measure_pictures(self, examples: Any, labels: Sequence[str]) -> dict[str, float | str]:
+        """The figures of a task of images that does not name labels."""
+        if self._model.task is Task.IMAGE_GENERATION:
+            return self._measure_drawings(examples, labels)
         if isinstance(examples, NeighbouringImages):
             return self._measure_neighbours(examples)
         if isinstance(examples, SegmentedFiles):
@@ -505,6 +550,72 @@ class _Measurement:
         if isinstance(examples, CaptionedFiles) and self._model.task is Task.CAPTIONING:
             return self._measure_captions(examples)
         return self._measure_recalls(examples)
+
+    def _measure_drawings(
+        self, examples: PromptedFiles | EncodedImages, labels: Sequence[str]
+    ) -> dict[str, float | str]:
+        """How well drawings of the data's prompts show what they were asked for, and how near they are to its images.
+
+        Each prompt is drawn once, with its index as the seed. What tells is another model that the server has: for
+        labels a classifier that knows them all, for texts an embedder of images with a partner that reads texts.
+        """
+        prompts = (
+            [labels[label] for label in examples.labels] if isinstance(examples, EncodedImages) else examples.prompts
+        )
+        if len(prompts) < 2:
+            raise EvaluationError("a distance between sets of images needs at least two of each; there is one")
+        judge, reader = self._find_judges()
+        drawn = self._ask(list(enumerate(prompts)), self._draw, "drawing")
+        named = {"model": judge.name, "model_version": judge.version}
+
+        def embed(images: Sequence[bytes]) -> list[NDArray[np.float32]]:
+            return list(self._client.embed_image(images, **named).to_numpy())
+
+        vectors, known = (
+            np.stack(self._ask(images, embed, "looking at images")) for images in (drawn, examples.images)
+        )
+        figures: dict[str, float | str] = {"frechet_distance": frechet_distance(vectors, known), "judge": judge.name}
+        if reader is None:
+
+            def label(images: Sequence[bytes]) -> list[str]:
+                return [one.labels[0].label for one in self._client.classify_image(images, top_k=1, **named)]
+
+            return {"label_accuracy": accuracy(self._ask(drawn, label, "naming drawings"), prompts), **figures}
+        texts = list(dict.fromkeys(prompts))
+
+        def read(part: Sequence[str]) -> list[NDArray[np.float32]]:
+            answer = self._client.embed_text(part, truncate=True, model=reader.name, model_version=reader.version)
+            return list(answer.to_numpy())
+
+        similarity = vectors @ np.stack(self._ask(texts, read, "reading texts")).T
+        return {"r_precision": r_precision(similarity, _candidates(prompts, texts)), **figures}
+
+    def _find_judges(self) -> tuple[Model, Model | None]:
+        """The model that looks at drawings, and the one that reads texts into its space; None for labels.
+
+        Raises:
+            EvaluationError: The server has no such model.
+        """
+        models = self._client.list_models().models
+        if self._model.labels:
+            classifiers = [one for one in models if one.task is Task.IMAGE_CLASSIFICATION and one.embedding_dimension]
+            knowing = [one for one in classifiers if set(self._model.labels) <= set(one.labels)]
+            if not knowing:
+                raise EvaluationError(
+                    f"no loaded classifier of images that gives embeddings knows the labels of {self._model.name}; "
+                    "load one too"
+                )
+            return knowing[-1], None
+        readers = {one.embedding_space: one for one in models if one.task is Task.TEXT_EMBEDDING}
+        for one in reversed(models):
+            if one.task is Task.IMAGE_EMBEDDING and one.embedding_space and one.embedding_space in readers:
+                return one, readers[one.embedding_space]
+        raise EvaluationError(
+            "no loaded embedder of images shares its space with a loaded embedder of texts; load two such models too"
+        )
+
+    def _draw(self, part: Sequence[tuple[int, str]]) -> list[bytes]:
+        return [self._client.generate_image(prompt, seed=seed, **self._options).results[0].png for seed, prompt in part]
 
     def _measure_recalls(self, examples: Pictures | CaptionedFiles) -> dict[str, float | str]:
         """Recall of images and texts by the vectors of two models that share a space."""
@@ -619,6 +730,9 @@ class _Measurement:
         answer = self._client.classify_tokens(texts, **self._text_options)
         return [[(span.start, span.end, span.label) for span in result.spans] for result in answer]
 
+    def _transcribe(self, audios: Sequence[bytes]) -> list[str]:
+        return [result.text for result in self._client.transcribe_speech(audios, **self._options)]
+
     def _label(self, images: Sequence[bytes]) -> list[str]:
         return [result.labels[0].label for result in self._client.classify_image(images, top_k=1, **self._options)]
 
@@ -703,6 +817,17 @@ class _Measurement:
             prompt_log_probabilities=score,
         )
         return answer.results
+
+
+def _candidates(prompts: Sequence[str], texts: Sequence[str]) -> NDArray[np.int64]:
+    """The numbers of each prompt's text and of up to 99 others, always the same ones: (N, K)."""
+    random, count = np.random.default_rng(0), min(_NUM_CANDIDATES, len(texts))
+    rows = []
+    for prompt in prompts:
+        own = texts.index(prompt)
+        others = random.choice(len(texts) - 1, count - 1, replace=False)
+        rows.append([own, *(others + (others >= own))])
+    return np.array(rows, np.int64)
 
 
 def _pairs(examples: LabeledTexts | MultiLabeledTexts) -> list[tuple[str, str]]:

@@ -20,6 +20,8 @@ from headway_training.errors import CheckpointError, RecipeError
 from headway_training.recipes import TokenizerSettings
 
 PAD, UNK, BOS, EOS = "<pad>", "<unk>", "<bos>", "<eos>"
+SPEECH = "<speech>"
+"""Comes between a text and the codes of what is said."""
 _TREEBANK_WORDS = (
     r"(?i:(?<=[a-z])n['\x{2019}]t\b|['\x{2019}](?:s|m|d|re|ve|ll)\b"
     r"|(?<=\bcan)not\b|(?<=\bgon|\bwan)na\b|(?<=\bgot)ta\b)| ?[^\s\p{L}\p{M}\p{N}]"
@@ -62,12 +64,17 @@ def train_tokenizer(
 def _frame(tokenizer: Tokenizer, task: TaskName) -> None:
     """Sets the special tokens around a text.
 
-    A translation's source, and a caption, is `... <eos>`; a classifier's text is `<bos> ... <eos>`, and a pair is
-    `<bos> ... <eos> ... <eos>`, in which all after the first `<eos>` is of type 1. A running text has none.
+    A translation's source, a caption and a transcript are `... <eos>`; a classifier's text is `<bos> ... <eos>`, and a
+    pair is `<bos> ... <eos> ... <eos>`, in which all after the first `<eos>` is of type 1. A text that is spoken is
+    `<bos> ... <speech>`. A running text has none.
     """
     if task == "generation":
         return
-    frame = "$A <eos>" if task in {"translation", "captioning"} else "<bos> $A <eos>"
+    if task == "speech_synthesis":
+        ids = [(token, tokenizer.token_to_id(token)) for token in (BOS, SPEECH)]
+        tokenizer.post_processor = processors.TemplateProcessing(single=f"{BOS} $A {SPEECH}", special_tokens=ids)
+        return
+    frame = "$A <eos>" if task in {"translation", "captioning", "transcription"} else "<bos> $A <eos>"
     ids = [(token, tokenizer.token_to_id(token)) for token in (BOS, EOS)]
     tokenizer.post_processor = processors.TemplateProcessing(
         single=frame, pair=f"{frame} $B:1 <eos>:1", special_tokens=ids

@@ -41,6 +41,7 @@ for command in (
     captions.caption,
     drawing.draw,
     speech.transcribe,
+    speech.speak,
     classification.classify_text,
     classification.classify_tokens,
     classification.classify_image,

@@ -17,7 +17,9 @@ from headway_client.results import DrawnImage
 
 @takes_options
 def draw(
-    prompt: Annotated[str, typer.Argument(help="What to draw: a label of the model. Default: anything.")] = "",
+    prompt: Annotated[
+        str, typer.Argument(help="What to draw: a label, or a text, by the model. Default: anything.")
+    ] = "",
     *,
     output: Annotated[
         Path,

@@ -26,6 +26,7 @@ TaskName = Literal[
     "image_embedding",
     "segmentation",
     "image_generation",
+    "speech_synthesis",
 ]
 ModelArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the model.")]
 

@@ -1,7 +1,8 @@
-"""The command that writes what is said: transcribe."""
+"""The commands of speech: transcribe, which writes what is said, and speak."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -10,8 +11,15 @@ import typer
 
 from headway_client.cli.calls import options_for_stream, print_answers, print_streams
 from headway_client.cli.flags import AsJson, BatchSize, ConnectionFlags, File, connected, takes_options
-from headway_client.cli.output import print_heading, print_table, read_inputs
-from headway_client.options import StreamTranscribeSpeechOptions, TranscribeSpeechOptions
+from headway_client.cli.output import as_dict, print_heading, print_json, print_table, read_inputs
+from headway_client.client import Client
+from headway_client.options import (
+    AudioFormat,
+    StreamSynthesizeSpeechOptions,
+    StreamTranscribeSpeechOptions,
+    SynthesizeSpeechOptions,
+    TranscribeSpeechOptions,
+)
 from headway_client.results import SpeechSegment, SpeechTranscript
 
 AudioArguments = Annotated[
@@ -55,6 +63,67 @@ def transcribe(
             lambda batch: client.transcribe_speech([Path(path) for path in batch], **options),
             None if as_json else show.whole,
         )
+
+
+@takes_options
+def speak(
+    text: Annotated[str, typer.Argument(help="What to say.")],
+    *,
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Audio file, of the format that its name ends in unless --format says; - streams samples to stdout "
+            "as they are made: signed, 16 bits, little-endian, mono.",
+        ),
+    ],
+    as_json: AsJson = False,
+    options: SynthesizeSpeechOptions,
+    connection: ConnectionFlags,
+) -> None:
+    """Speak a text into an audio file, or to a player.
+
+    Prints a line: the file, the seed and the seconds. To hear it at once, where a model has 8 kHz:
+    headway speak TEXT -o - | aplay -f S16_LE -r 8000
+    """
+    with connected(connection) as client:
+        if output == "-":
+            _play(client, text, options_for_stream(options, StreamSynthesizeSpeechOptions))
+            return
+        if options.get("format") is None:
+            options["format"] = _format_of(output)
+        [spoken] = client.synthesize_speech(text, **options)
+    Path(output).write_bytes(spoken.audio)
+    if as_json:
+        shown = {name: value for name, value in as_dict(spoken).items() if name != "audio"}
+        print_json({"file": output, **shown})
+    else:
+        print_table([("FILE", "SEED", "SECONDS"), (output, str(spoken.seed), f"{spoken.duration:.2f}")])
+
+
+def _play(client: Client, text: str, options: StreamSynthesizeSpeechOptions) -> None:
+    """Writes samples to stdout as they are made, and their rate to stderr."""
+    rate = 0
+    with client.stream_synthesize_speech(text, **options) as stream:
+        for part in stream:
+            if not rate:
+                rate = part.sampling_rate
+                typer.echo(f"signed 16 bit little-endian mono samples, {rate} a second", err=True)
+            sys.stdout.buffer.write(part.pcm)
+            sys.stdout.buffer.flush()
+
+
+def _format_of(file: str) -> AudioFormat:
+    """The format that a file's name ends in."""
+    formats = {".wav": AudioFormat.WAV, ".flac": AudioFormat.FLAC, ".opus": AudioFormat.OPUS, ".ogg": AudioFormat.OPUS}
+    suffix = Path(file).suffix.lower()
+    if suffix not in formats:
+        raise typer.BadParameter(
+            f"{file} does not end in {', '.join(formats)}; name it so, or give --format", param_hint="--output"
+        )
+    return formats[suffix]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

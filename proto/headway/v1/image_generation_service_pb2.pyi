@@ -127,9 +127,11 @@ class GenerateImageRequest(_message.Message):
     model_version: _builtins.str
     """Version of the model. Default: the latest loaded version."""
     prompt: _builtins.str
-    """What to draw: a label of the model, in upper or lower case. Default: anything that the model draws."""
+    """What to draw: a label of the model, in upper or lower case, or, of a model without labels, any text of at most its
+    max_input_token_count tokens. Default: anything that the model draws.
+    """
     negative_prompt: _builtins.str
-    """What to lead away from: a label of the model. Default: from anything."""
+    """What to lead away from: a label of the model, or a text as prompt is one. Default: from anything."""
     image_count: _builtins.int
     """Images to draw. Range 1 to 16. Default 1."""
     image: _builtins.bytes
@@ -261,9 +263,11 @@ class StreamGenerateImageRequest(_message.Message):
     model_version: _builtins.str
     """Version of the model. Default: the latest loaded version."""
     prompt: _builtins.str
-    """What to draw: a label of the model, in upper or lower case. Default: anything that the model draws."""
+    """What to draw: a label of the model, in upper or lower case, or, of a model without labels, any text of at most its
+    max_input_token_count tokens. Default: anything that the model draws.
+    """
     negative_prompt: _builtins.str
-    """What to lead away from: a label of the model. Default: from anything."""
+    """What to lead away from: a label of the model, or a text as prompt is one. Default: from anything."""
     image: _builtins.bytes
     """An image to draw over: JPEG, PNG, WebP, BMP or GIF. Default: none."""
     image_id: _builtins.str

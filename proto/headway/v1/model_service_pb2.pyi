@@ -53,7 +53,9 @@ class _TaskEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Task.ValueType],
     TASK_IMAGE_GENERATION: _Task.ValueType  # 12
     """ImageGenerationService."""
     TASK_TRANSCRIPTION: _Task.ValueType  # 13
-    """SpeechService."""
+    """SpeechService.TranscribeSpeech."""
+    TASK_SPEECH_SYNTHESIS: _Task.ValueType  # 14
+    """SpeechService.SynthesizeSpeech."""
 
 class Task(_Task, metaclass=_TaskEnumTypeWrapper):
     """What a model does."""
@@ -85,7 +87,9 @@ TASK_CAPTIONING: Task.ValueType  # 11
 TASK_IMAGE_GENERATION: Task.ValueType  # 12
 """ImageGenerationService."""
 TASK_TRANSCRIPTION: Task.ValueType  # 13
-"""SpeechService."""
+"""SpeechService.TranscribeSpeech."""
+TASK_SPEECH_SYNTHESIS: Task.ValueType  # 14
+"""SpeechService.SynthesizeSpeech."""
 Global___Task: _TypeAlias = Task  # noqa: Y015
 
 class _BundleState:
@@ -179,7 +183,7 @@ class Model(_message.Message):
     device: _builtins.str
     """Where it runs: "cpu" or "cuda"."""
     max_input_token_count: _builtins.int
-    """Most tokens of an input; 0 for images."""
+    """Most tokens of an input; 0 for images. Of a model that draws images of texts: of a prompt."""
     max_token_count: _builtins.int
     """Most tokens of a prompt and its continuation together, of a translation or of a new text; 0 for classifiers."""
     source_language: _builtins.str
@@ -203,7 +207,7 @@ class Model(_message.Message):
     @_builtins.property
     def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Labels of a classifier, in the order of its outputs; for token classification, the labels that a span may have; what
-        a model of images draws.
+        a model of images draws, and none where it draws what any text says.
         """
 
     @_builtins.property

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class SpeechServiceStub:
-    """Writes what is said in audio.
+    """Writes what is said in audio, and speaks texts.
     """
 
     def __init__(self, channel):
@@ -45,10 +45,20 @@ class SpeechServiceStub:
                 request_serializer=headway_dot_v1_dot_speech__service__pb2.StreamTranscribeSpeechRequest.SerializeToString,
                 response_deserializer=headway_dot_v1_dot_speech__service__pb2.StreamTranscribeSpeechResponse.FromString,
                 _registered_method=True)
+        self.SynthesizeSpeech = channel.unary_unary(
+                '/headway.v1.SpeechService/SynthesizeSpeech',
+                request_serializer=headway_dot_v1_dot_speech__service__pb2.SynthesizeSpeechRequest.SerializeToString,
+                response_deserializer=headway_dot_v1_dot_speech__service__pb2.SynthesizeSpeechResponse.FromString,
+                _registered_method=True)
+        self.StreamSynthesizeSpeech = channel.unary_stream(
+                '/headway.v1.SpeechService/StreamSynthesizeSpeech',
+                request_serializer=headway_dot_v1_dot_speech__service__pb2.StreamSynthesizeSpeechRequest.SerializeToString,
+                response_deserializer=headway_dot_v1_dot_speech__service__pb2.StreamSynthesizeSpeechResponse.FromString,
+                _registered_method=True)
 
 
 class SpeechServiceServicer:
-    """Writes what is said in audio.
+    """Writes what is said in audio, and speaks texts.
     """
 
     def TranscribeSpeech(self, request, context):
@@ -60,6 +70,20 @@ class SpeechServiceServicer:
 
     def StreamTranscribeSpeech(self, request, context):
         """Writes what is said in one audio and streams it as it is written. The last message has the whole result.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SynthesizeSpeech(self, request, context):
+        """Speaks every text and answers when all are finished.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StreamSynthesizeSpeech(self, request, context):
+        """Speaks one text and streams the samples as they are made. The last message has the result.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -78,6 +102,16 @@ def add_SpeechServiceServicer_to_server(servicer, server):
                     request_deserializer=headway_dot_v1_dot_speech__service__pb2.StreamTranscribeSpeechRequest.FromString,
                     response_serializer=headway_dot_v1_dot_speech__service__pb2.StreamTranscribeSpeechResponse.SerializeToString,
             ),
+            'SynthesizeSpeech': grpc.unary_unary_rpc_method_handler(
+                    servicer.SynthesizeSpeech,
+                    request_deserializer=headway_dot_v1_dot_speech__service__pb2.SynthesizeSpeechRequest.FromString,
+                    response_serializer=headway_dot_v1_dot_speech__service__pb2.SynthesizeSpeechResponse.SerializeToString,
+            ),
+            'StreamSynthesizeSpeech': grpc.unary_stream_rpc_method_handler(
+                    servicer.StreamSynthesizeSpeech,
+                    request_deserializer=headway_dot_v1_dot_speech__service__pb2.StreamSynthesizeSpeechRequest.FromString,
+                    response_serializer=headway_dot_v1_dot_speech__service__pb2.StreamSynthesizeSpeechResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'headway.v1.SpeechService', rpc_method_handlers)
@@ -87,7 +121,7 @@ def add_SpeechServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class SpeechService:
-    """Writes what is said in audio.
+    """Writes what is said in audio, and speaks texts.
     """
 
     @staticmethod
@@ -134,6 +168,60 @@ class SpeechService:
             '/headway.v1.SpeechService/StreamTranscribeSpeech',
             headway_dot_v1_dot_speech__service__pb2.StreamTranscribeSpeechRequest.SerializeToString,
             headway_dot_v1_dot_speech__service__pb2.StreamTranscribeSpeechResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SynthesizeSpeech(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headway.v1.SpeechService/SynthesizeSpeech',
+            headway_dot_v1_dot_speech__service__pb2.SynthesizeSpeechRequest.SerializeToString,
+            headway_dot_v1_dot_speech__service__pb2.SynthesizeSpeechResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StreamSynthesizeSpeech(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/headway.v1.SpeechService/StreamSynthesizeSpeech',
+            headway_dot_v1_dot_speech__service__pb2.StreamSynthesizeSpeechRequest.SerializeToString,
+            headway_dot_v1_dot_speech__service__pb2.StreamSynthesizeSpeechResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -13,6 +13,7 @@ Axis names used in tensor shapes:
     images         embeddings of a bank, which the prompts of a segmentation decoder are about
     prompts        prompts of a run
     points         points of a prompt
+    frames         frames of codes that are decoded in a run
 """
 
 from __future__ import annotations
@@ -59,7 +60,16 @@ DIFFUSION_TENSORS = {
     "vae_decoder": (("latent",), ("pixel_values",)),
     "vae_encoder": (("pixel_values",), ("latent",)),
 }
-"""Inputs and outputs of the graphs of a model that draws images (docs/graphs.md)."""
+"""Inputs and outputs of the graphs of a model that draws images of labels (docs/graphs.md)."""
+TEXT_DIFFUSION_TENSORS = DIFFUSION_TENSORS | {
+    "denoiser": (("latent", "timestep", "text", "text_mask"), ("velocity",)),
+    "text_encoder": (("input_ids", "attention_mask"), ("text",)),
+}
+"""The same of one that draws images of texts."""
+CODEC_TENSORS = (("codes", "state"), ("samples", "present_state"))
+"""Inputs and outputs of the graph `codec_decoder` of a model that speaks (docs/graphs.md)."""
+VOICES_FILE = "voices.json"
+"""Of a model that speaks: frames of a recording in each voice, by its name; a frame is a code of each book."""
 CARD_FILE = "README.md"
 LEARNING_CURVE_FILE = "learning-curve.svg"
 
@@ -91,6 +101,7 @@ class Task(StrEnum):
     IMAGE_EMBEDDING = "image_embedding"
     SEGMENTATION = "segmentation"
     IMAGE_GENERATION = "image_generation"
+    SPEECH_SYNTHESIS = "speech_synthesis"
 
 
 ENCODER_DECODER_TASKS = (Task.TRANSLATION, Task.TEXT_TO_TEXT, Task.CAPTIONING, Task.TRANSCRIPTION)
@@ -221,12 +232,26 @@ class AttentionFigures(Record):
     checked_shape_count: int
 
 
+GraphRole = Literal[
+    "model",
+    "encoder",
+    "decoder",
+    "denoiser",
+    "vae_decoder",
+    "vae_encoder",
+    "text_encoder",
+    "codec_decoder",
+    "attention",
+]
+"""What a graph is for."""
+
+
 class Variant(Record):
     """The graphs of one precision."""
 
     device: Literal["cpu", "cuda"]
     """Where this variant is meant to run."""
-    graphs: dict[Literal["model", "encoder", "decoder", "denoiser", "vae_decoder", "vae_encoder", "attention"], Graph]
+    graphs: dict[GraphRole, Graph]
     """Those that `TASK_PARTS` names for the task, and `attention` where the attention weights can be looked at."""
     state: tuple[StateTensor, ...] = ()
     cross: tuple[str, ...] = ()
@@ -464,6 +489,34 @@ class Diffusion(Record):
     """How an image x and noise e are mixed at a time t from 0 to 1: cos(pi t / 2) x + sin(pi t / 2) e."""
     prediction: Literal["velocity"]
     """What the denoiser predicts: cos(pi t / 2) e - sin(pi t / 2) x."""
+    condition: Literal["label", "text"] = "label"
+    """What is drawn: one of `labels`, or what a text says."""
+
+
+class AudioCodec(Record):
+    """How the codes that a model writes become audio.
+
+    A frame is a code of every book. A code's token is `first_code`, plus `codebook_size` for each book before its own,
+    plus its number.
+    """
+
+    sampling_rate: Size
+    """Samples a second."""
+    hop_length: Size
+    """Samples of a frame."""
+    num_books: Size
+    codebook_size: Size
+    """Codes of a book."""
+    first_code: Index
+    """Token of the first code of the first book."""
+    frames_per_run: Size
+    """Frames that the graph `codec_decoder` is given at a time; the last ones of a sequence are followed by others,
+    which change nothing before them."""
+
+    @property
+    def num_codes(self) -> int:
+        """Of all books."""
+        return self.num_books * self.codebook_size
 
 
 class SamplingDefaults(Record):
@@ -583,6 +636,8 @@ class Manifest(Record):
     languages: Languages | None = None
     diffusion: Diffusion | None = None
     """None but for image_generation."""
+    codec: AudioCodec | None = None
+    """None but for speech_synthesis."""
     sampling_defaults: SamplingDefaults | None = None
     prompt_prefix: tuple[Index, ...] = ()
     """Tokens that come before a prompt that is given as text, such as a Llama's bos; a conversation's template writes
@@ -625,10 +680,11 @@ class Manifest(Record):
         """Checks that every variant has the graphs the task needs, and that their files are hashed."""
         if not self.variants:
             raise ValueError("variants: at least one is needed")
-        parts = TASK_PARTS[self.task]
+        draws_texts = self.diffusion is not None and self.diffusion.condition == "text"
+        graphs = tuple(TEXT_DIFFUSION_TENSORS) if draws_texts else TASK_PARTS[self.task].graphs
         for precision, variant in self.variants.items():
-            if set(variant.graphs) - {"attention"} != set(parts.graphs):
-                raise ValueError(f"variants.{precision}.graphs: {self.task} needs {', '.join(parts.graphs)}")
+            if set(variant.graphs) - {"attention"} != set(graphs):
+                raise ValueError(f"variants.{precision}.graphs: {self.task} needs {', '.join(graphs)}")
             if unlisted := {graph.file for graph in variant.graphs.values()} - set(self.files):
                 raise ValueError(f"variants.{precision}.graphs: {min(unlisted)} is not among the files")
         return self
@@ -715,8 +771,18 @@ def _check_segmentation(manifest: Manifest) -> None:
 
 
 def _check_diffusion(manifest: Manifest) -> None:
+    assert manifest.diffusion is not None, "it is among what is needed"
+    draws_texts = manifest.diffusion.condition == "text"
+    if draws_texts and (not manifest.limits.max_input_tokens or manifest.special_tokens is None):
+        raise ValueError("limits.max_input_tokens and special_tokens: a model that draws texts needs them")
+    if draws_texts and TOKENIZER_FILE not in manifest.files:
+        raise ValueError(f"files: a model that draws texts needs {TOKENIZER_FILE}")
+    if draws_texts == bool(manifest.labels):
+        raise ValueError(
+            f"labels: a model that draws each {manifest.diffusion.condition} has {'none' if draws_texts else 'some'}"
+        )
     for precision, variant in manifest.variants.items():
-        for role, tensors in DIFFUSION_TENSORS.items():
+        for role, tensors in (TEXT_DIFFUSION_TENSORS if draws_texts else DIFFUSION_TENSORS).items():
             if (graph := {str(name): one for name, one in variant.graphs.items()}.get(role)) is None:
                 continue  # which is refused for that
             found = tuple(tuple(spec.name for spec in specs) for specs in (graph.inputs, graph.outputs))
@@ -724,6 +790,29 @@ def _check_diffusion(manifest: Manifest) -> None:
                 raise ValueError(
                     f"variants.{precision}.graphs.{role}: has the tensors {found}; {manifest.task} needs {tensors}"
                 )
+
+
+def _check_codec(manifest: Manifest) -> None:
+    codec, limits = manifest.codec, manifest.limits
+    assert codec is not None, "it is among what is needed"
+    assert limits.max_input_tokens is not None, "it is among what is needed"
+    assert limits.max_total_tokens is not None, "it is among what is needed"
+    if manifest.special_tokens is None or manifest.special_tokens.eos is None:
+        raise ValueError(f"special_tokens.eos: {manifest.task} needs it")
+    if limits.max_total_tokens < limits.max_input_tokens + codec.num_books:
+        raise ValueError(
+            f"limits.max_total_tokens is {limits.max_total_tokens}; a prompt ({limits.max_input_tokens}) and a frame "
+            f"({codec.num_books}) need more"
+        )
+    for precision, variant in manifest.variants.items():
+        if (graph := variant.graphs.get("codec_decoder")) is None:
+            continue  # which is refused for that
+        found = tuple(tuple(spec.name for spec in specs) for specs in (graph.inputs, graph.outputs))
+        if found != CODEC_TENSORS:
+            raise ValueError(
+                f"variants.{precision}.graphs.codec_decoder: has the tensors {found}; {manifest.task} needs "
+                f"{CODEC_TENSORS}"
+            )
 
 
 _OF_TEXTS = ("special_tokens", "limits.max_input_tokens")
@@ -767,7 +856,13 @@ TASK_PARTS: Final[Mapping[Task, TaskParts]] = {
         graphs=("encoder", "decoder"), needs=("image_preprocessing",), check=_check_segmentation
     ),
     Task.IMAGE_GENERATION: TaskParts(
-        graphs=tuple(DIFFUSION_TENSORS), needs=("labels", "image_preprocessing", "diffusion"), check=_check_diffusion
+        graphs=tuple(DIFFUSION_TENSORS), needs=("image_preprocessing", "diffusion"), check=_check_diffusion
+    ),
+    Task.SPEECH_SYNTHESIS: TaskParts(
+        graphs=("codec_decoder", "decoder"),
+        needs=(*_OF_TEXTS, "limits.max_total_tokens", "labels", "codec"),
+        files=(TOKENIZER_FILE, VOICES_FILE),
+        check=_check_codec,
     ),
 }
 """The manifest's part of each task; how it is served is in `serving/families.py`."""

@@ -36,12 +36,17 @@ from headway_server.runtime import (
 LATENT: Final = "latent"
 TIMESTEP: Final = "timestep"
 LABEL: Final = "label"
+TEXT: Final = "text"
+TEXT_MASK: Final = "text_mask"
 VELOCITY: Final = "velocity"
 LEAST_ROOM: Final = 2
 """Rows that a step has room for at least: those of an image that is guided."""
 
 Denoise = Callable[[Mapping[str, NDArray[Any]]], Latent]
-"""Velocities (R, C, S, S) of rows: `latent` (R, C, S, S) float32, `timestep` (R,) float32 and `label` (R,) int64."""
+"""Velocities (R, C, S, S) of rows: `latent` (R, C, S, S) float32, `timestep` (R,) float32, and what is drawn."""
+Condition = Mapping[str, NDArray[Any]]
+"""What is drawn, as a row of the denoiser's inputs: `label` () int64, or `text` (T, D) float32 with `text_mask` (T,)
+int64. All drawings of an engine have the same inputs, of the same shapes."""
 
 _log = structlog.get_logger(__name__)
 
@@ -70,8 +75,8 @@ class Drawing:
         self,
         trajectory: Trajectory,
         *,
-        label: int,
-        other_label: int,
+        condition: Condition,
+        other_condition: Condition,
         guidance: float,
         deadline: float | None,
         wants_progress: bool = False,
@@ -80,15 +85,15 @@ class Drawing:
 
         Args:
             trajectory: At its beginning.
-            label: What is drawn.
-            other_label: What guidance leads away from.
-            guidance: How far; at 1 there is none, and `other_label` is not looked at.
+            condition: What is drawn.
+            other_condition: What guidance leads away from.
+            guidance: How far; at 1 there is none, and `other_condition` is not looked at.
             deadline: When the caller stops waiting, by `time.monotonic`.
             wants_progress: True to be told of each step.
         """
         self.trajectory = trajectory
-        self.label = label
-        self.other_label = other_label
+        self.condition = condition
+        self.other_condition = other_condition
         self.guidance = guidance
         self.deadline = float("inf") if deadline is None else deadline
         self.wants_progress = wants_progress
@@ -320,13 +325,13 @@ class DenoisingEngine:
 
     def _velocities(self, chosen: Sequence[Drawing]) -> list[Latent]:
         """Runs the model once for all rows, and leads away from what is not wanted."""
-        rows = [(drawing, drawing.label) for drawing in chosen]
-        rows += [(drawing, drawing.other_label) for drawing in chosen if drawing.is_guided]
+        rows = [(drawing, drawing.condition) for drawing in chosen]
+        rows += [(drawing, drawing.other_condition) for drawing in chosen if drawing.is_guided]
         found = self._denoise(
             {
                 LATENT: np.stack([drawing.trajectory.latent for drawing, _ in rows]),
                 TIMESTEP: np.array([drawing.trajectory.time for drawing, _ in rows], np.float32),
-                LABEL: np.array([label for _, label in rows], np.int64),
+                **{name: np.stack([condition[name] for _, condition in rows]) for name in rows[0][1]},
             }
         )
         others = iter(found[len(chosen) :])

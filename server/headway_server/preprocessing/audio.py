@@ -71,7 +71,7 @@ class AudioDecoder:
         Raises:
             RuntimeUnavailableError: The libraries that decode and resample are not installed.
         """
-        _libraries()
+        audio_libraries()
         self._rate = rate
         self._limits = limits
 
@@ -97,7 +97,7 @@ class AudioDecoder:
             raise InvalidInputError(field, f"is empty; give {FORMATS_AS_TEXT}")
         if not data.startswith(_BEGINNINGS) and not (data[0] == 0xFF and data[1:2] >= b"\xe0"):
             raise InvalidInputError(field, f"is no audio that is read here; give {FORMATS_AS_TEXT}")
-        soundfile, soxr = _libraries()
+        soundfile, soxr = audio_libraries()
         try:
             with soundfile.SoundFile(BytesIO(data)) as file:
                 self._check_header(file, field)
@@ -240,7 +240,7 @@ def _hertz_of(mels: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 @cache
-def _libraries() -> tuple[ModuleType, ModuleType]:
+def audio_libraries() -> tuple[ModuleType, ModuleType]:
     """Returns what decodes audio and what resamples it.
 
     Raises:

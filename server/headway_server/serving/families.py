@@ -82,4 +82,5 @@ FAMILIES: Final[Mapping[Task, Family]] = {
     Task.IMAGE_EMBEDDING: Family(loader="headway_server.tasks.images.classifier:ImageClassifier.load"),
     Task.SEGMENTATION: Family(loader="headway_server.tasks.segmentation.model:SegmentationModel.load"),
     Task.IMAGE_GENERATION: Family(loader="headway_server.tasks.image_generation.model:ImageGenerationModel.load"),
+    Task.SPEECH_SYNTHESIS: Family(loader="headway_server.tasks.synthesis.model:SynthesisModel.load"),
 }

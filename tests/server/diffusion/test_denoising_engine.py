@@ -88,7 +88,12 @@ async def engine(denoiser, events):
 def drawing(seed=0, steps=5, label=1, guidance=1.0, sampler=Sampler.DDIM, *, deadline=None, progress=False):
     trajectory = Trajectory(draw_noise(seed, SHAPE), step_times(steps), sampler)
     return Drawing(
-        trajectory, label=label, other_label=0, guidance=guidance, deadline=deadline, wants_progress=progress
+        trajectory,
+        condition={"label": np.array(label)},
+        other_condition={"label": np.array(0)},
+        guidance=guidance,
+        deadline=deadline,
+        wants_progress=progress,
     )
 
 

@@ -21,6 +21,12 @@ from headway_training.errors import DataError
 
 STYLES = ("noto", "openmoji", "fluent")
 """The styles that emoji are drawn in."""
+NAMES_ALONE, NAMES_FIRST = 0.6, 0.85
+"""Share of the descriptions that are a name alone, and with those that begin with one; others are search words."""
+MOST_TAGS = 4
+"""Search words of a description."""
+STYLES_NAMED = 0.5
+"""Share of the descriptions that name the style."""
 _TURNED_WORDS = frozenset({"left", "right", "leftwards", "rightwards", "clock", "clockwise", "counterclockwise"})
 _GROUPS_WITH_SIGNS = frozenset({"symbols", "flags"})
 
@@ -54,6 +60,37 @@ class Drawings(Rows):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DescribedImages(Rows):
+    """Images of one size, each with what it shows and how."""
+
+    images: NDArray[np.uint8]
+    """(N, S, S, 3)."""
+    names: list[str]
+    """What each shows."""
+    tags: list[tuple[str, ...]]
+    """Search words of each."""
+    styles: list[str]
+    """What each is drawn like; empty where nothing is known."""
+
+    def titles(self) -> list[str]:
+        """Name and style of each."""
+        return [f"{name}, {style}" if style else name for name, style in zip(self.names, self.styles, strict=True)]
+
+    def all_texts(self) -> list[str]:
+        """What a tokenizer is trained on."""
+        return [*self.titles(), *(" ".join(tags) for tags in self.tags)]
+
+    def describe(self, row: int, random: np.random.Generator) -> str:
+        """A text for an image: its name, its name with search words, or search words alone; half name the style."""
+        name, tags, style = self.names[row], self.tags[row], self.styles[row]
+        kind = random.random()
+        words = [] if kind < NAMES_ALONE or not tags else [tags[i] for i in random.permutation(len(tags))[:MOST_TAGS]]
+        words = words[: int(random.integers(1, len(words) + 1))] if words else []
+        parts = words if words and kind >= NAMES_FIRST else [name, *words]
+        return ", ".join([*parts, style] if style and random.random() < STYLES_NAMED else parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CaptionedPhotographs(Rows):
     """Photographs, each with several captions."""
 
@@ -79,6 +116,11 @@ class Pictures:
     """Images with labels, which are measured on alone."""
     labels: tuple[str, ...] = ()
     """The names of those labels."""
+
+    def all_texts(self) -> list[str]:
+        """What a tokenizer is trained on."""
+        tags = (" ".join(tags) for tags in self.texts.tags)
+        return [*self.texts.names, *tags, *(text for several in self.photographs.captions for text in several)]
 
     def __len__(self) -> int:
         """Pictures of all kinds."""
@@ -132,6 +174,17 @@ def read_drawings(files: Mapping[str, Path], texts: EmojiTexts) -> dict[str, Dra
         emoji = np.array([rows[name] for name in images], np.int64)
         drawings[style] = Drawings(images=np.stack(list(images.values())), emoji=emoji)
     return drawings
+
+
+def describe_drawings(drawings: Mapping[str, Drawings], texts: EmojiTexts) -> DescribedImages:
+    """Puts the drawings of all styles one after another, with what is known of them."""
+    rows = [(style, row) for style, one in drawings.items() for row in one.emoji.tolist()]
+    return DescribedImages(
+        images=np.concatenate([one.images for one in drawings.values()]),
+        names=[texts.names[row] for _, row in rows],
+        tags=[texts.tags[row] for _, row in rows],
+        styles=[style for style, _ in rows],
+    )
 
 
 def join_drawings(parts: Sequence[Drawings]) -> Drawings:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import io
+import json
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from headway_training.checkpoint import TaskName
+from headway_training.data import synthesis
 from headway_training.data.captions import CAPTION_LANGUAGES, read_captioned_images
 from headway_training.data.conll import read_span_labeled_texts
 from headway_training.data.examples import LabeledImages, ParallelTexts, PlainText, Splits, hold_out
@@ -25,6 +27,7 @@ from headway_training.data.order import make_order_texts
 from headway_training.data.pictures import (
     STYLES,
     Pictures,
+    describe_drawings,
     read_archive,
     read_drawings,
     read_emoji_texts,
@@ -32,6 +35,13 @@ from headway_training.data.pictures import (
     split_drawings,
 )
 from headway_training.data.segments import SegmentedPictures, hold_out_drawings, read_segmented_images
+from headway_training.data.speech import (
+    Recordings,
+    hold_out_transcripts,
+    join_recordings,
+    read_digits,
+    read_transcribed,
+)
 from headway_training.data.texts import read_labeled_texts, read_parallel_texts
 from headway_training.errors import DataError, MissingDataError
 from headway_training.recipes import DataSettings
@@ -53,6 +63,8 @@ FASHION_MNIST_LABELS = (
 ZERO_SHOT_VALIDATION_IMAGES = 2000
 """Training images of CIFAR-10 that a model which never trains on them is validated on."""
 _CIFAR10_ROW_BYTES = 1 + 3 * 32 * 32
+_LONGEST_SPEECH_S = 8.0
+"""Longer recordings of the data set `speech` are left out."""
 _IDX_IMAGES, _IDX_LABELS = 2051, 2049
 """First numbers of the files of MNIST's format."""
 _GITHUB = "https://raw.githubusercontent.com"
@@ -300,6 +312,26 @@ def _read_pictures(dataset: Dataset, folder: Path, settings: DataSettings) -> Sp
     )
 
 
+def _read_emoji(dataset: Dataset, folder: Path, settings: DataSettings) -> Splits[Any]:
+    """Emoji in all styles; `valid_fraction` of the drawings is held out, of emoji that are mostly seen in other styles.
+
+    There is no test part: the validation part is measured on again.
+    """
+    texts = read_emoji_texts(dataset.find(folder, ("texts.tsv.gz",)))
+    archives = {style: dataset.find(folder, (f"{style}_96.tar.gz",)) for style in STYLES}
+    drawings = describe_drawings(read_drawings(archives, texts), texts)
+    kept, held = hold_out(len(drawings), settings.valid_fraction)
+    return Splits(
+        train=drawings.take(kept),
+        valid=drawings.take(held),
+        test=drawings.take(held),
+        train_name=f"{len(kept):,} emoji",
+        test_name=f"{len(held):,} emoji, each mostly seen in other styles",
+        license=dataset.license,
+        home=dataset.home,
+    )
+
+
 def _read_segments(dataset: Dataset, folder: Path, settings: DataSettings) -> Splits[Any]:
     """Nuclei, photographs and emoji; `valid_fraction` of the nuclei's pictures and of the emoji's concepts is held out.
 
@@ -347,6 +379,75 @@ def _read_captions(dataset: Dataset, folder: Path, _settings: DataSettings) -> S
         test_name=f"{len(valid)} photographs of Flickr8k",
         license=dataset.license,
         home=dataset.home,
+    )
+
+
+def _read_voices(dataset: Dataset, folder: Path, settings: DataSettings) -> Splits[Any]:
+    """Digits of six speakers and telephone prompts of a seventh; the test part has digits alone."""
+    digits, test = (read_digits(dataset.find(folder, (f"fsdd/{part}.tar.gz",))) for part in ("train", "test_3-4"))
+    both = join_recordings([digits, _read_prompts(dataset, folder, write=str)])
+    return _hold_out(
+        dataset,
+        both,
+        test,
+        settings,
+        total=f"{len(both):,} recordings",
+        test_name=f"{len(test)} of the 300 test recordings of digits",
+        labels=(),
+    )
+
+
+def _read_prompts(dataset: Dataset, folder: Path, **options: Any) -> Recordings:
+    archive, table = (dataset.find(folder, (f"asterisk/train.{form}",)) for form in ("tar.gz", "tsv"))
+    return read_transcribed(archive, table, lambda _: ("asterisk", "allison"), **options)
+
+
+def _read_digits(dataset: Dataset, folder: Path, settings: DataSettings) -> Splits[Any]:
+    """Two fifths of the official test part, of the same speakers as the training part."""
+    train, test = (read_digits(dataset.find(folder, (f"fsdd/{part}.tar.gz",))) for part in ("train", "test_3-4"))
+    total = f"{len(train):,} training recordings"
+    return _hold_out(dataset, train, test, settings, total=total, test_name=f"{len(test)} test recordings", labels=())
+
+
+def _read_speech(dataset: Dataset, folder: Path, settings: DataSettings) -> Splits[Any]:
+    """Digits, prompts and what synthesisers have made of captions, in parts of which none has another's captions."""
+    digits = _read_digits(dataset, folder, settings)
+    prompts = _read_prompts(dataset, folder, most_seconds=_LONGEST_SPEECH_S)
+    about = folder / synthesis.FOLDER / synthesis.ABOUT_FILE
+    if not about.is_file():
+        raise MissingDataError(
+            f"there is no {about}: install flite and espeak-ng, and make it with `headway-train synthesise`"
+        )
+    versions = " and ".join(f"{name} {one}" for name, one in json.loads(read_text(about))["versions"].items())
+    made = {
+        part: read_transcribed(
+            about.parent / f"{part}.tar",
+            about.parent / f"{part}.tsv",
+            lambda row: (row["voice"].split()[0], row["voice"]),
+            most_seconds=_LONGEST_SPEECH_S,
+        )
+        for part in synthesis.PARTS
+    }
+    parts = {
+        part: join_recordings([getattr(digits, part), of_prompts, made[part]])
+        for part, of_prompts in zip(
+            ("train", "valid", "test"), hold_out_transcripts(prompts, settings.valid_fraction), strict=True
+        )
+    }
+    return Splits(
+        **parts,
+        train_name=_describe_recordings(parts["train"], versions),
+        test_name=_describe_recordings(parts["test"], versions),
+        license=dataset.license,
+        home=dataset.home,
+    )
+
+
+def _describe_recordings(part: Recordings, versions: str) -> str:
+    counts = {source: part.sources.count(source) for source in ("fsdd", "asterisk")}
+    return (
+        f"{counts['fsdd']:,} digits of FSDD, {counts['asterisk']} prompts of Asterisk and "
+        f"{len(part) - sum(counts.values()):,} captions of Multi30k as {versions} read them"
     )
 
 
@@ -414,6 +515,15 @@ _MULTI30K_FILES = _files(
         "test_2016_flickr.de.gz": "9204244e408ccb38d2a55cfcd344df15005fc42a07a6e55ca6c52b6ababb8cc8",
     },
 )
+
+_DIGITS_FILES = {
+    "fsdd/train.tar.gz": "091009cabd5279c869ff65534a4fb5d1f13f36ee37bec68de853394e0f3d19ec",
+    "fsdd/test_3-4.tar.gz": "570e237ae91aff746bcce43c0204bb480e643b8261ea926e04f4e49ef4aac7c7",
+}
+_PROMPTS_FILES = {
+    "asterisk/train.tar.gz": "e551fac59fc01ca89cf96c9508d2d2325aa4d0f4cfcea4580b101521012f6388",
+    "asterisk/train.tsv": "82e07e9e10f07a71e5651d1d37c84c6262543011bb0046103fdc43463349e78f",
+}
 
 _ALL = (
     Dataset(
@@ -544,6 +654,24 @@ _ALL = (
         read=_read_pictures,
     ),
     Dataset(
+        name="emoji",
+        task="image_generation",
+        folder="emoji",
+        title="Emoji",
+        files=_files(
+            "",
+            {
+                "texts.tsv.gz": "ada25d45be49fe3a4631d3ef98270b4f9ae5e55b3df7ba0ea770b3995103e790",
+                "noto_96.tar.gz": "d042f86c044586b9a93aa47e964ee1c7c99a9fd8d43e3af0e2eab782be43d49b",
+                "openmoji_96.tar.gz": "c278a3375f05c7bccc6cb61d4fc3e59f8cd702bbab9c3e97f91a49bd4d060768",
+                "fluent_96.tar.gz": "f1b0f2fe2a7014767b8efb904862692bb062d940584889bc985e7ef1e020fbec",
+            },
+        ),
+        license="Noto Apache-2.0, OpenMoji CC BY-SA 4.0, Fluent MIT, names and tags MIT (emojibase)",
+        home="https://github.com/milesj/emojibase",
+        read=_read_emoji,
+    ),
+    Dataset(
         name="segments",
         task="segmentation",
         folder=".",
@@ -592,6 +720,57 @@ _ALL = (
         ),
         home="https://github.com/multi30k/dataset",
         read=_read_captions,
+    ),
+    Dataset(
+        name="voices",
+        task="speech_synthesis",
+        folder=".",
+        title="Free Spoken Digit Dataset and Asterisk prompts",
+        files=_files("", {**_DIGITS_FILES, **_PROMPTS_FILES}),
+        license=(
+            "digits CC BY-SA 4.0; prompts CC BY-SA 3.0, recorded by Allison Smith (http://www.theivrvoice.com), "
+            "financial contributions by Digium, Inc."
+        ),
+        home=(
+            "https://github.com/Jakobovski/free-spoken-digit-dataset and http://downloads.asterisk.org/pub/telephony/"
+        ),
+        read=_read_voices,
+    ),
+    Dataset(
+        name="digits",
+        task="transcription",
+        folder=".",
+        title="Free Spoken Digit Dataset",
+        files=_files("", _DIGITS_FILES),
+        license="CC BY-SA 4.0",
+        home="https://github.com/Jakobovski/free-spoken-digit-dataset",
+        read=_read_digits,
+    ),
+    Dataset(
+        name="speech",
+        task="transcription",
+        folder=".",
+        title="Free Spoken Digit Dataset, Asterisk prompts and synthesised captions of Multi30k",
+        files=(
+            *_files(
+                "",
+                {**_DIGITS_FILES, **_PROMPTS_FILES},
+            ),
+            *(
+                RemoteFile(name=f"multi30k/{file.name}", url=file.url, sha256=file.sha256)
+                for file in _MULTI30K_FILES
+                if ".en." in file.name
+            ),
+        ),
+        license=(
+            "digits CC BY-SA 4.0 (Jackson et al.); prompts CC BY-SA 3.0 (Allison Smith, funded by Digium, Inc.); text "
+            "of the captions: not stated, for non-commercial research and education"
+        ),
+        home=(
+            "https://github.com/Jakobovski/free-spoken-digit-dataset, http://downloads.asterisk.org/pub/telephony/ and "
+            "https://github.com/multi30k/dataset"
+        ),
+        read=_read_speech,
     ),
 )
 

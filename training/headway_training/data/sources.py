@@ -9,12 +9,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from headway_training.checkpoint import ImagePreprocessing, TaskName
+from headway_training.checkpoint import AudioPreprocessing, ImagePreprocessing, TaskName
 from headway_training.data.conll import read_span_labeled_texts
 from headway_training.data.conversations import holds_conversations, read_conversations
 from headway_training.data.examples import PlainText, Splits
 from headway_training.data.images import read_image_folder
 from headway_training.data.public import DATASETS
+from headway_training.data.speech import MOST_TEST_SECONDS, Recordings, read_recordings
 from headway_training.data.texts import read_labeled_texts, read_multi_labeled_texts, read_parallel_texts
 from headway_training.errors import DataError, RecipeError
 from headway_training.recipes import ClassificationSettings, Recipe
@@ -23,8 +24,13 @@ DATA_DIR_VARIABLE = "HEADWAY_DATA_DIR"
 DEFAULT_DATA_DIR = Path("data")
 _DATA_TASKS: Mapping[TaskName, TaskName] = MappingProxyType(
     dict.fromkeys(("image_embedding", "autoencoding", "image_generation"), "image_classification")
+    | {"audio_coding": "speech_synthesis"}
 )
 """The task whose data another one reads."""
+_MORE_DATA_TASKS: Mapping[TaskName, tuple[TaskName, ...]] = MappingProxyType(
+    dict.fromkeys(("autoencoding", "image_generation"), ("image_generation",))
+)
+"""Tasks that read images with descriptions too."""
 MIN_CHARACTERS = 100
 """Fewest characters of a running text."""
 
@@ -83,7 +89,7 @@ def read_splits(recipe: Recipe, folder: Path, own: OwnData | None) -> Splits[Any
     if name not in DATASETS:
         raise RecipeError(f"data.dataset is {name!r}; it must be one of {', '.join(DATASETS)}")
     dataset = DATASETS[name]
-    if dataset.task != _DATA_TASKS.get(recipe.task, recipe.task):
+    if dataset.task not in (*_MORE_DATA_TASKS.get(recipe.task, ()), _DATA_TASKS.get(recipe.task, recipe.task)):
         raise RecipeError(f"data.dataset {name!r} is for the task {dataset.task}; the recipe's is {recipe.task}")
     return dataset.read(dataset, folder, recipe.data)
 
@@ -97,12 +103,21 @@ def _read_own(recipe: Recipe, own: OwnData) -> Splits[Any]:
         if recipe.task == "generation" and holds_conversations(Path(name)):
             return read_conversations(Path(name)), ()
         return read_examples(
-            recipe.task, name, labels, classification=recipe.classification, preprocessing=recipe.preprocessing
+            recipe.task,
+            name,
+            labels,
+            classification=recipe.classification,
+            preprocessing=recipe.preprocessing or recipe.audio,
         )
 
     train, labels = read(own.train, None)
     valid, _ = read(own.valid, labels)
     test = valid if own.test is None else read(own.test, labels)[0]
+    if isinstance(test, Recordings) and test.seconds > MOST_TEST_SECONDS:
+        raise DataError(
+            f"the test recordings are {test.seconds / 60:.0f} minutes long, and the checkpoint carries at most "
+            f"{MOST_TEST_SECONDS // 60}; give fewer with --test"
+        )
     if any(type(part) is not type(train) for part in (valid, test)):
         raise DataError("--train, --valid and --test must all be conversations (.jsonl), or all running text")
     return Splits(
@@ -117,13 +132,13 @@ def _read_own(recipe: Recipe, own: OwnData) -> Splits[Any]:
     )
 
 
-def read_examples(
+def read_examples(  # noqa: PLR0911 (a case for each kind of data)
     task: TaskName,
     name: str,
     labels: tuple[str, ...] | None,
     *,
     classification: ClassificationSettings,
-    preprocessing: ImagePreprocessing | None = None,
+    preprocessing: ImagePreprocessing | AudioPreprocessing | None = None,
 ) -> tuple[Any, tuple[str, ...]]:
     """Reads one part of the user's data.
 
@@ -132,7 +147,7 @@ def read_examples(
         name: A file, two files with a comma between them, or a folder of images.
         labels: Known labels in the order of their indices; None: those of the file.
         classification: What the rows of a text classifier hold.
-        preprocessing: The size of images; for tasks of labelled images.
+        preprocessing: The size of images, or the rate of audio; for tasks of labelled images and of recordings.
 
     Returns:
         The examples and the labels, of which tasks without labels have none.
@@ -150,8 +165,13 @@ def read_examples(
         return text, ()
     if task == "token_classification":
         return read_span_labeled_texts(path, labels)
+    if _DATA_TASKS.get(task, task) == "speech_synthesis":
+        return read_recordings(path, with_speakers=True), ()
+    if task == "transcription":
+        assert isinstance(preprocessing, AudioPreprocessing)
+        return read_recordings(path, preprocessing.sampling_rate), ()
     if _DATA_TASKS.get(task, task) == "image_classification":
-        assert preprocessing is not None
+        assert isinstance(preprocessing, ImagePreprocessing)
         return read_image_folder(path, preprocessing, labels)
     if classification.multi_label:
         separator, pairs = classification.label_separator, classification.text_pairs
@@ -176,6 +196,9 @@ def describe_own_data(recipe: Recipe, own: OwnData, labels: tuple[str, ...] = ()
         "image_embedding": f"Turns an image into a vector; trained on {source}.",
         "autoencoding": f"Turns images into small latents and back; trained on {source}.",
         "image_generation": f"Draws images of {len(labels)} labels ({shown}); trained on {source}.",
+        "audio_coding": f"Turns speech into codes and back; trained on {source}.",
+        "speech_synthesis": f"Speaks; trained on {source}.",
+        "transcription": f"Writes what is said; trained on {source}.",
         "translation": f"Translates text; trained on {source}.",
         "generation": f"{'Talks' if holds_conversations(Path(own.train)) else 'Continues text'}; trained on {source}.",
     }[recipe.task]

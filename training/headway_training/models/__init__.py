@@ -12,6 +12,7 @@ from headway_training.models.autoencoder import Autoencoder, AutoencoderConfig
 from headway_training.models.base import AttentionKind, Model, count_parameters
 from headway_training.models.captioning import Captioner, CaptionerConfig
 from headway_training.models.clip import CLIP, CLIPConfig
+from headway_training.models.codec import Codec, CodecConfig
 from headway_training.models.configuration import Configuration, LayerConfig
 from headway_training.models.diffusion import LatentDiffusion, LatentDiffusionConfig
 from headway_training.models.dino import DINO, DINOConfig
@@ -20,6 +21,8 @@ from headway_training.models.gpt import GPT, GPTConfig
 from headway_training.models.linear import LinearConfig, LinearDecoder
 from headway_training.models.recurrent import RecurrentConfig, RecurrentTranslator
 from headway_training.models.segmentation import MaskDecoder, SegmentationConfig, Segmenter
+from headway_training.models.speech import SpeechSynthesizer, SpeechSynthesizerConfig
+from headway_training.models.transcription import Transcriber, TranscriberConfig
 from headway_training.models.transformer import Transformer, TransformerConfig
 from headway_training.models.vit import ImageEmbedder, ImageEncoderConfig, ViT, ViTConfig
 
@@ -35,6 +38,8 @@ __all__ = [
     "CLIPConfig",
     "Captioner",
     "CaptionerConfig",
+    "Codec",
+    "CodecConfig",
     "Configuration",
     "DINOConfig",
     "Encoder",
@@ -54,6 +59,10 @@ __all__ = [
     "RecurrentTranslator",
     "SegmentationConfig",
     "Segmenter",
+    "SpeechSynthesizer",
+    "SpeechSynthesizerConfig",
+    "Transcriber",
+    "TranscriberConfig",
     "Transformer",
     "TransformerConfig",
     "ViT",

@@ -11,6 +11,7 @@ from headway_training.models.autoencoder import Autoencoder, AutoencoderConfig
 from headway_training.models.base import AttentionKind, Model
 from headway_training.models.captioning import Captioner, CaptionerConfig
 from headway_training.models.clip import CLIP, CLIPConfig
+from headway_training.models.codec import Codec, CodecConfig
 from headway_training.models.configuration import Configuration, nearest
 from headway_training.models.diffusion import LatentDiffusion, LatentDiffusionConfig
 from headway_training.models.encoder import Encoder, EncoderConfig
@@ -18,6 +19,8 @@ from headway_training.models.gpt import GPT, GPTConfig
 from headway_training.models.linear import LinearConfig, LinearDecoder
 from headway_training.models.recurrent import RecurrentConfig, RecurrentTranslator
 from headway_training.models.segmentation import SegmentationConfig, Segmenter
+from headway_training.models.speech import SpeechSynthesizer, SpeechSynthesizerConfig
+from headway_training.models.transcription import Transcriber, TranscriberConfig
 from headway_training.models.transformer import Transformer, TransformerConfig
 from headway_training.models.vit import ImageEmbedder, ImageEncoderConfig, ViT, ViTConfig
 
@@ -33,8 +36,11 @@ CONFIGURATIONS: Mapping[str, type[Configuration]] = MappingProxyType(
         "clip": CLIPConfig,
         "segmenter": SegmentationConfig,
         "captioner": CaptionerConfig,
+        "transcriber": TranscriberConfig,
         "autoencoder": AutoencoderConfig,
         "latent_diffusion": LatentDiffusionConfig,
+        "codec": CodecConfig,
+        "speech_synthesizer": SpeechSynthesizerConfig,
     }
 )
 """The class of each architecture's configuration."""
@@ -51,8 +57,11 @@ _MODELS: Mapping[type[Configuration], Callable[[Any], Model]] = MappingProxyType
         CLIPConfig: CLIP,
         SegmentationConfig: Segmenter,
         CaptionerConfig: Captioner,
+        TranscriberConfig: Transcriber,
         AutoencoderConfig: Autoencoder,
         LatentDiffusionConfig: LatentDiffusion,
+        CodecConfig: Codec,
+        SpeechSynthesizerConfig: SpeechSynthesizer,
     }
 )
 
@@ -351,10 +360,52 @@ _PHOTOGRAPHS_CAPTIONER = CaptionerConfig(
     dropout=0.25,
 )
 
+_SPEECH_TRANSCRIBER = TranscriberConfig(
+    num_mel_bins=64,
+    num_frames=800,
+    frames_per_position=4,
+    vocabulary_size=1000,
+    max_target_length=96,
+    num_encoder_layers=4,
+    num_decoder_layers=3,
+    d_model=224,
+    num_heads=7,
+    d_ff=896,
+    dropout=0.1,
+)
+
 _FASHION_AUTOENCODER = AutoencoderConfig(image_size=28)
 
 _FASHION_DIFFUSION = LatentDiffusionConfig(
     image_size=28, num_layers=4, d_model=128, num_heads=4, d_ff=512, num_classes=10
+)
+
+_EMOJI_AUTOENCODER = AutoencoderConfig(image_size=64, num_halvings=3)
+
+_EMOJI_DIFFUSION = LatentDiffusionConfig(
+    image_size=64,
+    num_halvings=3,
+    num_layers=5,
+    d_model=192,
+    num_heads=6,
+    d_ff=576,
+    vocabulary_size=1500,
+    max_length=32,
+    text_num_layers=2,
+    text_dropout=0.1,
+)
+
+_TELEPHONE_CODEC = CodecConfig()
+
+_TELEPHONE_SPEAKER = SpeechSynthesizerConfig(
+    vocabulary_size=261,
+    num_voices=7,
+    max_length=1536,
+    num_layers=6,
+    d_model=256,
+    num_heads=4,
+    d_ff=1024,
+    dropout=0.1,
 )
 
 _MULTI30K_RECURRENT = RecurrentConfig(
@@ -395,8 +446,13 @@ NAMED_CONFIGURATIONS: Mapping[str, NamedConfiguration] = MappingProxyType(
         "pictures-clip": NamedConfiguration(architecture="clip", configuration=_PICTURES_CLIP),
         "segments-segmenter": NamedConfiguration(architecture="segmenter", configuration=_SEGMENTS_SEGMENTER),
         "photographs-captioner": NamedConfiguration(architecture="captioner", configuration=_PHOTOGRAPHS_CAPTIONER),
+        "speech-transcriber": NamedConfiguration(architecture="transcriber", configuration=_SPEECH_TRANSCRIBER),
         "fashion-autoencoder": NamedConfiguration(architecture="autoencoder", configuration=_FASHION_AUTOENCODER),
+        "emoji-autoencoder": NamedConfiguration(architecture="autoencoder", configuration=_EMOJI_AUTOENCODER),
+        "emoji-diffusion": NamedConfiguration(architecture="latent_diffusion", configuration=_EMOJI_DIFFUSION),
         "fashion-diffusion": NamedConfiguration(architecture="latent_diffusion", configuration=_FASHION_DIFFUSION),
+        "telephone-codec": NamedConfiguration(architecture="codec", configuration=_TELEPHONE_CODEC),
+        "telephone-speaker": NamedConfiguration(architecture="speech_synthesizer", configuration=_TELEPHONE_SPEAKER),
     }
 )
 """All named configurations."""

@@ -1,6 +1,10 @@
 """Latent diffusion (Rombach et al. 2022) with a diffusion transformer (DiT, Peebles and Xie 2023).
 
-B rows, C channels and S side of a latent, P patch size, L patches of a latent, D model width, N classes.
+B rows, C channels and S side of a latent, P patch size, L patches of a latent, D model width, N classes, T tokens of a
+text.
+
+It draws what a class says, which is added to the time, or what a text says: then each layer attends to the states of
+the text's tokens between its self-attention and its feed-forward network (Chen et al. 2023, PixArt-alpha, section 2.3).
 
 A latent x and noise e are mixed along an angle: x(t) = cos(pi t / 2) x + sin(pi t / 2) e, with t from 0, the image, to
 1, the noise. The model predicts the velocity v = cos(pi t / 2) e - sin(pi t / 2) x, which is dx(t) / d(angle). This is
@@ -8,7 +12,8 @@ v-prediction (Salimans and Ho 2022, section 4 and appendix D) and at the same ti
 path (Albergo and Vanden-Eijnden 2023, section 3.2; Ma et al. 2024, GVP).
 
 Deviations from Peebles and Xie (2023): positions are learned; the variance is not predicted; a patch of one cell of the
-latent may be a token.
+latent may be a token. Deviations from Chen et al. (2023): the text encoder is small and trained with the denoiser, and
+each layer has a modulation of its own.
 """
 
 from __future__ import annotations
@@ -24,9 +29,10 @@ from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 from headway_training.models.autoencoder import Autoencoder, AutoencoderConfig
 from headway_training.models.base import AttentionKind, Model
 from headway_training.models.configuration import LayerConfig
-from headway_training.models.parts.attention import Attend, full_attention
+from headway_training.models.encoder import TextEncoder, TextEncoderConfig
+from headway_training.models.parts.attention import Attend, AttendCross, cross_attention, full_attention
 from headway_training.models.parts.initialisation import initialise_truncated_normal
-from headway_training.models.parts.layer import FeedForward, SelfAttention
+from headway_training.models.parts.layer import CrossAttention, FeedForward, SelfAttention
 
 _TIMESTEP_WIDTH = 256
 _TIMESTEP_SCALE = 1000.0
@@ -51,13 +57,29 @@ class LatentDiffusionConfig(AutoencoderConfig):
     """Attention heads."""
     d_ff: int
     """Inner width of the feed-forward networks."""
-    num_classes: int
-    """Classes that images are drawn of; the class of this number stands for none of them."""
+    num_classes: int = 0
+    """Classes that images are drawn of; the class of this number stands for none of them. 0: texts in their place."""
+    vocabulary_size: int = 0
+    """Tokens of the texts that images are drawn of; 0: classes in their place."""
+    max_length: int = 0
+    """Most tokens of a text, special tokens included."""
+    text_num_layers: int = 0
+    """Layers of the text encoder, whose widths and heads are the transformer's."""
+    text_dropout: float = 0.0
+    """Dropout of the text encoder, as in `LayerConfig`."""
 
     def __post_init__(self) -> None:
         AutoencoderConfig.__post_init__(self)  # not super(): the decorator makes a new class with slots
-        self._check_integers("patch_size", "num_layers", "num_classes")
+        self._check_integers("patch_size", "num_layers")
+        self._check_integers("num_classes", "vocabulary_size", minimum=0)
+        if bool(self.num_classes) == bool(self.vocabulary_size):
+            raise ValueError(
+                f"images are drawn of classes or of texts: one of num_classes ({self.num_classes}) and "
+                f"vocabulary_size ({self.vocabulary_size}) must be 0, and the other not"
+            )
         self.layer()
+        if self.vocabulary_size:
+            self.text_encoder()
         if self.latent_size % self.patch_size:
             raise ValueError(
                 f"patch_size must be a divisor of the latent's side ({self.latent_size}), and is {self.patch_size}"
@@ -67,6 +89,18 @@ class LatentDiffusionConfig(AutoencoderConfig):
         """The shape of the transformer's layers."""
         return LayerConfig(
             d_model=self.d_model, num_heads=self.num_heads, d_ff=self.d_ff, activation="gelu_tanh", positions="none"
+        )
+
+    def text_encoder(self) -> TextEncoderConfig:
+        """The shape of what reads the texts."""
+        return TextEncoderConfig(
+            vocabulary_size=self.vocabulary_size,
+            max_length=self.max_length,
+            num_layers=self.text_num_layers,
+            d_model=self.d_model,
+            num_heads=self.num_heads,
+            d_ff=self.d_ff,
+            dropout=self.text_dropout,
         )
 
 
@@ -90,23 +124,42 @@ class TimestepEmbedding(nn.Module):
         return embedded
 
 
+class DiffusionTextEncoder(TextEncoder):
+    """Turns a text into the states that a denoiser attends to."""
+
+    def __init__(self, configuration: TextEncoderConfig) -> None:
+        super().__init__(configuration)
+        self.initialise()
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """int64 (B, T), and int64 (B, T), 1 at tokens and 0 at padding -> (B, T, D)."""
+        return self.hidden_states(input_ids, attention_mask)
+
+
 class DiffusionLayer(nn.Module):
     """Self-attention and a feed-forward network, shifted, scaled and gated by the condition (adaLN-Zero).
 
-    The gates start at 0, so a layer starts as the identity (Peebles and Xie 2023, section 3.2).
+    The gates start at 0, so a layer starts as the identity (Peebles and Xie 2023, section 3.2). Of a model that reads
+    texts, attention to the text lies between the two, whose output starts at 0 too (Chen et al. 2023, section 2.3).
     """
 
-    def __init__(self, configuration: LayerConfig, number: int) -> None:
+    def __init__(self, configuration: LayerConfig, number: int, *, reads_text: bool) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(configuration.d_model, eps=1e-6, elementwise_affine=False)
         self.attention = SelfAttention(configuration, number)
+        self.cross_attention = CrossAttention(configuration, number) if reads_text else None
         self.feed_forward = FeedForward(configuration)
         self.modulation = nn.Linear(configuration.d_model, 6 * configuration.d_model)
 
-    def forward(self, states: Tensor, condition: Tensor, attend: Attend) -> Tensor:
-        """(B, L, D), (B, 1, D) -> (B, L, D)."""
+    def forward(
+        self, states: Tensor, condition: Tensor, attend: Attend, attend_cross: AttendCross | None = None
+    ) -> Tensor:
+        """(B, L, D), (B, 1, D) -> (B, L, D); a layer that reads texts needs `attend_cross`."""
         shift, scale, gate, shift_inner, scale_inner, gate_inner = self.modulation(condition).chunk(6, dim=-1)
         states = states + gate * self.attention(self.norm(states) * (1 + scale) + shift, attend)
+        if self.cross_attention is not None:
+            assert attend_cross is not None, "a layer that reads texts needs attend_cross"
+            states = states + self.cross_attention(states, attend_cross)
         result: Tensor = states + gate_inner * self.feed_forward(self.norm(states) * (1 + scale_inner) + shift_inner)
         return result
 
@@ -123,36 +176,53 @@ class Denoiser(Model):
         self.patches = nn.Linear(numbers, width)
         self.positions = nn.Parameter(torch.zeros(num_patches, width))
         self.timestep = TimestepEmbedding(width)
-        self.classes = nn.Embedding(configuration.num_classes + 1, width)
-        self.layers = nn.ModuleList(DiffusionLayer(layer, number) for number in range(configuration.num_layers))
+        reads_text = configuration.vocabulary_size > 0
+        self.classes = None if reads_text else nn.Embedding(configuration.num_classes + 1, width)
+        self.layers = nn.ModuleList(
+            DiffusionLayer(layer, number, reads_text=reads_text) for number in range(configuration.num_layers)
+        )
         self.norm = nn.LayerNorm(width, eps=1e-6, elementwise_affine=False)
         self.modulation = nn.Linear(width, 2 * width)
         self.output = nn.Linear(width, numbers)
         initialise_truncated_normal(self)
         nn.init.trunc_normal_(self.positions, std=0.02, a=-0.04, b=0.04)
-        for module in (*(one.modulation for one in self.layers), self.modulation, self.output):
+        zeroed = [*(one.modulation for one in self.layers), self.modulation, self.output]
+        zeroed += [one.output for one in self._cross_attentions()]
+        for module in zeroed:
             assert isinstance(module, nn.Linear)
             nn.init.zeros_(module.weight)
 
-    def forward(self, latent: Tensor, timestep: Tensor, label: Tensor) -> Tensor:
-        """Predicts velocities; each row has a time and a class of its own.
+    def forward(self, latent: Tensor, timestep: Tensor, what: Tensor, text_mask: Tensor | None = None) -> Tensor:
+        """Predicts velocities; each row has a time, and a class or a text, of its own.
 
         Args:
             latent: float (B, C, S, S), x(t).
             timestep: float (B,), t, 0 to 1.
-            label: int64 (B,), 0 to N; N stands for no class.
+            what: int64 (B,), the class, 0 to N; N stands for no class. Or float (B, T, D), the states of a text.
+            text_mask: int64 (B, T), 1 at tokens and 0 at padding; None for classes.
 
         Returns:
             float (B, C, S, S).
         """
         # An axis of one token, so that all products are of (B, tokens, width).
-        condition = F.silu(self.timestep(timestep) + self.classes(label))[:, None]  # (B, 1, D)
+        embedded = self.timestep(timestep)
+        if self.classes is not None:
+            embedded = embedded + self.classes(what)
+        condition = F.silu(embedded)[:, None]  # (B, 1, D)
         states = self.patches(self._cut(latent)) + self.positions  # (B, L, D)
+        attend_cross: AttendCross | None = None
+        if text_mask is not None:
+            keys_values = [one.keys_values(what) for one in self._cross_attentions()]
+            attend_cross = cross_attention(keys_values, text_mask, self.kernel)
         attend = full_attention(self.kernel)
         for layer in self.layers:
-            states = layer(states, condition, attend)
+            states = layer(states, condition, attend, attend_cross)
         shift, scale = self.modulation(condition).chunk(2, dim=-1)
         return self._join(self.output(self.norm(states) * (1 + scale) + shift))
+
+    def _cross_attentions(self) -> list[CrossAttention]:
+        """Of each layer; none of a model of classes."""
+        return [one for layer in self.layers if isinstance(one := layer.cross_attention, CrossAttention)]
 
     def _cut(self, latent: Tensor) -> Tensor:
         """(B, C, S, S) -> (B, L, C P P)."""
@@ -177,10 +247,16 @@ class LatentDiffusion(Autoencoder):
     def __init__(self, configuration: LatentDiffusionConfig) -> None:
         super().__init__(configuration)
         self.denoiser = Denoiser(configuration)
+        self.text_encoder = (
+            DiffusionTextEncoder(configuration.text_encoder()) if configuration.vocabulary_size else None
+        )
+        """None of a model that draws classes."""
 
     def use_attention(self, kind: AttentionKind) -> Self:
-        """Chooses the denoiser's kernel, as `Model.use_attention` does."""
+        """Chooses the kernel of denoiser and text encoder, as `Model.use_attention` does."""
         self.denoiser.use_attention(kind)
+        if self.text_encoder is not None:
+            self.text_encoder.use_attention(kind)
         return super().use_attention(kind)
 
 

@@ -12,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 from headway_training.checkpoint import (
     HUGGINGFACE,
     IMAGE_TASKS,
+    AudioPreprocessing,
     ImagePreprocessing,
     Languages,
     Name,
@@ -32,8 +33,11 @@ ARCHITECTURES: Mapping[TaskName, tuple[str, ...]] = MappingProxyType(
         "image_text_embedding": ("clip",),
         "segmentation": ("segmenter",),
         "captioning": ("captioner",),
+        "transcription": ("transcriber",),
         "autoencoding": ("autoencoder",),
         "image_generation": ("latent_diffusion",),
+        "audio_coding": ("codec",),
+        "speech_synthesis": ("speech_synthesizer",),
     }
 )
 """The architectures that can be trained for each task."""
@@ -180,7 +184,8 @@ class AugmentationSettings(Record):
     holes: float = Field(default=0.0, ge=0, le=1)
     """Share of images of which a square is covered."""
     join_texts: int = Field(default=1, ge=1, le=100)
-    """Most neighbouring texts that are joined to one example; for token classification."""
+    """Most texts that are joined to one example: neighbours for token classification, recordings of one speaker for
+    speech_synthesis."""
 
 
 class SegmentationSettings(Record):
@@ -199,6 +204,29 @@ class CaptioningSettings(Record):
     """Captions that are learned from each time a photograph is seen, of each language in turn."""
     text_share: float = Field(default=0.0, ge=0, lt=1)
     """Share of the batches that hold captions without photographs."""
+
+
+class SpeechSettings(Record):
+    """How windows of audio are made of recordings, and what is changed in them."""
+
+    language: str = Field(default="en", min_length=2, max_length=35)
+    """BCP 47 code of what is spoken."""
+    least_source_share: float = Field(default=0.0, ge=0, le=0.5)
+    """Least share of an epoch that each source of recordings has: those of a small one come several times."""
+    join_share: float = Field(default=0.0, ge=0, le=1)
+    """Share of the windows that are filled with further recordings of the same source."""
+    silence_share: float = Field(default=0.0, ge=0, le=0.5)
+    """Share of the windows in which nobody speaks."""
+    speed_change: float = Field(default=0.0, ge=0, le=0.5)
+    """Share by which the speed of a recording changes at most, and its pitch with it."""
+    gain_change: float = Field(default=0.0, ge=0, le=60)
+    """Decibels by which a window becomes louder or quieter at most."""
+    noise_share: float = Field(default=0.0, ge=0, le=1)
+    """Share of the windows with noise, 5 to 35 decibels below the speech, from white to brown."""
+    hidden_bands: int = Field(default=0, ge=0, le=1024)
+    """Most neighbouring mel bins that are hidden in a window (SpecAugment, Park et al. 2019)."""
+    hidden_frames: int = Field(default=0, ge=0, le=100_000)
+    """Most neighbouring frames that are hidden, at two places of a window."""
 
 
 class DistillationSettings(Record):
@@ -284,10 +312,14 @@ class Recipe(Record):
     """What a model that cuts out of images is asked in training; segmentation only."""
     captioning: CaptioningSettings = CaptioningSettings()
     """What a model that writes captions is shown in training; captioning only."""
+    speech: SpeechSettings = SpeechSettings()
+    """How windows of audio are made of recordings; transcription only."""
     distillation: DistillationSettings = DistillationSettings()
     """How an image encoder learns from a moving average of itself; image_embedding only."""
     preprocessing: ImagePreprocessing | None = None
     """How an image becomes pixels; images only."""
+    audio: AudioPreprocessing | None = None
+    """How audio becomes features; transcription only."""
     languages: Languages | None = None
     """Languages of a translation."""
     sampling: SamplingDefaults | None = None
@@ -325,6 +357,11 @@ class Recipe(Record):
                 "image_generation draws latents of an autoencoder: train one first (task autoencoding), and give its "
                 "checkpoint with --init FOLDER"
             )
+        if self.task == "speech_synthesis" and self.init.checkpoint is None:
+            raise ValueError(
+                "speech_synthesis writes codes of a codec: train one first (task audio_coding), and give its "
+                "checkpoint with --init FOLDER"
+            )
         if self.task in IMAGE_TASKS and self.preprocessing is None:
             raise ValueError(f"the section [preprocessing] is missing; {self.task} needs it")
         if self.preprocessing is not None and self.preprocessing.height != self.preprocessing.width:
@@ -332,6 +369,7 @@ class Recipe(Record):
                 f"preprocessing.height is {self.preprocessing.height} and width {self.preprocessing.width}; "
                 "the models take square images"
             )
-        if self.task == "translation" and self.languages is None:
-            raise ValueError("the section [languages] is missing; translation needs it")
+        section = {"transcription": "audio", "translation": "languages"}.get(self.task)
+        if section is not None and getattr(self, section) is None:
+            raise ValueError(f"the section [{section}] is missing; {self.task} needs it")
         return self

@@ -21,8 +21,8 @@ from headway_training.data.examples import (
     SpanLabeledTexts,
     Splits,
 )
-from headway_training.data.pictures import Pictures
-from headway_training.data.segments import SegmentedPictures
+from headway_training.data.pictures import DescribedImages, Pictures
+from headway_training.data.speech import Recordings
 from headway_training.data.token_file import PART_CHARACTERS
 from headway_training.errors import DataError
 from headway_training.recipes import Recipe
@@ -33,15 +33,18 @@ from headway_training.tasks.classification import (
     MultiLabelTask,
     TextClassificationTask,
 )
+from headway_training.tasks.codec import AudioCodingTask
 from headway_training.tasks.contrastive import ContrastiveTask
 from headway_training.tasks.conversation import ConversationTask
-from headway_training.tasks.diffusion import AutoencodingTask, DiffusionTask
+from headway_training.tasks.diffusion import AutoencodingTask, DiffusionTask, TextDiffusionTask
 from headway_training.tasks.distillation import DistillationTask
 from headway_training.tasks.generation import GenerationTask
 from headway_training.tasks.segmentation import SegmentationTask
+from headway_training.tasks.speech import SpeechSynthesisTask
 from headway_training.tasks.token_classification import TokenClassificationTask
+from headway_training.tasks.transcription import TranscriptionTask, spaced
 from headway_training.tasks.translation import TranslationTask
-from headway_training.tokenizers import take_tokenizer, train_tokenizer
+from headway_training.tokenizers import SPEECH, take_tokenizer, train_tokenizer
 
 if TYPE_CHECKING:
     from headway_training.huggingface import ModelFolder
@@ -58,6 +61,7 @@ _TASKS: Mapping[type, Callable[..., Task]] = MappingProxyType(
         LabeledTexts: TextClassificationTask,
         Pictures: ContrastiveTask,
         CaptionedImages: CaptioningTask,
+        DescribedImages: TextDiffusionTask,
     }
 )
 """The tasks of examples with separate texts; they take recipe, data and tokenizer, and special tokens of a folder."""
@@ -65,11 +69,18 @@ _IMAGE_TASKS: Mapping[TaskName, Callable[..., Task]] = MappingProxyType(
     {
         "image_classification": ImageClassificationTask,
         "image_embedding": DistillationTask,
-        "autoencoding": AutoencodingTask,
         "image_generation": DiffusionTask,
     }
 )
 """The tasks of labelled images."""
+_TASKS_WITHOUT_NAMES: Mapping[TaskName, Callable[..., Task]] = MappingProxyType(
+    {"segmentation": SegmentationTask, "autoencoding": AutoencodingTask, "audio_coding": AudioCodingTask}
+)
+"""The tasks that read neither labels nor texts."""
+_SPEECH_TASKS: Mapping[TaskName, Callable[..., Task]] = MappingProxyType(
+    {"transcription": TranscriptionTask, "speech_synthesis": SpeechSynthesisTask}
+)
+"""The tasks of recordings with texts."""
 
 
 def make_task(recipe: Recipe, splits: Splits[Any], folder: Path, source: ModelFolder | None = None) -> Task:
@@ -86,12 +97,12 @@ def make_task(recipe: Recipe, splits: Splits[Any], folder: Path, source: ModelFo
         DataError: The data is too small.
         CheckpointError: The checkpoint's tokenizer cannot be taken, or the folder has no chat template.
     """
+    if recipe.task in _TASKS_WITHOUT_NAMES:
+        return _TASKS_WITHOUT_NAMES[recipe.task](recipe, splits)
     if isinstance(splits.train, LabeledImages):
         if source is not None and recipe.preprocessing is not None:
             source.check_images(splits.train.images, recipe.preprocessing)
         return _IMAGE_TASKS[recipe.task](recipe, splits)
-    if isinstance(splits.train, SegmentedPictures):
-        return SegmentationTask(recipe, splits)
     if isinstance(splits.train, Conversations):
         if source is None:
             raise DataError("conversations are written by the chat template of a model folder: give it with --init")
@@ -100,7 +111,8 @@ def make_task(recipe: Recipe, splits: Splits[Any], folder: Path, source: ModelFo
     special = None if source is None else source.special_tokens
     if isinstance(splits.train, PlainText):
         return GenerationTask(recipe, splits, tokenizer, folder / TOKENS_FILE, special)
-    return _TASKS[type(splits.train)](recipe, splits, tokenizer, *([] if special is None else [special]))
+    make = _SPEECH_TASKS.get(recipe.task) or _TASKS[type(splits.train)]
+    return make(recipe, splits, tokenizer, *([] if special is None else [special]))
 
 
 def _make_tokenizer(recipe: Recipe, splits: Splits[Any], file: Path, source: ModelFolder | None) -> Tokenizer:
@@ -113,8 +125,14 @@ def _make_tokenizer(recipe: Recipe, splits: Splits[Any], file: Path, source: Mod
         tokenizer = take_tokenizer(recipe.init.checkpoint, recipe.task)
     else:
         train = splits.train
-        marks = [language_token(one) for one in train.captions] if isinstance(train, CaptionedImages) else []
-        tokenizer = train_tokenizer(_training_texts(train), recipe.tokenizer, recipe.task, marks)
+        marks: list[str] = []
+        if isinstance(train, CaptionedImages):
+            marks = [language_token(one) for one in train.captions]
+        elif recipe.task == "transcription":
+            marks = [language_token(recipe.speech.language)]
+        elif recipe.task == "speech_synthesis":
+            marks = [SPEECH]
+        tokenizer = train_tokenizer(_training_texts(train, recipe.task), recipe.tokenizer, recipe.task, marks)
     file.parent.mkdir(parents=True, exist_ok=True)
     staging = file.with_suffix(".writing")
     tokenizer.save(str(staging))
@@ -123,20 +141,22 @@ def _make_tokenizer(recipe: Recipe, splits: Splits[Any], file: Path, source: Mod
 
 
 def _has_tokens_of_its_own(recipe: Recipe) -> bool:
-    """True of a captioner that starts from another kind of model, whose tokens are not those of its languages."""
+    """True of a model that starts from one of another task, whose tokens are not its own, or which has none."""
     assert recipe.init.checkpoint is not None, "the caller has looked"
-    return recipe.task == "captioning" and read_checkpoint(recipe.init.checkpoint).task != recipe.task
+    other = read_checkpoint(recipe.init.checkpoint).task != recipe.task
+    return recipe.task in {"captioning", "image_generation", "speech_synthesis"} and other
 
 
-def _training_texts(train: Any) -> Iterable[str]:
+def _training_texts(train: Any, task: TaskName) -> Iterable[str]:  # noqa: PLR0911 (a case for each kind of data)
     """Texts of the training part."""
     if isinstance(train, PlainText):
         return train.parts(PART_CHARACTERS)
-    if isinstance(train, Pictures):
-        tags = (" ".join(tags) for tags in train.texts.tags)
-        return [*train.texts.names, *tags, *(text for several in train.photographs.captions for text in several)]
+    if isinstance(train, Pictures | DescribedImages):
+        return train.all_texts()
     if isinstance(train, CaptionedImages):
         return [caption for language in train.captions for caption in train.all_texts(language)]
+    if isinstance(train, Recordings):
+        return spaced(train.texts) if task == "transcription" else train.texts
     if isinstance(train, ParallelTexts):
         return [*train.sources, *train.targets]
     if isinstance(train, SpanLabeledTexts):

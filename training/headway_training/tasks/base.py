@@ -19,6 +19,7 @@ from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 
 from headway_training.batches import Batch
 from headway_training.checkpoint import Baseline, Metric, SpecialTokens
+from headway_training.data.captions import language_token
 from headway_training.errors import RecipeError
 from headway_training.models import Model
 from headway_training.tokenizers import special_tokens
@@ -59,7 +60,7 @@ class EvaluationData:
 class Task(ABC):
     """Data, loss and metrics of one training run."""
 
-    unit: ClassVar[Literal["tokens", "images"]]
+    unit: ClassVar[Literal["tokens", "images", "clips", "windows"]]
     """What the throughput counts."""
     metric: ClassVar[Metric]
     """What the best weights are selected by."""
@@ -77,7 +78,7 @@ class Task(ABC):
         """Examples of the training part: texts, pairs, images, or characters of a running text."""
 
     @abstractmethod
-    def model_fields(self) -> dict[str, int]:
+    def model_fields(self) -> dict[str, Any]:
         """Fields of the model's configuration that the data decides."""
 
     @abstractmethod
@@ -166,6 +167,20 @@ class SpecialIds:
         pad, unk, bos, eos = self.tokens.pad, self.tokens.unk, self.tokens.bos, self.tokens.eos
         assert pad is not None and unk is not None and bos is not None and eos is not None  # noqa: PT018 (one fact)
         self.pad, self.unk, self.bos, self.eos = pad, unk, bos, eos
+
+
+def language_token_id(tokenizer: Tokenizer, language: str) -> int:
+    """The id of the token that a text in a language begins with.
+
+    Raises:
+        RecipeError: The tokenizer has none.
+    """
+    found = tokenizer.token_to_id(language_token(language))
+    if found is None:
+        raise RecipeError(
+            f"the tokenizer has no token {language_token(language)}; start from a model of {language}, or from none"
+        )
+    return found
 
 
 class Frame:

@@ -18,16 +18,24 @@ from torch import Tensor, nn
 
 from headway_training.batches import Batch, even_batches
 from headway_training.checkpoint import Baseline, load_model
-from headway_training.data.captions import CaptionedImages, language_token
+from headway_training.data.captions import CaptionedImages
 from headway_training.data.examples import Splits
 from headway_training.data.images import normalize, resize_and_crop
 from headway_training.data.views import random_coarseness, random_colours, random_crops, random_holes
-from headway_training.errors import RecipeError
-from headway_training.evaluation import caption_greedily, pad
+from headway_training.evaluation import pad, write_greedily
 from headway_training.metrics import caption_bleu, caption_cider, caption_meteor
 from headway_training.models import CLIP, Captioner
 from headway_training.recipes import Recipe
-from headway_training.tasks.base import IGNORED, EvaluationData, Metrics, Part, SpecialIds, Task, TrainingBatch
+from headway_training.tasks.base import (
+    IGNORED,
+    EvaluationData,
+    Metrics,
+    Part,
+    SpecialIds,
+    Task,
+    TrainingBatch,
+    language_token_id,
+)
 from headway_training.tasks.contrastive import embed_images
 from headway_training.tokenizers import encode_texts
 
@@ -52,7 +60,7 @@ class CaptioningTask(Task):
         self._max_length = int(recipe.model["max_target_length"]) - _NUM_STARTS
         train: CaptionedImages = splits.train
         self._languages = tuple(train.captions)
-        self._marks = {language: _token_id(tokenizer, language) for language in self._languages}
+        self._marks = {language: language_token_id(tokenizer, language) for language in self._languages}
         self._photographs = torch.from_numpy(np.ascontiguousarray(train.images.transpose(0, 3, 1, 2)))
         self._captions = {
             language: [self._encode(several) or self._encode(several, cut=True) for several in train.captions[language]]
@@ -177,7 +185,7 @@ class CaptioningTask(Task):
         assert isinstance(model, Captioner)
         pixels, special = self._measured_pixels(part), self._special
         captions = {
-            language: self.tokenizer.decode_batch(caption_greedily(model, pixels, (special.bos, mark), special.eos))
+            language: self.tokenizer.decode_batch(write_greedily(model, pixels, (special.bos, mark), special.eos))
             for language, mark in self._marks.items()
         }
         return {**self._score(captions, part)}
@@ -293,20 +301,6 @@ def _without_padding(read: Tensor, predicted: Tensor) -> tuple[Tensor, Tensor, T
         return read, predicted, slice(None)
     length = int((predicted != IGNORED).any(dim=0).nonzero().max()) + 1
     return read[:, :length], predicted[:, :length], predicted[:, :length] != IGNORED
-
-
-def _token_id(tokenizer: Tokenizer, language: str) -> int:
-    """The id of a language's token.
-
-    Raises:
-        RecipeError: The tokenizer has none.
-    """
-    found = tokenizer.token_to_id(language_token(language))
-    if found is None:
-        raise RecipeError(
-            f"the tokenizer has no token {language_token(language)}; start from a captioner of {language}"
-        )
-    return found
 
 
 def nearest_images(known: NDArray[np.float32], asked: NDArray[np.float32]) -> NDArray[np.int64]:

@@ -6,45 +6,63 @@ B images of a batch, N images of a part, C channels and S side of a latent, I im
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 
 from headway_training.batches import Batch, even_batches
 from headway_training.checkpoint import Metric
 from headway_training.data.examples import LabeledImages, Splits
-from headway_training.data.images import augment, normalize
+from headway_training.data.images import augment, normalize, resize_and_crop
+from headway_training.data.pictures import DescribedImages
+from headway_training.evaluation import pad, token_mask
 from headway_training.models import Autoencoder, LatentDiffusion, Model
 from headway_training.models.diffusion import mix
 from headway_training.recipes import Recipe
-from headway_training.tasks.base import IGNORED, EvaluationData, Metrics, Part, Task, TrainingBatch
+from headway_training.tasks.base import IGNORED, EvaluationData, Metrics, Part, SpecialIds, Task, TrainingBatch
+from headway_training.tokenizers import encode_texts
 
 DIVERGENCE_WEIGHT = 1e-3
 """Of the divergence of latents from the standard normal, in nats a number, beside the squared error of pixels of 0 to 1
 (Rombach et al. 2022, appendix G: light, so that latents keep what an image shows)."""
-LABEL_DROPOUT = 0.1
-"""Share of the images whose label is hidden, for guidance without a classifier (Ho and Salimans 2022, section 3.2)."""
+CONDITION_DROPOUT = 0.1
+"""Share of the images whose label or text is hidden, for guidance without a classifier (Ho and Salimans 2022, 3.2)."""
 MEASURED_IMAGES = 512
 """Images that a checkpoint carries to measure the denoiser again."""
 _EVALUATION_BATCH = 250
 _NOISE_SEED = 11
 
 
-class _ImageTask(Task):
-    """Labelled images in random order; the loss of a batch is the sum of its images' losses."""
+Images = TypeVar("Images", LabeledImages, DescribedImages)
+
+
+class _ImageTask(Task, Generic[Images]):
+    """Images with labels or descriptions in random order; the loss of a batch is the sum of its images' losses."""
 
     unit = "images"
 
-    def __init__(self, recipe: Recipe, splits: Splits[LabeledImages]) -> None:
+    def __init__(self, recipe: Recipe, splits: Splits[Any]) -> None:
         assert recipe.preprocessing is not None
         self._recipe = recipe
-        self._splits = splits
         self._preprocessing = recipe.preprocessing
+        sized = {part: self._resize(getattr(splits, part)) for part in ("train", "valid", "test")}
+        self._splits: Splits[Any] = replace(splits, **sized)
+
+    def _resize(self, part: Images) -> Images:
+        """Brings images to the recipe's size, where they have another."""
+        size = (self._preprocessing.height, self._preprocessing.width)
+        if part.images.shape[1:3] == size:
+            return part
+        images = [resize_and_crop(Image.fromarray(image), self._preprocessing) for image in part.images]
+        return replace(part, images=np.stack(images))
 
     @property
     def num_train_examples(self) -> int:
@@ -71,8 +89,9 @@ class _ImageTask(Task):
     def _losses(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> Tensor:
         """The loss of each image, float32 (B)."""
 
-    def _part(self, part: Part) -> LabeledImages:
-        return self._splits.valid if part == "valid" else self._splits.test
+    def _part(self, part: Part) -> Images:
+        found: Images = self._splits.valid if part == "valid" else self._splits.test
+        return found
 
     def _pixels(self, images: NDArray[np.uint8], generator: torch.Generator | None = None) -> Tensor:
         """(B, I, I, 3) -> normalised, (B, 3, I, I), and mirrored or shifted at random where a generator is given."""
@@ -91,7 +110,7 @@ class _ImageTask(Task):
         return pixel_values * std + mean
 
 
-class AutoencodingTask(_ImageTask):
+class AutoencodingTask(_ImageTask[Images]):
     """Images to latents and back. At the end it is found what latents are scaled by."""
 
     metric: ClassVar[Metric] = "psnr"
@@ -149,25 +168,15 @@ class AutoencodingTask(_ImageTask):
         model.scale_latents(torch.cat([model.encoder(self._pixels(part).to(device))[0].float() for part in parts]))
 
     def evaluation_data(self) -> EvaluationData:
-        """Test images with their labels."""
-        return EvaluationData(
-            images=(self._splits.test.images[:MEASURED_IMAGES], self._splits.test.labels[:MEASURED_IMAGES])
-        )
+        """Test images."""
+        return EvaluationData(arrays={"images": self._splits.test.images[:MEASURED_IMAGES]})
 
 
-class DiffusionTask(_ImageTask):
+class _DenoisingTask(_ImageTask[Images]):
     """Velocities of noisy latents, whose autoencoder stays as it is."""
 
     metric: ClassVar[Metric] = "velocity_error"
     higher_is_better = False
-
-    def model_fields(self) -> dict[str, int]:
-        """The labels, and the size that images are brought to."""
-        return {"num_classes": len(self._splits.labels), "image_size": self._preprocessing.height}
-
-    def checkpoint_fields(self) -> dict[str, Any]:
-        """Labels and preprocessing."""
-        return {"labels": self._splits.labels, "image_preprocessing": self._preprocessing}
 
     def wrap(self, model: Model) -> Model:
         """The model, of which the denoiser alone is trained."""
@@ -177,17 +186,15 @@ class DiffusionTask(_ImageTask):
         return model
 
     def collate(self, batch: Batch, generator: torch.Generator) -> TrainingBatch:
-        """Pixels (B, 3, I, I), labels (B), some hidden, times (B) and seeds of noise (B); targets (B), all 0.
+        """Pixels (B, 3, I, I), what they show, times (B), and targets (B), all 0.
 
         Times are logistic functions of normal numbers (Esser et al. 2024, section 3.1): those between image and noise,
         which are hardest, come more often.
         """
-        train, count = self._splits.train, len(batch)
-        hidden = torch.rand(count, generator=generator) < LABEL_DROPOUT
-        labels = torch.from_numpy(train.labels[batch])
+        count = len(batch)
         tensors = {
-            "pixel_values": self._pixels(train.images[batch], generator),
-            "label": torch.where(hidden, len(self._splits.labels), labels),
+            "pixel_values": self._pixels(self._splits.train.images[batch], generator),
+            **self._shown(batch, generator),
             "timestep": torch.randn(count, generator=generator).sigmoid(),
             "targets": torch.zeros(count, dtype=torch.int64),
         }
@@ -199,28 +206,111 @@ class DiffusionTask(_ImageTask):
         with torch.no_grad():
             latents = model.encode(tensors["pixel_values"]).float()
             mixed, velocity = mix(latents, torch.randn_like(latents), tensors["timestep"])
-        predicted = model.denoiser(mixed, tensors["timestep"], tensors["label"])
+        predicted = model.denoiser(mixed, tensors["timestep"], *self._condition(model, tensors))
         return F.mse_loss(predicted.float(), velocity, reduction="none").mean(dim=(1, 2, 3))
+
+    @abstractmethod
+    def _shown(self, batch: Batch, generator: torch.Generator) -> dict[str, Tensor]:
+        """What training images show, some of it hidden."""
+
+    @abstractmethod
+    def _measured(self, part: Images) -> dict[str, Tensor]:
+        """What the images of a part show."""
+
+    @abstractmethod
+    def _condition(self, model: LatentDiffusion, tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """What the denoiser reads of that."""
 
     @torch.inference_mode()
     def evaluate(self, model: nn.Module, part: Part) -> Metrics:
         """Mean squared error of the velocity, with the times and noise of `measured_noise`."""
         assert isinstance(model, LatentDiffusion)
         examples, device, total = self._part(part), _device_of(model), 0.0
+        shown = self._measured(examples)
         noise, times = measured_noise(len(examples), model.configuration.latent_shape)
         for start in range(0, len(examples), _EVALUATION_BATCH):
             rows = slice(start, start + _EVALUATION_BATCH)
             latents = model.encode(self._pixels(examples.images[rows]).to(device)).float()
             timestep = torch.from_numpy(times[rows]).to(device)
             mixed, velocity = mix(latents, torch.from_numpy(noise[rows]).to(device), timestep)
-            predicted = model.denoiser(mixed, timestep, torch.from_numpy(examples.labels[rows]).to(device))
+            condition = self._condition(model, {name: tensor[rows].to(device) for name, tensor in shown.items()})
+            predicted = model.denoiser(mixed, timestep, *condition)
             total += float((predicted.float() - velocity).square().mean(dim=(1, 2, 3)).sum())
         return {"velocity_error": total / len(examples)}
+
+
+class DiffusionTask(_DenoisingTask[LabeledImages]):
+    """Images of labels."""
+
+    def model_fields(self) -> dict[str, int]:
+        """The labels, and the size that images are brought to."""
+        return {"num_classes": len(self._splits.labels), "image_size": self._preprocessing.height}
+
+    def checkpoint_fields(self) -> dict[str, Any]:
+        """Labels and preprocessing."""
+        return {"labels": self._splits.labels, "image_preprocessing": self._preprocessing}
+
+    def _shown(self, batch: Batch, generator: torch.Generator) -> dict[str, Tensor]:
+        """Labels (B); that after the last where one is hidden."""
+        hidden = torch.rand(len(batch), generator=generator) < CONDITION_DROPOUT
+        labels = torch.from_numpy(self._splits.train.labels[batch])
+        return {"label": torch.where(hidden, len(self._splits.labels), labels)}
+
+    def _measured(self, part: LabeledImages) -> dict[str, Tensor]:
+        return {"label": torch.from_numpy(part.labels)}
+
+    def _condition(self, model: LatentDiffusion, tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:  # noqa: ARG002 (labels are read as they are)
+        return (tensors["label"],)
 
     def evaluation_data(self) -> EvaluationData:
         """Test images with their labels."""
         return EvaluationData(
             images=(self._splits.test.images[:MEASURED_IMAGES], self._splits.test.labels[:MEASURED_IMAGES])
+        )
+
+
+class TextDiffusionTask(_DenoisingTask[DescribedImages]):
+    """Images of texts, which an encoder reads that is trained with the denoiser."""
+
+    def __init__(self, recipe: Recipe, splits: Splits[Any], tokenizer: Tokenizer) -> None:
+        super().__init__(recipe, splits)
+        self.tokenizer: Tokenizer = tokenizer
+        self._special = SpecialIds(tokenizer)
+        self._max_length = int(recipe.model["max_length"])
+
+    def model_fields(self) -> dict[str, int]:
+        """The vocabulary, and the size that images are brought to."""
+        return {"vocabulary_size": self.tokenizer.get_vocab_size(), "image_size": self._preprocessing.height}
+
+    def checkpoint_fields(self) -> dict[str, Any]:
+        """Special tokens and preprocessing."""
+        return {"special_tokens": self._special.tokens, "image_preprocessing": self._preprocessing}
+
+    def _shown(self, batch: Batch, generator: torch.Generator) -> dict[str, Tensor]:
+        """Ids and mask (B, T) of texts; the empty text where one is hidden."""
+        random = np.random.default_rng(int(torch.randint(2**62, (1,), generator=generator)))
+        train = self._splits.train
+        return self._encode(
+            ["" if random.random() < CONDITION_DROPOUT else train.describe(int(row), random) for row in batch]
+        )
+
+    def _measured(self, part: DescribedImages) -> dict[str, Tensor]:
+        return self._encode(part.titles())
+
+    def _condition(self, model: LatentDiffusion, tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        assert model.text_encoder is not None, "the recipe's model reads texts"
+        mask = tensors["attention_mask"]
+        return model.text_encoder(tensors["input_ids"], mask), mask
+
+    def _encode(self, texts: Sequence[str]) -> dict[str, Tensor]:
+        rows = encode_texts(self.tokenizer, texts, self._max_length)
+        return {"input_ids": pad(rows, self._special.pad), "attention_mask": token_mask(rows)}
+
+    def evaluation_data(self) -> EvaluationData:
+        """Test images with their texts."""
+        test = self._splits.test
+        return EvaluationData(
+            arrays={"images": test.images[:MEASURED_IMAGES], "texts": np.array(test.titles()[:MEASURED_IMAGES])}
         )
 
 

@@ -1,7 +1,7 @@
-"""A model that draws images, as it is served: an engine for its denoiser, and a batcher each for its autoencoder.
+"""A model that draws images, as it is served: an engine for its denoiser, and a batcher for each of its other graphs.
 
-Its encoder and decoder run one image at a time: convolutions gain nothing by a batch on the CPU, and so an image
-depends on its own request alone.
+Encoder and decoder run one image at a time: convolutions gain nothing by a batch on the CPU, and so an image depends on
+its own request alone. So do its texts, which are read one at a time too.
 
 C channels and S side of a latent, H, W height and width of an image.
 """
@@ -19,7 +19,7 @@ import structlog
 
 from headway_server.batching import Batcher, BatchGraph, RunCosts, Tensors
 from headway_server.batching.batcher import BatchedResults, ItemTimes
-from headway_server.bundles import Bundle, Precision
+from headway_server.bundles import TOKENIZER_FILE, Bundle, Precision
 from headway_server.diffusion import (
     DenoisingEngine,
     Drawing,
@@ -29,18 +29,27 @@ from headway_server.diffusion import (
     mix,
     step_times,
 )
-from headway_server.diffusion.engine import LABEL, LATENT, TIMESTEP, VELOCITY
+from headway_server.diffusion.engine import LABEL, LATENT, TEXT, TEXT_MASK, TIMESTEP, VELOCITY, Condition
 from headway_server.diffusion.samplers import Latent
 from headway_server.errors import BundleError
 from headway_server.observers import NO_OBSERVER, ModelId, ModelUsage, Observer
-from headway_server.preprocessing import ImagePreprocessor
+from headway_server.preprocessing import ImagePreprocessor, TextTokenizer
 from headway_server.runtime import Device, Runtime
 from headway_server.serving.answers import Answer, CallTimings
 from headway_server.serving.calls import current_caller
 from headway_server.serving.permits import Admission, MeasuredPace
 from headway_server.settings import ServerSettings
 from headway_server.tasks.image_generation.editing import Edit, encode_png, read_edit
-from headway_server.tasks.image_generation.request import DrawingRequest, find_label
+from headway_server.tasks.image_generation.prompts import (
+    ATTENTION_MASK,
+    LabelPrompts,
+    Prompt,
+    Prompts,
+    TextPrompts,
+    text_row,
+    text_states_shape,
+)
+from headway_server.tasks.image_generation.request import DrawingRequest
 from headway_server.tasks.parameters import draw_seed
 
 PIXELS: Final = "pixel_values"
@@ -73,7 +82,7 @@ class DrawingProgress:
 
 
 class ImageGenerationModel:
-    """Draws images of labels, and draws over images."""
+    """Draws images of labels or of texts, and draws over images."""
 
     def __init__(
         self,
@@ -85,6 +94,7 @@ class ImageGenerationModel:
         denoiser: BatchGraph,
         decoder: BatchGraph,
         encoder: BatchGraph,
+        text_encoder: BatchGraph | None,
         costs: dict[BatchGraph, RunCosts],
         observer: Observer,
     ) -> None:
@@ -104,10 +114,20 @@ class ImageGenerationModel:
             busy_lanes=session.cores.busy_lanes(),
             observer=observer,
         )
-        self._decoder, self._encoder = (
+        self._decoder, self._encoder, *readers = (
             Batcher(graph, budget=1, model=model, session=graph.session, costs=costs[graph], observer=observer)
-            for graph in (decoder, encoder)
+            for graph in (decoder, encoder, *([] if text_encoder is None else [text_encoder]))
         )
+        self._batchers = (self._decoder, self._encoder, *readers)
+        self._prompts: Prompts = LabelPrompts(manifest.labels)
+        if readers:
+            self._prompts = TextPrompts(
+                TextTokenizer.load(bundle.path / TOKENIZER_FILE),
+                readers[0],
+                max_tokens=_max_tokens(bundle),
+                pad_id=_pad_id(bundle),
+                max_bytes=settings.max_text_bytes,
+            )
         self._admission = Admission(
             limit=settings.batching.max_waiting_images, noun="images", owner=manifest.name, pace=MeasuredPace()
         )
@@ -131,6 +151,13 @@ class ImageGenerationModel:
         shape = _latent_shape(denoiser)
         blank = np.zeros(shape, np.float32)
         row = {LATENT: blank, TIMESTEP: np.array(1, np.float32), LABEL: np.array(len(manifest.labels))}
+        costs: dict[BatchGraph, RunCosts] = {}
+        text_encoder = None
+        if "text_encoder" in variant.graphs:
+            text_encoder = BatchGraph(runtime.open(bundle, variant.graphs["text_encoder"]))
+            text, states = text_row((), _max_tokens(bundle), _pad_id(bundle)), text_states_shape(text_encoder)
+            costs[text_encoder] = text_encoder.warm_up(text, 1, {TEXT: states})
+            row |= {TEXT: np.zeros(states, np.float32), TEXT_MASK: text[ATTENTION_MASK]}
         return cls(
             bundle,
             precision,
@@ -139,7 +166,9 @@ class ImageGenerationModel:
             denoiser=denoiser,
             decoder=decoder,
             encoder=encoder,
-            costs={
+            text_encoder=text_encoder,
+            costs=costs
+            | {
                 denoiser: denoiser.warm_up(row, 1, {VELOCITY: shape}),
                 decoder: decoder.warm_up({LATENT: blank}, 1, {PIXELS: size}),
                 encoder: encoder.warm_up({PIXELS: np.zeros(size, np.float32)}, 1, {LATENT: shape}),
@@ -150,25 +179,25 @@ class ImageGenerationModel:
     def start(self) -> None:
         """Starts engine and batchers; called with the event loop running."""
         self._engine.start()
-        self._decoder.start()
-        self._encoder.start()
+        for batcher in self._batchers:
+            batcher.start()
 
     @property
     def is_alive(self) -> bool:
         """True from `start` to `close`, unless a thread has ended by itself."""
-        return self._engine.is_alive and self._decoder.is_alive and self._encoder.is_alive
+        return self._engine.is_alive and all(batcher.is_alive for batcher in self._batchers)
 
     def stalled_s(self) -> float:
         """Returns for how many seconds the oldest running step or batch has been running; 0.0 where none is."""
-        return max(self._engine.stalled_s(), self._decoder.stalled_s(), self._encoder.stalled_s())
+        return max(self._engine.stalled_s(), *(batcher.stalled_s() for batcher in self._batchers))
 
     def usage(self) -> ModelUsage:
         """Returns how many images wait, and the rows of the present step."""
-        return self._engine.usage() + ModelUsage(num_waiting=self._decoder.num_waiting + self._encoder.num_waiting)
+        return self._engine.usage() + ModelUsage(num_waiting=sum(one.num_waiting for one in self._batchers))
 
     def close(self) -> bool:
         """Stops engine and batchers; what still waits fails. True if their threads have ended."""
-        ended = [self._engine.close(), self._decoder.close(), self._encoder.close()]
+        ended = [self._engine.close(), *(batcher.close() for batcher in self._batchers)]
         return all(ended)
 
     def __repr__(self) -> str:
@@ -183,17 +212,18 @@ class ImageGenerationModel:
             deadline: When the caller stops waiting, by `time.monotonic`.
 
         Raises:
-            RequestError: There is no such label, an image cannot be read, there is no room, the deadline passed, the
-                server is draining.
+            RequestError: There is no such label, a text is too long, an image cannot be read, there is no room, the
+                deadline passed, the server is draining.
         """
-        labels = self._labels(request)
-        work = _work(request, labels)
+        prompts = await self._read_prompts(request)
+        work = _work(request, prompts)
         caller, count = current_caller(), request.num_images
         with self._admission.admit(count, work=work * count, deadline=deadline, caller=caller):
             began = time.monotonic()
             edit = await self._read_edit(request, deadline)
+            conditions = await self._conditions(request, prompts, deadline)
             seeds = _seeds(request)
-            drawings = [self._drawing(request, labels, seed, edit, deadline) for seed in seeds]
+            drawings = [self._drawing(request, conditions, seed, edit, deadline) for seed in seeds]
             preprocessing_s = time.monotonic() - began
             latents = await self._engine.run(drawings, caller)
             return await self._finish(
@@ -204,14 +234,15 @@ class ImageGenerationModel:
         self, request: DrawingRequest, *, deadline: float | None
     ) -> AsyncGenerator[DrawingProgress | Answer[DrawnImage], None]:
         """Draws one image: yields how far it is, and last the answer. Errors are those of `draw`."""
-        labels = self._labels(request)
-        work = _work(request, labels)
+        prompts = await self._read_prompts(request)
+        work = _work(request, prompts)
         caller = current_caller()
         with self._admission.admit(1, work=work, deadline=deadline, caller=caller):
             began = time.monotonic()
             edit = await self._read_edit(request, deadline)
+            conditions = await self._conditions(request, prompts, deadline)
             seeds = _seeds(request)
-            drawing = self._drawing(request, labels, seeds[0], edit, deadline, wants_progress=True)
+            drawing = self._drawing(request, conditions, seeds[0], edit, deadline, wants_progress=True)
             preprocessing_s = time.monotonic() - began
             num_steps, due = drawing.trajectory.num_steps, request.preview_step_count
             async with aclosing(self._engine.stream(drawing, caller)) as parts:
@@ -226,12 +257,16 @@ class ImageGenerationModel:
                 [drawing], latents, seeds, edit, deadline=deadline, preprocessing_s=preprocessing_s
             )
 
-    def _labels(self, request: DrawingRequest) -> tuple[int, int]:
-        """Returns the numbers of what is drawn, and of what is led away from."""
-        labels = self.bundle.manifest.labels
-        return find_label("prompt", request.prompt, labels), find_label(
-            "negative_prompt", request.negative_prompt, labels
-        )
+    async def _read_prompts(self, request: DrawingRequest) -> tuple[Prompt, Prompt]:
+        """Returns what is drawn, and what is led away from."""
+        read = self._prompts.read
+        return await read("prompt", request.prompt), await read("negative_prompt", request.negative_prompt)
+
+    async def _conditions(
+        self, request: DrawingRequest, prompts: tuple[Prompt, Prompt], deadline: float | None
+    ) -> list[Condition]:
+        """Returns the denoiser's rows of what is drawn and, where it is guided, of what it is led away from."""
+        return await self._prompts.conditions(prompts[: _num_rows(request, prompts)], deadline)
 
     async def _read_edit(self, request: DrawingRequest, deadline: float | None) -> Edit | None:
         """Reads the image that is drawn over, and its latent; None where there is none."""
@@ -247,7 +282,7 @@ class ImageGenerationModel:
     def _drawing(
         self,
         request: DrawingRequest,
-        labels: tuple[int, int],
+        conditions: Sequence[Condition],
         seed: int,
         edit: Edit | None,
         deadline: float | None,
@@ -263,9 +298,9 @@ class ImageGenerationModel:
                 kept = KeptArea(is_kept=edit.is_kept, latent=edit.latent, noise=noise)
         return Drawing(
             Trajectory(latent, times, request.sampler, kept),
-            label=labels[0],
-            other_label=labels[1],
-            guidance=request.guidance_scale if _num_rows(request, labels) > 1 else 1.0,
+            condition=conditions[0],
+            other_condition=conditions[-1],
+            guidance=request.guidance_scale if len(conditions) > 1 else 1.0,
             deadline=deadline,
             wants_progress=wants_progress,
         )
@@ -330,15 +365,26 @@ def _latent_shape(denoiser: BatchGraph) -> tuple[int, ...]:
     return sizes
 
 
-def _num_rows(request: DrawingRequest, labels: tuple[int, int]) -> int:
+def _max_tokens(bundle: Bundle) -> int:
+    limit = bundle.manifest.limits.max_input_tokens
+    assert limit is not None, "the manifest's validator demands it"
+    return limit
+
+
+def _pad_id(bundle: Bundle) -> int:
+    tokens = bundle.manifest.special_tokens
+    return 0 if tokens is None or tokens.pad is None else tokens.pad
+
+
+def _num_rows(request: DrawingRequest, prompts: tuple[Prompt, Prompt]) -> int:
     """Returns how many rows an image takes: two where it is led away from something else than what is drawn."""
-    return 1 if request.guidance_scale == 1 or labels[0] == labels[1] else 2
+    return 1 if request.guidance_scale == 1 or prompts[0] == prompts[1] else 2
 
 
-def _work(request: DrawingRequest, labels: tuple[int, int]) -> float:
+def _work(request: DrawingRequest, prompts: tuple[Prompt, Prompt]) -> float:
     """Returns how many rows an image takes in all its steps together."""
     times = step_times(request.num_steps, request.made_share)
-    return float(_num_rows(request, labels) * (len(times) - 1))
+    return float(_num_rows(request, prompts) * (len(times) - 1))
 
 
 def _seeds(request: DrawingRequest) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,7 +18,6 @@ DEFAULT_STEPS: Final = 20
 DEFAULT_GUIDANCE: Final = 3.0
 DEFAULT_STRENGTH: Final = 0.8
 """Of an image that is drawn over as a whole."""
-_MOST_SHOWN: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +29,9 @@ class DrawingRequest:
     """
 
     prompt: str = ""
-    """A label of the model; empty: anything."""
+    """A label of the model, or any text where it has none; empty: anything."""
     negative_prompt: str = ""
-    """A label that is led away from; empty: from anything."""
+    """Of the same kind: what is led away from; empty: from anything."""
     num_images: int = 1
     num_steps: int = DEFAULT_STEPS
     guidance_scale: float = DEFAULT_GUIDANCE
@@ -70,22 +68,6 @@ class DrawingRequest:
         if self.image is None:
             return 1.0
         return self.strength or (DEFAULT_STRENGTH if self.mask is None else 1.0)
-
-
-def find_label(field: str, name: str, labels: Sequence[str]) -> int:
-    """Returns the number of a label, whatever its case; that after the last for an empty name.
-
-    Raises:
-        InvalidInputError: There is no such label.
-    """
-    if not name:
-        return len(labels)
-    folded = [label.casefold() for label in labels]
-    if name.casefold() not in folded:
-        raise InvalidInputError(
-            field, f"is {name[:_MOST_SHOWN]!r}; this model draws {', '.join(labels[:_MOST_SHOWN])}: name one of these"
-        )
-    return folded.index(name.casefold())
 
 
 def _check(field: str, value: float, least: float, most: float, advice: str = "") -> None:

@@ -33,6 +33,7 @@ _TASKS: dict[Task, pb.Task.ValueType] = {
     Task.IMAGE_EMBEDDING: pb.TASK_IMAGE_EMBEDDING,
     Task.SEGMENTATION: pb.TASK_SEGMENTATION,
     Task.IMAGE_GENERATION: pb.TASK_IMAGE_GENERATION,
+    Task.SPEECH_SYNTHESIS: pb.TASK_SPEECH_SYNTHESIS,
 }
 _STATES: dict[ModelState, pb.BundleState.ValueType] = {
     state: pb.BundleState.Value(f"BUNDLE_STATE_{state.name}") for state in ModelState

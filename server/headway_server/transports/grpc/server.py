@@ -138,7 +138,7 @@ _SERVICES = (
     ),
     _Service(
         descriptor=speech_service_pb2.DESCRIPTOR.services_by_name["SpeechService"],
-        tasks=frozenset({Task.TRANSCRIPTION}),
+        tasks=frozenset({Task.TRANSCRIPTION, Task.SPEECH_SYNTHESIS}),
         servicer=SpeechService,
         add=speech_service_pb2_grpc.add_SpeechServiceServicer_to_server,
         reads_texts=False,

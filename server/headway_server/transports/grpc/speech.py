@@ -13,6 +13,7 @@ from headway.v1 import speech_service_pb2 as pb
 from headway.v1 import speech_service_pb2_grpc as pb_grpc
 from headway_server.bundles import Task
 from headway_server.errors import InvalidInputError
+from headway_server.preprocessing.waveform import AudioFormat
 from headway_server.serving.answers import Answer
 from headway_server.serving.host import ModelHost
 from headway_server.tasks.speech.model import (
@@ -24,8 +25,10 @@ from headway_server.tasks.speech.model import (
     Transcript,
     TranscriptHypothesis,
 )
+from headway_server.tasks.synthesis.model import SpeechPart, SpokenText, SynthesisModel
+from headway_server.tasks.synthesis.request import SynthesisRequest
 from headway_server.transports.grpc.generation import FINISH_REASONS
-from headway_server.transports.grpc.messages import deadline_of, model_reference, timings_of_call
+from headway_server.transports.grpc.messages import deadline_of, model_reference, set_fields, timings_of_call
 from headway_server.transports.grpc.text_to_text_requests import parse_parameters
 
 _TASKS: Final[dict[int, SpeechTask]] = {
@@ -33,12 +36,18 @@ _TASKS: Final[dict[int, SpeechTask]] = {
     pb.SPEECH_TASK_TRANSCRIBE: SpeechTask.TRANSCRIBE,
     pb.SPEECH_TASK_TRANSLATE: SpeechTask.TRANSLATE,
 }
+_FORMATS: Final[dict[int, AudioFormat]] = {
+    pb.AUDIO_FORMAT_UNSPECIFIED: AudioFormat.WAV,
+    pb.AUDIO_FORMAT_WAV: AudioFormat.WAV,
+    pb.AUDIO_FORMAT_FLAC: AudioFormat.FLAC,
+    pb.AUDIO_FORMAT_OPUS: AudioFormat.OPUS,
+}
 _MOST_LANGUAGES: Final = 5
 """Languages whose probabilities are sent."""
 
 
 class SpeechService(pb_grpc.SpeechServiceServicer):
-    """Answers from the host's models that write what is said."""
+    """Answers from the host's models that write what is said, and from those that speak."""
 
     def __init__(self, host: ModelHost) -> None:
         self._host = host
@@ -74,6 +83,51 @@ class SpeechService(pb_grpc.SpeechServiceServicer):
                 else:
                     yield _last_message(part, model, arrived, with_segments=wants_times)
 
+    async def SynthesizeSpeech(  # noqa: N802 (the method's name in the protocol)
+        self, request: pb.SynthesizeSpeechRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.SynthesizeSpeechResponse:
+        """Speaks every text."""
+        arrived = time.monotonic()
+        model = self._find_speaker(request)
+        form = _FORMATS.get(request.format)
+        if form is None:
+            raise InvalidInputError("format", f"is {request.format}; must be a value of AudioFormat from 1 to 3")
+        asked = _to_speak(request, form, deadline_of(context))
+        answer = await model.synthesize(list(request.texts), request=asked)
+        return pb.SynthesizeSpeechResponse(
+            results=[_spoken(one, model) for one in answer.results],
+            model=model_reference(model),
+            timings=timings_of_call(answer.timings, arrived),
+        )
+
+    async def StreamSynthesizeSpeech(  # noqa: N802 (the method's name in the protocol)
+        self, request: pb.StreamSynthesizeSpeechRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncGenerator[pb.StreamSynthesizeSpeechResponse, None]:
+        """Speaks a text and sends its samples as they are made."""
+        arrived = time.monotonic()
+        model = self._find_speaker(request)
+        asked = _to_speak(request, AudioFormat.WAV, deadline_of(context))
+        async with aclosing(model.stream(request.text, field="text", request=asked)) as parts:
+            async for part in parts:
+                if isinstance(part, SpeechPart):
+                    yield pb.StreamSynthesizeSpeechResponse(
+                        pcm=part.pcm, sampling_rate=model.codec.sampling_rate, new_token_count=part.num_new_tokens
+                    )
+                else:
+                    [spoken] = part.results
+                    yield pb.StreamSynthesizeSpeechResponse(
+                        sampling_rate=model.codec.sampling_rate,
+                        new_token_count=spoken.num_new_tokens,
+                        result=_spoken(spoken, model),
+                        model=model_reference(model),
+                        timings=timings_of_call(part.timings, arrived),
+                    )
+
+    def _find_speaker(self, request: pb.SynthesizeSpeechRequest | pb.StreamSynthesizeSpeechRequest) -> SynthesisModel:
+        model = self._host.find(Task.SPEECH_SYNTHESIS, request.model, request.model_version)
+        assert isinstance(model, SynthesisModel)  # by the table of families
+        return model
+
     def _find(self, request: pb.TranscribeSpeechRequest | pb.StreamTranscribeSpeechRequest) -> SpeechModel:
         model = self._host.find(Task.TRANSCRIPTION, request.model, request.model_version)
         assert isinstance(model, SpeechModel)  # by the table of families
@@ -96,6 +150,30 @@ def _asked(
         prompt=request.prompt,
         condition_on_previous=request.condition_on_previous,
         deadline=deadline,
+    )
+
+
+def _to_speak(
+    request: pb.SynthesizeSpeechRequest | pb.StreamSynthesizeSpeechRequest, form: AudioFormat, deadline: float | None
+) -> SynthesisRequest:
+    parameters = request.parameters
+    return SynthesisRequest(
+        voice=request.voice,
+        sampling=set_fields(parameters.sampling),
+        max_seconds=parameters.max_seconds if parameters.HasField("max_seconds") else None,
+        format=form,
+        deadline=deadline,
+    )
+
+
+def _spoken(spoken: SpokenText, model: SynthesisModel) -> pb.SynthesizedSpeech:
+    return pb.SynthesizedSpeech(
+        audio=spoken.audio,
+        duration=spoken.duration_s,
+        sampling_rate=model.codec.sampling_rate,
+        finish_reason=FINISH_REASONS[spoken.finish_reason],
+        new_token_count=spoken.num_new_tokens,
+        seed=spoken.seed,
     )
 
 

@@ -76,15 +76,24 @@ async def test_what_is_drawn_has_the_colour_of_its_label(drawing, sampler):
     assert response.timings.inference.nanos > 0
 
 
+@pytest.fixture(params=["labels", "texts"])
+def kind(request, diffusion_store, text_diffusion_store):
+    """A store, and prompts that its model draws."""
+    if request.param == "labels":
+        return diffusion_store, ("", *COLOURS)
+    return text_diffusion_store, ("", *tiny_diffusion.TEXTS, "red", "square green green a")
+
+
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
-async def test_an_image_follows_from_its_seed_whatever_its_company(serve, diffusion_store, steps, precision):
+async def test_an_image_follows_from_its_seed_whatever_its_company(serve, kind, steps, precision):
+    store, prompts = kind
     seed = random.randrange(10**6)
     print(f"seed {seed}")  # noqa: T201 (shown where the test fails)
     generator = random.Random(seed)
     requests = [
         pb.GenerateImageRequest(
-            prompt=generator.choice(("", *COLOURS)),
-            negative_prompt=generator.choice(("", *COLOURS)),
+            prompt=generator.choice(prompts),
+            negative_prompt=generator.choice(prompts),
             parameters=pb.DiffusionParameters(
                 step_count=generator.randrange(10, 40),  # so that calls overlap, however fast a step is
                 guidance_scale=generator.choice((1.0, 2.5)),
@@ -95,7 +104,7 @@ async def test_an_image_follows_from_its_seed_whatever_its_company(serve, diffus
         )
         for _ in range(10)
     ]
-    async with serve(diffusion_store, observer=steps, precision=precision) as drawing:
+    async with serve(store, observer=steps, precision=precision) as drawing:
         alone = [await stub(drawing).GenerateImage(request) for request in requests]
         steps.rows.clear()
 
@@ -107,6 +116,21 @@ async def test_an_image_follows_from_its_seed_whatever_its_company(serve, diffus
     assert max(steps.rows) > 6
     for one, other in zip(alone, together, strict=True):
         assert [image.png for image in one.results] == [image.png for image in other.results]
+
+
+async def test_a_text_is_drawn_and_what_is_too_long_is_told_with_its_limit(serve, text_diffusion_store):
+    async with serve(text_diffusion_store, precision="fp32") as drawing:
+        for number, text in enumerate(tiny_diffusion.TEXTS):
+            request = pb.GenerateImageRequest(prompt=text, negative_prompt="", parameters=parameters(), image_count=2)
+            for image in (await stub(drawing).GenerateImage(request)).results:
+                assert pixels_of(image.png)[3:5, 3:5].mean(axis=(0, 1)).argmax() == number, text
+        for field in ("prompt", "negative_prompt"):
+            failure = await failure_of(stub(drawing).GenerateImage(pb.GenerateImageRequest(**{field: "red " * 40})))
+            assert failure.code is grpc.StatusCode.INVALID_ARGUMENT
+            assert f"{field}: has " in failure.message
+            assert "tokens, the model reads at most 12; shorten it" in failure.message
+        [model] = (await drawing.models.ListModels(model_service_pb2.ListModelsRequest())).models
+        assert (list(model.labels), model.max_input_token_count) == ([], 12)
 
 
 async def test_the_next_seed_draws_the_next_image(drawing):

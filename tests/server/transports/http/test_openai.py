@@ -373,3 +373,23 @@ async def test_images_are_drawn(calling, diffusion_store):
         ):
             with pytest.raises(openai.BadRequestError, match=said):
                 await client.images.generate(model="squares", **wrong)
+
+
+async def test_texts_are_spoken(calling, voice_store):
+    async with calling(store=voice_store) as (_, client):
+        asked = {"model": "tones", "input": "low high", "voice": "ann", "extra_body": {"seed": 5, "temperature": 1.2}}
+        whole = (await client.audio.speech.create(response_format="wav", **asked)).content
+        assert whole.startswith(b"RIFF")
+        async with client.audio.speech.with_streaming_response.create(response_format="pcm", **asked) as answer:
+            assert answer.headers["content-type"] == "audio/pcm; rate=8000; channels=1"
+            pcm = b"".join([part async for part in answer.iter_bytes()])
+        assert whole.endswith(pcm)
+        assert len(pcm) > 0
+        for wrong, said in (
+            ({"voice": "eve"}, "voice: is 'eve'; the model has ann, bob"),
+            ({"input": "low " * 9}, r"input\[0\]: has 38 tokens, the model speaks at most 24"),
+            ({"response_format": "mp3"}, "response_format"),
+            ({"extra_body": {"max_seconds": 9}}, "max_seconds: is 9; must be from 0.02 to 0.94"),
+        ):
+            with pytest.raises(openai.BadRequestError, match=said):
+                await client.audio.speech.create(**{**asked, **wrong})

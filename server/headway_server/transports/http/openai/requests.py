@@ -17,9 +17,11 @@ from headway_server.diffusion import Sampler
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing import ChatTurn, Tool, ToolCall
 from headway_server.preprocessing.chat import Role
+from headway_server.preprocessing.waveform import AudioFormat
 from headway_server.tasks.generation.request import MAX_PROMPTS, MAX_TURNS, GenerationRequest, Prompt, ToolUse
 from headway_server.tasks.image_generation.request import DrawingRequest
 from headway_server.tasks.parameters import MAX_LOGIT_BIASES, LogProbabilityRequest
+from headway_server.tasks.synthesis.request import SynthesisRequest
 from headway_server.transports.http.body import JSON_OBJECT, Body, Part
 
 _TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -409,6 +411,37 @@ class ImageBody(_Body):
             negative_prompt=self.negative_prompt,
             num_images=self.n,
             **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]  # by its names
+        )
+
+
+class SpeechBody(_Body):
+    """A request of `/v1/audio/speech`; the last five are this server's own."""
+
+    input: str
+    voice: str = ""
+    response_format: Literal["wav", "flac", "opus", "pcm"] = "wav"
+    stream_format: Literal["audio"] = "audio"
+    speed: Literal[1] = 1
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    max_seconds: float | None = None
+
+    def request(self) -> SynthesisRequest:
+        """Returns what is asked of a model that speaks; `pcm` is streamed, whatever its format."""
+        given = {
+            "temperature": self.temperature,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "seed": None if self.seed is None else self.seed % 2**64,
+        }
+        is_pcm = self.response_format == "pcm"
+        return SynthesisRequest(
+            voice=self.voice,
+            sampling={name: value for name, value in given.items() if value is not None},
+            max_seconds=self.max_seconds,
+            format=AudioFormat.WAV if is_pcm else AudioFormat[self.response_format.upper()],
         )
 
 

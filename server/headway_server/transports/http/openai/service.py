@@ -29,6 +29,7 @@ from headway_server.tasks.generation.model import GeneratedText, GenerationModel
 from headway_server.tasks.image_generation.model import DrawnImage, ImageGenerationModel
 from headway_server.tasks.outputs import read_vector
 from headway_server.tasks.speech.model import SpeechTask
+from headway_server.tasks.synthesis.model import SpeechPart, SynthesisModel
 from headway_server.tasks.text.model import EmbeddedText, TextInputs, TextModel, TokenInputs
 from headway_server.transports.http.edge import Edge, Endpoint, Handler, Reply, Request, Stream, to_json
 from headway_server.transports.http.openai.form import (
@@ -39,7 +40,13 @@ from headway_server.transports.http.openai.form import (
     OpenAIForm,
     event,
 )
-from headway_server.transports.http.openai.requests import ChatBody, CompletionBody, EmbeddingBody, ImageBody
+from headway_server.transports.http.openai.requests import (
+    ChatBody,
+    CompletionBody,
+    EmbeddingBody,
+    ImageBody,
+    SpeechBody,
+)
 from headway_server.transports.http.openai.speech import FORM_DATA, SpeechEndpoint
 
 _REASONS: Final = {
@@ -53,6 +60,7 @@ _SPEECH: Final = {
     "/v1/audio/transcriptions": SpeechTask.TRANSCRIBE,
     "/v1/audio/translations": SpeechTask.TRANSLATE,
 }
+_AUDIO: Final = {"wav": b"audio/wav", "flac": b"audio/flac", "opus": b"audio/ogg"}
 _MAX_NUMBERS_ON_LOOP: Final = 5_000
 """So many numbers are written on the event loop, in a few milliseconds."""
 
@@ -124,6 +132,17 @@ class OpenAIService:
         answer = await model.draw(body.request(*model.size), deadline=None)
         return await _reply(lambda: _images(answer), is_long=True)
 
+    async def speak(self, request: Request) -> Reply | Stream:
+        """Speaks a text: whole, or as samples that are sent as they are made."""
+        body = await request.parse(SpeechBody.read)
+        model = self._host.find(Task.SPEECH_SYNTHESIS, *body.name_and_version)
+        assert isinstance(model, SynthesisModel)  # by the table of families
+        if body.response_format == "pcm":
+            rate = model.codec.sampling_rate
+            return Stream(parts=_samples(model, body), media_type=f"audio/pcm; rate={rate}; channels=1".encode())
+        answer = await model.synthesize([body.input], request=body.request())
+        return Reply(body=answer.results[0].audio, media_type=_AUDIO[body.response_format])
+
     def _generator(self, name_and_version: tuple[str, str]) -> GenerationModel:
         model = self._host.find(Task.GENERATION, *name_and_version)
         assert isinstance(model, GenerationModel)  # by the table of families
@@ -131,6 +150,13 @@ class OpenAIService:
 
     def __repr__(self) -> str:
         return f"OpenAIService({self._host!r})"
+
+
+async def _samples(model: SynthesisModel, body: SpeechBody) -> AsyncGenerator[bytes, None]:
+    async with aclosing(model.stream(body.input, field="input", request=body.request())) as parts:
+        async for part in parts:
+            if isinstance(part, SpeechPart):
+                yield part.pcm
 
 
 def openai_routes(edge: Edge, host: ModelHost, settings: ServerSettings) -> list[BaseRoute]:
@@ -142,6 +168,7 @@ def openai_routes(edge: Edge, host: ModelHost, settings: ServerSettings) -> list
         "/v1/completions": (service.complete, COMPLETIONS_FORM),
         "/v1/embeddings": (service.embed, OPENAI_FORM),
         "/v1/images/generations": (service.draw, OPENAI_FORM),
+        "/v1/audio/speech": (service.speak, OPENAI_FORM),
     }
     of_models = Endpoint(edge, "/v1/models", service.list_models, OPENAI_FORM)
     of_a_model = Endpoint(edge, "/v1/models/MODEL", service.get_model, OPENAI_FORM)

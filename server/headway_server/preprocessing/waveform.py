@@ -1,0 +1,61 @@
+"""Samples to encoded audio."""
+
+from __future__ import annotations
+
+from enum import Enum
+from io import BytesIO
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway_server.errors import InvalidInputError
+from headway_server.preprocessing.audio import audio_libraries
+
+
+class AudioFormat(Enum):
+    """What samples are written as: a container and an encoding of soundfile's."""
+
+    WAV = ("WAV", "PCM_16")
+    FLAC = ("FLAC", "PCM_16")
+    OPUS = ("OGG", "OPUS")
+
+
+_OPUS_RATES: Final = (8_000, 12_000, 16_000, 24_000, 48_000)
+
+
+class AudioWriter:
+    """Writes audio of one sampling rate. Safe to use from several threads."""
+
+    def __init__(self, sampling_rate: int) -> None:
+        """Takes so many samples a second.
+
+        Raises:
+            RuntimeUnavailableError: The library that writes audio is not installed.
+        """
+        self._soundfile, _ = audio_libraries()
+        self._sampling_rate = sampling_rate
+
+    def __repr__(self) -> str:
+        return f"AudioWriter({self._sampling_rate} Hz)"
+
+    def check(self, form: AudioFormat) -> None:
+        """Checks that this machine's library writes a format.
+
+        Raises:
+            InvalidInputError: It does not, or not at this rate.
+        """
+        container, encoding = form.value
+        if not self._soundfile.check_format(container, encoding) or (
+            form is AudioFormat.OPUS and self._sampling_rate not in _OPUS_RATES
+        ):
+            raise InvalidInputError(
+                "format", f"is {form.name}, which is not written here at {self._sampling_rate} Hz; ask for WAV or FLAC"
+            )
+
+    def write(self, samples: NDArray[np.int16], form: AudioFormat) -> bytes:
+        """Encodes mono samples."""
+        container, encoding = form.value
+        file = BytesIO()
+        self._soundfile.write(file, samples, self._sampling_rate, format=container, subtype=encoding)
+        return file.getvalue()

@@ -1,0 +1,125 @@
+"""What a prompt is to the denoiser: a row of its inputs, by a label's number or by the states of a text.
+
+T is the number of tokens that every text is padded to, D the width of their states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Protocol, TypeAlias
+
+import numpy as np
+
+from headway_server.batching import Batcher, BatchGraph, Tensors
+from headway_server.batching.batcher import BatchedResults
+from headway_server.diffusion.engine import LABEL, TEXT, TEXT_MASK, Condition
+from headway_server.errors import InvalidInputError
+from headway_server.preprocessing import TextTokenizer
+from headway_server.serving.calls import current_caller
+from headway_server.serving.limits import check_text
+
+INPUT_IDS: Final = "input_ids"
+ATTENTION_MASK: Final = "attention_mask"
+_MOST_SHOWN: Final = 64
+
+Prompt: TypeAlias = int | tuple[int, ...]
+"""A prompt that was read: a label's number, or the tokens of a text. Equal ones draw the same."""
+
+
+class Prompts(Protocol):
+    """How a model reads its prompts."""
+
+    async def read(self, field: str, text: str) -> Prompt:
+        """Reads a prompt; an empty one stands for anything.
+
+        Raises:
+            InvalidInputError: The model cannot draw it; the message names the field.
+        """
+        ...
+
+    async def conditions(self, prompts: Sequence[Prompt], deadline: float | None) -> list[Condition]:
+        """Returns the denoiser's row of each prompt."""
+        ...
+
+
+class LabelPrompts:
+    """Labels by their numbers."""
+
+    def __init__(self, labels: Sequence[str]) -> None:
+        """Takes the model's labels in their order; the number after the last stands for none."""
+        self._labels = labels
+        self._folded = [label.casefold() for label in labels]
+
+    async def read(self, field: str, text: str) -> Prompt:
+        """Finds a label, whatever its case."""
+        if not text:
+            return len(self._labels)
+        if text.casefold() not in self._folded:
+            shown = ", ".join(self._labels[:_MOST_SHOWN])
+            raise InvalidInputError(field, f"is {text[:_MOST_SHOWN]!r}; this model draws {shown}: name one of these")
+        return self._folded.index(text.casefold())
+
+    async def conditions(self, prompts: Sequence[Prompt], deadline: float | None) -> list[Condition]:  # noqa: ARG002 (nothing is waited for)
+        """Returns the numbers as they are."""
+        return [{LABEL: np.array(prompt, np.int64)} for prompt in prompts]
+
+
+class TextPrompts:
+    """Texts by the states of their tokens, which are padded to always the same length.
+
+    So a row of the denoiser has the same shape in any company, and a text's states are computed by themselves.
+    """
+
+    def __init__(
+        self, tokenizer: TextTokenizer, encoder: Batcher, *, max_tokens: int, pad_id: int, max_bytes: int
+    ) -> None:
+        """Takes its parts.
+
+        Args:
+            tokenizer: Of the bundle.
+            encoder: Runs the graph `text_encoder`, a text at a time.
+            max_tokens: T.
+            pad_id: Fills a text up.
+            max_bytes: Most bytes of a prompt in UTF-8.
+        """
+        self._tokenizer = tokenizer
+        self._encoder = encoder
+        self._max_tokens = max_tokens
+        self._pad_id = pad_id
+        self._max_bytes = max_bytes
+
+    async def read(self, field: str, text: str) -> Prompt:
+        """Tokenizes a text."""
+        if text:
+            check_text(field, text, self._max_bytes)
+        [encoded] = [one async for one in self._tokenizer.encode_each([text], add_special_tokens=True)]
+        if len(encoded) > self._max_tokens:
+            raise InvalidInputError(
+                field, f"has {len(encoded)} tokens, the model reads at most {self._max_tokens}; shorten it"
+            )
+        return tuple(encoded.input_ids.tolist())
+
+    async def conditions(self, prompts: Sequence[Prompt], deadline: float | None) -> list[Condition]:
+        """Runs the text encoder."""
+        rows = [text_row(prompt, self._max_tokens, self._pad_id) for prompt in prompts if isinstance(prompt, tuple)]
+        encoded: BatchedResults[Tensors] = await self._encoder.submit(
+            rows, [1] * len(rows), outputs=(TEXT,), deadline=deadline, caller=current_caller()
+        )
+        return [
+            {TEXT: found[TEXT], TEXT_MASK: row[ATTENTION_MASK]}
+            for found, row in zip(encoded.results, rows, strict=True)
+        ]
+
+
+def text_row(token_ids: Sequence[int], max_tokens: int, pad_id: int) -> Tensors:
+    """Returns a row of the text encoder's inputs: `input_ids` and `attention_mask`, int64 (T,)."""
+    count = len(token_ids)
+    input_ids = np.full(max_tokens, pad_id, np.int64)
+    input_ids[:count] = token_ids
+    return {INPUT_IDS: input_ids, ATTENTION_MASK: (np.arange(max_tokens) < count).astype(np.int64)}
+
+
+def text_states_shape(encoder: BatchGraph) -> tuple[int, ...]:
+    """Returns the shape of a text's states, (T, D)."""
+    [states] = encoder.session.graph.outputs
+    return tuple(axis for axis in states.shape[1:] if isinstance(axis, int))

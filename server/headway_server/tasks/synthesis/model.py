@@ -1,0 +1,319 @@
+"""A model that speaks, as it is served: the engine of generated texts, whose tokens are a codec's codes.
+
+What an audio sounds like does not depend on what is spoken beside it, nor on whether it is streamed.
+
+F frames, K books, T tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import Sequence as Elements
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway_server.bundles import VOICES_FILE, Bundle
+from headway_server.decoding.interfaces import Decoder, Encoder
+from headway_server.decoding.output.frames import FrameAssembly
+from headway_server.decoding.sequence import FinishReason, Sequence, SequenceResult
+from headway_server.errors import BundleError, InvalidInputError
+from headway_server.observers import NO_OBSERVER, ModelId, ModelUsage, Observer
+from headway_server.preprocessing.pool import audio_pool
+from headway_server.preprocessing.waveform import AudioWriter
+from headway_server.runtime import Runtime
+from headway_server.serving.answers import Answer, CallTimings
+from headway_server.serving.calls import current_caller
+from headway_server.serving.limits import check_text, check_texts
+from headway_server.settings import ServerSettings
+from headway_server.tasks.decoding import DecodingModel, ModelParts, counted
+from headway_server.tasks.parameters import draw_seed
+from headway_server.tasks.synthesis.request import (
+    MAX_TEXTS,
+    SynthesisPlan,
+    SynthesisRequest,
+    check_voice,
+    plan_synthesis,
+)
+from headway_server.tasks.synthesis.rules import FrameConstraint, FrameMasks
+from headway_server.tasks.synthesis.waveform import WaveformDecoder, WaveformStream
+
+_ANY_LENGTH: Final = 2**31
+"""Texts are held to `max_text_bytes` before they are tokenized."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpokenText:
+    """What became of a text."""
+
+    audio: bytes
+    """Encoded as asked; empty at the end of a stream, whose samples were handed out."""
+    duration_s: float
+    finish_reason: FinishReason
+    num_new_tokens: int
+    """Codes, the end included."""
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeechPart:
+    """The next samples of a stream."""
+
+    samples: NDArray[np.int16]
+    """(S,), at least one."""
+    num_new_tokens: int
+    """Codes so far."""
+
+    @property
+    def pcm(self) -> bytes:
+        """The samples as bytes: signed, of 16 bits, little-endian."""
+        return self.samples.astype("<i2", copy=False).tobytes()
+
+
+class SynthesisModel(DecodingModel):
+    """Speaks texts."""
+
+    _noun = "texts"
+    _field = "texts"
+
+    def __init__(self, bundle: Bundle, parts: ModelParts) -> None:
+        """Makes a model of its parts; `load` adds the codec.
+
+        Raises:
+            BundleError: The tokenizer, the codes or a voice do not fit the model.
+            RuntimeUnavailableError: The library that writes audio is not installed.
+        """
+        super().__init__(bundle, parts)
+        codec = bundle.manifest.codec
+        assert codec is not None, "the manifest's validator demands it"
+        assert self._eos_id is not None, "the manifest's validator demands it"
+        if codec.first_code + codec.num_codes > self.limits.vocab_size:
+            raise BundleError(
+                f"{bundle.path}: codec has {codec.num_codes} codes from token {codec.first_code} on, and the model "
+                f"{self.limits.vocab_size} tokens; export the model again"
+            )
+        self.codec = codec
+        self._voices = _load_voices(bundle)
+        longest = max((len(tokens) for tokens in self._voices.values()), default=0)
+        self._max_text_tokens = self.limits.max_input_tokens - longest
+        if self._max_text_tokens <= parts.tokenizer.num_special_tokens:
+            raise BundleError(
+                f"{bundle.path}: a voice has {longest} tokens, and limits.max_input_tokens is "
+                f"{self.limits.max_input_tokens}, which leaves none for a text; export the model again"
+            )
+        self._max_frames = (self.limits.max_total_tokens - self.limits.max_input_tokens) // codec.num_books
+        self._masks = FrameMasks(codec, vocab_size=self.limits.vocab_size, end_id=self._eos_id)
+        self._writer = AudioWriter(codec.sampling_rate)
+        self._waveforms: WaveformDecoder | None = None
+
+    @classmethod
+    def load(cls, bundle: Bundle, runtime: Runtime, settings: ServerSettings, observer: Observer = NO_OBSERVER) -> Self:
+        """See `DecodingModel.load`; opens the codec too."""
+        model = super().load(bundle, runtime, settings, observer)
+        manifest = bundle.manifest
+        graph = manifest.variants[model.precision].graphs["codec_decoder"]
+        model._waveforms = WaveformDecoder(  # noqa: SLF001 (its own class)
+            runtime.open(bundle, graph),
+            model.codec,
+            model=ModelId(name=manifest.name, version=manifest.version),
+            observer=observer,
+        )
+        return model
+
+    @property
+    def voices(self) -> tuple[str, ...]:
+        """Names of the voices."""
+        return tuple(self._voices)
+
+    @property
+    def max_seconds(self) -> float:
+        """Longest audio of a text."""
+        return self._max_frames * self.codec.hop_length / self.codec.sampling_rate
+
+    @property
+    def is_alive(self) -> bool:
+        """True from `start` to `close`, unless an engine or the codec's threads have stopped by themselves."""
+        return super().is_alive and self._codec.is_alive
+
+    def stalled_s(self) -> float:
+        """Returns for how many seconds the present step or run has been running; 0.0 if there is none."""
+        return max(super().stalled_s(), self._codec.stalled_s())
+
+    def usage(self) -> ModelUsage:
+        """Returns how many sequences wait, and how much of the slots is in use."""
+        return super().usage() + ModelUsage(num_waiting=self._codec.num_waiting)
+
+    def start(self) -> None:
+        """Starts the engines and the codec; called with the event loop running."""
+        super().start()
+        self._codec.start()
+
+    def close(self) -> bool:
+        """Stops; what still runs or waits fails. Returns False if a thread hangs and was left behind."""
+        has_ended = super().close()
+        return self._codec.close() and has_ended
+
+    @property
+    def _codec(self) -> WaveformDecoder:
+        assert self._waveforms is not None, "`load` opens it"
+        return self._waveforms
+
+    def _run_once(self, decoder: Decoder, encoder: Encoder | None) -> None:
+        """See `DecodingModel`."""
+        assert encoder is None, "a text is read by the decoder"
+        largest = np.array([self.codec.first_code + self.codec.num_codes - 1])
+        decoder.prefill(0, largest, 0)
+        decoder.decode(largest, np.ones(1, np.int64))
+
+    async def synthesize(self, texts: Elements[str], *, request: SynthesisRequest) -> Answer[SpokenText]:
+        """Speaks texts; all of them, or none.
+
+        Args:
+            texts: 1 to `MAX_TEXTS` texts.
+            request: What is asked for beside them.
+
+        Raises:
+            RequestError: A parameter or text is out of its range, there is no room, the deadline passed, the server is
+                draining.
+        """
+        plan = self._plan(request)
+        self._writer.check(request.format)
+        fields = check_texts("texts", texts, MAX_TEXTS, self._max_text_bytes)
+        num_tokens = plan.parameters.max_new_tokens
+        with self._admit(len(texts), num_tokens=num_tokens, deadline=request.deadline):
+            began = time.monotonic()
+            prompts = await self._read(texts, fields, request.voice)
+            sequences = [self._sequence(prompt, plan, request) for prompt in prompts]
+            preprocessing_s = time.monotonic() - began
+            with counted(sum(map(len, prompts)), sequences):
+                results = await self._lanes.run(sequences)
+            timings = CallTimings.of(results, preprocessing_s=preprocessing_s)
+            began = time.monotonic()
+            ended = zip(sequences, results, strict=True)
+            spoken = await _gather([self._spoken(one, result, request) for one, result in ended])
+        timings = replace(timings, inference_s=timings.inference_s + time.monotonic() - began)
+        return Answer(results=spoken, timings=timings)
+
+    async def stream(
+        self, text: str, *, field: str, request: SynthesisRequest
+    ) -> AsyncGenerator[SpeechPart | Answer[SpokenText], None]:
+        """Speaks a text: yields samples as they are made, and last the answer. Args and errors as `synthesize`."""
+        plan = self._plan(request)
+        check_text(field, text, self._max_text_bytes)
+        with self._admit(1, num_tokens=plan.parameters.max_new_tokens, deadline=request.deadline):
+            began = time.monotonic()
+            [prompt] = await self._read([text], [field], request.voice)
+            preprocessing_s = time.monotonic() - began
+            sequence = self._sequence(prompt, plan, request, is_stream=True)
+            waveform = self._waveform(request)
+            num_samples = 0
+            with counted(len(prompt), [sequence]):
+                async with aclosing(self._lanes.stream(sequence)) as deltas:
+                    async for delta in deltas:
+                        samples = await waveform.push(delta.output)
+                        num_samples += len(samples)
+                        if len(samples):
+                            yield SpeechPart(samples=samples, num_new_tokens=delta.num_new_tokens)
+            result = sequence.reply.result.result()
+            samples = await waveform.push(result.output[:0], is_last=True)
+            num_samples += len(samples)
+            if len(samples):
+                yield SpeechPart(samples=samples, num_new_tokens=result.num_new_tokens)
+            timings = CallTimings.of([result], preprocessing_s=preprocessing_s)
+            yield Answer(results=[self._result(sequence, result, b"", num_samples)], timings=timings)
+
+    def _plan(self, request: SynthesisRequest) -> SynthesisPlan:
+        check_voice(request.voice, self.voices)
+        return plan_synthesis(
+            request,
+            codec=self.codec,
+            max_frames=self._max_frames,
+            vocab_size=self.limits.vocab_size,
+            defaults=self.bundle.manifest.sampling_defaults,
+        )
+
+    async def _read(self, texts: Elements[str], fields: Elements[str], voice: str) -> list[NDArray[np.int64]]:
+        """Makes prompts, (T,): the codes of the voice, and the text."""
+        encoded = await self._tokenizer.encode_limited(texts, fields=fields, max_tokens=_ANY_LENGTH, truncate=False)
+        for field, text in zip(fields, encoded, strict=True):
+            if len(text) > self._max_text_tokens:
+                raise InvalidInputError(
+                    field, f"has {len(text)} tokens, the model speaks at most {self._max_text_tokens}; split it"
+                )
+        before = self._voices[voice] if voice else np.empty(0, np.int64)
+        return [np.concatenate([before, text.input_ids]) for text in encoded]
+
+    def _sequence(
+        self, prompt: NDArray[np.int64], plan: SynthesisPlan, request: SynthesisRequest, *, is_stream: bool = False
+    ) -> Sequence:
+        caller = current_caller()
+        return Sequence(
+            prompt_ids=prompt,
+            parameters=replace(plan.parameters, seed=draw_seed(plan.seed)),
+            output=FrameAssembly(self.codec),
+            eos_id=self._eos_id,
+            deadline=request.deadline,
+            wants_deltas=is_stream,
+            caller=caller,
+            cache_salt=caller,
+            constraint=FrameConstraint(self._masks),
+        )
+
+    def _waveform(self, request: SynthesisRequest) -> WaveformStream:
+        return self._codec.stream(deadline=request.deadline, caller=current_caller())
+
+    async def _spoken(self, sequence: Sequence, result: SequenceResult, request: SynthesisRequest) -> SpokenText:
+        """Makes audio of all frames of a sequence."""
+        samples = await self._waveform(request).push(result.output, is_last=True)
+        loop = asyncio.get_running_loop()
+        audio = await loop.run_in_executor(audio_pool(), self._writer.write, samples, request.format)
+        return self._result(sequence, result, audio, len(samples))
+
+    def _result(self, sequence: Sequence, result: SequenceResult, audio: bytes, num_samples: int) -> SpokenText:
+        return SpokenText(
+            audio=audio,
+            duration_s=num_samples / self.codec.sampling_rate,
+            finish_reason=result.finish_reason,
+            num_new_tokens=result.num_new_tokens,
+            seed=sequence.parameters.seed,
+        )
+
+
+async def _gather(parts: Elements[Coroutine[None, None, SpokenText]]) -> list[SpokenText]:
+    """Waits for all; the first error ends the others and is the call's."""
+    tasks = [asyncio.ensure_future(part) for part in parts]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _load_voices(bundle: Bundle) -> dict[str, NDArray[np.int64]]:
+    """Reads the voices as tokens, (T,) each, in the order of the manifest's labels.
+
+    Raises:
+        BundleError: The file does not hold them, or a code is none of the codec's.
+    """
+    manifest, file = bundle.manifest, bundle.file(VOICES_FILE)
+    codec = manifest.codec
+    assert codec is not None, "the manifest's validator demands it"
+    offsets = codec.first_code + np.arange(codec.num_books) * codec.codebook_size
+    voices: dict[str, NDArray[np.int64]] = {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        for name in manifest.labels:
+            codes = np.array(content[name], np.int64).reshape(-1, codec.num_books)  # (F, K)
+            if ((codes < 0) | (codes >= codec.codebook_size)).any():
+                raise ValueError(f"{name} has codes that are not from 0 to {codec.codebook_size - 1}")
+            voices[name] = (codes + offsets).ravel()
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise BundleError(f"{file}: does not hold the voices ({error}); export the model again") from error
+    return voices

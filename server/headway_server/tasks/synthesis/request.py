@@ -1,0 +1,84 @@
+"""What a call asks of a model that speaks, checked against it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Elements
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from headway_server.bundles import AudioCodec, SamplingDefaults
+from headway_server.decoding.parameters import SamplingParameters
+from headway_server.errors import InvalidInputError
+from headway_server.preprocessing.waveform import AudioFormat
+from headway_server.tasks.parameters import check_drawing
+
+MAX_TEXTS: Final = 16
+"""Most texts of a call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SynthesisRequest:
+    """What a call asks for beside its texts."""
+
+    voice: str = ""
+    """Name of a voice; empty: the model speaks as it likes."""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """What the call sets of temperature, top_k, top_p, min_p and seed."""
+    max_seconds: float | None = None
+    """Longest audio of a text; None: as much as the model can."""
+    format: AudioFormat = AudioFormat.WAV
+    """Of whole audio."""
+    deadline: float | None = None
+    """When the caller stops waiting, by `time.monotonic`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SynthesisPlan:
+    """A call's parameters, checked."""
+
+    parameters: SamplingParameters
+    """But for the seed."""
+    seed: int | None
+    """The caller's; None: one is drawn for each text."""
+
+
+def plan_synthesis(
+    request: SynthesisRequest,
+    *,
+    codec: AudioCodec,
+    max_frames: int,
+    vocab_size: int,
+    defaults: SamplingDefaults | None,
+) -> SynthesisPlan:
+    """Checks a call's parameters.
+
+    Raises:
+        InvalidInputError: One is out of its range.
+    """
+    known = {"temperature", "top_k", "top_p", "min_p"}
+    values = {**(defaults or SamplingDefaults()).model_dump(include=known), **request.sampling}
+    seed = values.pop("seed", None)
+    frame_s = codec.hop_length / codec.sampling_rate
+    num_frames = max_frames
+    if request.max_seconds is not None:
+        if not frame_s <= request.max_seconds <= max_frames * frame_s:
+            raise InvalidInputError(
+                "parameters.max_seconds",
+                f"is {request.max_seconds:g}; must be from {frame_s:g} to {max_frames * frame_s:g}, which is what the "
+                "model can hold; split the text",
+            )
+        num_frames = int(request.max_seconds / frame_s + 1e-6)
+    parameters = SamplingParameters(max_new_tokens=num_frames * codec.num_books, **values)
+    check_drawing(parameters, vocab_size)
+    return SynthesisPlan(parameters=parameters, seed=seed)
+
+
+def check_voice(voice: str, known: Elements[str]) -> None:
+    """Checks the name of a voice.
+
+    Raises:
+        InvalidInputError: The model has none of that name.
+    """
+    if voice and voice not in known:
+        raise InvalidInputError("voice", f"is {voice!r}; the model has {', '.join(known)}")

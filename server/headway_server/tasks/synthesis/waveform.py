@@ -1,0 +1,153 @@
+"""Codes to samples: the codec's decoder, for the next frames of many streams in one batch.
+
+The decoder's state is small, so it travels with the frames: a run is stateless, and the batching engine shares runs
+among streams, callers and cores as it does for other models. All runs have as many frames, whoever streams and whoever
+waits for the whole, so that both get the same samples.
+
+F frames of a run, K books, S samples of a run.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway_server.batching import BatchedResults, Batcher, BatchGraph, RunCosts, Tensors, measure_costs
+from headway_server.bundles import AudioCodec
+from headway_server.errors import BundleError
+from headway_server.observers import NO_OBSERVER, ModelId, Observer
+from headway_server.runtime import Session
+
+_MAX_STREAMS: Final = 64
+"""Streams whose next frames are decoded in one run."""
+_OUTPUTS: Final = ("samples", "present_state")
+
+
+class WaveformDecoder:
+    """The codec's decoder of a model that speaks."""
+
+    def __init__(
+        self, session: Session, codec: AudioCodec, *, model: ModelId, observer: Observer = NO_OBSERVER
+    ) -> None:
+        """Runs the decoder once.
+
+        Raises:
+            BundleError: It does not run, or its tensors are not those of the manifest's codec.
+        """
+        graph = session.graph
+        sizes = {spec.name: spec.shape[1:] for spec in (*graph.inputs, *graph.outputs)}
+        frames = (codec.frames_per_run, codec.num_books)
+        samples = (codec.frames_per_run * codec.hop_length,)
+        if (sizes["codes"], sizes["samples"]) != (frames, samples) or sizes["state"] != sizes["present_state"]:
+            raise BundleError(
+                f"{graph.file}: has the sizes {sizes}; codes of {frames} and samples of {samples} are expected: export "
+                "the model again"
+            )
+        self.codec = codec
+        (state_size,) = sizes["state"]
+        assert isinstance(state_size, int), "the exporter fixes it"
+        self.state_size = state_size
+        self._batcher = Batcher(
+            BatchGraph(session),
+            budget=_MAX_STREAMS,
+            model=model,
+            session=session,
+            costs=self._warm_up(session),
+            observer=observer,
+        )
+
+    def _warm_up(self, session: Session) -> RunCosts:
+        inputs = {
+            "codes": np.full((1, self.codec.frames_per_run, self.codec.num_books), self.codec.codebook_size - 1),
+            "state": np.zeros((1, self.state_size), np.float32),
+        }
+        try:
+            session.run(inputs)
+            return measure_costs(session, inputs, 1)
+        except Exception as error:  # onnxruntime's own kinds
+            raise BundleError(f"{session.graph.file}: does not run ({error}); export the model again") from error
+
+    @property
+    def is_alive(self) -> bool:
+        """True from `start` to `close`, unless a thread has ended by itself."""
+        return self._batcher.is_alive
+
+    @property
+    def num_waiting(self) -> int:
+        """Streams whose next frames wait for a run."""
+        return self._batcher.num_waiting
+
+    def stalled_s(self) -> float:
+        """Returns for how many seconds the oldest run has been running; 0.0 where none is."""
+        return self._batcher.stalled_s()
+
+    def start(self) -> None:
+        """Starts the threads; called with the event loop running."""
+        self._batcher.start()
+
+    def close(self) -> bool:
+        """Stops; what still waits fails. True if the threads have ended."""
+        return self._batcher.close()
+
+    def stream(self, *, deadline: float | None, caller: str) -> WaveformStream:
+        """Begins a stream."""
+        return WaveformStream(self, deadline=deadline, caller=caller)
+
+    async def run(
+        self, codes: NDArray[np.int64], state: NDArray[np.float32], *, deadline: float | None, caller: str
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Decodes frames (F, K) of one stream together with those of others; returns samples (S,) and the next state.
+
+        Raises:
+            BatchError: The decoder could not be run.
+            DeadlineError: The deadline passed.
+            DrainingError: The server is closing.
+        """
+        found: BatchedResults[Tensors] = await self._batcher.submit(
+            [{"codes": codes, "state": state}], [1], outputs=_OUTPUTS, deadline=deadline, caller=caller
+        )
+        [outputs] = found.results
+        return outputs["samples"], outputs["present_state"]
+
+    def __repr__(self) -> str:
+        return f"WaveformDecoder({self.codec.sampling_rate} Hz, {self._batcher!r})"
+
+
+class WaveformStream:
+    """The samples of one sequence of frames, which come in parts of any size."""
+
+    def __init__(self, decoder: WaveformDecoder, *, deadline: float | None, caller: str) -> None:
+        self._decoder = decoder
+        self._deadline = deadline
+        self._caller = caller
+        self._state = np.zeros(decoder.state_size, np.float32)
+        self._frames: NDArray[np.int64] = np.empty((0, decoder.codec.num_books), np.int64)
+
+    async def push(self, frames: NDArray[np.int64], *, is_last: bool = False) -> NDArray[np.int16]:
+        """Takes the next frames, (n, K), and returns the samples that are certain now, or all that are left.
+
+        Errors are those of `WaveformDecoder.run`.
+        """
+        codec = self._decoder.codec
+        size = codec.frames_per_run
+        waiting = np.concatenate([self._frames, frames])
+        parts: list[NDArray[np.float32]] = []
+        while len(waiting) >= size or (is_last and len(waiting)):
+            run, waiting = waiting[:size], waiting[size:]
+            padded = np.pad(run, ((0, size - len(run)), (0, 0)))
+            samples, self._state = await self._decoder.run(
+                padded, self._state, deadline=self._deadline, caller=self._caller
+            )
+            parts.append(samples[: len(run) * codec.hop_length])
+        self._frames = waiting
+        return _to_int16(np.concatenate(parts) if parts else np.empty(0, np.float32))
+
+    def __repr__(self) -> str:
+        return f"WaveformStream({len(self._frames)} frames wait)"
+
+
+def _to_int16(samples: NDArray[np.float32]) -> NDArray[np.int16]:
+    """Samples of -1 to 1 in 16 bits; louder ones are clipped."""
+    return np.clip(np.rint(samples * 32_768), -32_768, 32_767).astype(np.int16)

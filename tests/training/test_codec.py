@@ -1,0 +1,191 @@
+"""Audio to codes and back: the model, the distortion, the data, and a run on short tones."""
+
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from rich.console import Console
+
+from headway_training.checkpoint import load_model
+from headway_training.data.public import DATASETS
+from headway_training.data.sources import OwnData
+from headway_training.data.speech import read_digits, read_recordings
+from headway_training.errors import DataError
+from headway_training.models import Codec, CodecConfig
+from headway_training.recipes import read_recipe
+from headway_training.run import RunOptions, run_training
+from headway_training.spectra import log_mel, mel_cepstral_distortion
+
+EXPERIMENTS = Path(__file__).parents[2] / "docs" / "experiments"
+SMALL = {"width": 4, "d_latent": 8, "codebook_size": 16, "num_books": 3}
+RATE = 8000
+
+
+@pytest.fixture
+def codec() -> Codec:
+    torch.manual_seed(0)
+    made = Codec(CodecConfig(**SMALL)).eval()
+    for weight in made.encoder.parameters():  # so that what is heard counts for more than biases
+        weight.data *= 1.7
+    return made
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    rows = ["file\tspeaker\ttranscript"]
+    for number, (speaker, word) in enumerate([("ann", "low"), ("ann", "high"), ("bob", "low"), ("bob", "high")] * 3):
+        frequency = (200 if word == "low" else 400) + 50 * (speaker == "bob")
+        samples = 0.3 * np.sin(2 * np.pi * frequency * np.arange(1600 + 170 * number) / RATE)
+        soundfile.write(tmp_path / f"{number}.wav", samples, RATE)
+        rows.append(f"{number}.wav\t{speaker}\t{word}")
+    file = tmp_path / "recordings.tsv"
+    file.write_text("\n".join(rows) + "\n")
+    return file
+
+
+@torch.inference_mode()
+def test_frames_are_decoded_one_by_one_as_they_are_together(codec: Codec) -> None:
+    codes = torch.randint(16, (3, 12, 3))
+    whole, last = codec.decode(codes)
+    assert whole.shape == (3, 12 * codec.configuration.hop_length)
+    for size in (1, 5):
+        state, parts = torch.zeros(3, codec.decoder.state_size), []
+        for part in codes.split(size, dim=1):
+            samples, state = codec.decode(part, state)
+            parts.append(samples)
+        torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(state, last, atol=1e-6, rtol=1e-5)
+
+
+@torch.inference_mode()
+def test_neither_codes_nor_samples_depend_on_what_comes_later(codec: Codec) -> None:
+    samples = torch.randn(2, 10 * codec.configuration.hop_length)
+    changed = samples.clone()
+    changed[:, 6 * codec.configuration.hop_length :] = 0
+    codes, others = codec.encode(samples), codec.encode(changed)
+    assert codes.shape == (2, 10, 3)
+    assert torch.equal(codes[:, :6], others[:, :6])
+    assert not torch.equal(codes, others)
+    torch.testing.assert_close(codec.decode(codes)[0][:, :960], codec.decode(others)[0][:, :960])
+
+
+@torch.inference_mode()
+def test_each_book_names_the_code_nearest_to_what_is_left(codec: Codec) -> None:
+    latents = torch.randn(1, 8, 5)
+    found, codes, _ = codec.quantizer(latents)
+    left = latents[0].T.clone()  # (F, D)
+    for number, book in enumerate(codec.quantizer.books):
+        for frame in range(5):
+            nearest = (book - left[frame]).square().sum(dim=1).argmin()
+            assert codes[0, frame, number] == nearest
+            left[frame] -= book[nearest]
+    torch.testing.assert_close(found, codec.quantizer.latents(codes))
+
+
+def test_codes_move_to_the_latents_in_training_alone(codec: Codec) -> None:
+    latents = torch.randn(4, 8, 30)
+    points = latents.transpose(1, 2).flatten(0, 1)
+
+    def farthest() -> float:
+        return float(torch.cdist(codec.quantizer.books[0], points).min(dim=1).values.max())
+
+    codec.quantizer(latents)
+    before = farthest()
+    codec.quantizer.train()
+    codec.quantizer(latents)
+    assert farthest() < min(1.0, before / 2)
+    for _ in range(100):
+        _, codes, _ = codec.quantizer(latents)
+    for code in codes[:, :, 0].unique():  # a code is the mean of what it stands for
+        torch.testing.assert_close(
+            codec.quantizer.books[0, code], points[codes[:, :, 0].flatten() == code].mean(dim=0), atol=0.2, rtol=0
+        )
+
+
+def test_gradients_reach_encoder_and_decoder(codec: Codec) -> None:
+    found, loss = codec.train()(torch.randn(2, 800))
+    (found.square().sum() + loss.sum()).backward()
+    for name, weight in codec.named_parameters():
+        assert weight.grad is not None, name
+        assert weight.grad.any(), name
+
+
+def test_distortion_is_that_of_the_definition() -> None:
+    samples = 0.1 * np.random.default_rng(0).standard_normal(4000).astype(np.float32)
+    assert mel_cepstral_distortion(samples, samples, RATE) == 0
+    assert mel_cepstral_distortion(samples * 0.5, samples, RATE) < 0.05  # loudness is left out
+    tone = (0.1 * np.sin(np.arange(4000) / 3)).astype(np.float32)
+    spectra = [log_mel(torch.from_numpy(one)[None], 256, 40, RATE)[0].double().numpy() for one in (samples, tone)]
+    cosines = np.cos(np.pi * np.arange(1, 14)[:, None] * (np.arange(40) + 0.5) / 40) * 2 / 40  # (13, M)
+    difference = cosines @ (spectra[0] - spectra[1])  # (13, F)
+    expected = np.mean(10 / np.log(10) * np.sqrt(2 * np.square(difference).sum(axis=0)))
+    assert mel_cepstral_distortion(samples, tone, RATE) == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"strides": "5-x"}, "strides must be numbers of at least 1 joined by hyphens, and is '5-x'"),
+        ({"strides": "7-3"}, r"sampling_rate must be a multiple of the strides' product \(21\), and is 8000"),
+        ({"num_books": 0}, "num_books must be an integer of at least 1, and is 0"),
+    ],
+)
+def test_a_shape_that_cannot_be_is_named(changes: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        CodecConfig(**{**SMALL, **changes})
+
+
+def test_archives_of_digits_and_prompts_are_read_together(table: Path, tmp_path: Path) -> None:
+    def pack(name: str, members: dict[str, str]) -> None:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        with tarfile.open(tmp_path / name, "w:gz") as archive:
+            for member, file in members.items():
+                archive.add(table.parent / file, member)
+
+    pack("fsdd/train.tar.gz", {f"{digit}_theo_{index}.wav": "0.wav" for digit in (3, 7) for index in (5, 6)})
+    pack("fsdd/test_3-4.tar.gz", {"9_yweweler_3.wav": "1.wav"})
+    pack("asterisk/train.tar.gz", {"digits/1.wav": "2.wav", "hello.wav": "3.wav"})
+    (tmp_path / "asterisk" / "train.tsv").write_text("name\tseconds\ttranscript\ndigits/1\t1\tone\nhello\t1\tHello.\n")
+    dataset = DATASETS["voices"]
+    settings = read_recipe(str(EXPERIMENTS / "voices-codec.toml"), ["data.valid_fraction=0.2"]).data
+    splits = dataset.read(dataset, tmp_path, settings)
+    assert (len(splits.train), len(splits.valid), splits.test.texts) == (5, 1, ["nine"])
+    assert splits.test.speakers == ["yweweler"]
+    assert {*splits.train.speakers, *splits.valid.speakers} == {"theo", "allison"}
+    pack("fsdd/wrong.tar.gz", {"x_theo_1.wav": "0.wav"})
+    with pytest.raises(DataError, match=r"x_theo_1\.wav is not named DIGIT_SPEAKER_INDEX"):
+        read_digits(tmp_path / "fsdd" / "wrong.tar.gz")
+
+
+def test_what_is_wrong_with_a_table_of_recordings_is_named(table: Path) -> None:
+    assert read_recordings(table, with_speakers=True).texts[:2] == ["low", "high"]
+    content = table.read_text()
+    for changed, said in (
+        (content.replace("speaker", "who"), "has no column speaker"),
+        (content.replace("\tlow", "\t", 1), "line 2: file and speaker and transcript must all be there"),
+        (content.replace("0.wav", "gone.wav", 1), "does not exist"),
+    ):
+        table.write_text(changed)
+        with pytest.raises(DataError, match=said):
+            read_recordings(table, with_speakers=True)
+
+
+def test_a_run_leaves_a_codec(table: Path, tmp_path: Path) -> None:
+    settings = [f"model.{name}={value}" for name, value in SMALL.items()]
+    options = RunOptions(
+        recipe=str(EXPERIMENTS / "voices-codec.toml"),
+        settings=(*settings, "optimization.batch_size=6", "optimization.evaluations=1", "tracker=none"),
+        own_data=OwnData(train=str(table), valid=str(table)),
+        output=tmp_path / "run",
+        max_steps=6,
+    )
+    folder = run_training(options, Console(quiet=True))
+    codec, described = load_model(folder)
+    assert isinstance(codec, Codec)
+    assert (described.task, described.evaluation.metric) == ("audio_coding", "mel_cepstral_distortion")
+    assert 0 < described.training.metrics["mel_cepstral_distortion"] < 60
+    with np.load(folder / "evaluation.npz") as arrays:
+        assert arrays["lengths"].sum() == len(arrays["samples"])

@@ -1,0 +1,163 @@
+"""Audio: from files to samples, and samples to log-mel spectrograms, as `AudioPreprocessing` describes it.
+
+B rows, N samples, F frames, M mel bins, W samples of a Fourier transform.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from headway_training.checkpoint import AudioPreprocessing
+from headway_training.errors import DataError
+
+FULL_SCALE = 32_768
+"""The sample of 16 bits that is -1."""
+_FLOOR = 1e-10
+"""Least power whose logarithm is taken."""
+_RANGE = 8.0
+"""Powers of ten below the loudest that are told apart."""
+
+
+def read_audio(source: Path | bytes, rate: int, name: str = "") -> NDArray[np.int16]:
+    """Reads an audio file, as mono.
+
+    Args:
+        source: The file, or its content.
+        rate: Samples a second to bring it to.
+        name: What an error calls it; empty: the file's name.
+
+    Returns:
+        (N,).
+
+    Raises:
+        DataError: It cannot be read, or has no samples; or the libraries that read audio are not installed.
+    """
+    soundfile, _ = _libraries()
+    try:
+        samples, own_rate = soundfile.read(
+            io.BytesIO(source) if isinstance(source, bytes) else source, dtype="float32", always_2d=True
+        )
+    except (OSError, soundfile.SoundFileError) as error:
+        raise DataError(f"{name or source} cannot be read as audio: {error}") from error
+    mono: NDArray[np.float32] = samples.mean(axis=1, dtype=np.float32)  # (N,)
+    if own_rate != rate:
+        mono = resample(mono, own_rate, rate)
+    if not len(mono):
+        raise DataError(f"{name or source} has no samples")
+    whole: NDArray[np.int16] = (np.clip(mono, -1, 1 - 1 / FULL_SCALE) * FULL_SCALE).round().astype(np.int16)
+    return whole
+
+
+def audio_rate(path: Path) -> int:
+    """The samples a second of an audio file.
+
+    Raises:
+        DataError: It cannot be read, or the libraries that read audio are not installed.
+    """
+    soundfile, _ = _libraries()
+    try:
+        return int(soundfile.info(path).samplerate)
+    except (OSError, soundfile.SoundFileError) as error:
+        raise DataError(f"{path} cannot be read as audio: {error}") from error
+
+
+def encode_audio(samples: NDArray[np.int16], rate: int) -> bytes:
+    """Encodes mono audio, (N,), as FLAC, without loss."""
+    soundfile, _ = _libraries()
+    file = io.BytesIO()
+    soundfile.write(file, samples, rate, format="FLAC", subtype="PCM_16")
+    return file.getvalue()
+
+
+def resample(samples: NDArray[np.float32], from_rate: float, to_rate: float) -> NDArray[np.float32]:
+    """Brings mono audio, (N,), from one number of samples a second to another."""
+    _, soxr = _libraries()
+    resampled: NDArray[np.float32] = soxr.resample(samples, from_rate, to_rate)
+    return resampled
+
+
+class LogMel:
+    """Makes spectrograms as a server does (`headway_server.preprocessing.audio`; docs/speech.md has the formula)."""
+
+    def __init__(self, preprocessing: AudioPreprocessing) -> None:
+        self._preprocessing = preprocessing
+        self._window = torch.hann_window(preprocessing.fft_size)  # periodic
+        self._filters = torch.from_numpy(mel_filters(preprocessing)).float()  # (M, W / 2 + 1)
+
+    def __repr__(self) -> str:
+        return f"LogMel({self._preprocessing.num_mel_bins} mel bins)"
+
+    def features(self, samples: Tensor) -> Tensor:
+        """Computes log-mel spectrograms.
+
+        Args:
+            samples: float (B, N), in -1 to 1.
+
+        Returns:
+            float (B, M, F), F = N / hop_length.
+        """
+        sizes = self._preprocessing
+        spectrum = torch.stft(
+            samples,
+            sizes.fft_size,
+            sizes.hop_length,
+            window=self._window,
+            center=True,
+            pad_mode="reflect",
+            return_complex=True,
+        )[..., :-1]  # (B, W / 2 + 1, F)
+        logarithms = (self._filters @ spectrum.abs().square()).clamp_min(_FLOOR).log10()  # (B, M, F)
+        loudest = logarithms.amax(dim=(1, 2), keepdim=True)
+        return (torch.maximum(logarithms, loudest - _RANGE) + 4) / 4
+
+    def of_recording(self, samples: NDArray[np.int16]) -> Tensor:
+        """The window that a server hears of a recording of at most a window, (N,): (M, F), silence at its end."""
+        window = torch.zeros(self._preprocessing.window_samples)
+        window[: len(samples)] = torch.from_numpy(samples).float() / FULL_SCALE
+        return self.features(window[None])[0]
+
+
+def mel_filters(sizes: AudioPreprocessing) -> NDArray[np.float64]:
+    """Makes Slaney's triangular filters of equal area on his mel scale (Auditory Toolbox, 1998): (M, W / 2 + 1)."""
+    edges = np.array([_hertz(mel) for mel in np.linspace(0, _mels(sizes.max_frequency), sizes.num_mel_bins + 2)])
+    bins = np.linspace(0, sizes.sampling_rate // 2, sizes.fft_size // 2 + 1)  # (W / 2 + 1,)
+    distances = edges[:, None] - bins  # (M + 2, W / 2 + 1)
+    widths = np.diff(edges)[:, None]
+    rising, falling = -distances[:-2] / widths[:-1], distances[2:] / widths[1:]
+    filters: NDArray[np.float64] = (
+        np.clip(np.minimum(rising, falling), 0, None) * (2 / (edges[2:] - edges[:-2]))[:, None]
+    )
+    return filters
+
+
+def _mels(hertz: float) -> float:
+    """The scale is linear up to 1 kHz, 200/3 Hz a mel, and logarithmic above, 27 mels a factor of 6.4."""
+    return hertz * 3 / 200 if hertz < 1000 else 15 + 27 * math.log(hertz / 1000, 6.4)
+
+
+def _hertz(mels: float) -> float:
+    return mels * 200 / 3 if mels < 15 else 1000 * math.pow(6.4, (mels - 15) / 27)
+
+
+@cache
+def _libraries() -> tuple[ModuleType, ModuleType]:
+    """What decodes audio and what resamples it.
+
+    Raises:
+        DataError: They are not installed.
+    """
+    try:
+        import soundfile  # noqa: PLC0415 (an extra)
+        import soxr  # noqa: PLC0415
+    except (ImportError, OSError) as error:  # soundfile raises OSError where libsndfile is not there
+        raise DataError(f"audio needs the extra `speech` ({error}); pip install 'headway-training[speech]'") from error
+    return soundfile, soxr

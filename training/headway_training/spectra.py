@@ -1,0 +1,81 @@
+"""Spectra of audio on the mel scale: what a codec is trained by and judged by.
+
+B rows, N samples, W samples of a window, M mel bins, F frames.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.fft import dct
+from torch import Tensor
+
+_FLOOR = 1e-5
+"""Least magnitude whose logarithm is taken."""
+_WINDOWS = ((64, 8), (128, 16), (256, 32), (512, 64))
+"""Windows of the loss with their mel bins: 8 to 64 ms at 8 kHz."""
+NUM_CEPSTRA = 13
+"""Coefficients of the distortion, the first one, which is loudness, left out."""
+_CEPSTRUM_WINDOW, _CEPSTRUM_BINS = 256, 40
+
+
+@cache
+def mel_filters(num_samples: int, num_bins: int, sampling_rate: int) -> NDArray[np.float64]:
+    """Triangular filters, even on the mel scale 2595 log10(1 + f / 700) (O'Shaughnessy 1987): (W / 2 + 1, M)."""
+    highest = 2595 * math.log10(1 + sampling_rate / 2 / 700)
+    edges = 700 * (10 ** (np.linspace(0, highest, num_bins + 2) / 2595) - 1)  # (M + 2) Hz
+    widths = np.maximum(np.diff(edges), sampling_rate / num_samples)  # a narrow filter still holds a line
+    above = np.linspace(0, sampling_rate / 2, num_samples // 2 + 1)[:, np.newaxis] - edges[1:-1]  # (W / 2 + 1, M)
+    filters: NDArray[np.float64] = np.maximum(0.0, 1 - np.where(above < 0, -above / widths[:-1], above / widths[1:]))
+    return filters
+
+
+def log_mel(samples: Tensor, window: int, num_bins: int, sampling_rate: int) -> Tensor:
+    """Logarithms of mel magnitudes, a frame every quarter of a window: float (B, N) -> (B, M, F)."""
+    spectrum = torch.stft(
+        samples.float(),
+        window,
+        hop_length=window // 4,
+        window=torch.hann_window(window, device=samples.device),
+        center=True,
+        pad_mode="constant",
+        return_complex=True,
+    )  # (B, W / 2 + 1, F)
+    magnitudes = (spectrum.real.square() + spectrum.imag.square() + _FLOOR**2).sqrt()
+    filters = torch.from_numpy(mel_filters(window, num_bins, sampling_rate)).float().to(samples.device)
+    return (filters.T @ magnitudes).clamp(min=_FLOOR).log()
+
+
+def spectral_loss(found: Tensor, samples: Tensor, sampling_rate: int) -> Tensor:
+    """Mean absolute difference of log-mel spectra over several windows: (B, N) twice -> (B).
+
+    Zeghidour et al. (2021), equations 4 and 5, by the logarithm alone.
+    """
+    losses = [
+        (log_mel(found, window, bins, sampling_rate) - log_mel(samples, window, bins, sampling_rate))
+        .abs()
+        .mean(dim=(1, 2))
+        for window, bins in _WINDOWS
+    ]
+    return torch.stack(losses).mean(dim=0)
+
+
+def mel_cepstral_distortion(found: NDArray[np.float32], samples: NDArray[np.float32], sampling_rate: int) -> float:
+    """Mean over frames of 10 / ln 10 sqrt(2 sum (c - c')^2), in decibels (Kubichek 1993), of audio of one timing.
+
+    The cepstrum is that of the log-mel spectrum: its cosine coefficients.
+
+    Args:
+        found: (N,) float32.
+        samples: (N,) float32, what it should be.
+        sampling_rate: Samples a second.
+    """
+    pair = torch.from_numpy(np.stack([found, samples]))
+    spectra = log_mel(pair, _CEPSTRUM_WINDOW, _CEPSTRUM_BINS, sampling_rate).numpy()  # (2, M, F)
+    cepstra = dct(spectra, axis=1, norm="ortho")[:, 1 : NUM_CEPSTRA + 1] * math.sqrt(2 / _CEPSTRUM_BINS)
+    distances = np.sqrt(2 * np.square(cepstra[0] - cepstra[1]).sum(axis=0))  # (F,)
+    return float(10 / math.log(10) * distances.mean())

@@ -1,0 +1,132 @@
+"""Audio to codes and back: crops of recordings, each told from what is heard of its codes (models/codec.py).
+
+B recordings of a batch, N samples of a crop, F frames, K books.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from headway_training.batches import Batch, even_batches
+from headway_training.checkpoint import Metric
+from headway_training.data.examples import Splits
+from headway_training.data.speech import Recordings
+from headway_training.errors import DataError
+from headway_training.models import Codec, make_configuration
+from headway_training.models.codec import CodecConfig
+from headway_training.recipes import Recipe
+from headway_training.spectra import mel_cepstral_distortion, spectral_loss
+from headway_training.tasks.base import IGNORED, EvaluationData, Metrics, Part, Task, TrainingBatch
+
+WAVEFORM_WEIGHT = 2.0
+"""Of the absolute difference of samples, beside that of log-mel spectra."""
+MEASURED_RECORDINGS = 128
+"""Recordings that a validation and a checkpoint take of a part."""
+_CROP_FRAMES = 50
+"""Longest crop."""
+
+
+class AudioCodingTask(Task):
+    """Random crops of recordings; the loss of a batch is the sum of its rows' losses."""
+
+    unit = "clips"
+    metric: ClassVar[Metric] = "mel_cepstral_distortion"
+    higher_is_better = False
+
+    def __init__(self, recipe: Recipe, splits: Splits[Recordings]) -> None:
+        self._recipe = recipe
+        self._splits = splits
+        made = make_configuration(recipe.architecture, recipe.configuration)
+        assert isinstance(made, CodecConfig)
+        self._shape = made
+        if made.sampling_rate != splits.train.sampling_rate:
+            raise DataError(
+                f"the recordings have {splits.train.sampling_rate} samples a second, and model.sampling_rate is "
+                f"{made.sampling_rate}; set it, or resample them"
+            )
+
+    @property
+    def num_train_examples(self) -> int:
+        """Recordings."""
+        return len(self._splits.train)
+
+    def model_fields(self) -> dict[str, int]:
+        """None: the recipe says all."""
+        return {}
+
+    def checkpoint_fields(self) -> dict[str, Any]:
+        """None."""
+        return {}
+
+    def epoch_batches(self, seed: int, epoch: int) -> list[Batch]:
+        """Batches of recordings in random order."""
+        return even_batches(len(self._splits.train), self._recipe.optimization.batch_size, seed=seed, epoch=epoch)
+
+    def collate(self, batch: Batch, generator: torch.Generator) -> TrainingBatch:
+        """Crops (B, N), short recordings followed by silence, and targets (B), all 0."""
+        frames = max(-(-len(self._splits.train.samples[number]) // self._shape.hop_length) for number in batch)
+        length = min(frames, _CROP_FRAMES) * self._shape.hop_length
+        crops = np.zeros((len(batch), length), np.float32)
+        for row, number in enumerate(batch):
+            samples = self._splits.train.samples[number]
+            spare = max(0, len(samples) - length)
+            start = int(torch.randint(spare + 1, (), generator=generator))
+            part = samples[start : start + length]
+            crops[row, : len(part)] = to_float(part)
+        tensors = {"samples": torch.from_numpy(crops), "targets": torch.zeros(len(batch), dtype=torch.int64)}
+        return TrainingBatch(tensors=tensors, num_units=len(batch))
+
+    def logits(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> Tensor:
+        """The loss of each row, (B): what is predicted are samples, not classes."""
+        samples = tensors["samples"]
+        found, quantizer_loss = model(samples)
+        waveform = (found.float() - samples).abs().mean(dim=1)
+        losses: Tensor = (
+            spectral_loss(found, samples, self._shape.sampling_rate)
+            + WAVEFORM_WEIGHT * waveform
+            + quantizer_loss.float()
+        )
+        return losses
+
+    def loss(self, model: nn.Module, tensors: Mapping[str, Tensor], label_smoothing: float = 0.0) -> Tensor:  # noqa: ARG002 (no classes are predicted)
+        """The loss summed over rows."""
+        return self.logits(model, tensors).masked_fill(tensors["targets"] == IGNORED, 0.0).sum()
+
+    @torch.inference_mode()
+    def evaluate(self, model: nn.Module, part: Part) -> Metrics:
+        """Mel-cepstral distortion in decibels, the mean over recordings."""
+        assert isinstance(model, Codec)
+        recordings = self._splits.valid if part == "valid" else self._splits.test
+        device = next(model.parameters()).device
+        distortions = []
+        for samples in recordings.samples[:MEASURED_RECORDINGS]:
+            whole = padded(samples, self._shape.hop_length)
+            heard = model.decode(model.encode(torch.from_numpy(whole).unsqueeze(0).to(device)))[0]
+            distortions.append(
+                mel_cepstral_distortion(heard[0].float().cpu().numpy(), whole, self._shape.sampling_rate)
+            )
+        return {"mel_cepstral_distortion": float(np.mean(distortions))}
+
+    def measure_baseline(self) -> None:
+        """None: no simple method has so few bits."""
+
+    def evaluation_data(self) -> EvaluationData:
+        """Test recordings, one after another, with their lengths."""
+        samples = self._splits.test.samples[:MEASURED_RECORDINGS]
+        return EvaluationData(arrays={"samples": np.concatenate(samples), "lengths": np.array([*map(len, samples)])})
+
+
+def to_float(samples: NDArray[np.int16]) -> NDArray[np.float32]:
+    """Samples of 16 bits as numbers from -1 to below 1."""
+    return samples.astype(np.float32) / 32_768
+
+
+def padded(samples: NDArray[np.int16], hop_length: int) -> NDArray[np.float32]:
+    """Samples (S,) as numbers, followed by silence up to a whole frame."""
+    return np.pad(to_float(samples), (0, -len(samples) % hop_length))

@@ -1,0 +1,239 @@
+"""Speaking: the codes of what is said, from a text and from codes of the same voice (models/speech.py).
+
+B rows, T tokens, F frames, K books, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 (torch's own convention)
+
+from headway_training.batches import Batch, even_batches, sorted_batches
+from headway_training.checkpoint import Metric, load_model
+from headway_training.data.examples import Splits
+from headway_training.data.speech import Recordings
+from headway_training.errors import DataError, RecipeError
+from headway_training.models import Codec, Model, SpeechSynthesizer
+from headway_training.recipes import Recipe
+from headway_training.tasks.base import IGNORED, EvaluationData, Metrics, Part, SpecialIds, Task, TrainingBatch
+from headway_training.tasks.codec import padded
+from headway_training.tokenizers import encode_texts
+
+HISTORY_DROPOUT = 0.1
+"""Share of the examples that bring no voice, so that a model speaks where none is asked for."""
+MEASURED_RECORDINGS = 200
+"""Recordings that a validation and a checkpoint take of a part."""
+_EVALUATION_TOKENS = 16_384
+
+
+class SpeechSynthesisTask(Task):
+    """Recordings of one speaker joined at random, each code predicted from voice, text and the codes before it."""
+
+    unit = "tokens"
+    metric: ClassVar[Metric] = "nats_per_code"
+    higher_is_better = False
+
+    def __init__(self, recipe: Recipe, splits: Splits[Recordings], tokenizer: Tokenizer) -> None:
+        assert recipe.init.checkpoint is not None, "the recipe was checked"
+        codec, described = load_model(recipe.init.checkpoint)
+        if not isinstance(codec, Codec):
+            raise RecipeError(
+                f"init.checkpoint holds a model of {described.task}; speech_synthesis needs the checkpoint of a codec, "
+                "or of a model that speaks"
+            )
+        self.tokenizer: Tokenizer = tokenizer
+        self._recipe = recipe
+        self._codec = codec.configuration.codec()
+        if self._codec.sampling_rate != splits.train.sampling_rate:
+            raise DataError(
+                f"the recordings have {splits.train.sampling_rate} samples a second, and the codec is for "
+                f"{self._codec.sampling_rate}; resample them"
+            )
+        self._special = SpecialIds(tokenizer)
+        self._text_size = tokenizer.get_vocab_size()
+        self._max_length = int(recipe.model["max_length"])
+        self._history = int(recipe.model.get("history_frames", 50)) * self._codec.num_books
+        self._max_text = int(recipe.model.get("max_text_length", 200))
+        encoded = {
+            id(part): _Spoken(part, codec, tokenizer, self._text_size)
+            for part in (splits.train, splits.valid, splits.test)
+        }
+        self._train, self._valid, self._test = (encoded[id(part)] for part in (splits.train, splits.valid, splits.test))
+        fits = [i for i in range(len(self._train)) if self._fits([i])]
+        self._examples = np.array(fits, np.int64)
+        if not fits:
+            raise DataError(
+                f"no recording fits into model.max_length, {self._max_length}, after a voice of {self._history} tokens"
+            )
+        if left := len(self._train) - len(fits):
+            self.notes = (f"{left} recordings are too long to be learned from; their voices are.",)
+        self._speakers = tuple(sorted(set(self._train.speakers)))
+        self._of_speaker = {
+            one: [i for i, speaker in enumerate(self._train.speakers) if speaker == one] for one in self._speakers
+        }
+
+    @property
+    def num_train_examples(self) -> int:
+        """Recordings."""
+        return len(self._examples)
+
+    def model_fields(self) -> dict[str, Any]:
+        """The codec's shape, the text's vocabulary and the voices."""
+        return {
+            **self._codec.to_dict(),
+            "vocabulary_size": self._text_size,
+            "num_voices": len(self._speakers),
+        }
+
+    def checkpoint_fields(self) -> dict[str, Any]:
+        """Special tokens, voices, and defaults of sampling."""
+        return {
+            "special_tokens": self._special.tokens,
+            "labels": self._speakers,
+            "sampling_defaults": self._recipe.sampling,
+        }
+
+    def wrap(self, model: Model) -> Model:
+        """The model, of which the language model alone is trained."""
+        assert isinstance(model, SpeechSynthesizer)
+        for part in (model.encoder, model.quantizer, model.decoder):
+            part.requires_grad_(requires_grad=False)
+        return model
+
+    def epoch_batches(self, seed: int, epoch: int) -> list[Batch]:
+        """Batches of recordings in random order."""
+        size = self._recipe.optimization.batch_size
+        return [self._examples[batch] for batch in even_batches(len(self._examples), size, seed=seed, epoch=epoch)]
+
+    def collate(self, batch: Batch, generator: torch.Generator) -> TrainingBatch:
+        """Inputs and targets (B, T): targets are the codes of what is said, and the end."""
+        random = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
+        rows = []
+        for number in batch.tolist():
+            others = self._of_speaker[self._train.speakers[number]]
+            joined = [number]
+            for _ in range(int(random.integers(self._recipe.augmentation.join_texts))):
+                if not self._fits([*joined, more := int(random.choice(others))]):
+                    break
+                joined.append(more)
+            history = np.empty(0, np.int64)
+            if random.random() >= HISTORY_DROPOUT:
+                history = self._voice(random.permutation(others).tolist())
+            rows.append(self._sequence(self._train, joined, history))
+        tensors = self._tensors(rows)
+        return TrainingBatch(tensors=tensors, num_units=sum(len(ids) for ids, _ in rows))
+
+    def logits(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> Tensor:
+        """(B, T, V)."""
+        assert isinstance(model, SpeechSynthesizer)
+        return model.predict(tensors["input_ids"])
+
+    @torch.inference_mode()
+    def evaluate(self, model: nn.Module, part: Part) -> Metrics:
+        """Nats a code, in the voices that the model can be asked for."""
+        rows = self._measured(part)
+        device = next(model.parameters()).device
+        nats, count = 0.0, 0
+        for batch in sorted_batches([len(ids) for ids, _ in rows], _EVALUATION_TOKENS):
+            tensors = {name: one.to(device) for name, one in self._tensors([rows[i] for i in batch]).items()}
+            logits = self.logits(model, tensors).float()
+            targets = tensors["targets"].flatten()
+            nats += float(F.cross_entropy(logits.flatten(0, 1), targets, ignore_index=IGNORED, reduction="sum"))
+            count += int((targets != IGNORED).sum())
+        return {"nats_per_code": nats / count}
+
+    def measure_baseline(self) -> None:
+        """None: no simple method speaks."""
+
+    def calibrate(self, model: nn.Module) -> None:
+        """Gives the model the codes of its voices."""
+        assert isinstance(model, SpeechSynthesizer)
+        for number, speaker in enumerate(self._speakers):
+            tokens = self._voice(self._of_speaker[speaker])
+            codes = (tokens - self._text_size) % self._codec.codebook_size
+            model.voices[number] = torch.from_numpy(codes.reshape(-1, self._codec.num_books))
+
+    def evaluation_data(self) -> EvaluationData:
+        """Tokens of test sequences one after another, their lengths, and how many of each come before the speech."""
+        rows = self._measured("test")
+        return EvaluationData(
+            arrays={
+                "input_ids": np.concatenate([ids for ids, _ in rows]),
+                "lengths": np.array([len(ids) for ids, _ in rows]),
+                "prompt_lengths": np.array([first for _, first in rows]),
+            }
+        )
+
+    def _measured(self, part: Part) -> list[tuple[NDArray[np.int64], int]]:
+        """Sequences of the part's first recordings that fit, each in the voice of its speaker if that is known."""
+        spoken = self._valid if part == "valid" else self._test
+        rows = []
+        for number in range(len(spoken)):
+            others = self._of_speaker.get(spoken.speakers[number], [])
+            ids, first = self._sequence(spoken, [number], self._voice(others) if others else np.empty(0, np.int64))
+            if len(ids) <= self._max_length and len(rows) < MEASURED_RECORDINGS:
+                rows.append((ids, first))
+        return rows
+
+    def _fits(self, numbers: Sequence[int]) -> bool:
+        """True if these recordings, joined, can follow a voice."""
+        text = 2 + sum(len(self._train.texts[i]) + 1 for i in numbers)
+        codes = 1 + sum(len(self._train.codes[i]) for i in numbers)
+        return text <= self._max_text and self._history + text + codes <= self._max_length
+
+    def _voice(self, numbers: Sequence[int]) -> NDArray[np.int64]:
+        """The codes of recordings one after another, as many as a voice has; if they are too few, again."""
+        parts: list[NDArray[np.int64]] = []
+        length = 0
+        for number in numbers:
+            parts.append(self._train.codes[number])
+            length += len(parts[-1])
+            if length >= self._history:
+                break
+        return np.resize(np.concatenate(parts), self._history)
+
+    def _sequence(
+        self, spoken: _Spoken, numbers: Sequence[int], history: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], int]:
+        """The tokens of recordings joined, and how many of them come before the speech."""
+        (text,) = encode_texts(self.tokenizer, [" ".join(spoken.transcripts[i] for i in numbers)], None)
+        codes = [spoken.codes[i] for i in numbers]
+        prompt = [history, np.array(text, np.int64)]
+        return np.concatenate([*prompt, *codes, [self._special.eos]]), sum(map(len, prompt))
+
+    def _tensors(self, rows: Sequence[tuple[NDArray[np.int64], int]]) -> dict[str, Tensor]:
+        """Inputs and targets (B, T) of sequences."""
+        longest = max(len(ids) for ids, _ in rows) - 1
+        inputs = np.full((len(rows), longest), self._special.pad, np.int64)
+        targets = np.full((len(rows), longest), IGNORED, np.int64)
+        for row, (ids, first) in enumerate(rows):
+            inputs[row, : len(ids) - 1] = ids[:-1]
+            targets[row, first - 1 : len(ids) - 1] = ids[first:]
+        return {"input_ids": torch.from_numpy(inputs), "targets": torch.from_numpy(targets)}
+
+
+class _Spoken:
+    """Recordings as tokens."""
+
+    def __init__(self, recordings: Recordings, codec: Codec, tokenizer: Tokenizer, text_size: int) -> None:
+        shape = codec.configuration
+        offsets = text_size + torch.arange(shape.num_books) * shape.codebook_size
+        self.transcripts = recordings.texts
+        self.speakers = recordings.speakers
+        self.texts = encode_texts(tokenizer, recordings.texts, None, special=False)
+        self.codes: list[NDArray[np.int64]] = []
+        """Of each recording, (F K,) tokens."""
+        with torch.inference_mode():
+            for samples in recordings.samples:
+                whole = torch.from_numpy(padded(samples, shape.hop_length)).unsqueeze(0)
+                self.codes.append((codec.encode(whole)[0] + offsets).flatten().numpy())
+
+    def __len__(self) -> int:
+        return len(self.codes)
