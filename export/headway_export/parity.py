@@ -324,7 +324,7 @@ def _compare_diffusion(candidate: Candidate, comparison: _Comparison) -> None:
     images = pixel_values_of(source, _sample_images(source, max(_BATCH_SIZES)))
     latents = random.standard_normal((len(images), *module.configuration.latent_shape), np.float32)
     times = random.random(len(images), np.float32)
-    prompts: Sequence[Any] = random.integers(0, num_classes + 1, len(images))  # the last one stands for none
+    prompts: Sequence[Any] = random.integers(0, num_classes + 1, len(images)).tolist()  # the last one stands for none
     checked: dict[str, tuple[nn.Module, list[Tensors]]] = {
         "vae_decoder": (LatentDecoderGraph(module), [{"latent": latent} for latent in latents]),
         "vae_encoder": (LatentEncoderGraph(module), [{"pixel_values": image} for image in images]),
@@ -334,7 +334,7 @@ def _compare_diffusion(candidate: Candidate, comparison: _Comparison) -> None:
         prompts = ["", *source.evaluation.texts[: len(images) - 1]]
         prompts = [prompts[row % len(prompts)] for row in range(len(images))]
         checked["text_encoder"] = (DiffusionTextGraph(module), drawing_texts(source, prompts))
-    rows = [
+    rows: list[Tensors] = [
         {"latent": latent, "timestep": time, **condition}
         for latent, time, condition in zip(latents, times, drawing_conditions(candidate, graphs, prompts), strict=True)
     ]
@@ -343,7 +343,7 @@ def _compare_diffusion(candidate: Candidate, comparison: _Comparison) -> None:
         for batch_size in _BATCH_SIZES:
             some = items[:batch_size]
             for item, found in zip(some, run_batch(graphs[role], some), strict=True):
-                for name, expected in reference.diffusion_outputs(exact, item).items():
+                for name, expected in reference.row_outputs(exact, item).items():
                     comparison.add(name, found[name].ravel(), expected.ravel(), f"batch {batch_size}")
     comparison.num_shapes += len(_BATCH_SIZES)
 

@@ -563,7 +563,7 @@ def _quoted(text: str) -> str:
 def _velocity_error(candidate: Candidate, data: EvaluationData) -> Quality:
     """Mean squared error of velocities of the images' noisy latents, with the noise and times of training."""
     source, graphs = candidate.source, candidate.open_diffusion()
-    prompts: Sequence[Any] = data.texts or data.labels
+    prompts: Sequence[Any] = data.texts or data.labels.tolist()
     errors = np.empty(len(data))
     squares = 0.0
     for start in range(0, len(data), NUM_ROWS):

@@ -566,7 +566,7 @@ class _Measurement:
             raise EvaluationError("a distance between sets of images needs at least two of each; there is one")
         judge, reader = self._find_judges()
         drawn = self._ask(list(enumerate(prompts)), self._draw, "drawing")
-        named = {"model": judge.name, "model_version": judge.version}
+        named: Any = {"model": judge.name, "model_version": judge.version}
 
         def embed(images: Sequence[bytes]) -> list[NDArray[np.float32]]:
             return list(self._client.embed_image(images, **named).to_numpy())

@@ -428,7 +428,7 @@ def _read_speech(dataset: Dataset, folder: Path, settings: DataSettings) -> Spli
         )
         for part in synthesis.PARTS
     }
-    parts = {
+    parts: dict[str, Any] = {
         part: join_recordings([getattr(digits, part), of_prompts, made[part]])
         for part, of_prompts in zip(
             ("train", "valid", "test"), hold_out_transcripts(prompts, settings.valid_fraction), strict=True

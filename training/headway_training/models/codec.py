@@ -203,8 +203,8 @@ class CodecDecoder(nn.Module):
     def _split(self, state: Tensor) -> Iterator[Tensor]:
         """(B, state_size) -> what each convolution has seen, (B, channels, P)."""
         sizes = [channels * length for channels, length in self._shapes]
-        parts = state.split(sizes, dim=1)
-        return iter([part.unflatten(1, shape) for part, shape in zip(parts, self._shapes, strict=True)])
+        parts = torch.split(state, sizes, dim=1)
+        return iter([torch.unflatten(part, 1, shape) for part, shape in zip(parts, self._shapes, strict=True)])
 
 
 class Quantizer(nn.Module):

@@ -53,7 +53,7 @@ class _ImageTask(Task, Generic[Images]):
         assert recipe.preprocessing is not None
         self._recipe = recipe
         self._preprocessing = recipe.preprocessing
-        sized = {part: self._resize(getattr(splits, part)) for part in ("train", "valid", "test")}
+        sized: dict[str, Any] = {part: self._resize(getattr(splits, part)) for part in ("train", "valid", "test")}
         self._splits: Splits[Any] = replace(splits, **sized)
 
     def _resize(self, part: Images) -> Images:
