@@ -183,7 +183,7 @@ def features_of(source: ExportSource, data: EvaluationData, rows: slice) -> NDAr
             f"{audio.window_s:g} s at once; cut it"
         )
     log_mel = LogMel(audio)
-    return np.stack([log_mel.features(one.astype(np.float32) / 32_768) for one in data.recordings[rows]])
+    return np.stack([log_mel.features(one.astype(np.float32) / np.float32(32_768)) for one in data.recordings[rows]])
 
 
 def open_sources(runner: DecoderRunner, sources: Sequence[CrossTensors]) -> None:

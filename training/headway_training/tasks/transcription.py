@@ -177,7 +177,7 @@ class TranscriptionTask(Task):
 
     def _change_speed(self, recording: NDArray[np.int16], random: np.random.Generator) -> NDArray[np.float32]:
         """Makes a recording faster or slower; it stays as it is where it would no longer fit into a window."""
-        samples = recording.astype(np.float32) / FULL_SCALE
+        samples = recording.astype(np.float32) / np.float32(FULL_SCALE)
         change = self._recipe.speech.speed_change
         speed = 1 + random.uniform(-change, change)
         if not change or len(samples) > speed * self._audio.window_samples - 1:
@@ -270,4 +270,5 @@ def _noise(length: int, random: np.random.Generator) -> NDArray[np.float32]:
     spectrum[1:] *= np.arange(1, len(spectrum)) ** -random.uniform(0, 1)
     spectrum[0] = 0
     noise = np.fft.irfft(spectrum, length)
-    return (noise / noise.std()).astype(np.float32)
+    scaled: NDArray[np.float32] = (noise / noise.std()).astype(np.float32)
+    return scaled
