@@ -33,6 +33,7 @@ from headway.v1 import (
 from headway_client import (
     AsyncClient,
     AttentionSummary,
+    AudioFormat,
     Client,
     DiffusionSampler,
     EarlyStopping,
@@ -179,6 +180,7 @@ def test_every_result_of_an_rpc_has_a_class() -> None:
         (results.BundleState, model_service_pb2.BundleState),
         (AttentionSummary, inspection_service_pb2.AttentionSummary),
         (EarlyStopping, translation_service_pb2.EarlyStopping),
+        (AudioFormat, speech_service_pb2.AudioFormat),
         (DiffusionSampler, image_generation_service_pb2.DiffusionSampler),
         (MaskFormat, segmentation_service_pb2.MaskFormat),
         (Role, generation_service_pb2.Role),

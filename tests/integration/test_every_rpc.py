@@ -178,7 +178,7 @@ def test_the_commands_print_and_draw_what_models_attend_to(client: Client, tmp_p
 
 
 def test_texts_are_spoken_and_streamed_alike(voice_client: Client):
-    asked = {"voice": "bob", "seed": 4, "temperature": 1.2, "max_seconds": 0.6}
+    asked = {"voice": "bob", "seed": 4, "temperature": 1.2, "max_duration": 0.6}
     answer = voice_client.synthesize_speech(["low", "both high"], **asked)
     for text, spoken in zip(["low", "both high"], answer.results, strict=True):
         assert spoken.audio.startswith(b"RIFF")

@@ -44,6 +44,7 @@ _INTEGERS_THAT_DO_NOT_COUNT = {
     "points_per_side",
     "priority",
     "sample_index",
+    "sampling_rate",
     "seed",
     "start",
     "stop_token_ids",

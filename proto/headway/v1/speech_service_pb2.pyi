@@ -480,8 +480,8 @@ class SynthesisParameters(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SAMPLING_FIELD_NUMBER: _builtins.int
-    MAX_SECONDS_FIELD_NUMBER: _builtins.int
-    max_seconds: _builtins.float
+    MAX_DURATION_FIELD_NUMBER: _builtins.int
+    max_duration: _builtins.float
     """Longest audio of a text, in seconds: from one frame of the model's codec to what the model can hold. Speech that is
     longer is cut there (FINISH_REASON_LENGTH). Default: what the model can hold.
     """
@@ -495,15 +495,15 @@ class SynthesisParameters(_message.Message):
         self,
         *,
         sampling: _common_pb2.SamplingParameters | None = ...,
-        max_seconds: _builtins.float | None = ...,
+        max_duration: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_seconds", b"_max_seconds", "max_seconds", b"max_seconds", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_duration", b"_max_duration", "max_duration", b"max_duration", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_seconds", b"_max_seconds", "max_seconds", b"max_seconds", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_duration", b"_max_duration", "max_duration", b"max_duration", "sampling", b"sampling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__max_seconds: _TypeAlias = _typing.Literal["max_seconds"]  # noqa: Y015
-    _WhichOneofArgType__max_seconds: _TypeAlias = _typing.Literal["_max_seconds", b"_max_seconds"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_seconds) -> _WhichOneofReturnType__max_seconds | None: ...
+    _WhichOneofReturnType__max_duration: _TypeAlias = _typing.Literal["max_duration"]  # noqa: Y015
+    _WhichOneofArgType__max_duration: _TypeAlias = _typing.Literal["_max_duration", b"_max_duration"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_duration) -> _WhichOneofReturnType__max_duration | None: ...
 
 Global___SynthesisParameters: _TypeAlias = SynthesisParameters  # noqa: Y015
 

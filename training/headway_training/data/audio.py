@@ -42,18 +42,18 @@ def read_audio(source: Path | bytes, rate: int, name: str = "") -> NDArray[np.in
         DataError: It cannot be read, or has no samples; or the libraries that read audio are not installed.
     """
     soundfile, _ = _libraries()
-    shown = name or ("what was given" if isinstance(source, bytes) else str(source))
+    what = name or (source if isinstance(source, Path) else "audio")
     try:
         samples, own_rate = soundfile.read(
             io.BytesIO(source) if isinstance(source, bytes) else source, dtype="float32", always_2d=True
         )
     except (OSError, soundfile.SoundFileError) as error:
-        raise DataError(f"{shown} cannot be read as audio: {error}") from error
+        raise DataError(f"{what} cannot be read as audio: {error}") from error
     mono: NDArray[np.float32] = samples.mean(axis=1, dtype=np.float32)  # (N,)
     if own_rate != rate:
         mono = resample(mono, own_rate, rate)
     if not len(mono):
-        raise DataError(f"{shown} has no samples")
+        raise DataError(f"{what} has no samples")
     whole: NDArray[np.int16] = (np.clip(mono, -1, 1 - 1 / FULL_SCALE) * FULL_SCALE).round().astype(np.int16)
     return whole
 

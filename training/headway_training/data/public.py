@@ -435,7 +435,9 @@ def _read_speech(dataset: Dataset, folder: Path, settings: DataSettings) -> Spli
         )
     }
     return Splits(
-        **parts,
+        train=parts["train"],
+        valid=parts["valid"],
+        test=parts["test"],
         train_name=_describe_recordings(parts["train"], versions),
         test_name=_describe_recordings(parts["test"], versions),
         license=dataset.license,

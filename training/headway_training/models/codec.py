@@ -9,8 +9,10 @@ All convolutions are causal, and what the decoder's have seen is an input and an
 come. An upsampling by s is a causal convolution of two positions to s times the channels, which become s positions: a
 transposed convolution of 2 s positions and stride s, without the state of its output.
 
-Deviations from Zeghidour et al. (2021): no adversarial loss, no quantizer dropout, no weight normalisation; strides and
-widths are for 8 kHz.
+Deviations from Zeghidour et al. (2021): no adversarial loss, no quantizer dropout, no weight normalisation; leaky
+rectifiers (slope 0.1, as Kong et al. 2020, HiFi-GAN) in place of ELU, whose exponential ONNX Runtime computes by other
+instructions at the end of a thread's share, so that a row's last bits would depend on its batch; strides and widths are
+for 8 kHz.
 """
 
 from __future__ import annotations
@@ -35,6 +37,10 @@ _LEAST_USAGE = 0.05
 """Frames of a batch, in the mean, that a code must stand for; one of fewer is put where a latent is."""
 COMMITMENT = 0.25
 """Weight of the distance of latents from their codes (van den Oord et al. 2017, section 3.2)."""
+
+
+def _activate(states: Tensor) -> Tensor:
+    return F.leaky_relu(states, 0.1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,8 +121,8 @@ class ResidualUnit(nn.Module):
 
     def forward(self, states: Tensor, past: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(B, width, T), past -> the same shape, the next past."""
-        inner, present = self.dilated(F.elu(states), past)
-        return states + self.mixed(F.elu(inner)), present
+        inner, present = self.dilated(_activate(states), past)
+        return states + self.mixed(_activate(inner)), present
 
 
 class Upsampling(nn.Module):
@@ -129,7 +135,7 @@ class Upsampling(nn.Module):
 
     def forward(self, states: Tensor, past: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(B, inner, T), past -> (B, outer, T factor), the next past."""
-        spread, present = self.spread(F.elu(states), past)  # (B, outer factor, T)
+        spread, present = self.spread(_activate(states), past)  # (B, outer factor, T)
         rows, channels, length = spread.shape
         parts = spread.reshape(rows, channels // self.factor, self.factor, length)
         return parts.transpose(2, 3).reshape(rows, channels // self.factor, length * self.factor), present
@@ -144,7 +150,7 @@ class Downsampling(nn.Module):
 
     def forward(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """(B, inner, T) -> (B, outer, T / factor), and what a next part would need."""
-        gathered: tuple[Tensor, Tensor] = self.gather(F.elu(states))
+        gathered: tuple[Tensor, Tensor] = self.gather(_activate(states))
         return gathered
 
 
@@ -167,7 +173,7 @@ class CodecEncoder(nn.Module):
         states = samples.unsqueeze(1)
         for layer in self.layers:
             states, _ = layer(states)
-        latents: Tensor = self.output(F.elu(states))[0]
+        latents: Tensor = self.output(_activate(states))[0]
         return latents
 
 
@@ -196,7 +202,7 @@ class CodecDecoder(nn.Module):
         for layer in self.layers:
             latents, present = layer(latents, next(pasts))
             presents.append(present)
-        samples, present = self.output(F.elu(latents), next(pasts))
+        samples, present = self.output(_activate(latents), next(pasts))
         presents.append(present)
         return samples.squeeze(1), torch.cat([one.flatten(1) for one in presents], dim=1)
 

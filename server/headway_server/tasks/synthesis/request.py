@@ -64,8 +64,8 @@ def plan_synthesis(
     if request.max_seconds is not None:
         if not frame_s <= request.max_seconds <= max_frames * frame_s:
             raise InvalidInputError(
-                "parameters.max_seconds",
-                f"is {request.max_seconds:g}; must be from {frame_s:g} to {max_frames * frame_s:g}, which is what the "
+                "parameters.max_duration",
+                f"is {request.max_seconds:g} seconds; must be from {frame_s:g} to {max_frames * frame_s:g}, which the "
                 "model can hold; split the text",
             )
         num_frames = int(request.max_seconds / frame_s + 1e-6)

@@ -160,7 +160,7 @@ def _to_speak(
     return SynthesisRequest(
         voice=request.voice,
         sampling=set_fields(parameters.sampling),
-        max_seconds=parameters.max_seconds if parameters.HasField("max_seconds") else None,
+        max_seconds=parameters.max_duration if parameters.HasField("max_duration") else None,
         format=form,
         deadline=deadline,
     )

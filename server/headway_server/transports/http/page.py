@@ -13,8 +13,8 @@ _FOLDER: Final = Path(__file__).with_name("page")
 _INDEX: Final = "index.html"
 _HEADERS: Final = {
     "content-security-policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; media-src blob:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "cache-control": "no-cache",  # a browser asks whether its copy is the server's
     "referrer-policy": "no-referrer",

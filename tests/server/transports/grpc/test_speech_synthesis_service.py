@@ -126,7 +126,7 @@ async def test_speech_is_cut_where_it_was_asked_to_be(speaking):
     wholes = {seed: (await stream(speaking, "low high", parameters=parameters(seed)))[0] for seed in range(8)}
     seed, whole = max(wholes.items(), key=lambda pair: len(pair[1]))
     assert len(whole) > 2 * HOP
-    cut, parts = await stream(speaking, "low high", parameters=parameters(seed, max_seconds=0.05))
+    cut, parts = await stream(speaking, "low high", parameters=parameters(seed, max_duration=0.05))
     assert len(cut) == 2 * HOP
     np.testing.assert_array_equal(cut, whole[: 2 * HOP])
     assert parts[-1].result.finish_reason == common_pb2.FINISH_REASON_LENGTH
@@ -141,8 +141,14 @@ async def test_speech_is_cut_where_it_was_asked_to_be(speaking):
         ({"texts": ["low " * 9]}, "texts[0]: has 38 tokens, the model speaks at most 24; split it"),
         ({"texts": ["low"], "voice": "eve"}, "voice: is 'eve'; the model has ann, bob"),
         ({"texts": ["low"], "format": 9}, "format: is 9"),
-        ({"texts": ["low"], "parameters": parameters(max_seconds=60)}, "max_seconds: is 60; must be from 0.02 to 0.94"),
-        ({"texts": ["low"], "parameters": parameters(max_seconds=0)}, "max_seconds: is 0; must be from 0.02 to 0.94"),
+        (
+            {"texts": ["low"], "parameters": parameters(max_duration=60)},
+            "max_duration: is 60 seconds; must be from 0.02 to 0.94",
+        ),
+        (
+            {"texts": ["low"], "parameters": parameters(max_duration=0)},
+            "max_duration: is 0 seconds; must be from 0.02 to 0.94",
+        ),
         ({"texts": ["low"], "parameters": parameters(temperature=9)}, "temperature: is 9; must be from 0 to 2"),
         ({"texts": ["low"], "model": "nobody"}, "nobody"),
     ],
@@ -160,12 +166,12 @@ async def test_a_stream_that_is_left_frees_its_slot(serve, voice_store):
         await call.read()
         call.cancel()
         async with asyncio.timeout(20):
-            samples, _ = await stream(speaking, "high", parameters=parameters(max_seconds=0.1))
+            samples, _ = await stream(speaking, "high", parameters=parameters(max_duration=0.1))
         assert len(samples)
 
 
 async def test_both_clients_and_the_command_line_speak_the_same(speaking, tmp_path):
-    asked = {"voice": "bob", "seed": 9, "temperature": 1.2, "max_seconds": 0.8}
+    asked = {"voice": "bob", "seed": 9, "temperature": 1.2, "max_duration": 0.8}
     address = f"127.0.0.1:{speaking.port}"
     async with AsyncClient(address) as client:
         [spoken] = (await client.synthesize_speech("low high", **asked)).results
@@ -182,7 +188,7 @@ async def test_both_clients_and_the_command_line_speak_the_same(speaking, tmp_pa
             assert client.synthesize_speech(["low high"], **asked).results[0] == spoken
             with client.stream_synthesize_speech("low high", **asked) as stream:
                 assert b"".join(part.pcm for part in stream) == pcm
-        flags = ["--voice", "bob", "--seed", "9", "--temperature", "1.2", "--max-seconds", "0.8", "--server", address]
+        flags = ["--voice", "bob", "--seed", "9", "--temperature", "1.2", "--max-duration", "0.8", "--server", address]
         for name in ("out.wav", "out.flac"):
             file = tmp_path / name
             result = CliRunner().invoke(app, ["speak", "low high", "-o", str(file), *flags])

@@ -20,6 +20,11 @@ axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs
 
 from playwright.sync_api import Browser, Page, expect, sync_playwright  # noqa: E402 (see above)
 from tiny_segmenter import write_segmenter_bundle  # noqa: E402
+from tiny_transcriber import tones, write_wav  # noqa: E402
+
+from headway_export.exporter import ExportOptions, export  # noqa: E402
+from headway_export.source import from_checkpoint  # noqa: E402
+from headway_server.bundles import Precision  # noqa: E402
 
 MODELS = Path(__file__).parents[4] / "models"
 NUM_MODELS = len(list(MODELS.glob("*/1/bundle.json")))
@@ -33,6 +38,7 @@ PANELS = [
     "compare",
     "images",
     "caption",
+    "transcribe",
     "segment",
     "attention",
     "server",
@@ -69,6 +75,7 @@ def address() -> Iterator[str]:
 def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
         arguments = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []  # root may not sandbox
+        arguments += ["--use-fake-ui-for-media-stream", "--use-fake-device-for-media-stream"]  # a microphone that beeps
         launched = playwright.chromium.launch(executable_path=BROWSER, args=arguments)
         yield launched
         launched.close()
@@ -389,6 +396,32 @@ def test_a_picture_gets_a_caption_whose_words_show_where_they_looked(
         assert page.evaluate(seen) != first
         page.get_by_label("Begins with").fill("eine grüne")
         assert "eine grüne Wand" in answer(page)
+
+
+def test_what_is_recorded_or_in_a_file_is_transcribed(
+    browser: Browser, transcriber_checkpoint: Path, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    export(from_checkpoint(transcriber_checkpoint), ExportOptions(store=store, precisions=(Precision.FP32,)))
+    write_wav(tmp_path / "said.wav", tones("low high", 44_100), 44_100)
+    context = browser.new_context(viewport={"width": 1100, "height": 900}, bypass_csp=False)
+    page = context.new_page()
+    refused: list[str] = []
+    page.on("console", lambda message: refused.append(message.text) if "Content Security" in message.text else None)
+    with running(store=store) as (_, url):
+        open_panel(page, url, "transcribe")
+        assert "Record something, or choose a file first." in answer(page)
+        page.get_by_label("Audio").set_input_files(tmp_path / "said.wav")
+        expect(page.locator(".transcript")).to_have_text("low high")
+        expect(page.locator(".output")).to_contain_text("English")
+        page.get_by_role("button", name="Record").click()
+        page.wait_for_timeout(700)
+        page.get_by_role("button", name="Stop and read").click()
+        expect(page.locator(".transcript")).not_to_have_text("low high")
+        expect(page.locator(".output small").first).to_have_text(re.compile(r"^(\d{3} ms|\d\.\d\d s) · English$"))
+        assert page.evaluate("document.querySelector('audio').src").startswith("blob:")
+    assert not refused
+    context.close()
 
 
 def test_a_server_that_goes_away_and_comes_back(page: Page) -> None:

@@ -13,9 +13,10 @@ import { models } from "./panels/models.js";
 import { segment } from "./panels/segment.js";
 import { server } from "./panels/server.js";
 import { tag } from "./panels/tag.js";
+import { transcribe } from "./panels/transcribe.js";
 import { translate } from "./panels/translate.js";
 
-const PANELS = [models, generate, translate, classify, tag, compare, images, caption, segment, attention, server];
+const PANELS = [models, generate, translate, classify, tag, compare, images, caption, transcribe, segment, attention, server];
 const LOOK_EVERY_MS = 3000;
 
 const main = document.getElementById("main");
