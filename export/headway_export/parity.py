@@ -330,7 +330,7 @@ def _compare_diffusion(candidate: Candidate, comparison: _Comparison) -> None:
         for batch_size in _BATCH_SIZES:
             some = items[:batch_size]
             for item, found in zip(some, run_batch(graph, some), strict=True):
-                for name, expected in reference.diffusion_outputs(exact, item).items():
+                for name, expected in reference.row_outputs(exact, item).items():
                     comparison.add(name, found[name].ravel(), expected.ravel(), f"batch {batch_size}")
     comparison.num_shapes += len(_BATCH_SIZES)
 

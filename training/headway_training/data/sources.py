@@ -23,8 +23,12 @@ from headway_training.recipes import ClassificationSettings, Recipe
 DATA_DIR_VARIABLE = "HEADWAY_DATA_DIR"
 DEFAULT_DATA_DIR = Path("data")
 _DATA_TASKS: Mapping[TaskName, TaskName] = MappingProxyType(
-    dict.fromkeys(("image_embedding", "autoencoding", "image_generation"), "image_classification")
-    | {"audio_coding": "speech_synthesis"}
+    {
+        "image_embedding": "image_classification",
+        "autoencoding": "image_classification",
+        "image_generation": "image_classification",
+        "audio_coding": "speech_synthesis",
+    }
 )
 """The task whose data another one reads."""
 MIN_CHARACTERS = 100

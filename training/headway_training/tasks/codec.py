@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from headway_training.batches import Batch, even_batches
 from headway_training.checkpoint import Metric
 from headway_training.data.examples import Splits
-from headway_training.data.speech import Recordings
 from headway_training.errors import DataError
 from headway_training.models import Codec, make_configuration
 from headway_training.models.codec import CodecConfig
@@ -39,7 +38,7 @@ class AudioCodingTask(Task):
     metric: ClassVar[Metric] = "mel_cepstral_distortion"
     higher_is_better = False
 
-    def __init__(self, recipe: Recipe, splits: Splits[Recordings]) -> None:
+    def __init__(self, recipe: Recipe, splits: Splits[Any]) -> None:
         self._recipe = recipe
         self._splits = splits
         made = make_configuration(recipe.architecture, recipe.configuration)
@@ -124,7 +123,7 @@ class AudioCodingTask(Task):
 
 def to_float(samples: NDArray[np.int16]) -> NDArray[np.float32]:
     """Samples of 16 bits as numbers from -1 to below 1."""
-    return samples.astype(np.float32) / 32_768
+    return np.divide(samples, 32_768, dtype=np.float32)
 
 
 def padded(samples: NDArray[np.int16], hop_length: int) -> NDArray[np.float32]:

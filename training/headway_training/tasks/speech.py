@@ -40,7 +40,7 @@ class SpeechSynthesisTask(Task):
     metric: ClassVar[Metric] = "nats_per_code"
     higher_is_better = False
 
-    def __init__(self, recipe: Recipe, splits: Splits[Recordings], tokenizer: Tokenizer) -> None:
+    def __init__(self, recipe: Recipe, splits: Splits[Any], tokenizer: Tokenizer) -> None:
         assert recipe.init.checkpoint is not None, "the recipe was checked"
         codec, described = load_model(recipe.init.checkpoint)
         if not isinstance(codec, Codec):
@@ -174,7 +174,7 @@ class SpeechSynthesisTask(Task):
     def _measured(self, part: Part) -> list[tuple[NDArray[np.int64], int]]:
         """Sequences of the part's first recordings that fit, each in the voice of its speaker if that is known."""
         spoken = self._valid if part == "valid" else self._test
-        rows = []
+        rows: list[tuple[NDArray[np.int64], int]] = []
         for number in range(len(spoken)):
             others = self._of_speaker.get(spoken.speakers[number], [])
             ids, first = self._sequence(spoken, [number], self._voice(others) if others else np.empty(0, np.int64))
