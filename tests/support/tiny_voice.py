@@ -40,7 +40,8 @@ def write_recordings(folder: Path, repeats: int = 6) -> Path:
                 length = HOP * int(random.integers(8, 14))
                 tone = np.sin(2 * np.pi * frequency * factor * np.arange(length) / RATE + random.uniform(0, 6))
                 name = f"{speaker}-{word}-{number}.wav"
-                soundfile.write(folder / name, 0.3 * tone * np.hanning(length), RATE)
+                fade = np.minimum(1, np.minimum(np.arange(length), np.arange(length)[::-1]) / 40)
+                soundfile.write(folder / name, 0.3 * tone * fade, RATE)
                 rows.append(f"{name}\t{speaker}\t{word}")
     table = folder / "recordings.tsv"
     table.write_text("\n".join(rows) + "\n")
@@ -61,7 +62,7 @@ def train(recipe: str, fields: dict[str, float], folder: Path, *more: str, table
     return run_training(chosen, Console(quiet=True))
 
 
-def write_voice_checkpoint(folder: Path, *, codec_steps: int = 30, steps: int = 60) -> Path:
+def write_voice_checkpoint(folder: Path, *, codec_steps: int = 100, steps: int = 100) -> Path:
     """Trains a codec and a model of its codes; returns the checkpoint of both."""
     table = write_recordings(folder / "recordings")
     rate = "optimization.learning_rate=0.005"

@@ -27,10 +27,7 @@ RATE = 8000
 @pytest.fixture
 def codec() -> Codec:
     torch.manual_seed(0)
-    made = Codec(CodecConfig(**SMALL)).eval()
-    for weight in made.encoder.parameters():  # so that what is heard counts for more than biases
-        weight.data *= 1.7
-    return made
+    return Codec(CodecConfig(**SMALL)).eval()
 
 
 @pytest.fixture
@@ -56,8 +53,8 @@ def test_frames_are_decoded_one_by_one_as_they_are_together(codec: Codec) -> Non
         for part in codes.split(size, dim=1):
             samples, state = codec.decode(part, state)
             parts.append(samples)
-        torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-6, rtol=1e-5)
-        torch.testing.assert_close(state, last, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-5 * float(whole.abs().max()), rtol=1e-5)
+        torch.testing.assert_close(state, last, atol=1e-5 * float(last.abs().max()), rtol=1e-5)
 
 
 @torch.inference_mode()

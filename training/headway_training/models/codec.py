@@ -31,6 +31,10 @@ from headway_training.models.configuration import Configuration
 _DILATIONS = (1, 3)
 _KERNEL = 7
 """Positions that the first and the last convolution read."""
+_SLOPE = 0.1
+"""Of the activation below 0."""
+_FIRST_LOUDNESS = 0.03
+"""Of what is heard before training, beside what the decoder's layers give: about that of speech."""
 _DECAY = 0.95
 """Share of a code, and of the count of what it stands for, that a step leaves as it was."""
 _LEAST_USAGE = 0.05
@@ -40,7 +44,16 @@ COMMITMENT = 0.25
 
 
 def _activate(states: Tensor) -> Tensor:
-    return F.leaky_relu(states, 0.1)
+    return F.leaky_relu(states, _SLOPE)
+
+
+def _initialise(module: nn.Module) -> None:
+    """Draws weights that keep the variance of what they read (He et al. 2015), so that latents follow the samples."""
+    for part in module.modules():
+        if isinstance(part, nn.Conv1d):
+            assert part.bias is not None, "convolutions have one here"
+            nn.init.kaiming_normal_(part.weight, a=_SLOPE, nonlinearity="leaky_relu")
+            nn.init.zeros_(part.bias)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,6 +306,10 @@ class Codec(Model):
         self.encoder = CodecEncoder(configuration)
         self.quantizer = Quantizer(configuration)
         self.decoder = CodecDecoder(configuration)
+        _initialise(self.encoder)
+        _initialise(self.decoder)
+        with torch.no_grad():
+            self.decoder.output.convolution.weight *= _FIRST_LOUDNESS
 
     def encode(self, samples: Tensor) -> Tensor:
         """Float (B, N), N a multiple of the hop -> codes int64 (B, F, K)."""
