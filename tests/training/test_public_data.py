@@ -113,7 +113,14 @@ def test_an_unknown_data_set_is_named_with_the_nearest():
 def test_every_file_has_a_checksum_and_a_home():
     files = [file for dataset in DATASETS.values() for file in dataset.files]
     assert all(len(file.sha256) == 64 for file in files)
-    by_hand = ("pictures", "segments", "captions", "digits", "voices")  # to be put in place, as are files of other data
+    by_hand = (
+        "pictures",
+        "segments",
+        "captions",
+        "digits",
+        "voices",
+        "emoji",
+    )  # to be put in place, as are files of other data
     placed = {file for name in by_hand for file in find_dataset(name).files}
     assert all(file.url.startswith("https://") for file in files if file not in placed)
     assert not any(file.url for file in placed)
