@@ -223,7 +223,7 @@ class CodecDecoder(nn.Module):
         """(B, state_size) -> what each convolution has seen, (B, channels, P)."""
         sizes = [channels * length for channels, length in self._shapes]
         parts = torch.split(state, sizes, dim=1)
-        return iter([torch.unflatten(part, 1, shape) for part, shape in zip(parts, self._shapes, strict=True)])
+        return iter([part.reshape(-1, *shape) for part, shape in zip(parts, self._shapes, strict=True)])
 
 
 class Quantizer(nn.Module):
