@@ -26,6 +26,7 @@ from headway_server.runtime import Runtime
 from headway_server.tasks.image_generation.prompts import text_row
 from headway_server.tasks.segmentation.decoder import EMBEDDING, MASKS, PREDICTED_IOU, PromptGraph
 from headway_server.tasks.text.model import text_graph
+from headway_training.data.audio import to_float
 
 NUM_ROWS = 32
 """Of evaluation data that are decoded or run together."""
@@ -183,7 +184,7 @@ def features_of(source: ExportSource, data: EvaluationData, rows: slice) -> NDAr
             f"{audio.window_s:g} s at once; cut it"
         )
     log_mel = LogMel(audio)
-    return np.stack([log_mel.features(one.astype(np.float32) / np.float32(32_768)) for one in data.recordings[rows]])
+    return np.stack([log_mel.features(to_float(one)) for one in data.recordings[rows]])
 
 
 def open_sources(runner: DecoderRunner, sources: Sequence[CrossTensors]) -> None:

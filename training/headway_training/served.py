@@ -568,12 +568,7 @@ class _Measurement:
         drawn = self._ask(list(enumerate(prompts)), self._draw, "drawing")
         named: Any = {"model": judge.name, "model_version": judge.version}
 
-        def embed(images: Sequence[bytes]) -> list[NDArray[np.float32]]:
-            return list(self._client.embed_image(images, **named).to_numpy())
-
-        vectors, known = (
-            np.stack(self._ask(images, embed, "looking at images")) for images in (drawn, examples.images)
-        )
+        vectors, known = (self._embed_images(images, "images", named) for images in (drawn, examples.images))
         figures: dict[str, float | str] = {"frechet_distance": frechet_distance(vectors, known), "judge": judge.name}
         if reader is None:
 
@@ -655,11 +650,14 @@ class _Measurement:
         found = nearest_neighbour_labels(known, np.array(examples.known.labels), asked)
         return {"knn_accuracy": accuracy(found, examples.labels)}
 
-    def _embed_images(self, images: Sequence[bytes], what: str) -> NDArray[np.float32]:
-        """The vectors of image files, (N, D)."""
+    def _embed_images(
+        self, images: Sequence[bytes], what: str, options: Mapping[str, Any] | None = None
+    ) -> NDArray[np.float32]:
+        """The vectors of image files, (N, D), by the model that is measured or by that which `options` name."""
+        options = self._options if options is None else options
 
         def embed(part: Sequence[bytes]) -> list[NDArray[np.float32]]:
-            return list(self._client.embed_image(part, **self._options).to_numpy())
+            return list(self._client.embed_image(part, **options).to_numpy())
 
         return np.stack(self._ask(images, embed, f"looking at {what}"))
 

@@ -6,13 +6,14 @@ B rows, N samples, W samples of a window, M mel bins, F frames.
 from __future__ import annotations
 
 import math
-from functools import cache
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.fft import dct
 from torch import Tensor
+
+from headway_training.data.audio import mel_filters
 
 _FLOOR = 1e-5
 """Least magnitude whose logarithm is taken."""
@@ -21,17 +22,6 @@ _WINDOWS = ((64, 8), (128, 16), (256, 32), (512, 64))
 NUM_CEPSTRA = 13
 """Coefficients of the distortion, the first one, which is loudness, left out."""
 _CEPSTRUM_WINDOW, _CEPSTRUM_BINS = 256, 40
-
-
-@cache
-def mel_filters(num_samples: int, num_bins: int, sampling_rate: int) -> NDArray[np.float64]:
-    """Triangular filters, even on the mel scale 2595 log10(1 + f / 700) (O'Shaughnessy 1987): (W / 2 + 1, M)."""
-    highest = 2595 * math.log10(1 + sampling_rate / 2 / 700)
-    edges = 700 * (10 ** (np.linspace(0, highest, num_bins + 2) / 2595) - 1)  # (M + 2) Hz
-    widths = np.maximum(np.diff(edges), sampling_rate / num_samples)  # a narrow filter still holds a line
-    above = np.linspace(0, sampling_rate / 2, num_samples // 2 + 1)[:, np.newaxis] - edges[1:-1]  # (W / 2 + 1, M)
-    filters: NDArray[np.float64] = np.maximum(0.0, 1 - np.where(above < 0, -above / widths[:-1], above / widths[1:]))
-    return filters
 
 
 def log_mel(samples: Tensor, window: int, num_bins: int, sampling_rate: int) -> Tensor:
@@ -46,8 +36,8 @@ def log_mel(samples: Tensor, window: int, num_bins: int, sampling_rate: int) -> 
         return_complex=True,
     )  # (B, W / 2 + 1, F)
     magnitudes = (spectrum.real.square() + spectrum.imag.square() + _FLOOR**2).sqrt()
-    filters = torch.from_numpy(mel_filters(window, num_bins, sampling_rate)).float().to(samples.device)
-    return (filters.T @ magnitudes).clamp(min=_FLOOR).log()
+    filters = torch.from_numpy(mel_filters(num_bins, window, sampling_rate, highest=sampling_rate / 2))
+    return (filters.float().to(samples.device) @ magnitudes).clamp(min=_FLOOR).log()
 
 
 def spectral_loss(found: Tensor, samples: Tensor, sampling_rate: int) -> Tensor:

@@ -79,6 +79,11 @@ def encode_audio(samples: NDArray[np.int16], rate: int) -> bytes:
     return file.getvalue()
 
 
+def to_float(samples: NDArray[np.int16]) -> NDArray[np.float32]:
+    """Samples of 16 bits, (N,), as numbers from -1 to below 1."""
+    return samples.astype(np.float32) / np.float32(FULL_SCALE)
+
+
 def resample(samples: NDArray[np.float32], from_rate: float, to_rate: float) -> NDArray[np.float32]:
     """Brings mono audio, (N,), from one number of samples a second to another."""
     _, soxr = _libraries()
@@ -92,7 +97,13 @@ class LogMel:
     def __init__(self, preprocessing: AudioPreprocessing) -> None:
         self._preprocessing = preprocessing
         self._window = torch.hann_window(preprocessing.fft_size)  # periodic
-        self._filters = torch.from_numpy(mel_filters(preprocessing)).float()  # (M, W / 2 + 1)
+        filters = mel_filters(
+            preprocessing.num_mel_bins,
+            preprocessing.fft_size,
+            preprocessing.sampling_rate,
+            highest=preprocessing.max_frequency,
+        )
+        self._filters = torch.from_numpy(filters).float()  # (M, W / 2 + 1)
 
     def __repr__(self) -> str:
         return f"LogMel({self._preprocessing.num_mel_bins} mel bins)"
@@ -123,14 +134,22 @@ class LogMel:
     def of_recording(self, samples: NDArray[np.int16]) -> Tensor:
         """The window that a server hears of a recording of at most a window, (N,): (M, F), silence at its end."""
         window = torch.zeros(self._preprocessing.window_samples)
-        window[: len(samples)] = torch.from_numpy(samples).float() / FULL_SCALE
+        window[: len(samples)] = torch.from_numpy(to_float(samples))
         return self.features(window[None])[0]
 
 
-def mel_filters(sizes: AudioPreprocessing) -> NDArray[np.float64]:
-    """Makes Slaney's triangular filters of equal area on his mel scale (Auditory Toolbox, 1998): (M, W / 2 + 1)."""
-    edges = np.array([_hertz(mel) for mel in np.linspace(0, _mels(sizes.max_frequency), sizes.num_mel_bins + 2)])
-    bins = np.linspace(0, sizes.sampling_rate // 2, sizes.fft_size // 2 + 1)  # (W / 2 + 1,)
+@cache
+def mel_filters(num_bins: int, fft_size: int, sampling_rate: int, *, highest: float) -> NDArray[np.float64]:
+    """Makes Slaney's triangular filters of equal area on his mel scale (Auditory Toolbox, 1998): (M, W / 2 + 1).
+
+    Args:
+        num_bins: M.
+        fft_size: W.
+        sampling_rate: Samples a second.
+        highest: Frequency that the last filter ends at, in hertz.
+    """
+    edges = np.array([_hertz(mel) for mel in np.linspace(0, _mels(highest), num_bins + 2)])
+    bins = np.linspace(0, sampling_rate // 2, fft_size // 2 + 1)  # (W / 2 + 1,)
     distances = edges[:, None] - bins  # (M + 2, W / 2 + 1)
     widths = np.diff(edges)[:, None]
     rising, falling = -distances[:-2] / widths[:-1], distances[2:] / widths[1:]

@@ -317,8 +317,8 @@ def _read_emoji(dataset: Dataset, folder: Path, settings: DataSettings) -> Split
 
     There is no test part: the validation part is measured on again.
     """
-    texts = read_emoji_texts(dataset.find(folder, ("texts.tsv.gz",)))
-    archives = {style: dataset.find(folder, (f"{style}_96.tar.gz",)) for style in STYLES}
+    texts = read_emoji_texts(dataset.find(folder, ("emoji/texts.tsv.gz",)))
+    archives = {style: dataset.find(folder, (f"emoji/{style}_96.tar.gz",)) for style in STYLES}
     drawings = describe_drawings(read_drawings(archives, texts), texts)
     kept, held = hold_out(len(drawings), settings.valid_fraction)
     return Splits(
@@ -518,6 +518,12 @@ _MULTI30K_FILES = _files(
     },
 )
 
+_EMOJI_FILES = {
+    "emoji/texts.tsv.gz": "ada25d45be49fe3a4631d3ef98270b4f9ae5e55b3df7ba0ea770b3995103e790",
+    "emoji/noto_96.tar.gz": "d042f86c044586b9a93aa47e964ee1c7c99a9fd8d43e3af0e2eab782be43d49b",
+    "emoji/openmoji_96.tar.gz": "c278a3375f05c7bccc6cb61d4fc3e59f8cd702bbab9c3e97f91a49bd4d060768",
+    "emoji/fluent_96.tar.gz": "f1b0f2fe2a7014767b8efb904862692bb062d940584889bc985e7ef1e020fbec",
+}
 _DIGITS_FILES = {
     "fsdd/train.tar.gz": "091009cabd5279c869ff65534a4fb5d1f13f36ee37bec68de853394e0f3d19ec",
     "fsdd/test_3-4.tar.gz": "570e237ae91aff746bcce43c0204bb480e643b8261ea926e04f4e49ef4aac7c7",
@@ -639,10 +645,7 @@ _ALL = (
         files=_files(
             "",
             {
-                "emoji/texts.tsv.gz": "ada25d45be49fe3a4631d3ef98270b4f9ae5e55b3df7ba0ea770b3995103e790",
-                "emoji/noto_96.tar.gz": "d042f86c044586b9a93aa47e964ee1c7c99a9fd8d43e3af0e2eab782be43d49b",
-                "emoji/openmoji_96.tar.gz": "c278a3375f05c7bccc6cb61d4fc3e59f8cd702bbab9c3e97f91a49bd4d060768",
-                "emoji/fluent_96.tar.gz": "f1b0f2fe2a7014767b8efb904862692bb062d940584889bc985e7ef1e020fbec",
+                **_EMOJI_FILES,
                 "flickr8k/photos_112.tar.gz": "8e8062c84fb957a6bdf2fce06452787c09aea5c8fc32898d43dc8d7fcb32b6ec",
                 "flickr8k/captions_train.tsv.gz": "8dbdaba679000e8ab9c803e90740f31705f56be6a4af75f5149f4021226405e6",
                 "flickr8k/captions_val.tsv.gz": "dd1031760d49f5408c6c0a82b7c7861075ffc0f84c029e1768d315f0f418b6aa",
@@ -658,17 +661,9 @@ _ALL = (
     Dataset(
         name="emoji",
         task="image_generation",
-        folder="emoji",
+        folder=".",
         title="Emoji",
-        files=_files(
-            "",
-            {
-                "texts.tsv.gz": "ada25d45be49fe3a4631d3ef98270b4f9ae5e55b3df7ba0ea770b3995103e790",
-                "noto_96.tar.gz": "d042f86c044586b9a93aa47e964ee1c7c99a9fd8d43e3af0e2eab782be43d49b",
-                "openmoji_96.tar.gz": "c278a3375f05c7bccc6cb61d4fc3e59f8cd702bbab9c3e97f91a49bd4d060768",
-                "fluent_96.tar.gz": "f1b0f2fe2a7014767b8efb904862692bb062d940584889bc985e7ef1e020fbec",
-            },
-        ),
+        files=_files("", _EMOJI_FILES),
         license="Noto Apache-2.0, OpenMoji CC BY-SA 4.0, Fluent MIT, names and tags MIT (emojibase)",
         home="https://github.com/milesj/emojibase",
         read=_read_emoji,
@@ -684,10 +679,7 @@ _ALL = (
                 "nuclei/train.tar.gz": "8554d7c592c6ed4b23c13862656546162630c2c1ce6f5d21db1b4885c7d15af4",
                 "bsds500/train.tar.gz": "ac00491848e6a794379f210a055a4eac4d6e81b997d155523e637fabd5d1d371",
                 "bsds500/val.tar.gz": "13a8131a39d2e699740b9520e0f59ca47a72e29ed758dccd36a20bc8a6c4b251",
-                "emoji/texts.tsv.gz": "ada25d45be49fe3a4631d3ef98270b4f9ae5e55b3df7ba0ea770b3995103e790",
-                "emoji/noto_96.tar.gz": "d042f86c044586b9a93aa47e964ee1c7c99a9fd8d43e3af0e2eab782be43d49b",
-                "emoji/openmoji_96.tar.gz": "c278a3375f05c7bccc6cb61d4fc3e59f8cd702bbab9c3e97f91a49bd4d060768",
-                "emoji/fluent_96.tar.gz": "f1b0f2fe2a7014767b8efb904862692bb062d940584889bc985e7ef1e020fbec",
+                **_EMOJI_FILES,
             },
         ),
         license=(

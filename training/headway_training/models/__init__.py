@@ -21,7 +21,7 @@ from headway_training.models.gpt import GPT, GPTConfig
 from headway_training.models.linear import LinearConfig, LinearDecoder
 from headway_training.models.recurrent import RecurrentConfig, RecurrentTranslator
 from headway_training.models.segmentation import MaskDecoder, SegmentationConfig, Segmenter
-from headway_training.models.speech import SpeechSynthesizer, SpeechSynthesizerConfig
+from headway_training.models.synthesis import SpeechSynthesizer, SpeechSynthesizerConfig
 from headway_training.models.transcription import Transcriber, TranscriberConfig
 from headway_training.models.transformer import Transformer, TransformerConfig
 from headway_training.models.vit import ImageEmbedder, ImageEncoderConfig, ViT, ViTConfig

@@ -40,7 +40,7 @@ from headway_training.tasks.diffusion import AutoencodingTask, DiffusionTask, Te
 from headway_training.tasks.distillation import DistillationTask
 from headway_training.tasks.generation import GenerationTask
 from headway_training.tasks.segmentation import SegmentationTask
-from headway_training.tasks.speech import SpeechSynthesisTask
+from headway_training.tasks.synthesis import SpeechSynthesisTask
 from headway_training.tasks.token_classification import TokenClassificationTask
 from headway_training.tasks.transcription import TranscriptionTask, spaced
 from headway_training.tasks.translation import TranslationTask

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from headway_training.batches import Batch, even_batches
 from headway_training.checkpoint import Metric
+from headway_training.data.audio import to_float
 from headway_training.data.examples import Splits
 from headway_training.errors import DataError
 from headway_training.models import Codec, make_configuration
@@ -119,11 +120,6 @@ class AudioCodingTask(Task):
         """Test recordings, one after another, with their lengths."""
         samples = self._splits.test.samples[:MEASURED_RECORDINGS]
         return EvaluationData(arrays={"samples": np.concatenate(samples), "lengths": np.array([*map(len, samples)])})
-
-
-def to_float(samples: NDArray[np.int16]) -> NDArray[np.float32]:
-    """Samples of 16 bits as numbers from -1 to below 1."""
-    return samples.astype(np.float32) / np.float32(32_768)
 
 
 def padded(samples: NDArray[np.int16], hop_length: int) -> NDArray[np.float32]:

@@ -17,7 +17,7 @@ from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 
 from headway_training.batches import Batch
 from headway_training.checkpoint import Baseline
-from headway_training.data.audio import FULL_SCALE, LogMel, resample
+from headway_training.data.audio import LogMel, resample, to_float
 from headway_training.data.examples import Splits
 from headway_training.data.speech import Recordings
 from headway_training.errors import DataError, RecipeError
@@ -177,7 +177,7 @@ class TranscriptionTask(Task):
 
     def _change_speed(self, recording: NDArray[np.int16], random: np.random.Generator) -> NDArray[np.float32]:
         """Makes a recording faster or slower; it stays as it is where it would no longer fit into a window."""
-        samples = recording.astype(np.float32) / np.float32(FULL_SCALE)
+        samples = to_float(recording)
         change = self._recipe.speech.speed_change
         speed = 1 + random.uniform(-change, change)
         if not change or len(samples) > speed * self._audio.window_samples - 1:
@@ -234,7 +234,7 @@ class TranscriptionTask(Task):
         least = self._audio.fft_size
         pooled = []
         for samples in recordings:
-            padded = np.pad(samples, (0, max(0, least - len(samples)))).astype(np.float32) / FULL_SCALE
+            padded = to_float(np.pad(samples, (0, max(0, least - len(samples)))))
             features = self._log_mel.features(torch.from_numpy(padded)[None])
             pooled.append(F.adaptive_avg_pool1d(features, _BASELINE_FRAMES).flatten())
         return torch.stack(pooled)

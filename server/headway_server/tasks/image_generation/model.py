@@ -215,11 +215,10 @@ class ImageGenerationModel:
             RequestError: There is no such label, a text is too long, an image cannot be read, there is no room, the
                 deadline passed, the server is draining.
         """
-        prompts = await self._read_prompts(request)
-        work = _work(request, prompts)
         caller, count = current_caller(), request.num_images
-        with self._admission.admit(count, work=work * count, deadline=deadline, caller=caller):
+        with self._admission.admit(count, work=_work(request) * count, deadline=deadline, caller=caller):
             began = time.monotonic()
+            prompts = await self._read_prompts(request)
             edit = await self._read_edit(request, deadline)
             conditions = await self._conditions(request, prompts, deadline)
             seeds = _seeds(request)
@@ -234,11 +233,10 @@ class ImageGenerationModel:
         self, request: DrawingRequest, *, deadline: float | None
     ) -> AsyncGenerator[DrawingProgress | Answer[DrawnImage], None]:
         """Draws one image: yields how far it is, and last the answer. Errors are those of `draw`."""
-        prompts = await self._read_prompts(request)
-        work = _work(request, prompts)
         caller = current_caller()
-        with self._admission.admit(1, work=work, deadline=deadline, caller=caller):
+        with self._admission.admit(1, work=_work(request), deadline=deadline, caller=caller):
             began = time.monotonic()
+            prompts = await self._read_prompts(request)
             edit = await self._read_edit(request, deadline)
             conditions = await self._conditions(request, prompts, deadline)
             seeds = _seeds(request)
@@ -376,15 +374,15 @@ def _pad_id(bundle: Bundle) -> int:
     return 0 if tokens is None or tokens.pad is None else tokens.pad
 
 
-def _num_rows(request: DrawingRequest, prompts: tuple[Prompt, Prompt]) -> int:
+def _num_rows(request: DrawingRequest, prompts: tuple[Prompt, Prompt] | tuple[str, str]) -> int:
     """Returns how many rows an image takes: two where it is led away from something else than what is drawn."""
     return 1 if request.guidance_scale == 1 or prompts[0] == prompts[1] else 2
 
 
-def _work(request: DrawingRequest, prompts: tuple[Prompt, Prompt]) -> float:
-    """Returns how many rows an image takes in all its steps together."""
+def _work(request: DrawingRequest) -> float:
+    """Returns how many rows an image takes in all its steps together, by the prompts as they are written."""
     times = step_times(request.num_steps, request.made_share)
-    return float(_num_rows(request, prompts) * (len(times) - 1))
+    return float(_num_rows(request, (request.prompt, request.negative_prompt)) * (len(times) - 1))
 
 
 def _seeds(request: DrawingRequest) -> list[int]:

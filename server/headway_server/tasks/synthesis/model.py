@@ -26,7 +26,6 @@ from headway_server.decoding.sequence import FinishReason, Sequence, SequenceRes
 from headway_server.errors import BundleError, InvalidInputError
 from headway_server.observers import NO_OBSERVER, ModelId, ModelUsage, Observer
 from headway_server.preprocessing.pool import audio_pool
-from headway_server.preprocessing.waveform import AudioWriter
 from headway_server.runtime import Runtime
 from headway_server.serving.answers import Answer, CallTimings
 from headway_server.serving.calls import current_caller
@@ -34,6 +33,7 @@ from headway_server.serving.limits import check_text, check_texts
 from headway_server.settings import ServerSettings
 from headway_server.tasks.decoding import DecodingModel, ModelParts, counted
 from headway_server.tasks.parameters import draw_seed
+from headway_server.tasks.synthesis.encoding import AudioWriter
 from headway_server.tasks.synthesis.request import (
     MAX_TEXTS,
     SynthesisPlan,

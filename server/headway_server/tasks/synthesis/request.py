@@ -10,8 +10,8 @@ from typing import Any, Final
 from headway_server.bundles import AudioCodec, SamplingDefaults
 from headway_server.decoding.parameters import SamplingParameters
 from headway_server.errors import InvalidInputError
-from headway_server.preprocessing.waveform import AudioFormat
 from headway_server.tasks.parameters import check_drawing
+from headway_server.tasks.synthesis.encoding import AudioFormat
 
 MAX_TEXTS: Final = 16
 """Most texts of a call."""

@@ -13,7 +13,6 @@ from headway.v1 import speech_service_pb2 as pb
 from headway.v1 import speech_service_pb2_grpc as pb_grpc
 from headway_server.bundles import Task
 from headway_server.errors import InvalidInputError
-from headway_server.preprocessing.waveform import AudioFormat
 from headway_server.serving.answers import Answer
 from headway_server.serving.host import ModelHost
 from headway_server.tasks.speech.model import (
@@ -25,6 +24,7 @@ from headway_server.tasks.speech.model import (
     Transcript,
     TranscriptHypothesis,
 )
+from headway_server.tasks.synthesis.encoding import AudioFormat
 from headway_server.tasks.synthesis.model import SpeechPart, SpokenText, SynthesisModel
 from headway_server.tasks.synthesis.request import SynthesisRequest
 from headway_server.transports.grpc.generation import FINISH_REASONS

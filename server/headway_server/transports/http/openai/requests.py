@@ -17,10 +17,10 @@ from headway_server.diffusion import Sampler
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing import ChatTurn, Tool, ToolCall
 from headway_server.preprocessing.chat import Role
-from headway_server.preprocessing.waveform import AudioFormat
 from headway_server.tasks.generation.request import MAX_PROMPTS, MAX_TURNS, GenerationRequest, Prompt, ToolUse
 from headway_server.tasks.image_generation.request import DrawingRequest
 from headway_server.tasks.parameters import MAX_LOGIT_BIASES, LogProbabilityRequest
+from headway_server.tasks.synthesis.encoding import AudioFormat
 from headway_server.tasks.synthesis.request import SynthesisRequest
 from headway_server.transports.http.body import JSON_OBJECT, Body, Part
 

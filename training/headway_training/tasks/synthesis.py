@@ -1,4 +1,4 @@
-"""Speaking: the codes of what is said, from a text and from codes of the same voice (models/speech.py).
+"""Speaking: the codes of what is said, from a text and from codes of the same voice (models/synthesis.py).
 
 B rows, T tokens, F frames, K books, V vocabulary.
 """
@@ -178,8 +178,10 @@ class SpeechSynthesisTask(Task):
         for number in range(len(spoken)):
             others = self._of_speaker.get(spoken.speakers[number], [])
             ids, first = self._sequence(spoken, [number], self._voice(others) if others else np.empty(0, np.int64))
-            if len(ids) <= self._max_length and len(rows) < MEASURED_RECORDINGS:
+            if len(ids) <= self._max_length:
                 rows.append((ids, first))
+            if len(rows) == MEASURED_RECORDINGS:
+                break
         return rows
 
     def _fits(self, numbers: Sequence[int]) -> bool:
