@@ -7,7 +7,7 @@ import pytest
 from real_data import REAL
 
 from headway_client import Client
-from headway_training.served import read_dataset
+from headway_training.served.data import read_dataset
 
 ALLOWED = 1e-3
 EVERY = 16

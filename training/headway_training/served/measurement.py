@@ -1,55 +1,30 @@
-"""`headway-train evaluate`: measures a model that a server runs, through the client, and compares with its card.
-
-Needs the client: `headway-training[evaluate]`.
-"""
+"""Asking a served model about examples, and measuring its answers."""
 
 from __future__ import annotations
 
-import io
-import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 from rich.console import Console
 from rich.progress import track
 
-from headway_client import Client, HeadwayError, Model, QualityFigure, SegmentPrompt, Task
-from headway_client.options import (
-    CaptionImageOptions,
-    ClassifyImageOptions,
-    ClassifyTextOptions,
-    ClassifyTokensOptions,
-    GenerateImageOptions,
-    SegmentImageOptions,
-    TranscribeSpeechOptions,
-    TranslateTextOptions,
-)
-from headway_training.checkpoint import TaskName
+from headway_client import Client, Model, SegmentPrompt, Task
 from headway_training.data.audio import encode_audio
-from headway_training.data.captions import CaptionedImages
 from headway_training.data.examples import (
-    LabeledImages,
     LabeledTexts,
     MultiLabeledTexts,
     ParallelTexts,
     PlainText,
-    Rows,
     SpanLabeledTexts,
 )
 from headway_training.data.files import cut_before_spaces
-from headway_training.data.images import find_images
-from headway_training.data.pictures import DescribedImages, Pictures
-from headway_training.data.sources import data_folder, file_names, read_examples, read_splits
-from headway_training.data.speech import Recordings, read_recordings
-from headway_training.errors import DataError, EvaluationError
+from headway_training.data.pictures import Pictures
+from headway_training.data.speech import Recordings
+from headway_training.errors import EvaluationError
 from headway_training.metrics import (
     accuracy,
     corpus_bleu,
@@ -61,442 +36,51 @@ from headway_training.metrics import (
     score_transcripts,
     span_scores,
 )
-from headway_training.recipes import ClassificationSettings, Recipe, list_recipes, parse_setting, read_recipe
+from headway_training.served.data import (
+    CaptionedFiles,
+    EncodedImages,
+    NeighbouringImages,
+    PromptedFiles,
+    SegmentedFiles,
+    encode_png,
+)
 
 if TYPE_CHECKING:
     from headway_training.tasks.segmentation import MeasuredPicture
 
-TOLERANCES = {"nats_per_character": 0.005}
-"""Largest difference from the card that still agrees; a text is not cut quite as for the card (`_score_text`)."""
-DEFAULT_TOLERANCE = 0.05
-"""Of other metrics, in points: what rounding to one decimal hides."""
-_CALL_OPTIONS: Mapping[Task, type] = {
-    Task.TRANSLATION: TranslateTextOptions,
-    Task.TEXT_CLASSIFICATION: ClassifyTextOptions,
-    Task.TOKEN_CLASSIFICATION: ClassifyTokensOptions,
-    Task.IMAGE_CLASSIFICATION: ClassifyImageOptions,
-    Task.CAPTIONING: CaptionImageOptions,
-    Task.TRANSCRIPTION: TranscribeSpeechOptions,
-    Task.SEGMENTATION: SegmentImageOptions,
-    Task.IMAGE_GENERATION: GenerateImageOptions,
-}
-"""Options of the client's call; those of generation do not bear on how likely a text is."""
-_SET_BY_MEASUREMENT = {"model", "model_version", "top_k", "text_pairs", "image_id", "image_ids", "mask_format"}
-_SET_OF_DRAWINGS = {"seed", "image_count", "image", "mask", "strength"}
-"""Options of a drawing that the measurement sets, or that would draw over an image."""
 _NUM_CANDIDATES = 100
 """Texts that a drawing's own is looked for among (Xu et al. 2018, section 4.1)."""
-_OTHER_LABELS = {"candidate_labels", "hypothesis_template", "independent_labels"}
-"""Options that would have a model choose among other labels than the data's."""
-_RECIPE_TASKS: Mapping[str, tuple[str, ...]] = {Task.IMAGE_EMBEDDING: ("image_text_embedding", "image_embedding")}
-"""Of recipes' tasks that are not the model's alone: an image tower is measured with the text tower of its space."""
-_UNITS = {
-    Task.IMAGE_EMBEDDING: "pictures",
-    Task.TRANSLATION: "sentences",
-    Task.IMAGE_CLASSIFICATION: "images",
-    Task.CAPTIONING: "images",
-    Task.TRANSCRIPTION: "recordings",
-    Task.SEGMENTATION: "pictures",
-    Task.IMAGE_GENERATION: "images",
-    Task.GENERATION: "characters",
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationOptions:
-    """Arguments of `headway-train evaluate`."""
-
-    model: str
-    """Name of the model."""
-    model_version: str = ""
-    """Its version; empty: the latest one loaded."""
-    server: str
-    """Host and port."""
-    dataset: str | None = None
-    """Data set whose test part is measured, or a recipe's file; None: that of the recipe named like the model."""
-    file: str | None = None
-    """The user's own data instead."""
-    data_dir: Path | None = None
-    """Folder of the public data sets."""
-    label_separator: str = "|"
-    """The character between the labels of a text in `file`, if several may apply."""
-    limit: int | None = None
-    """Most examples, or characters of a running text."""
-    batch_size: int = 16
-    """Inputs of a request."""
-    concurrency: int = 4
-    """Requests in flight at a time."""
-    settings: tuple[str, ...] = ()
-    """`NAME=VALUE`: options of the client's call."""
-    timeout_s: float = 300.0
-    """Longest time of a request."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """A measurement: of what, its figures, and how long it took."""
-
-    model: Model
-    dataset: str
-    is_whole: bool
-    """Whether all of the data was measured."""
-    metric: str
-    """Name of the task's metric, as model cards have it."""
-    figures: Mapping[str, float | str]
-    """The metric, and what else was measured with it; a metric's own signature is a string."""
-    example_count: int
-    wall_time_s: float
-
-    @property
-    def value(self) -> float:
-        """The metric's value."""
-        return float(self.figures[self.metric])
-
-    @property
-    def unit(self) -> str:
-        """What an example is."""
-        return _UNITS.get(self.model.task, "texts")
-
-    @property
-    def card(self) -> QualityFigure | None:
-        """The figure of the model's card for the same variant, metric and data; None if it has none."""
-        wanted = (self.model.variant, self.metric, self.dataset)
-        figures = self.model.quality if self.is_whole else ()
-        return next((one for one in figures if (one.variant, one.metric, one.dataset) == wanted), None)
-
-    @property
-    def agrees(self) -> bool | None:
-        """Whether the figure is the card's within the tolerance; None if the card has none."""
-        if self.card is None:
-            return None
-        return abs(self.value - self.card.value) <= TOLERANCES.get(self.metric, DEFAULT_TOLERANCE)
-
-    def lines(self) -> str:
-        """For people."""
-        model, rate = self.model, self.example_count / self.wall_time_s
-        head = (
-            f"{model.name} {model.version} ({model.variant}) on {self.dataset}: {self.example_count:,} "
-            f"{self.unit} in {self.wall_time_s:,.1f} s, {rate:,.1f} {self.unit}/s"
-        )
-        figures = [f"  {name}: {_shown(value)}" for name, value in self.figures.items()]
-        if self.card is None:
-            note = "  the model's card has no figure for this data"
-        else:
-            verdict = "agrees" if self.agrees else "DIFFERS"
-            note = f"  its card says {self.card.metric} {_shown(self.card.value)}: {verdict}"
-        return "\n".join((head, *figures, note))
-
-    def json(self) -> str:
-        """For programs."""
-        model = self.model
-        return json.dumps(
-            {
-                "model": model.name,
-                "version": model.version,
-                "variant": model.variant,
-                "device": model.device,
-                "task": model.task.value,
-                "dataset": self.dataset,
-                "example_count": self.example_count,
-                "unit": self.unit,
-                "wall_time_s": round(self.wall_time_s, 3),
-                "metric": self.metric,
-                "value": self.value,
-                "figures": dict(self.figures),
-                "card_value": self.card.value if self.card else None,
-                "agrees_with_card": self.agrees,
-            }
-        )
-
-
-def _shown(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:.4f}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncodedImages(Rows):
-    """Image files with a label each."""
-
-    images: list[bytes]
-    labels: list[int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NeighbouringImages(EncodedImages):
-    """Image files whose labels are to be found by those of the images that are nearest."""
-
-    known: EncodedImages
-    """The images that are looked among."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CaptionedFiles(Rows):
-    """Image files with captions."""
-
-    images: list[bytes]
-    captions: list[Mapping[str, Sequence[str]]]
-    """Of each, by language; where it is not known, under the empty name."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptedFiles(Rows):
-    """Image files, each with what draws its like."""
-
-    images: list[bytes]
-    prompts: list[str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentedFiles(Rows):
-    """Pictures with segments to find."""
-
-    pictures: list[MeasuredPicture]
-
-
 _PICTURES = (Pictures, CaptionedFiles, SegmentedFiles, NeighbouringImages, PromptedFiles)
 """Examples that are not labels of images."""
 
 
-@dataclass(frozen=True, slots=True)
-class TestData:
-    """Data to measure on."""
-
-    name: str
-    """Its name in words."""
-    examples: Any
-    """The examples of the model's task."""
-    labels: tuple[str, ...] = ()
-    """Names of the labels, in the order of the examples' indices."""
-
-
-def evaluate_served(options: EvaluationOptions, console: Console) -> Report:
-    """Measures a model that a server runs.
-
-    Raises:
-        EvaluationError: A call fails, or the model cannot be measured so.
-        DataError: The data cannot be read, or has a label that the model does not know.
-    """
-    if options.dataset is not None and options.file is not None:
-        raise EvaluationError("--data and --file are both given; name one of them")
-    settings = dict(map(_parse_option, options.settings))
-    try:
-        with Client(options.server, timeout_s=options.timeout_s) as client:
-            details = client.get_model(options.model, model_version=options.model_version)
-            model = details.model
-            _check_settings(settings, model)
-            if options.file is not None:
-                manifest, language = json.loads(details.manifest_json), str(settings.get("language", ""))
-                data = read_file(model, options.file, manifest, options.label_separator, language)
-            else:
-                data = read_dataset(model, options.dataset, data_folder(options.data_dir))
-            examples = _first(data.examples, options.limit)
-            start_s = time.perf_counter()
-            figures = _Measurement(client, model, settings, options, console).measure(examples, data.labels)
-    except HeadwayError as error:
-        raise EvaluationError(str(error)) from error
-    except (TypeError, ValueError) as error:  # of the client: an option's value has a wrong type or range
-        raise EvaluationError(f"the client's call cannot be made: {error}") from error
-    whole = len(examples) == len(data.examples)
-    return Report(
-        model=model,
-        dataset=data.name if whole else f"{data.name}, the first {len(examples):,}",
-        is_whole=whole,
-        metric=next(iter(figures)),
-        figures=figures,
-        example_count=len(examples),
-        wall_time_s=time.perf_counter() - start_s,
-    )
-
-
-def _parse_option(setting: str) -> tuple[str, Any]:
-    name, value = parse_setting(setting)
-    if not name.isidentifier():
-        raise EvaluationError(f"--option {setting}: expected NAME=VALUE, such as beam_size=4")
-    return name, value
-
-
-def _check_settings(settings: Mapping[str, Any], model: Model) -> None:
-    """Checks that the client's call takes the options."""
-    kind = _CALL_OPTIONS.get(model.task)
-    set_here = _SET_BY_MEASUREMENT | (_SET_OF_DRAWINGS if model.task is Task.IMAGE_GENERATION else set())
-    known = sorted(set(get_type_hints(kind)) - set_here - _OTHER_LABELS) if kind else []
-    for name in settings:
-        if name not in known:
-            raise EvaluationError(
-                f"{name} is no option of measuring {model.task}; these are: {', '.join(known) or 'none'}"
-            )
-
-
-def read_dataset(model: Model, name: str | None, folder: Path) -> TestData:
-    """Reads the test part of a data set.
-
-    Args:
-        model: The model that is to be measured.
-        name: Name of the data set; None: that of the recipe that makes a model of this name.
-        folder: The folder of the public data sets.
-
-    Raises:
-        EvaluationError: No recipe has such data for the model's task and languages.
-        DataError: The data is missing or malformed, or has a label that the model does not know.
-    """
-    recipe = _find_recipe(model, name)
-    splits = read_splits(recipe, folder, None)
-    test = splits.test
-    if isinstance(test, Pictures):
-        return TestData(splits.test_name, test)
-    if model.task is Task.SEGMENTATION:
-        from headway_training.tasks.segmentation import SegmentationTask  # noqa: PLC0415 (torch, which others need not)
-
-        return TestData(splits.test_name, SegmentedFiles(pictures=SegmentationTask(recipe, splits).measured("test")))
-    if isinstance(test, CaptionedImages):
-        captions: list[Mapping[str, Sequence[str]]] = [
-            {one: test.captions[one][row] for one in test.captions} for row in range(len(test))
-        ]
-        return TestData(splits.test_name, CaptionedFiles(images=list(map(_encode_png, test.images)), captions=captions))
-    if isinstance(test, DescribedImages):
-        return TestData(splits.test_name, PromptedFiles(images=list(map(_encode_png, test.images)), prompts=test.names))
-    if model.task is Task.IMAGE_EMBEDDING:
-        known = _encode_images(splits.train)
-        nearest = NeighbouringImages(images=_encode_images(test).images, labels=test.labels.tolist(), known=known)
-        return TestData(splits.test_name, nearest, splits.labels)
-    if unknown := sorted(set(splits.labels) - set(model.labels)):
-        raise DataError(
-            f"{recipe.data.dataset}: the label {unknown[0]!r} is not one that {model.name} answers: "
-            f"{', '.join(model.labels[:20])}"
-        )
-    if isinstance(test, LabeledImages):
-        test = _encode_images(test)
-    return TestData(splits.test_name, test, splits.labels)
-
-
-def _find_recipe(model: Model, name: str | None) -> Recipe:
-    """The recipe whose data is measured."""
-    languages = (model.source_language, model.target_language)
-    tasks = _RECIPE_TASKS.get(model.task, (model.task,))
-    own = model.name.removesuffix("-image") if model.task in _RECIPE_TASKS else model.name
-    is_file = name is not None and name.endswith(".toml")
-    files = [str(name)] if is_file else [file.stem for file in list_recipes()]
-    recipes = [recipe for recipe in map(read_recipe, files) if recipe.task in tasks]
-    recipes = [
-        one for one in recipes if one.languages is None or (one.languages.source, one.languages.target) == languages
-    ]
-    for recipe in recipes:
-        if is_file or ((recipe.name == own) if name is None else (recipe.data.dataset == name)):
-            return recipe
-    known = ", ".join(sorted({recipe.data.dataset for recipe in recipes})) or "none"
-    between = f" from {languages[0]} to {languages[1]}" if languages[0] else ""
-    what = f"{model.name} is the name of no recipe's model" if name is None else f"--data {name} is not for this model"
-    raise EvaluationError(
-        f"{what}; it is for {model.task}{between}, for which there are the data sets: {known}. "
-        "Name one with --data, or your own data with --file"
-    )
-
-
-def _encode_images(examples: LabeledImages) -> EncodedImages:
-    return EncodedImages(images=[_encode_png(image) for image in examples.images], labels=examples.labels.tolist())
-
-
-def _encode_png(image: NDArray[np.uint8]) -> bytes:
-    """Encodes an image, (height, width, 3), without loss."""
-    buffer = io.BytesIO()
-    Image.fromarray(image).save(buffer, format="PNG")
-    return buffer.getvalue()
-
-
-def read_file(
-    model: Model, file: str, manifest: Mapping[str, Any], label_separator: str, language: str = ""
-) -> TestData:
-    """Reads the user's own data, in the form that `headway-train run --test` takes for the model's task.
-
-    Args:
-        model: The model that is to be measured.
-        file: The file, two files with a comma between them, or a folder of images.
-        manifest: Of the model's bundle.
-        label_separator: The character between the labels of a text, if several may apply.
-        language: That captions are asked for in; empty: the model's default.
-
-    Raises:
-        DataError: The data is missing or malformed, or has a label that the model does not know.
-    """
-    if model.task is Task.IMAGE_CLASSIFICATION or (
-        model.labels and model.task is Task.IMAGE_GENERATION
-    ):  # as they are: the server brings them to the model's size
-        found = find_images(Path(file))
-        labels = tuple(sorted({label for _, label in found}))
-        if unknown := sorted(set(labels) - set(model.labels)):
-            raise DataError(f"{file}: the label {unknown[0]!r} is not among those of the model")
-        images = EncodedImages(
-            images=[path.read_bytes() for path, _ in found], labels=[labels.index(label) for _, label in found]
-        )
-        return TestData(file_names(file), images, labels)
-    if model.task is Task.IMAGE_GENERATION:
-        captioned = _read_captioned(Path(file), language)
-        prompts = [next(iter(one.values()))[0] for one in captioned.captions]
-        return TestData(file_names(file), PromptedFiles(images=captioned.images, prompts=prompts))
-    if model.task in (Task.IMAGE_EMBEDDING, Task.CAPTIONING):
-        return TestData(file_names(file), _read_captioned(Path(file), language))
-    if model.task is Task.TRANSCRIPTION:
-        rate = int((manifest.get("audio_preprocessing") or {})["sampling_rate"])
-        return TestData(file_names(file), read_recordings(Path(file), rate))
-    if model.task is Task.SEGMENTATION:
-        raise DataError("--file: masks are read from no file of your own; --data names a data set to measure on")
-    classification = ClassificationSettings(
-        multi_label=(manifest.get("classification") or {}).get("kind") == "multi_label",
-        text_pairs=manifest.get("text_pairs") or "never",
-        label_separator=label_separator,
-    )
-    task = cast("TaskName", model.task.value)
-    examples, labels = read_examples(task, file, model.labels, classification=classification)
-    return TestData(file_names(file), examples, labels)
-
-
-def _read_captioned(file: Path, language: str) -> CaptionedFiles:
-    """Reads lines of an image's path, a tab and a caption in one language; an image may have several lines.
-
-    Raises:
-        DataError: A line has no tab, or an image cannot be read.
-    """
-    captions: dict[str, list[str]] = {}
-    try:
-        for number, line in enumerate(file.read_text(encoding="utf-8").split("\n"), 1):
-            path, tab, caption = line.partition("\t")
-            if line.strip() and not (path and tab and caption.strip()):
-                raise DataError(f"{file}, line {number}: expected the path of an image, a tab and a caption")
-            if line.strip():
-                captions.setdefault(path, []).append(caption.strip())
-        images = [(file.parent / path).read_bytes() for path in captions]
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file} cannot be read as captions of images: {error}") from error
-    if not images:
-        raise DataError(f"{file} holds no caption")
-    return CaptionedFiles(images=images, captions=[{language: one} for one in captions.values()])
-
-
-def _first(examples: Any, limit: int | None) -> Any:
-    """The first `limit` examples, or characters of a running text; the pictures of a data set are measured whole.
-
-    Raises:
-        EvaluationError: There is a limit, and only the whole can be measured.
-    """
-    if limit is not None and isinstance(examples, Pictures):
-        raise EvaluationError("--limit: recall is that among all pictures, which are measured whole; leave it out")
-    if limit is None or limit >= len(examples):
-        return examples
-    if isinstance(examples, PlainText):
-        return PlainText(examples.text[:limit])
-    return examples.take(np.arange(limit))
-
-
-class _Measurement:
+class Measurement:
     """Asks a served model, a few requests at a time, and measures its answers."""
 
     def __init__(
-        self, client: Client, model: Model, settings: Mapping[str, Any], options: EvaluationOptions, console: Console
+        self,
+        client: Client,
+        model: Model,
+        settings: Mapping[str, Any],
+        *,
+        batch_size: int,
+        concurrency: int,
+        console: Console,
     ) -> None:
+        """Takes whom it asks about which model.
+
+        Args:
+            client: Of the server.
+            model: The model that is measured.
+            settings: Options of the client's call.
+            batch_size: Inputs of a request.
+            concurrency: Requests in flight at a time.
+            console: Where progress is shown.
+        """
         self._client = client
         self._model = model
-        self._batch_size = options.batch_size
-        self._concurrency = options.concurrency
+        self._batch_size = batch_size
+        self._concurrency = concurrency
         self._console = console
         self._named = {"model": model.name, "model_version": model.version}
         self._options = {**settings, **self._named}
@@ -634,7 +218,7 @@ class _Measurement:
             return np.stack(self._ask(lines, embed, "reading texts"))
 
         def images(kind: str) -> NDArray[np.float32]:
-            encoded = [_encode_png(image) for image in getattr(examples, kind).images]
+            encoded = [encode_png(image) for image in getattr(examples, kind).images]
             return self._embed_images(encoded, kind.replace("_", " "))
 
         if isinstance(examples, Pictures):
@@ -698,7 +282,7 @@ class _Measurement:
         ]
         found: dict[str, list[float]] = {}
         for name, prompts in (("point", points), ("box", boxes)):
-            answer = self._client.segment_image(_encode_png(picture.image), prompts=prompts, **self._options)
+            answer = self._client.segment_image(encode_png(picture.image), prompts=prompts, **self._options)
             for row, result in enumerate(answer):
                 segment = picture.mask(row)
                 masks = [mask.to_numpy() for mask in result.masks]
