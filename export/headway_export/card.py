@@ -293,11 +293,17 @@ _STYLE = "font:11px sans-serif;fill:#444"
 
 
 def write_learning_curve(folder: Path, source: ExportSource) -> None:
-    """Draws the learning curve if the checkpoint has a record of its training run."""
+    """Draws the learning curve if the checkpoint has a record of its training run.
+
+    What an export measures may be another metric than the weights were selected by, which is the baseline's, too.
+    """
     training, evaluation = source.training, source.evaluation
     if training is None or evaluation is None:
         return
-    drawing = draw_learning_curve(training.history, evaluation.metric, higher_is_better=evaluation.higher_is_better)
+    metric = evaluation.metric
+    if training.baseline is not None and not any(metric in record for record in training.history):
+        metric = training.baseline.metric
+    drawing = draw_learning_curve(training.history, metric, higher_is_better=evaluation.higher_is_better)
     if drawing is not None:
         (folder / LEARNING_CURVE_FILE).write_text(drawing, encoding="utf-8")
 

@@ -72,7 +72,7 @@ ALLOWED_LOSS = {
     "cider": 1.0,
     "wer": 0.5,
     "nats_per_character": 0.02,
-    "mean_iou": 0.5,
+    "first_mask_iou": 0.5,
     "velocity_error": 0.005,
     "nats_per_code": 0.02,
 }
@@ -285,7 +285,7 @@ def _weak_labels(found: Sequence[Spans], expected: Sequence[Spans], labels: Sequ
 # Segmentation
 
 
-def _mean_iou(candidate: Candidate, data: EvaluationData) -> Quality:
+def _first_mask_iou(candidate: Candidate, data: EvaluationData) -> Quality:
     """Mean IoU in percent of the mask that the model is surest of, of all segments at a point and at a box."""
     source, (encoder, decoder) = candidate.source, candidate.open_segmenter()
     segments = data.segments
@@ -640,7 +640,7 @@ _MEASURES: dict[str, Callable[[Candidate, EvaluationData], Quality]] = {
     "cider": _cider,
     "wer": _wer,
     "nats_per_character": _nats_per_character,
-    "mean_iou": _mean_iou,
+    "first_mask_iou": _first_mask_iou,
     "velocity_error": _velocity_error,
     "nats_per_code": _nats_per_code,
 }

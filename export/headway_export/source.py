@@ -75,7 +75,7 @@ _METRICS = {
     Task.TEXT_CLASSIFICATION: "accuracy",
     Task.TOKEN_CLASSIFICATION: "span_f1",
     Task.IMAGE_CLASSIFICATION: "accuracy",
-    Task.SEGMENTATION: "mean_iou",
+    Task.SEGMENTATION: "first_mask_iou",
     Task.IMAGE_GENERATION: "velocity_error",
     Task.SPEECH_SYNTHESIS: "nats_per_code",
     Task.TRANSCRIPTION: "wer",

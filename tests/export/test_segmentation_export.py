@@ -52,7 +52,7 @@ def checkpoint(tmp_path_factory):
         architecture="segmenter",
         configuration=SHAPE.to_dict(),
         image_preprocessing=preprocessing,
-        evaluation=Evaluation(file="evaluation.npz", dataset="squares", metric="mean_iou", higher_is_better=True),
+        evaluation=Evaluation(file="evaluation.npz", dataset="squares", metric="first_mask_iou", higher_is_better=True),
     )
     write_checkpoint(folder, described, Segmenter(SHAPE).eval(), arrays=arrays)
     return folder
@@ -66,7 +66,7 @@ def test_both_variants_are_proved_and_judged_by_their_masks(checkpoint, tmp_path
     for variant in manifest.variants.values():
         assert list(variant.graphs) == ["encoder", "decoder"]
         assert (variant.quality.metric, variant.quality.example_count, variant.quality.dataset) == (
-            "mean_iou",
+            "first_mask_iou",
             3,
             "squares",
         )

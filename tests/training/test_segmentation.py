@@ -210,6 +210,8 @@ def test_a_run_leaves_a_checkpoint_with_what_was_measured(
     assert isinstance(model, Segmenter)
     assert checkpoint.training is not None
     assert checkpoint.training.baseline is not None
+    assert checkpoint.evaluation is not None
+    assert checkpoint.evaluation.metric == "first_mask_iou"
     metrics = checkpoint.training.metrics
     assert {
         "mean_iou",

@@ -81,6 +81,7 @@ Metric = Literal[
     "knn_accuracy",
     "mean_recall",
     "mean_iou",
+    "first_mask_iou",
     "cider",
     "wer",
     "psnr",

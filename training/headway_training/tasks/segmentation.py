@@ -19,7 +19,7 @@ from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 
 from headway_training.baselines import component_under_point, fill_box
 from headway_training.batches import Batch
-from headway_training.checkpoint import Baseline
+from headway_training.checkpoint import Baseline, Metric
 from headway_training.data.examples import Splits
 from headway_training.data.images import normalize, resize_and_crop
 from headway_training.data.pictures import opaque
@@ -106,6 +106,11 @@ class SegmentationTask(Task):
         train: SegmentedPictures = splits.train
         self._composer = _make_composer(train)
         self._measured: dict[Part, list[MeasuredPicture]] = {}
+
+    @property
+    def evaluation_metric(self) -> Metric:
+        """That of the mask which an answer has first, of all segments: an exporter does not know kinds of pictures."""
+        return "first_mask_iou"
 
     @property
     def num_train_examples(self) -> int:
