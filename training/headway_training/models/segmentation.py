@@ -11,7 +11,8 @@ Deviations from the paper: the image encoder is this kit's ViT, trained from scr
 layer. A linear map and a normalisation bring its states to the decoder's width. Beside these an embedding holds the
 detail of each patch, of two convolutions, which is added to the image at the masks' resolution (as Ravi et al. 2024
 do). A padded point is seen by no token, where the paper's is a token of its own. Points that are missing add no token.
-An earlier mask is read patch by patch, as probabilities. The IoU of all masks is learned, not that of the best alone.
+Prompts are drawn, too: the box, and a spot at each click (Sofiiuk et al. 2022, section 3.2), as maps of a mask's size,
+which are read patch by patch together with the earlier mask. The IoU of all masks is learned, not that of the best alone.
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ FOCAL_WEIGHT = 20.0
 """Of the focal loss beside the dice loss (appendix A)."""
 _DETAIL_WIDTH = 16
 """Channels of the first convolution of the detail; each following one has twice as many."""
+_DRAWN_MAPS = 4
+"""Of a prompt: the earlier mask, the box, clicks inside and clicks outside."""
+_SPOT = 0.02
+"""Deviation of the spot that a click is drawn as, as a share of the image's side."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,9 +250,8 @@ class MaskDecoder(Model):
         self.register_buffer("frequencies", torch.randn(2, width // 2))  # of places (Tancik et al. 2020), fixed
         self.point_kinds = nn.Embedding(4, width)
         self.output_tokens = nn.Embedding(1 + NUM_MASKS, width)  # of the IoU, and of each mask
-        self.no_mask = nn.Embedding(1, width)
-        cells = 1 << (2 * times)
-        self.mask_patches = nn.Sequential(nn.Linear(cells, 4 * cells), nn.GELU(), nn.Linear(4 * cells, width))
+        cells = _DRAWN_MAPS << (2 * times)
+        self.drawn_patches = nn.Sequential(nn.Linear(cells, width // 2), nn.GELU(), nn.Linear(width // 2, width))
         layer = configuration.decoder()
         self.layers = nn.ModuleList(TwoWayLayer(layer) for _ in range(configuration.num_layers))
         self.to_image = PromptAttention(width, width // 2, configuration.num_heads)
@@ -285,7 +289,8 @@ class MaskDecoder(Model):
         """
         bank = embedding.index_select(0, image_index)  # (N, L, E)
         image, detail = torch.split(bank, [self.configuration.d_model, self.configuration.detail_width], dim=-1)
-        image = image + self._read_mask(earlier_mask, has_earlier_mask).to(image.dtype)
+        drawn = self._draw(points, point_labels, earlier_mask, has_earlier_mask)
+        image = image + self.drawn_patches(drawn.to(image.dtype))
         tokens, visible = self._read_points(points, point_labels)
         tokens, places = tokens.to(image.dtype), self._grid_places().to(image.dtype)
         own = tokens
@@ -305,16 +310,31 @@ class MaskDecoder(Model):
         there = torch.cat((torch.ones_like(outputs[..., 0], dtype=torch.bool), labels != PADDING), dim=1)  # (N, T)
         return tokens, there[:, None, None, :]
 
-    def _read_mask(self, earlier_mask: Tensor | None, has_earlier_mask: Tensor | None) -> Tensor:
-        """(N, S, S) -> what is added to the image, (N, L, D), or (1, D) where no row has an earlier mask."""
-        if earlier_mask is None:
-            return self.no_mask.weight
+    def _draw(
+        self, points: Tensor, labels: Tensor, earlier_mask: Tensor | None, has_earlier_mask: Tensor | None
+    ) -> Tensor:
+        """The prompt as maps, (N, L, maps x cells of a patch): an earlier mask from -1 to 1, the others from 0."""
+        size = self.configuration.mask_size
+        starts = torch.arange(size, device=points.device) / size  # (S)
+        spots = torch.exp((starts + 0.5 / size - points[..., None]).square() / (-2 * _SPOT**2))  # (N, Q, 2, S)
+        across, down = spots.unbind(dim=2)  # (N, Q, S) each
+        clicks = [
+            down.transpose(1, 2) @ (across * (labels == kind)[..., None].to(across.dtype)) for kind in (INSIDE, OUTSIDE)
+        ]
+        corners = [
+            (points * (labels == kind)[..., None].to(points.dtype)).sum(dim=1)[..., None]
+            for kind in (TOP_LEFT, BOTTOM_RIGHT)
+        ]  # (N, 2, 1) each; both 0, of an empty box, where there is none
+        low, high = (((corner - starts) * size).clamp(0, 1) for corner in corners)
+        columns, rows = (high - low).unbind(dim=1)  # (N, S) each: the share of a cell that the box covers
+        box = rows[:, :, None] * columns[:, None, :]
+        earlier = torch.zeros_like(box) if earlier_mask is None else earlier_mask.tanh()
+        if earlier_mask is not None and has_earlier_mask is not None:
+            earlier = torch.where(has_earlier_mask[:, None, None] != 0, earlier, torch.zeros_like(earlier))
         grid, side = self.configuration.grid_size, 1 << self.configuration.num_doublings
-        patches = earlier_mask.tanh().reshape(-1, grid, side, grid, side).transpose(2, 3).flatten(3).flatten(1, 2)
-        read: Tensor = self.mask_patches(patches)  # (N, L, D)
-        if has_earlier_mask is None:
-            return read
-        return torch.where(has_earlier_mask[:, None, None] != 0, read, self.no_mask.weight.to(read.dtype))
+        maps = torch.stack((earlier.to(box.dtype), box, *clicks), dim=1)  # (N, maps, S, S)
+        apart = maps.reshape(-1, _DRAWN_MAPS, grid, side, grid, side)
+        return apart.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
     def _places(self, points: Tensor) -> Tensor:
         """Points (..., 2) in shares of the image -> (..., D)."""
