@@ -12,7 +12,8 @@ layer. A linear map and a normalisation bring its states to the decoder's width.
 detail of each patch, of two convolutions, which is added to the image at the masks' resolution (as Ravi et al. 2024
 do). A padded point is seen by no token, where the paper's is a token of its own. Points that are missing add no token.
 Prompts are drawn, too: the box, and a spot at each click (Sofiiuk et al. 2022, section 3.2), as maps of a mask's size,
-which are read patch by patch together with the earlier mask. The IoU of all masks is learned, not that of the best alone.
+which are read patch by patch together with the earlier mask. The IoU of all masks is learned, not that of the best
+alone.
 """
 
 from __future__ import annotations
