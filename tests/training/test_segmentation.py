@@ -15,7 +15,15 @@ from headway_training.checkpoint import load_model
 from headway_training.data.segments import Composer, Scene, SegmentedImage, choose_prompts, crop_scene, find_parts
 from headway_training.data.sources import read_splits
 from headway_training.models import SegmentationConfig, Segmenter, build_model
-from headway_training.models.segmentation import mask_iou, mask_losses
+from headway_training.models.segmentation import (
+    BOTTOM_RIGHT,
+    INSIDE,
+    OUTSIDE,
+    PADDING,
+    TOP_LEFT,
+    mask_iou,
+    mask_losses,
+)
 from headway_training.recipes import read_recipe
 from headway_training.run import RunOptions, run_training
 from headway_training.tasks import make_task, segmentation
@@ -76,6 +84,26 @@ def test_an_earlier_mask_is_read_where_there_is_one(model: Segmenter) -> None:
     torch.testing.assert_close(mixed[0], without[0], atol=1e-6, rtol=1e-6)
     torch.testing.assert_close(mixed[1], with_both[1], atol=1e-6, rtol=1e-6)
     assert not torch.allclose(without[1], with_both[1])
+
+
+@torch.inference_mode()
+def test_a_box_and_clicks_are_drawn_where_they_are(model: Segmenter) -> None:
+    side = model.mask_size  # 16
+    points = torch.tensor(
+        [[[0.25, 0.5], [0.5, 0.78125], [0.0, 0.0]], [[0.21875, 0.71875], [0.46875, 0.09375], [0.5, 0.5]]]
+    )
+    labels = torch.tensor([[TOP_LEFT, BOTTOM_RIGHT, PADDING], [INSIDE, OUTSIDE, PADDING]])
+    drawn = model.decoder._draw(points, labels, None, None)
+    grid = model.configuration.grid_size
+    maps = drawn.unflatten(1, (grid, grid)).unflatten(-1, (4, side // grid, side // grid))
+    earlier, box, inside, outside = maps.permute(3, 0, 1, 4, 2, 5).reshape(4, 2, side, side)
+    expected = torch.zeros(side, side)
+    expected[8:12, 4:8], expected[12, 4:8] = 1, 0.5
+    torch.testing.assert_close(box, torch.stack((expected, torch.zeros_like(expected))))
+    assert not earlier.any() and not inside[0].any() and not outside[0].any()
+    assert divmod(int(inside[1].argmax()), side) == (11, 3)
+    assert divmod(int(outside[1].argmax()), side) == (1, 7)
+    torch.testing.assert_close(torch.stack((inside[1].max(), outside[1].max())), torch.ones(2))
 
 
 def test_cells_of_a_patch_come_back_to_their_places(model: Segmenter) -> None:

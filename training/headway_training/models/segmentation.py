@@ -11,7 +11,7 @@ Deviations from the paper: the image encoder is this kit's ViT, trained from scr
 layer. A linear map and a normalisation bring its states to the decoder's width. Beside these an embedding holds the
 detail of each patch, of two convolutions, which is added to the image at the masks' resolution (as Ravi et al. 2024
 do). A padded point is seen by no token, where the paper's is a token of its own. Points that are missing add no token.
-Prompts are drawn, too: the box, and a spot at each click (Sofiiuk et al. 2022, section 3.2), as maps of a mask's size,
+Prompts are drawn, too: the box, and a Gaussian at each click (as Mahadevan et al. 2018 do), as maps of a mask's size,
 which are read patch by patch together with the earlier mask. The IoU of all masks is learned, not that of the best
 alone.
 """
@@ -329,11 +329,11 @@ class MaskDecoder(Model):
         low, high = (((corner - starts) * size).clamp(0, 1) for corner in corners)
         columns, rows = (high - low).unbind(dim=1)  # (N, S) each: the share of a cell that the box covers
         box = rows[:, :, None] * columns[:, None, :]
-        earlier = torch.zeros_like(box) if earlier_mask is None else earlier_mask.tanh()
-        if earlier_mask is not None and has_earlier_mask is not None:
-            earlier = torch.where(has_earlier_mask[:, None, None] != 0, earlier, torch.zeros_like(earlier))
+        earlier = torch.zeros_like(box) if earlier_mask is None else earlier_mask.tanh().to(box.dtype)
+        if has_earlier_mask is not None:
+            earlier = earlier.masked_fill(has_earlier_mask[:, None, None] == 0, 0.0)
         grid, side = self.configuration.grid_size, 1 << self.configuration.num_doublings
-        maps = torch.stack((earlier.to(box.dtype), box, *clicks), dim=1)  # (N, maps, S, S)
+        maps = torch.stack((earlier, box, *clicks), dim=1)  # (N, maps, S, S)
         apart = maps.reshape(-1, _DRAWN_MAPS, grid, side, grid, side)
         return apart.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
