@@ -25,11 +25,8 @@ def test_a_recipe_is_valid_and_carries_its_command(name):
 
 STARTS = {
     "caption": " --init runs/clip/checkpoint",
-    "clip": " --init runs/clip/checkpoint --set optimization.epochs=18 --output runs/clip-2",
-    "segment": (
-        " --init runs/segment/checkpoint --set optimization.epochs=1.7 --set optimization.learning_rate=1.5e-3"
-        " --output runs/segment-2"
-    ),
+    "clip": " --init runs/clip-2/checkpoint --set optimization.epochs=22 --output runs/clip-3",
+    "segment": " --init runs/segment-2/checkpoint --set optimization.epochs=3.2 --output runs/segment-3",
 }
 """What the results of recipes began with that were trained in several runs."""
 

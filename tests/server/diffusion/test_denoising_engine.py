@@ -155,13 +155,17 @@ async def test_a_guided_image_takes_two_rows(engine, denoiser, events):
 
 
 async def test_a_short_call_does_not_wait_for_a_long_one(engine, denoiser):
+    denoiser.gate.clear()
     long = asyncio.create_task(engine.run([drawing(n, steps=250, label=1) for n in range(12)], "anna"))
-    await until(lambda: len(denoiser.runs) > 3)
-    began = len(denoiser.runs)
-    await engine.run([drawing(1, steps=5, label=2)], "bert")
-    assert len(denoiser.runs) - began < 25  # of the 500 that the other call takes
-    assert not long.done()
+    await until(denoiser.waits.is_set)
+    short = asyncio.create_task(engine.run([drawing(1, steps=5, label=2)], "bert"))
+    await asyncio.sleep(0.01)
+    denoiser.gate.set()
+    await short
     long.cancel()
+    turns = [number for number, labels in enumerate(denoiser.runs) if 2 in labels]
+    assert len(turns) == 5
+    assert turns[-1] < 25  # of the 500 runs that the other call takes
 
 
 async def test_a_caller_who_goes_frees_its_rows_before_the_next_step(engine, denoiser, events):
