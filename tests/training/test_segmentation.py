@@ -100,7 +100,8 @@ def test_a_box_and_clicks_are_drawn_where_they_are(model: Segmenter) -> None:
     expected = torch.zeros(side, side)
     expected[8:12, 4:8], expected[12, 4:8] = 1, 0.5
     torch.testing.assert_close(box, torch.stack((expected, torch.zeros_like(expected))))
-    assert not earlier.any() and not inside[0].any() and not outside[0].any()
+    for empty in (earlier, inside[0], outside[0]):
+        assert not empty.any()
     assert divmod(int(inside[1].argmax()), side) == (11, 3)
     assert divmod(int(outside[1].argmax()), side) == (1, 7)
     torch.testing.assert_close(torch.stack((inside[1].max(), outside[1].max())), torch.ones(2))
