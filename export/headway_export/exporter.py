@@ -325,7 +325,12 @@ class _Prover:
             file = f"{precision}/{graph.role}.onnx"
             path = self._folder / file
             path.parent.mkdir(exist_ok=True)
-            save(whole.model, path, threshold_bytes=self._options.external_data_threshold_bytes)
+            threshold_bytes, beside = self._options.external_data_threshold_bytes, []
+            if graph is traced.attention:  # it is the last, and reads the weights of those that serve
+                beside = list(written)
+            elif traced.attention is not None:
+                threshold_bytes = 0
+            save(whole.model, path, threshold_bytes=threshold_bytes, written=beside)
             graphs[graph.role] = Graph(file=file, inputs=whole.inputs, outputs=whole.outputs)
             written[path] = whole.model
         if precision is Precision.FP32:

@@ -8,6 +8,7 @@ is let go. Pages of a mapped file are not lost when they are given back: they ar
 from __future__ import annotations
 
 import gc
+import hashlib
 import mmap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -21,19 +22,63 @@ from torch import Tensor, nn
 
 from headway_server.runtime import give_back_memory
 
+_MOST_BYTES_WITHIN = 256
+"""Weights of no more bytes are always in their graph: naming their place in a file takes about as many."""
 
-def save(model: ir.Model, path: Path, *, threshold_bytes: int) -> None:
+
+def save(model: ir.Model, path: Path, *, threshold_bytes: int, written: Iterable[Path] = ()) -> None:
     """Writes a graph, and its weights to a file beside it if they are large.
 
     Args:
         model: The graph.
         path: Where to.
         threshold_bytes: Size of all weights from which they go to that file.
+        written: Graphs in the same folder. Weights that are in the files beside them, byte for byte, are read from
+            there and not written once more.
     """
-    weights = (value.const_value for value in model.graph.initializers.values())
-    num_bytes = sum(weight.nbytes for weight in weights if weight is not None)
-    external = _beside(path).name if num_bytes >= threshold_bytes else None
-    ir.save(model, path, external_data=external, alignment=mmap.PAGESIZE if external else None)
+    places = _places_of_bytes(written)
+    model = model.clone()
+    rest: list[ir.Value] = []
+    for value in model.graph.initializers.values():
+        weight = value.const_value
+        assert weight is not None, "the tracer gives weights their values"
+        if weight.nbytes <= _MOST_BYTES_WITHIN:
+            continue
+        if places and (there := places.get(_digest(weight))) is not None:
+            value.const_value = _in_file(there, weight)
+        else:
+            rest.append(value)
+    tensors = [value.const_value for value in rest if value.const_value is not None]
+    if tensors and sum(tensor.nbytes for tensor in tensors) >= threshold_bytes:
+        external = ir.external_data.convert_tensors_to_external(
+            tensors, path.parent, _beside(path).name, alignment=mmap.PAGESIZE
+        )
+        for value, tensor in zip(rest, external, strict=True):
+            value.const_value = tensor
+    ir.save(model, path)
+
+
+def _places_of_bytes(written: Iterable[Path]) -> dict[bytes, ir.ExternalTensor]:
+    """Returns the weights in files beside graphs by their digests."""
+    weights = (value.const_value for path in written for value in ir.load(path).graph.initializers.values())
+    return {_digest(weight): weight for weight in weights if isinstance(weight, ir.ExternalTensor)}
+
+
+def _digest(weight: ir.TensorProtocol) -> bytes:
+    return hashlib.sha256(weight.tobytes()).digest()
+
+
+def _in_file(there: ir.ExternalTensor, weight: ir.TensorProtocol) -> ir.ExternalTensor:
+    """Returns a weight that is read where another is, of which it may differ in shape and type."""
+    return ir.ExternalTensor(
+        there.location,
+        there.offset,
+        there.length,
+        weight.dtype,
+        shape=ir.Shape(weight.shape.numpy()),
+        name=weight.name or "",
+        base_dir=there.base_dir,
+    )
 
 
 def _beside(path: Path) -> Path:
@@ -61,12 +106,15 @@ class WrittenWeights:
         """
         if not any(_beside(path).is_file() for path in written):
             return
-        places: _Places = {}
-        for path, model in written.items():
+        files: dict[str, mmap.mmap] = {}
+        for path in written:
             if _beside(path).is_file():
                 with _beside(path).open("rb") as stream:  # torch takes no memory that it could not write to
-                    self._files.append(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY))
-                places |= _places_of(self._files[-1], ir.load(path), model)
+                    files[_beside(path).name] = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+        self._files += files.values()
+        places: _Places = {}
+        for path, model in written.items():
+            places |= _places_of(files, ir.load(path), model)
         for value in (value for graph in graphs for value in graph.graph.initializers.values()):
             assert value.const_value is not None, "the tracer gives weights their values"
             array = value.const_value.numpy()
@@ -92,8 +140,8 @@ def _place_in_memory(array: NDArray[Any]) -> tuple[int, tuple[int, ...], tuple[i
     return array.ctypes.data, array.shape, array.strides
 
 
-def _places_of(file: mmap.mmap, saved: ir.Model, model: ir.Model) -> _Places:
-    """Finds the weights of a graph in the file that they were saved to.
+def _places_of(files: Mapping[str, mmap.mmap], saved: ir.Model, model: ir.Model) -> _Places:
+    """Finds the weights of a graph in the files that they were saved to.
 
     What is not the same there stays where it is, so that a module is never held against what was saved wrongly.
     """
@@ -103,7 +151,7 @@ def _places_of(file: mmap.mmap, saved: ir.Model, model: ir.Model) -> _Places:
         if not isinstance(place, ir.ExternalTensor) or weight is None:
             continue
         held = weight.numpy()
-        there = np.frombuffer(file, held.dtype, held.size, place.offset or 0).reshape(held.shape)
+        there = np.frombuffer(files[str(place.location)], held.dtype, held.size, place.offset or 0).reshape(held.shape)
         if np.array_equal(there, held):
             places[_place_in_memory(held)] = there
     return places

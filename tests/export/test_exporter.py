@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -91,6 +92,16 @@ def test_large_weights_go_to_external_data_that_is_checked_and_served(tiny_check
     data.write_bytes(data.read_bytes()[:-1] + b"\x00")
     with pytest.raises(BundleError, match=r"model\.onnx\.data"):
         open_bundle(bundle.path)
+
+
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.INT8])
+def test_the_attention_graph_reads_the_weights_of_the_graph_that_serves(tiny_checkpoints, tmp_path, precision):
+    """What it answers is held against the module by the export itself."""
+    source = from_checkpoint(tiny_checkpoints["text_classification"])
+    bundle = export(source, ExportOptions(store=tmp_path, precisions=(precision,), attention=True))
+    files = {Path(name).name: file.size_bytes for name, file in bundle.manifest.files.items() if ".onnx" in name}
+    assert set(files) == {"model.onnx", "model.onnx.data", "attention.onnx"}
+    assert files["attention.onnx"] < files["model.onnx.data"] / 2
 
 
 def test_only_the_variants_asked_for_are_kept(tiny_checkpoints, tmp_path):

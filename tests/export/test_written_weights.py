@@ -79,3 +79,39 @@ def test_small_weights_stay_in_the_graph_and_in_memory(module, model, tmp_path):
     WrittenWeights().read_from({tmp_path / "model.onnx": model}, module, [model])
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
     assert [parameter.data_ptr() for parameter in module.parameters()] == before
+
+
+def _files(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_size for path in folder.iterdir()}
+
+
+def test_a_graph_reads_weights_of_another_where_these_were_written(model, tmp_path):
+    """Whatever their names and shapes are there."""
+    arrays = {name: array.copy() for name, array in _arrays(model).items()}
+    save(model, tmp_path / "model.onnx", threshold_bytes=0)
+    renamed = {"flat": arrays["first"].ravel(), "same": arrays["second"], "more": np.arange(999.0)}
+    values = [
+        ir.Value(name=name, const_value=ir.tensor(array, name=name), shape=ir.Shape(array.shape))
+        for name, array in renamed.items()
+    ]
+    other = ir.Model(ir.Graph([], [], nodes=[], initializers=values, name="g"), ir_version=10)
+    save(other, tmp_path / "attention.onnx", threshold_bytes=1 << 20, written=[tmp_path / "model.onnx"])
+    files = _files(tmp_path)
+    assert set(files) == {"model.onnx", "model.onnx.data", "attention.onnx"}
+    assert files["attention.onnx"] - renamed["more"].nbytes < 500
+    loaded = ir.load(tmp_path / "attention.onnx")
+    assert {name: array.tolist() for name, array in _arrays(loaded).items()} == {
+        name: array.tolist() for name, array in renamed.items()
+    }
+
+
+def test_large_weights_that_other_graphs_do_not_have_get_a_file_of_their_own(module, model, tmp_path):
+    save(model, tmp_path / "model.onnx", threshold_bytes=0)
+    other = model.clone()
+    other.graph.initializers["own"].const_value = ir.tensor(np.arange(500), name="own")
+    save(other, tmp_path / "attention.onnx", threshold_bytes=0, written=[tmp_path / "model.onnx"])
+    assert _files(tmp_path)["attention.onnx.data"] == 500 * 8
+    held = {name: array.copy() for name, array in _arrays(other).items()}
+    both = {tmp_path / "model.onnx": model, tmp_path / "attention.onnx": other}
+    WrittenWeights().read_from(both, module, [model, other])
+    assert all(np.array_equal(array, held[name]) for name, array in _arrays(other).items())

@@ -189,8 +189,9 @@ class Runtime:
         file = bundle.file(graph.file)
         weights = _weights_beside(file)
         sessions = [self._open_session(file, weights, sizes, num_threads) for num_threads in threads]
-        if weights is not None and hasattr(mmap, "MADV_DONTNEED"):
-            weights.madvise(mmap.MADV_DONTNEED)  # most of it has been laid out anew, and is not read again
+        if hasattr(mmap, "MADV_DONTNEED"):
+            for mapped in weights.values():
+                mapped.madvise(mmap.MADV_DONTNEED)  # most of it has been laid out anew, and is not read again
         give_back_memory()
         name = file.name
         _check_tensors(name, graph.inputs, sessions[0].get_inputs(), sizes)
@@ -201,14 +202,16 @@ class Runtime:
             device=self.device,
             cores=self.cores,
             num_lanes=self.num_lanes,
-            weights=weights if self._maps_weights else None,
+            weights=tuple(weights.values()) if self._maps_weights else (),
         )
 
     @property
     def _maps_weights(self) -> bool:
         return self._map_weights and self.device == "cpu"
 
-    def _open_session(self, file: Path, weights: mmap.mmap | None, sizes: Mapping[str, int], num_threads: int) -> Any:
+    def _open_session(
+        self, file: Path, weights: Mapping[str, mmap.mmap], sizes: Mapping[str, int], num_threads: int
+    ) -> Any:
         options = self._onnxruntime.SessionOptions()
         options.intra_op_num_threads = num_threads
         options.add_session_config_entry("session.intra_op.spin_duration_us", str(_SPIN_US))
@@ -218,8 +221,9 @@ class Runtime:
         if self._maps_weights:
             options.add_session_config_entry("session.use_external_initializer_file_buffers_directly", "1")
         try:
-            if weights is not None:
-                options.add_external_initializers_from_files_in_memory([_beside(file).name], [weights], [len(weights)])
+            if weights:
+                buffers = list(weights.values())
+                options.add_external_initializers_from_files_in_memory(list(weights), buffers, [*map(len, buffers)])
             disabled = _SLOW_ON_CPU if self.device == "cpu" else []
             return self._onnxruntime.InferenceSession(
                 str(file), options, providers=_PROVIDERS[self.device], disabled_optimizers=disabled
@@ -245,7 +249,7 @@ class Session:
         device: Device,
         cores: Cores,
         num_lanes: int = 1,
-        weights: mmap.mmap | None = None,
+        weights: Sequence[mmap.mmap] = (),
     ) -> None:
         """Takes the open sessions of a graph.
 
@@ -255,7 +259,7 @@ class Session:
             device: Where it runs.
             cores: Decides which session a run takes.
             num_lanes: Most runs at a time, if there are two sessions.
-            weights: The mapped file that the sessions read, which must stay as long as they do.
+            weights: The mapped files that the sessions read, which must stay as long as they do.
         """
         self._sessions = sessions
         self._weights = weights
@@ -302,29 +306,24 @@ class Session:
         return int(len(self._sessions) > 1 and self.cores.is_shared)
 
 
-def _beside(file: Path) -> Path:
-    """Returns the place of the file that holds the weights of a large graph."""
-    return file.with_name(f"{file.name}.data")
+def _weights_beside(file: Path) -> dict[str, mmap.mmap]:
+    """Maps the files that hold the weights of a graph and of those in its folder, which it may share; by their names.
 
-
-def _weights_beside(file: Path) -> mmap.mmap | None:
-    """Maps the file that holds the weights of a graph; None where there is none.
-
-    ONNX Runtime is handed this mapping in place of the file's name: it would map the file by itself, for as long as the
-    session lives, and whoever cut the file off then would end the process. Handed the mapping it copies what it needs,
-    unless it is told to read from it (`map_weights`).
+    ONNX Runtime is handed these mappings in place of the files' names: it would map a file by itself, for as long as
+    the session lives, and whoever cut the file off then would end the process. Handed the mapping it copies what it
+    needs, unless it is told to read from it (`map_weights`).
 
     Raises:
-        BundleError: It cannot be mapped, as an empty file.
+        BundleError: One cannot be mapped, as an empty file.
     """
-    beside = _beside(file)
-    if not beside.is_file():
-        return None
-    try:
-        with beside.open("rb") as stream:
-            return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:
-        raise BundleError(f"{beside}: cannot be mapped ({error})") from error
+    mapped: dict[str, mmap.mmap] = {}
+    for beside in sorted(file.parent.glob("*.onnx.data")):
+        try:
+            with beside.open("rb") as stream:
+                mapped[beside.name] = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            raise BundleError(f"{beside}: cannot be mapped ({error})") from error
+    return mapped
 
 
 def _choose_device(onnxruntime: Any, device: Literal["auto", "cpu", "cuda"]) -> Device:
