@@ -248,8 +248,8 @@ class InspectTextRequest(_message.Message):
     ATTENTION_FIELD_NUMBER: _builtins.int
     TRUNCATE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Name of the model: any classifier of texts or tokens whose bundle has the graph. Default: the only such classifier
-    of texts, or else of tokens; required if there are several.
+    """Name of the model: any classifier of texts or tokens, embedder or reranker whose bundle has the graph. Default: the
+    only such classifier of texts, or else of tokens, or else embedder, or else reranker; required if there are several.
     """
     model_version: _builtins.str
     """Version of the model. Default: the latest loaded version."""
@@ -363,8 +363,8 @@ class InspectImageRequest(_message.Message):
     ATTENTION_FIELD_NUMBER: _builtins.int
     IMAGE_ID_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Name of the model. Default: the only loaded classifier of images whose bundle has the graph; required if there are
-    several.
+    """Name of the model: any classifier or embedder of images whose bundle has the graph. Default: the only such
+    classifier, or else embedder; required if there are several.
     """
     model_version: _builtins.str
     """Version of the model. Default: the latest loaded version."""

@@ -62,7 +62,7 @@ class InspectionServiceServicer:
     """
 
     def InspectText(self, request, context):
-        """Shows what the tokens of a text attend to, in a classifier of texts or tokens.
+        """Shows what the tokens of a text attend to, in a classifier of texts or tokens, an embedder or a reranker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

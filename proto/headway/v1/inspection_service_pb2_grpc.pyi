@@ -36,7 +36,7 @@ class InspectionServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> InspectionServiceAsyncStub: ...
     InspectText: _grpc.UnaryUnaryMultiCallable[_inspection_service_pb2.InspectTextRequest, _inspection_service_pb2.InspectTextResponse]
-    """Shows what the tokens of a text attend to, in a classifier of texts or tokens."""
+    """Shows what the tokens of a text attend to, in a classifier of texts or tokens, an embedder or a reranker."""
     InspectImage: _grpc.UnaryUnaryMultiCallable[_inspection_service_pb2.InspectImageRequest, _inspection_service_pb2.InspectImageResponse]
     """Shows what the patches of an image attend to."""
     InspectGeneration: _grpc.UnaryUnaryMultiCallable[_inspection_service_pb2.InspectGenerationRequest, _inspection_service_pb2.InspectGenerationResponse]
@@ -50,7 +50,7 @@ class InspectionServiceAsyncStub(InspectionServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     InspectText: _aio.UnaryUnaryMultiCallable[_inspection_service_pb2.InspectTextRequest, _inspection_service_pb2.InspectTextResponse]  # type: ignore[assignment]
-    """Shows what the tokens of a text attend to, in a classifier of texts or tokens."""
+    """Shows what the tokens of a text attend to, in a classifier of texts or tokens, an embedder or a reranker."""
     InspectImage: _aio.UnaryUnaryMultiCallable[_inspection_service_pb2.InspectImageRequest, _inspection_service_pb2.InspectImageResponse]  # type: ignore[assignment]
     """Shows what the patches of an image attend to."""
     InspectGeneration: _aio.UnaryUnaryMultiCallable[_inspection_service_pb2.InspectGenerationRequest, _inspection_service_pb2.InspectGenerationResponse]  # type: ignore[assignment]
@@ -67,7 +67,7 @@ class InspectionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inspection_service_pb2.InspectTextRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inspection_service_pb2.InspectTextResponse, _abc.Awaitable[_inspection_service_pb2.InspectTextResponse]]:
-        """Shows what the tokens of a text attend to, in a classifier of texts or tokens."""
+        """Shows what the tokens of a text attend to, in a classifier of texts or tokens, an embedder or a reranker."""
 
     @_abc_1.abstractmethod
     def InspectImage(

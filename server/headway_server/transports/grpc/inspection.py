@@ -23,7 +23,8 @@ from headway_server.tasks.text_to_text.translation import TranslationModel
 from headway_server.transports.grpc.images import image_of
 from headway_server.transports.grpc.messages import build, deadline_of, model_reference, timings_of_call
 
-_READ_TEXTS: Final = (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION)
+_READ_TEXTS: Final = (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.TEXT_EMBEDDING, Task.TEXT_SCORING)
+_READ_IMAGES: Final = (Task.IMAGE_CLASSIFICATION, Task.IMAGE_EMBEDDING)
 _SUMMARIES: Final = {
     pb.ATTENTION_SUMMARY_UNSPECIFIED: Summary.EACH_HEAD,
     pb.ATTENTION_SUMMARY_MEAN: Summary.MEAN,
@@ -70,7 +71,7 @@ class InspectionService(pb_grpc.InspectionServiceServicer):
     ) -> pb.InspectImageResponse:
         """Shows what the patches of an image attend to."""
         arrived = time.monotonic()
-        model = self._host.find_inspected((Task.IMAGE_CLASSIFICATION,), request.model, request.model_version)
+        model = self._host.find_inspected(_READ_IMAGES, request.model, request.model_version)
         assert isinstance(model, ImageClassifier)  # by the table of families
         image = await image_of(self._host, request.image, request.image_id)
         found = await model.inspect(image, request=_asked(request.attention), deadline=deadline_of(context))

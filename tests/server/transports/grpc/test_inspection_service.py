@@ -2,6 +2,7 @@
 
 import asyncio
 from io import BytesIO
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -14,6 +15,7 @@ from headway.v1 import inspection_service_pb2_grpc as pb_grpc
 from headway.v1 import text_classification_service_pb2 as texts_pb
 
 TEXT = "the old summer"
+SHIPPED = Path(__file__).parents[4] / "models"
 
 
 def stub(serving) -> "pb_grpc.InspectionServiceAsyncStub":
@@ -98,6 +100,18 @@ async def test_the_patches_of_an_image_have_boxes_in_its_own_pixels(serving):
     assert (class_token.right, class_token.bottom) == (0, 0)
     assert 0 <= first.left < first.right <= last.left < last.right <= 40
     assert 0 <= first.top < first.bottom <= last.top < last.bottom <= 20
+
+
+async def test_embedders_are_inspected_too(serve, tmp_path):
+    for name in ("cifar10-dino", "clip-text"):
+        (tmp_path / name).symlink_to(SHIPPED / name)
+    async with serve(tmp_path) as serving:
+        patches = (await stub(serving).InspectImage(pb.InspectImageRequest(image=picture()))).result
+        tokens = (await stub(serving).InspectText(pb.InspectTextRequest(text=TEXT))).result
+    assert (patches.patch_row_count, patches.patch_column_count, len(patches.patches)) == (8, 8, 65)
+    assert patches.attention.row_count == 65
+    assert "".join(TEXT[token.start : token.end].strip() for token in tokens.tokens) == TEXT.replace(" ", "")
+    assert tokens.attention.row_count == len(tokens.tokens)
 
 
 async def test_the_weights_of_a_call_are_bounded_and_the_error_says_how_many_there_would_be(serve, tiny_store):
