@@ -1,6 +1,6 @@
 """How fast images are drawn: python -m benchmarks.diffusion [--steps 20] [--callers 8] [--rounds 3] [--tiny].
 
-The model has the shape of docs/experiments/diffusion.toml and random weights, which compute as fast as trained ones.
+The model has the shape of the recipe fashion-mnist-diffusion and random weights, which compute as fast as trained ones.
 One caller draws an image with guidance; then so many callers ask for one each at the same moment. The sides take turns:
 
 - headway, int8 and fp32: the images of all callers share the denoiser's runs;

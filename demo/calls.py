@@ -62,6 +62,7 @@ class Calls:
         self._models: dict[Task, str] = {}
         self._pictures = draw_pictures()
         self._image, self._image_id, self._segment = b"", "", b""
+        self._drawable = ""
 
     def call_every_rpc(self, images: list[Path]) -> list[str]:
         """Calls every RPC and prints a section for each; returns the names of those that failed."""
@@ -83,6 +84,7 @@ class Calls:
             "SegmentImage": self.segment_image,
             "ClassifyImage with labels of its own": self.name_segment,
             "CaptionImage": self.caption_image,
+            "GenerateImage": self.generate_image,
         }
         failed = []
         for rpc, call in calls.items():
@@ -98,6 +100,8 @@ class Calls:
         _section("ListModels", "the models that the server has loaded")
         listing = self._client.list_models()
         for model in listing:
+            if model.task is Task.IMAGE_GENERATION and model.task not in self._models:
+                self._drawable = model.labels[-1] if model.labels else "a red fox"
             self._models.setdefault(model.task, model.name)
             _line("model", f"{model.name} {model.version}, {model.task.replace('_', ' ')}")
             _line("", f"{model.parameter_count:,} parameters, {model.variant} on {model.device}")
@@ -338,6 +342,23 @@ class Calls:
             _line("answer", str(error))
             return
         _line("answer", answer[0].text)
+        _footer(answer, seconds)
+
+    def generate_image(self) -> None:
+        """GenerateImage."""
+        _section("GenerateImage", "an image drawn from noise, in 20 steps")
+        try:
+            answer, seconds = _timed(
+                lambda: self._client.generate_image(
+                    self._drawable, step_count=20, seed=7, model=self._model(Task.IMAGE_GENERATION)
+                )
+            )
+        except FailedPreconditionError as error:
+            _line("answer", str(error))
+            return
+        _line("question", self._drawable)
+        drawn = answer[0]
+        _line("answer", f"{drawn.width} x {drawn.height} pixels, a PNG file of {len(drawn.png):,} bytes, seed {drawn.seed}")
         _footer(answer, seconds)
 
     def _model(self, task: Task) -> str | None:

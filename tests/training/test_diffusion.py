@@ -159,7 +159,7 @@ def test_fashion_mnist_is_read_whole_or_in_part_and_what_is_cut_off_is_named(tmp
         labels = np.array([2049, count], ">u4").tobytes() + bytes(number % 10 for number in range(count))
         (folder / f"{stem}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(labels))
     dataset = DATASETS["fashion-mnist"]
-    settings = read_recipe(str(EXPERIMENTS / "diffusion-autoencoder.toml"), ["data.valid_fraction=0.1"]).data
+    settings = read_recipe("fashion-mnist-autoencoder", ["data.valid_fraction=0.1"]).data
     splits = dataset.read(dataset, tmp_path, settings)
     assert (len(splits.train), len(splits.valid), len(splits.test)) == (18, 2, 5)
     assert splits.test.images.shape == (5, 28, 28, 3)
@@ -183,7 +183,7 @@ def test_two_runs_leave_a_model_that_draws_and_can_be_gone_on_with(pictures: Pat
 
     def run(recipe: str, name: str, settings: tuple[str, ...], *, steps: int, **options: object) -> Path:
         chosen = RunOptions(
-            recipe=str(EXPERIMENTS / recipe),
+            recipe=recipe,
             settings=settings,
             own_data=own,
             output=tmp_path / name,
@@ -192,7 +192,7 @@ def test_two_runs_leave_a_model_that_draws_and_can_be_gone_on_with(pictures: Pat
         )
         return run_training(chosen, Console(quiet=True))
 
-    first = run("diffusion-autoencoder.toml", "first", settings_of(SMALL, "optimization.epochs=30"), steps=40)
+    first = run("fashion-mnist-autoencoder", "first", settings_of(SMALL, "optimization.epochs=30"), steps=40)
     autoencoder, described = load_model(first)
     assert type(autoencoder) is Autoencoder
     assert (described.task, described.evaluation.metric) == ("autoencoding", "psnr")
@@ -200,7 +200,7 @@ def test_two_runs_leave_a_model_that_draws_and_can_be_gone_on_with(pictures: Pat
     assert (autoencoder.latent_std != 1).all()
 
     settings = settings_of(SMALL | DENOISER, "optimization.epochs=4", "optimization.state_every_steps=2")
-    second = run("diffusion.toml", "second", settings, steps=4, init=first)
+    second = run("fashion-mnist-diffusion", "second", settings, steps=4, init=first)
     model, described = load_model(second)
     assert isinstance(model, LatentDiffusion)
     assert described.labels == ("blue", "green", "red")
@@ -210,7 +210,7 @@ def test_two_runs_leave_a_model_that_draws_and_can_be_gone_on_with(pictures: Pat
     with np.load(second / "evaluation.npz") as arrays:
         assert arrays["images"].shape == (24, 16, 16, 3)
 
-    run("diffusion.toml", "second", settings, steps=4, init=first, resume=True)
+    run("fashion-mnist-diffusion", "second", settings, steps=4, init=first, resume=True)
     again = load_model(second)[0]
     for name, weight in model.state_dict().items():
         torch.testing.assert_close(again.state_dict()[name], weight, msg=name)
@@ -246,7 +246,7 @@ def test_two_runs_on_emoji_leave_a_model_that_draws_texts(tmp_path: Path) -> Non
 
 
 def test_a_run_without_an_autoencoder_is_refused_with_what_to_do() -> None:
-    content = EXPERIMENTS / "diffusion.toml"
-    assert read_recipe(str(content)).init.checkpoint == Path("runs/diffusion-autoencoder/checkpoint")
+    recipe = "fashion-mnist-diffusion"
+    assert read_recipe(recipe).init.checkpoint == Path("runs/fashion-mnist-autoencoder/checkpoint")
     with pytest.raises(RecipeError, match="and give its checkpoint with --init"):
-        read_recipe(str(content), ["init={}"])
+        read_recipe(recipe, ["init={}"])
