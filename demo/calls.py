@@ -358,7 +358,7 @@ class Calls:
             return
         _line("question", self._drawable)
         drawn = answer[0]
-        _line("answer", f"{drawn.width} x {drawn.height} pixels, a PNG file of {len(drawn.png):,} bytes, seed {drawn.seed}")
+        _line("answer", f"{drawn.width} x {drawn.height} pixels, {len(drawn.png):,} bytes of PNG, seed {drawn.seed}")
         _footer(answer, seconds)
 
     def _model(self, task: Task) -> str | None:
