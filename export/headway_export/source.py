@@ -344,7 +344,7 @@ def _from_towers(path: Path, model: CLIP, checkpoint: Checkpoint, name: str) -> 
     space = Space(
         name=f"{checkpoint.name}-{weights[:12]}",
         probabilities=model.configuration.loss,
-        scale=model.scale.item(),
+        scale=model.scale.item() / (checkpoint.classification.temperature if checkpoint.classification else 1),
         bias=0.0 if model.logit_bias is None else model.logit_bias.item(),
     )
     texts, images = _read_pairs(path, checkpoint)

@@ -1,5 +1,7 @@
 """A model of two towers becomes two bundles whose vectors share a space."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from headway_export.errors import SourceError
 from headway_export.exporter import ExportOptions, export
 from headway_export.source import from_factory, sources_from_checkpoint
 from headway_server.bundles import ImagePreprocessing, Precision, Task
-from headway_training.checkpoint import load_model, write_checkpoint
+from headway_training.checkpoint import CHECKPOINT_FILE, load_model, write_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +45,16 @@ def test_each_tower_is_proved_and_both_name_one_space(two_towers: Path, tmp_path
         assert agreement is not None
         assert (agreement.dataset, agreement.example_count) == ("tiny pairs", 4)
         assert one.variants[Precision.FP32].attention is not None
+
+
+def test_the_fitted_temperature_divides_the_scale(two_towers: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(two_towers, tmp_path / "checkpoint")
+    file = folder / CHECKPOINT_FILE
+    content = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps(content | {"classification": {"temperature": 4.0}}), encoding="utf-8")
+    for source in sources_from_checkpoint(folder):
+        assert source.space is not None
+        assert source.space.scale == pytest.approx(2.5)
 
 
 def test_other_weights_make_another_space(two_towers: Path, tmp_path: Path) -> None:

@@ -141,3 +141,5 @@ def test_a_run_learns_colours_and_leaves_a_checkpoint(picture_data: Path, tmp_pa
     assert metrics["image_recall_5"] == 100.0
     assert metrics["image_recall_1"] >= 75.0
     assert {"labels_top_1", "unseen_drawings_top_1", "mean_recall"} <= metrics.keys()
+    assert checkpoint.classification is not None
+    assert (checkpoint.classification.temperature == 1) == (loss == "sigmoid"), "it is fitted for candidate labels"

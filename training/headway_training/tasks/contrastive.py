@@ -16,7 +16,8 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from headway_training.batches import Batch, even_batches
-from headway_training.checkpoint import Baseline
+from headway_training.calibration import fit_temperature
+from headway_training.checkpoint import Baseline, Classification
 from headway_training.data.examples import LabeledImages, Splits
 from headway_training.data.images import normalize, resize_and_crop
 from headway_training.data.pictures import CaptionedPhotographs, Drawings, Pictures, opaque
@@ -54,6 +55,7 @@ class ContrastiveTask(Task):
     unit = "images"
     metric = "mean_recall"
     higher_is_better = True
+    _temperature = 1.0
 
     def __init__(self, recipe: Recipe, splits: Splits[Any], tokenizer: Tokenizer) -> None:
         assert recipe.preprocessing is not None
@@ -80,8 +82,12 @@ class ContrastiveTask(Task):
         return {"vocabulary_size": self.tokenizer.get_vocab_size(), "image_size": self._preprocessing.height}
 
     def checkpoint_fields(self) -> dict[str, Any]:
-        """Special tokens and preprocessing."""
-        return {"special_tokens": self._special.tokens, "image_preprocessing": self._preprocessing}
+        """Special tokens, preprocessing and the fitted temperature."""
+        return {
+            "special_tokens": self._special.tokens,
+            "image_preprocessing": self._preprocessing,
+            "classification": Classification(temperature=self._temperature),
+        }
 
     def epoch_batches(self, seed: int, epoch: int) -> list[Batch]:
         """Batches of drawings, and of photographs, whose indices follow those of all drawings."""
@@ -153,6 +159,29 @@ class ContrastiveTask(Task):
             texts=lambda texts: self._embed_texts(model, self._encode(texts)),
         )
         return {**recalls}
+
+    def calibrate(self, model: nn.Module) -> None:
+        """Fits the temperature of the softmax over labels that a caller brings; that of `sigmoid` stays as learned.
+
+        It is fitted on concepts that were never trained on, as such labels often are: of others the model may be surer.
+        Without such drawings, photographs and captions take their place.
+        """
+        assert isinstance(model, CLIP)
+        if model.configuration.loss != "softmax":
+            return
+        pictures, pixels = self._splits.valid, self._measured["valid"]
+        if "unseen_drawings" in pixels:
+            concepts, first = np.unique(pictures.texts.concepts, return_index=True)
+            texts = [pictures.texts.names[index] for index in first]
+            images, targets = (
+                "unseen_drawings",
+                np.searchsorted(concepts, pictures.texts.concepts[pictures.unseen_drawings.emoji]),
+            )
+        else:
+            texts = [captions[0] for captions in pictures.photographs.captions]
+            images, targets = "photographs", np.arange(len(texts))
+        cosines = embed_images(model, pixels[images]) @ self._embed_texts(model, self._encode(texts)).T
+        self._temperature = fit_temperature(cosines * model.scale.item(), targets)
 
     def measure_baseline(self) -> Baseline:
         """A guess: one photograph in so many is among the first ten."""

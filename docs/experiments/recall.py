@@ -1,0 +1,81 @@
+"""How many things a model remembers that were said once: python docs/experiments/recall.py [--pairs N]... [--steps 2000].
+
+Multi-query associative recall (Arora et al. 2023, arXiv 2312.04927): a text names pairs of a key and a value, each key
+once, and then all keys again in another order; after each the model is to say its value. A decoder with linear
+attention, whose memory has a fixed size, beside one with attention, of the same width; both are trained for each number
+of pairs anew. Figures: linear-attention.md.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import torch
+import typer
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 (torch's own convention)
+
+from headway_training.models import build_model
+
+_KEYS = _VALUES = 64
+_SHAPE = {"num_layers": 2, "d_model": 64, "num_heads": 2, "d_ff": 128, "dropout": 0.0, "vocabulary_size": _KEYS + _VALUES}
+_KINDS = {"attention": ("gpt", {"positions": "rotary"}), "linear attention": ("linear", {})}
+_ROWS = 64
+
+
+def main(
+    pairs: Annotated[list[int] | None, typer.Option(min=1, max=_KEYS)] = None,
+    steps: Annotated[int, typer.Option(min=1)] = 2000,
+    learning_rate: float = 2e-3,
+    seed: int = 0,
+) -> None:
+    """Trains and prints a row for each model and number of pairs."""
+    for count in pairs or [4, 16, 64]:
+        for name, (architecture, fields) in _KINDS.items():
+            torch.manual_seed(seed)
+            model = build_model(architecture, _SHAPE | {"max_length": 4 * count} | fields)
+            began = time.perf_counter()
+            _train(model, count, steps, learning_rate)
+            right = _accuracy(model, count)
+            typer.echo(f"{count} pairs  {name}  {right:.1%} recalled  {time.perf_counter() - began:.0f} s  seed {seed}")
+
+
+def _draw(count: int) -> tuple[Tensor, Tensor]:
+    """Draws texts, int64 (B, 4 N), and which of their tokens are keys that are asked for, bool (4 N,)."""
+    keys = torch.rand(_ROWS, _KEYS).argsort(dim=1)[:, :count]  # (B, N), each once
+    values = torch.randint(_KEYS, _KEYS + _VALUES, (_ROWS, count))
+    order = torch.rand(_ROWS, count).argsort(dim=1)
+    said = torch.stack((keys, values), dim=2)  # (B, N, 2)
+    asked = torch.stack((keys.gather(1, order), values.gather(1, order)), dim=2)
+    is_question = torch.arange(4 * count) >= 2 * count
+    is_question[1::2] = False
+    return torch.cat((said, asked), dim=1).flatten(1), is_question
+
+
+def _train(model: nn.Module, count: int, steps: int, learning_rate: float) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=steps, pct_start=0.1)
+    for _ in range(steps):
+        texts, is_question = _draw(count)
+        answers = model(texts)[:, is_question]  # (B, N, V)
+        loss = F.cross_entropy(answers.flatten(0, 1), texts[:, is_question.roll(1)].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+
+
+@torch.inference_mode()
+def _accuracy(model: nn.Module, count: int) -> float:
+    right = []
+    for _ in range(10):
+        texts, is_question = _draw(count)
+        said = model(texts)[:, is_question].argmax(dim=-1)
+        right.append((said == texts[:, is_question.roll(1)]).float().mean().item())
+    return sum(right) / len(right)
+
+
+if __name__ == "__main__":
+    typer.run(main)
