@@ -1,4 +1,4 @@
-"""How many things a model remembers that were said once: python docs/experiments/recall.py [--pairs N]... [--steps 2000].
+"""How many things a model remembers that were said once: python docs/experiments/recall.py [--pairs N]... [--steps N].
 
 Multi-query associative recall (Arora et al. 2023, arXiv 2312.04927): a text names pairs of a key and a value, each key
 once, and then all keys again in another order; after each the model is to say its value. A decoder with linear
@@ -19,7 +19,7 @@ from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 from headway_training.models import build_model
 
 _KEYS = _VALUES = 64
-_SHAPE = {"num_layers": 2, "d_model": 64, "num_heads": 2, "d_ff": 128, "dropout": 0.0, "vocabulary_size": _KEYS + _VALUES}
+_SHAPE = {"num_layers": 2, "d_model": 64, "num_heads": 2, "d_ff": 128, "vocabulary_size": _KEYS + _VALUES}
 _KINDS = {"attention": ("gpt", {"positions": "rotary"}), "linear attention": ("linear", {})}
 _ROWS = 64
 
