@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import re
 import shutil
@@ -10,8 +12,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -38,6 +43,7 @@ PANELS = [
     "compare",
     "images",
     "caption",
+    "draw",
     "transcribe",
     "segment",
     "attention",
@@ -68,6 +74,16 @@ def running(*arguments: str, store: Path = MODELS) -> Iterator[tuple[subprocess.
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     with running("--metrics-port", "0") as (_, url):
+        yield url
+
+
+@pytest.fixture(scope="module")
+def maker_address(diffusion_store: Path, text_diffusion_store: Path, tmp_path_factory: Any) -> Iterator[str]:
+    """A server with tiny models that draw."""
+    store = tmp_path_factory.mktemp("makers")
+    for each in (diffusion_store, text_diffusion_store):
+        shutil.copytree(each, store, dirs_exist_ok=True)
+    with running(store=store) as (_, url):
         yield url
 
 
@@ -106,6 +122,41 @@ def answer(page: Page) -> str:
     return page.locator(".output").inner_text()
 
 
+def answer_of_shown_command(page: Page) -> Any:
+    """Runs the command for the call that a panel made, and returns what it answers."""
+    page.get_by_text("The call that this panel made").click()
+    command = page.locator(".commands code").inner_text()
+    run = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=20, check=True)
+    return json.loads(run.stdout)
+
+
+def downloaded(page: Page, link: str) -> tuple[str, bytes]:
+    """Follows the first link of that text; returns the name and the bytes of the file that comes."""
+    with page.expect_download() as download:
+        page.get_by_role("link", name=link).first.click()
+    return download.value.suggested_filename, download.value.path().read_bytes()
+
+
+def is_accessible_and_fits(page: Page) -> bool:
+    """Asks axe, and whether the page is as wide as the screen."""
+    found = axe.Axe().run(page)
+    assert not found.response["violations"], found.generate_report()
+    size = page.viewport_size
+    return size is not None and page.evaluate("document.documentElement.scrollWidth") <= size["width"]
+
+
+def stop_when_there_is(page: Page, selector: str) -> None:
+    """Has the panel's Stop clicked in the page itself: an answer may be whole before a click from here comes."""
+    page.evaluate(
+        """(selector) => new MutationObserver((changes, observer) => {
+            if (!document.querySelector(selector)) return;
+            observer.disconnect();
+            [...document.querySelectorAll("button")].find((each) => each.textContent === "Stop").click();
+        }).observe(document.body, { childList: true, subtree: true, attributes: true })""",
+        selector,
+    )
+
+
 def look_into(page: Page) -> None:
     """Opens the viewer of attention below the first answer."""
     page.get_by_role("button", name="What it looked at").first.click()
@@ -140,14 +191,7 @@ def test_a_text_appears_with_its_tokens_and_the_same_seed_gives_the_same_text(pa
 def test_the_stop_button_ends_a_text(page: Page, address: str) -> None:
     open_panel(page, address, "generate")
     page.get_by_label("Longest text").fill("240")
-    # In the page itself: a text takes a tenth of a second, which a click from here may miss.
-    page.evaluate(
-        """() => new MutationObserver((changes, observer) => {
-            if (!document.querySelector(".token")) return;
-            observer.disconnect();
-            [...document.querySelectorAll("button")].find((each) => each.textContent === "Stop").click();
-        }).observe(document.body, { childList: true, subtree: true })"""
-    )
+    stop_when_there_is(page, ".token")
     page.locator("main form button.primary").click()
     expect(page.locator(".timings").last).to_contain_text("stopped")
 
@@ -297,10 +341,7 @@ def test_the_servers_figures_appear(page: Page, address: str) -> None:
 def test_the_call_is_shown_as_a_command_that_works(page: Page, address: str) -> None:
     open_panel(page, address, "classify")
     answer(page)
-    page.get_by_text("The call that this panel made").click()
-    command = page.locator(".commands code").inner_text()
-    run = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=20, check=True)
-    assert '"Business"' in run.stdout
+    assert answer_of_shown_command(page)["results"][0]["labels"][0]["label"] == "Business"
 
 
 def test_a_refused_call_says_why(page: Page, address: str) -> None:
@@ -326,9 +367,7 @@ def test_every_panel_is_accessible_and_fits(browser: Browser, address: str, widt
             answer(page)
         if panel in ("translate", "classify", "tag", "generate"):
             look_into(page)
-        found = axe.Axe().run(page)
-        assert not found.response["violations"], (panel, found.generate_report())
-        assert page.evaluate("document.documentElement.scrollWidth") <= width, panel
+        assert is_accessible_and_fits(page), panel
     context.close()
 
 
@@ -355,8 +394,7 @@ def test_clicks_and_drags_cut_out_a_part_of_a_picture(browser: Browser, tmp_path
         assert page.get_by_label("Points inside").input_value() == "20,20"
         opacity = "() => document.querySelector('canvas').getContext('2d').getImageData(5, 5, 1, 1).data[3]"
         assert page.evaluate(opacity) > 0
-        found = axe.Axe().run(page)
-        assert not found.response["violations"], found.generate_report()
+        assert is_accessible_and_fits(page)
         page.keyboard.down("Shift")
         page.mouse.click(*place(0.75, 0.75))
         page.keyboard.up("Shift")
@@ -396,6 +434,95 @@ def test_a_picture_gets_a_caption_whose_words_show_where_they_looked(
         assert page.evaluate(seen) != first
         page.get_by_label("Begins with").fill("eine grüne")
         assert "eine grüne Wand" in answer(page)
+
+
+def test_a_picture_is_seen_to_come_and_is_the_one_that_the_shown_command_draws(page: Page, maker_address: str) -> None:
+    open_panel(page, maker_address, "draw")
+    prompt = page.get_by_label("Prompt", exact=True)
+    assert prompt.locator("option").all_inner_texts() == ["Anything", "red", "green", "blue"]
+    prompt.select_option("red")
+    page.get_by_label("Seed").fill("7")
+    page.get_by_label("Steps").fill("60")
+    page.evaluate(
+        """() => {
+            window.seen = [];
+            const keep = ({ target }) => target.src?.startsWith("data:image/png") && window.seen.push(target.src);
+            const observer = new MutationObserver((changes) => changes.forEach(keep));
+            observer.observe(document.body, { subtree: true, attributes: true });
+        }"""
+    )
+    assert "seed 7 · 8 x 8 pixels" in answer(page)
+    assert page.evaluate("window.seen.length") > 0
+    name, png = downloaded(page, "Download PNG")
+    assert name == "squares-7.png"
+    pixels = np.asarray(Image.open(BytesIO(png)))
+    assert pixels[3:5, 3:5].mean(axis=(0, 1)).argmax() == 0, "it is red"
+    [result] = answer_of_shown_command(page)["results"]
+    assert base64.b64decode(result["png"]) == png
+    page.get_by_label("Images").fill("3")
+    answer(page)
+    assert [text.split(" · ")[0] for text in page.locator(".gallery small").all_inner_texts()] == [
+        "seed 7",
+        "seed 8",
+        "seed 9",
+    ]
+    assert len(answer_of_shown_command(page)["results"]) == 3
+
+
+def test_the_stop_button_ends_a_picture_and_a_prompt_that_is_too_long_is_refused(
+    page: Page, maker_address: str
+) -> None:
+    open_panel(page, maker_address, "draw")
+    page.get_by_label("Steps").fill("250")
+    stop_when_there_is(page, "progress[max]")
+    assert re.search(r"step \d+ of 250; stopped", answer(page))
+    page.get_by_label("Model").select_option("text-squares/1")
+    prompt = page.get_by_label("Prompt", exact=True)
+    prompt.fill("a blue square")
+    page.get_by_label("Steps").fill("8")
+    assert "8 x 8 pixels" in answer(page)
+    prompt.fill("a blue square " * 20)
+    refused = answer(page)
+    assert "The call was refused" in refused
+    assert "prompt: has" in refused
+
+
+def test_a_picture_is_drawn_over_where_a_finger_or_a_box_has_painted(
+    browser: Browser, maker_address: str, tmp_path: Path
+) -> None:
+    photo = np.random.default_rng(0).integers(0, 256, (40, 80, 3), np.uint8)
+    Image.fromarray(photo).save(tmp_path / "photo.png")
+    context = browser.new_context(viewport={"width": 360, "height": 800}, has_touch=True, bypass_csp=True)
+    page = context.new_page()
+    open_panel(page, maker_address, "draw")
+    page.get_by_text("Draw over a picture").click()
+    page.get_by_label("Picture").set_input_files(tmp_path / "photo.png")
+    strength = page.get_by_label("Strength")
+    assert strength.input_value() == "0.8"
+    page.get_by_label("Brush").fill("10")  # percent of 80: a dot of 8 pixels
+    picture = page.locator(".overlay")
+    picture.scroll_into_view_if_needed()
+    shown = picture.bounding_box()
+    assert shown is not None
+    page.touchscreen.tap(shown["x"] + shown["width"] / 4, shown["y"] + shown["height"] / 2)
+    assert strength.input_value() == "1"
+    page.get_by_label("Boxes to draw anew").fill("60,5,70,15")
+    assert is_accessible_and_fits(page)
+    assert "80 x 40 pixels" in answer(page)
+    changed = (np.asarray(Image.open(BytesIO(downloaded(page, "Download PNG")[1]))) != photo).any(-1)
+    rows, columns = np.mgrid[:40, :80] + 0.5
+    dot = np.hypot(rows - 20, columns - 20)
+    boxed = (abs(rows - 10) < 5) & (abs(columns - 65) < 5)
+    assert changed[(dot < 3) | boxed].mean() > 0.95
+    assert not changed[(dot > 5) & ~boxed].any()
+    page.get_by_label("Boxes to draw anew").fill("60,5,70")
+    assert "is not 4 numbers" in answer(page)
+    page.get_by_role("button", name="Clear the mask").click()
+    assert strength.input_value() == "0.8"
+    assert "8 x 8 pixels" in answer(page)  # drawn over as a whole, at the model's size
+    page.get_by_role("button", name="Without a picture").click()
+    expect(picture).to_be_hidden()
+    context.close()
 
 
 def test_what_is_recorded_or_in_a_file_is_transcribed(

@@ -19,22 +19,14 @@ function quoted(text) {
   return `'${text.replaceAll("'", `'\\''`)}'`;
 }
 
-function curl({ service, method, request, isStream }) {
+function curl({ service, method, request, whole }) {
   const headers = "-H 'content-type: application/json'" + (key.get() ? ' -H "authorization: Bearer $HEADWAY_API_KEY"' : "");
-  const body = isStream ? unary(request) : quoted(JSON.stringify(shortened(request)));
+  const body = quoted(JSON.stringify(shortened(whole ?? request)));
   const path = `headway.v1.${service}/${method.replace(/^Stream/, "")}`;
-  return `${isStream ? "# the same call without a stream\n" : ""}curl -s ${headers} \\\n  -d ${body} \\\n  ${address}${path}`;
+  return `${whole ? "# the same call without a stream\n" : ""}curl -s ${headers} \\\n  -d ${body} \\\n  ${address}${path}`;
 }
 
-function unary({ prompt, conversation, text, ...rest }) {
-  const several = { ...rest };
-  if (prompt !== undefined) several.prompts = [prompt];
-  if (conversation !== undefined) several.conversations = [conversation];
-  if (text !== undefined) several.texts = [text];
-  return quoted(JSON.stringify(shortened(several)));
-}
-
-function python({ service, method, request, isStream }) {
+function python({ service, method, request, whole }) {
   const module = service.replace(/(?<!^)([A-Z])/g, "_$1").toLowerCase();
   const name = method.replace(/(?<!^)([A-Z])/g, "_$1").toLowerCase();
   const metadata = key.get() ? ', metadata=[("x-api-key", os.environ["HEADWAY_API_KEY"])]' : "";
@@ -48,7 +40,7 @@ function python({ service, method, request, isStream }) {
     `                            ${module}_pb2.${method}Request())`,
     `with grpc.insecure_channel("${GRPC}") as channel:`,
     `    stub = ${module}_pb2_grpc.${service}Stub(channel)`,
-    isStream ? `    for message in stub.${method}(request${metadata}):\n        print(message)` : `    print(stub.${method}(request${metadata}))`,
+    whole ? `    for message in stub.${method}(request${metadata}):\n        print(message)` : `    print(stub.${method}(request${metadata}))`,
   ];
   return `# or with headway-client: Client("${GRPC}").${name}(...)\n${lines.join("\n")}`;
 }
@@ -58,7 +50,7 @@ function grpcurl({ service, method, request }) {
   return `grpcurl -plaintext ${key.get() ? '-H "x-api-key: $HEADWAY_API_KEY" ' : ""}-d ${body} \\\n  ${GRPC} headway.v1.${service}/${method}`;
 }
 
-/** Shows a call {service, method, request, isStream} as commands to copy. */
+/** Shows a call {service, method, request} as commands to copy; one of a stream has the request without a stream as `whole`. */
 export function commands(call, title = "The call that this panel made") {
   const kinds = [["curl", curl], ["Python", python], ["gRPC", grpcurl]];
   const code = element("code");

@@ -33,6 +33,21 @@ export function number(attributes) {
   return input;
 }
 
+/** A number that is dragged, with its value beside the label. */
+export function slider(label, attributes) {
+  const input = element("input", { type: "range", oninput: () => input.set(input.value), ...attributes });
+  const shown = element("output", { "aria-hidden": "true" });
+  input.set = (value) => {
+    input.value = value;
+    shown.textContent = ` ${input.value}`;
+  };
+  input.set(input.value);
+  const whole = field(label, input);
+  whole.querySelector("label").append(shown);
+  whole.input = input;
+  return whole;
+}
+
 export function check(label, isChecked, onchange) {
   const box = element("input", { type: "checkbox", onchange });
   box.checked = isChecked;

@@ -1,9 +1,63 @@
-// Pictures as the API takes them.
+// Pictures as the API takes and gives them, and one that is pointed at.
+
+import { CallError } from "./api.js";
+import { element } from "./dom.js";
 
 /** Returns the bytes of a file in base64, as JSON carries them. */
 export async function base64(file) {
-  const bytes = new Uint8Array(await file.arrayBuffer());
+  const bytes_ = new Uint8Array(await file.arrayBuffer());
   let text = "";
-  for (let start = 0; start < bytes.length; start += 32768) text += String.fromCharCode(...bytes.subarray(start, start + 32768));
+  for (let start = 0; start < bytes_.length; start += 32768) text += String.fromCharCode(...bytes_.subarray(start, start + 32768));
   return btoa(text);
+}
+
+/** Returns the bytes that JSON carries in base64. */
+export function bytes(text) {
+  return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+}
+
+/** Reads places, "120,80 200,90", as numbers; throws for what is none. */
+export function places(text, count) {
+  return text.split(/[\s;]+/).filter(Boolean).map((part) => {
+    const numbers = part.split(",").map(Number);
+    if (numbers.length !== count || numbers.some((one) => !Number.isFinite(one))) {
+      throw new CallError("invalid_argument", `“${part}” is not ${count} numbers with commas between.`);
+    }
+    return numbers;
+  });
+}
+
+/** A picture below a canvas of its own size; hidden until there is one. */
+export function pointed() {
+  const canvas = element("canvas", { "aria-hidden": "true" });
+  const image = element("img", { alt: "", draggable: "false" });
+  const node = element("div", { class: "overlay pointed", hidden: true }, image, canvas);
+  return {
+    node,
+    canvas,
+    image,
+    /** Shows a file below an empty canvas. */
+    async take(file) {
+      URL.revokeObjectURL(image.src);
+      image.src = URL.createObjectURL(file);
+      image.alt = file.name ?? "picture";
+      await image.decode();
+      node.hidden = false;
+      this.clear();
+    },
+    clear() {
+      canvas.width = image.naturalWidth;
+      canvas.height = image.naturalHeight;
+    },
+    /** Returns where a pointer is, in pixels of the picture. */
+    at(event) {
+      const shown = image.getBoundingClientRect();
+      const within = (value, size, most) => Math.round(Math.min(Math.max(value / size, 0), 1) * most);
+      return [
+        within(event.clientX - shown.left, shown.width, image.naturalWidth),
+        within(event.clientY - shown.top, shown.height, image.naturalHeight),
+      ];
+    },
+    close: () => URL.revokeObjectURL(image.src),
+  };
 }

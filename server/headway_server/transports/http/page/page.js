@@ -7,6 +7,7 @@ import { attention } from "./panels/attention.js";
 import { caption } from "./panels/caption.js";
 import { classify } from "./panels/classify.js";
 import { compare } from "./panels/compare.js";
+import { draw } from "./panels/draw.js";
 import { generate } from "./panels/generate.js";
 import { images } from "./panels/images.js";
 import { models } from "./panels/models.js";
@@ -16,7 +17,7 @@ import { tag } from "./panels/tag.js";
 import { transcribe } from "./panels/transcribe.js";
 import { translate } from "./panels/translate.js";
 
-const PANELS = [models, generate, translate, classify, tag, compare, images, caption, transcribe, segment, attention, server];
+const PANELS = [models, generate, translate, classify, tag, compare, images, caption, draw, transcribe, segment, attention, server];
 const LOOK_EVERY_MS = 3000;
 
 const main = document.getElementById("main");

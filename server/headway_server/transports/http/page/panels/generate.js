@@ -136,15 +136,14 @@ export const generate = {
       ],
       label: "Generate",
       prepare() {
-        const request = { model: chosen(model, served).name, parameters: parameters(), logProbabilities: { topTokenCount: NUM_ALTERNATIVES } };
-        if (!isChat.box.checked) request.prompt = prompt.value;
-        else {
-          if (!prompt.value.trim()) throw new CallError("invalid_argument", "Write a message first.");
-          const message = { role: "ROLE_USER", content: prompt.value };
-          const first = system.value ? [{ role: "ROLE_SYSTEM", content: system.value }] : [];
-          request.conversation = { messages: [...first, ...turns, message] };
-        }
-        return { service: "GenerationService", method: "StreamGenerateText", request, isStream: true };
+        const common = { model: chosen(model, served).name, parameters: parameters(), logProbabilities: { topTokenCount: NUM_ALTERNATIVES } };
+        const call = { service: "GenerationService", method: "StreamGenerateText" };
+        if (!isChat.box.checked) return { ...call, request: { ...common, prompt: prompt.value }, whole: { ...common, prompts: [prompt.value] } };
+        if (!prompt.value.trim()) throw new CallError("invalid_argument", "Write a message first.");
+        const message = { role: "ROLE_USER", content: prompt.value };
+        const first = system.value ? [{ role: "ROLE_SYSTEM", content: system.value }] : [];
+        const conversation = { messages: [...first, ...turns, message] };
+        return { ...call, request: { ...common, conversation }, whole: { ...common, conversations: [conversation] } };
       },
       async run(prepared, signal, output) {
         const { conversation, prompt: start = "" } = prepared.request;

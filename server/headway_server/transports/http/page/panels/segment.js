@@ -1,22 +1,11 @@
 import { call, CallError } from "../api.js";
 import { caller, chosen, field, modelChoice, timings } from "../controls.js";
 import { element, show, written } from "../dom.js";
-import { base64 } from "../images.js";
+import { base64, places, pointed } from "../images.js";
 
 const LEAST_DRAG = 4; // pixels of the screen below which a drag is a click
 const INSIDE = [230, 60, 60, 140]; // red, green, blue and opacity of a segment
 const MARK_RADIUS = 4;
-
-/** Reads places, "120,80 200,90", as numbers; throws for what is none. */
-function places(text, count) {
-  return text.split(/[\s;]+/).filter(Boolean).map((part) => {
-    const numbers = part.split(",").map(Number);
-    if (numbers.length !== count || numbers.some((one) => !Number.isFinite(one))) {
-      throw new CallError("invalid_argument", `“${part}” is not ${count} numbers with commas between.`);
-    }
-    return numbers;
-  });
-}
 
 /** Draws a mask, from its runs down the columns, at the image's own size. */
 function drawMask(context, { counts = [], width, height }) {
@@ -39,52 +28,35 @@ export const segment = {
   open(place, served) {
     let file = null;
     let imageId = null;
-    let url = "";
     let start = null; // where the mouse went down, in pixels of the image
     const model = modelChoice(served);
     const input = element("input", { type: "file", accept: "image/*" });
     const inside = element("input", { type: "text", placeholder: "120,80 200,90", autocomplete: "off" });
     const outside = element("input", { type: "text", placeholder: "20,30", autocomplete: "off" });
     const box = element("input", { type: "text", placeholder: "60,40,200,180", autocomplete: "off" });
-    const canvas = element("canvas", { "aria-hidden": "true" });
-    const image = element("img", { alt: "", draggable: "false" });
-    const picture = element("div", { class: "overlay pointed", hidden: true }, image, canvas);
+    const picture = pointed();
+    const { canvas, image } = picture;
 
     function clear() {
       for (const each of [inside, outside, box]) each.value = "";
-      canvas.width = image.naturalWidth;
-      canvas.height = image.naturalHeight;
+      picture.clear();
       show(form.output);
     }
 
     async function take([chosenFile]) {
       if (!chosenFile?.type.startsWith("image/")) return;
-      URL.revokeObjectURL(url);
-      [file, imageId, url] = [chosenFile, null, URL.createObjectURL(chosenFile)];
-      image.src = url;
-      image.alt = file.name ?? "picture";
-      await image.decode();
-      picture.hidden = false;
+      [file, imageId] = [chosenFile, null];
+      await picture.take(file);
       clear();
     }
 
-    /** Returns where a pointer is, in pixels of the image. */
-    function at(event) {
-      const shown = image.getBoundingClientRect();
-      const within = (value, size, most) => Math.round(Math.min(Math.max(value / size, 0), 1) * most);
-      return [
-        within(event.clientX - shown.left, shown.width, image.naturalWidth),
-        within(event.clientY - shown.top, shown.height, image.naturalHeight),
-      ];
-    }
-
-    picture.addEventListener("pointerdown", (event) => {
-      start = { at: at(event), x: event.clientX, y: event.clientY };
-      picture.setPointerCapture(event.pointerId);
+    picture.node.addEventListener("pointerdown", (event) => {
+      start = { at: picture.at(event), x: event.clientX, y: event.clientY };
+      picture.node.setPointerCapture(event.pointerId);
     });
-    picture.addEventListener("pointerup", (event) => {
+    picture.node.addEventListener("pointerup", (event) => {
       if (!start) return;
-      const end = at(event);
+      const end = picture.at(event);
       if (Math.hypot(event.clientX - start.x, event.clientY - start.y) >= LEAST_DRAG) {
         const sides = [0, 1].map((axis) => [start.at[axis], end[axis]].sort((one, other) => one - other));
         box.value = [sides[0][0], sides[1][0], sides[0][1], sides[1][1]].join(",");
@@ -111,7 +83,7 @@ export const segment = {
       fields: [
         field("Model", model),
         field("Picture", input, "JPEG, PNG, WebP, BMP or GIF."),
-        picture,
+        picture.node,
         field("Points inside", inside, "x,y in pixels; clicks write them here."),
         field("Points outside", outside, "A click with the shift key."),
         field("Box", box, "left,top,right,bottom; a drag over the picture."),
@@ -164,7 +136,7 @@ export const segment = {
     input.addEventListener("change", () => take(input.files));
     place.append(form.node);
     return () => {
-      URL.revokeObjectURL(url);
+      picture.close();
       form.stop();
     };
   },

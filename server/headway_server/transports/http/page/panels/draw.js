@@ -1,0 +1,266 @@
+import { call, CallError, stream } from "../api.js";
+import { caller, choice, chosen, field, modelChoice, number, problem, slider, textArea, timings } from "../controls.js";
+import { element, show } from "../dom.js";
+import { base64, bytes, places, pointed } from "../images.js";
+
+const DEFAULT_STEPS = 20; // the protocol's
+const NUM_PREVIEWS = 10;
+const STRENGTH = 0.8; // the protocol's, without a mask
+const STRENGTH_OF_MASK = 1;
+const PAINT = "#e63c3c";
+const SAMPLERS = [
+  ["DIFFUSION_SAMPLER_DPM_SOLVER_PP_2M", "DPM-Solver++(2M)"],
+  ["DIFFUSION_SAMPLER_DDIM", "DDIM"],
+  ["DIFFUSION_SAMPLER_EULER", "Euler"],
+];
+
+/** A picture to draw over, and what of it is drawn anew: `request()` has the fields of both, and of their strength. */
+function ground(say) {
+  let file = null;
+  let strokes = []; // {width, points} in pixels of the picture
+  let wasMasked = false;
+  const picture = pointed();
+  const input = element("input", { type: "file", accept: "image/*", onchange: () => take(input.files) });
+  const brush = slider("Brush, in percent of the width", { min: 2, max: 50, step: 1, value: 15 });
+  const boxes = element("input", { type: "text", placeholder: "10,10,40,40", autocomplete: "off", onchange: () => repaint() });
+  const strength = slider("Strength", { min: 0.05, max: 1, step: 0.05, value: STRENGTH });
+  const more = element(
+    "div",
+    { class: "painted", hidden: true },
+    picture.node,
+    brush,
+    field("Boxes to draw anew", boxes, "left,top,right,bottom in pixels, several with spaces between."),
+    element(
+      "div",
+      { class: "row" },
+      element("button", { type: "button", onclick: clear }, "Clear the mask"),
+      element("button", { type: "button", onclick: () => take([]) }, "Without a picture"),
+    ),
+    strength,
+  );
+
+  async function take([chosenFile]) {
+    more.hidden = true;
+    file = null;
+    if (!chosenFile) {
+      input.value = "";
+      return;
+    }
+    try {
+      await picture.take(chosenFile);
+    } catch {
+      say(new CallError("invalid_argument", "The browser cannot read this as a picture."));
+      return;
+    }
+    file = chosenFile;
+    more.hidden = false;
+    clear();
+  }
+
+  function isMasked() {
+    return strokes.length > 0 || boxes.value.trim() !== "";
+  }
+
+  function clear() {
+    strokes = [];
+    boxes.value = "";
+    repaint();
+  }
+
+  function line(context, { width, points }, colour) {
+    context.lineCap = "round";
+    context.lineJoin = "round";
+    context.lineWidth = width;
+    context.strokeStyle = colour;
+    context.beginPath();
+    const [[x, y]] = points;
+    context.moveTo(x - 0.01, y); // a line without a length is not drawn: so a touch makes a dot
+    for (const point of points) context.lineTo(...point);
+    context.stroke();
+  }
+
+  function paint(context, colour) {
+    for (const stroke of strokes) line(context, stroke, colour);
+    context.fillStyle = colour;
+    for (const [left, top, right, bottom] of places(boxes.value, 4)) context.fillRect(left, top, right - left, bottom - top);
+  }
+
+  /** Paints everything anew; the first paint, and taking the last away, also sets the strength. */
+  function repaint() {
+    picture.clear();
+    if (isMasked() !== wasMasked) strength.input.set(isMasked() ? STRENGTH_OF_MASK : STRENGTH);
+    wasMasked = isMasked();
+    try {
+      paint(picture.canvas.getContext("2d"), PAINT);
+    } catch (error) {
+      say(error);
+    }
+  }
+
+  picture.node.addEventListener("pointerdown", (event) => {
+    if (!event.isPrimary || event.button) return;
+    picture.node.setPointerCapture(event.pointerId);
+    strokes.push({ width: (brush.input.value / 100) * picture.canvas.width, points: [picture.at(event)] });
+    if (strokes.length === 1) repaint();
+    else line(picture.canvas.getContext("2d"), strokes.at(-1), PAINT);
+  });
+  picture.node.addEventListener("pointermove", (event) => {
+    if (!picture.node.hasPointerCapture(event.pointerId)) return;
+    const { width, points } = strokes.at(-1);
+    points.push(picture.at(event));
+    line(picture.canvas.getContext("2d"), { width, points: points.slice(-2) }, PAINT);
+  });
+
+  /** Returns the mask as a PNG: white where the picture is drawn anew. */
+  function mask() {
+    const { width, height } = picture.canvas;
+    const canvas = element("canvas", { width, height });
+    const context = canvas.getContext("2d");
+    context.fillRect(0, 0, width, height);
+    paint(context, "white");
+    return new Promise((done) => {
+      canvas.toBlob(done);
+    });
+  }
+
+  return {
+    node: element(
+      "details",
+      {},
+      element("summary", {}, "Draw over a picture"),
+      field("Picture", input, "JPEG, PNG, WebP, BMP or GIF. Paint where it is to be drawn anew; unpainted, all of it is."),
+      more,
+    ),
+    async request() {
+      if (!file) return { drawing: {}, parameters: {} };
+      const drawing = { image: await base64(file) };
+      if (isMasked()) drawing.mask = await base64(await mask());
+      return { drawing, parameters: { strength: Number(strength.input.value) } };
+    },
+    close: picture.close,
+  };
+}
+
+export const draw = {
+  id: "draw",
+  title: "Draw",
+  lead: "A picture as it comes out of the noise, step by step; or one of yours, drawn over where you paint.",
+  tasks: ["TASK_IMAGE_GENERATION"],
+  open(place, served) {
+    let urls = []; // of the answer's images
+    const words = { prompt: null, negativePrompt: null };
+    const prompts = element("div", { class: "painted" });
+    const offer = () => {
+      const { labels = [], maxInputTokenCount } = chosen(model, served);
+      for (const name of Object.keys(words)) {
+        words[name] = labels.length ? choice([["", "Anything"], ...labels.map((label) => [label, label])]) : textArea("", 2);
+      }
+      const hint = labels.length ? undefined : `At most ${maxInputTokenCount} tokens; empty: anything`;
+      show(prompts, field("Prompt", words.prompt, hint), field("Negative prompt", words.negativePrompt, "What to lead away from"));
+    };
+    const model = modelChoice(served, offer);
+    offer();
+    const count = number({ min: 1, max: 16, step: 1, value: 1 });
+    const steps = number({ min: 1, max: 250, step: 1, placeholder: DEFAULT_STEPS });
+    const guidance = number({ min: 1, max: 30, step: 0.1, placeholder: 3 });
+    const seed = number({ min: 0, step: 1 });
+    const sampler = choice(SAMPLERS);
+    const over = ground((error) => show(form.output, problem(error)));
+
+    function forget() {
+      urls.forEach((url) => URL.revokeObjectURL(url));
+      urls = [];
+    }
+
+    function gallery({ model: name, prompt = "a picture" }, results) {
+      forget();
+      urls = results.map(({ png }) => URL.createObjectURL(new Blob([bytes(png)], { type: "image/png" })));
+      return element(
+        "ul",
+        { class: "gallery" },
+        ...results.map(({ seed: own = "0", width, height }, index) =>
+          element(
+            "li",
+            {},
+            element("img", { src: urls[index], alt: `${prompt}, drawn with seed ${own}` }),
+            element("small", {}, `seed ${own} · ${width} x ${height} pixels`),
+            element("a", { href: urls[index], download: `${name}-${own}.png` }, "Download PNG"),
+          ),
+        ),
+      );
+    }
+
+    const form = caller({
+      isLive: true,
+      fields: [
+        field("Model", model),
+        prompts,
+        element(
+          "div",
+          { class: "grid" },
+          field("Images", count, "One is shown as it comes"),
+          field("Seed", seed, "Empty: a new one"),
+          field("Steps", steps),
+          field("Guidance", guidance, "1: none, half the work"),
+        ),
+        field("Sampler", sampler),
+        over.node,
+      ],
+      label: "Draw",
+      async prepare() {
+        const { drawing, parameters } = await over.request();
+        const whole = {
+          model: chosen(model, served).name,
+          prompt: words.prompt.value.trim() || undefined,
+          negativePrompt: words.negativePrompt.value.trim() || undefined,
+          parameters: {
+            stepCount: steps.given(),
+            guidanceScale: guidance.given(),
+            sampler: sampler.value,
+            seed: seed.value || undefined,
+            ...parameters,
+          },
+          ...drawing,
+        };
+        const service = "ImageGenerationService";
+        if (count.given() > 1) return { service, method: "GenerateImage", request: { ...whole, imageCount: count.given() } };
+        const previewStepCount = Math.ceil((steps.given() ?? DEFAULT_STEPS) / NUM_PREVIEWS);
+        return { service, method: "StreamGenerateImage", request: { ...whole, previewStepCount }, whole };
+      },
+      async run(prepared, signal, output) {
+        const { service, method, request } = prepared;
+        if (!prepared.whole) {
+          show(output);
+          const answer = await call(service, method, request, { signal });
+          show(output, gallery(request, answer.results), timings(answer));
+          return;
+        }
+        const preview = element("img", { alt: "The picture as it is predicted now", hidden: true });
+        const bar = element("progress", { "aria-label": "Steps", value: 0 });
+        const note = element("p", { class: "timings" }, "waiting for the first step …");
+        show(output, element("ul", { class: "gallery" }, element("li", {}, preview, bar)), note);
+        try {
+          for await (const message of stream(service, method, request, { signal })) {
+            const { madeStepCount = 0, stepCount, previewPng, result } = message;
+            bar.max = stepCount;
+            bar.value = madeStepCount;
+            note.textContent = `step ${madeStepCount} of ${stepCount}`;
+            if (previewPng) preview.src = `data:image/png;base64,${previewPng}`;
+            preview.hidden = !preview.src;
+            if (result) show(output, gallery(request, [result]), timings(message));
+          }
+        } catch (error) {
+          note.textContent = error.name === "AbortError" ? `${note.textContent}; stopped` : "";
+          bar.remove();
+          throw error;
+        }
+      },
+    });
+    place.append(form.node);
+    return () => {
+      forget();
+      over.close();
+      form.stop();
+    };
+  },
+};
