@@ -24,6 +24,8 @@ from benchmarks.worker import ROOT
 from headway_client import Client
 
 _NEW_TOKENS = 64
+_VOCABULARY_SIZE = 1024
+"""Of the shape `shakespeare-linear`."""
 _SIDES = ("linear attention", "attention")
 
 
@@ -63,7 +65,7 @@ def _row(side: str, length: int, times: list[tuple[float, float]]) -> dict[str, 
 
 def _text(num_tokens: int, seed: int) -> str:
     lengths = Lengths(name=f"{num_tokens} tokens", percents=(0, 100), tokens=(num_tokens, num_tokens))
-    return random_texts(make_tokenizer(1024), lengths, seed + 1)[0][-1]
+    return random_texts(make_tokenizer(_VOCABULARY_SIZE), lengths, seed + 1)[0][-1]
 
 
 def _measure(address: str, prompt: str) -> tuple[float, float]:
@@ -95,7 +97,7 @@ def _export(side: str, store: Path, *, max_length: int, tiny: bool) -> None:
         del fields["window"]
     torch.manual_seed(0)
     module: Any = build_model(architecture, fields).eval()
-    tokenizer = make_tokenizer(fields["vocabulary_size"])
+    tokenizer = make_tokenizer(_VOCABULARY_SIZE)
     source = ExportSource(
         name=side.replace(" ", "-"),
         task=bundles.Task.GENERATION,
