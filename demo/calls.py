@@ -80,11 +80,11 @@ class Calls:
             "ScoreText": self.score_text,
             "ClassifyImage": partial(self.classify_image, images),
             "EmbedImage": self.embed_image,
+            "GenerateImage": self.generate_image,
             "PrepareImage": partial(self.prepare_image, images),
             "SegmentImage": self.segment_image,
             "ClassifyImage with labels of its own": self.name_segment,
             "CaptionImage": self.caption_image,
-            "GenerateImage": self.generate_image,
         }
         failed = []
         for rpc, call in calls.items():
@@ -274,6 +274,23 @@ class Calls:
         _line("answer", f"{len(vector)} values; cosine with {alike}")
         _line("model", str(answer.model))
 
+    def generate_image(self) -> None:
+        """GenerateImage."""
+        _section("GenerateImage", "an image drawn from noise, in 20 steps")
+        try:
+            answer, seconds = _timed(
+                lambda: self._client.generate_image(
+                    self._drawable, step_count=20, seed=7, model=self._model(Task.IMAGE_GENERATION)
+                )
+            )
+        except FailedPreconditionError as error:
+            _line("answer", str(error))
+            return
+        _line("question", self._drawable)
+        drawn = answer[0]
+        _line("answer", f"{drawn.width} x {drawn.height} pixels, {len(drawn.png):,} bytes of PNG, seed {drawn.seed}")
+        _footer(answer, seconds)
+
     def prepare_image(self, images: list[Path]) -> None:
         """PrepareImage: the calls that follow name the image by the id that it gets."""
         _section("PrepareImage", "an image is sent once; what follows is about it")
@@ -342,23 +359,6 @@ class Calls:
             _line("answer", str(error))
             return
         _line("answer", answer[0].text)
-        _footer(answer, seconds)
-
-    def generate_image(self) -> None:
-        """GenerateImage."""
-        _section("GenerateImage", "an image drawn from noise, in 20 steps")
-        try:
-            answer, seconds = _timed(
-                lambda: self._client.generate_image(
-                    self._drawable, step_count=20, seed=7, model=self._model(Task.IMAGE_GENERATION)
-                )
-            )
-        except FailedPreconditionError as error:
-            _line("answer", str(error))
-            return
-        _line("question", self._drawable)
-        drawn = answer[0]
-        _line("answer", f"{drawn.width} x {drawn.height} pixels, {len(drawn.png):,} bytes of PNG, seed {drawn.seed}")
         _footer(answer, seconds)
 
     def _model(self, task: Task) -> str | None:

@@ -28,11 +28,11 @@ SECTIONS = [
     "ScoreText",
     "ClassifyImage",
     "EmbedImage",
+    "GenerateImage",
     "PrepareImage",
     "SegmentImage",
     "ClassifyImage",
     "CaptionImage",
-    "GenerateImage",
 ]
 
 
@@ -83,7 +83,7 @@ def test_it_ends_with_a_click_its_crop_a_name_for_it_and_a_german_caption(
     image.save(picture)
     ended = run_demo("--store", str(store), str(picture))
     assert "Traceback" not in ended.stderr
-    *_, prepared, cut_out, named, captioned, _ = re.split(r"^(?=[A-Z]\w+  )", ended.stdout, flags=re.MULTILINE)
+    *_, prepared, cut_out, named, captioned = re.split(r"^(?=[A-Z]\w+  )", ended.stdout, flags=re.MULTILINE)
     assert f"question  {picture}" in prepared
     assert "question  the segment at 40,20" in cut_out
     assert "answer    2,000 pixels, 62% of the image, box 30,0 to 80,40" in cut_out
