@@ -10,9 +10,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import wave
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,7 @@ PANELS = [
     "caption",
     "draw",
     "transcribe",
+    "speak",
     "segment",
     "attention",
     "server",
@@ -78,10 +81,12 @@ def address() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def maker_address(diffusion_store: Path, text_diffusion_store: Path, tmp_path_factory: Any) -> Iterator[str]:
-    """A server with tiny models that draw."""
+def maker_address(
+    diffusion_store: Path, text_diffusion_store: Path, voice_store: Path, tmp_path_factory: Any
+) -> Iterator[str]:
+    """A server with tiny models that draw and speak."""
     store = tmp_path_factory.mktemp("makers")
-    for each in (diffusion_store, text_diffusion_store):
+    for each in (diffusion_store, text_diffusion_store, voice_store):
         shutil.copytree(each, store, dirs_exist_ok=True)
     with running(store=store) as (_, url):
         yield url
@@ -523,6 +528,59 @@ def test_a_picture_is_drawn_over_where_a_finger_or_a_box_has_painted(
     page.get_by_role("button", name="Without a picture").click()
     expect(picture).to_be_hidden()
     context.close()
+
+
+def keep_what_is_played(page: Page) -> None:
+    """Keeps when each piece of sound begins, its length, and what plays it."""
+    page.evaluate(
+        """() => {
+            window.played = [];
+            const { start } = AudioBufferSourceNode.prototype;
+            AudioBufferSourceNode.prototype.start = function (at) {
+                window.played.push({ at, seconds: this.buffer.duration, context: this.context });
+                start.call(this, at);
+            };
+        }"""
+    )
+
+
+def test_a_text_is_heard_as_it_is_spoken_and_comes_as_a_file(page: Page, maker_address: str) -> None:
+    open_panel(page, maker_address, "speak")
+    keep_what_is_played(page)
+    voice = page.get_by_label("Voice")
+    assert voice.locator("option").all_inner_texts() == ["Whoever the model draws", "ann", "bob"]
+    voice.select_option("bob")
+    page.get_by_label("Text", exact=True).fill("low high low")
+    page.get_by_text("All parameters").click()
+    page.get_by_label("Temperature").fill("1.2")
+    page.get_by_label("Seed").fill("9")
+    assert re.search(r"first audio after [\d.]+ m?s, [\d.]+ m?s of audio; seed 9", answer(page))
+    played = page.evaluate("() => window.played.map(({ at, seconds }) => [at, seconds])")
+    for (at, seconds), (following, _) in pairwise(played):
+        assert following >= at + seconds - 1e-6, "one piece begins when the other is over"
+    name, file = downloaded(page, "Download WAV")
+    assert name == "tones-9.wav"
+    [result] = answer_of_shown_command(page)["results"]
+    with wave.open(BytesIO(file)) as heard, wave.open(BytesIO(base64.b64decode(result["audio"]))) as whole:
+        assert heard.getparams() == whole.getparams()
+        assert heard.readframes(heard.getnframes()) == whole.readframes(whole.getnframes())
+        assert sum(seconds for _, seconds in played) == pytest.approx(heard.getnframes() / heard.getframerate())
+    assert page.evaluate("() => document.querySelector('audio').src").startswith("blob:")
+    for width in (1100, 360):
+        page.set_viewport_size({"width": width, "height": 800})
+        assert is_accessible_and_fits(page)
+
+
+def test_the_stop_button_silences_and_a_text_that_is_too_long_is_refused(page: Page, maker_address: str) -> None:
+    open_panel(page, maker_address, "speak")
+    keep_what_is_played(page)
+    stop_when_there_is(page, ".output audio")  # all has come, and most is still to be heard
+    assert "; stopped" in answer(page)
+    assert page.evaluate("() => window.played.at(-1).context.state") == "closed"
+    page.get_by_label("Text", exact=True).fill("low " * 20)
+    refused = answer(page)
+    assert "The call was refused" in refused
+    assert "text: has" in refused
 
 
 def test_what_is_recorded_or_in_a_file_is_transcribed(

@@ -48,6 +48,30 @@ export function slider(label, attributes) {
   return whole;
 }
 
+/** Shows what a number is where none is given. */
+export function expect(input, value) {
+  input.placeholder = String(Number(Number(value).toFixed(3)));
+}
+
+/** Fields of how tokens are drawn, as the API's SamplingParameters have them. */
+export function sampling() {
+  const temperature = number({ min: 0, max: 2, step: 0.05 });
+  const topK = number({ min: 0, step: 1 });
+  const topP = number({ min: 0.01, max: 1, step: 0.01 });
+  const minP = number({ min: 0, max: 1, step: 0.01 });
+  const seed = number({ min: 0, step: 1 });
+  return {
+    temperature: field("Temperature", temperature, "0 takes the likeliest"),
+    others: [field("Top-k", topK, "0: all"), field("Top-p", topP), field("Min-p", minP)],
+    seed: field("Seed", seed, "Empty: a new one"),
+    /** Shows a model's own, which is taken where nothing is given. */
+    expect(own = {}) {
+      for (const [input, value] of [[temperature, own.temperature ?? 0], [topK, own.topK ?? 0], [topP, own.topP ?? 1], [minP, own.minP ?? 0]]) expect(input, value);
+    },
+    given: () => ({ temperature: temperature.given(), topK: topK.given(), topP: topP.given(), minP: minP.given(), seed: seed.value || undefined }),
+  };
+}
+
 export function check(label, isChecked, onchange) {
   const box = element("input", { type: "checkbox", onchange });
   box.checked = isChecked;

@@ -1,5 +1,5 @@
 import { CallError, stream } from "../api.js";
-import { caller, check, choice, chosen, field, modelChoice, number, textArea } from "../controls.js";
+import { caller, check, choice, chosen, expect, field, modelChoice, number, sampling, textArea } from "../controls.js";
 import { element, show, steppable, written } from "../dom.js";
 import { looked } from "../viewer.js";
 
@@ -50,14 +50,10 @@ export const generate = {
     const prompt = textArea(EXAMPLE, 5);
     const system = element("input", { type: "text", autocomplete: "off" });
     const maxTokens = number({ min: 1, max: 4096, step: 1, value: 120 });
-    const temperature = number({ min: 0, max: 2, step: 0.05 });
-    const topK = number({ min: 0, step: 1 });
-    const topP = number({ min: 0.01, max: 1, step: 0.01 });
-    const minP = number({ min: 0, max: 1, step: 0.01 });
+    const sampled = sampling();
     const penalty = number({ min: 0.01, max: 100, step: 0.05 });
     const presence = number({ min: -2, max: 2, step: 0.1 });
     const frequency = number({ min: -2, max: 2, step: 0.1 });
-    const seed = number({ min: 0, step: 1 });
     const stops = textArea("", 2);
     const kind = choice([["none", "None"], ["json", "JSON schema"], ["regex", "Regular expression"], ["choices", "One of several texts"]]);
     const pattern = textArea("", 3, { spellcheck: "false" });
@@ -79,11 +75,8 @@ export const generate = {
     function fit() {
       const model_ = chosen(model, served);
       const defaults = model_.defaultParameters ?? {};
-      const sampling = defaults.sampling ?? {};
-      const shown = [[temperature, sampling.temperature ?? 0], [topK, sampling.topK ?? 0], [topP, sampling.topP ?? 1], [minP, sampling.minP ?? 0]];
-      for (const [input, value] of [...shown, [penalty, defaults.repetitionPenalty ?? 1], [presence, 0], [frequency, 0]]) {
-        input.placeholder = String(Number(Number(value).toFixed(3)));
-      }
+      sampled.expect(defaults.sampling);
+      for (const [input, value] of [[penalty, defaults.repetitionPenalty ?? 1], [presence, 0], [frequency, 0]]) expect(input, value);
       isChat.hidden = !model_.hasChatTemplate;
       if (!model_.hasChatTemplate) isChat.box.checked = false;
       const chats = isChat.box.checked;
@@ -95,7 +88,7 @@ export const generate = {
     function parameters() {
       return {
         maxNewTokens: maxTokens.given(),
-        sampling: { temperature: temperature.given(), topK: topK.given(), topP: topP.given(), minP: minP.given(), seed: seed.value || undefined },
+        sampling: sampled.given(),
         repetitionPenalty: penalty.given(),
         presencePenalty: presence.given(),
         frequencyPenalty: frequency.given(),
@@ -111,7 +104,7 @@ export const generate = {
         isChat,
         systemField,
         promptLabel,
-        element("div", { class: "grid" }, field("Longest text", maxTokens, "Tokens"), field("Temperature", temperature, "0 takes the likeliest")),
+        element("div", { class: "grid" }, field("Longest text", maxTokens, "Tokens"), sampled.temperature),
         element(
           "details",
           {},
@@ -119,13 +112,11 @@ export const generate = {
           element(
             "div",
             { class: "grid" },
-            field("Top-k", topK, "0: all"),
-            field("Top-p", topP),
-            field("Min-p", minP),
+            ...sampled.others,
             field("Repetition penalty", penalty),
             field("Presence penalty", presence),
             field("Frequency penalty", frequency),
-            field("Seed", seed, "Empty: a new one"),
+            sampled.seed,
           ),
           field("Stop strings", stops, "One a line"),
           field("Constraint", kind, "What the text must be"),

@@ -1,0 +1,96 @@
+import { stream } from "../api.js";
+import { player, wavOf } from "../audio.js";
+import { caller, choice, chosen, field, modelChoice, number, sampling, textArea, timings } from "../controls.js";
+import { duration, element, show } from "../dom.js";
+import { bytes } from "../images.js";
+
+export const speak = {
+  id: "speak",
+  title: "Speak",
+  lead: "A text, spoken in one of the model's voices and heard as it is made.",
+  tasks: ["TASK_SPEECH_SYNTHESIS"],
+  open(place, served) {
+    let url = ""; // of what was spoken
+    const voice = choice([]);
+    const text = textArea("three seven one", 3, { required: true });
+    const sampled = sampling();
+    const longest = number({ min: 0, step: 0.01 });
+    const offer = () => {
+      const { labels = [], defaultParameters } = chosen(model, served);
+      show(voice, element("option", { value: "" }, "Whoever the model draws"), ...labels.map((label) => element("option", {}, label)));
+      sampled.expect(defaultParameters?.sampling);
+    };
+    const model = modelChoice(served, offer);
+    offer();
+    const form = caller({
+      isLive: true,
+      fields: [
+        field("Model", model),
+        field("Text", text, "Ctrl+Enter speaks."),
+        field("Voice", voice),
+        element(
+          "details",
+          {},
+          element("summary", {}, "All parameters"),
+          element("div", { class: "grid" }, sampled.temperature, ...sampled.others, sampled.seed, field("Longest audio", longest, "Seconds")),
+        ),
+      ],
+      label: "Speak",
+      prepare() {
+        const common = {
+          model: chosen(model, served).name,
+          voice: voice.value || undefined,
+          parameters: { sampling: sampled.given(), maxDuration: longest.given() },
+        };
+        return {
+          service: "SpeechService",
+          method: "StreamSynthesizeSpeech",
+          request: { ...common, text: text.value },
+          whole: { ...common, texts: [text.value] },
+        };
+      },
+      async run(prepared, signal, output) {
+        const note = element("p", { class: "timings" }, "waiting for the first audio …");
+        show(output, note);
+        const parts = [];
+        const began = performance.now();
+        let playing = null;
+        let firstAfter = 0; // seconds
+        let seconds = 0;
+        try {
+          for await (const message of stream(prepared.service, prepared.method, prepared.request, { signal })) {
+            const { pcm, samplingRate, result } = message;
+            if (pcm) {
+              const samples = new Int16Array(bytes(pcm).buffer);
+              firstAfter ||= (performance.now() - began) / 1000;
+              playing ??= player(samplingRate);
+              playing.add(samples);
+              parts.push(samples);
+              seconds += samples.length / samplingRate;
+              note.textContent = `first audio after ${duration(firstAfter)}, ${duration(seconds)} of audio`;
+            }
+            if (!result) continue;
+            if (result.finishReason === "FINISH_REASON_LENGTH") note.textContent += ", cut at that length";
+            note.textContent += `; seed ${result.seed ?? "0"}`;
+            URL.revokeObjectURL(url);
+            url = URL.createObjectURL(wavOf(parts, result.samplingRate));
+            const again = element("audio", { controls: true, src: url, "aria-label": "What was spoken", onplay: () => form.stop() });
+            const file = element("a", { href: url, download: `${prepared.request.model}-${result.seed ?? "0"}.wav` }, "Download WAV");
+            output.append(element("div", { class: "heard" }, again, file), timings(message) ?? "");
+          }
+          await playing?.ended(signal);
+        } catch (error) {
+          note.textContent = error.name === "AbortError" ? `${parts.length ? note.textContent : "no audio"}; stopped` : "";
+          throw error;
+        } finally {
+          playing?.close();
+        }
+      },
+    });
+    place.append(form.node);
+    return () => {
+      URL.revokeObjectURL(url);
+      form.stop();
+    };
+  },
+};
