@@ -3,7 +3,7 @@
 Multi-query associative recall (Arora et al. 2023, arXiv 2312.04927): a text names pairs of a key and a value, each key
 once, and then all keys again in another order; after each the model is to say its value. A decoder with linear
 attention, whose memory has a fixed size, beside one with attention, of the same width; both are trained for each number
-of pairs anew. Figures: linear-attention.md.
+of pairs anew.
 """
 
 from __future__ import annotations

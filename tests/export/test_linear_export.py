@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from loading import loading
 from tiny_models import PROVERBS, generation_checkpoint
 
@@ -112,6 +113,14 @@ async def test_texts_are_pytorchs_whatever_their_neighbours_do(bundle, source, r
                 logits = reference.generation_logits(source.module, ids, first=len(ids) - 1)[0]
                 ids = np.append(ids, logits.argmax())
             assert source.tokenizer.decode(ids[-20:].tolist()) == text
+
+
+def test_a_head_that_forgets_at_once_is_exported(checkpoint, tmp_path):
+    source = from_checkpoint(checkpoint)
+    with torch.no_grad():  # the sigmoid of -200 is 0 in float32, and its logarithm must be none
+        source.module.layers[0].attention.decay.bias[0] = -200.0
+    bundle = export(source, ExportOptions(store=tmp_path, precisions=(Precision.FP32,)))
+    assert bundle.manifest.variants[Precision.FP32].parity.max_relative_logit_error < 1e-4
 
 
 def test_there_are_no_attention_weights_to_trace(source):

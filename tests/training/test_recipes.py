@@ -67,6 +67,11 @@ def test_a_setting_replaces_the_files():
     assert (recipe.optimization.learning_rate, recipe.name, recipe.model["d_model"]) == (0.5, "mine", 64)
 
 
+def test_a_setting_without_a_value_leaves_out_what_the_file_has():
+    assert read_recipe("clip").data.held_out_style == "noto"
+    assert read_recipe("clip", ["data.held_out_style="]).data.held_out_style is None
+
+
 @pytest.mark.parametrize(
     ("setting", "message"),
     [

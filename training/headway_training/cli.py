@@ -62,7 +62,10 @@ def run(
         typer.Option(help="Folder of a checkpoint to start from: its weights, by name, and its tokenizer."),
     ] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="section.key=value, in place of the recipe's. May be repeated.")
+        list[str] | None,
+        typer.Option(
+            "--set", help="section.key=value, in place of the recipe's; section.key= takes it out. May be repeated."
+        ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the output folder.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of everything that is random.", min=0)] = 0,
@@ -113,7 +116,10 @@ def scale(
     train: Annotated[str | None, typer.Option(help="Your own training data: plain text.")] = None,
     valid: Annotated[str | None, typer.Option(help="Your own validation data, as --train.")] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="section.key=value, in place of the recipe's. May be repeated.")
+        list[str] | None,
+        typer.Option(
+            "--set", help="section.key=value, in place of the recipe's; section.key= takes it out. May be repeated."
+        ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the study in the output folder.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of everything that is random.", min=0)] = 0,

@@ -138,7 +138,7 @@ def _suggest(word: str, known: Iterable[str]) -> str:
 
 
 def _apply(content: dict[str, Any], setting: str) -> None:
-    """Puts one `section.key=value` into a recipe's content."""
+    """Puts one `section.key=value` into a recipe's content; with nothing after the sign the key is left out."""
     path, value = parse_setting(setting)
     *sections, key = path.split(".")
     if not key or len(sections) > 1:
@@ -148,7 +148,10 @@ def _apply(content: dict[str, Any], setting: str) -> None:
         target = target.setdefault(section, {})
         if not isinstance(target, dict):
             raise RecipeError(f"--set {setting}: {section} is not a section")
-    target[key] = value
+    if setting.endswith("="):
+        target.pop(key, None)
+    else:
+        target[key] = value
 
 
 def _resolve_model(section: Any, source: str) -> dict[str, Any]:

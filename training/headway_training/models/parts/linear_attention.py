@@ -115,7 +115,8 @@ class LinearAttention(nn.Module):
             mixed = mixed + self.convolution[offset] * seen[:, offset : offset + length]
         *parts, gate = self.query_key_value_gate.apart(mixed)  # (B, T, D) each
         query, key, value = (torch.unflatten(part, -1, (-1, self.head_dim)) for part in parts)  # (B, T, H, K)
-        log_decay = F.logsigmoid(self.decay(mixed).float()) / _TEMPERATURE  # (B, T, H)
+        # The logarithm of the sigmoid, in the form that does not become -inf in ONNX, where that is two operators.
+        log_decay = -F.softplus(-self.decay(mixed).float()) / _TEMPERATURE  # (B, T, H)
         if block is None:
             context, memory = attend_block(query, key, value, log_decay, memory)
         else:

@@ -5,14 +5,14 @@ import { element } from "./dom.js";
 
 /** Returns the bytes of a file in base64, as JSON carries them. */
 export async function base64(file) {
-  const bytes_ = new Uint8Array(await file.arrayBuffer());
+  const bytes = new Uint8Array(await file.arrayBuffer());
   let text = "";
-  for (let start = 0; start < bytes_.length; start += 32768) text += String.fromCharCode(...bytes_.subarray(start, start + 32768));
+  for (let start = 0; start < bytes.length; start += 32768) text += String.fromCharCode(...bytes.subarray(start, start + 32768));
   return btoa(text);
 }
 
 /** Returns the bytes that JSON carries in base64. */
-export function bytes(text) {
+export function fromBase64(text) {
   return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
 }
 

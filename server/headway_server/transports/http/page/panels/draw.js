@@ -1,7 +1,7 @@
 import { call, CallError, stream } from "../api.js";
 import { caller, choice, chosen, field, modelChoice, number, problem, slider, textArea, timings } from "../controls.js";
 import { element, show } from "../dom.js";
-import { base64, bytes, places, pointed } from "../images.js";
+import { base64, fromBase64, places, pointed } from "../images.js";
 
 const DEFAULT_STEPS = 20; // the protocol's
 const NUM_PREVIEWS = 10;
@@ -174,7 +174,7 @@ export const draw = {
 
     function gallery({ model: name, prompt = "a picture" }, results) {
       forget();
-      urls = results.map(({ png }) => URL.createObjectURL(new Blob([bytes(png)], { type: "image/png" })));
+      urls = results.map(({ png }) => URL.createObjectURL(new Blob([fromBase64(png)], { type: "image/png" })));
       return element(
         "ul",
         { class: "gallery" },

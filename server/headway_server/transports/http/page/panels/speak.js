@@ -2,7 +2,7 @@ import { stream } from "../api.js";
 import { player, wavOf } from "../audio.js";
 import { caller, choice, chosen, field, modelChoice, number, sampling, textArea, timings } from "../controls.js";
 import { duration, element, show } from "../dom.js";
-import { bytes } from "../images.js";
+import { fromBase64 } from "../images.js";
 
 export const speak = {
   id: "speak",
@@ -61,7 +61,7 @@ export const speak = {
           for await (const message of stream(prepared.service, prepared.method, prepared.request, { signal })) {
             const { pcm, samplingRate, result } = message;
             if (pcm) {
-              const samples = new Int16Array(bytes(pcm).buffer);
+              const samples = new Int16Array(fromBase64(pcm).buffer);
               firstAfter ||= (performance.now() - began) / 1000;
               playing ??= player(samplingRate);
               playing.add(samples);
