@@ -45,3 +45,13 @@ def test_buckets_pad_little():
     batches = bucketed_batches(lengths, 2048, seed=0, epoch=0)
     padded = sum(max(lengths[i] for i in batch) * len(batch) for batch in batches)
     assert sum(lengths) / padded > 0.9
+
+
+def test_even_batches_of_examples_of_similar_length():
+    lengths = np.random.default_rng(3).integers(1, 500, 1_000)
+    batches = even_batches(len(lengths), 16, lengths, seed=0, epoch=1)
+    assert sorted(np.concatenate(batches)) == list(range(1_000))
+    assert {len(batch) for batch in batches} <= {16, 1_000 % 16}
+    spread = np.mean([np.ptp(lengths[batch]) for batch in batches])
+    assert spread < 0.1 * np.mean([np.ptp(lengths[batch]) for batch in even_batches(1_000, 16, seed=0, epoch=1)])
+    assert not np.array_equal(batches[0], even_batches(len(lengths), 16, lengths, seed=0, epoch=2)[0])

@@ -48,6 +48,8 @@ def test_a_sequence_is_voice_text_codes_and_end_and_codes_alone_are_targets(
     generator = torch.Generator().manual_seed(1)
     tensors = task.collate(np.arange(12), generator).tensors
     special = task.checkpoint_fields()["special_tokens"]
+    whole = task.loss_of_logits(task.logits(model, tensors), tensors["targets"])
+    torch.testing.assert_close(task.loss(model, tensors), whole)  # of which it computes the targets' part alone
     has_voice = set()
     for ids, targets in zip(tensors["input_ids"].tolist(), tensors["targets"].tolist(), strict=True):
         first = next(i for i, target in enumerate(targets) if target != IGNORED)

@@ -81,10 +81,23 @@ def step_seed(seed: int, step: int, stream: int) -> int:
     return int(np.random.SeedSequence((seed, step, stream)).generate_state(1)[0])
 
 
-def even_batches(count: int, batch_size: int, *, seed: int, epoch: int) -> list[Batch]:
-    """Cuts a random order of `count` examples into batches of `batch_size`; the last one may be smaller."""
-    order = np.random.default_rng((seed, epoch)).permutation(count)
-    return [order[start : start + batch_size] for start in range(0, count, batch_size)]
+def even_batches(
+    count: int, batch_size: int, lengths: Sequence[int] | None = None, *, seed: int, epoch: int
+) -> list[Batch]:
+    """Cuts a random order of `count` examples into batches of `batch_size`; one may be smaller.
+
+    With `lengths`, the tokens of each, examples of similar length come together.
+    """
+    generator = np.random.default_rng((seed, epoch))
+    order = generator.permutation(count)
+    if lengths is None:
+        return [order[start : start + batch_size] for start in range(0, count, batch_size)]
+    sizes, pool_size, batches = np.asarray(lengths, dtype=np.int64), POOL_BATCHES * batch_size, list[Batch]()
+    for start in range(0, count, pool_size):
+        pool = order[start : start + pool_size]
+        pool = pool[np.argsort(sizes[pool], kind="stable")]
+        batches += [pool[first : first + batch_size] for first in range(0, len(pool), batch_size)]
+    return [batches[i] for i in generator.permutation(len(batches))]
 
 
 def bucketed_batches(lengths: Sequence[int], batch_tokens: int, *, seed: int, epoch: int) -> list[Batch]:

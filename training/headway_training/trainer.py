@@ -119,7 +119,7 @@ class Trainer:
         self._console = console
         self._flops_per_unit = flops_per_unit
         settings = self._settings = recipe.optimization
-        self.model = task.wrap(model).use_attention(attention_kind(device)).to(device)
+        self.model = task.wrap(model).use_attention(attention_kind(device, recipe.model)).to(device)
         self._average = make_average(self.model, settings.average_decay)
         if settings.activation_checkpointing:
             try:

@@ -21,7 +21,7 @@ from torch import Tensor
 from headway_training.models.base import AttentionKind
 from headway_training.models.codec import Codec, CodecConfig
 from headway_training.models.gpt import GPT, GPTConfig
-from headway_training.models.parts.attention import Attend
+from headway_training.models.parts.attention import Attend, causal_attention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,11 @@ class SpeechSynthesizer(Codec):
         """(..., D) -> (..., V)."""
         return self.language_model.logits(hidden_states)
 
-    def predict(self, input_ids: Tensor) -> Tensor:
-        """int64 (B, T) -> logits (B, T, V) of the token that follows each; padding belongs on the right."""
-        logits: Tensor = self.language_model(input_ids)
-        return logits
+    def predict(self, input_ids: Tensor, chosen: Tensor | None = None) -> Tensor:
+        """int64 (B, T) -> logits (B, T, V) of the token that follows each; padding belongs on the right.
+
+        With `chosen`, int64 (N,), places in B T, those of these tokens alone, (N, V).
+        """
+        model, positions = self.language_model, torch.arange(input_ids.shape[1], device=input_ids.device)
+        states = model.hidden_states(input_ids, positions, causal_attention(model.kernel))
+        return model.logits(states if chosen is None else states.flatten(0, 1)[chosen])

@@ -200,7 +200,7 @@ def measure_size(recipe: Recipe, fields: dict[str, Any], task: Task, seed: int, 
     if flop_s:
         token_s, evaluation_s = flop_s * sizing.flops_per_unit, 0.0
     else:
-        wrapped = task.wrap(model).use_attention(attention_kind(device)).to(device)
+        wrapped = task.wrap(model).use_attention(attention_kind(device, recipe.model)).to(device)
         objective = Objective(task, wrapped, settings, device.type)
         rate, _ = expected_throughput(sizing, objective, bf16=settings.precision == "bf16", device=device)
         update_s = _update_s(recipe, model)

@@ -108,18 +108,20 @@ class SpeechSynthesisTask(Task):
         return model
 
     def epoch_batches(self, seed: int, epoch: int) -> list[Batch]:
-        """Batches of recordings in random order."""
+        """Batches of recordings of similar length, in random order."""
         size = self._recipe.optimization.batch_size
-        return [self._examples[batch] for batch in even_batches(len(self._examples), size, seed=seed, epoch=epoch)]
+        lengths = [len(self._train.codes[i]) for i in self._examples]
+        return [self._examples[batch] for batch in even_batches(len(lengths), size, lengths, seed=seed, epoch=epoch)]
 
     def collate(self, batch: Batch, generator: torch.Generator) -> TrainingBatch:
         """Inputs and targets (B, T): targets are the codes of what is said, and the end."""
         random = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
         rows = []
+        num_joined = int(random.integers(self._recipe.augmentation.join_texts))  # of all rows, so that little is padded
         for number in batch.tolist():
             others = self._of_speaker[self._train.speakers[number]]
             joined = [number]
-            for _ in range(int(random.integers(self._recipe.augmentation.join_texts))):
+            for _ in range(num_joined):
                 if not self._fits([*joined, more := int(random.choice(others))]):
                     break
                 joined.append(more)
@@ -129,6 +131,13 @@ class SpeechSynthesisTask(Task):
             rows.append(self._sequence(self._train, joined, history))
         tensors = self._tensors(rows)
         return TrainingBatch(tensors=tensors, num_units=sum(len(ids) for ids, _ in rows))
+
+    def loss(self, model: nn.Module, tensors: Mapping[str, Tensor], label_smoothing: float = 0.0) -> Tensor:
+        """As `Task.loss`; logits are computed of the tokens that are followed by a target."""
+        assert isinstance(model, SpeechSynthesizer)
+        said = tensors["said"]
+        targets = tensors["targets"].flatten()[said]
+        return self.loss_of_logits(model.predict(tensors["input_ids"], said).float(), targets, label_smoothing)
 
     def logits(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> Tensor:
         """(B, T, V)."""
@@ -211,14 +220,18 @@ class SpeechSynthesisTask(Task):
         return np.concatenate([*prompt, *codes, [self._special.eos]]), sum(map(len, prompt))
 
     def _tensors(self, rows: Sequence[tuple[NDArray[np.int64], int]]) -> dict[str, Tensor]:
-        """Inputs and targets (B, T) of sequences."""
+        """Inputs and targets (B, T) of sequences, and `said` (N,), where in B T there is a target."""
         longest = max(len(ids) for ids, _ in rows) - 1
         inputs = np.full((len(rows), longest), self._special.pad, np.int64)
         targets = np.full((len(rows), longest), IGNORED, np.int64)
         for row, (ids, first) in enumerate(rows):
             inputs[row, : len(ids) - 1] = ids[:-1]
             targets[row, first - 1 : len(ids) - 1] = ids[first:]
-        return {"input_ids": torch.from_numpy(inputs), "targets": torch.from_numpy(targets)}
+        return {
+            "input_ids": torch.from_numpy(inputs),
+            "targets": torch.from_numpy(targets),
+            "said": torch.from_numpy(np.flatnonzero(targets != IGNORED)),
+        }
 
 
 class _Spoken:
