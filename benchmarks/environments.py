@@ -24,6 +24,7 @@ REQUIREMENTS: dict[str, tuple[str, ...]] = {
     "litserve": (*_OWN, "litserve==0.2.19"),
     "bentoml": (*_OWN, "bentoml==1.4.39"),  # 1.4.40 asks for a certifi that the package index does not have
     "triton": (*_OWN, "nvidia-pytriton==0.7.0"),
+    "piper": ("onnx", "onnxruntime", "piper-tts==1.8.0", "torch"),
     "openvino": ("openvino==2026.4.1", "pillow", "tokenizers"),
 }  # fmt: skip
 """By environment. A name without a version gets the one that constraints.txt pins, so that it is headway's."""
