@@ -25,7 +25,10 @@ from PIL import Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 DOCS = Path(__file__).parent
-PANELS = ("models", "generate", "translate", "classify", "tag", "compare", "images", "attention", "server")
+PANELS = (
+    *("models", "generate", "translate", "classify", "tag", "compare"),
+    *("images", "segment", "caption", "draw", "attention", "server"),
+)
 Scheme: TypeAlias = Literal["light", "dark"]
 SCHEMES: tuple[Scheme, ...] = ("light", "dark")
 LOOKED_INTO = ("generate", "translate", "classify", "tag", "images")
@@ -46,6 +49,8 @@ SHOWN = {
     "page": Shot("translate"),
     "page-generate": Shot("generate"),
     "page-attention": Shot("images", is_looked_into=True),
+    "page-segment": Shot("segment"),
+    "page-draw": Shot("draw"),
     "page-narrow": Shot("translate", 360, "dark"),
 }
 """Pictures of the documents."""
@@ -73,6 +78,13 @@ def call(page: Page) -> None:
     page.wait_for_selector(".output *")
 
 
+def show_picture(page: Page, name: str) -> None:
+    """Gives the panel one of the demo's drawings."""
+    drawing = runpy.run_path(str(DOCS.parent / "demo" / "draw.py"))["draw_pictures"]()[name]
+    files = [{"name": f"{name}.png", "mimeType": "image/png", "buffer": drawing}]
+    page.set_input_files("input[type=file]", files)  # type: ignore[arg-type]  # a list of such is taken
+
+
 def prepare(page: Page, panel: str) -> None:
     """Does on a panel what a visitor would, so that it shows something."""
     match panel:
@@ -89,10 +101,19 @@ def prepare(page: Page, panel: str) -> None:
             if page.locator("main form button.primary").is_enabled():
                 call(page)
         case "images":
-            ship = runpy.run_path(str(DOCS.parent / "demo" / "draw.py"))["draw_pictures"]()["ship"]
-            files = [{"name": "ship.png", "mimeType": "image/png", "buffer": ship}]
-            page.set_input_files("input[type=file]", files)  # type: ignore[arg-type]  # a list of such is taken
+            show_picture(page, "ship")
             page.wait_for_selector(".output .bars li")
+        case "segment":
+            show_picture(page, "ship")
+            page.get_by_label("Box").fill("8,24,120,90")
+            call(page)
+        case "caption":
+            show_picture(page, "automobile")
+            call(page)
+        case "draw":
+            page.get_by_label("Prompt", exact=True).select_option("Sneaker")
+            page.get_by_label("Seed").fill("7")
+            call(page)
         case "server":
             page.wait_for_timeout(4000)
 
