@@ -1,31 +1,47 @@
-"""How fast images are drawn: python -m benchmarks.diffusion [--steps 20] [--callers 8] [--rounds 3] [--tiny].
+"""How fast images are drawn: python -m benchmarks.diffusion [--geometry emoji] [--callers 8] [--rounds 3] [--tiny].
 
-The model has the shape of the recipe fashion-mnist-diffusion and random weights, which compute as fast as trained ones.
-One caller draws an image with guidance; then so many callers ask for one each at the same moment. The sides take turns:
+The model has the shape of a recipe and random weights, which compute as fast as trained ones: `clothes`, which draws
+labels, that of fashion-mnist-diffusion, and `emoji`, which draws texts, that of emoji-diffusion. One caller draws an
+image with guidance; then so many callers ask for one each at the same moment. The sides take turns:
 
 - headway, int8 and fp32: the images of all callers share the denoiser's runs;
 - the same server with room for one image in a run (`--max-denoising-rows 2`), whose callers take turns;
-- PyTorch, eager, with the same model in fp32: one pipeline call at a time, on all cores.
+- PyTorch, eager, with the same model in fp32: one pipeline call at a time, on all cores;
+- for emoji, diffusers' ONNX pipeline on the same modules and weights (stable_diffusion.py), in fp32 and dynamic int8:
+  one pipeline call at a time, and all prompts in one call, as if callers had agreed on their steps and their start.
+
+Nothing is timed before its denoiser's velocities, and an image drawn from the same noise, were found to be ours.
+PyTorch and diffusers run in their own process, without a server, and stop at pixels; headway sends a PNG by gRPC.
 """
 
 import asyncio
+import dataclasses
+import io
 import json
 import os
 import statistics
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import onnxruntime
 import typer
+from PIL import Image
+from tokenizers import Tokenizer
 
 from benchmarks.contestants.denoising import GUIDANCE
 from benchmarks.contestants.headway import running_server
+from benchmarks.environments import python_of
 from benchmarks.machine import describe_run
-from benchmarks.worker import ROOT, Worker, tree_environment
+from benchmarks.worker import ROOT, ContestantError, Worker, foreign_environment, tree_environment
 from headway_client import AsyncClient
+from headway_server.diffusion import draw_noise
 
 _SIDES = {
     "headway int8": ("int8", ()),
@@ -33,43 +49,97 @@ _SIDES = {
     "headway fp32, an image a run": ("fp32", ("--max-denoising-rows", "2")),
 }
 _TORCH = "PyTorch eager fp32, a call at a time"
+_PEERS = {
+    "diffusers ONNX fp32, a call at a time": ("fp32", False),
+    "diffusers ONNX fp32, all in a call": ("fp32", True),
+    "diffusers ONNX int8, a call at a time": ("int8", False),
+    "diffusers ONNX int8, all in a call": ("int8", True),
+}
+_SHARED_CALLS = {name for name, (_, together) in _PEERS.items() if together}
+_GREATEST_VELOCITY_ERROR = 1e-4
+"""Of the greatest velocity."""
+_GREATEST_PIXEL_ERROR = 2
+
+Draw = Callable[[Sequence[str]], list[float]]
+"""Draws an image of each prompt, all asked for at once; returns what each caller waits, in seconds."""
+
+
+class Geometry(StrEnum):
+    """The recipe whose shape is measured."""
+
+    CLOTHES = "clothes"
+    EMOJI = "emoji"
 
 
 def main(
+    geometry: Annotated[Geometry, typer.Option()] = Geometry.CLOTHES,
     steps: Annotated[int, typer.Option(min=1, max=250)] = 20,
     callers: Annotated[int, typer.Option(min=1)] = 8,
     rounds: Annotated[int, typer.Option(min=1)] = 3,
-    tiny: Annotated[bool, typer.Option("--tiny", help="A model of no size, to try the command.")] = False,
+    tiny: Annotated[
+        bool, typer.Option("--tiny", help="A model of no size and no diffusers, to try the command.")
+    ] = False,
 ) -> None:
     """Measures and prints a table, and one JSON object as the last line."""
+    report: dict[str, Any] = {"geometry": geometry, "rounds": rounds, "steps": steps}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        _write_random(folder / "checkpoint", tiny=tiny)
-        _export(folder / "checkpoint", folder / "store")
-        servers = {
-            name: stack.enter_context(
-                running_server(ROOT, folder / "store", ["--precision", precision, *flags])
-            ).address
-            for name, (precision, flags) in _SIDES.items()
-        }
-        threads = str(os.cpu_count() or 1)
+        checkpoint, store, threads = folder / "checkpoint", folder / "store", str(os.cpu_count() or 1)
+        prompts = _write_random(checkpoint, geometry, tiny=tiny)
+        _export(checkpoint, store)
+        sides: dict[str, Draw] = {}
+        for name, (precision, flags) in _SIDES.items():
+            server = stack.enter_context(running_server(ROOT, store, ["--precision", precision, *flags]))
+            sides[name] = partial(_draw_served, server.address, steps)
         torch = stack.enter_context(
-            Worker("contestants.denoising", threads, str(folder / "checkpoint"), environment=tree_environment(ROOT))
+            Worker("contestants.denoising", threads, str(checkpoint), environment=tree_environment(ROOT))
         )
+        sides[_TORCH] = partial(_draw_in, torch, {"steps": steps})
+        if geometry is Geometry.EMOJI:
+            from benchmarks.stable_diffusion import write_graphs  # noqa: PLC0415 (it imports torch)
+
+            write_graphs(checkpoint, folder / "graphs")
+            report["velocity_error"] = _compare_velocities(store, folder / "graphs", prompts[0])
+            if not tiny:
+                peers, compared = _start_diffusers(stack, folder / "graphs", server.address, prompts[0], steps)
+                sides |= peers
+                report |= compared
         waits: dict[tuple[str, int], list[list[float]]] = {}
         for number in range(rounds + 1):  # the first warms up
             for count in sorted({1, callers}):
-                for name in sorted((*servers, _TORCH), reverse=bool(number % 2)):
-                    if name == _TORCH:
-                        found = torch.ask(callers=count, steps=steps)["waits_s"]
-                    else:
-                        found = asyncio.run(_draw(servers[name], count, steps))
+                for name in sorted(sides, reverse=bool(number % 2)):
+                    if count == 1 and name in _SHARED_CALLS:
+                        continue
+                    found = sides[name]([prompts[caller % len(prompts)] for caller in range(count)])
                     if number:
                         waits.setdefault((name, count), []).append(found)
     rows = [_row(name, count, runs) for (name, count), runs in waits.items()]
     for row in rows:
         typer.echo("  ".join(f"{name} {value}" for name, value in row.items()))
-    typer.echo(json.dumps(describe_run() | {"rounds": rounds, "steps": steps, "rows": rows}))
+    typer.echo(json.dumps(describe_run() | report | {"rows": rows}))
+
+
+def _start_diffusers(
+    stack: ExitStack, graphs: Path, address: str, prompt: str, steps: int
+) -> tuple[dict[str, Draw], dict[str, Any]]:
+    """Returns the pipeline's sides, none if it cannot be started, and what the report says of it."""
+    try:
+        worker = Worker(
+            "contestants.diffusers",
+            str(os.cpu_count() or 1),
+            str(graphs),
+            environment=foreign_environment(),
+            python=python_of("diffusers"),
+        )
+        peer = stack.enter_context(worker)
+    except ContestantError as error:
+        return {}, {"not_started": {"diffusers": str(error)}}
+    pixel_error = asyncio.run(_compare_images(address, peer, prompt, steps))
+    sides: dict[str, Draw] = {}
+    for name, (precision, together) in _PEERS.items():
+        request = {"precision": precision, "together": together, "steps": steps}
+        sides[name] = partial(_draw_in, peer, request)
+    return sides, {"pixel_error": pixel_error, "peer_versions": peer.versions}
 
 
 def _row(name: str, count: int, runs: list[list[float]]) -> dict[str, Any]:
@@ -83,22 +153,78 @@ def _row(name: str, count: int, runs: list[list[float]]) -> dict[str, Any]:
     }
 
 
-async def _draw(address: str, callers: int, steps: int) -> list[float]:
-    """Draws an image for each caller, all asked for at once; returns what each waits, in seconds."""
+def _draw_in(worker: Worker, request: dict[str, Any], prompts: Sequence[str]) -> list[float]:
+    waits: list[float] = worker.ask(**request, prompts=prompts)["waits_s"]
+    return waits
+
+
+def _draw_served(address: str, steps: int, prompts: Sequence[str]) -> list[float]:
+    async def draw() -> list[float]:
+        async with AsyncClient(address) as client:
+            await client.list_models()  # connects
+            began = time.perf_counter()
+
+            async def call(seed: int, prompt: str) -> float:
+                await client.generate_image(prompt, step_count=steps, seed=seed, guidance_scale=GUIDANCE)
+                return time.perf_counter() - began
+
+            return list(await asyncio.gather(*(call(seed, prompt) for seed, prompt in enumerate(prompts))))
+
+    return asyncio.run(draw())
+
+
+def _compare_velocities(store: Path, graphs: Path, prompt: str) -> float:
+    """Returns how far the denoiser of the peer's graphs is from the bundle's in fp32, of the greatest velocity.
+
+    Raises:
+        ContestantError: Too far to be the same network.
+    """
+    from headway_server.bundles import Precision, open_bundle  # noqa: PLC0415 (slow to import)
+
+    bundle = open_bundle(store / "random" / "1")
+    ours = {
+        role: onnxruntime.InferenceSession(bundle.path / graph.file)
+        for role, graph in bundle.manifest.variants[Precision.FP32].graphs.items()
+    }
+    theirs = {
+        role: onnxruntime.InferenceSession(graphs / "fp32" / role / "model.onnx") for role in ("text_encoder", "unet")
+    }
+    tokenizer = Tokenizer.from_file(str(graphs / "tokenizer.json"))
+    tokenizer.enable_padding(length=ours["text_encoder"].get_inputs()[0].shape[1])  # the id of <pad> is 0
+    texts = tokenizer.encode_batch([prompt, ""])
+    ids, mask = np.array([text.ids for text in texts]), np.array([text.attention_mask for text in texts])
+    latents = np.stack([draw_noise(seed, tuple(ours["denoiser"].get_inputs()[0].shape[1:])) for seed in range(2)])
+    [text] = ours["text_encoder"].run(None, {"input_ids": ids, "attention_mask": mask})
+    rows = {"latent": latents, "timestep": np.full(2, 0.7, np.float32), "text": text, "text_mask": mask}
+    [expected] = ours["denoiser"].run(["velocity"], rows)
+    [states] = theirs["text_encoder"].run(None, {"input_ids": ids.astype(np.int32)})
+    asked = {"sample": latents, "timestep": np.array([699]), "encoder_hidden_states": states}
+    [found] = theirs["unet"].run(None, asked)
+    error = float(abs(found - expected).max() / abs(expected).max())
+    if not error < _GREATEST_VELOCITY_ERROR:
+        raise ContestantError(f"diffusers' graphs: velocities differ by {error:.1e} of the greatest")
+    return error
+
+
+async def _compare_images(address: str, peer: Worker, prompt: str, steps: int) -> int:
+    """Returns how far the peer's image in fp32 is from that of a server, in levels of 0 to 255.
+
+    Raises:
+        ContestantError: Too far to be the same image.
+    """
     async with AsyncClient(address) as client:
-        [model] = (await client.list_models()).models
-        began = time.perf_counter()
+        [image] = await client.generate_image(prompt, step_count=steps, seed=0, guidance_scale=GUIDANCE, sampler="ddim")
+    expected = np.asarray(Image.open(io.BytesIO(image.png)), np.int64)
+    noise = draw_noise(0, (4, len(expected) // 8, len(expected) // 8))
+    drawn = peer.ask(precision="fp32", prompts=[prompt], steps=steps, noise=noise.tolist())
+    error = int(abs(np.array(drawn["pixels"]) - expected).max())
+    if error > _GREATEST_PIXEL_ERROR:
+        raise ContestantError(f"diffusers' image differs from ours by up to {error} levels")
+    return error
 
-        async def call(number: int) -> float:
-            label = model.labels[number % len(model.labels)]
-            await client.generate_image(label, step_count=steps, seed=number, guidance_scale=GUIDANCE)
-            return time.perf_counter() - began
 
-        return list(await asyncio.gather(*map(call, range(callers))))
-
-
-def _write_random(folder: Path, *, tiny: bool) -> None:
-    """Writes a checkpoint with random weights."""
+def _write_random(folder: Path, geometry: Geometry, *, tiny: bool) -> list[str]:
+    """Writes a checkpoint with random weights; returns prompts that it draws."""
     import torch  # noqa: PLC0415 (of training and export alone)
 
     from headway_training.checkpoint import (  # noqa: PLC0415
@@ -108,18 +234,28 @@ def _write_random(folder: Path, *, tiny: bool) -> None:
         write_checkpoint,
     )
     from headway_training.models import LatentDiffusion, LatentDiffusionConfig, named_configuration  # noqa: PLC0415
+    from headway_training.recipes.settings import TokenizerSettings  # noqa: PLC0415
+    from headway_training.tokenizers import special_tokens, train_tokenizer  # noqa: PLC0415
 
-    shape = named_configuration("fashion-diffusion").configuration
-    if tiny:
-        shape = LatentDiffusionConfig(
-            image_size=8, num_halvings=1, width=8, num_layers=1, d_model=16, num_heads=2, d_ff=32, num_classes=10
-        )
+    draws_texts = geometry is Geometry.EMOJI
+    shape = named_configuration("emoji-diffusion" if draws_texts else "fashion-diffusion").configuration
     assert isinstance(shape, LatentDiffusionConfig)
+    if tiny:
+        sizes = {"width": 8, "num_layers": 1, "d_model": 16, "num_heads": 2, "d_ff": 32}
+        shape = dataclasses.replace(shape, image_size=2 * 2**shape.num_halvings, **sizes)
     torch.manual_seed(0)
     model = LatentDiffusion(shape).eval()
     for parameter in model.denoiser.parameters():  # some start at zero
         torch.nn.init.normal_(parameter, std=0.02)
     random, side = np.random.default_rng(0), shape.image_size
+    prompts = [f"a smiling face number {number}, in a style" for number in range(8)]
+    if not draws_texts:
+        prompts = [f"label {number}" for number in range(shape.num_classes)]
+    tokenizer = None
+    if draws_texts:
+        tokenizer = train_tokenizer(
+            prompts, TokenizerSettings(vocabulary_size=shape.vocabulary_size), "image_generation"
+        )
     checkpoint = Checkpoint(
         name="random",
         task="image_generation",
@@ -127,12 +263,15 @@ def _write_random(folder: Path, *, tiny: bool) -> None:
         license="none",
         architecture="latent_diffusion",
         configuration=shape.to_dict(),
-        labels=tuple(f"label {number}" for number in range(shape.num_classes)),
+        labels=() if draws_texts else tuple(prompts),
+        special_tokens=tokenizer and special_tokens(tokenizer),
         image_preprocessing=ImagePreprocessing(height=side, width=side, mean=(0.5,) * 3, std=(0.5,) * 3),
         evaluation=Evaluation(file="evaluation.npz", dataset="noise", metric="velocity_error", higher_is_better=False),
     )
     images = random.integers(0, 256, (8, side, side, 3)).astype(np.uint8)
-    write_checkpoint(folder, checkpoint, model, images=(images, random.integers(0, shape.num_classes, 8)))
+    known = {"texts": np.array(prompts)} if draws_texts else {"labels": np.arange(8)}
+    write_checkpoint(folder, checkpoint, model, tokenizer=tokenizer, arrays={"images": images, **known})
+    return prompts
 
 
 def _export(checkpoint: Path, store: Path) -> None:

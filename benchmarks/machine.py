@@ -26,9 +26,11 @@ def describe_run() -> dict[str, Any]:
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines() if cpuinfo.is_file() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    main = sys.modules["__main__"].__spec__
+    module = main.name.removesuffix(".__main__") if main else "benchmarks"
     return {
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join([Path(sys.executable).name, "-m", "benchmarks", *sys.argv[1:]]),
+        "command": shlex.join([Path(sys.executable).name, "-m", module, *sys.argv[1:]]),
         "git_commit": git_commit(ROOT),
         "hardware": {
             "processor": next(names, "") or platform.processor() or platform.machine(),

@@ -232,7 +232,7 @@ class _Prover:
         for graph in _all_graphs(quantized):
             if precision is Precision.INT4:
                 rewrite(graph.model, QuantizeBlocks())
-            rewrite(graph.model, QuantizeProducts())
+            rewrite(graph.model, QuantizeProducts(many_rows=graph.role == "denoiser"))
         has_cache = any(tensor.update == "in_place" for tensor in traced.state)
         if has_cache and self._options.cache == "int8":
             if self._cache_ranges is None:

@@ -367,7 +367,13 @@ class QuantizeProducts(InPlacePass):
     once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, many_rows: bool = False) -> None:
+        """Takes True for a graph whose runs have hundreds of rows, always.
+
+        There `MatMulIntegerToFloat`, ONNX Runtime's own, casts and scales the sums, to the same bits and without two
+        passes over them; for few rows it is as slow (docs/decisions/int8-products.md).
+        """
+        self._many_rows = many_rows
         self._weights: dict[tuple[str | None, bool], tuple[ir.Value, NDArray[np.float32]]] = {}
 
     def call(self, model: ir.Model) -> PassResult:
@@ -378,6 +384,8 @@ class QuantizeProducts(InPlacePass):
             if (output := self._rewritten(node, tape)) is not None:
                 _replace(node, tape, [output])
                 modified = True
+        if self._many_rows:
+            model.graph.opset_imports["com.microsoft"] = 1
         return PassResult(model, modified)
 
     def _rewritten(self, node: ir.Node, tape: Tape) -> ir.Value | None:
@@ -395,9 +403,13 @@ class QuantizeProducts(InPlacePass):
         if product.transposed:  # folded by ONNX Runtime when it loads the graph, so that a tied table is stored once
             right = tape.op("Transpose", [right], {"perm": [1, 0]})
         rows, maximum, levels = _quantize_rows(tape, product.activation)
-        sums = tape.op("MatMulInteger", [rows, right, _zero_point(tape, levels)])
-        result = tape.op("Cast", [sums], {"to": ir.DataType.FLOAT})
-        result = tape.op("Mul", [result, _constant(tape, scale / np.float32(levels.positive))])
+        zero_point, factors = _zero_point(tape, levels), _constant(tape, scale / np.float32(levels.positive))
+        if self._many_rows:
+            scales = [_constant(tape, np.float32(1)), factors]
+            result = tape.op("MatMulIntegerToFloat", [rows, right, *scales, zero_point], domain="com.microsoft")
+        else:
+            sums = tape.op("MatMulInteger", [rows, right, zero_point])
+            result = tape.op("Mul", [tape.op("Cast", [sums], {"to": ir.DataType.FLOAT}), factors])
         result = tape.op("Mul", [result, maximum])
         return result if product.bias is None else tape.op("Add", [result, product.bias])
 

@@ -98,6 +98,20 @@ def test_an_answer_does_not_depend_on_its_neighbours(sessions):
         np.testing.assert_array_equal(alone[0], together[row])
 
 
+def test_a_graph_of_many_rows_has_fewer_passes_and_the_same_bits(sessions):
+    folder, opened = sessions
+    model = ir.load(folder / "fp32.onnx")
+    rewrite(model, QuantizeProducts(many_rows=True))
+    ir.save(model, folder / "many.onnx")
+    operators = Counter(node.op_type for node in model.graph)
+    assert (operators["MatMulIntegerToFloat"], operators["MatMulInteger"]) == (5, 0)
+    found, expected = (
+        session.run(None, _feeds(8))[0]
+        for session in (onnxruntime.InferenceSession(folder / "many.onnx"), opened["int8"])
+    )
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_a_tied_table_is_stored_once_and_the_file_is_a_quarter(sessions):
     folder, _ = sessions
     weights = ir.load(folder / "int8.onnx").graph.initializers.values()
