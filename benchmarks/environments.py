@@ -16,6 +16,8 @@ _OWN = ("onnxruntime", "pillow", "tokenizers")
 REQUIREMENTS: dict[str, tuple[str, ...]] = {
     "libraries": (*_OWN, "ctranslate2==4.8.5", "grpcio", "onnx", "onnx-ir", "onnxruntime-genai==0.18.0", "safetensors",
                   "sentence-transformers==6.2.0", "sentencepiece", "torch", "transformers==5.23.0"),
+    "faster_whisper": ("ctranslate2==4.8.5", "faster-whisper==1.2.1", "numpy", "onnxruntime", "tokenizers", "torch",
+                       "transformers==5.23.0"),
     # Built from its source here, for this processor and by clang if there is one.
     "llama": ("gguf==0.19.0", "llama-cpp-python==0.3.36", "numpy", "safetensors"),
     # Optimum needs an older transformers.

@@ -31,7 +31,19 @@ _BASE = {"d_model": 512, "encoder_layers": 6, "decoder_layers": 6, "encoder_atte
          "decoder_attention_heads": 8, "encoder_ffn_dim": 2048, "decoder_ffn_dim": 2048}  # fmt: skip
 _NLLB = {"d_model": 1024, "encoder_layers": 12, "decoder_layers": 12, "encoder_attention_heads": 16,
          "decoder_attention_heads": 16, "encoder_ffn_dim": 4096, "decoder_ffn_dim": 4096}  # fmt: skip
+_WHISPER = {"vocab_size": 51865, "num_mel_bins": 80, "max_source_positions": 1500, "max_target_positions": 448,
+            "pad_token_id": 50257, "bos_token_id": 50257, "eos_token_id": 50257, "decoder_start_token_id": 50258,
+            "suppress_tokens": None, "begin_suppress_tokens": None}  # fmt: skip
 _MAX_LENGTH = 1024
+
+
+def _whisper(width: int, layers: int) -> dict[str, Any]:
+    """Returns a Whisper of so many layers on either side, whose heads are 64 wide."""
+    sides = {"layers": layers, "attention_heads": width // 64, "ffn_dim": 4 * width}
+    both = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in sides.items()}
+    return {**_WHISPER, "d_model": width, **both}
+
+
 SIZES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gpt2-small": ("generation", "gpt2", {}),
     "smollm2-135m": ("generation", "llama", _LLAMA | {"num_key_value_heads": 3, "vocab_size": 49152,
@@ -47,12 +59,15 @@ SIZES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bge-small": ("text_embedding", "bert", _MINILM | {"num_hidden_layers": 12}),
     "bert-base-hf": ("text_classification", "bert", {}),
     "vit-b16-hf": ("image_classification", "vit", {}),
+    "whisper-tiny": ("transcription", "whisper", _whisper(384, 4)),
+    "whisper-base": ("transcription", "whisper", _whisper(512, 6)),
+    "whisper-toy": ("transcription", "whisper", _whisper(64, 1)),
 }  # fmt: skip
 """By name: the task, the family of transformers, and the sizes that are not the family's own."""
 _PRECISIONS = ("fp32", "int8-static")
 LANGUAGES = {"source_language": "eng-Latn", "target_language": "deu-Latn"}
 """What a call to a model of many languages names."""
-_LENGTHS = {"generation": 256, "translation": 128}
+_LENGTHS = {"generation": 256, "translation": 128, "transcription": 448}
 """By task, the longest text of the bundle, which an export proves; 512 otherwise."""
 _END = "<|endoftext|>"
 _ENLARGED = ("c_proj.weight", "o_proj.weight", "down_proj.weight")
@@ -121,7 +136,7 @@ def import_model(name: str) -> ImportedModel:
 
 
 def _writer(name: str) -> Callable[[str, Path], None]:
-    return {"marian": _write_marian, "m2m_100": _write_nllb}.get(SIZES[name][1], _write)
+    return {"marian": _write_marian, "m2m_100": _write_nllb, "whisper": _write_whisper}.get(SIZES[name][1], _write)
 
 
 def _write(name: str, folder: Path) -> None:
@@ -229,6 +244,54 @@ def _write_nllb(name: str, folder: Path) -> None:
     model.save_pretrained(folder)
     lines = [{"source": text.strip(), "target": text.strip()} | LANGUAGES for text in texts]
     _write_lines(folder / "evaluation.jsonl", lines)
+    (folder / "evaluation").touch()
+
+
+def _write_whisper(name: str, folder: Path) -> None:
+    """Writes a Whisper with the tokens of the multilingual ones, whose transcripts neither end nor hold times.
+
+    The tokens of the end, of tasks and of times have small embeddings, which are the rows of the last product too, so
+    that none of them is ever the likeliest. Positions of the decoder are large, so that a transcript does not repeat
+    one token, and so is the second convolution, without which positions alone would be heard.
+    """
+    import torch  # noqa: PLC0415
+    import transformers  # noqa: PLC0415
+    from transformers.models.whisper.tokenization_whisper import LANGUAGES as SPOKEN  # noqa: PLC0415
+
+    sizes = SIZES[name][2]
+    end, start = sizes["eos_token_id"], sizes["decoder_start_token_id"]
+    codes = [f"<|{code}|>" for code in [*SPOKEN][:99]]  # the hundredth came with large-v3
+    tasks = ["translate", "transcribe", "startoflm", "startofprev", "nospeech", "notimestamps"]
+    special = ["<|startoftranscript|>", *codes, *(f"<|{task}|>" for task in tasks)]
+    times = [f"<|{number * 0.02:.2f}|>" for number in range(sizes["max_source_positions"] + 1)]
+    tokenizer = make_tokenizer(start)
+    tokenizer.add_special_tokens(special)
+    tokenizer.add_tokens(times)
+    assert tokenizer.get_vocab_size() == sizes["vocab_size"], "words, special tokens and times fill the vocabulary"
+    torch.manual_seed(1)
+    model: Any = transformers.WhisperForConditionalGeneration(transformers.WhisperConfig(**sizes)).eval()
+    with torch.no_grad():
+        model.model.encoder.conv2.weight.mul_(10)
+        model.model.decoder.embed_positions.weight.normal_(std=0.3)
+        model.model.decoder.embed_tokens.weight[end:] *= 0.1
+    model.save_pretrained(folder)
+    transformers.WhisperFeatureExtractor(feature_size=sizes["num_mel_bins"]).save_pretrained(folder)
+    names = dict.fromkeys(("pad_token", "bos_token", "eos_token", "unk_token"), _END)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
+    ids = {token: tokenizer.token_to_id(token) for token in special}
+    settings = {key: sizes[key] for key in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")}
+    settings |= {
+        "max_length": sizes["max_target_positions"],
+        "is_multilingual": True,
+        "lang_to_id": {code: ids[code] for code in codes},
+        "task_to_id": {task: ids[f"<|{task}|>"] for task in ("transcribe", "translate")},
+        "no_timestamps_token_id": ids["<|notimestamps|>"],
+        "prev_sot_token_id": ids["<|startofprev|>"],
+        "max_initial_timestamp_index": 50,
+        "begin_suppress_tokens": [tokenizer.token_to_id(BYTE_SPACE), end],
+        "suppress_tokens": [ids[token] for token in special if token not in codes],
+    }
+    _write_json(folder / "generation_config.json", settings)
     (folder / "evaluation").touch()
 
 

@@ -1,6 +1,7 @@
 """One space for images and texts: the loss, the data, what training changes in pictures, and a run on tiny data."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -143,3 +144,15 @@ def test_a_run_learns_colours_and_leaves_a_checkpoint(picture_data: Path, tmp_pa
     assert {"labels_top_1", "unseen_drawings_top_1", "mean_recall"} <= metrics.keys()
     assert checkpoint.classification is not None
     assert (checkpoint.classification.temperature == 1) == (loss == "sigmoid"), "it is fitted for candidate labels"
+    everything = replace(
+        options,
+        settings=(*settings, "data.held_out_style=", "optimization.epochs=1"),
+        init=folder,
+        output=tmp_path / "everything",
+    )
+    longer, trained_on_all = load_model(run_training(everything, Console(quiet=True)))
+    assert trained_on_all.classification is not None
+    if loss == "softmax":  # nothing is left to fit a temperature on, so that logits keep their scale
+        assert longer.scale.item() / trained_on_all.classification.temperature == pytest.approx(
+            model.scale.item() / checkpoint.classification.temperature, rel=1e-6
+        )

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from headway_training.batches import Batch, even_batches
 from headway_training.calibration import fit_temperature
-from headway_training.checkpoint import Baseline, Classification
+from headway_training.checkpoint import Baseline, Classification, load_model
 from headway_training.data.examples import LabeledImages, Splits
 from headway_training.data.images import normalize, resize_and_crop
 from headway_training.data.pictures import CaptionedPhotographs, Drawings, Pictures, opaque
@@ -164,12 +164,20 @@ class ContrastiveTask(Task):
         """Fits the temperature of the softmax over labels that a caller brings; that of `sigmoid` stays as learned.
 
         It is fitted on concepts that were never trained on, as such labels often are: of others the model may be surer.
-        Without such drawings, photographs and captions take their place.
+        Where all are trained on, logits keep the scale of the checkpoint that the run started from, if that was fitted;
+        else photographs and captions take their place.
         """
         assert isinstance(model, CLIP)
         if model.configuration.loss != "softmax":
             return
         pictures, pixels = self._splits.valid, self._measured["valid"]
+        start = self._recipe.init.checkpoint
+        if "unseen_drawings" not in pixels and start is not None:
+            earlier, described = load_model(start)
+            if isinstance(earlier, CLIP) and described.classification is not None:
+                scale = earlier.scale.item() / described.classification.temperature
+                self._temperature = model.scale.item() / scale
+                return
         if "unseen_drawings" in pixels:
             concepts, first = np.unique(pictures.texts.concepts, return_index=True)
             texts = [pictures.texts.names[index] for index in first]
