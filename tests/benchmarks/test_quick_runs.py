@@ -181,6 +181,15 @@ def test_prompts_are_measured_served_and_beside_sam_of_the_same_sizes(tmp_path: 
     assert [row["clicks"] for row in last["clicks"]] == [4] * 4
 
 
+def test_speech_of_several_callers_is_written() -> None:
+    arguments = ("--tiny", "--no-peer", "--callers", "1,2", "--new-tokens", "8", "--rounds", "1")
+    ended = run_benchmark(*arguments, module="benchmarks.speech")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    rows = json.loads(ended.stdout.splitlines()[-1])["rows"]
+    assert [row["callers"] for row in rows] == [1, 2]
+    assert all(row["windows_per_s"] > 0 for row in rows)
+
+
 def test_texts_are_spoken_to_several_callers() -> None:
     arguments = ("--tiny", "--callers", "1,2", "--seconds", "0.5", "--rounds", "1")
     ended = run_benchmark(*arguments, module="benchmarks.speaking")

@@ -25,7 +25,9 @@ def test_a_recipe_is_valid_and_carries_its_command(name):
 
 STARTS = {
     "caption": " --init runs/clip/checkpoint",
-    "clip": " --init runs/clip-2/checkpoint --set optimization.epochs=22 --output runs/clip-3",
+    "cifar10-dino": " --init runs/dino-1/checkpoint --set optimization.epochs=8 --output runs/dino-2",
+    "clip": " --init runs/clip-3/checkpoint --set data.held_out_style= --set optimization.epochs=9"
+    " --set optimization.evaluations=4 --output runs/clip-4",
     "segment": " --init runs/segment-2/checkpoint --set optimization.epochs=3.2 --output runs/segment-3",
 }
 """What the results of recipes began with that were trained in several runs."""
