@@ -16,7 +16,7 @@ WORDS = {"low": 200, "high": 600, "both": 400}
 """Frequency of each word, in Hz."""
 VOICES = {"ann": 1.0, "bob": 1.5}
 """What each speaker's frequencies are multiplied by."""
-CODEC = {"width": 4, "d_latent": 8, "codebook_size": 16, "num_books": 2}
+CODEC = {"width": 16, "d_latent": 8, "codebook_size": 16, "num_books": 2}
 SPEAKER = {
     "max_length": 128,
     "history_frames": 5,

@@ -13,14 +13,14 @@ from headway_training.checkpoint import load_model
 from headway_training.data.public import DATASETS
 from headway_training.data.sources import OwnData
 from headway_training.data.speech import read_digits, read_recordings
-from headway_training.errors import DataError
+from headway_training.errors import DataError, MissingDataError
 from headway_training.models import Codec, CodecConfig
 from headway_training.recipes import read_recipe
 from headway_training.run import RunOptions, run_training
-from headway_training.spectra import log_mel, mel_cepstral_distortion
+from headway_training.spectra import mel_cepstral_distortion, mel_magnitudes, spectral_loss
 
 EXPERIMENTS = Path(__file__).parents[2] / "docs" / "experiments"
-SMALL = {"width": 4, "d_latent": 8, "codebook_size": 16, "num_books": 3}
+SMALL = {"width": 16, "d_latent": 8, "codebook_size": 16, "num_books": 3}
 RATE = 8000
 
 
@@ -58,15 +58,23 @@ def test_frames_are_decoded_one_by_one_as_they_are_together(codec: Codec) -> Non
 
 
 @torch.inference_mode()
-def test_neither_codes_nor_samples_depend_on_what_comes_later(codec: Codec) -> None:
+def test_samples_do_not_depend_on_codes_that_come_later(codec: Codec) -> None:
+    codes = torch.randint(16, (2, 10, 3))
+    changed = codes.clone()
+    changed[:, 6:] = (changed[:, 6:] + 1) % 16
+    whole, others = codec.decode(codes)[0], codec.decode(changed)[0]
+    torch.testing.assert_close(whole[:, :960], others[:, :960])
+    assert not torch.allclose(whole[:, 960:1120], others[:, 960:1120])
+
+
+@torch.inference_mode()
+def test_latents_have_unit_root_mean_square_whatever_the_loudness(codec: Codec) -> None:
     samples = torch.randn(2, 10 * codec.configuration.hop_length)
-    changed = samples.clone()
-    changed[:, 6 * codec.configuration.hop_length :] = 0
-    codes, others = codec.encode(samples), codec.encode(changed)
-    assert codes.shape == (2, 10, 3)
-    assert torch.equal(codes[:, :6], others[:, :6])
-    assert not torch.equal(codes, others)
-    torch.testing.assert_close(codec.decode(codes)[0][:, :960], codec.decode(others)[0][:, :960])
+    for loudness in (1e-3, 1.0):
+        latents = codec.encoder(loudness * samples)
+        assert latents.shape == (2, 8, 10)
+        torch.testing.assert_close(latents.square().mean(dim=1), torch.ones(2, 10), atol=1e-3, rtol=0)
+    assert codec.encode(samples).shape == (2, 10, 3)
 
 
 @torch.inference_mode()
@@ -115,18 +123,30 @@ def test_distortion_is_that_of_the_definition() -> None:
     assert mel_cepstral_distortion(samples, samples, RATE) == 0
     assert mel_cepstral_distortion(samples * 0.5, samples, RATE) < 0.05  # loudness is left out
     tone = (0.1 * np.sin(np.arange(4000) / 3)).astype(np.float32)
-    spectra = [log_mel(torch.from_numpy(one)[None], 256, 40, RATE)[0].double().numpy() for one in (samples, tone)]
+    magnitudes = (mel_magnitudes(torch.from_numpy(one)[None], 256, 40, RATE)[0] for one in (samples, tone))
+    spectra = [one.clamp(min=1e-5).log().double().numpy() for one in magnitudes]
     cosines = np.cos(np.pi * np.arange(1, 14)[:, None] * (np.arange(40) + 0.5) / 40) * 2 / 40  # (13, M)
     difference = cosines @ (spectra[0] - spectra[1])  # (13, F)
     expected = np.mean(10 / np.log(10) * np.sqrt(2 * np.square(difference).sum(axis=0)))
     assert mel_cepstral_distortion(samples, tone, RATE) == pytest.approx(expected, rel=1e-4)
 
 
+def test_a_loud_part_that_is_missing_costs_more_than_a_quiet_one() -> None:
+    samples = 0.001 * torch.randn(1, 4000, generator=torch.Generator().manual_seed(0))
+    samples[:, 1000:2000] += 0.1 * torch.sin(torch.arange(1000) / 3)
+    without_loud, without_quiet = samples.clone(), samples.clone()
+    without_loud[:, 1000:2000] = 0.001
+    without_quiet[:, 3000:] = 0
+    assert spectral_loss(samples, samples, RATE) == 0
+    assert spectral_loss(without_loud, samples, RATE) > 1.5 * spectral_loss(without_quiet, samples, RATE)
+    silence = torch.zeros(1, 4000)
+    assert torch.isfinite(spectral_loss(samples, silence, RATE)).all()
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"strides": "5-x"}, "strides must be numbers of at least 1 joined by hyphens, and is '5-x'"),
-        ({"strides": "7-3"}, r"sampling_rate must be a multiple of the strides' product \(21\), and is 8000"),
+        ({"hop_length": 21}, r"sampling_rate must be a multiple of hop_length \(21\), and is 8000"),
         ({"num_books": 0}, "num_books must be an integer of at least 1, and is 0"),
     ],
 )
@@ -135,7 +155,7 @@ def test_a_shape_that_cannot_be_is_named(changes: dict[str, object], said: str) 
         CodecConfig(**{**SMALL, **changes})
 
 
-def test_archives_of_digits_and_prompts_are_read_together(table: Path, tmp_path: Path) -> None:
+def test_archives_of_digits_prompts_and_captions_are_read_together(table: Path, tmp_path: Path) -> None:
     def pack(name: str, members: dict[str, str]) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         with tarfile.open(tmp_path / name, "w:gz") as archive:
@@ -146,12 +166,20 @@ def test_archives_of_digits_and_prompts_are_read_together(table: Path, tmp_path:
     pack("fsdd/test_3-4.tar.gz", {"9_yweweler_3.wav": "1.wav"})
     pack("asterisk/train.tar.gz", {"digits/1.wav": "2.wav", "hello.wav": "3.wav"})
     (tmp_path / "asterisk" / "train.tsv").write_text("name\tseconds\ttranscript\ndigits/1\t1\tone\nhello\t1\tHello.\n")
+    for part in ("train", "test"):
+        pack(f"synthesised/{part}.tar", {"000001.wav": "4.wav", "000002.wav": "5.wav"})
+        (tmp_path / "synthesised" / f"{part}.tsv").write_text(
+            "name\tvoice\ttranscript\n000001\tflite slt\tA dog runs.\n000002\tespeak-ng en-us+m1\tA cat.\n"
+        )
     dataset = DATASETS["voices"]
     settings = read_recipe(str(EXPERIMENTS / "voices-codec.toml"), ["data.valid_fraction=0.2"]).data
+    with pytest.raises(MissingDataError, match=r"about\.json: install flite and espeak-ng.*headway-train synthesise"):
+        dataset.read(dataset, tmp_path, settings)
+    (tmp_path / "synthesised" / "about.json").write_text("{}")
     splits = dataset.read(dataset, tmp_path, settings)
-    assert (len(splits.train), len(splits.valid), splits.test.texts) == (5, 1, ["nine"])
-    assert splits.test.speakers == ["yweweler"]
-    assert {*splits.train.speakers, *splits.valid.speakers} == {"theo", "allison"}
+    assert (len(splits.train), len(splits.valid), splits.test.texts) == (6, 1, ["nine", "A dog runs."])
+    assert splits.test.speakers == ["yweweler", "slt"]
+    assert {*splits.train.speakers, *splits.valid.speakers} == {"theo", "allison", "slt"}
     pack("fsdd/wrong.tar.gz", {"x_theo_1.wav": "0.wav"})
     with pytest.raises(DataError, match=r"x_theo_1\.wav is not named DIGIT_SPEAKER_INDEX"):
         read_digits(tmp_path / "fsdd" / "wrong.tar.gz")

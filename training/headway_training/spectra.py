@@ -17,6 +17,8 @@ from headway_training.data.audio import mel_filters
 
 _FLOOR = 1e-5
 """Least magnitude whose logarithm is taken."""
+_LOSS_FLOOR = 1e-3
+"""That of the loss: samples of 16 bits have about as much noise, and what is below cannot be heard."""
 _WINDOWS = ((64, 8), (128, 16), (256, 32), (512, 64))
 """Windows of the loss with their mel bins: 8 to 64 ms at 8 kHz."""
 NUM_CEPSTRA = 13
@@ -24,8 +26,8 @@ NUM_CEPSTRA = 13
 _CEPSTRUM_WINDOW, _CEPSTRUM_BINS = 256, 40
 
 
-def log_mel(samples: Tensor, window: int, num_bins: int, sampling_rate: int) -> Tensor:
-    """Logarithms of mel magnitudes, a frame every quarter of a window: float (B, N) -> (B, M, F)."""
+def mel_magnitudes(samples: Tensor, window: int, num_bins: int, sampling_rate: int) -> Tensor:
+    """Magnitudes in mel bins, a frame every quarter of a window: float (B, N) -> (B, M, F)."""
     spectrum = torch.stft(
         samples.float(),
         window,
@@ -37,20 +39,22 @@ def log_mel(samples: Tensor, window: int, num_bins: int, sampling_rate: int) -> 
     )  # (B, W / 2 + 1, F)
     magnitudes = (spectrum.real.square() + spectrum.imag.square() + _FLOOR**2).sqrt()
     filters = torch.from_numpy(mel_filters(num_bins, window, sampling_rate, highest=sampling_rate / 2))
-    return (filters.float().to(samples.device) @ magnitudes).clamp(min=_FLOOR).log()
+    return filters.float().to(samples.device) @ magnitudes
 
 
 def spectral_loss(found: Tensor, samples: Tensor, sampling_rate: int) -> Tensor:
-    """Mean absolute difference of log-mel spectra over several windows: (B, N) twice -> (B).
+    """How far mel spectra are from each other, the mean over several windows: (B, N) twice -> (B).
 
-    Zeghidour et al. (2021), equations 4 and 5, by the logarithm alone.
+    The mean absolute difference of their logarithms (Zeghidour et al. 2021, equation 5), and that of the magnitudes
+    themselves as a share of what is heard, as in Yamamoto et al. (2020, equations 4 and 5): without it the noise
+    between words counts as much as the words.
     """
-    losses = [
-        (log_mel(found, window, bins, sampling_rate) - log_mel(samples, window, bins, sampling_rate))
-        .abs()
-        .mean(dim=(1, 2))
-        for window, bins in _WINDOWS
-    ]
+    losses = []
+    for window, bins in _WINDOWS:
+        made, heard = (mel_magnitudes(one, window, bins, sampling_rate) for one in (found, samples))  # (B, M, F)
+        logarithms = (made.clamp(min=_LOSS_FLOOR).log() - heard.clamp(min=_LOSS_FLOOR).log()).abs().mean(dim=(1, 2))
+        shares = (made - heard).abs().mean(dim=(1, 2)) / heard.mean(dim=(1, 2)).clamp(min=_LOSS_FLOOR)
+        losses.append(logarithms + shares)
     return torch.stack(losses).mean(dim=0)
 
 
@@ -65,7 +69,8 @@ def mel_cepstral_distortion(found: NDArray[np.float32], samples: NDArray[np.floa
         sampling_rate: Samples a second.
     """
     pair = torch.from_numpy(np.stack([found, samples]))
-    spectra = log_mel(pair, _CEPSTRUM_WINDOW, _CEPSTRUM_BINS, sampling_rate).numpy()  # (2, M, F)
+    magnitudes = mel_magnitudes(pair, _CEPSTRUM_WINDOW, _CEPSTRUM_BINS, sampling_rate)  # (2, M, F)
+    spectra = magnitudes.clamp(min=_FLOOR).log().numpy()
     cepstra = dct(spectra, axis=1, norm="ortho")[:, 1 : NUM_CEPSTRA + 1] * math.sqrt(2 / _CEPSTRUM_BINS)
     distances = np.sqrt(2 * np.square(cepstra[0] - cepstra[1]).sum(axis=0))  # (F,)
     return float(10 / math.log(10) * distances.mean())

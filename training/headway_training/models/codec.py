@@ -1,25 +1,26 @@
-"""A neural audio codec: samples to codes of several books, and back.
+"""An audio codec: frames of samples to a few codes each, and back.
 
-SoundStream (Zeghidour et al. 2021) and EnCodec (Defossez et al. 2022).
+B rows, N samples, F frames, D width of a latent, W width of the layers, K books, C codes of a book, N = F hop.
 
-B rows, N samples, F frames of N / hop samples, D width of a latent, K books, C codes of a book, P positions that a
-convolution has seen before.
+A latent is residual vector quantized (Zeghidour et al. 2021, arXiv 2107.03312, section III-C). Encoder and decoder work
+at the rate of the frames (as in Siuzdak 2023, arXiv 2306.00814): the encoder reads the logarithms of magnitude spectra,
+the decoder's last layer makes two hops of samples for each frame, which are faded in and out and overlap by one hop.
+Both have blocks of a convolution of each channel by itself and two linear maps (Liu et al. 2022, ConvNeXt). At 8 kHz
+they learn in a tenth of the steps, and a step is no dearer, than convolutions at the rate of the samples, as in
+Zeghidour et al. (docs/experiments/voices.md).
 
-All convolutions are causal, and what the decoder's have seen is an input and an output: frames can be decoded as they
-come. An upsampling by s is a causal convolution of two positions to s times the channels, which become s positions: a
-transposed convolution of 2 s positions and stride s, without the state of its output.
+The decoder is causal, and what its convolutions have seen, with the hop that overlaps, is an input and an output:
+frames can be decoded as they come. The encoder reads one hop ahead, and its convolutions look to both sides.
 
-Deviations from Zeghidour et al. (2021): no adversarial loss, no quantizer dropout, no weight normalisation; leaky
-rectifiers (slope 0.1, as Kong et al. 2020, HiFi-GAN) in place of ELU, whose exponential ONNX Runtime computes by other
-instructions at the end of a thread's share, so that a row's last bits would depend on its batch; strides and widths are
-for 8 kHz.
+Deviations from these papers: no adversarial loss, no quantizer dropout; latents have unit root mean square, so that
+their scale cannot shrink to please the quantizer; the last layer makes samples and no Fourier coefficients; leaky
+rectifiers (slope 0.1) in place of GELU, whose exponential ONNX Runtime computes by other instructions at the end of a
+thread's share, so that a row's last bits would depend on its batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
 
 import torch
 from torch import Tensor, nn
@@ -28,32 +29,24 @@ from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 from headway_training.models.base import Model
 from headway_training.models.configuration import Configuration
 
-_DILATIONS = (1, 3)
 _KERNEL = 7
-"""Positions that the first and the last convolution read."""
+"""Frames that a convolution reads."""
+_WIDENING = 3
+"""Width between a block's two linear maps, in widths of the block."""
 _SLOPE = 0.1
 """Of the activation below 0."""
-_FIRST_LOUDNESS = 0.03
-"""Of what is heard before training, beside what the decoder's layers give: about that of speech."""
+_FIRST_SCALE = 0.5
+"""Of what a block adds, before training."""
+_FIRST_LOUDNESS = 0.002
+"""Deviation of the weights that make samples, before training."""
+_LEAST_MAGNITUDE = 1e-3
+"""Added to magnitudes before their logarithm is taken: about the noise of 16 bits."""
 _DECAY = 0.95
 """Share of a code, and of the count of what it stands for, that a step leaves as it was."""
 _LEAST_USAGE = 0.05
 """Frames of a batch, in the mean, that a code must stand for; one of fewer is put where a latent is."""
 COMMITMENT = 0.25
 """Weight of the distance of latents from their codes (van den Oord et al. 2017, section 3.2)."""
-
-
-def _activate(states: Tensor) -> Tensor:
-    return F.leaky_relu(states, _SLOPE)
-
-
-def _initialise(module: nn.Module) -> None:
-    """Draws weights that keep the variance of what they read (He et al. 2015), so that latents follow the samples."""
-    for part in module.modules():
-        if isinstance(part, nn.Conv1d):
-            assert part.bias is not None, "convolutions have one here"
-            nn.init.kaiming_normal_(part.weight, a=_SLOPE, nonlinearity="leaky_relu")
-            nn.init.zeros_(part.bias)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +58,15 @@ class CodecConfig(Configuration):
     """
 
     sampling_rate: int = 8000
-    """Samples a second."""
-    strides: str = "5-4-4-2"
-    """Factors by which blocks make a sequence shorter, the first block's first; their product is the hop, the samples
-    of a frame."""
-    width: int = 16
-    """Channels at the sampling rate; twice as many after each block."""
+    """Samples a second; a multiple of `hop_length`."""
+    hop_length: int = 160
+    """Samples of a frame."""
+    width: int = 256
+    """W."""
+    num_encoder_layers: int = 3
+    """Blocks of the encoder."""
+    num_decoder_layers: int = 4
+    """Blocks of the decoder."""
     d_latent: int = 64
     """D."""
     num_books: int = 4
@@ -79,24 +75,12 @@ class CodecConfig(Configuration):
     """C."""
 
     def __post_init__(self) -> None:
-        self._check_integers("sampling_rate", "width", "d_latent", "num_books", "codebook_size")
-        if not all(part.isdecimal() and int(part) > 0 for part in self.strides.split("-")):
-            raise ValueError(f"strides must be numbers of at least 1 joined by hyphens, and is {self.strides!r}")
+        self._check_integers("sampling_rate", "hop_length", "width", "num_encoder_layers", "num_decoder_layers")
+        self._check_integers("d_latent", "num_books", "codebook_size")
         if self.sampling_rate % self.hop_length:
             raise ValueError(
-                f"sampling_rate must be a multiple of the strides' product ({self.hop_length}), and is "
-                f"{self.sampling_rate}"
+                f"sampling_rate must be a multiple of hop_length ({self.hop_length}), and is {self.sampling_rate}"
             )
-
-    @property
-    def factors(self) -> tuple[int, ...]:
-        """The strides as numbers."""
-        return tuple(int(part) for part in self.strides.split("-"))
-
-    @property
-    def hop_length(self) -> int:
-        """Samples of a frame."""
-        return prod(self.factors)
 
     @property
     def frame_rate(self) -> int:
@@ -108,122 +92,84 @@ class CodecConfig(Configuration):
         return CodecConfig(**{name: getattr(self, name) for name in CodecConfig.__dataclass_fields__})
 
 
-class CausalConvolution(nn.Module):
-    """A convolution over what a sequence has brought so far."""
+class CodecBlock(nn.Module):
+    """A convolution of each channel by itself, and two linear maps, added to the input.
 
-    def __init__(self, inner: int, outer: int, kernel_size: int, *, stride: int = 1, dilation: int = 1) -> None:
+    Args:
+        width: W.
+    """
+
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.convolution = nn.Conv1d(inner, outer, kernel_size, stride=stride, dilation=dilation)
-        self.past_shape = inner, (kernel_size - 1) * dilation + 1 - stride
-        """Channels and positions of what it has to be given of the inputs before."""
+        self.convolution = nn.Conv1d(width, width, _KERNEL, groups=width)
+        self.norm = nn.LayerNorm(width)
+        self.input = nn.Linear(width, _WIDENING * width)
+        self.output = nn.Linear(_WIDENING * width, width)
+        self.scale = nn.Parameter(torch.full((width,), _FIRST_SCALE))
 
-    def forward(self, inputs: Tensor, past: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(B, inner, T), the last P inputs before them or None: zeros -> (B, outer, T / stride), the next last P."""
-        num_past = self.past_shape[1]
-        seen = F.pad(inputs, (num_past, 0)) if past is None else torch.cat([past, inputs], dim=2)
-        return self.convolution(seen), seen[:, :, seen.shape[2] - num_past :]
-
-
-class ResidualUnit(nn.Module):
-    """A dilated convolution and one of a single position, added to their input (Zeghidour et al. 2021, figure 3)."""
-
-    def __init__(self, width: int, dilation: int) -> None:
-        super().__init__()
-        self.dilated = CausalConvolution(width, width, 3, dilation=dilation)
-        self.mixed = nn.Conv1d(width, width, 1)
-
-    def forward(self, states: Tensor, past: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(B, width, T), past -> the same shape, the next past."""
-        inner, present = self.dilated(_activate(states), past)
-        return states + self.mixed(_activate(inner)), present
-
-
-class Upsampling(nn.Module):
-    """Makes `factor` positions of each."""
-
-    def __init__(self, inner: int, outer: int, factor: int) -> None:
-        super().__init__()
-        self.factor = factor
-        self.spread = CausalConvolution(inner, outer * factor, 2)
-
-    def forward(self, states: Tensor, past: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(B, inner, T), past -> (B, outer, T factor), the next past."""
-        spread, present = self.spread(_activate(states), past)  # (B, outer factor, T)
-        rows, channels, length = spread.shape
-        parts = spread.reshape(rows, channels // self.factor, self.factor, length)
-        return parts.transpose(2, 3).reshape(rows, channels // self.factor, length * self.factor), present
-
-
-class Downsampling(nn.Module):
-    """Makes one position of `factor`."""
-
-    def __init__(self, inner: int, outer: int, factor: int) -> None:
-        super().__init__()
-        self.gather = CausalConvolution(inner, outer, 2 * factor, stride=factor)
-
-    def forward(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, inner, T) -> (B, outer, T / factor), and what a next part would need."""
-        gathered: tuple[Tensor, Tensor] = self.gather(_activate(states))
-        return gathered
+    def forward(self, states: Tensor, beside: Tensor) -> Tensor:
+        """(B, F, W), and with what lies beside it (B, W, F + kernel - 1) -> (B, F, W)."""
+        mixed = self.convolution(beside).transpose(1, 2)
+        added = self.output(F.leaky_relu(self.input(self.norm(mixed)), _SLOPE))
+        return states + self.scale * added
 
 
 class CodecEncoder(nn.Module):
     """Samples to latents."""
 
+    window: Tensor
+
     def __init__(self, configuration: CodecConfig) -> None:
         super().__init__()
-        width = configuration.width
-        layers: list[nn.Module] = [CausalConvolution(1, width, _KERNEL)]
-        for factor in configuration.factors:
-            layers += [*(ResidualUnit(width, dilation) for dilation in _DILATIONS)]
-            layers += [Downsampling(width, 2 * width, factor)]
-            width *= 2
-        self.layers = nn.ModuleList(layers)
-        self.output = CausalConvolution(width, configuration.d_latent, 3)
+        self.hop = configuration.hop_length
+        self.register_buffer("window", torch.hann_window(2 * self.hop), persistent=False)
+        self.input = nn.Linear(self.hop + 1, configuration.width)
+        self.layers = nn.ModuleList(CodecBlock(configuration.width) for _ in range(configuration.num_encoder_layers))
+        self.norm = nn.LayerNorm(configuration.width)
+        self.output = nn.Linear(configuration.width, configuration.d_latent)
 
     def forward(self, samples: Tensor) -> Tensor:
-        """Float (B, N) -> (B, D, F)."""
-        states = samples.unsqueeze(1)
+        """Float (B, N) -> (B, D, F), the root of the mean square over D being 1."""
+        windows = F.pad(samples.float(), (0, self.hop)).unfold(1, 2 * self.hop, self.hop) * self.window  # (B, F, 2 hop)
+        spectra = (torch.fft.rfft(windows).abs() + _LEAST_MAGNITUDE).log()  # (B, F, hop + 1)
+        states = self.input(spectra / 3 + 1)  # speech has logarithms of about -6 to 2
         for layer in self.layers:
-            states, _ = layer(states)
-        latents: Tensor = self.output(_activate(states))[0]
-        return latents
+            states = layer(states, F.pad(states.transpose(1, 2), (_KERNEL // 2, _KERNEL // 2)))
+        latents = self.output(self.norm(states))
+        return F.rms_norm(latents, latents.shape[-1:]).transpose(1, 2)
 
 
 class CodecDecoder(nn.Module):
     """Latents to samples, in one piece or frame by frame."""
 
+    window: Tensor
+
     def __init__(self, configuration: CodecConfig) -> None:
         super().__init__()
-        factors = configuration.factors
-        width = configuration.width << len(factors)
-        layers: list[nn.Module] = [CausalConvolution(configuration.d_latent, width, _KERNEL)]
-        for factor in reversed(factors):
-            layers += [Upsampling(width, width // 2, factor)]
-            layers += [*(ResidualUnit(width // 2, dilation) for dilation in _DILATIONS)]
-            width //= 2
-        self.layers = nn.ModuleList(layers)
-        self.output = CausalConvolution(width, 1, _KERNEL)
-        self._shapes = [one.past_shape for one in self.modules() if isinstance(one, CausalConvolution)]
-        self.state_size = sum(channels * length for channels, length in self._shapes)
-        """Numbers that all its convolutions have to be given of what came before."""
+        width, self.hop = configuration.width, configuration.hop_length
+        self.register_buffer("window", torch.hann_window(2 * self.hop), persistent=False)
+        self.input = nn.Linear(configuration.d_latent, width)
+        self.layers = nn.ModuleList(CodecBlock(width) for _ in range(configuration.num_decoder_layers))
+        self.norm = nn.LayerNorm(width)
+        self.output = nn.Linear(width, 2 * self.hop)
+        nn.init.normal_(self.output.weight, std=_FIRST_LOUDNESS)
+        nn.init.zeros_(self.output.bias)
+        self._sizes = [*[width * (_KERNEL - 1)] * len(self.layers), self.hop]
+        self.state_size = sum(self._sizes)
+        """Numbers that it has to be given of the frames before."""
 
     def forward(self, latents: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """(B, D, F), state (B, state_size), zeros at the beginning -> samples (B, F hop), the next state."""
-        pasts = self._split(state)
-        presents: list[Tensor] = []
-        for layer in self.layers:
-            latents, present = layer(latents, next(pasts))
-            presents.append(present)
-        samples, present = self.output(_activate(latents), next(pasts))
-        presents.append(present)
-        return samples.squeeze(1), torch.cat([one.flatten(1) for one in presents], dim=1)
-
-    def _split(self, state: Tensor) -> Iterator[Tensor]:
-        """(B, state_size) -> what each convolution has seen, (B, channels, P)."""
-        sizes = [channels * length for channels, length in self._shapes]
-        parts = torch.split(state, sizes, dim=1)
-        return iter([part.reshape(-1, *shape) for part, shape in zip(parts, self._shapes, strict=True)])
+        *pasts, tail = torch.split(state, self._sizes, dim=1)
+        states, presents = self.input(latents.transpose(1, 2)), list[Tensor]()
+        for layer, past in zip(self.layers, pasts, strict=True):
+            seen = torch.cat((past.unflatten(1, (-1, _KERNEL - 1)), states.transpose(1, 2)), dim=2)
+            presents.append(seen[:, :, seen.shape[2] - (_KERNEL - 1) :].flatten(1))
+            states = layer(states, seen)
+        windows = self.output(self.norm(states)) * self.window  # (B, F, 2 hop)
+        rising, falling = torch.split(windows, self.hop, dim=2)
+        samples = rising + torch.cat((tail.unsqueeze(1), falling[:, :-1]), dim=1)
+        return samples.flatten(1), torch.cat((*presents, falling[:, -1]), dim=1)
 
 
 class Quantizer(nn.Module):
@@ -306,10 +252,6 @@ class Codec(Model):
         self.encoder = CodecEncoder(configuration)
         self.quantizer = Quantizer(configuration)
         self.decoder = CodecDecoder(configuration)
-        _initialise(self.encoder)
-        _initialise(self.decoder)
-        with torch.no_grad():
-            self.decoder.output.convolution.weight *= _FIRST_LOUDNESS
 
     def encode(self, samples: Tensor) -> Tensor:
         """Float (B, N), N a multiple of the hop -> codes int64 (B, F, K)."""

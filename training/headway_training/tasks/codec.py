@@ -24,8 +24,6 @@ from headway_training.recipes import Recipe
 from headway_training.spectra import mel_cepstral_distortion, spectral_loss
 from headway_training.tasks.base import IGNORED, EvaluationData, Metrics, Part, Task, TrainingBatch
 
-WAVEFORM_WEIGHT = 2.0
-"""Of the absolute difference of samples, beside that of log-mel spectra."""
 MEASURED_RECORDINGS = 128
 """Recordings that a validation and a checkpoint take of a part."""
 _CROP_FRAMES = 50
@@ -65,8 +63,10 @@ class AudioCodingTask(Task):
         return {}
 
     def epoch_batches(self, seed: int, epoch: int) -> list[Batch]:
-        """Batches of recordings in random order."""
-        return even_batches(len(self._splits.train), self._recipe.optimization.batch_size, seed=seed, epoch=epoch)
+        """Batches of recordings whose crops are of similar length, in random order: few crops end in silence."""
+        size, longest = self._recipe.optimization.batch_size, _CROP_FRAMES * self._shape.hop_length
+        lengths = [min(len(samples), longest) for samples in self._splits.train.samples]
+        return even_batches(len(lengths), size, lengths, seed=seed, epoch=epoch)
 
     def collate(self, batch: Batch, generator: torch.Generator) -> TrainingBatch:
         """Crops (B, N), short recordings followed by silence, and targets (B), all 0."""
@@ -86,12 +86,7 @@ class AudioCodingTask(Task):
         """The loss of each row, (B): what is predicted are samples, not classes."""
         samples = tensors["samples"]
         found, quantizer_loss = model(samples)
-        waveform = (found.float() - samples).abs().mean(dim=1)
-        losses: Tensor = (
-            spectral_loss(found, samples, self._shape.sampling_rate)
-            + WAVEFORM_WEIGHT * waveform
-            + quantizer_loss.float()
-        )
+        losses: Tensor = spectral_loss(found, samples, self._shape.sampling_rate) + quantizer_loss.float()
         return losses
 
     def loss(self, model: nn.Module, tensors: Mapping[str, Tensor], label_smoothing: float = 0.0) -> Tensor:  # noqa: ARG002 (no classes are predicted)
