@@ -65,6 +65,8 @@ ZERO_SHOT_VALIDATION_IMAGES = 2000
 _CIFAR10_ROW_BYTES = 1 + 3 * 32 * 32
 _LONGEST_SPEECH_S = 8.0
 """Longer recordings of the data set `speech` are left out."""
+_SYNTHESISED_VOICE, _MOST_VOICE_CAPTIONS = "slt", 1000
+"""The voice of flite that the data set `voices` has, and most captions of it in a part."""
 _IDX_IMAGES, _IDX_LABELS = 2051, 2049
 """First numbers of the files of MNIST's format."""
 _GITHUB = "https://raw.githubusercontent.com"
@@ -383,16 +385,23 @@ def _read_captions(dataset: Dataset, folder: Path, _settings: DataSettings) -> S
 
 
 def _read_voices(dataset: Dataset, folder: Path, settings: DataSettings) -> Splits[Any]:
-    """Digits of six speakers and telephone prompts of a seventh; the test part has digits alone."""
+    """Digits of six speakers, telephone prompts of a seventh, and captions in the voice of a synthesiser.
+
+    The test part has no prompts.
+    """
     digits, test = (read_digits(dataset.find(folder, (f"fsdd/{part}.tar.gz",))) for part in ("train", "test_3-4"))
-    both = join_recordings([digits, _read_prompts(dataset, folder, write=str)])
+    captions, test_captions = (
+        made.take(np.flatnonzero(np.array(made.speakers) == _SYNTHESISED_VOICE)[:_MOST_VOICE_CAPTIONS])
+        for made in (_read_synthesised(folder, part, write=str) for part in ("train", "test"))
+    )
+    whole = join_recordings([digits, _read_prompts(dataset, folder, write=str), captions])
     return _hold_out(
         dataset,
-        both,
-        test,
+        whole,
+        join_recordings([test, test_captions]),
         settings,
-        total=f"{len(both):,} recordings",
-        test_name=f"{len(test)} of the 300 test recordings of digits",
+        total=f"{len(whole):,} recordings",
+        test_name=f"{len(test)} of the 300 test recordings of digits, and {len(test_captions)} captions",
         labels=(),
     )
 
@@ -413,21 +422,9 @@ def _read_speech(dataset: Dataset, folder: Path, settings: DataSettings) -> Spli
     """Digits, prompts and what synthesisers have made of captions, in parts of which none has another's captions."""
     digits = _read_digits(dataset, folder, settings)
     prompts = _read_prompts(dataset, folder, most_seconds=_LONGEST_SPEECH_S)
-    about = folder / synthesis.FOLDER / synthesis.ABOUT_FILE
-    if not about.is_file():
-        raise MissingDataError(
-            f"there is no {about}: install flite and espeak-ng, and make it with `headway-train synthesise`"
-        )
-    versions = " and ".join(f"{name} {one}" for name, one in json.loads(read_text(about))["versions"].items())
-    made = {
-        part: read_transcribed(
-            about.parent / f"{part}.tar",
-            about.parent / f"{part}.tsv",
-            lambda row: (row["voice"].split()[0], row["voice"]),
-            most_seconds=_LONGEST_SPEECH_S,
-        )
-        for part in synthesis.PARTS
-    }
+    made = {part: _read_synthesised(folder, part, most_seconds=_LONGEST_SPEECH_S) for part in synthesis.PARTS}
+    about = json.loads(read_text(folder / synthesis.FOLDER / synthesis.ABOUT_FILE))
+    versions = " and ".join(f"{name} {one}" for name, one in about["versions"].items())
     parts: dict[str, Any] = {
         part: join_recordings([getattr(digits, part), of_prompts, made[part]])
         for part, of_prompts in zip(
@@ -443,6 +440,22 @@ def _read_speech(dataset: Dataset, folder: Path, settings: DataSettings) -> Spli
         license=dataset.license,
         home=dataset.home,
     )
+
+
+def _read_synthesised(folder: Path, part: str, **options: Any) -> Recordings:
+    """What synthesisers have made of captions; a source is a synthesiser, and a speaker one of its voices."""
+    made = folder / synthesis.FOLDER
+    if not (made / synthesis.ABOUT_FILE).is_file():
+        raise MissingDataError(
+            f"there is no {made / synthesis.ABOUT_FILE}: install flite and espeak-ng, and make it with "
+            "`headway-train synthesise`"
+        )
+
+    def origin(row: dict[str, str]) -> tuple[str, str]:
+        synthesiser, _, voice = row["voice"].partition(" ")
+        return synthesiser, voice
+
+    return read_transcribed(made / f"{part}.tar", made / f"{part}.tsv", origin, **options)
 
 
 def _describe_recordings(part: Recordings, versions: str) -> str:
@@ -532,6 +545,24 @@ _PROMPTS_FILES = {
     "asterisk/train.tar.gz": "e551fac59fc01ca89cf96c9508d2d2325aa4d0f4cfcea4580b101521012f6388",
     "asterisk/train.tsv": "82e07e9e10f07a71e5651d1d37c84c6262543011bb0046103fdc43463349e78f",
 }
+
+_SPEECH_FILES = (
+    *_files("", {**_DIGITS_FILES, **_PROMPTS_FILES}),
+    *(
+        RemoteFile(name=f"multi30k/{file.name}", url=file.url, sha256=file.sha256)
+        for file in _MULTI30K_FILES
+        if ".en." in file.name
+    ),
+)
+_SPEECH_LICENSE = (
+    "digits CC BY-SA 4.0 (Jackson et al.); prompts CC BY-SA 3.0, recorded by Allison Smith "
+    "(http://www.theivrvoice.com), financial contributions by Digium, Inc.; text of the captions: not stated, for "
+    "non-commercial research and education"
+)
+_SPEECH_HOME = (
+    "https://github.com/Jakobovski/free-spoken-digit-dataset, http://downloads.asterisk.org/pub/telephony/ and "
+    "https://github.com/multi30k/dataset"
+)
 
 _ALL = (
     Dataset(
@@ -719,15 +750,10 @@ _ALL = (
         name="voices",
         task="speech_synthesis",
         folder=".",
-        title="Free Spoken Digit Dataset and Asterisk prompts",
-        files=_files("", {**_DIGITS_FILES, **_PROMPTS_FILES}),
-        license=(
-            "digits CC BY-SA 4.0; prompts CC BY-SA 3.0, recorded by Allison Smith (http://www.theivrvoice.com), "
-            "financial contributions by Digium, Inc."
-        ),
-        home=(
-            "https://github.com/Jakobovski/free-spoken-digit-dataset and http://downloads.asterisk.org/pub/telephony/"
-        ),
+        title="Free Spoken Digit Dataset, Asterisk prompts and captions of Multi30k in a voice of flite",
+        files=_SPEECH_FILES,
+        license=_SPEECH_LICENSE,
+        home=_SPEECH_HOME,
         read=_read_voices,
     ),
     Dataset(
@@ -745,25 +771,9 @@ _ALL = (
         task="transcription",
         folder=".",
         title="Free Spoken Digit Dataset, Asterisk prompts and synthesised captions of Multi30k",
-        files=(
-            *_files(
-                "",
-                {**_DIGITS_FILES, **_PROMPTS_FILES},
-            ),
-            *(
-                RemoteFile(name=f"multi30k/{file.name}", url=file.url, sha256=file.sha256)
-                for file in _MULTI30K_FILES
-                if ".en." in file.name
-            ),
-        ),
-        license=(
-            "digits CC BY-SA 4.0 (Jackson et al.); prompts CC BY-SA 3.0 (Allison Smith, funded by Digium, Inc.); text "
-            "of the captions: not stated, for non-commercial research and education"
-        ),
-        home=(
-            "https://github.com/Jakobovski/free-spoken-digit-dataset, http://downloads.asterisk.org/pub/telephony/ and "
-            "https://github.com/multi30k/dataset"
-        ),
+        files=_SPEECH_FILES,
+        license=_SPEECH_LICENSE,
+        home=_SPEECH_HOME,
         read=_read_speech,
     ),
 )
