@@ -5,6 +5,7 @@ import io
 import json
 import re
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,13 +19,13 @@ from typer.testing import CliRunner
 
 from headway_client import Client
 from headway_export.exporter import ExportOptions, export
-from headway_export.source import sources_from_checkpoint
+from headway_export.source import from_checkpoint, sources_from_checkpoint
 from headway_server.bundles import Precision
 from headway_training.checkpoint import load_model, load_tokenizer
 from headway_training.cli import app
 from headway_training.data.sources import read_splits
 from headway_training.evaluation import nats_per_character
-from headway_training.metrics import nearest_neighbour_labels
+from headway_training.metrics import nearest_neighbour_labels, word_error_rate
 from headway_training.recipes import read_recipe
 from headway_training.tasks import segmentation
 
@@ -295,6 +296,32 @@ def test_drawings_of_texts_are_looked_for_by_an_embedder(drawing_server, text_di
     assert (report["metric"], report["example_count"]) == ("r_precision", 6)
     assert report["figures"]["judge"] == "tiny-clip-image"
     assert 0 <= report["value"] <= 100
+
+
+def test_what_is_spoken_is_judged_by_a_transcriber(voice_store, voice_checkpoint, transcriber_checkpoint, tmp_path):
+    store, (name,) = tmp_path / "store", [folder.name for folder in voice_store.iterdir()]
+    shutil.copytree(voice_store / name, store / name)
+    table = voice_checkpoint.parents[1] / "recordings" / "recordings.tsv"
+    words = (name, "--file", str(table), "--limit", "6")
+    for address in serve(store, "fp32", tmp_path / "alone.log"):
+        assert "no loaded model transcribes speech" in evaluate(address, *words, code=1)[1]
+    listener = replace(from_checkpoint(transcriber_checkpoint), name="listener")
+    export(listener, ExportOptions(store=store, precisions=(Precision.FP32,)))
+    for address in serve(store, "fp32", tmp_path / "server.log"):
+        report, _ = evaluate(address, *words)
+        again, _ = evaluate(address, *words, "--concurrency", "1")
+        with Client(address) as client:
+            recordings = [
+                (table.parent / line.split("\t")[0]).read_bytes() for line in table.read_text().split("\n")[1:7]
+            ]
+            heard = [result.text for result in client.transcribe_speech(recordings)]
+        assert "voice is no option" in evaluate(address, *words, "--option", "voice=bob", code=1)[1]
+    figures = report["figures"]
+    assert (report["metric"], report["unit"], report["example_count"]) == ("wer", "texts", 6)
+    assert again["figures"] == figures, "seeds are always the same"
+    assert figures["judge"] == "listener"
+    assert figures["wer"] == pytest.approx((figures["wer_ann"] + figures["wer_bob"]) / 2)
+    assert figures["recorded_wer"] == word_error_rate(heard, ["low", "high", "both"] * 2)
 
 
 def test_a_server_that_is_not_there_is_an_error():

@@ -197,6 +197,8 @@ def read_file(
     if model.task is Task.TRANSCRIPTION:
         rate = int((manifest.get("audio_preprocessing") or {})["sampling_rate"])
         return TestData(file_names(file), read_recordings(Path(file), rate))
+    if model.task is Task.SPEECH_SYNTHESIS:
+        return TestData(file_names(file), read_recordings(Path(file), with_speakers=True))
     if model.task is Task.SEGMENTATION:
         raise DataError("--file: masks are read from no file of your own; --data names a data set to measure on")
     classification = ClassificationSettings(

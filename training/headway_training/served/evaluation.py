@@ -19,6 +19,7 @@ from headway_client.options import (
     ClassifyTokensOptions,
     GenerateImageOptions,
     SegmentImageOptions,
+    SynthesizeSpeechOptions,
     TranscribeSpeechOptions,
     TranslateTextOptions,
 )
@@ -39,13 +40,17 @@ _CALL_OPTIONS: Mapping[Task, type] = {
     Task.IMAGE_CLASSIFICATION: ClassifyImageOptions,
     Task.CAPTIONING: CaptionImageOptions,
     Task.TRANSCRIPTION: TranscribeSpeechOptions,
+    Task.SPEECH_SYNTHESIS: SynthesizeSpeechOptions,
     Task.SEGMENTATION: SegmentImageOptions,
     Task.IMAGE_GENERATION: GenerateImageOptions,
 }
 """Options of the client's call; those of generation do not bear on how likely a text is."""
 _SET_BY_MEASUREMENT = {"model", "model_version", "top_k", "text_pairs", "image_id", "image_ids", "mask_format"}
-_SET_OF_DRAWINGS = {"seed", "image_count", "image", "mask", "strength"}
-"""Options of a drawing that the measurement sets, or that would draw over an image."""
+_SET_OF_A_TASK = {
+    Task.IMAGE_GENERATION: {"seed", "image_count", "image", "mask", "strength"},
+    Task.SPEECH_SYNTHESIS: {"seed", "voice", "format"},
+}
+"""Options that the measurement sets, and of a drawing those that would draw over an image."""
 _OTHER_LABELS = {"candidate_labels", "hypothesis_template", "independent_labels"}
 """Options that would have a model choose among other labels than the data's."""
 _UNITS = {
@@ -227,7 +232,7 @@ def _parse_option(setting: str) -> tuple[str, Any]:
 def _check_settings(settings: Mapping[str, Any], model: Model) -> None:
     """Checks that the client's call takes the options."""
     kind = _CALL_OPTIONS.get(model.task)
-    set_here = _SET_BY_MEASUREMENT | (_SET_OF_DRAWINGS if model.task is Task.IMAGE_GENERATION else set())
+    set_here = _SET_BY_MEASUREMENT | _SET_OF_A_TASK.get(model.task, set())
     known = sorted(set(get_type_hints(kind)) - set_here - _OTHER_LABELS) if kind else []
     for name in settings:
         if name not in known:

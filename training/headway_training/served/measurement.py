@@ -23,7 +23,7 @@ from headway_training.data.examples import (
 )
 from headway_training.data.files import cut_before_spaces
 from headway_training.data.pictures import Pictures
-from headway_training.data.speech import Recordings
+from headway_training.data.speech import Recordings, spoken_words
 from headway_training.errors import EvaluationError
 from headway_training.metrics import (
     accuracy,
@@ -104,7 +104,9 @@ class Measurement:
             return {"sacrebleu": score, "sacrebleu_signature": signature}
         if isinstance(examples, Recordings):
             audios = [encode_audio(samples, examples.sampling_rate) for samples in examples.samples]
-            transcripts = self._ask(audios, self._transcribe)
+            if self._model.task is Task.SPEECH_SYNTHESIS:
+                return self._measure_speech(examples, audios)
+            transcripts = self._ask(audios, partial(self._transcribe, self._options))
             return dict(score_transcripts(transcripts, examples.texts, examples.sources))
         if isinstance(examples, SpanLabeledTexts):
             found = self._ask(examples.texts, self._find_spans)
@@ -312,8 +314,39 @@ class Measurement:
         answer = self._client.classify_tokens(texts, **self._text_options)
         return [[(span.start, span.end, span.label) for span in result.spans] for result in answer]
 
-    def _transcribe(self, audios: Sequence[bytes]) -> list[str]:
-        return [result.text for result in self._client.transcribe_speech(audios, **self._options)]
+    def _transcribe(self, options: Mapping[str, Any], audios: Sequence[bytes]) -> list[str]:
+        return [result.text for result in self._client.transcribe_speech(audios, **options)]
+
+    def _measure_speech(self, examples: Recordings, audios: Sequence[bytes]) -> dict[str, float | str]:
+        """Word error rates of what a transcriber of the same server hears, by voice.
+
+        Each text is said once, in the voice of its recording where the model has that, with its index as the seed.
+        Figures that begin with `recorded_` are of the recordings themselves.
+        """
+        judges = self._client.list_models(Task.TRANSCRIPTION).models
+        if not judges:
+            raise EvaluationError("no loaded model transcribes speech, which tells what is said; load one too")
+        judge = judges[-1]
+
+        def speak(rows: Sequence[int]) -> list[bytes]:
+            said = []
+            for row in rows:
+                speaker = examples.speakers[row]
+                voice = speaker if speaker in self._model.labels else None
+                answer = self._client.synthesize_speech(
+                    [examples.texts[row]], voice=voice, seed=row, format="flac", **self._options
+                )
+                said.append(answer[0].audio)
+            return said
+
+        hear = partial(self._transcribe, {"model": judge.name, "model_version": judge.version})
+        words = [spoken_words(text) or text for text in examples.texts]
+        figures: dict[str, float | str] = {}
+        for prefix, heard in (("", self._ask(range(len(words)), speak, "speaking")), ("recorded_", audios)):
+            transcripts = [spoken_words(text) or text for text in self._ask(heard, hear, "listening")]
+            scores = score_transcripts(transcripts, words, examples.speakers)
+            figures |= {f"{prefix}{name}": value for name, value in scores.items()}
+        return {**figures, "judge": judge.name}
 
     def _label(self, images: Sequence[bytes]) -> list[str]:
         return [result.labels[0].label for result in self._client.classify_image(images, top_k=1, **self._options)]
