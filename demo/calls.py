@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import time
+import wave
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple
 from functools import partial
@@ -47,6 +48,7 @@ HEADLINES = (
     "Shares of the airline fall as oil prices rise and the company cuts its profit forecast",
     "Researchers release free software that finds security holes in web browsers",
 )
+SAID = "three seven one"
 NAMES = ("a ship", "a car", "a dog", "a person", "a tree", "a house")
 
 _MAX_NEW_TOKENS = 100
@@ -63,6 +65,7 @@ class Calls:
         self._pictures = draw_pictures()
         self._image, self._image_id, self._segment = b"", "", b""
         self._drawable = ""
+        self._spoken = b""
 
     def call_every_rpc(self, images: list[Path]) -> list[str]:
         """Calls every RPC and prints a section for each; returns the names of those that failed."""
@@ -80,6 +83,8 @@ class Calls:
             "ScoreText": self.score_text,
             "ClassifyImage": partial(self.classify_image, images),
             "EmbedImage": self.embed_image,
+            "SynthesizeSpeech": self.synthesize_speech,
+            "TranscribeSpeech": self.transcribe_speech,
             "GenerateImage": self.generate_image,
             "PrepareImage": partial(self.prepare_image, images),
             "SegmentImage": self.segment_image,
@@ -274,6 +279,37 @@ class Calls:
         _line("answer", f"{len(vector)} values; cosine with {alike}")
         _line("model", str(answer.model))
 
+    def synthesize_speech(self) -> None:
+        """SynthesizeSpeech: the audio is what the next call hears."""
+        _section("SynthesizeSpeech", "a text said aloud")
+        try:
+            answer, seconds = _timed(
+                lambda: self._client.synthesize_speech([SAID], seed=1, model=self._model(Task.SPEECH_SYNTHESIS))
+            )
+        except FailedPreconditionError as error:
+            _line("answer", str(error))
+            return
+        spoken = answer[0]
+        self._spoken = spoken.audio
+        _line("question", SAID)
+        _line("answer", f"{spoken.duration:.1f} s of {spoken.sampling_rate} Hz, {len(spoken.audio):,} bytes of WAV")
+        _footer(answer, seconds)
+
+    def transcribe_speech(self) -> None:
+        """TranscribeSpeech, of what was said before."""
+        _section("TranscribeSpeech", "what was said, heard again")
+        try:
+            answer, seconds = _timed(
+                lambda: self._client.transcribe_speech(
+                    [self._spoken or _silence()], model=self._model(Task.TRANSCRIPTION)
+                )
+            )
+        except FailedPreconditionError as error:
+            _line("answer", str(error))
+            return
+        _line("answer", answer[0].text)
+        _footer(answer, seconds)
+
     def generate_image(self) -> None:
         """GenerateImage."""
         _section("GenerateImage", "an image drawn from noise, in 20 steps")
@@ -371,6 +407,17 @@ def _timed(call: Callable[[], ResultT]) -> tuple[ResultT, float]:
     start_s = time.perf_counter()
     result = call()
     return result, time.perf_counter() - start_s
+
+
+def _silence() -> bytes:
+    """A second of it as a WAV file, to hear where nothing was said."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as audio:
+        audio.setnchannels(1)
+        audio.setsampwidth(2)
+        audio.setframerate(8000)
+        audio.writeframes(bytes(16_000))
+    return file.getvalue()
 
 
 def _section(rpc: str, about: str) -> None:

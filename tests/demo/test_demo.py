@@ -28,6 +28,8 @@ SECTIONS = [
     "ScoreText",
     "ClassifyImage",
     "EmbedImage",
+    "SynthesizeSpeech",
+    "TranscribeSpeech",
     "GenerateImage",
     "PrepareImage",
     "SegmentImage",
