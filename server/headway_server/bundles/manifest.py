@@ -575,7 +575,7 @@ class Languages(Record):
 
     def __str__(self) -> str:
         return " to ".join(
-            codes[0] if len(codes) == 1 else f"{len(codes)} languages ({', '.join(codes[:3])}, ...)"
+            ", ".join(codes) if len(codes) <= 3 else f"{len(codes)} languages ({', '.join(codes[:3])}, ...)"
             for codes in (self.sources, self.targets)
             if codes
         )

@@ -402,6 +402,7 @@ _TELEPHONE_CODEC = CodecConfig()
 _TELEPHONE_SPEAKER = SpeechSynthesizerConfig(
     vocabulary_size=261,
     num_voices=8,
+    history_frames=25,
     max_length=1536,
     num_layers=6,
     d_model=256,

@@ -49,6 +49,11 @@ def test_a_language_is_found_whatever_its_case_and_separator_or_by_its_beginning
     assert Languages.match("", ["en"]) == "en"
 
 
+def test_few_languages_are_all_named():
+    assert str(Languages(target_tokens={"en": 5, "de": 6})) == "en, de"
+    assert str(MANY) == "4 languages (en, de-DE, zh-Hans, ...) to 4 languages (en, de-DE, zh-Hans, ...)"
+
+
 @pytest.mark.parametrize(
     "sides",
     [
