@@ -80,8 +80,7 @@ def main(  # noqa: PLR0917 (typer makes options of them)
         asked = [(word, voice, number) for number in range(repeats) for voice in voices for word in WORDS]
         with Client(server) as client:
             said = [_say(client, model, word, voice, number) for word, voice, number in asked]
-        words, speakers = ([one[place] for one in asked] for place in (0, 1))
-        _report(f"spoken by {model}", judge, said, words, speakers)
+        _report(f"spoken by {model}", judge, said, [one[0] for one in asked], [one[1] for one in asked])
 
 
 def train_judge(digits: Recordings, epochs: int, seed: int) -> Judge:

@@ -9,11 +9,11 @@ embeddings.
 
 Deviations from the paper: the image encoder is this kit's ViT, trained from scratch, with global attention in every
 layer. A linear map and a normalisation bring its states to the decoder's width. Beside these an embedding holds the
-detail of each patch, of two convolutions, which is added to the image at the masks' resolution (as Ravi et al. 2024
-do). A padded point is seen by no token, where the paper's is a token of its own. Points that are missing add no token.
-Prompts are drawn, too: the box, and a Gaussian at each click (as Mahadevan et al. 2018 do), as maps of a mask's size,
-which are read patch by patch together with the earlier mask. The IoU of all masks is learned, not that of the best
-alone.
+detail of each patch, which is added to the image at the masks' resolution (as Ravi et al. 2024 do): convolutions make
+maps down to half a patch and back up, with the encoder's states on the way (Lin et al. 2017). A padded point is seen by
+no token, where the paper's is a token of its own. Points that are missing add no token. Prompts are drawn, too: the
+box, and a Gaussian at each click (as Mahadevan et al. 2018 do), as maps of a mask's size, which are read patch by patch
+together with the earlier mask. The IoU of all masks is learned, not that of the best alone.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ PADDING, OUTSIDE, INSIDE, TOP_LEFT, BOTTOM_RIGHT = -1, 0, 1, 2, 3
 FOCAL_WEIGHT = 20.0
 """Of the focal loss beside the dice loss (appendix A)."""
 _DETAIL_WIDTH = 16
-"""Channels of the first convolution of the detail; each following one has twice as many."""
+"""Channels of the detail's finest maps; those of half the size have twice as many."""
+_DETAIL_BLOCKS = 2
+"""Residual convolutions of each of the detail's maps but the finest."""
 _DRAWN_MAPS = 4
 """Of a prompt: the earlier mask, the box, clicks inside and clicks outside."""
 _SPOT = 0.02
@@ -143,6 +145,67 @@ class SegmentationConfig(Configuration):
         return LayerConfig(d_model=self.d_model, num_heads=self.num_heads, d_ff=self.d_ff)
 
 
+class ResidualConvolution(nn.Module):
+    """A convolution over a cell and its neighbours, added to its input.
+
+    Args:
+        width: Channels.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(width, width, kernel_size=3, padding=1)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """(B, width, H, W) -> the same shape."""
+        return maps + F.relu(self.convolution(maps))
+
+
+class Detail(nn.Module):
+    """What each cell of a mask looks like: maps (Lin et al. 2017) of two pixels a cell to half a patch."""
+
+    def __init__(self, configuration: SegmentationConfig) -> None:
+        super().__init__()
+        num_maps = configuration.patch_size.bit_length() - 2  # cells of 2, 4, ... pixels, to half a patch
+        finest = configuration.mask_stride.bit_length() - 2
+        widths = [_DETAIL_WIDTH << stage for stage in range(num_maps)]
+        self.grid_size = configuration.grid_size
+        self.down = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv2d(before, width, kernel_size=3, stride=2, padding=1),
+                nn.ReLU(),
+                *(ResidualConvolution(width) for _ in range(_DETAIL_BLOCKS if stage else 0)),
+            )
+            for stage, (before, width) in enumerate(pairwise([3, *widths]))
+        )
+        self.states = nn.Linear(configuration.image_d_model, widths[-1])
+        self.narrow = nn.ModuleList(
+            nn.Conv2d(widths[stage + 1], widths[stage], kernel_size=1) for stage in range(finest, num_maps - 1)
+        )
+        self.mix = nn.ModuleList(ResidualConvolution(widths[stage]) for stage in range(finest, num_maps - 1))
+        self.output = nn.Conv2d(widths[finest], configuration.d_detail, kernel_size=1)
+
+    def forward(self, pixel_values: Tensor, states: Tensor) -> Tensor:
+        """Pixels (B, 3, I, I) and the encoder's states (B, L, W) -> (B, d_detail, S, S)."""
+        maps: list[Tensor] = []
+        for stage in self.down:
+            maps.append(stage(maps[-1] if maps else pixel_values))
+        seen = self.states(states).transpose(1, 2).unflatten(2, (self.grid_size, self.grid_size))
+        found = maps[-1] + _doubled(seen)
+        steps = zip(self.narrow, self.mix, maps[len(maps) - 1 - len(self.mix) : -1], strict=True)
+        for narrow, mix, fine in reversed(list(steps)):
+            found = mix(_doubled(narrow(found)) + fine)
+        detail: Tensor = self.output(found)
+        return detail
+
+
+def _doubled(maps: Tensor) -> Tensor:
+    """Makes four cells of each: (B, C, H, W) -> (B, C, 2 H, 2 W)."""
+    rows, channels, height, width = maps.shape
+    wide = maps[:, :, :, None, :, None].expand(rows, channels, height, 2, width, 2)
+    return wide.reshape(rows, channels, 2 * height, 2 * width)
+
+
 class SegmentationEncoder(ImageEncoder):
     """Embeds images for the mask decoder."""
 
@@ -153,18 +216,14 @@ class SegmentationEncoder(ImageEncoder):
         self.neck = nn.Sequential(
             nn.Linear(configuration.image_d_model, configuration.d_model), nn.LayerNorm(configuration.d_model)
         )
-        num_halvings = configuration.mask_stride.bit_length() - 1
-        widths = [3, *(_DETAIL_WIDTH << stage for stage in range(num_halvings))]
-        layers: list[nn.Module] = []
-        for width, following in pairwise(widths):
-            layers += [nn.Conv2d(width, following, kernel_size=3, stride=2, padding=1), nn.ReLU()]
-        self.detail = nn.Sequential(*layers, nn.Conv2d(widths[-1], configuration.d_detail, kernel_size=1))
+        self.detail = Detail(configuration)
 
     def forward(self, pixel_values: Tensor) -> dict[str, Tensor]:
         """Float (B, 3, I, I), normalised -> `embedding`, float (B, L, E)."""
-        states = self.neck(self.hidden_states(pixel_values))  # (B, L, D)
-        detail = self.detail(pixel_values)  # (B, d_detail, S, S)
-        return {"embedding": torch.cat((states, self._by_patch(detail).to(states.dtype)), dim=-1)}
+        states = self.hidden_states(pixel_values)
+        detail = self.detail(pixel_values, states)  # (B, d_detail, S, S)
+        necked = self.neck(states)  # (B, L, D)
+        return {"embedding": torch.cat((necked, self._by_patch(detail).to(necked.dtype)), dim=-1)}
 
     def _by_patch(self, detail: Tensor) -> Tensor:
         """(B, C, S, S) -> (B, L, cells of a patch x C), the cells in the order that doublings bring them in."""
