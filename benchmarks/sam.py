@@ -310,7 +310,7 @@ class Contestants:
         outputs = graph.run(graph.collate(items), [decoder.MASKS, decoder.PREDICTED_IOU])
         masks = []
         for row in graph.split(outputs, items):
-            best = decoder.surest_first(row[decoder.PREDICTED_IOU], has_several_parts=False)[0]
+            best = decoder.answer_order(row[decoder.PREDICTED_IOU], "point")[0]
             logits = row[decoder.MASKS][best]
             masks.append(PixelMask.of_logits(logits, self._transform, IMAGE_SIZE, (self._side,) * 2).pixels())
         return masks

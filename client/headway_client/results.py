@@ -459,7 +459,7 @@ class DrawingProgress:
 
 @dataclass(frozen=True, slots=True)
 class PromptMasks:
-    """The masks of a prompt, the surest first."""
+    """The masks of a prompt, the best first."""
 
     masks: tuple[Mask, ...]
 

@@ -356,7 +356,7 @@ class SegmentSession:
         box: tuple[float, float, float, float] | None = None,
         restart: bool = False,
     ) -> Answer[Mask]:
-        """Adds points, and a box in place of an earlier one; returns the masks of all of them, the surest first.
+        """Adds points, and a box in place of an earlier one; returns the masks of all of them, the best first.
 
         Args:
             points: Places that the segment holds.

@@ -45,8 +45,9 @@ from headway_server.tasks.segmentation.decoder import (
     MASKS,
     PREDICTED_IOU,
     TOP_LEFT,
+    PromptKind,
+    answer_order,
     as_item,
-    surest_first,
 )
 from headway_server.tasks.segmentation.masks import PixelMask
 from headway_server.tasks.text.model import text_tensors
@@ -286,7 +287,7 @@ def _weak_labels(found: Sequence[Spans], expected: Sequence[Spans], labels: Sequ
 
 
 def _first_mask_iou(candidate: Candidate, data: EvaluationData) -> Quality:
-    """Mean IoU in percent of the mask that the model is surest of, of all segments at a point and at a box."""
+    """Mean IoU in percent of the mask that an answer has first, of all segments at a point and at a box."""
     source, (encoder, decoder) = candidate.source, candidate.open_segmenter()
     segments = data.segments
     assert segments is not None, "the source has read them"
@@ -296,7 +297,8 @@ def _first_mask_iou(candidate: Candidate, data: EvaluationData) -> Quality:
     for start in range(0, len(data), NUM_ROWS):
         images = embed_images(encoder, pixel_values_of(source, data.images[start : start + NUM_ROWS]))
         rows = np.flatnonzero((segments.image_index >= start) & (segments.image_index < start + len(images)))
-        for kind in ("point", "box"):
+        kinds: tuple[PromptKind, ...] = ("point", "box")
+        for kind in kinds:
             items = []
             for row in rows:
                 is_point = kind == "point"
@@ -309,7 +311,7 @@ def _first_mask_iou(candidate: Candidate, data: EvaluationData) -> Quality:
             for row, answer in zip(rows, answers, strict=True):
                 truth = segments.mask(int(row), height, width)
                 ious = []
-                for number in surest_first(answer[PREDICTED_IOU], has_several_parts=False):
+                for number in answer_order(answer[PREDICTED_IOU], kind):
                     mask = PixelMask.of_logits(answer[MASKS][number], transform, (width, height), (width, height))
                     pixels = mask.pixels()
                     ious.append(100 * float((pixels & truth).sum() / max(1, (pixels | truth).sum())))

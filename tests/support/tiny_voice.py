@@ -9,7 +9,6 @@ from rich.console import Console
 from headway_training.data.sources import OwnData
 from headway_training.run import RunOptions, run_training
 
-EXPERIMENTS = Path(__file__).parents[2] / "docs" / "experiments"
 RATE = 8000
 HOP = 160
 WORDS = {"low": 200, "high": 600, "both": 400}
@@ -53,7 +52,7 @@ def train(recipe: str, fields: dict[str, float], folder: Path, *more: str, table
     settings = [f"model.{name}={value}" for name, value in fields.items()]
     settings += ["optimization.evaluations=1", "optimization.epochs=1000", "tracker=none", *more]
     chosen = RunOptions(
-        recipe=str(EXPERIMENTS / recipe),
+        recipe=recipe,
         settings=tuple(settings),
         own_data=OwnData(train=str(table), valid=str(table)),
         output=folder,
@@ -66,6 +65,6 @@ def write_voice_checkpoint(folder: Path, *, codec_steps: int = 100, steps: int =
     """Trains a codec and a model of its codes; returns the checkpoint of both."""
     table = write_recordings(folder / "recordings")
     rate = "optimization.learning_rate=0.005"
-    codec = train("voices-codec.toml", CODEC, folder / "codec", rate, table=table, max_steps=codec_steps)
+    codec = train("telephone-codec", CODEC, folder / "codec", rate, table=table, max_steps=codec_steps)
     own = ('name="tones"', "augmentation.join_texts=2", rate)
-    return train("voices.toml", SPEAKER, folder / "speech", *own, table=table, max_steps=steps, init=codec)
+    return train("telephone-speech", SPEAKER, folder / "speech", *own, table=table, max_steps=steps, init=codec)

@@ -19,7 +19,6 @@ from headway_training.recipes import read_recipe
 from headway_training.run import RunOptions, run_training
 from headway_training.spectra import mel_cepstral_distortion, mel_magnitudes, spectral_loss
 
-EXPERIMENTS = Path(__file__).parents[2] / "docs" / "experiments"
 SMALL = {"width": 16, "d_latent": 8, "codebook_size": 16, "num_books": 3}
 RATE = 8000
 
@@ -172,7 +171,7 @@ def test_archives_of_digits_prompts_and_captions_are_read_together(table: Path, 
             "name\tvoice\ttranscript\n000001\tflite slt\tA dog runs.\n000002\tespeak-ng en-us+m1\tA cat.\n"
         )
     dataset = DATASETS["voices"]
-    settings = read_recipe(str(EXPERIMENTS / "voices-codec.toml"), ["data.valid_fraction=0.2"]).data
+    settings = read_recipe("telephone-codec", ["data.valid_fraction=0.2"]).data
     with pytest.raises(MissingDataError, match=r"about\.json: install flite and espeak-ng.*headway-train synthesise"):
         dataset.read(dataset, tmp_path, settings)
     (tmp_path / "synthesised" / "about.json").write_text("{}")
@@ -201,7 +200,7 @@ def test_what_is_wrong_with_a_table_of_recordings_is_named(table: Path) -> None:
 def test_a_run_leaves_a_codec(table: Path, tmp_path: Path) -> None:
     settings = [f"model.{name}={value}" for name, value in SMALL.items()]
     options = RunOptions(
-        recipe=str(EXPERIMENTS / "voices-codec.toml"),
+        recipe="telephone-codec",
         settings=(*settings, "optimization.batch_size=6", "optimization.evaluations=1", "tracker=none"),
         own_data=OwnData(train=str(table), valid=str(table)),
         output=tmp_path / "run",

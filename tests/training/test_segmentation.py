@@ -94,9 +94,7 @@ def test_a_box_and_clicks_are_drawn_where_they_are(model: Segmenter) -> None:
     )
     labels = torch.tensor([[TOP_LEFT, BOTTOM_RIGHT, PADDING], [INSIDE, OUTSIDE, PADDING]])
     drawn = model.decoder._draw(points, labels, None, None)
-    grid = model.configuration.grid_size
-    maps = drawn.unflatten(1, (grid, grid)).unflatten(-1, (4, side // grid, side // grid))
-    earlier, box, inside, outside = maps.permute(3, 0, 1, 4, 2, 5).reshape(4, 2, side, side)
+    earlier, box, inside, outside = drawn.unbind(dim=1)
     expected = torch.zeros(side, side)
     expected[8:12, 4:8], expected[12, 4:8] = 1, 0.5
     torch.testing.assert_close(box, torch.stack((expected, torch.zeros_like(expected))))
@@ -105,6 +103,27 @@ def test_a_box_and_clicks_are_drawn_where_they_are(model: Segmenter) -> None:
     assert divmod(int(inside[1].argmax()), side) == (11, 3)
     assert divmod(int(outside[1].argmax()), side) == (1, 7)
     torch.testing.assert_close(torch.stack((inside[1].max(), outside[1].max())), torch.ones(2))
+
+
+def test_a_prompt_tells_what_the_detail_is_like_and_which_cells_are_like_it(model: Segmenter) -> None:
+    told: list[torch.Tensor] = []
+    model.decoder.looked.register_forward_hook(lambda _, inputs, __: told.append(inputs[0]))
+    detail = torch.zeros(1, 8, 16, 16)
+    detail[0, 0, :, 8:], detail[0, 1, 12:, :] = 1, 2
+    cells = model.encoder._by_patch(detail).reshape(1, -1, 8).expand(2, -1, -1)
+    points = torch.tensor([[[0.5, 0.5], [1.0, 1.0]], [[0.9, 0.1], [0.1, 0.95]]])
+    labels = torch.tensor([[TOP_LEFT, BOTTOM_RIGHT], [INSIDE, OUTSIDE]])
+    _, hints = model.decoder._look(model.decoder._draw(points, labels, None, None), cells)
+    earlier, box, inside, outside = told[0].unflatten(1, (4, 8))[:, :, :2].unbind(dim=1)
+    torch.testing.assert_close(box, torch.tensor([[1.0, 1.0], [0, 0]]), atol=1e-3, rtol=0)
+    torch.testing.assert_close(inside, torch.tensor([[0.0, 0], [1, 0]]), atol=2e-3, rtol=0)
+    torch.testing.assert_close(outside, torch.tensor([[0.0, 0], [0, 2]]), atol=2e-2, rtol=0)
+    assert not earlier.any()
+    alike = hints[1, :, 4:]  # (cells, maps)
+    assert not alike[:, :2].any()  # to no box, and to no earlier mask
+    same = (cells[1, :, 0] == 1) & (cells[1, :, 1] == 0)
+    assert alike[same, 2].min() > 0.99  # distance 0
+    torch.testing.assert_close(alike[~same, 2].max(), torch.tensor(0.5), atol=1e-2, rtol=0)  # distance 1
 
 
 def test_cells_of_a_patch_come_back_to_their_places(model: Segmenter) -> None:

@@ -40,7 +40,7 @@ def test_a_sequence_is_voice_text_codes_and_end_and_codes_alone_are_targets(
     root = voice_checkpoint.parents[1]
     settings = [f"model.{name}={value}" for name, value in tiny_voice.SPEAKER.items()]
     settings += [f"init.checkpoint={root / 'codec' / 'checkpoint'}", "augmentation.join_texts=2"]
-    recipe = read_recipe(str(tiny_voice.EXPERIMENTS / "voices.toml"), settings)
+    recipe = read_recipe("telephone-speech", settings)
     table = str(root / "recordings" / "recordings.tsv")
     splits = read_splits(recipe, tmp_path, OwnData(train=table, valid=table))
     task = make_task(recipe, splits, tmp_path)
@@ -86,4 +86,4 @@ def test_a_shape_that_cannot_be_is_named(changes: dict[str, int], said: str) -> 
 
 def test_a_run_without_a_codec_is_refused_with_what_to_do() -> None:
     with pytest.raises(RecipeError, match="and give its checkpoint with --init"):
-        read_recipe(str(tiny_voice.EXPERIMENTS / "voices.toml"), ["init={}"])
+        read_recipe("telephone-speech", ["init={}"])

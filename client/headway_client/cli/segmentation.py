@@ -29,7 +29,7 @@ BoxSides = Annotated[
 Everything = Annotated[bool, typer.Option("--everything", help="Look for all segments; without points and box.")]
 Output = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Write the surest mask as a PNG; of --everything the segments in grey levels."),
+    typer.Option(metavar="FILE", help="Write the first mask as a PNG; of --everything the segments in grey levels."),
 ]
 Overlay = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the image with the segments laid over it.")]
 
@@ -54,7 +54,7 @@ def segment(
 ) -> None:
     """Cut out of an image file what points or a box mean, or everything.
 
-    Prints a line for each mask, the surest first: predicted IoU, stability, pixels, and the box around it.
+    Prints a line for each mask, the best first: predicted IoU, stability, pixels, and the box around it.
     """
     prompt = SegmentPrompt(
         points=[_numbers(one, 2, "--point") for one in point or ()],  # type: ignore[misc]

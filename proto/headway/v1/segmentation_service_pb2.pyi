@@ -256,7 +256,9 @@ class PromptMasks(_message.Message):
     MASKS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def masks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Mask]:
-        """By falling predicted_iou."""
+        """The best first: at a point by falling predicted_iou; at a box the mask that the model makes of prompts which mean one
+        thing, and then the others by falling predicted_iou.
+        """
 
     def __init__(
         self,
@@ -487,7 +489,7 @@ class SegmentInteractivelyResponse(_message.Message):
     """Height of the image in pixels, after its Exif orientation was applied."""
     @_builtins.property
     def masks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Mask]:
-        """The masks of all that was pointed at, by falling predicted_iou; none while nothing was."""
+        """The masks of all that was pointed at, the best first as in PromptMasks; none while nothing was."""
 
     @_builtins.property
     def model(self) -> _common_pb2.ModelReference:

@@ -110,7 +110,7 @@ class CodecBlock(nn.Module):
     def forward(self, states: Tensor, beside: Tensor) -> Tensor:
         """(B, F, W), and with what lies beside it (B, W, F + kernel - 1) -> (B, F, W)."""
         mixed = self.convolution(beside).transpose(1, 2)
-        added = self.output(F.leaky_relu(self.input(self.norm(mixed)), _SLOPE))
+        added: Tensor = self.output(F.leaky_relu(self.input(self.norm(mixed)), _SLOPE))
         return states + self.scale * added
 
 
@@ -163,7 +163,7 @@ class CodecDecoder(nn.Module):
         *pasts, tail = torch.split(state, self._sizes, dim=1)
         states, presents = self.input(latents.transpose(1, 2)), list[Tensor]()
         for layer, past in zip(self.layers, pasts, strict=True):
-            seen = torch.cat((past.unflatten(1, (-1, _KERNEL - 1)), states.transpose(1, 2)), dim=2)
+            seen = torch.cat((torch.unflatten(past, 1, (-1, _KERNEL - 1)), states.transpose(1, 2)), dim=2)
             presents.append(seen[:, :, seen.shape[2] - (_KERNEL - 1) :].flatten(1))
             states = layer(states, seen)
         windows = self.output(self.norm(states)) * self.window  # (B, F, 2 hop)

@@ -13,7 +13,8 @@ detail of each patch, which is added to the image at the masks' resolution (as R
 maps down to half a patch and back up, with the encoder's states on the way (Lin et al. 2017). A padded point is seen by
 no token, where the paper's is a token of its own. Points that are missing add no token. Prompts are drawn, too: the
 box, and a Gaussian at each click (as Mahadevan et al. 2018 do), as maps of a mask's size, which are read patch by patch
-together with the earlier mask. The IoU of all masks is learned, not that of the best alone.
+together with the earlier mask. Output tokens are told what the detail is like there, and cells what is drawn on them
+and how much they are like it. The IoU of all masks is learned, not that of the best alone.
 """
 
 from __future__ import annotations
@@ -42,8 +43,12 @@ _DETAIL_WIDTH = 16
 """Channels of the detail's finest maps; those of half the size have twice as many."""
 _DETAIL_BLOCKS = 2
 """Residual convolutions of each of the detail's maps but the finest."""
+_REFINING = 2
+"""Width between the two maps of a cell by itself, in widths of its detail."""
 _DRAWN_MAPS = 4
 """Of a prompt: the earlier mask, the box, clicks inside and clicks outside."""
+_LEAST_WEIGHT = 1e-3
+"""Added to the weights of a map's mean, which is then 0 where nothing is drawn."""
 _SPOT = 0.02
 """Deviation of the spot that a click is drawn as, as a share of the image's side."""
 
@@ -227,12 +232,17 @@ class SegmentationEncoder(ImageEncoder):
 
     def _by_patch(self, detail: Tensor) -> Tensor:
         """(B, C, S, S) -> (B, L, cells of a patch x C), the cells in the order that doublings bring them in."""
-        times, grid = self.segmentation.num_doublings, self.segmentation.grid_size
-        split = (grid, *([2] * times))
-        apart = detail.reshape(detail.shape[0], detail.shape[1], *split, *split)
-        rows, columns = range(2, 3 + times), range(3 + times, 4 + 2 * times)
-        order = [axis for pair in zip(rows, columns, strict=True) for axis in pair]
-        return apart.permute(0, *order, 1).reshape(detail.shape[0], grid * grid, -1)
+        cells = _in_order_of_doublings(detail, self.segmentation)  # (B, C, cells)
+        return cells.transpose(1, 2).reshape(detail.shape[0], self.segmentation.grid_size**2, -1)
+
+
+def _in_order_of_doublings(maps: Tensor, configuration: SegmentationConfig) -> Tensor:
+    """(B, C, S, S) -> (B, C, cells): patch by patch, then quarter by quarter in each doubling."""
+    times = configuration.num_doublings
+    split = (configuration.grid_size, *([2] * times))
+    apart = maps.reshape(maps.shape[0], maps.shape[1], *split, *split)
+    rows, columns = range(2, 3 + times), range(3 + times, 4 + 2 * times)
+    return apart.permute(0, 1, *(axis for pair in zip(rows, columns, strict=True) for axis in pair)).flatten(2)
 
 
 class PromptAttention(nn.Module):
@@ -311,6 +321,13 @@ class MaskDecoder(Model):
         self.point_kinds = nn.Embedding(4, width)
         self.output_tokens = nn.Embedding(1 + NUM_MASKS, width)  # of the IoU, and of each mask
         cells = _DRAWN_MAPS << (2 * times)
+        self.looked = nn.Linear(_DRAWN_MAPS * configuration.d_detail, width)
+        self.hints = nn.Linear(2 * _DRAWN_MAPS, configuration.d_detail, bias=False)
+        self.refine = nn.Sequential(
+            nn.Linear(configuration.d_detail, _REFINING * configuration.d_detail),
+            nn.ReLU(),
+            nn.Linear(_REFINING * configuration.d_detail, configuration.d_detail),
+        )
         self.drawn_patches = nn.Sequential(nn.Linear(cells, width // 2), nn.GELU(), nn.Linear(width // 2, width))
         layer = configuration.decoder()
         self.layers = nn.ModuleList(TwoWayLayer(layer) for _ in range(configuration.num_layers))
@@ -349,23 +366,24 @@ class MaskDecoder(Model):
         """
         bank = embedding.index_select(0, image_index)  # (N, L, E)
         image, detail = torch.split(bank, [self.configuration.d_model, self.configuration.detail_width], dim=-1)
-        drawn = self._draw(points, point_labels, earlier_mask, has_earlier_mask)
-        image = image + self.drawn_patches(drawn.to(image.dtype))
-        tokens, visible = self._read_points(points, point_labels)
+        drawn = self._draw(points, point_labels, earlier_mask, has_earlier_mask).to(image.dtype)
+        image = image + self.drawn_patches(self._by_patch(drawn))
+        detail = torch.unflatten(detail, -1, (-1, self.configuration.d_detail)).flatten(1, 2)  # (N, cells, C)
+        looked, hints = self._look(drawn, detail)
+        tokens, visible = self._read_points(points, point_labels, looked)
         tokens, places = tokens.to(image.dtype), self._grid_places().to(image.dtype)
         own = tokens
         for layer in self.layers:
             tokens, image = layer(tokens, image, own=own, places=places, visible=visible, kernel=self.kernel)
         tokens = self.norm(tokens + self.to_image(tokens + own, image + places, image, self.kernel))
         weights = torch.stack([part(tokens[:, 1 + i]) for i, part in enumerate(self.mask_weights)], dim=-1)  # (N, C, M)
-        masks = self._arrange(self._enlarge(image, detail) @ weights)
+        masks = self._arrange(self._enlarge(image, detail + self.hints(hints)) @ weights)
         return {"masks": masks.float(), "predicted_iou": self.iou(tokens[:, 0]).float().sigmoid()}
 
-    def _read_points(self, points: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Output tokens and those of points, (N, T, D), and which are there, (N, 1, 1, T)."""
-        count = points.shape[0]
+    def _read_points(self, points: Tensor, labels: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+        """Output tokens and those of points, (N, T, D), and which are there, (N, 1, 1, T); `seen` is (N, D)."""
         kinds = self.point_kinds(labels.clamp(min=0))  # (N, Q, D)
-        outputs = self.output_tokens.weight.expand(count, -1, -1)
+        outputs = self.output_tokens.weight + seen[:, None]
         tokens = torch.cat((outputs, self._places(points) + kinds), dim=1)
         there = torch.cat((torch.ones_like(outputs[..., 0], dtype=torch.bool), labels != PADDING), dim=1)  # (N, T)
         return tokens, there[:, None, None, :]
@@ -373,7 +391,7 @@ class MaskDecoder(Model):
     def _draw(
         self, points: Tensor, labels: Tensor, earlier_mask: Tensor | None, has_earlier_mask: Tensor | None
     ) -> Tensor:
-        """The prompt as maps, (N, L, maps x cells of a patch): an earlier mask from -1 to 1, the others from 0."""
+        """The prompt as maps, (N, maps, S, S): an earlier mask from -1 to 1, the others from 0."""
         size = self.configuration.mask_size
         starts = torch.arange(size, device=points.device) / size  # (S)
         spots = torch.exp((starts + 0.5 / size - points[..., None]).square() / (-2 * _SPOT**2))  # (N, Q, 2, S)
@@ -391,10 +409,33 @@ class MaskDecoder(Model):
         earlier = torch.zeros_like(box) if earlier_mask is None else earlier_mask.tanh().to(box.dtype)
         if has_earlier_mask is not None:
             earlier = earlier.masked_fill(has_earlier_mask[:, None, None] == 0, 0.0)
+        return torch.stack((earlier, box, *clicks), dim=1)
+
+    def _by_patch(self, drawn: Tensor) -> Tensor:
+        """(N, maps, S, S) -> (N, L, maps x cells of a patch)."""
         grid, side = self.configuration.grid_size, 1 << self.configuration.num_doublings
-        maps = torch.stack((earlier, box, *clicks), dim=1)  # (N, maps, S, S)
-        apart = maps.reshape(-1, _DRAWN_MAPS, grid, side, grid, side)
+        apart = drawn.reshape(-1, _DRAWN_MAPS, grid, side, grid, side)
         return apart.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+
+    def _look(self, drawn: Tensor, detail: Tensor) -> tuple[Tensor, Tensor]:
+        """What the detail is like where the prompt was drawn, and which cells are like that.
+
+        Args:
+            drawn: float (N, maps, S, S).
+            detail: float (N, cells, C).
+
+        Returns:
+            What output tokens are told, (N, D): of the means of the detail, weighted by each map. Of each cell the
+            maps, and how near its detail is to each mean, 0 to 1: (N, cells, 2 maps).
+        """
+        maps = _in_order_of_doublings(drawn, self.configuration)  # (N, maps, cells)
+        weights = maps.clamp(min=0).square().square()  # a click's spot is half as wide so
+        total = weights.sum(dim=2, keepdim=True)
+        means = weights @ detail / (total + _LEAST_WEIGHT)  # (N, maps, C)
+        squares = means.square().sum(dim=2, keepdim=True) + detail.square().sum(dim=2)[:, None]
+        distances = (squares - 2 * means @ detail.transpose(1, 2)).clamp(min=0)  # (N, maps, cells)
+        alike = total / (total + _LEAST_WEIGHT) / (1 + distances)
+        return self.looked(means.flatten(1)), torch.cat((maps, alike), dim=1).transpose(1, 2)
 
     def _places(self, points: Tensor) -> Tensor:
         """Points (..., 2) in shares of the image -> (..., D)."""
@@ -409,13 +450,15 @@ class MaskDecoder(Model):
         return self._places(torch.stack((columns, rows), dim=-1).flatten(0, 1))
 
     def _enlarge(self, image: Tensor, detail: Tensor) -> Tensor:
-        """(N, L, D), and the detail of the patches -> (N, cells, C): a cell becomes four in each doubling."""
+        """(N, L, D), and what is added to the cells, (N, cells, C) -> (N, cells, C): a doubling makes four of each."""
         states, last = image, len(self.doublings) - 1
         for step, doubling in enumerate(self.doublings):
             states = doubling(states).unflatten(-1, (4, -1)).flatten(1, 2)  # (N, 4 times as many, C)
             if step < last:
                 states = F.gelu(self.doubling_norms[step](states))
-        return F.gelu(states + detail.reshape(states.shape))
+        cells = F.gelu(states + detail)
+        refined: Tensor = cells + self.refine(cells)
+        return refined
 
     def _arrange(self, cells: Tensor) -> Tensor:
         """Brings cells, (N, cells, M), from the order of the doublings to rows and columns: (N, M, S, S)."""

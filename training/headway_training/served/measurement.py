@@ -289,7 +289,7 @@ class Measurement:
                 segment = picture.mask(row)
                 masks = [mask.to_numpy() for mask in result.masks]
                 ious = [float((mask & segment).sum() / (mask | segment).sum()) for mask in masks]
-                found.setdefault(name, []).append(ious[0])  # the mask that the model is surest of
+                found.setdefault(name, []).append(ious[0])  # that of the mask which the answer has first
                 found.setdefault(f"{name}_best", []).append(max(ious))
                 errors = [abs(mask.predicted_iou - iou) for mask, iou in zip(result.masks, ious, strict=True)]
                 found.setdefault("iou_error", []).extend(errors)

@@ -224,6 +224,7 @@ class SegmentationTask(Task):
             )
             if number + 1 < rounds:
                 given = predicted[:, 1:].argmax(dim=1) + 1 if number == 0 else torch.zeros_like(image_index)
+                given = given.masked_fill(labels[:, 0] == TOP_LEFT, 0)  # as `answer_order` has it
                 earlier = masks.detach().gather(1, given[:, None, None, None].expand(-1, 1, *masks.shape[-2:]))[:, 0]
                 point, label = _next_point(earlier > 0, coverage[:, 0] > 0.5)
                 points, labels = torch.cat((points, point), dim=1), torch.cat((labels, label), dim=1)
@@ -250,9 +251,9 @@ class SegmentationTask(Task):
     def evaluate(self, model: nn.Module, part: Part) -> Metrics:
         """Mean IoU in percent, at one point and at one box, by the kind of picture, in the pictures' own pixels.
 
-        `best` is of the best of three masks, the others of that with the highest predicted IoU. `mean_iou` is the mean
-        of nuclei, and of the best of three for composed pictures and photographs. `iou_error` is the mean distance of
-        the predicted IoU from the true one.
+        `best` is of the best of an answer's three masks, the others of its first (`answer_order`). `mean_iou` is the
+        mean of nuclei, and of the best of three for composed pictures and photographs. `iou_error` is the mean distance
+        of the predicted IoU from the true one.
         """
         assert isinstance(model, Segmenter)
         device = next(model.parameters()).device
@@ -266,13 +267,13 @@ class SegmentationTask(Task):
             image_index = torch.arange(len(chosen)).repeat_interleave(counts).to(device)
             for name, points, labels in _prompts_of(chosen):
                 masks, predicted = model.decode(embedding, image_index, points.to(device), labels.to(device))
-                of_pictures = (torch.split(one[:, 1:], counts.tolist()) for one in (masks, predicted))
+                order = answer_order(predicted, is_box=name == "box")  # (N, 3)
+                masks = masks.gather(1, order[..., None, None].expand(-1, -1, *masks.shape[2:]))
+                of_pictures = (torch.split(one, counts.tolist()) for one in (masks, predicted.gather(1, order)))
                 parts = zip(chosen, *of_pictures, strict=True)
                 for picture, logits, promised in parts:
                     ious = _picture_iou(picture, logits.float().cpu())  # (P, 3)
-                    best = promised.float().cpu().argmax(dim=1, keepdim=True)
-                    own = ious.gather(1, best)[:, 0]
-                    found.setdefault(f"{picture.kind}_{name}", []).extend(own.tolist())
+                    found.setdefault(f"{picture.kind}_{name}", []).extend(ious[:, 0].tolist())
                     found.setdefault(f"{picture.kind}_{name}_best", []).extend(ious.amax(dim=1).tolist())
                     found.setdefault("iou_error", []).extend((promised.float().cpu() - ious).abs().flatten().tolist())
         return {**mean_ious(found)}
@@ -312,6 +313,16 @@ class SegmentationTask(Task):
                 "masks": np.packbits(np.stack([np.asarray(mask) for mask in resized]).reshape(len(masks), -1), axis=1),
             }
         )
+
+
+def answer_order(predicted_iou: Tensor, *, is_box: bool) -> Tensor:
+    """Which masks answer a point or a box, the best first, as a server has it: (N, M) -> (N, M - 1).
+
+    At a point those that may each mean another thing, by falling predicted IoU; at a box first the mask for prompts
+    that mean one thing.
+    """
+    order = predicted_iou[:, 1:].argsort(dim=1, descending=True, stable=True) + 1
+    return torch.cat((torch.zeros_like(order[:, :1]), order[:, :-1]), dim=1) if is_box else order
 
 
 def _make_composer(pictures: SegmentedPictures) -> Composer:

@@ -7,7 +7,7 @@ masks of a prompt, S side of a mask in cells.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,10 +25,8 @@ MAX_PROMPTS: Final = 256
 """Most prompts of a call."""
 MAX_POINTS: Final = 64
 """Most points of a prompt."""
-OF_SEVERAL_PARTS: Final = slice(0, 1)
-"""The mask that answers a prompt of several parts, among the M."""
-OF_ONE_PART: Final = slice(1, None)
-"""Those that answer a prompt of one part: a point or a box."""
+PromptKind = Literal["point", "box", "several"]
+"""One point, one box, or several of them: which masks answer it."""
 
 
 def as_item(
@@ -142,9 +140,14 @@ class PromptGraph:
         return f"PromptGraph({self._session!r})"
 
 
-def surest_first(predicted_iou: NDArray[np.float32], *, has_several_parts: bool) -> NDArray[np.intp]:
-    """Returns which of a prompt's masks answer it, by falling predicted IoU, (M,) -> at most three."""
-    chosen = OF_SEVERAL_PARTS if has_several_parts else OF_ONE_PART
-    start = chosen.start or 0
-    order: NDArray[np.intp] = np.argsort(-predicted_iou[chosen], kind="stable") + start
-    return order
+def answer_order(predicted_iou: NDArray[np.float32], kind: PromptKind) -> NDArray[np.intp]:
+    """Returns which of a prompt's masks answer it, the best first: (M,) -> at most three.
+
+    Mask 0 is for prompts that mean one thing (Kirillov et al. 2023, section 3): it alone answers several parts, and it
+    comes first at a box, which leaves little open. A point may mean a whole or a part: the other masks answer it, by
+    falling predicted IoU.
+    """
+    if kind == "several":
+        return np.zeros(1, np.intp)
+    order: NDArray[np.intp] = np.argsort(-predicted_iou[1:], kind="stable") + 1
+    return order if kind == "point" else np.concatenate((np.zeros(1, np.intp), order[:-1]))

@@ -43,8 +43,9 @@ from headway_server.tasks.segmentation.decoder import (
     PREDICTED_IOU,
     TOP_LEFT,
     PromptGraph,
+    PromptKind,
+    answer_order,
     as_item,
-    surest_first,
 )
 from headway_server.tasks.segmentation.masks import Box, PixelMask, drop_duplicates, stability
 
@@ -90,6 +91,13 @@ class Prompt:
     def num_parts(self) -> int:
         """Places, and the box."""
         return len(self.points) + (self.box is not None)
+
+    @property
+    def kind(self) -> PromptKind:
+        """Which masks answer it."""
+        if self.num_parts > 1:
+            return "several"
+        return "point" if self.box is None else "box"
 
     @property
     def first_part(self) -> Prompt:
@@ -173,7 +181,7 @@ class SegmentMask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentedImage:
-    """The masks of each prompt, the surest first, and the image's size in pixels."""
+    """The masks of each prompt, the best first (`answer_order`), and the image's size in pixels."""
 
     results: list[list[SegmentMask]]
     width: int
@@ -419,7 +427,7 @@ class SegmentationModel(ImageModel):
         earlier: NDArray[np.float32] | None = None,
         wanted: EverythingRequest | None = None,
     ) -> tuple[list[list[_Found]], CallTimings]:
-        """Runs prompts and returns the masks of each, the surest first.
+        """Runs prompts and returns the masks of each, the best first.
 
         A prompt of several parts is answered as in training: by its first part, and then, with that mask, by all of
         them. With an earlier mask there is no need of the first.
@@ -428,10 +436,10 @@ class SegmentationModel(ImageModel):
         with self._prompts.admit(len(prompts), embedded.embedding.nbytes, deadline=deadline, caller=caller):
 
             async def run(
-                asked: Sequence[Prompt], masks: Sequence[NDArray[np.float32] | None], *, has_several: bool
+                asked: Sequence[Prompt], masks: Sequence[NDArray[np.float32] | None]
             ) -> tuple[list[list[_Found]], CallTimings]:
-                def read(row: Tensors, _: int) -> list[_Found]:
-                    return _read(row, has_several_parts=has_several, wanted=wanted)
+                def read(row: Tensors, number: int) -> list[_Found]:
+                    return _read(row, asked[number].kind, wanted)
 
                 batched = await self._decoder.submit(
                     self._items(embedded, asked, masks),
@@ -444,13 +452,13 @@ class SegmentationModel(ImageModel):
                 return batched.results, CallTimings.of(batched.runs, preprocessing_s=0.0)
 
             if earlier is not None:
-                return await run(prompts, [earlier] * len(prompts), has_several=True)
+                return await run(prompts, [earlier] * len(prompts))
             several = [number for number, prompt in enumerate(prompts) if prompt.num_parts > 1]
             firsts = [prompt.first_part if prompt.num_parts > 1 else prompt for prompt in prompts]
-            found, timings = await run(firsts, [None] * len(firsts), has_several=False)
+            found, timings = await run(firsts, [None] * len(firsts))
             if several:
                 masks = [found[number][0].logits for number in several]
-                answers, more = await run([prompts[number] for number in several], masks, has_several=True)
+                answers, more = await run([prompts[number] for number in several], masks)
                 timings += more
                 for number, answer in zip(several, answers, strict=True):
                     found[number] = answer
@@ -526,10 +534,10 @@ def _check_max_masks(max_masks: int) -> None:
         raise InvalidInputError("max_mask_count", f"is {max_masks}; it goes from 1 to {MAX_MASKS}, 0 for all")
 
 
-def _read(row: Tensors, *, has_several_parts: bool, wanted: EverythingRequest | None) -> list[_Found]:
-    """Takes the masks that answer a prompt, the surest first; of everything, those that are good enough."""
+def _read(row: Tensors, kind: PromptKind, wanted: EverythingRequest | None) -> list[_Found]:
+    """Takes the masks that answer a prompt, the best first; of everything, those that are good enough."""
     masks, predicted_iou = row[MASKS], row[PREDICTED_IOU]
-    order = surest_first(predicted_iou, has_several_parts=has_several_parts)
+    order = answer_order(predicted_iou, kind)
     if wanted is not None:
         good = (predicted_iou[order] >= wanted.min_predicted_iou) & (stability(masks[order]) >= wanted.min_stability)
         order = order[good & (masks[order] > 0).any(axis=(-2, -1))]

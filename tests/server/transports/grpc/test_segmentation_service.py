@@ -95,8 +95,10 @@ async def test_a_mask_has_the_pixels_of_the_callers_image(segmenting):
     assert first.predicted_iou == pytest.approx(0.9)
     promised = [mask.predicted_iou for mask in answer.results[0].masks]
     assert promised == sorted(promised, reverse=True)
-    white, grey = (answer.results[number].masks[0] for number in (1, 2))
+    white, grey = answer.results[1].masks[0], answer.results[2].masks[1]
     assert (white.box.left, white.box.top, white.box.right, white.box.bottom) == (40, 0, 80, 20)
+    # At a box the mask of what means one thing comes first, however sure the model is of it, and two of the others.
+    assert [mask.predicted_iou for mask in answer.results[2].masks] == pytest.approx([0.8, 0.9, 0.6])
     assert (grey.box.left, grey.box.top, grey.box.right, grey.box.bottom) == (40, 20, 80, 40)
     everything, nothing = answer.results[0].masks[1:]
     assert (everything.area, list(everything.counts)) == (3200, [0, 3200])
