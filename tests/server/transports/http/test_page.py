@@ -412,7 +412,8 @@ def test_clicks_and_drags_cut_out_a_part_of_a_picture(browser: Browser, tmp_path
         page.mouse.down()
         page.mouse.move(*place(0.9, 0.8))
         page.mouse.up()
-        expect(output).to_contain_text("box 40, 0, 80, 40")
+        # What means one thing is answered by mask 0, whose edge lies half a cell further out in this tiny model.
+        expect(output).to_contain_text("box 35, 0, 80, 40")
         assert page.get_by_label("Box").input_value() == "48,8,72,32"
         page.get_by_label("Box").fill("1,2,3")
         assert "is not 4 numbers" in answer(page)
