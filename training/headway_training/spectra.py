@@ -18,7 +18,7 @@ from headway_training.data.audio import mel_filters
 _FLOOR = 1e-5
 """Least magnitude whose logarithm is taken."""
 _LOSS_FLOOR = 1e-3
-"""That of the loss: samples of 16 bits have about as much noise, and what is below cannot be heard."""
+"""That of the loss, above which half of what is heard in recorded digits lies: the quiet half shall only stay quiet."""
 _WINDOWS = ((64, 8), (128, 16), (256, 32), (512, 64))
 """Windows of the loss with their mel bins: 8 to 64 ms at 8 kHz."""
 NUM_CEPSTRA = 13

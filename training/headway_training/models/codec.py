@@ -5,9 +5,9 @@ B rows, N samples, F frames, D width of a latent, W width of the layers, K books
 A latent is residual vector quantized (Zeghidour et al. 2021, arXiv 2107.03312, section III-C). Encoder and decoder work
 at the rate of the frames (as in Siuzdak 2023, arXiv 2306.00814): the encoder reads the logarithms of magnitude spectra,
 the decoder's last layer makes two hops of samples for each frame, which are faded in and out and overlap by one hop.
-Both have blocks of a convolution of each channel by itself and two linear maps (Liu et al. 2022, ConvNeXt). At 8 kHz
-they learn in a tenth of the steps, and a step is no dearer, than convolutions at the rate of the samples, as in
-Zeghidour et al. (docs/experiments/voices.md).
+Both have blocks of a convolution of each channel by itself and two linear maps (Liu et al. 2022, ConvNeXt). Convolutions
+at the rate of the samples, as in Zeghidour et al., were tried before and learned far more slowly
+(docs/experiments/voices.md).
 
 The decoder is causal, and what its convolutions have seen, with the hop that overlaps, is an input and an output:
 frames can be decoded as they come. The encoder reads one hop ahead, and its convolutions look to both sides.
@@ -40,7 +40,7 @@ _FIRST_SCALE = 0.5
 _FIRST_LOUDNESS = 0.002
 """Deviation of the weights that make samples, before training."""
 _LEAST_MAGNITUDE = 1e-3
-"""Added to magnitudes before their logarithm is taken: about the noise of 16 bits."""
+"""Added to magnitudes before their logarithm is taken: 20 dB above the noise of 16 bits."""
 _DECAY = 0.95
 """Share of a code, and of the count of what it stands for, that a step leaves as it was."""
 _LEAST_USAGE = 0.05

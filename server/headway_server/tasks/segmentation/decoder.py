@@ -7,7 +7,7 @@ masks of a prompt, S side of a mask in cells.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ MAX_PROMPTS: Final = 256
 """Most prompts of a call."""
 MAX_POINTS: Final = 64
 """Most points of a prompt."""
-PromptKind = Literal["point", "box", "several"]
+PromptKind: TypeAlias = Literal["point", "box", "several"]
 """One point, one box, or several of them: which masks answer it."""
 
 
