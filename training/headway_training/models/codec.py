@@ -5,8 +5,8 @@ B rows, N samples, F frames, D width of a latent, W width of the layers, K books
 A latent is residual vector quantized (Zeghidour et al. 2021, arXiv 2107.03312, section III-C). Encoder and decoder work
 at the rate of the frames (as in Siuzdak 2023, arXiv 2306.00814): the encoder reads the logarithms of magnitude spectra,
 the decoder's last layer makes two hops of samples for each frame, which are faded in and out and overlap by one hop.
-Both have blocks of a convolution of each channel by itself and two linear maps (Liu et al. 2022, ConvNeXt). Convolutions
-at the rate of the samples, as in Zeghidour et al., were tried before and learned far more slowly
+Both have blocks of a convolution of each channel by itself and two linear maps (Liu et al. 2022, ConvNeXt).
+Convolutions at the rate of the samples, as in Zeghidour et al., were tried before and learned far more slowly
 (docs/experiments/voices.md).
 
 The decoder is causal, and what its convolutions have seen, with the hop that overlaps, is an input and an output:
