@@ -144,19 +144,20 @@ async def test_the_next_seed_draws_the_next_image(drawing):
     assert drawn.results[0].step_count == 20
 
 
-async def test_a_stream_tells_of_steps_shows_previews_and_ends_with_the_same_image(drawing):
+@pytest.mark.parametrize(("every", "least", "most"), [(1, 1, 40), (10, 0, 4)])  # a slow reader misses steps
+async def test_a_stream_tells_of_steps_shows_previews_and_ends_with_the_same_image(drawing, every, least, most):
     asked = {"prompt": "green", "parameters": parameters(step_count=40)}
     messages = [
         message
         async for message in stub(drawing).StreamGenerateImage(
-            pb.StreamGenerateImageRequest(**asked, preview_step_count=10)
+            pb.StreamGenerateImageRequest(**asked, preview_step_count=every)
         )
     ]
     assert {message.step_count for message in messages} == {40}
     made = [message.made_step_count for message in messages]
     assert made == sorted(made)
     previews = [pixels_of(message.preview_png) for message in messages if message.preview_png]
-    assert 1 <= len(previews) <= 4
+    assert least <= len(previews) <= most
     assert all(preview.shape == (8, 8, 3) for preview in previews)
     [whole] = (await stub(drawing).GenerateImage(pb.GenerateImageRequest(**asked))).results
     assert messages[-1].result.png == whole.png
