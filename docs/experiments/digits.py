@@ -132,7 +132,7 @@ def _through(checkpoint: Path, recordings: Recordings) -> list[NDArray[np.float3
     assert isinstance(model, Codec | SpeechSynthesizer), "the checkpoint has no codec"
     heard = []
     for samples in recordings.samples:
-        whole = torch.from_numpy(padded(samples, model.configuration.hop_length))[None]
+        whole = torch.from_numpy(padded(to_float(samples), model.configuration.hop_length))[None]
         heard.append(model.decode(model.encode(whole))[0][0].numpy())
     return heard
 

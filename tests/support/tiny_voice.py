@@ -66,5 +66,5 @@ def write_voice_checkpoint(folder: Path, *, codec_steps: int = 100, steps: int =
     table = write_recordings(folder / "recordings")
     rate = "optimization.learning_rate=0.005"
     codec = train("telephone-codec", CODEC, folder / "codec", rate, table=table, max_steps=codec_steps)
-    own = ('name="tones"', "augmentation.join_texts=2", rate)
+    own = ('name="tones"', "augmentation.join_texts=2", "speech.first_book_weight=1.0", rate)
     return train("telephone-speech", SPEAKER, folder / "speech", *own, table=table, max_steps=steps, init=codec)

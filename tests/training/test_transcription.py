@@ -2,6 +2,7 @@
 
 import json
 import tarfile
+from itertools import groupby, product
 from pathlib import Path
 
 import numpy as np
@@ -164,6 +165,30 @@ def test_nobody_speaks_in_a_silent_window_and_changes_keep_its_size() -> None:
         assert len(window) == 9600
     features = changed.collate(np.array([0] * 4), torch.Generator().manual_seed(0)).tensors["input_features"]
     assert any(len(torch.unique(row)) == 1 for window in features for row in window)
+
+
+@torch.inference_mode()
+def test_a_share_of_the_loss_is_that_of_all_ways_in_which_positions_spell_a_transcript() -> None:
+    train = _recordings(["low", "high low"], 0.1)
+    alone, shared = (
+        _task(train, "audio.num_frames=12", "speech.join_share=0", f"speech.alignment_share={share}")
+        for share in (0, 0.25)
+    )
+    shape = TranscriberConfig(**TINY | {"num_frames": 12, "num_mel_bins": 16}, frames_per_position=4)
+    torch.manual_seed(0)
+    model = Transcriber(shape).eval()
+    tensors = dict(shared.collate(np.array([0, 0]), torch.Generator().manual_seed(0)).tensors)
+    pad, eos = shared._special.pad, shared._special.eos
+    tensors["target_ids"] = torch.tensor([[4, 5, 7, 8], [4, 5, 7, pad]])
+    tensors["targets"] = torch.tensor([[IGNORED, 7, 8, eos], [IGNORED, 7, eos, IGNORED]])
+    chances = model.logits(model.encode(tensors["input_features"])).softmax(dim=-1)  # (2, 3, V)
+    spelled = torch.zeros(2)
+    for row, wanted in enumerate(([7, 8], [7])):
+        for spelling in product((7, 8, pad), repeat=3):
+            if [token for token, _ in groupby(spelling) if token != pad] == wanted:
+                spelled[row] += torch.stack([chances[row, at, token] for at, token in enumerate(spelling)]).prod()
+    written = alone.loss(model, tensors)
+    torch.testing.assert_close(shared.loss(model, tensors), 0.75 * written - 0.25 * spelled.log().sum())
 
 
 def test_small_sources_come_several_times_and_what_does_not_fit_is_left_out() -> None:

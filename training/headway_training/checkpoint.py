@@ -27,6 +27,8 @@ from torch import nn
 from headway_training.errors import CheckpointError
 from headway_training.models import build_model
 
+_NAMES_SHOWN = 20
+"""Of tensors that are not loaded, in the line that says so."""
 SCHEMA_VERSION = 1
 CHECKPOINT_FILE = "checkpoint.json"
 HUGGINGFACE = "huggingface"
@@ -476,8 +478,14 @@ class LoadedWeights:
             ("for other labels in the checkpoint, so they start fresh", self.other_labels),
             ("in the checkpoint alone, so they are left out", self.unexpected),
         )
-        lines = [f"  {what}: {', '.join(names)}" for what, names in kinds if names]
+        lines = [f"  {what}: {_shortened(names)}" for what, names in kinds if names]
         return "\n".join([f"{len(self.loaded)} tensors are loaded", *lines])
+
+
+def _shortened(names: Sequence[str]) -> str:
+    """Names, or the first of them and how many more there are."""
+    more = len(names) - _NAMES_SHOWN
+    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 @torch.no_grad()

@@ -150,8 +150,11 @@ class Transcriber(Model):
         Raises:
             ValueError: a transcript is longer than its limit, or the windows are of another length.
         """
+        return self.write(self.encode(input_features), target_ids)
+
+    def write(self, memory: Tensor, target_ids: Tensor) -> Tensor:
+        """As `forward`, of windows that have been heard: (B, S, D), int64 (B, T) -> (B, T, V)."""
         check_length("a transcript", target_ids.shape[1], self.max_target_length)
-        memory = self.encode(input_features)
         everything = torch.ones(memory.shape[:2], device=memory.device)
         position_ids = torch.arange(target_ids.shape[1], device=target_ids.device)
         attend_cross = cross_attention(self.cross_keys_values(memory), everything, self.kernel)

@@ -186,6 +186,9 @@ class AugmentationSettings(Record):
     join_texts: int = Field(default=1, ge=1, le=100)
     """Most texts that are joined to one example: neighbours for token classification, recordings of one speaker for
     speech_synthesis."""
+    other_speeds: int = Field(default=0, ge=0, le=16)
+    """Speeds beside their own that recordings are learned at in half of the examples, 15 % slower to 15 % faster, each
+    with a pitch and so a voice of its own; for speech_synthesis."""
 
 
 class SegmentationSettings(Record):
@@ -227,6 +230,12 @@ class SpeechSettings(Record):
     """Most neighbouring mel bins that are hidden in a window (SpecAugment, Park et al. 2019)."""
     hidden_frames: int = Field(default=0, ge=0, le=100_000)
     """Most neighbouring frames that are hidden, at two places of a window."""
+    alignment_share: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the loss that is the encoder's own, by connectionist temporal classification (Graves et al. 2006); for
+    transcription."""
+    first_book_weight: float = Field(default=1.0, gt=0)
+    """Weight in the loss of a frame's first code, which says what is said; the mean over its codes is 1; for
+    speech_synthesis."""
 
 
 class DistillationSettings(Record):

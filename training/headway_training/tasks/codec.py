@@ -101,7 +101,7 @@ class AudioCodingTask(Task):
         device = next(model.parameters()).device
         distortions = []
         for samples in recordings.samples[:MEASURED_RECORDINGS]:
-            whole = padded(samples, self._shape.hop_length)
+            whole = padded(to_float(samples), self._shape.hop_length)
             heard = model.decode(model.encode(torch.from_numpy(whole).unsqueeze(0).to(device)))[0]
             distortions.append(
                 mel_cepstral_distortion(heard[0].float().cpu().numpy(), whole, self._shape.sampling_rate)
@@ -117,6 +117,6 @@ class AudioCodingTask(Task):
         return EvaluationData(arrays={"samples": np.concatenate(samples), "lengths": np.array([*map(len, samples)])})
 
 
-def padded(samples: NDArray[np.int16], hop_length: int) -> NDArray[np.float32]:
-    """Samples (S,) as numbers, followed by silence up to a whole frame."""
-    return np.pad(to_float(samples), (0, -len(samples) % hop_length))
+def padded(samples: NDArray[np.float32], hop_length: int) -> NDArray[np.float32]:
+    """Samples (S,), followed by silence up to a whole frame."""
+    return np.pad(samples, (0, -len(samples) % hop_length))

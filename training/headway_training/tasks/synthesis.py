@@ -17,6 +17,7 @@ from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 
 from headway_training.batches import Batch, even_batches, sorted_batches
 from headway_training.checkpoint import Metric, load_model
+from headway_training.data.audio import resample, to_float
 from headway_training.data.examples import Splits
 from headway_training.data.speech import Recordings
 from headway_training.errors import DataError, RecipeError
@@ -31,6 +32,9 @@ HISTORY_DROPOUT = 0.1
 MEASURED_RECORDINGS = 200
 """Recordings that a validation and a checkpoint take of a part."""
 _EVALUATION_TOKENS = 16_384
+_MOST_SPEED_CHANGE = 0.15
+_CHANGED_SHARE = 0.5
+"""Of the examples, those at another speed, where a recipe has other speeds."""
 
 
 class SpeechSynthesisTask(Task):
@@ -61,12 +65,22 @@ class SpeechSynthesisTask(Task):
         self._max_length = int(recipe.model["max_length"])
         self._history = int(recipe.model.get("history_frames", 50)) * self._codec.num_books
         self._max_text = int(recipe.model.get("max_text_length", 200))
+        weight = recipe.speech.first_book_weight
+        if weight != 1 and weight >= self._codec.num_books:
+            raise RecipeError(
+                f"speech.first_book_weight must be below the number of books ({self._codec.num_books}), and is {weight}"
+            )
+        self._weights = _weights_of_books(weight, self._codec.num_books)
         encoded = {
             id(part): _Spoken(part, codec, tokenizer, self._text_size)
             for part in (splits.train, splits.valid, splits.test)
         }
         self._train, self._valid, self._test = (encoded[id(part)] for part in (splits.train, splits.valid, splits.test))
-        fits = [i for i in range(len(self._train)) if self._fits([i])]
+        self._changed = [
+            _Spoken(splits.train, codec, tokenizer, self._text_size, speed)
+            for speed in _other_speeds(recipe.augmentation.other_speeds)
+        ]
+        fits = [i for i in range(len(self._train)) if self._fits(self._train, [i])]
         self._examples = np.array(fits, np.int64)
         if not fits:
             raise DataError(
@@ -120,15 +134,19 @@ class SpeechSynthesisTask(Task):
         num_joined = int(random.integers(self._recipe.augmentation.join_texts))  # of all rows, so that little is padded
         for number in batch.tolist():
             others = self._of_speaker[self._train.speakers[number]]
+            spoken = self._train
+            if self._changed and random.random() < _CHANGED_SHARE:
+                changed = self._changed[random.integers(len(self._changed))]
+                spoken = changed if self._fits(changed, [number]) else spoken
             joined = [number]
             for _ in range(num_joined):
-                if not self._fits([*joined, more := int(random.choice(others))]):
+                if not self._fits(spoken, [*joined, more := int(random.choice(others))]):
                     break
                 joined.append(more)
             history = np.empty(0, np.int64)
             if random.random() >= HISTORY_DROPOUT:
-                history = self._voice(random.permutation(others).tolist())
-            rows.append(self._sequence(self._train, joined, history))
+                history = self._voice(spoken, random.permutation(others).tolist())
+            rows.append(self._sequence(spoken, joined, history))
         tensors = self._tensors(rows)
         return TrainingBatch(tensors=tensors, num_units=sum(len(ids) for ids, _ in rows))
 
@@ -137,7 +155,10 @@ class SpeechSynthesisTask(Task):
         assert isinstance(model, SpeechSynthesizer)
         said = tensors["said"]
         targets = tensors["targets"].flatten()[said]
-        return self.loss_of_logits(model.predict(tensors["input_ids"], said).float(), targets, label_smoothing)
+        logits = model.predict(tensors["input_ids"], said).float()
+        losses = F.cross_entropy(logits, targets, label_smoothing=label_smoothing, reduction="none")
+        books = (targets - self._text_size).div(self._codec.codebook_size, rounding_mode="floor")
+        return (losses * self._weights.to(losses.device)[books.clamp(min=0)]).sum()  # the end is in the first's place
 
     def logits(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> Tensor:
         """(B, T, V)."""
@@ -165,7 +186,7 @@ class SpeechSynthesisTask(Task):
         """Gives the model the codes of its voices."""
         assert isinstance(model, SpeechSynthesizer)
         for number, speaker in enumerate(self._speakers):
-            tokens = self._voice(self._of_speaker[speaker])
+            tokens = self._voice(self._train, self._of_speaker[speaker])
             codes = (tokens - self._text_size) % self._codec.codebook_size
             model.voices[number] = torch.from_numpy(codes.reshape(-1, self._codec.num_books))
 
@@ -186,25 +207,27 @@ class SpeechSynthesisTask(Task):
         rows: list[tuple[NDArray[np.int64], int]] = []
         for number in range(len(spoken)):
             others = self._of_speaker.get(spoken.speakers[number], [])
-            ids, first = self._sequence(spoken, [number], self._voice(others) if others else np.empty(0, np.int64))
+            ids, first = self._sequence(
+                spoken, [number], self._voice(self._train, others) if others else np.empty(0, np.int64)
+            )
             if len(ids) <= self._max_length:
                 rows.append((ids, first))
             if len(rows) == MEASURED_RECORDINGS:
                 break
         return rows
 
-    def _fits(self, numbers: Sequence[int]) -> bool:
+    def _fits(self, spoken: _Spoken, numbers: Sequence[int]) -> bool:
         """True if these recordings, joined, can follow a voice."""
-        text = 2 + sum(len(self._train.texts[i]) + 1 for i in numbers)
-        codes = 1 + sum(len(self._train.codes[i]) for i in numbers)
+        text = 2 + sum(len(spoken.texts[i]) + 1 for i in numbers)
+        codes = 1 + sum(len(spoken.codes[i]) for i in numbers)
         return text <= self._max_text and self._history + text + codes <= self._max_length
 
-    def _voice(self, numbers: Sequence[int]) -> NDArray[np.int64]:
+    def _voice(self, spoken: _Spoken, numbers: Sequence[int]) -> NDArray[np.int64]:
         """The codes of recordings one after another, as many as a voice has; if they are too few, again."""
         parts: list[NDArray[np.int64]] = []
         length = 0
         for number in numbers:
-            parts.append(self._train.codes[number])
+            parts.append(spoken.codes[number])
             length += len(parts[-1])
             if length >= self._history:
                 break
@@ -234,10 +257,24 @@ class SpeechSynthesisTask(Task):
         }
 
 
-class _Spoken:
-    """Recordings as tokens."""
+def _other_speeds(count: int) -> list[float]:
+    """So many speeds beside 1, slower and faster ones in turn, those that differ most first."""
+    steps = -(-count // 2)
+    return [1 + sign * _MOST_SPEED_CHANGE * step / steps for step in range(steps, 0, -1) for sign in (1, -1)][:count]
 
-    def __init__(self, recordings: Recordings, codec: Codec, tokenizer: Tokenizer, text_size: int) -> None:
+
+def _weights_of_books(first: float, num_books: int) -> Tensor:
+    """Weights in the loss, (K,), with a mean of 1."""
+    rest = num_books - 1
+    return torch.tensor([first, *[(num_books - first) / rest] * rest] if rest else [1.0])
+
+
+class _Spoken:
+    """Recordings, at their own speed or another, as tokens."""
+
+    def __init__(
+        self, recordings: Recordings, codec: Codec, tokenizer: Tokenizer, text_size: int, speed: float = 1.0
+    ) -> None:
         shape = codec.configuration
         offsets = text_size + torch.arange(shape.num_books) * shape.codebook_size
         self.transcripts = recordings.texts
@@ -247,7 +284,8 @@ class _Spoken:
         """Of each recording, (F K,) tokens."""
         with torch.inference_mode():
             for samples in recordings.samples:
-                whole = torch.from_numpy(padded(samples, shape.hop_length)).unsqueeze(0)
+                read = to_float(samples) if speed == 1 else resample(to_float(samples), speed, 1.0)
+                whole = torch.from_numpy(padded(read, shape.hop_length)).unsqueeze(0)
                 self.codes.append((codec.encode(whole)[0] + offsets).flatten().numpy())
 
     def __len__(self) -> int:

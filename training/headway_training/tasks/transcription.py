@@ -199,6 +199,33 @@ class TranscriptionTask(Task):
                 window[:, start : start + width] = mean
         return features
 
+    def loss(self, model: nn.Module, tensors: Mapping[str, Tensor], label_smoothing: float = 0.0) -> Tensor:
+        """As `Task.loss`; a share of it may be that of transcripts which the encoder's positions spell.
+
+        The encoder alone is to tell of each position which token is said there, or none, so that it learns what is
+        said where before the decoder has found where to look (Watanabe et al. 2017, section II.C). It does so with the
+        decoder's output matrix, in which `pad` means none.
+        """
+        assert isinstance(model, Transcriber)
+        share = self._recipe.speech.alignment_share
+        memory = model.encode(tensors["input_features"])
+        targets = tensors["targets"]
+        logits = model.write(memory, tensors["target_ids"]).float()
+        loss = self.loss_of_logits(logits, targets, label_smoothing)
+        if not share or memory.is_meta:  # torch has no shapes alone of what follows, for the estimate of memory
+            return loss
+        is_said = (targets != IGNORED) & (targets != self._special.eos)
+        spelled = F.ctc_loss(
+            model.logits(memory).float().log_softmax(dim=-1).transpose(0, 1),  # (S, B, V)
+            targets[:, 1:].clamp(min=0),  # from the first that is predicted
+            torch.full((len(memory),), memory.shape[1]),
+            is_said.sum(dim=1),
+            blank=self._special.pad,
+            reduction="sum",
+            zero_infinity=True,
+        )
+        return (1 - share) * loss + share * spelled
+
     def logits(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> Tensor:
         """(B, T, V)."""
         logits: Tensor = model(tensors["input_features"], tensors["target_ids"])
