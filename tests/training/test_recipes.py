@@ -28,8 +28,8 @@ STARTS = {
     "cifar10-dino": " --init runs/dino-1/checkpoint --set optimization.epochs=8 --output runs/dino-2",
     "clip": " --init runs/clip-3/checkpoint --set data.held_out_style= --set optimization.epochs=9"
     " --set optimization.evaluations=4 --output runs/clip-4",
-    "segment": " --init runs/segment-5/checkpoint --set optimization.epochs=1.6 --set optimization.evaluations=4"
-    " --output runs/segment-6",
+    "segment": " --init runs/segment-6/checkpoint --set optimization.epochs=2.6 --set optimization.evaluations=5"
+    " --output runs/segment-7",
 }
 """What the results of recipes began with that were trained in several runs."""
 
