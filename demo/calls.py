@@ -307,7 +307,8 @@ class Calls:
         except FailedPreconditionError as error:
             _line("answer", str(error))
             return
-        _line("answer", answer[0].text)
+        _line("question", "what was said above" if self._spoken else "silence, as no loaded model speaks")
+        _line("answer", answer[0].text or "nothing is said")
         _footer(answer, seconds)
 
     def generate_image(self) -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 from headway_training.data.sources import OwnData
 from headway_training.run import RunOptions, run_training
 
-RECIPE = Path(__file__).parents[2] / "docs" / "experiments" / "speech.toml"
+RECIPE = "telephone-transcriber"
 TONES = {"low": 300, "middle": 900, "high": 2400}
 RATE = 8000
 SIZES = {
@@ -85,7 +85,7 @@ def transcriber_checkpoint(folder: Path) -> Path:
     files = folder / "files"
     train, valid = write_tones(files, "train", rate=2 * RATE), write_tones(files, "valid", seed=1)
     options = RunOptions(
-        recipe=str(RECIPE),
+        recipe=RECIPE,
         settings=SETTINGS,
         own_data=OwnData(train=str(train), valid=str(valid)),
         output=folder / "run",

@@ -123,7 +123,7 @@ def _task(train: Recordings, *settings: str) -> TranscriptionTask:
     """A task without any change at random but what `settings` say."""
     quiet = [f"speech.{name}=0" for name in ("silence_share", "speed_change", "gain_change", "noise_share")]
     quiet += ["speech.hidden_frames=0", "speech.least_source_share=0"]
-    recipe = read_recipe(str(RECIPE), [*SETTINGS, *quiet, *settings])
+    recipe = read_recipe(RECIPE, [*SETTINGS, *quiet, *settings])
     valid = train.take(np.arange(1))
     splits = Splits(train=train, valid=valid, test=valid, train_name="", test_name="", license="", home="")
     tokenizer = train_tokenizer(spaced(train.texts), recipe.tokenizer, "transcription", ["<en>"])
