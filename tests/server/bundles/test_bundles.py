@@ -25,7 +25,6 @@ WITHOUT_ATTENTION_GRAPH = {
     "caption": "each word brings its own map",
     "fashion-mnist-diffusion": "image generators have none",
     "telephone-transcriber": "transcribers have none",
-    "telephone-speech": "models that speak have none",
 }
 SHOWN = [folder for folder in SHIPPED if folder.parent.name not in WITHOUT_ATTENTION_GRAPH]
 

@@ -33,6 +33,7 @@ MEASURED_RECORDINGS = 200
 """Recordings that a validation and a checkpoint take of a part."""
 _EVALUATION_TOKENS = 16_384
 _MOST_SPEED_CHANGE = 0.15
+"""Share by which the other speeds of a recording differ from its own at most."""
 _CHANGED_SHARE = 0.5
 """Of the examples, those at another speed, where a recipe has other speeds."""
 
