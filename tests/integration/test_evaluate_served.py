@@ -273,6 +273,7 @@ def test_drawings_of_labels_are_judged_by_a_classifier(drawing_server, tmp_path)
     assert (report["metric"], report["unit"], report["example_count"]) == ("label_accuracy", "images", 12)
     assert report["value"] > 60, "by chance it would be 33"
     assert report["figures"]["judge"] == "tiny-images"
+    assert report["figures"]["label_accuracy_of_images"] > 60
     assert report["figures"]["frechet_distance"] >= 0
     assert evaluate(drawing_server, *words)[0]["figures"] == report["figures"], "seeds are always the same"
     assert "seed is no option" in evaluate(drawing_server, *words, "--option", "seed=1", code=1)[1]
@@ -296,6 +297,7 @@ def test_drawings_of_texts_are_looked_for_by_an_embedder(drawing_server, text_di
     assert (report["metric"], report["example_count"]) == ("r_precision", 6)
     assert report["figures"]["judge"] == "tiny-clip-image"
     assert 0 <= report["value"] <= 100
+    assert 0 <= report["figures"]["r_precision_of_images"] <= 100
 
 
 def test_what_is_spoken_is_judged_by_a_transcriber(voice_store, voice_checkpoint, transcriber_checkpoint, tmp_path):

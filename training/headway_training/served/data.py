@@ -61,10 +61,12 @@ class CaptionedFiles(Rows):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptedFiles(Rows):
-    """Image files, each with what draws its like."""
+    """Image files, each with what draws its like: a text or a label."""
 
     images: list[bytes]
     prompts: list[str]
+    trained_on: tuple[bytes, ...] = ()
+    """As many images of the training part, in no order but always the same; empty if it is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +114,6 @@ def read_dataset(model: Model, name: str | None, folder: Path) -> TestData:
             {one: test.captions[one][row] for one in test.captions} for row in range(len(test))
         ]
         return TestData(splits.test_name, CaptionedFiles(images=list(map(encode_png, test.images)), captions=captions))
-    if isinstance(test, DescribedImages):
-        return TestData(splits.test_name, PromptedFiles(images=list(map(encode_png, test.images)), prompts=test.names))
     if model.task is Task.IMAGE_EMBEDDING:
         known = _encode_images(splits.train)
         nearest = NeighbouringImages(images=_encode_images(test).images, labels=test.labels.tolist(), known=known)
@@ -123,9 +123,21 @@ def read_dataset(model: Model, name: str | None, folder: Path) -> TestData:
             f"{recipe.data.dataset}: the label {unknown[0]!r} is not one that {model.name} answers: "
             f"{', '.join(model.labels[:20])}"
         )
+    if model.task is Task.IMAGE_GENERATION:
+        names = test.names if isinstance(test, DescribedImages) else [splits.labels[one] for one in test.labels]
+        return TestData(splits.test_name, _prompted(splits.train, test, names))
     if isinstance(test, LabeledImages):
         test = _encode_images(test)
     return TestData(splits.test_name, test, splits.labels)
+
+
+def _prompted(train: Rows, test: LabeledImages | DescribedImages, prompts: list[str]) -> PromptedFiles:
+    """The test images with their prompts, beside images that were learned from."""
+    rows = np.random.default_rng(0).permutation(len(train))[: len(test)]
+    learned = cast("LabeledImages | DescribedImages", train.take(rows)).images
+    return PromptedFiles(
+        images=list(map(encode_png, test.images)), prompts=prompts, trained_on=tuple(map(encode_png, learned))
+    )
 
 
 def _find_recipe(model: Model, name: str | None) -> Recipe:
@@ -180,14 +192,7 @@ def read_file(
     if model.task is Task.IMAGE_CLASSIFICATION or (
         model.labels and model.task is Task.IMAGE_GENERATION
     ):  # as they are: the server brings them to the model's size
-        found = find_images(Path(file))
-        labels = tuple(sorted({label for _, label in found}))
-        if unknown := sorted(set(labels) - set(model.labels)):
-            raise DataError(f"{file}: the label {unknown[0]!r} is not among those of the model")
-        images = EncodedImages(
-            images=[path.read_bytes() for path, _ in found], labels=[labels.index(label) for _, label in found]
-        )
-        return TestData(file_names(file), images, labels)
+        return _read_labeled_images(model, file)
     if model.task is Task.IMAGE_GENERATION:
         captioned = _read_captioned(Path(file), language)
         prompts = [next(iter(one.values()))[0] for one in captioned.captions]
@@ -209,6 +214,19 @@ def read_file(
     task = cast("TaskName", model.task.value)
     examples, labels = read_examples(task, file, model.labels, classification=classification)
     return TestData(file_names(file), examples, labels)
+
+
+def _read_labeled_images(model: Model, file: str) -> TestData:
+    """Reads a folder with a folder of images for each label."""
+    found = find_images(Path(file))
+    labels = tuple(sorted({label for _, label in found}))
+    if unknown := sorted(set(labels) - set(model.labels)):
+        raise DataError(f"{file}: the label {unknown[0]!r} is not among those of the model")
+    files = [path.read_bytes() for path, _ in found]
+    if model.task is Task.IMAGE_GENERATION:
+        return TestData(file_names(file), PromptedFiles(images=files, prompts=[label for _, label in found]))
+    images = EncodedImages(images=files, labels=[labels.index(label) for _, label in found])
+    return TestData(file_names(file), images, labels)
 
 
 def _read_captioned(file: Path, language: str) -> CaptionedFiles:

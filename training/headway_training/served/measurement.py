@@ -38,7 +38,6 @@ from headway_training.metrics import (
 )
 from headway_training.served.data import (
     CaptionedFiles,
-    EncodedImages,
     NeighbouringImages,
     PromptedFiles,
     SegmentedFiles,
@@ -91,8 +90,8 @@ class Measurement:
         self, examples: Any, labels: Sequence[str]
     ) -> dict[str, float | str]:
         """The figures of some examples; the first one is the metric of the model's task."""
-        if isinstance(examples, _PICTURES) or self._model.task is Task.IMAGE_GENERATION:
-            return self._measure_pictures(examples, labels)
+        if isinstance(examples, _PICTURES):
+            return self._measure_pictures(examples)
         if isinstance(examples, PlainText):
             return self._score_text(examples.text)
         if isinstance(examples, ParallelTexts):
@@ -125,10 +124,10 @@ class Measurement:
         actual = [labels[index] for index in examples.labels]
         return {"accuracy": accuracy(predicted, actual), "macro_f1": macro_f1(predicted, actual)}
 
-    def _measure_pictures(self, examples: Any, labels: Sequence[str]) -> dict[str, float | str]:
+    def _measure_pictures(self, examples: Any) -> dict[str, float | str]:
         """The figures of a task of images that does not name labels."""
-        if self._model.task is Task.IMAGE_GENERATION:
-            return self._measure_drawings(examples, labels)
+        if isinstance(examples, PromptedFiles):
+            return self._measure_drawings(examples)
         if isinstance(examples, NeighbouringImages):
             return self._measure_neighbours(examples)
         if isinstance(examples, SegmentedFiles):
@@ -137,39 +136,45 @@ class Measurement:
             return self._measure_captions(examples)
         return self._measure_recalls(examples)
 
-    def _measure_drawings(
-        self, examples: PromptedFiles | EncodedImages, labels: Sequence[str]
-    ) -> dict[str, float | str]:
+    def _measure_drawings(self, examples: PromptedFiles) -> dict[str, float | str]:
         """How well drawings of the data's prompts show what they were asked for, and how near they are to its images.
 
         Each prompt is drawn once, with its index as the seed. What tells is another model that the server has: for
-        labels a classifier that knows them all, for texts an embedder of images with a partner that reads texts.
+        labels a classifier that knows them all, for texts an embedder of images with a partner that reads texts. What
+        it says of the data's own images stands beside what it says of drawings.
         """
-        prompts = (
-            [labels[label] for label in examples.labels] if isinstance(examples, EncodedImages) else examples.prompts
-        )
+        prompts = examples.prompts
         if len(prompts) < 2:
             raise EvaluationError("a distance between sets of images needs at least two of each; there is one")
         judge, reader = self._find_judges()
-        drawn = self._ask(list(enumerate(prompts)), self._draw, "drawing")
         named: Any = {"model": judge.name, "model_version": judge.version}
-
+        drawn = self._ask(list(enumerate(prompts)), self._draw, "drawing")
         vectors, known = (self._embed_images(images, "images", named) for images in (drawn, examples.images))
-        figures: dict[str, float | str] = {"frechet_distance": frechet_distance(vectors, known), "judge": judge.name}
+        figures: dict[str, float | str] = {"frechet_distance": frechet_distance(vectors, known)}
+        if learned := examples.trained_on[: len(prompts)]:
+            learned_vectors = self._embed_images(learned, "images that were learned from", named)
+            figures["frechet_distance_to_trained_on"] = frechet_distance(vectors, learned_vectors)
+            figures["frechet_distance_of_trained_on"] = frechet_distance(learned_vectors, known)
+        figures["judge"] = judge.name
         if reader is None:
 
             def label(images: Sequence[bytes]) -> list[str]:
                 return [one.labels[0].label for one in self._client.classify_image(images, top_k=1, **named)]
 
-            return {"label_accuracy": accuracy(self._ask(drawn, label, "naming drawings"), prompts), **figures}
+            right, right_of_images = (
+                accuracy(self._ask(images, label, "naming images"), prompts) for images in (drawn, examples.images)
+            )
+            return {"label_accuracy": right, "label_accuracy_of_images": right_of_images, **figures}
         texts = list(dict.fromkeys(prompts))
 
         def read(part: Sequence[str]) -> list[NDArray[np.float32]]:
             answer = self._client.embed_text(part, truncate=True, model=reader.name, model_version=reader.version)
             return list(answer.to_numpy())
 
-        similarity = vectors @ np.stack(self._ask(texts, read, "reading texts")).T
-        return {"r_precision": r_precision(similarity, _candidates(prompts, texts)), **figures}
+        candidates = _candidates(prompts, texts)
+        read_vectors = np.stack(self._ask(texts, read, "reading texts")).T
+        right, right_of_images = (r_precision(one @ read_vectors, candidates) for one in (vectors, known))
+        return {"r_precision": right, "r_precision_of_images": right_of_images, **figures}
 
     def _find_judges(self) -> tuple[Model, Model | None]:
         """The model that looks at drawings, and the one that reads texts into its space; None for labels.
