@@ -13,7 +13,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ SIZES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "vit-b16-hf": ("image_classification", "vit", {}),
     "whisper-tiny": ("transcription", "whisper", _whisper(384, 4)),
     "whisper-base": ("transcription", "whisper", _whisper(512, 6)),
-    "whisper-toy": ("transcription", "whisper", _whisper(64, 1)),
+    "whisper-toy": ("transcription", "whisper", _whisper(64, 1) | {"max_source_positions": 100, "vocab_size": 50465}),
 }  # fmt: skip
 """By name: the task, the family of transformers, and the sizes that are not the family's own."""
 _PRECISIONS = ("fp32", "int8-static")
@@ -101,8 +101,12 @@ class ImportedModel:
         return Tokenizer.from_file(str(self.bundle / "tokenizer.json"))
 
 
-def import_model(name: str) -> ImportedModel:
+def import_model(name: str, precisions: Sequence[str] = _PRECISIONS) -> ImportedModel:
     """Finds a model's folder and its bundle, and makes what is missing.
+
+    Args:
+        name: One of `SIZES`.
+        precisions: Variants of the bundle; `fp32` first, which the others are judged by.
 
     Raises:
         ContestantError: It cannot be made or imported.
@@ -111,7 +115,7 @@ def import_model(name: str) -> ImportedModel:
     written_by = inspect.getsource(_writer(name))
     made_by = hashlib.sha256(f"{SIZES[name]}{written_by}".encode()).hexdigest()[:12]
     folder = SCRATCH / "huggingface" / f"{name}-{made_by}"
-    model = ImportedModel(name=name, task=task, folder=folder / "model", store=folder / "store")
+    model = ImportedModel(name=name, task=task, folder=folder / "model", store=folder / "-".join(precisions))
     if not (model.folder / "evaluation").exists():
         with Worker("huggingface", environment=tree_environment(ROOT)) as worker:
             worker.ask(name=name, folder=str(model.folder))
@@ -128,7 +132,7 @@ def import_model(name: str) -> ImportedModel:
         command += ["--name", name, "--max-length", str(_LENGTHS.get(task, 512))]
         evaluation = next(model.folder.glob("evaluation.*"), None)
         command += ["--evaluation", str(evaluation)] if evaluation else []
-        command += [part for precision in _PRECISIONS for part in ("--precision", precision)]
+        command += [part for precision in precisions for part in ("--precision", precision)]
         ended = subprocess.run(command, capture_output=True, text=True, check=False, env=tree_environment(ROOT))
         if ended.returncode:
             raise ContestantError(f"{name} cannot be imported: {' | '.join(ended.stderr.strip().splitlines()[-3:])}")
@@ -275,7 +279,8 @@ def _write_whisper(name: str, folder: Path) -> None:
         model.model.decoder.embed_positions.weight.normal_(std=0.3)
         model.model.decoder.embed_tokens.weight[end:] *= 0.1
     model.save_pretrained(folder)
-    transformers.WhisperFeatureExtractor(feature_size=sizes["num_mel_bins"]).save_pretrained(folder)
+    heard = {"feature_size": sizes["num_mel_bins"], "chunk_length": sizes["max_source_positions"] // 50}
+    transformers.WhisperFeatureExtractor(**heard).save_pretrained(folder)
     names = dict.fromkeys(("pad_token", "bos_token", "eos_token", "unk_token"), _END)
     transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
     ids = {token: tokenizer.token_to_id(token) for token in special}

@@ -65,9 +65,11 @@ def main(  # noqa: PLR0917 (options of a command)
             files = [folder / f"{number}.wav" for number in range(max(counts))]
             for number, file in enumerate(files):
                 file.write_bytes(_sound(clip_seconds, number))
-            imported, sides = import_model(name), dict[str, Measure]()
+            asked = precisions.split(",")
+            imported = import_model(name, ["fp32", *(one for one in asked if one != "fp32")])
+            sides = dict[str, Measure]()
             servers: list[Server] = []
-            for precision in precisions.split(","):
+            for precision in asked:
                 server = stack.enter_context(running_server(ROOT, imported.store, ["--precision", precision]))
                 servers.append(server)
                 sides[f"headway {precision}"] = partial(_call_headway, server.address, new_tokens)

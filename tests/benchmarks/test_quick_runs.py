@@ -182,7 +182,7 @@ def test_prompts_are_measured_served_and_beside_sam_of_the_same_sizes(tmp_path: 
 
 
 def test_speech_of_several_callers_is_written() -> None:
-    arguments = ("--tiny", "--no-peer", "--callers", "1,2", "--new-tokens", "8", "--rounds", "1")
+    arguments = ("--tiny", "--no-peer", "--callers", "1,2", "--clip-seconds", "2", "--new-tokens", "8", "--rounds", "1")
     ended = run_benchmark(*arguments, module="benchmarks.speech")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     rows = json.loads(ended.stdout.splitlines()[-1])["rows"]
