@@ -21,8 +21,6 @@ from headway_training.recipes import read_recipe
 from headway_training.run import RunOptions, run_training
 from headway_training.tasks.diffusion import measured_noise
 
-EXPERIMENTS = Path(__file__).parents[2] / "docs" / "experiments"
-EMOJI = EXPERIMENTS / "emoji-diffusion.toml"
 SMALL = {"image_size": 16, "width": 8, "d_latent": 2}
 DENOISER = {"num_layers": 1, "d_model": 16, "num_heads": 2, "d_ff": 32, "patch_size": 2}
 SHAPE = LatentDiffusionConfig(**SMALL, **DENOISER, num_classes=3)
@@ -219,18 +217,18 @@ def test_two_runs_leave_a_model_that_draws_and_can_be_gone_on_with(pictures: Pat
 def test_two_runs_on_emoji_leave_a_model_that_draws_texts(tmp_path: Path) -> None:
     def run(recipe: str, settings: tuple[str, ...], **options: object) -> Path:
         chosen = RunOptions(
-            recipe=str(EXPERIMENTS / recipe),
+            recipe=recipe,
             settings=(*settings, "data.valid_fraction=0.2"),
             data_dir=data,
-            output=tmp_path / Path(recipe).stem,
+            output=tmp_path / recipe,
             max_steps=2,
             **options,  # type: ignore[arg-type]
         )
         return run_training(chosen, Console(quiet=True))
 
     data = write_picture_data(tmp_path / "data")
-    first = run("emoji-autoencoder.toml", settings_of(SMALL))
-    second = run("emoji-diffusion.toml", settings_of(SMALL | DENOISER | {"text_num_layers": 1}), init=first)
+    first = run("emoji-autoencoder", settings_of(SMALL))
+    second = run("emoji-diffusion", settings_of(SMALL | DENOISER | {"text_num_layers": 1}), init=first)
     model, described = load_model(second)
     assert isinstance(model, LatentDiffusion)
     assert (described.labels, described.reads_text) == ((), True)
@@ -239,7 +237,7 @@ def test_two_runs_on_emoji_leave_a_model_that_draws_texts(tmp_path: Path) -> Non
     with np.load(second / "evaluation.npz") as arrays:
         assert arrays["images"].shape == (2, 16, 16, 3)
         assert all(" thing, " in text for text in arrays["texts"].tolist()), "name and style"
-    described_images = DATASETS["emoji"].read(DATASETS["emoji"], data, read_recipe(str(EMOJI)).data).train
+    described_images = DATASETS["emoji"].read(DATASETS["emoji"], data, read_recipe("emoji-diffusion").data).train
     texts = {described_images.describe(0, np.random.default_rng(seed)) for seed in range(50)}
     assert {described_images.names[0], described_images.titles()[0]} <= texts
     assert any("thing" not in text for text in texts), "search words alone"

@@ -30,8 +30,8 @@ STARTS = {
     " --set optimization.evaluations=4 --output runs/clip-4",
     "segment": " --init runs/segment-6/checkpoint --set optimization.epochs=2.6 --set optimization.evaluations=5"
     " --output runs/segment-7",
-    "telephone-speech": " --init runs/voices/checkpoint --set optimization.epochs=3 --set optimization.evaluations=6"
-    " --output runs/voices-2",
+    "telephone-speech": " --init runs/voices-2/checkpoint --set optimization.epochs=8 --set optimization.evaluations=8"
+    " --output runs/voices-3",
     "telephone-transcriber": " --init runs/speech-ctc-2/checkpoint --set optimization.epochs=1.3"
     " --set optimization.evaluations=3 --output runs/telephone-transcriber-3",
 }

@@ -24,6 +24,7 @@ WITHOUT_ATTENTION_GRAPH = {
     "segment": "segmenters have none",
     "caption": "each word brings its own map",
     "fashion-mnist-diffusion": "image generators have none",
+    "telephone-speech": "models that speak have none",
     "telephone-transcriber": "transcribers have none",
 }
 SHOWN = [folder for folder in SHIPPED if folder.parent.name not in WITHOUT_ATTENTION_GRAPH]
