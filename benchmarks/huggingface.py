@@ -276,7 +276,7 @@ def _write_whisper(name: str, folder: Path) -> None:
     model: Any = transformers.WhisperForConditionalGeneration(transformers.WhisperConfig(**sizes)).eval()
     with torch.no_grad():
         model.model.encoder.conv2.weight.mul_(10)
-        model.model.decoder.embed_positions.weight.normal_(std=0.3)
+        model.model.decoder.embed_positions.weight.normal_(std=0.6)
         model.model.decoder.embed_tokens.weight[end:] *= 0.1
     model.save_pretrained(folder)
     heard = {"feature_size": sizes["num_mel_bins"], "chunk_length": sizes["max_source_positions"] // 50}

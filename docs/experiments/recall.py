@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 
 from headway_training.models import build_model
+from headway_training.optimization import learning_rate, make_optimizers
+from headway_training.recipes import OptimizationSettings
 
 _KEYS = _VALUES = 64
 _SHAPE = {"num_layers": 2, "d_model": 64, "num_heads": 2, "d_ff": 128, "vocabulary_size": _KEYS + _VALUES}
@@ -26,17 +28,17 @@ _ROWS = 64
 
 def main(
     pairs: Annotated[list[int] | None, typer.Option(min=1, max=_KEYS)] = None,
-    steps: Annotated[int, typer.Option(min=1)] = 2000,
-    learning_rate: float = 2e-3,
+    steps: Annotated[int, typer.Option(min=1)] = 1200,
+    rate: Annotated[float, typer.Option(help="Of Muon, and of AdamW beside it.")] = 1e-2,
     seed: int = 0,
 ) -> None:
     """Trains and prints a row for each model and number of pairs."""
-    for count in pairs or [4, 16, 64]:
+    for count in pairs or [8, 16, 32, 64]:
         for name, (architecture, fields) in _KINDS.items():
             torch.manual_seed(seed)
             model = build_model(architecture, _SHAPE | {"max_length": 4 * count} | fields)
             began = time.perf_counter()
-            _train(model, count, steps, learning_rate)
+            _train(model, count, steps, rate)
             right = _accuracy(model, count)
             typer.echo(f"{count} pairs  {name}  {right:.1%} recalled  {time.perf_counter() - began:.0f} s  seed {seed}")
 
@@ -53,18 +55,20 @@ def _draw(count: int) -> tuple[Tensor, Tensor]:
     return torch.cat((said, asked), dim=1).flatten(1), is_question
 
 
-def _train(model: nn.Module, count: int, steps: int, learning_rate: float) -> None:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=steps, pct_start=0.1)
-    for _ in range(steps):
+def _train(model: nn.Module, count: int, steps: int, rate: float) -> None:
+    settings = OptimizationSettings(optimizer="muon", learning_rate=rate, weight_decay=0.01, warmup_fraction=0.05)
+    optimizers = make_optimizers(model, settings)
+    for step in range(steps):
         texts, is_question = _draw(count)
         answers = model(texts)[:, is_question]  # (B, N, V)
         loss = F.cross_entropy(answers.flatten(0, 1), texts[:, is_question.roll(1)].flatten())
-        optimizer.zero_grad()
+        model.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(settings, step, steps)
+            optimizer.step()
 
 
 @torch.inference_mode()
