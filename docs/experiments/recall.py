@@ -56,7 +56,9 @@ def _draw(count: int) -> tuple[Tensor, Tensor]:
 
 
 def _train(model: nn.Module, count: int, steps: int, rate: float) -> None:
-    settings = OptimizationSettings(optimizer="muon", learning_rate=rate, weight_decay=0.01, warmup_fraction=0.05)
+    settings = OptimizationSettings(
+        epochs=1, batch_size=_ROWS, optimizer="muon", learning_rate=rate, weight_decay=0.01, warmup_fraction=0.05
+    )
     optimizers = make_optimizers(model, settings)
     for step in range(steps):
         texts, is_question = _draw(count)
