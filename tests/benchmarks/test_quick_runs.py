@@ -199,17 +199,15 @@ def test_texts_are_spoken_to_several_callers() -> None:
     assert all(0 < row["audio_s"] <= 0.5 and row["first_audio_ms"] > 0 for row in rows)
 
 
-@pytest.mark.parametrize("geometry", ["clothes", "emoji"])
-def test_images_are_measured_by_the_same_network_on_every_side(geometry: str) -> None:
-    arguments = ("--tiny", "--geometry", geometry, "--steps", "2", "--callers", "2", "--rounds", "1")
+def test_images_are_measured_by_the_same_network_on_every_side() -> None:
+    arguments = ("--tiny", "--geometry", "emoji", "--steps", "2", "--callers", "2", "--rounds", "1")
     ended = run_benchmark(*arguments, module="benchmarks.diffusion")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     last = json.loads(ended.stdout.splitlines()[-1])
     assert sorted(row["callers"] for row in last["rows"]) == [1] * 4 + [2] * 4
     assert all(row["images_per_s"] > 0 for row in last["rows"])
     # Of the graphs that diffusers' pipeline reads, which a tiny run writes and does not time.
-    assert (geometry == "emoji") == ("velocity_error" in last)
-    assert last.get("velocity_error", 0) < 1e-4
+    assert last["velocity_error"] < 1e-4
 
 
 @pytest.mark.parametrize(
