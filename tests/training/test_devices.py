@@ -45,7 +45,6 @@ def start(arguments: list[str], rank: int, meeting: Path) -> subprocess.Popen[st
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "1",
         "GLOO_SOCKET_IFNAME": "lo",
-        "ACCELERATE_USE_CPU": "true",
         "OMP_NUM_THREADS": "1",
     }
     words = [sys.executable, "-c", code, meeting.as_uri(), *arguments]

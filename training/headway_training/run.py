@@ -186,19 +186,21 @@ def run_training(options: RunOptions, console: Console) -> Path:
 def _make_accelerator(options: RunOptions, recipe: Recipe) -> Accelerator:
     """Finds the devices, and checks that the recipe's tracker can be used.
 
+    Without an accelerator that is said to `accelerate`, whose processes on CPUs would not know of each other otherwise.
+
     Raises:
         RecipeError: It is unknown, or not installed.
     """
-    tracker = recipe.tracker
+    tracker, on_cpu = recipe.tracker, not torch.accelerator.is_available()
     if tracker == _NO_TRACKER:
-        return Accelerator(mixed_precision="no")
+        return Accelerator(mixed_precision="no", cpu=on_cpu)
     if tracker not in LOGGER_TYPE_TO_CLASS:
         known = ", ".join([*sorted(LOGGER_TYPE_TO_CLASS), _NO_TRACKER])
         raise RecipeError(f"tracker is {tracker!r}; it must be one of {known}")
     if tracker in LoggerType.list() and tracker not in map(str, get_available_trackers()):
         raise RecipeError(f"tracker is {tracker!r}, which is not installed: install it, or set tracker={_NO_TRACKER}")
     project = ProjectConfiguration(project_dir=str(options.folder), logging_dir=str(options.folder / tracker))
-    return Accelerator(mixed_precision="no", log_with=tracker, project_config=project)
+    return Accelerator(mixed_precision="no", cpu=on_cpu, log_with=tracker, project_config=project)
 
 
 def _read_data(
