@@ -198,7 +198,7 @@ class ServerSettings(BaseSettings):
     pixel, and at most this many pixels are decoded at a time."""
     max_audio_seconds: Annotated[float, Field(gt=0, le=86400)] = 600
     """Longest audio, in seconds; what is longer is refused while it is decoded. Decoded audio takes 64 KB a second, and
-    its spectrogram as much again."""
+    its spectrogram half as much or more."""
     max_prepared_mib: Annotated[int, Field(ge=0, le=1024 * 1024)] = 64
     """MiB of images that are kept for callers who send them once and name them by id (PrepareImage); 0: none."""
     max_image_outputs_mib: Annotated[int, Field(ge=0, le=1024 * 1024)] = 8
