@@ -2,8 +2,8 @@
 
 Multi-query associative recall (Arora et al. 2023, arXiv 2312.04927): a text names pairs of a key and a value, each key
 once, and then all keys again in another order; after each the model is to say its value. A decoder with linear
-attention, whose memory has a fixed size, beside one with attention, of the same width; both are trained for each number
-of pairs anew.
+attention, whose memory has a fixed size, beside two with attention, of the same width: the kit's, and one that reads
+its tokens through the short convolution that the linear one has. Each is trained for each number of pairs anew.
 """
 
 from __future__ import annotations
@@ -16,13 +16,19 @@ import typer
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 
-from headway_training.models import build_model
+from headway_training.models import GPT, build_model
+from headway_training.models.parts.linear_attention import CONVOLUTION_WIDTH
 from headway_training.optimization import learning_rate, make_optimizers
 from headway_training.recipes import OptimizationSettings
 
 _KEYS = _VALUES = 64
 _SHAPE = {"num_layers": 2, "d_model": 64, "num_heads": 2, "d_ff": 128, "vocabulary_size": _KEYS + _VALUES}
-_KINDS = {"attention": ("gpt", {"positions": "rotary"}), "linear attention": ("linear", {})}
+_ROTARY = {"positions": "rotary"}
+_KINDS = {
+    "attention": ("gpt", _ROTARY),
+    "attention after a convolution": ("gpt", _ROTARY),
+    "linear attention": ("linear", {}),
+}
 _ROWS = 64
 
 
@@ -37,10 +43,35 @@ def main(
         for name, (architecture, fields) in _KINDS.items():
             torch.manual_seed(seed)
             model = build_model(architecture, _SHAPE | {"max_length": 4 * count} | fields)
+            if name == "attention after a convolution":
+                _add_convolutions(model)
             began = time.perf_counter()
             _train(model, count, steps, rate)
             right = _accuracy(model, count)
             typer.echo(f"{count} pairs  {name}  {right:.1%} recalled  {time.perf_counter() - began:.0f} s  seed {seed}")
+
+
+class _Convolution(nn.Module):
+    """Adds to each token a weighted sum of it and those before it, as `LinearAttention` does: (B, T, D) of each."""
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(CONVOLUTION_WIDTH, 1, d_model))
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        seen = F.pad(hidden_states, (0, 0, CONVOLUTION_WIDTH - 1, 0))
+        length = hidden_states.shape[1]
+        for offset in range(CONVOLUTION_WIDTH):
+            hidden_states = hidden_states + self.weight[offset] * seen[:, offset : offset + length]
+        return hidden_states
+
+
+def _add_convolutions(model: nn.Module) -> None:
+    assert isinstance(model, GPT), "only a GPT's attention has no convolution"
+    for layer in model.stack.layers:
+        projection = layer.attention.query_key_value
+        projection.convolution = convolution = _Convolution(projection.in_features)
+        projection.register_forward_pre_hook(lambda _, inputs, convolution=convolution: convolution(*inputs))
 
 
 def _draw(count: int) -> tuple[Tensor, Tensor]:
