@@ -97,13 +97,18 @@ def _export(side: str, store: Path, *, max_length: int, tiny: bool) -> None:
         architecture = "gpt"
         fields |= {"positions": "rotary"}
         del fields["window"]
-    torch.manual_seed(0)
-    module: Any = build_model(architecture, fields).eval()
+
+    def make() -> Any:
+        torch.manual_seed(0)
+        return build_model(architecture, fields).eval()
+
+    module = make()
     tokenizer = make_tokenizer(_VOCABULARY_SIZE)
     source = ExportSource(
         name=side.replace(" ", "-"),
         task=bundles.Task.GENERATION,
         module=module,
+        make_reference=make,
         description="Random weights, to measure speed with.",
         license="none",
         architecture=bundles.Architecture(

@@ -12,6 +12,7 @@ import logging
 import warnings
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,14 +94,33 @@ def _digest(files: list[Path]) -> str:
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:12]
 
 
-def _make(size: str, model: RandomModel) -> None:  # noqa: PLR0915 (each size is described where it is made)
+def _draw_module(size: str, architecture: str, configuration: dict[str, Any]) -> Any:
+    """Draws a model's weights, the same each time."""
+    import torch  # noqa: PLC0415 (as the rest: only this process needs it)
+
+    from headway_training.models.architectures import build_model  # noqa: PLC0415
+
+    torch.manual_seed(1)
+    module = build_model(architecture, configuration).eval()
+    num_classes = configuration.get("num_classes", 0)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if size == GPT2 and name.endswith(_ENLARGED):
+                parameter.mul_(10)
+            elif size == TRANSFORMER and name == "tokens.weight":
+                parameter[_EOS_ID] = 0  # and with it the logit of the token that ends, which no search takes
+            elif num_classes and name.endswith("output.bias") and parameter.shape == (num_classes,):
+                parameter[0] = 100  # every answer is the first class
+    return module
+
+
+def _make(size: str, model: RandomModel) -> None:
     """Makes the files, with PyTorch; what an interrupted run left behind is made again."""
     import torch  # noqa: PLC0415 (as the rest: only this process needs it)
 
     from headway_export.exporter import ExportOptions, export  # noqa: PLC0415
     from headway_export.source import EvaluationData, ExportSource, limits_of  # noqa: PLC0415
     from headway_server import bundles  # noqa: PLC0415
-    from headway_training.models.architectures import build_model  # noqa: PLC0415
 
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of optional packages that are not needed
     warnings.filterwarnings("ignore", module=r"torch\..*")
@@ -144,20 +164,13 @@ def _make(size: str, model: RandomModel) -> None:  # noqa: PLR0915 (each size is
         normalized = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
         fields["image_preprocessing"] = bundles.ImagePreprocessing.model_validate(scaled | normalized)
     fields["labels"] = tuple(f"class-{number}" for number in range(configuration.get("num_classes", 0)))
-    torch.manual_seed(1)
-    module: Any = build_model(architecture, configuration).eval()
-    with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            if size == GPT2 and name.endswith(_ENLARGED):
-                parameter.mul_(10)
-            elif size == TRANSFORMER and name == "tokens.weight":
-                parameter[_EOS_ID] = 0  # and with it the logit of the token that ends, which no search takes
-            elif fields["labels"] and name.endswith("output.bias") and parameter.shape == (len(fields["labels"]),):
-                parameter[0] = 100  # every answer is the first class
+    build = partial(_draw_module, size, architecture, configuration)
+    module = build()
     source = ExportSource(
         name=model.name,
         task=bundles.Task(task),
         module=module,
+        make_reference=build,
         description="Random weights, to measure speed with.",
         license="none",
         architecture=bundles.Architecture(

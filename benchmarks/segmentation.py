@@ -257,11 +257,16 @@ def _export_random(store: Path, *, tiny: bool) -> None:
     assert isinstance(shape, SegmentationConfig)
     if tiny:
         shape = replace(shape, image_size=64, image_num_layers=1, image_d_model=48, image_d_ff=96, num_layers=1)
-    torch.manual_seed(0)
+
+    def make() -> Segmenter:
+        torch.manual_seed(0)
+        return Segmenter(shape).eval()
+
     source = ExportSource(
         name="random",
         task=Task.SEGMENTATION,
-        module=Segmenter(shape).eval(),
+        module=make(),
+        make_reference=make,
         description="Random weights.",
         license="none",
         architecture=Architecture(kind="segmenter", parameter_count=0, configuration={}),

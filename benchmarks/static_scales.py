@@ -42,6 +42,7 @@ def source_of(bundle: Bundle) -> ExportSource:
     tokenizer = bundle.path / TOKENIZER_FILE
     return ExportSource(
         module=nn.Module(),
+        make_reference=nn.Module,
         tokenizer=Tokenizer.from_file(str(tokenizer)) if tokenizer.is_file() else None,
         evaluation=_evaluation(bundle),
         **{name: getattr(manifest, name) for name in shared},

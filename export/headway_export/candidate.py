@@ -17,9 +17,12 @@ from headway_export.errors import SourceError
 from headway_export.source import EvaluationData, ExportSource
 from headway_server.batching import BatchGraph, Tensors
 from headway_server.bundles import Bundle, Precision, Variant
+from headway_server.bundles.chain import chain_width, verifying_axes
 from headway_server.decoding.interfaces import EncoderInput
 from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_server.decoding.runner.encoder import CrossTensors, EncoderRunner
+from headway_server.decoding.runner.state import SlotState, fixed_size
+from headway_server.decoding.speculation.verifier import Verifier
 from headway_server.preprocessing.audio import LogMel
 from headway_server.preprocessing.image import normalize
 from headway_server.runtime import Runtime
@@ -130,6 +133,17 @@ def prefill(runner: DecoderRunner, slot: int, token_ids: NDArray[np.int64]) -> N
     for start in range(0, len(token_ids), runner.prefill_chunk):
         logits = runner.prefill(slot, token_ids[start : start + runner.prefill_chunk], start)
     return logits.copy()
+
+
+def open_verifier(candidate: Candidate, state: SlotState) -> Verifier | None:
+    """Opens a decoder's graph to verify drafts in slots that its decoding has filled; None if it cannot."""
+    graph = candidate.variant.graphs["decoder"]
+    width = chain_width(graph, candidate.variant.state[0].present)
+    if width == 1:
+        return None
+    (vocab_size,) = (fixed_size(spec, -1) for spec in graph.outputs if spec.name == "logits")
+    session = candidate.runtime.open(candidate.bundle, graph, fixed_axes=verifying_axes(width), in_lanes=False)
+    return Verifier(session, state, width=width, vocab_size=vocab_size)
 
 
 def encode_sources(encoder: EncoderRunner, sources: Sequence[NDArray[Any]]) -> list[CrossTensors]:

@@ -19,7 +19,7 @@ from headway_export.candidate import Candidate
 from headway_export.card import Proof, write_card, write_learning_curve
 from headway_export.errors import ParityError, SourceError
 from headway_export.graphs import shows_attention
-from headway_export.reference import cache_ranges
+from headway_export.reference import Reference, cache_ranges
 from headway_export.rewriting import (
     AddVerification,
     FixScales,
@@ -183,6 +183,7 @@ class _Prover:
         self._cache_ranges: list[LayerRange] | None = None
         self._opsets: dict[Precision, int] = {}
         self._weights = WrittenWeights()
+        self._reference: Reference | None = None
         num_bytes = sum(parameter.nbytes for parameter in source.module.parameters())
         self._is_large = num_bytes >= options.external_data_threshold_bytes
         self.proofs: list[Proof] = []
@@ -268,9 +269,10 @@ class _Prover:
         self._progress(f"{precision}: comparing with PyTorch")
         candidate = self._write(precision, traced)
         self._give_back()
-        figures = parity.check(candidate)
+        reference = self._known_reference()
+        figures = parity.check(candidate, reference)
         self._give_back()
-        attention = parity.check_attention(candidate) if traced.attention is not None else None
+        attention = parity.check_attention(candidate, reference) if traced.attention is not None else None
         if self._source.evaluation is not None:
             evaluation = self._source.evaluation
             self._progress(f"{precision}: {evaluation.metric} on {evaluation.dataset}")
@@ -303,6 +305,13 @@ class _Prover:
         weak_points = measured.weak_points if measured else ()
         self.proofs.append(Proof(precision=precision, variant=variant, kept=kept, weak_points=weak_points))
         return variant
+
+    def _known_reference(self) -> Reference:
+        """Returns the second model, which is made once the weights of the first are read from the files of graphs."""
+        if self._reference is None:
+            self._reference = Reference(self._source)
+            self._weights.share_with(self._reference.module)
+        return self._reference
 
     @property
     def _is_judged_by_agreement(self) -> bool:

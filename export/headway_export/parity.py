@@ -1,14 +1,17 @@
-"""Holds an exported variant against PyTorch, through the runners that serve.
+"""Holds an exported variant against a second model in PyTorch (`Reference`), through the runners that serve.
 
-Every output of an fp32 variant must be PyTorch's within a relative error of 1e-4, over batch sizes and lengths up to
-the limit, most of which the trace never saw. A decoder must choose PyTorch's tokens, except where PyTorch's own two
-best are closer than 1e-4. For int8 and fp16 the same figures are recorded without a bound: they are judged by their
-task metric. A decoder that ranks its logits must rank them as a sort does, in every precision.
+Every output of an fp32 variant must be PyTorch's within a relative error of 1e-4, over batch sizes and lengths from 1
+up to the limit, most of which the trace never saw, long and short rows together. A decoder must choose PyTorch's
+tokens, except where PyTorch's own two best are closer than 1e-4. For int8 and fp16 the same figures are recorded
+without a bound: they are judged by their task metric. A number that is not finite is refused in every precision, and a
+decoder that ranks its logits must rank them as a sort does.
 
-The relative error of a row is the largest difference divided by the largest magnitude of PyTorch's. A score, which is a
-row of one number and may be near 0, is held to the bound itself where it is below 1.
+The error of logits, of which a softmax makes probabilities, is the largest difference divided by their spread. Logits
+more than 50 below the largest have no part in it: their probabilities are 0. Other outputs are divided by their size,
+which is not more than ten times the median of their magnitudes. So one huge number hides no error of the others. A
+score, which is a row of one number and may be near 0, is held to the bound itself where it is below 1.
 
-R rows, T tokens, V vocabulary, C ranked tokens.
+R rows, T tokens, S source tokens, P asked positions, V vocabulary, C ranked tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +25,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from headway_export import reference
 from headway_export.candidate import (
     Candidate,
     answer_prompts,
@@ -30,9 +32,8 @@ from headway_export.candidate import (
     drawing_texts,
     embed_images,
     encode_sources,
-    open_sources,
+    open_verifier,
     pixel_values_of,
-    prefill,
     run_batch,
     sample_features,
 )
@@ -44,6 +45,7 @@ from headway_export.graphs import (
     LatentDecoderGraph,
     LatentEncoderGraph,
 )
+from headway_export.reference import Reference
 from headway_export.source import ExportSource
 from headway_server.batching import Tensors
 from headway_server.bundles import (
@@ -56,6 +58,8 @@ from headway_server.bundles import (
 )
 from headway_server.decoding.interfaces import Ranking
 from headway_server.decoding.runner.decoder import DecoderRunner
+from headway_server.decoding.runner.encoder import CrossTensors
+from headway_server.decoding.runner.state import SlotState
 from headway_server.tasks.segmentation.decoder import (
     BOTTOM_RIGHT,
     EMBEDDING,
@@ -75,8 +79,20 @@ _HALF_SUM_BOUND = 2e-3
 TIE_MARGIN = 1e-4
 
 _BATCH_SIZES = (1, 3, 8)
-_LENGTHS = (1, 2, 7, 16, 33, 64, 100, 128, 129, 200, 256, 500)
+_LENGTHS = (2, 7, 16, 33, 64, 100, 129, 257)
+_LONG = 500
 _DECODED_TOKENS = 16
+_NUM_BEAMS = 2
+_MOST_LOGITS = 1 << 25
+"""Of a text that are compared at a time: 128 MiB. Of a longer text or a larger vocabulary, so many evenly spread."""
+_MOST_COMPARED = 1 << 22
+"""Numbers that are compared at a time, in float64."""
+_CLOSE = 50.0
+"""Logits this far below the largest have no part in a softmax: exp(-50) is 2e-22."""
+_MOST_MEDIANS = 10.0
+"""Size of a row at most, in medians of its magnitudes."""
+_VERIFIED_BOUND = 1e-2
+"""Relative difference of logits between verifying drafts and decoding; most variants have none at all."""
 _CODEC_RUNS = 6
 _MAX_ATTENTION_BYTES = 64 << 20
 """Of the weights that are compared at a time."""
@@ -85,33 +101,39 @@ _NORMALIZER_BOUND = 1e-5
 _SEED = 0
 
 
-def check(candidate: Candidate) -> ParityFigures:
+def check(candidate: Candidate, reference: Reference) -> ParityFigures:
     """Compares a variant with PyTorch.
 
     Raises:
-        ParityError: An fp32 variant is past its bound; the message gives output, shape, difference and bound.
+        ParityError: An fp32 variant is past its bound; the message gives output, shape, difference and bound. Or a
+            variant gives a number that is not finite, ranks wrongly, or verifies drafts otherwise than it decodes.
     """
-    recorded = {Task.SEGMENTATION: MASKS, Task.IMAGE_GENERATION: "velocity"}.get(candidate.source.task, "logits")
+    source = candidate.source
+    recorded = {Task.SEGMENTATION: MASKS, Task.IMAGE_GENERATION: "velocity"}.get(source.task, "logits")
+    chooses = source.classification is None or source.classification.kind == "single_label"
     comparison = _Comparison(
         bound=LOGIT_BOUND if candidate.precision is Precision.FP32 else None,
-        recorded="embedding" if candidate.source.task in EMBEDDING_TASKS else recorded,
+        recorded="embedding" if source.task in EMBEDDING_TASKS else recorded,
+        of_softmax="logits" if chooses and source.task is not Task.TEXT_SCORING else None,
     )
-    match candidate.source.task:
+    match source.task:
         case Task.GENERATION:
-            _compare_generation(candidate, comparison)
+            _compare_generation(candidate, reference, comparison)
         case Task.SPEECH_SYNTHESIS:
-            _compare_generation(candidate, comparison)
-            _compare_codec(candidate, comparison)
+            _compare_generation(candidate, reference, comparison)
+            _compare_codec(candidate, reference, comparison)
         case Task.TRANSLATION | Task.TEXT_TO_TEXT | Task.CAPTIONING | Task.TRANSCRIPTION:
-            _compare_translation(candidate, comparison)
+            _compare_translation(candidate, reference, comparison)
         case Task.IMAGE_CLASSIFICATION | Task.IMAGE_EMBEDDING:
-            _compare_images(candidate, comparison)
+            _compare_images(candidate, reference, comparison)
         case Task.SEGMENTATION:
-            _compare_prompts(candidate, comparison)
+            _compare_prompts(candidate, reference, comparison)
         case Task.IMAGE_GENERATION:
-            _compare_diffusion(candidate, comparison)
+            _compare_diffusion(candidate, reference, comparison)
         case _:
-            _compare_texts(candidate, comparison)
+            _compare_texts(candidate, reference, comparison)
+    if candidate.precision is Precision.FP32:
+        reference.check_is_steady()
     return ParityFigures(
         max_relative_logit_error=comparison.max_error,
         bound=comparison.bound,
@@ -122,6 +144,60 @@ def check(candidate: Candidate) -> ParityFigures:
     )
 
 
+def relative_errors(found: NDArray[Any], expected: NDArray[Any], *, of_softmax: bool) -> NDArray[np.float64]:
+    """Returns the relative error of each row of an output, (..., D) -> (...); inf where it is not finite.
+
+    Args:
+        found: What a variant gives.
+        expected: What PyTorch gives, in the same shape.
+        of_softmax: True if they are logits that a softmax makes probabilities of.
+    """
+    *rows, width = expected.shape
+    if expected.size > _MOST_COMPARED and len(rows) == 1:
+        step = max(1, _MOST_COMPARED // width)
+        parts = (slice(start, start + step) for start in range(0, rows[0], step))
+        return np.concatenate([relative_errors(found[part], expected[part], of_softmax=of_softmax) for part in parts])
+    exact, other = expected.astype(np.float64), found.astype(np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        if of_softmax and width > 1:
+            lowest = exact.max(axis=-1, keepdims=True) - _CLOSE
+            exact, other = np.maximum(exact, lowest), np.maximum(other, lowest)
+            size = _spread(exact, exact > lowest)
+        else:
+            size = np.maximum(np.abs(exact), _size(exact))
+        errors = (np.abs(other - exact) / size).max(axis=-1)
+    finite: NDArray[np.float64] = np.where(np.isfinite(errors), errors, np.inf)
+    return finite
+
+
+def _spread(logits: NDArray[np.float64], close: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Returns how far the close logits of each row lie apart: (..., D) -> (..., 1).
+
+    It is at least their largest magnitude up to 1. Where there is but one it is that one's magnitude, and at least 1:
+    its probability is 1, whatever it is.
+    """
+    largest = np.where(close, logits, -np.inf).max(axis=-1)
+    smallest = np.where(close, logits, np.inf).min(axis=-1)
+    magnitude = np.maximum(np.abs(largest), np.abs(smallest))
+    spread = np.maximum(largest - smallest, np.minimum(magnitude, 1.0))
+    alone = close.sum(axis=-1) == 1
+    size: NDArray[np.float64] = np.maximum(np.where(alone, np.maximum(magnitude, 1.0), spread), 1e-6)
+    return size[..., np.newaxis]
+
+
+def _size(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns the size of the numbers of each row, (..., D) -> (..., 1)."""
+    if rows.shape[-1] == 1:
+        return np.ones_like(rows)
+    magnitudes = np.abs(rows)
+    # Zeros tell nothing of the size of what is not zero.
+    counted = np.where(magnitudes > 0, magnitudes, np.nan)
+    empty = ~(magnitudes > 0).any(axis=-1, keepdims=True)
+    median = np.nanmedian(np.where(empty, 0.0, counted), axis=-1, keepdims=True)
+    size: NDArray[np.float64] = np.minimum(magnitudes.max(axis=-1, keepdims=True), _MOST_MEDIANS * median)
+    return np.maximum(size, 1e-6)
+
+
 @dataclass(slots=True, kw_only=True)
 class _Comparison:
     """Figures so far."""
@@ -129,6 +205,8 @@ class _Comparison:
     bound: float | None
     recorded: str = "logits"
     """The output whose error is kept."""
+    of_softmax: str | None = "logits"
+    """The output that a softmax makes probabilities of."""
     max_error: float = 0.0
     num_shapes: int = 0
     num_tokens: int = 0
@@ -139,11 +217,11 @@ class _Comparison:
 
         The error of `logits` is what the manifest records; of an embedder's output, the embedding's.
         """
-        exact = np.atleast_1d(expected).astype(np.float64)
-        difference = np.abs(np.atleast_1d(found) - exact).max(axis=-1)
-        least = 1e-6 if exact.shape[-1] > 1 else 1.0
-        error = float((difference / np.maximum(np.abs(exact).max(axis=-1), least)).max())
-        error = error if np.isfinite(error) else float("inf")
+        found, exact = np.atleast_1d(found), np.atleast_1d(expected)
+        error = float(relative_errors(found, exact, of_softmax=name == self.of_softmax).max(initial=0.0))
+        if not np.isfinite(error):
+            whose = "PyTorch gives" if np.isnan(exact).any() or (exact == np.inf).any() else "the variant gives"
+            raise ParityError(f"output {name} {found.shape} at {where}: {whose} numbers that are not finite")
         if name == self.recorded:
             self.max_error = max(self.max_error, error)
         if self.bound is not None and error > self.bound:
@@ -198,7 +276,11 @@ def check_ranking(ranking: Ranking | None, logits: NDArray[np.float32], where: s
         )
 
 
-def _compare_generation(candidate: Candidate, comparison: _Comparison) -> None:
+def _compare_generation(candidate: Candidate, reference: Reference, comparison: _Comparison) -> None:
+    """Holds prompts, read in chunks, and what is decoded after them, against PyTorch; and drafts that are verified.
+
+    The longest text, which is alone, is compared at all its positions; others from the end of the prompt on.
+    """
     max_length = candidate.source.limits.max_total_tokens
     assert max_length is not None, "the source has read the module's length"
     runner: DecoderRunner | None = None
@@ -208,47 +290,225 @@ def _compare_generation(candidate: Candidate, comparison: _Comparison) -> None:
         runner = candidate.open_decoder(len(rows), max_length=max(rows) + num_steps, beside=runner)
         texts = texts or _sample_tokens(candidate.source, runner.vocab_size, max_length, frame=False)
         prompts = [texts[row % len(texts)][:length] for row, length in enumerate(rows)]
-        logits = np.stack([prefill(runner, slot, prompt) for slot, prompt in enumerate(prompts)])  # (R, V)
-        steps = [logits]
+        asked = [_asked(len(prompt), runner.vocab_size) if len(rows) == 1 else _last(prompt) for prompt in prompts]
+        first = [_read(runner, slot, prompt, asked[slot]) for slot, prompt in enumerate(prompts)]
+        steps = [np.stack([logits[-1] for logits in first])]  # (R, V)
         positions = np.array([len(prompt) for prompt in prompts])
         for _ in range(num_steps):
             logits = runner.decode(steps[-1].argmax(axis=-1), positions).copy()
             steps.append(logits)
             positions = positions + 1
         where = f"batch {len(rows)}, prompt lengths {rows}"
+        written: list[tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]] = []
         for row, prompt in enumerate(prompts):
-            found = np.stack([step[row] for step in steps])  # (T, V)
-            text = np.concatenate([prompt, found[:-1].argmax(axis=-1)])
-            expected = reference.generation_logits(candidate.source.module, text, first=len(prompt) - 1)
+            decoded = np.stack([step[row] for step in steps])  # (T, V), after the prompt and after each token
+            text = np.concatenate([prompt, decoded[:-1].argmax(axis=-1)])
+            found = np.concatenate([first[row][:-1], decoded])
+            expected = reference.text_logits(
+                text, np.concatenate([asked[row][:-1], np.arange(len(prompt) - 1, len(text))])
+            )
             comparison.add("logits", found, expected, where)
             comparison.add_greedy(found.argmax(axis=-1), expected, where)
+            written.append((text, decoded, expected[-len(decoded) :]))
         comparison.num_shapes += len(set(rows))
+    assert runner is not None, "there is a batch"
+    state = runner.state
+    del runner  # and its session: that of the drafts holds the weights again
+    _compare_drafts(candidate, state, written, comparison)
 
 
-def _compare_translation(candidate: Candidate, comparison: _Comparison) -> None:
+def _compare_drafts(
+    candidate: Candidate,
+    state: SlotState,
+    written: Sequence[tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]],
+    comparison: _Comparison,
+) -> None:
+    """Verifies the last tokens of texts as drafts, if the graph can, against decoding them and against PyTorch.
+
+    Args:
+        candidate: The variant.
+        state: Slots that hold the texts.
+        written: Each text, (T,), what decoding gave for its end, and what PyTorch gives for the same, (., V) each.
+        comparison: Where the figures go.
+
+    Raises:
+        ParityError: They differ.
+    """
+    verifier = open_verifier(candidate, state)
+    if verifier is None or len(written[0][1]) <= verifier.width:
+        return
+    width = verifier.width
+    drafts = np.stack([text[-width:] for text, _, _ in written])
+    starts = np.array([len(text) - width for text, _, _ in written])
+    verified = verifier.verify(drafts, starts)  # (R, width, V)
+    for row, (text, decoded, expected) in enumerate(written):
+        where = f"drafts of {width} tokens verified at position {len(text) - width} of a batch of {len(written)}"
+        comparison.add("logits", verified[row], expected[-width:], where)
+        error = relative_errors(verified[row], decoded[-width:], of_softmax=True).max()
+        if not error <= _VERIFIED_BOUND:
+            raise ParityError(
+                f"{candidate.precision}: {where}: logits differ by {error:.2e} from those of decoding one by one, "
+                f"bound {_VERIFIED_BOUND:.0e}"
+            )
+
+
+def _asked(length: int, vocab_size: int) -> NDArray[np.int64]:
+    """Returns positions of a text that are compared: all, or as many as there is room for, and the last."""
+    count = min(length, max(2, _MOST_LOGITS // vocab_size))
+    return np.unique(np.linspace(0, length - 1, count).astype(np.int64))
+
+
+def _last(tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.array([len(tokens) - 1])
+
+
+def _read(
+    runner: DecoderRunner,
+    slot: int,
+    token_ids: NDArray[np.int64],
+    asked: NDArray[np.int64],
+    source: CrossTensors | None = None,
+) -> NDArray[np.float32]:
+    """Reads a text into a slot, chunk by chunk, and returns the logits after the asked tokens: (T,), (P,) -> (P, V).
+
+    A chunk none of whose logits but the last are asked for is read as a server reads a prompt.
+    """
+    rows = []
+    for start in range(0, len(token_ids), runner.prefill_chunk):
+        chunk = token_ids[start : start + runner.prefill_chunk]
+        here = asked[(asked >= start) & (asked < start + len(chunk))] - start
+        if (here < len(chunk) - 1).any():
+            rows.append(runner.score(slot, chunk, start, source)[here])
+        else:
+            last = runner.prefill(slot, chunk, start, source)
+            rows.append(last[np.newaxis][: len(here)].copy())
+    return np.concatenate(rows)
+
+
+def _compare_translation(candidate: Candidate, reference: Reference, comparison: _Comparison) -> None:
     runner, encoder = candidate.open_decoder(max(_BATCH_SIZES)), candidate.open_encoder()
     limits, tokens = candidate.source.limits, candidate.source.special_tokens
     assert limits.max_input_tokens is not None, "the source has read the module's lengths"
     assert tokens is not None, "a text model has its special tokens"
     assert tokens.bos is not None, "the exporter has checked it"
-    num_steps, count = min(2 * _DECODED_TOKENS, runner.max_length), min(_NUM_LIKELIEST, runner.vocab_size)
-    for sources in _sources(candidate.source, runner.vocab_size, limits.max_input_tokens):
-        rows = [source.shape for source in sources]
-        where = f"batch {len(rows)}, sources {rows}"
-        open_sources(runner, encode_sources(encoder, sources))
-        chosen = [np.full(len(rows), tokens.bos, np.int64)]
-        steps = []
+    written = _sample_targets(candidate.source, runner)
+    batches = _sources(candidate.source, runner.vocab_size, limits.max_input_tokens)
+    for sources, lengths in zip(batches, _batches(runner.max_length), strict=True):
+        batch = _SourceBatch(
+            runner=runner,
+            reference=reference,
+            comparison=comparison,
+            sources=sources,
+            encoded=encode_sources(encoder, sources),
+        )
+        batch.compare_decoding(tokens.bos)
+        targets = [np.append(tokens.bos, written[row][: length - 1]) for row, length in enumerate(lengths)]
+        batch.compare_given(targets)
+        if runner.has_alignment:
+            batch.compare_alignments(targets)
+        comparison.num_shapes += len({source.shape for source in sources}) + len(set(lengths))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SourceBatch:
+    """Encoded sources, and what a decoder makes of them."""
+
+    runner: DecoderRunner
+    reference: Reference
+    comparison: _Comparison
+    sources: Sequence[NDArray[Any]]
+    encoded: Sequence[CrossTensors]
+
+    def compare_decoding(self, bos: int) -> None:
+        """Holds what is decoded greedily from the first token on; with beams that differ, where there is room."""
+        runner, num_sources = self.runner, len(self.sources)
+        num_beams = _NUM_BEAMS if 1 < num_sources <= runner.num_slots // _NUM_BEAMS else 1
+        num_steps, count = min(2 * _DECODED_TOKENS, runner.max_length), min(_NUM_LIKELIEST, runner.vocab_size)
+        num_rows = num_sources * num_beams
+        where = f"batch {num_sources}, sources {[source.shape for source in self.sources]}, {num_beams} rows each"
+        runner.set_sources(self.encoded)
+        for slot in range(num_rows):
+            runner.begin(slot, self.encoded[slot // num_beams])
+        chosen, steps = [np.full(num_rows, bos, np.int64)], list[NDArray[np.float32]]()
         for position in range(num_steps):
-            logits = runner.decode(chosen[-1], np.full(len(rows), position), num_likeliest=count)
+            logits = runner.decode(chosen[-1], np.full(num_rows, position), num_likeliest=count)
             check_ranking(runner.ranking, logits, where)
             steps.append(logits.copy())
-            chosen.append(steps[-1].argmax(axis=-1))
-        for row, source in enumerate(sources):
-            target = np.stack([step[row] for step in chosen])  # (T + 1,)
-            expected = reference.translation_logits(candidate.source.module, source, target[:-1])
-            comparison.add("logits", np.stack([step[row] for step in steps]), expected, where)
-            comparison.add_greedy(target[1:], expected, where)
-        comparison.num_shapes += len(set(rows))
+            following = steps[-1].argmax(axis=-1)
+            if position == 0:  # the beams of a source go ways of their own
+                best = np.argsort(-steps[-1], axis=-1, kind="stable")
+                following = best[np.arange(num_rows), np.arange(num_rows) % num_beams]
+            chosen.append(following)
+        for row in range(num_rows):
+            target = np.stack([step[row] for step in chosen])[:-1]  # (T,)
+            found = np.stack([step[row] for step in steps])
+            self._compare(self.sources[row // num_beams], target, np.arange(num_steps), found, where)
+
+    def compare_given(self, targets: Sequence[NDArray[np.int64]]) -> None:
+        """Holds targets that are given: read in chunks, as a given beginning is, with their ends decoded."""
+        runner = self.runner
+        where = f"batch {len(self.sources)}, targets of {[len(target) for target in targets]} tokens"
+        num_steps = np.array([min(_DECODED_TOKENS, len(target) - 1) for target in targets])
+        firsts = np.array([len(target) for target in targets]) - num_steps
+        asked = [_asked(first, runner.vocab_size) for first in firsts.tolist()]
+        found = []
+        for slot, (target, source) in enumerate(zip(targets, self.encoded, strict=True)):
+            runner.begin(slot, source)
+            found.append([_read(runner, slot, target[: firsts[slot]], asked[slot], source)])
+        runner.set_sources(self.encoded)
+        for step in range(int(num_steps.max())):
+            # A row that has ended reads its last token once more, where it was.
+            positions = np.minimum(firsts + step, firsts + num_steps - 1)
+            tokens = np.array([target[at] for target, at in zip(targets, positions, strict=True)])
+            logits = runner.decode(tokens, positions)
+            for row in np.flatnonzero(step < num_steps).tolist():
+                found[row].append(logits[row : row + 1].copy())
+        for row, target in enumerate(targets):
+            positions = np.concatenate([asked[row], np.arange(firsts[row], len(target))])
+            self._compare(self.sources[row], target, positions, np.concatenate(found[row]), where)
+
+    def compare_alignments(self, targets: Sequence[NDArray[np.int64]]) -> None:
+        """Holds alignments of targets against the attention of PyTorch's layer."""
+        for slot, (source, encoded, target) in enumerate(zip(self.sources, self.encoded, targets, strict=True)):
+            found = self.runner.align(slot, encoded, target)  # (T, S)
+            asked = _asked(len(target), self.runner.vocab_size)
+            expected = self.reference.target_answers(source, target, asked).alignment
+            error = float(np.abs(found - expected / expected.sum(axis=-1, keepdims=True)).max())
+            if not (error <= WEIGHT_BOUND or (self.comparison.bound is None and np.isfinite(error))):
+                raise ParityError(
+                    f"alignment {found.shape} of a target of {len(target)} tokens: {error:.2e} from PyTorch's weights, "
+                    f"bound {WEIGHT_BOUND:.0e}"
+                )
+
+    def _compare(
+        self,
+        source: NDArray[Any],
+        target: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        found: NDArray[np.float32],
+        where: str,
+    ) -> None:
+        """Compares the logits (P, V) after some tokens of a target, (T,)."""
+        expected = self.reference.target_answers(source, target, positions).logits
+        self.comparison.add("logits", found, expected, where)
+        self.comparison.add_greedy(found.argmax(axis=-1), expected, where)
+
+
+def _sample_targets(source: ExportSource, runner: DecoderRunner) -> list[NDArray[np.int64]]:
+    """Returns tokens that a decoder is given, up to its limit: of evaluation data, or drawn at random."""
+    rows, length = max(_BATCH_SIZES), runner.max_length
+    references = () if source.evaluation is None else source.evaluation.references or _captions(source)
+    if references and source.tokenizer is not None:
+        tokens = np.concatenate(source.encode(references[: rows * length], frame=False))
+        if len(tokens) > 1:
+            return list(np.resize(tokens, (rows, length)))
+    return list(np.random.default_rng(_SEED).integers(0, runner.vocab_size, (rows, length)))
+
+
+def _captions(source: ExportSource) -> list[str]:
+    """Returns the captions of evaluation data, of all languages."""
+    assert source.evaluation is not None, "the caller has looked"
+    return [several[0] for captions in source.evaluation.captions.values() for several in captions]
 
 
 def _sources(source: ExportSource, vocab_size: int, limit: int) -> Iterator[list[NDArray[Any]]]:
@@ -266,7 +526,7 @@ def _sources(source: ExportSource, vocab_size: int, limit: int) -> Iterator[list
         yield [texts[row % len(texts)][:length] for row, length in enumerate(rows)]
 
 
-def _compare_texts(candidate: Candidate, comparison: _Comparison) -> None:
+def _compare_texts(candidate: Candidate, reference: Reference, comparison: _Comparison) -> None:
     source, graph = candidate.source, candidate.open_stateless()
     limit = source.limits.max_input_tokens
     assert limit is not None, "the source has read the module's length"
@@ -277,22 +537,22 @@ def _compare_texts(candidate: Candidate, comparison: _Comparison) -> None:
         items = [text_tensors(text, _halved(text), has_types=source.has_token_types) for text in batch]
         for item, found in zip(items, run_batch(graph, items), strict=True):
             read = [item[name] for name in graph.input_names if name != "attention_mask"]
-            expected = reference.outputs(source.module, *read)
+            expected = reference.outputs(*read)
             comparison.add_outputs(found, expected, f"batch {len(lengths)}, lengths {lengths}")
         comparison.num_shapes += len(set(lengths))
 
 
-def _compare_images(candidate: Candidate, comparison: _Comparison) -> None:
+def _compare_images(candidate: Candidate, reference: Reference, comparison: _Comparison) -> None:
     source, graph = candidate.source, candidate.open_stateless()
     images = pixel_values_of(source, _sample_images(source, max(_BATCH_SIZES)))
     for batch_size in _BATCH_SIZES:
         items = [{"pixel_values": image} for image in images[:batch_size]]
         for image, found in zip(images, run_batch(graph, items), strict=False):
-            comparison.add_outputs(found, reference.outputs(source.module, image), f"batch {batch_size}")
+            comparison.add_outputs(found, reference.outputs(image), f"batch {batch_size}")
         comparison.num_shapes += 1
 
 
-def _compare_prompts(candidate: Candidate, comparison: _Comparison) -> None:
+def _compare_prompts(candidate: Candidate, reference: Reference, comparison: _Comparison) -> None:
     """Holds embeddings against PyTorch's, and masks of prompts whose images, kinds and numbers of points are drawn."""
     source, (encoder, decoder) = candidate.source, candidate.open_segmenter()
     images = pixel_values_of(source, _sample_images(source, max(_BATCH_SIZES)))
@@ -307,19 +567,19 @@ def _compare_prompts(candidate: Candidate, comparison: _Comparison) -> None:
             items.append(as_item(bank[random.integers(num_images)], points, labels, earlier))
         where = f"{num_images} images, {len(items)} prompts"
         for pixels, embedding in zip(images, bank, strict=False):
-            expected = reference.outputs(source.module.encoder, pixels)[EMBEDDING]  # type: ignore[arg-type]
+            expected = reference.image_embedding(pixels)[EMBEDDING]
             comparison.add(EMBEDDING, embedding.ravel(), expected.ravel(), where)
         for item, found in zip(items, answer_prompts(decoder, items), strict=True):
-            exact = reference.prompt_outputs(source.module, item)
+            exact = reference.prompt_outputs(item)
             comparison.add(MASKS, found[MASKS].reshape(len(exact[MASKS]), -1), exact[MASKS], where)
             comparison.add(PREDICTED_IOU, found[PREDICTED_IOU], exact[PREDICTED_IOU], where)
         comparison.num_shapes += 1
 
 
-def _compare_diffusion(candidate: Candidate, comparison: _Comparison) -> None:
+def _compare_diffusion(candidate: Candidate, reference: Reference, comparison: _Comparison) -> None:
     """Holds all graphs against PyTorch's, rows at drawn times, of drawn labels or evaluation texts."""
     source, graphs = candidate.source, candidate.open_diffusion()
-    module = cast("LatentDiffusion", source.module)
+    module = cast("LatentDiffusion", reference.module)
     random, num_classes = np.random.default_rng(_SEED), len(source.labels)
     images = pixel_values_of(source, _sample_images(source, max(_BATCH_SIZES)))
     latents = random.standard_normal((len(images), *module.configuration.latent_shape), np.float32)
@@ -343,14 +603,14 @@ def _compare_diffusion(candidate: Candidate, comparison: _Comparison) -> None:
         for batch_size in _BATCH_SIZES:
             some = items[:batch_size]
             for item, found in zip(some, run_batch(graphs[role], some), strict=True):
-                for name, expected in reference.row_outputs(exact, item).items():
+                for name, expected in reference.row_outputs(role, exact, item).items():
                     comparison.add(name, found[name].ravel(), expected.ravel(), f"batch {batch_size}")
     comparison.num_shapes += len(_BATCH_SIZES)
 
 
-def _compare_codec(candidate: Candidate, comparison: _Comparison) -> None:
+def _compare_codec(candidate: Candidate, reference: Reference, comparison: _Comparison) -> None:
     """Holds the samples of streams, run after run, against those that PyTorch makes of all their codes at once."""
-    module, graph = cast("Codec", candidate.source.module), candidate.open_codec()
+    module, graph = cast("Codec", reference.module), candidate.open_codec()
     shape, random = module.configuration, np.random.default_rng(_SEED)
     frames = graph.session.graph.inputs[0].shape[1]
     assert isinstance(frames, int), "the exporter fixes it"
@@ -370,11 +630,11 @@ def _compare_codec(candidate: Candidate, comparison: _Comparison) -> None:
         for row, expected_codes in enumerate(codes):
             item = {"codes": expected_codes, "state": np.zeros_like(states[row])}
             outputs = {"samples": samples[row], "present_state": states[row]}
-            comparison.add_outputs(outputs, reference.row_outputs(exact, item), f"batch {batch_size}")
+            comparison.add_outputs(outputs, reference.row_outputs("codec_decoder", exact, item), f"batch {batch_size}")
     comparison.num_shapes += len(_BATCH_SIZES)
 
 
-def check_attention(candidate: Candidate) -> AttentionFigures:
+def check_attention(candidate: Candidate, reference: Reference) -> AttentionFigures:
     """Compares the attention weights of a variant with PyTorch's, padded inputs among them.
 
     Raises:
@@ -388,7 +648,7 @@ def check_attention(candidate: Candidate) -> AttentionFigures:
     for items in _attention_items(candidate):
         for item, found in zip(items, run_batch(graph, items), strict=True):
             sizes = {name: array.shape for name, array in item.items()}
-            for name, expected in reference.attention_weights(candidate.source, item).items():
+            for name, expected in reference.attention_weights(item).items():
                 rows = found[name].astype(np.float64)  # (H, T, S)
                 error, sum_error = float(np.abs(rows - expected).max()), float(np.abs(rows.sum(-1) - 1).max())
                 max_error, max_sum_error = np.fmax(max_error, error), np.fmax(max_sum_error, sum_error)
@@ -436,11 +696,12 @@ def _halved(text: NDArray[np.int64]) -> NDArray[np.int64]:
     return (np.arange(len(text)) >= len(text) // 2).astype(np.int64)
 
 
-def _batches(limit: int) -> Iterator[list[int]]:
-    """Yields the lengths of the rows of each batch, up to the limit."""
-    lengths = [*(length for length in _LENGTHS if length < limit), limit]
-    for batch_size, start in zip(_BATCH_SIZES, (len(lengths) - 1, 0, 3), strict=True):
-        yield list(islice(cycle(lengths), start, start + batch_size))
+def _batches(limit: int) -> list[list[int]]:
+    """Returns the lengths of the rows of each batch, from 1 up to the limit, which a batch of three reaches too."""
+    longest = min(_LONG, max(1, limit - 1))
+    lengths = [length for length in _LENGTHS if length < limit] or [limit]
+    rows = ([limit], [limit, 1, longest], lengths)
+    return [list(islice(cycle(some), size)) for some, size in zip(rows, _BATCH_SIZES, strict=True)]
 
 
 def _sample_tokens(source: ExportSource, vocab_size: int, length: int, *, frame: bool) -> list[NDArray[np.int64]]:

@@ -1,16 +1,20 @@
-"""What the module computes in PyTorch: every input whole and alone, without a cache or padding.
+"""What a model computes in PyTorch: every input whole and alone, without a cache or padding.
 
-Exported graphs are held against it, and the scales of an int8 cache are taken from it.
+Exported graphs are held against a second model (`Reference`), which is made anew and was never traced: a module that
+changes itself as it is run, or that holds something which its weights do not say, answers otherwise than its graph.
+The scales of an int8 cache are taken from the module that was traced.
 
-T tokens, S source tokens, G key/value heads, K head width, V vocabulary.
+T tokens, P asked positions, S source tokens, H heads, G key/value heads, K head width, V vocabulary.
 """
 
 from __future__ import annotations
 
+import hashlib
+from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any, Unpack, cast
+from typing import Any, NamedTuple, TypeVar, Unpack, cast
 
 import numpy as np
 import torch
@@ -19,15 +23,18 @@ from torch import Tensor, nn
 
 from headway_export.agreement import Sample
 from headway_export.candidate import features_of, pixel_values_of
+from headway_export.errors import ParityError, SourceError
 from headway_export.graphs import attention_graph, outputs_of
 from headway_export.rewriting import LayerRange
 from headway_export.source import ExportSource
+from headway_export.tracing import alignment_layer
 from headway_server.batching import Tensors
 from headway_server.bundles import Task
 from headway_training.evaluation import evaluation_windows
 from headway_training.models.parts.attention import (
     Attend,
     Scoring,
+    attention_weights,
     causal_attention,
     cross_attention,
     fused_attention,
@@ -48,31 +55,224 @@ CAUSAL: Attend = causal_attention(fused_attention)
 _PIECE = 50
 NUM_RANGE_TEXTS = 32
 """Texts, or windows of longer ones, that the ranges of an int8 cache are taken from."""
+_STEADY_BOUND = 1e-5
+"""Largest relative difference between two answers of the same model to the same input."""
+_MOST_KEPT_BYTES = 1 << 28
+"""Of answers that are kept for the variants to come."""
+
+Kept = TypeVar("Kept")
+
+
+class TargetAnswers(NamedTuple):
+    """What an encoder-decoder answers to one source."""
+
+    logits: NDArray[np.float32]
+    """(P, V), after the asked positions of a target."""
+    alignment: NDArray[np.float32]
+    """(T, S): the attention to the source that stands for alignments, averaged over heads."""
+
+
+class OwnText(nn.Module, ABC):
+    """A decoder that attends by itself, as a library made it, in place of one whose attention is injected."""
+
+    @abstractmethod
+    def text_logits(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        """Logits after the asked tokens of a text: (1, T), (P,) -> (1, P, V)."""
+
+    @abstractmethod
+    def text_attention(self, input_ids: Tensor) -> tuple[Tensor, ...]:
+        """Attention weights of every layer: (1, T) -> (1, H, T, T) each."""
+
+
+class OwnTarget(nn.Module, ABC):
+    """An encoder-decoder that attends by itself, as a library made it."""
+
+    @abstractmethod
+    def target_logits(self, source: Tensor, target_ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits after the asked tokens of a target, and its alignment.
+
+        Args:
+            source: Tokens (1, S) int64, pixels or features.
+            target_ids: (1, T) int64.
+            positions: (P,) int64.
+
+        Returns:
+            (1, P, V), and the weights of the layer that aligns, (1, H, T, S).
+        """
+
+
+class Reference:
+    """A second model of a source, made anew, against which variants are held.
+
+    Answers are kept, as far as they fit, since every variant is asked the same.
+    """
+
+    def __init__(self, source: ExportSource) -> None:
+        """Makes the model.
+
+        Raises:
+            SourceError: It cannot be made a second time, or parts of it are those of the first.
+        """
+        self.source = source
+        self.module = source.make_reference().eval()
+        if {id(part) for part in self.module.modules()} & {id(part) for part in source.module.modules()}:
+            raise SourceError(
+                f"{source.name}: its {type(self.module).__name__} was asked for twice and came as one object, which "
+                "cannot be held against itself; make a new module at each call"
+            )
+        self._answers: dict[str, Any] = {}
+        self._kept_bytes = 0
+        self._first: dict[str, tuple[Callable[[], Any], Any]] = {}
+
+    def __repr__(self) -> str:
+        return f"Reference({type(self.module).__name__}, {len(self._answers)} answers, {self._kept_bytes} bytes)"
+
+    def text_logits(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Logits after the asked tokens of a text: (T,), (P,) int64 -> (P, V) float32."""
+
+        def answer() -> NDArray[np.float32]:
+            if not isinstance(self.module, OwnText):
+                return generation_logits(self.module, token_ids, positions=positions)
+            with torch.inference_mode():
+                ids, asked = torch.from_numpy(token_ids), torch.from_numpy(positions)
+                return self.module.text_logits(ids.unsqueeze(0), asked)[0].float().numpy()
+
+        return self._ask("text", answer, token_ids, positions)
+
+    def target_answers(
+        self, source_of: NDArray[Any], target_ids: NDArray[np.int64], positions: NDArray[np.int64]
+    ) -> TargetAnswers:
+        """Logits after the asked tokens of a target, and its alignment: (S,), (T,), (P,) -> (P, V), (T, S).
+
+        The source of a caption is an image, (3, height, width) float32; that of a transcript (mel bins, frames).
+        """
+
+        def answer() -> TargetAnswers:
+            if not isinstance(self.module, OwnTarget):
+                return _target_answers(self.module, source_of, target_ids, CAUSAL, positions)
+            source, target = (torch.from_numpy(array).unsqueeze(0) for array in (source_of, target_ids))
+            with torch.inference_mode():
+                logits, weights = self.module.target_logits(source, target, torch.from_numpy(positions))
+                return TargetAnswers(logits[0].float().numpy(), weights[0].float().mean(dim=0).numpy())
+
+        return self._ask("target", answer, source_of, target_ids, positions)
+
+    def outputs(self, *inputs: NDArray[Any]) -> dict[str, NDArray[Any]]:
+        """Outputs of a model without state by name, for one input; the arguments are those of `outputs`."""
+        return self._ask("outputs", lambda: outputs(self.module, *inputs), *inputs)
+
+    def image_embedding(self, pixel_values: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
+        """Outputs of the encoder of a segmentation model for an image, (3, height, width) float32."""
+        encoder = cast("nn.Module", cast("PromptSegmenter", self.module).encoder)
+        return self._ask("encoder", lambda: outputs(encoder, pixel_values), pixel_values)
+
+    def prompt_outputs(self, item: Tensors) -> dict[str, NDArray[np.float32]]:
+        """Masks (M, S S) and predicted IoU (M,) of one prompt of a segmentation model."""
+        return self._ask("prompt", lambda: prompt_outputs(self.module, item), *item.values())
+
+    def row_outputs(self, role: str, graph: nn.Module, item: Tensors) -> dict[str, NDArray[np.float32]]:
+        """Outputs of a graph of this model that draws images or speaks, for one item, by name."""
+        return self._ask(role, lambda: row_outputs(graph, item), *item.values())
+
+    def attention_weights(self, inputs: Tensors) -> dict[str, NDArray[np.float32]]:
+        """Attention weights of every layer, by the names of the graph `attention`: (H, T, S) float32 each.
+
+        Args:
+            inputs: What the graph reads, without the batch.
+        """
+        tensors = {name: torch.from_numpy(array).unsqueeze(0) for name, array in inputs.items()}
+        with torch.inference_mode():
+            if isinstance(self.module, OwnText):
+                layers = self.module.text_attention(tensors["input_ids"])
+                found = {f"attention_{number}": weights for number, weights in enumerate(layers)}
+            else:
+                found = attention_graph(self.module, self.source.task)(*tensors.values())
+            return {name: weights[0].float().numpy() for name, weights in found.items()}
+
+    def check_is_steady(self) -> None:
+        """Asks again what was asked first, after everything else.
+
+        Raises:
+            ParityError: The model answers otherwise: it has changed, or it draws numbers at random.
+        """
+        for kind, (answer, first) in self._first.items():
+            difference = max(_difference(*pair) for pair in zip(_arrays(answer()), _arrays(first), strict=True))
+            if not difference <= _STEADY_BOUND:
+                raise ParityError(
+                    f"{type(self.module).__name__} answers the same input ({kind}) otherwise after it has read others: "
+                    f"relative difference {difference:.2e}, bound {_STEADY_BOUND:.0e}. It changes itself as it is run, "
+                    "or draws at random (a dropout that evaluation mode does not turn off), so nothing can be proved; "
+                    "make its answers depend on its input and its weights alone"
+                )
+
+    def _ask(self, kind: str, answer: Callable[[], Kept], *inputs: NDArray[Any]) -> Kept:
+        """Returns the answer to some inputs, which is computed once as long as there is room for it."""
+        digest = hashlib.sha256(kind.encode())
+        for array in map(np.asarray, inputs):
+            digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
+        key = digest.hexdigest()
+        if key in self._answers:
+            return cast("Kept", self._answers[key])
+        found = answer()
+        self._first.setdefault(kind, (answer, found))
+        num_bytes = sum(array.nbytes for array in _arrays(found))
+        if self._kept_bytes + num_bytes <= _MOST_KEPT_BYTES:
+            self._answers[key] = found
+            self._kept_bytes += num_bytes
+        return found
+
+
+def _arrays(answer: Any) -> list[NDArray[Any]]:
+    """Returns the arrays of an answer: it is one, or a tuple or a mapping of them."""
+    if isinstance(answer, np.ndarray):
+        return [answer]
+    return list(answer.values() if isinstance(answer, dict) else answer)
+
+
+def _difference(again: NDArray[Any], first: NDArray[Any]) -> float:
+    """The largest difference, relative to the numbers that are moderate: those of a masked class are not."""
+    kept = np.isfinite(first) & (np.abs(first) < _HUGE)
+    if not np.array_equal(kept, np.isfinite(again) & (np.abs(again) < _HUGE)):
+        return float("inf")
+    exact, found = first[kept].astype(np.float64), again[kept].astype(np.float64)
+    return float(np.abs(found - exact).max(initial=0) / max(np.abs(exact).max(initial=0), 1e-6))
+
+
+_HUGE = 1e4
 
 
 def generation_logits(
-    module: nn.Module, token_ids: NDArray[np.int64], attend: Attend = CAUSAL, *, first: int = 0
+    module: nn.Module,
+    token_ids: NDArray[np.int64],
+    attend: Attend = CAUSAL,
+    *,
+    first: int = 0,
+    positions: NDArray[np.int64] | None = None,
 ) -> NDArray[np.float32]:
-    """Logits after the tokens of a text from the `first` on: (T,) int64 -> (T - first, V) float32.
+    """Logits after the tokens of a text from the `first` on, or after those asked for.
 
     `attend` must compute what `CAUSAL` does.
+
+    Returns:
+        (T - first, V), or (P, V), float32.
     """
     decoder = cast("Decoder", module)
+    asked = torch.arange(first, len(token_ids)) if positions is None else torch.from_numpy(positions)
     with torch.inference_mode():
         ids = torch.from_numpy(token_ids).unsqueeze(0)
         if is_stateful(module):
-            return _stateful_logits(cast("StatefulDecoder", module), ids, first)
+            return _stateful_logits(cast("StatefulDecoder", module), ids, asked)
         hidden = decoder.hidden_states(ids, torch.arange(len(token_ids)).unsqueeze(0), attend)
-        return decoder.logits(hidden[:, first:])[0].float().numpy()
+        return decoder.logits(hidden[:, asked])[0].float().numpy()
 
 
-def _stateful_logits(decoder: StatefulDecoder, ids: Tensor, first: int) -> NDArray[np.float32]:
+def _stateful_logits(decoder: StatefulDecoder, ids: Tensor, asked: Tensor) -> NDArray[np.float32]:
     """The same of a decoder with a state, which reads (1, T) tokens in pieces of other lengths than a server's."""
     states, pieces = decoder.first_states(1), []
     for start in range(0, ids.shape[1], _PIECE):
         hidden, states = decoder.read(ids[:, start : start + _PIECE], states)
-        if start + _PIECE > first:
-            pieces.append(decoder.logits(hidden[:, max(0, first - start) :])[0].float().numpy())
+        here = asked[(asked >= start) & (asked < start + _PIECE)] - start
+        pieces.append(decoder.logits(hidden[:, here])[0].float().numpy())
     return np.concatenate(pieces)
 
 
@@ -83,6 +283,16 @@ def translation_logits(
 
     The source of a caption is an image, (3, height, width) float32; that of a transcript (mel bins, frames) float32.
     """
+    return _target_answers(module, source_of, target_ids, attend, np.arange(len(target_ids))).logits
+
+
+def _target_answers(
+    module: nn.Module,
+    source_of: NDArray[Any],
+    target_ids: NDArray[np.int64],
+    attend: Attend,
+    positions: NDArray[np.int64],
+) -> TargetAnswers:
     model = cast("EncoderDecoder", module)
     with torch.inference_mode():
         source = torch.from_numpy(source_of).unsqueeze(0)
@@ -92,26 +302,39 @@ def translation_logits(
         else:
             mask = torch.ones_like(source)
             if is_recurrent(module):
-                return _recurrent_logits(cast("RecurrentEncoderDecoder", module), source, mask, target_ids)
+                return _recurrent_answers(cast("RecurrentEncoderDecoder", module), source, mask, target_ids, positions)
             memory = model.encode(source, mask)
         keys_values = model.cross_keys_values(memory)
-        attend_cross = cross_attention(keys_values, mask, fused_attention)
+        attend_cross, aligned = cross_attention(keys_values, mask, fused_attention), alignment_layer(len(keys_values))
+        weights: list[Tensor] = []
+
+        def attend_noting(query: Tensor, *, layer: int, **scoring: Unpack[Scoring]) -> Tensor:
+            if layer == aligned:
+                weights.append(attention_weights(query, keys_values[layer][0], **scoring))  # (1, H, T, S)
+            return attend_cross(query, layer=layer, **scoring)
+
         target = torch.from_numpy(target_ids).unsqueeze(0)
-        positions = torch.arange(len(target_ids)).unsqueeze(0)
-        return model.logits(model.decode(target, positions, attend, attend_cross))[0].float().numpy()
+        hidden = model.decode(target, torch.arange(len(target_ids)).unsqueeze(0), attend, attend_noting)
+        logits = model.logits(hidden[:, torch.from_numpy(positions)])[0]
+        return TargetAnswers(logits.float().numpy(), weights[0][0].float().mean(dim=0).numpy())
 
 
-def _recurrent_logits(
-    model: RecurrentEncoderDecoder, source: Tensor, mask: Tensor, target_ids: NDArray[np.int64]
-) -> NDArray[np.float32]:
-    """Logits after every token of a target, one token after another."""
+def _recurrent_answers(
+    model: RecurrentEncoderDecoder,
+    source: Tensor,
+    mask: Tensor,
+    target_ids: NDArray[np.int64],
+    positions: NDArray[np.int64],
+) -> TargetAnswers:
+    """The same, one token after another."""
     cross, first = model.encode_source(source, mask, recur_packed)
     states = tuple(state[:, None] for state in first)
-    rows = []
+    rows, alignment = [], []
     for token in torch.from_numpy(target_ids).reshape(-1, 1, 1):
-        logits, states, _ = model.step(token, states, cross, mask)
+        logits, states, weights = model.step(token, states, cross, mask)
         rows.append(logits[0, 0])
-    return torch.stack(rows).float().numpy()
+        alignment.append(weights[0, 0])
+    return TargetAnswers(torch.stack(rows).float().numpy()[positions], torch.stack(alignment).float().numpy())
 
 
 def outputs(module: nn.Module, *inputs: NDArray[Any]) -> dict[str, NDArray[Any]]:
@@ -150,19 +373,6 @@ def row_outputs(graph: nn.Module, item: Tensors) -> dict[str, NDArray[np.float32
     tensors = [torch.from_numpy(np.asarray(array)).unsqueeze(0) for array in item.values()]
     with torch.inference_mode():
         return {name: value[0].numpy() for name, value in graph(*tensors).items()}
-
-
-def attention_weights(source: ExportSource, inputs: Tensors) -> dict[str, NDArray[np.float32]]:
-    """Attention weights of every layer, by the names of the graph `attention`: (H, T, S) float32 each.
-
-    Args:
-        source: A model that this graph was traced of.
-        inputs: What the graph reads, without the batch.
-    """
-    tensors = {name: torch.from_numpy(array).unsqueeze(0) for name, array in inputs.items()}
-    with torch.inference_mode():
-        found = attention_graph(source.module, source.task)(*tensors.values())
-        return {name: weights[0].numpy() for name, weights in found.items()}
 
 
 def cache_ranges(source: ExportSource, sample: Sample | None = None) -> list[LayerRange]:

@@ -175,7 +175,10 @@ class ExportSource:
     name: str
     task: Task
     module: nn.Module
-    """fp32, on the CPU, in evaluation mode."""
+    """fp32, on the CPU, in evaluation mode. It is what is traced."""
+    make_reference: Callable[[], nn.Module]
+    """Makes the model a second time, as `module` was made and from the same files: what an export is held against. It
+    follows the protocol of the task too, or attends by itself (`OwnText`, `OwnTarget`)."""
     description: str
     license: str
     architecture: Architecture
@@ -348,24 +351,25 @@ def _from_towers(path: Path, model: CLIP, checkpoint: Checkpoint, name: str) -> 
         bias=0.0 if model.logit_bias is None else model.logit_bias.item(),
     )
     texts, images = _read_pairs(path, checkpoint)
-    towers: dict[Task, nn.Module] = {
-        Task.IMAGE_EMBEDDING: model.image_tower,
-        Task.TEXT_EMBEDDING: model.text_tower,
-    }
+
+    def tower_of(model: CLIP, task: Task) -> nn.Module:
+        return model.image_tower if task is Task.IMAGE_EMBEDDING else model.text_tower
 
     def source(task: Task, side: str, **parts: Any) -> ExportSource:
+        tower = tower_of(model, task)
         return ExportSource(
             name=f"{name}-{side}",
             task=task,
-            module=towers[task],
+            module=tower,
+            make_reference=lambda: tower_of(cast("CLIP", _load(path)[0]), task),
             description=f"{checkpoint.description} This is the tower that reads {side}s.",
             license=checkpoint.license,
             architecture=Architecture(
                 kind=checkpoint.architecture,
-                parameter_count=parameter_count(towers[task]),
+                parameter_count=parameter_count(tower),
                 configuration=checkpoint.configuration,
             ),
-            limits=limits_of(towers[task], task),
+            limits=limits_of(tower, task),
             space=space,
             texts_name=checkpoint.evaluation.dataset if checkpoint.evaluation else "",
             training=checkpoint.training,
@@ -412,6 +416,7 @@ def _from_loaded(path: Path, module: nn.Module, checkpoint: Checkpoint, name: st
         name=name or checkpoint.name,
         task=task,
         module=module,
+        make_reference=lambda: _load(path)[0],
         description=checkpoint.description,
         license=checkpoint.license,
         architecture=Architecture(
@@ -553,16 +558,12 @@ def from_factory(
     chat_template = read_chat_template(chat_template_file) if chat_template_file else None
     if chat_template_file is not None and chat_template is None:
         raise SourceError(f"{chat_template_file}: holds no chat_template")
-    module = _build(factory)
-    try:
-        load_weights(module, str(weights))
-    except (RuntimeError, SafetensorError, OSError) as error:
-        raise SourceError(f"{weights}: does not fit the module of {factory}: {error}") from error
-    module = module.float().eval()
+    module = _build(factory, weights)
     return ExportSource(
         name=name,
         task=exportable,
         module=module,
+        make_reference=lambda: _build(factory, weights),
         description=description or f"{type(module).__name__}, exported from {factory}.",
         license=license_name,
         architecture=Architecture(
@@ -674,7 +675,12 @@ def _convert(record: type[RecordType], value: BaseModel | None) -> RecordType | 
     return None if value is None else record.model_validate(value.model_dump())
 
 
-def _build(factory: str) -> nn.Module:
+def _build(factory: str, weights: Path) -> nn.Module:
+    """Makes the module of a factory, with its weights.
+
+    Raises:
+        SourceError: There is no such factory, it makes no module, or the weights are not the module's.
+    """
     module_name, _, function_name = factory.partition(":")
     sys.path.insert(0, str(Path.cwd()))
     try:
@@ -688,7 +694,11 @@ def _build(factory: str) -> nn.Module:
     module = function()
     if not isinstance(module, nn.Module):
         raise SourceError(f"--model {factory}: returned {type(module).__name__}; it must return a torch.nn.Module")
-    return module
+    try:
+        load_weights(module, str(weights))
+    except (RuntimeError, SafetensorError, OSError) as error:
+        raise SourceError(f"{weights}: does not fit the module of {factory}: {error}") from error
+    return module.float().eval()
 
 
 def open_tokenizer(file: Path) -> Tokenizer:

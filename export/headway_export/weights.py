@@ -10,7 +10,9 @@ from __future__ import annotations
 import gc
 import hashlib
 import mmap
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -90,6 +92,7 @@ class WrittenWeights:
 
     def __init__(self) -> None:
         self._files: list[mmap.mmap] = []
+        self._arrays: defaultdict[tuple[int, ...], list[NDArray[Any]]] = defaultdict(list)  # by their shapes
 
     def __repr__(self) -> str:
         return f"WrittenWeights({', '.join(f'{len(file)} bytes' for file in self._files) or 'none'})"
@@ -115,6 +118,8 @@ class WrittenWeights:
         places: _Places = {}
         for path, model in written.items():
             places |= _places_of(files, ir.load(path), model)
+        for array in places.values():
+            self._arrays[array.shape].append(array)
         for value in (value for graph in graphs for value in graph.graph.initializers.values()):
             assert value.const_value is not None, "the tracer gives weights their values"
             array = value.const_value.numpy()
@@ -123,6 +128,17 @@ class WrittenWeights:
         for tensor in (*module.parameters(), *module.buffers()):
             tensor.data = _moved(tensor.data, places)
 
+    def share_with(self, module: nn.Module) -> None:
+        """Lets another module read those of its weights from the files that are there, number for number."""
+        for tensor in (*module.parameters(), *module.buffers()):
+            if tensor.nbytes <= _MOST_BYTES_WITHIN or tensor.dtype is torch.bfloat16:
+                continue
+            held = tensor.data.numpy()
+            same = (there for there in self._arrays[held.shape] if _is_same(there, held))
+            transposed = (there.T for there in self._arrays[held.T.shape] if _is_same(there, held.T))
+            for shared in islice(chain(same, transposed), 1):
+                tensor.data = torch.from_numpy(shared)
+
     def give_back(self) -> None:
         """Gives back what nobody needs now: garbage, and pages of the files, which are read again where they are."""
         gc.collect()
@@ -130,6 +146,10 @@ class WrittenWeights:
         if hasattr(mmap, "MADV_DONTNEED"):
             for file in self._files:
                 file.madvise(mmap.MADV_DONTNEED)
+
+
+def _is_same(there: NDArray[Any], held: NDArray[Any]) -> bool:
+    return there.dtype == held.dtype and np.array_equal(there[:1], held[:1]) and np.array_equal(there, held)
 
 
 _Places: TypeAlias = dict[tuple[int, tuple[int, ...], tuple[int, ...]], NDArray[Any]]

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 import numpy as np
 import transformers
@@ -89,6 +89,20 @@ def _injected_attention(
 
 
 transformers.AttentionInterface.register(ATTENTION, _injected_attention)
+
+
+@contextmanager
+def asked_logits(model: nn.Module, positions: Tensor) -> Iterator[None]:
+    """Lets a model of `transformers` compute its logits (B, P, V) at the asked positions, (P,), alone.
+
+    The output projection is the dearest product, and its result the largest tensor.
+    """
+    projection = cast("Any", model).get_output_embeddings()
+    hook = projection.register_forward_pre_hook(lambda _, inputs: (inputs[0][:, positions], *inputs[1:]))
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def check_logits(found: NDArray[np.float32], expected: NDArray[np.float32], owner: str) -> None:

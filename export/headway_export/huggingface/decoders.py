@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from headway_export.errors import SourceError
-from headway_export.huggingface.attention import ATTENTION, attending, check_logits, layer_of
+from headway_export.huggingface.attention import ATTENTION, asked_logits, attending, check_logits, layer_of
 from headway_export.huggingface.folder import (
     IGNORED_GENERATION,
     NEUTRAL,
@@ -33,7 +33,7 @@ from headway_export.huggingface.folder import (
     first_line,
     quiet,
 )
-from headway_export.reference import CAUSAL, generation_logits
+from headway_export.reference import CAUSAL, OwnText, generation_logits
 from headway_export.source import ExportSource, find_chat_template
 from headway_server.bundles import SamplingDefaults, SpecialTokens
 from headway_training.models.parts.attention import Attend, Scoring
@@ -79,6 +79,24 @@ class HuggingFaceDecoder(nn.Module):
         return logits
 
 
+class OwnDecoder(OwnText):
+    """A causal language model of `transformers` with its own attention."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def text_logits(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        """(1, T), (P,) -> (1, P, V)."""
+        with asked_logits(self.model, positions):
+            return cast("Tensor", self.model(input_ids=input_ids, use_cache=False, return_dict=True).logits)
+
+    def text_attention(self, input_ids: Tensor) -> tuple[Tensor, ...]:
+        """(1, T) -> (1, H, T, T) of each layer."""
+        output = self.model(input_ids=input_ids, use_cache=False, output_attentions=True, return_dict=True)
+        return cast("tuple[Tensor, ...]", output.attentions)
+
+
 def read_decoder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
     """Reads a causal language model.
 
@@ -95,6 +113,7 @@ def read_decoder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
         folder.source(
             model,
             module,
+            make_reference=lambda: OwnDecoder(folder.load(AutoModelForCausalLM)),
             tokenizer=tokenizer,
             special_tokens=special_tokens,
             prompt_prefix=_prompt_prefix(tokenizer),

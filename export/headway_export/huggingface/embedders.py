@@ -205,20 +205,22 @@ def read_embedder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
     if settings.get("do_lower_case"):
         _lower(tokenizer)
     encoder.config.use_cache = False  # a decoder that embeds keeps none
-    model = encoder.load(AutoModel, unused=_UNUSED)
-    if getattr(model, "pooler", None) is not None:
-        cast("Any", model).pooler = None
+    model = _load_encoder(encoder)
     stated = settings.get("max_seq_length") or _read_json(encoder.path / TOKENIZER_CONFIG_FILE).get("model_max_length")
     length, notes = _length_of(encoder, model, stated)
     poolings = layout.poolings if layout is not None else (_NAMES[str(asked)],)
     rest = layout.rest if layout is not None else ()
-    head = nn.Sequential(*(_read_module(kind, path, folder.options.allow_pickle) for kind, path in rest))
-    module = HuggingFaceEmbedder(model, poolings=poolings, head=head, max_length=length).eval()
+
+    def adapt(model: nn.Module) -> nn.Module:
+        head = nn.Sequential(*(_read_module(kind, path, folder.options.allow_pickle) for kind, path in rest))
+        return HuggingFaceEmbedder(model, poolings=poolings, head=head, max_length=length).eval()
+
     prompts, default = _read_prompts(folder)
     return (
         folder.source(
             model,
-            module,
+            adapt(model),
+            make_reference=lambda: adapt(_load_encoder(encoder)),
             tokenizer=tokenizer,
             special_tokens=SpecialTokens(pad=folder.config.get_text_config().pad_token_id),
             prompts=prompts,
@@ -227,6 +229,14 @@ def read_embedder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
         ),
         notes,
     )
+
+
+def _load_encoder(folder: ModelFolder) -> nn.Module:
+    """Loads an encoder without its pooler, which nothing reads."""
+    model = folder.load(AutoModel, unused=_UNUSED)
+    if getattr(model, "pooler", None) is not None:
+        cast("Any", model).pooler = None
+    return model
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ B rows, T target tokens, S source tokens, L most target tokens, H heads, K head 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from transformers import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, AutoModelForSeq2SeqLM
 
 from headway_export.errors import SourceError
-from headway_export.huggingface.attention import ATTENTION, attending, check_logits, layer_of
+from headway_export.huggingface.attention import ATTENTION, asked_logits, attending, check_logits, layer_of
 from headway_export.huggingface.folder import (
     IGNORED_GENERATION,
     NEUTRAL,
@@ -35,8 +35,9 @@ from headway_export.huggingface.folder import (
     first_line,
     quiet,
 )
-from headway_export.reference import translation_logits
+from headway_export.reference import OwnTarget, translation_logits
 from headway_export.source import ExportSource
+from headway_export.tracing import alignment_layer
 from headway_server.bundles import Languages, SpecialTokens
 from headway_training.models.parts.attention import Attend, AttendCross, padding_attention
 
@@ -123,6 +124,37 @@ class HuggingFaceEncoderDecoder(nn.Module):
         return logits if bias is None else logits + bias[0]
 
 
+class OwnEncoderDecoder(OwnTarget):
+    """An encoder-decoder of `transformers` with its own attention."""
+
+    def __init__(self, model: nn.Module, *, source: str = "input_ids") -> None:
+        """Takes the model, and what it calls the source that it reads."""
+        super().__init__()
+        self.model = model
+        self._source = source
+        self._layers = cross_attentions(cast("Any", model).get_decoder())
+
+    def target_logits(self, source: Tensor, target_ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """(1, S) or what else the encoder reads, (1, T), (P,) -> (1, P, V), (1, H, T, S)."""
+        weights: list[Tensor] = []
+        layer = self._layers[alignment_layer(len(self._layers))]
+        hook = layer.register_forward_hook(lambda _module, _inputs, outputs: weights.append(_weights_of(outputs)))
+        mask = {} if source.is_floating_point() else {"attention_mask": torch.ones_like(source)}
+        try:
+            with asked_logits(self.model, positions):
+                output = self.model(
+                    **{self._source: source}, **mask, decoder_input_ids=target_ids, use_cache=False, return_dict=True
+                )
+        finally:
+            hook.remove()
+        return output.logits, weights[0]
+
+
+def _weights_of(outputs: Sequence[Tensor | None]) -> Tensor:
+    """Returns the weights among what a layer's attention returns: they are the last of four axes."""
+    return next(part for part in reversed(outputs) if isinstance(part, Tensor) and part.ndim == 4)
+
+
 class _GivenPositions(nn.Module):
     """Embedding of the positions that `HuggingFaceEncoderDecoder.decode` is given, instead of 0, 1, 2."""
 
@@ -179,17 +211,27 @@ class _CrossLayer:
         return states.reshape(*states.shape[:-1], -1, self._head_dim)
 
 
-def _cross_layers(decoder: nn.Module) -> list[_CrossLayer]:
-    """Returns a decoder's attention to the source, in the order of the layers, and marks its modules.
+def cross_attentions(decoder: nn.Module) -> list[nn.Module]:
+    """Returns the modules of a decoder that attend to the source, in the order of the layers.
 
-    A mark, since the tracer hands modules out as other objects with the same attributes.
+    Raises:
+        SourceError: There are none that are known.
     """
     found = [part for name, part in decoder.named_modules() if name.endswith((".encoder_attn", ".EncDecAttention"))]
     if not found:
         raise SourceError(f"{type(decoder).__name__}: where it attends to its source is not known")
+    return sorted(found, key=layer_of)
+
+
+def _cross_layers(decoder: nn.Module) -> list[_CrossLayer]:
+    """Returns a decoder's attention to the source, and marks its modules.
+
+    A mark, since the tracer hands modules out as other objects with the same attributes.
+    """
+    found = cross_attentions(decoder)
     for part in found:
         setattr(part, _MARK, True)
-    return [_CrossLayer(part) for part in sorted(found, key=layer_of)]
+    return [_CrossLayer(part) for part in found]
 
 
 def _scales_output(model: nn.Module) -> bool:
@@ -301,6 +343,7 @@ def read_encoder_decoder(
     source = folder.source(
         model,
         module,
+        make_reference=lambda: OwnEncoderDecoder(folder.load(AutoModelForSeq2SeqLM)),
         tokenizer=tokenizer,
         special_tokens=start.special_tokens,
         prompt_prefix=() if languages is not None and languages.target_tokens else start.prefix,

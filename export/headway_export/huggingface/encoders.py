@@ -6,6 +6,7 @@ B rows, T tokens, C classes.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, Literal, cast
 
 from tokenizers import Tokenizer
@@ -51,14 +52,16 @@ def read_classifier(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]
     if scoring is not None:
         folder = replace(folder, task=Task.TEXT_SCORING)
     tokenizer, has_types = folder.tokenizer()
-    model = folder.load(_AUTO_CLASSES.get(folder.task, AutoModelForSequenceClassification))
+    auto_class = _AUTO_CLASSES.get(folder.task, AutoModelForSequenceClassification)
+    model = folder.load(auto_class)
     length, notes = folder.length(model)
-    module = HuggingFaceClassifier(model, max_length=length, has_types=has_types)
+    adapt = partial(HuggingFaceClassifier, max_length=length, has_types=has_types)
     labels, scheme = _labels_of(folder) if scoring is None else ((), None)
     return (
         folder.source(
             model,
-            module,
+            adapt(model),
+            make_reference=lambda: adapt(folder.load(auto_class)),
             tokenizer=tokenizer,
             special_tokens=SpecialTokens(pad=folder.config.pad_token_id),
             labels=labels,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,12 +144,21 @@ class ModelFolder:
             configuration={"model_type": self.config.model_type, "transformers": transformers.__version__},
         )
 
-    def source(self, model: nn.Module, module: nn.Module, *, part: str = "", **values: Any) -> ExportSource:
+    def source(
+        self,
+        model: nn.Module,
+        module: nn.Module,
+        *,
+        make_reference: Callable[[], nn.Module],
+        part: str = "",
+        **values: Any,
+    ) -> ExportSource:
         """Describes what is exported, by what every folder states and by `values` of its kind.
 
         Args:
             model: The library's, for its name and geometry.
             module: What is traced.
+            make_reference: Reads the folder again, for a model with the library's own attention.
             part: What it is of the model, for the description.
             values: Further fields of `ExportSource`.
         """
@@ -157,6 +166,7 @@ class ModelFolder:
             name=self.name(),
             task=self.task,
             module=module,
+            make_reference=make_reference,
             description=(
                 f"{type(model).__name__}, exported from "
                 + ("a folder of transformers" if self.origin is None else f"{self.origin.id} of the hub")
@@ -282,6 +292,9 @@ class ModelFolder:
         if isinstance(table, nn.Embedding) and table.padding_idx is not None:  # positions begin after the padding's
             length -= table.padding_idx + 1
         limit = f"the model takes {length} tokens"
+        if (dense := _dense_length(self.config)) is not None and dense < length:
+            length, limit = dense, f"its attention is block-sparse for more than {dense} tokens, and the bundle's is not"
+            window = dense
         if window is not None and window < length:
             length, limit = window, f"its attention sees a window of {window} tokens, and the bundle has no windows"
         if asked is not None:
@@ -294,6 +307,17 @@ class ModelFolder:
         if window == length and whole > length:
             return chosen, (f"texts of at most {chosen} tokens: {limit}",)
         return chosen, ()
+
+
+def _dense_length(config: Any) -> int | None:
+    """Returns up to how many tokens a model of BigBird attends to all of them; None: it always does, or never.
+
+    A shorter text turns the model to full attention for good, so that its answer to a longer one would depend on what
+    it has read before (Zaheer et al. 2020, arXiv 2007.14062, is about the blocks).
+    """
+    if getattr(config, "attention_type", None) != "block_sparse":
+        return None
+    return (5 + 2 * int(config.num_random_blocks)) * int(config.block_size)
 
 
 def read_configuration(path: Path) -> dict[str, Any]:

@@ -100,15 +100,11 @@ def read_image_classifier(folder: ModelFolder) -> tuple[ExportSource, tuple[str,
     _fix_positions(folder, model, preprocessing)
     labels = tuple(str(config.id2label[index]) for index in range(config.num_labels))
     several = config.problem_type == "multi_label_classification"
-    module = (
-        HuggingFaceEmbeddingImageClassifier(model)
-        if isinstance(getattr(model, "classifier", None), nn.Module)
-        else HuggingFaceImageClassifier(model)
-    )
     return (
         folder.source(
             model,
-            module.eval(),
+            _classifier_of(model),
+            make_reference=lambda: _classifier_of(folder.load(AutoModelForImageClassification)),
             image_preprocessing=preprocessing,
             labels=labels,
             classification=(
@@ -118,6 +114,12 @@ def read_image_classifier(folder: ModelFolder) -> tuple[ExportSource, tuple[str,
         ),
         (),
     )
+
+
+def _classifier_of(model: nn.Module) -> nn.Module:
+    gives_vectors = isinstance(getattr(model, "classifier", None), nn.Module)
+    kind = HuggingFaceEmbeddingImageClassifier if gives_vectors else HuggingFaceImageClassifier
+    return kind(model).eval()
 
 
 def read_image_embedder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
@@ -130,11 +132,7 @@ def read_image_embedder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, .
     if asked is not None and asked not in _POOLINGS:
         raise SourceError(f"--pooling {asked}: is none of {', '.join(_POOLINGS)}")
     preprocessing = read_preprocessing(folder)
-    model = folder.load(AutoModel, unused=("pooler.dense.",))
-    # A dense pooler was trained for another end; most folders come without its weights.
-    is_trained = isinstance(getattr(getattr(model, "pooler", None), "dense", None), nn.Linear)
-    if is_trained:
-        cast("Any", model).pooler = None
+    model, is_trained = _load_without_pooler(folder)
     pooling = {"cls": "class_token", "mean": "mean", None: "class_token" if is_trained else "pooler"}[asked]
     _fix_positions(folder, model, preprocessing)
     module = HuggingFaceImageEmbedder(model, pooling=pooling).eval()
@@ -146,7 +144,26 @@ def read_image_embedder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, .
             f"{folder.path}: {type(model).__name__} gives no "
             f"{'pooled vector; give --pooling' if pooling == 'pooler' else 'row of tokens; leave --pooling out'}"
         )
-    return folder.source(model, module, image_preprocessing=preprocessing, evaluation=folder.evaluation()), ()
+    source = folder.source(
+        model,
+        module,
+        make_reference=lambda: HuggingFaceImageEmbedder(_load_without_pooler(folder)[0], pooling=pooling),
+        image_preprocessing=preprocessing,
+        evaluation=folder.evaluation(),
+    )
+    return source, ()
+
+
+def _load_without_pooler(folder: ModelFolder) -> tuple[nn.Module, bool]:
+    """Loads a vision model, and tells whether it had a dense pooler, which is left out.
+
+    Such a pooler was trained for another end, and most folders come without its weights.
+    """
+    model = folder.load(AutoModel, unused=("pooler.dense.",))
+    is_trained = isinstance(getattr(getattr(model, "pooler", None), "dense", None), nn.Linear)
+    if is_trained:
+        cast("Any", model).pooler = None
+    return model, is_trained
 
 
 # Preprocessing

@@ -18,6 +18,7 @@ from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 from headway_export.errors import SourceError
 from headway_export.huggingface.encoder_decoders import (
     HuggingFaceEncoderDecoder,
+    OwnEncoderDecoder,
     adapt_to,
     random_tokens,
     read_generation_config,
@@ -69,6 +70,7 @@ def read_transcriber(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]
     source = folder.source(
         model,
         module,
+        make_reference=lambda: OwnEncoderDecoder(folder.load(AutoModelForSpeechSeq2Seq), source="input_features"),
         tokenizer=tokenizer,
         special_tokens=start.special_tokens,
         suppressed_tokens=start.suppressed_tokens,

@@ -11,6 +11,7 @@ import hashlib
 import string
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -119,10 +120,15 @@ def read_towers(folder: ModelFolder) -> tuple[tuple[ExportSource, ...], tuple[st
     tokenizer, read = _read_tokenizer(folder)
     model: Any = folder.load(AutoModel)
     reading = _reading_of(folder, read)
-    towers = {
-        Task.IMAGE_EMBEDDING: HuggingFaceImageTower(model).eval(),
-        Task.TEXT_EMBEDDING: HuggingFaceTextTower(model, reading).eval(),
-    }
+
+    def tower_of(model: nn.Module, task: Task) -> nn.Module:
+        tower = HuggingFaceImageTower(model) if task is Task.IMAGE_EMBEDDING else HuggingFaceTextTower(model, reading)
+        return tower.eval()
+
+    def another(task: Task) -> nn.Module:
+        return tower_of(folder.load(AutoModel), task)
+
+    towers = {task: tower_of(model, task) for task in TASKS}
     _check_towers(folder, towers, read, tokenizer, (preprocessing.height, preprocessing.width))
     space = _space_of(folder, model)
     parts: dict[Task, dict[str, Any]] = {
@@ -134,7 +140,14 @@ def read_towers(folder: ModelFolder) -> tuple[tuple[ExportSource, ...], tuple[st
         if asked in (None, task):
             of_tower = replace(folder, task=task, options=replace(folder.options, name=f"{folder.name()}-{side}"))
             sources.append(
-                of_tower.source(model, towers[task], space=space, part=f": the tower that reads {side}s", **parts[task])
+                of_tower.source(
+                    model,
+                    towers[task],
+                    make_reference=partial(another, task),
+                    space=space,
+                    part=f": the tower that reads {side}s",
+                    **parts[task],
+                )
             )
     return tuple(sources), ()
 

@@ -162,7 +162,9 @@ class DecoderRunner:
         logits: NDArray[np.float32] = self._logits[0, 0]
         return logits
 
-    def score(self, slot: int, token_ids: NDArray[np.int64], start: int) -> NDArray[np.float32]:
+    def score(
+        self, slot: int, token_ids: NDArray[np.int64], start: int, source: CrossTensors | None = None
+    ) -> NDArray[np.float32]:
         """Reads tokens into a slot as `prefill` does, and returns the logits after each of them.
 
         Returns:
@@ -171,14 +173,20 @@ class DecoderRunner:
         length = len(token_ids)
         assert 0 < length <= self.prefill_chunk, "the caller cuts texts into chunks"
         assert start + length <= self.max_length, "the caller cuts texts into windows"
-        self._begin_text(slot, start)
         logits: NDArray[np.float32] = np.empty((1, length, self.vocab_size), np.float32)
-        binding = self._binding(slot, 1)
-        binding.bind_output(_LOGITS, logits)
-        try:
-            self._step(slot, **_prefill_inputs(token_ids, start, logits_positions=np.arange(length)))
-        finally:  # the next step must not write into an array that is gone
-            binding.bind_output(_LOGITS, self._logits[:1])
+        inputs = _prefill_inputs(token_ids, start, logits_positions=np.arange(length))
+        if source is not None:
+            binding = self._source_binding(slot, source)
+            binding.bind_output(_LOGITS, logits)
+            self._run(binding, **inputs)
+        else:
+            self._begin_text(slot, start)
+            binding = self._binding(slot, 1)
+            binding.bind_output(_LOGITS, logits)
+            try:
+                self._step(slot, **inputs)
+            finally:  # the next step must not write into an array that is gone
+                binding.bind_output(_LOGITS, self._logits[:1])
         scores: NDArray[np.float32] = logits[0]
         return scores
 
