@@ -391,7 +391,10 @@ def _compare_translation(candidate: Candidate, reference: Reference, comparison:
     assert limits.max_input_tokens is not None, "the source has read the module's lengths"
     assert tokens is not None, "a text model has its special tokens"
     assert tokens.bos is not None, "the exporter has checked it"
-    written = _sample_targets(candidate.source, runner)
+    # A decoder may place tokens by where there is no padding, which it never writes.
+    forbidden = {*candidate.source.suppressed_tokens, *([] if tokens.pad is None else [tokens.pad])}
+    never = sorted(forbidden - {tokens.bos})
+    written = _sample_targets(candidate.source, runner, never)
     batches = _sources(candidate.source, runner.vocab_size, limits.max_input_tokens)
     for sources, lengths in zip(batches, _batches(runner.max_length), strict=True):
         batch = _SourceBatch(
@@ -401,7 +404,7 @@ def _compare_translation(candidate: Candidate, reference: Reference, comparison:
             sources=sources,
             encoded=encode_sources(encoder, sources),
         )
-        batch.compare_decoding(tokens.bos)
+        batch.compare_decoding(tokens.bos, never)
         targets = [np.append(tokens.bos, written[row][: length - 1]) for row, length in enumerate(lengths)]
         batch.compare_given(targets)
         if runner.has_alignment:
@@ -419,8 +422,13 @@ class _SourceBatch:
     sources: Sequence[NDArray[Any]]
     encoded: Sequence[CrossTensors]
 
-    def compare_decoding(self, bos: int) -> None:
-        """Holds what is decoded greedily from the first token on; with beams that differ, where there is room."""
+    def compare_decoding(self, bos: int, never: Sequence[int]) -> None:
+        """Holds what is decoded greedily from the first token on; with beams that differ, where there is room.
+
+        Args:
+            bos: The first token.
+            never: Tokens that are not taken.
+        """
         runner, num_sources = self.runner, len(self.sources)
         num_beams = _NUM_BEAMS if 1 < num_sources <= runner.num_slots // _NUM_BEAMS else 1
         num_steps, count = min(2 * _DECODED_TOKENS, runner.max_length), min(_NUM_LIKELIEST, runner.vocab_size)
@@ -434,9 +442,10 @@ class _SourceBatch:
             logits = runner.decode(chosen[-1], np.full(num_rows, position), num_likeliest=count)
             check_ranking(runner.ranking, logits, where)
             steps.append(logits.copy())
-            following = steps[-1].argmax(axis=-1)
+            logits[:, never] = -np.inf
+            following = logits.argmax(axis=-1)
             if position == 0:  # the beams of a source go ways of their own
-                best = np.argsort(-steps[-1], axis=-1, kind="stable")
+                best = np.argsort(-logits, axis=-1, kind="stable")
                 following = best[np.arange(num_rows), np.arange(num_rows) % num_beams]
             chosen.append(following)
         for row in range(num_rows):
@@ -494,15 +503,16 @@ class _SourceBatch:
         self.comparison.add_greedy(found.argmax(axis=-1), expected, where)
 
 
-def _sample_targets(source: ExportSource, runner: DecoderRunner) -> list[NDArray[np.int64]]:
-    """Returns tokens that a decoder is given, up to its limit: of evaluation data, or drawn at random."""
+def _sample_targets(source: ExportSource, runner: DecoderRunner, never: Sequence[int]) -> list[NDArray[np.int64]]:
+    """Returns tokens that a decoder is given, up to its limit: of evaluation data, or drawn among those it takes."""
     rows, length = max(_BATCH_SIZES), runner.max_length
     references = () if source.evaluation is None else source.evaluation.references or _captions(source)
     if references and source.tokenizer is not None:
         tokens = np.concatenate(source.encode(references[: rows * length], frame=False))
         if len(tokens) > 1:
             return list(np.resize(tokens, (rows, length)))
-    return list(np.random.default_rng(_SEED).integers(0, runner.vocab_size, (rows, length)))
+    allowed = np.setdiff1d(np.arange(runner.vocab_size), never)
+    return list(np.random.default_rng(_SEED).choice(allowed, (rows, length)))
 
 
 def _captions(source: ExportSource) -> list[str]:

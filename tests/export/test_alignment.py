@@ -133,13 +133,17 @@ def test_a_model_from_outside_is_aligned_too(tiny_checkpoints, tmp_path, runtime
 
     from foreign.encoder_decoder import VOCABULARY, build
 
-    torch.manual_seed(0)
-    module = build().eval()
+    def make():
+        torch.manual_seed(0)
+        return build().eval()
+
+    module = make()
     source = from_checkpoint(tiny_checkpoints["translation"])
     foreign = dataclasses.replace(
         source,
         name="foreign",
         module=module,
+        make_reference=make,
         architecture=Architecture(kind="Foreign", parameter_count=1, configuration={}),
         evaluation=None,
     )

@@ -1,6 +1,5 @@
 """The graph of the attention weights: against PyTorch, in each precision, and where there can be none."""
 
-import copy
 import dataclasses
 from pathlib import Path
 
@@ -9,10 +8,11 @@ import onnx
 import pytest
 import torch
 
-from headway_export import parity, reference
+from headway_export import parity
 from headway_export.candidate import Candidate
 from headway_export.errors import ParityError, SourceError
 from headway_export.exporter import ExportOptions, export
+from headway_export.reference import Reference
 from headway_export.source import from_checkpoint
 from headway_export.tracing import TracedModel, trace
 from headway_server.batching import BatchGraph
@@ -199,20 +199,21 @@ def test_weights_that_are_not_pytorchs_are_refused(tiny_store, tiny_checkpoints,
         variant=bundle.manifest.variants[Precision.FP32],
         runtime=runtime,
     )
-    assert parity.check_attention(candidate).max_weight_error < 1e-4
-    other = copy.deepcopy(source.module)
+    reference = Reference(source)
+    assert parity.check_attention(candidate, reference).max_weight_error < 1e-4
+    other = Reference(source)
     with torch.no_grad():
-        other.stack.layers[0].attention.query_key_value.weight.mul_(1.01)
+        other.module.stack.layers[0].attention.query_key_value.weight.mul_(1.01)
     with pytest.raises(ParityError, match=r"attention_\d of .* from PyTorch's weights, bound 1e-04"):
-        parity.check_attention(dataclasses.replace(candidate, source=dataclasses.replace(source, module=other)))
-    exact = reference.attention_weights
+        parity.check_attention(candidate, other)
+    exact = Reference.attention_weights
 
-    def twice(source, inputs):
-        return {name: 2 * weights for name, weights in exact(source, inputs).items()}
+    def twice(self, inputs):
+        return {name: 2 * weights for name, weights in exact(self, inputs).items()}
 
-    monkeypatch.setattr(reference, "attention_weights", twice)
+    monkeypatch.setattr(Reference, "attention_weights", twice)
     with pytest.raises(ParityError, match="from PyTorch's weights"):
-        parity.check_attention(candidate)
+        parity.check_attention(candidate, reference)
 
 
 def test_models_without_attention_to_show_are_refused_with_the_reason(monkeypatch):

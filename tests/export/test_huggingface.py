@@ -315,3 +315,15 @@ def test_pixels_that_are_not_rescaled_are_the_same(tmp_path):
     assert from_folder(folder, FolderOptions())[0].image_preprocessing.std == (0.5, 0.5, 0.5)
     tiny_vision.write_preprocessing(folder, **given | {"do_normalize": False})
     assert from_folder(folder, FolderOptions())[0].image_preprocessing.std == (1.0, 1.0, 1.0)
+
+
+def test_a_block_sparse_model_is_exported_up_to_where_it_attends_to_all(tmp_path):
+    """Past that its answer depends on whether it has read a shorter text before, which turns it to full attention."""
+    folder = tiny.write_model(tmp_path / "big-bird", "big_bird", "ForSequenceClassification")
+    tiny.write_tokenizer(folder)
+    source, notes = from_folder(folder, FolderOptions())
+    assert source.limits.max_input_tokens == (5 + 2 * 1) * 16
+    assert notes == (
+        "texts of at most 112 tokens: its attention is block-sparse for more than 112 tokens, and the bundle's is not",
+    )
+    assert "--max-length 200: its attention is block-sparse" in refusal(folder, "--max-length", "200")

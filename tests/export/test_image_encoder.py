@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from headway_export.exporter import ExportOptions, export
-from headway_export.reference import attention_weights
+from headway_export.reference import Reference
 from headway_export.source import from_checkpoint
 from headway_server.bundles.manifest import Precision, Task
 from headway_training.checkpoint import Checkpoint, Evaluation, ImagePreprocessing, write_checkpoint
@@ -56,7 +56,7 @@ def test_it_is_exported_with_its_attention_and_registers_are_not_seen(checkpoint
     assert (manifest.patches.rows, manifest.patches.columns, manifest.patches.has_class_token) == (4, 4, True)
     assert manifest.variants[Precision.INT8].agreement is not None
     pixels = torch.randn(3, 16, 16)
-    weights = attention_weights(source, {"pixel_values": pixels.numpy()})
+    weights = Reference(source).attention_weights({"pixel_values": pixels.numpy()})
     assert [one.shape for one in weights.values()] == [(2, 17, 17), (2, 17, 17)]
     np.testing.assert_allclose(weights["attention_1"].sum(-1), 1, atol=1e-5)
 

@@ -1,6 +1,7 @@
 """A decoder with linear attention from checkpoint to served: its state, prompts in chunks, neighbours, samples."""
 
 import asyncio
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -116,9 +117,13 @@ async def test_texts_are_pytorchs_whatever_their_neighbours_do(bundle, source, r
 
 
 def test_a_head_that_forgets_at_once_is_exported(checkpoint, tmp_path):
-    source = from_checkpoint(checkpoint)
-    with torch.no_grad():  # the sigmoid of -200 is 0 in float32, and its logarithm must be none
-        source.module.layers[0].attention.decay.bias[0] = -200.0
+    def make():
+        module = from_checkpoint(checkpoint).module
+        with torch.no_grad():  # the sigmoid of -200 is 0 in float32, and its logarithm must be none
+            module.layers[0].attention.decay.bias[0] = -200.0
+        return module
+
+    source = dataclasses.replace(from_checkpoint(checkpoint), module=make(), make_reference=make)
     bundle = export(source, ExportOptions(store=tmp_path, precisions=(Precision.FP32,)))
     assert bundle.manifest.variants[Precision.FP32].parity.max_relative_logit_error < 1e-4
 

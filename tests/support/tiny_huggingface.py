@@ -62,6 +62,7 @@ ENCODERS = {
     "distilbert": ("DistilBert", {**_ENCODER, **_DISTIL}),
     "modernbert": ("ModernBert", {**_ENCODER, **_TWO_LAYERS, "local_attention": 8, "global_attn_every_n_layers": 2}),
     "electra": ("Electra", {**_ENCODER, "embedding_size": 16}),
+    "big_bird": ("BigBird", {**_ENCODER, "max_position_embeddings": 256, "block_size": 16, "num_random_blocks": 1}),
 }
 
 

@@ -293,7 +293,10 @@ class ModelFolder:
             length -= table.padding_idx + 1
         limit = f"the model takes {length} tokens"
         if (dense := _dense_length(self.config)) is not None and dense < length:
-            length, limit = dense, f"its attention is block-sparse for more than {dense} tokens, and the bundle's is not"
+            length, limit = (
+                dense,
+                f"its attention is block-sparse for more than {dense} tokens, and the bundle's is not",
+            )
             window = dense
         if window is not None and window < length:
             length, limit = window, f"its attention sees a window of {window} tokens, and the bundle has no windows"
