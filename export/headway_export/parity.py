@@ -171,18 +171,18 @@ def relative_errors(found: NDArray[Any], expected: NDArray[Any], *, of_softmax: 
 
 
 def _spread(logits: NDArray[np.float64], close: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Returns how far the close logits of each row lie apart: (..., D) -> (..., 1).
+    """Returns how far the close logits of each row lie apart: (..., D) -> (..., D), or (..., 1).
 
-    It is at least their largest magnitude up to 1. Where there is but one it is that one's magnitude, and at least 1:
-    its probability is 1, whatever it is.
+    It is at least their largest magnitude up to 1. One that is alone has a probability of 1 whatever it is, and its
+    own size.
     """
-    largest = np.where(close, logits, -np.inf).max(axis=-1)
-    smallest = np.where(close, logits, np.inf).min(axis=-1)
+    largest = np.where(close, logits, -np.inf).max(axis=-1, keepdims=True)
+    smallest = np.where(close, logits, np.inf).min(axis=-1, keepdims=True)
     magnitude = np.maximum(np.abs(largest), np.abs(smallest))
     spread = np.maximum(largest - smallest, np.minimum(magnitude, 1.0))
-    alone = close.sum(axis=-1) == 1
-    size: NDArray[np.float64] = np.maximum(np.where(alone, np.maximum(magnitude, 1.0), spread), 1e-6)
-    return size[..., np.newaxis]
+    alone = close.sum(axis=-1, keepdims=True) == 1
+    size: NDArray[np.float64] = np.where(alone, np.where(close, np.maximum(magnitude, 1.0), 1.0), spread)
+    return np.maximum(size, 1e-6)
 
 
 def _size(rows: NDArray[np.float64]) -> NDArray[np.float64]:
