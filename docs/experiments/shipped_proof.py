@@ -141,7 +141,7 @@ def _weights_of(model: ir.Model) -> Iterator[tuple[str, NDArray[Any]]]:
                 yield f"codes {number}", array
                 number += 1
             elif array.dtype == np.float32:
-                yield str(value.name), array
+                yield str(value.name).removeprefix("traced."), array
 
 
 def _key(array: NDArray[Any]) -> tuple[str, tuple[int, ...], bytes]:
@@ -166,7 +166,7 @@ def _find(
         laid = np.ascontiguousarray(drawn.T if transposed else drawn)
         weight: NDArray[np.float32] | None = None
         if (place := places.get(_key(laid))) is not None:
-            weight = trained[place]
+            weight = trained[place] if place in trained else _only_of_shape(laid.shape, places, trained)
         for axis in (0, 1) if laid.ndim == 2 and weight is None else ():
             if (place := places.get(_key(quantize_matrix(laid, axis=axis)[0]))) is not None:
                 codes = trained[place]
@@ -176,6 +176,15 @@ def _find(
             assert weight.shape == laid.shape, "it is in the same place"
             return np.asarray(weight.T if transposed else weight, np.float32).copy()
     return None
+
+
+def _only_of_shape(
+    shape: tuple[int, ...], places: dict[Any, str], trained: dict[str, NDArray[Any]]
+) -> NDArray[np.float32]:
+    """Returns the shipped weight of a shape whose name is another than it would be today: there must be but one."""
+    known = set(places.values())
+    (weight,) = (array for place, array in trained.items() if place not in known and array.shape == shape)
+    return weight
 
 
 def _scale_of(model: ir.Model, codes: NDArray[np.int8]) -> NDArray[np.float32]:

@@ -45,7 +45,7 @@ from headway_export.graphs import (
     LatentDecoderGraph,
     LatentEncoderGraph,
 )
-from headway_export.reference import Reference
+from headway_export.reference import Reference, TargetAnswers
 from headway_export.source import ExportSource
 from headway_server.batching import Tensors
 from headway_server.bundles import (
@@ -406,9 +406,9 @@ def _compare_translation(candidate: Candidate, reference: Reference, comparison:
         )
         batch.compare_decoding(tokens.bos, never)
         targets = [np.append(tokens.bos, written[row][: length - 1]) for row, length in enumerate(lengths)]
-        batch.compare_given(targets)
+        answers = batch.compare_given(targets)
         if runner.has_alignment:
-            batch.compare_alignments(targets)
+            batch.compare_alignments(targets, [answer.alignment for answer in answers])
         comparison.num_shapes += len({source.shape for source in sources}) + len(set(lengths))
 
 
@@ -453,8 +453,12 @@ class _SourceBatch:
             found = np.stack([step[row] for step in steps])
             self._compare(self.sources[row // num_beams], target, np.arange(num_steps), found, where)
 
-    def compare_given(self, targets: Sequence[NDArray[np.int64]]) -> None:
-        """Holds targets that are given: read in chunks, as a given beginning is, with their ends decoded."""
+    def compare_given(self, targets: Sequence[NDArray[np.int64]]) -> list[TargetAnswers]:
+        """Holds targets that are given: read in chunks, as a given beginning is, with their ends decoded.
+
+        Returns:
+            What PyTorch answers to each.
+        """
         runner = self.runner
         where = f"batch {len(self.sources)}, targets of {[len(target) for target in targets]} tokens"
         num_steps = np.array([min(_DECODED_TOKENS, len(target) - 1) for target in targets])
@@ -472,16 +476,18 @@ class _SourceBatch:
             logits = runner.decode(tokens, positions)
             for row in np.flatnonzero(step < num_steps).tolist():
                 found[row].append(logits[row : row + 1].copy())
+        answers = []
         for row, target in enumerate(targets):
             positions = np.concatenate([asked[row], np.arange(firsts[row], len(target))])
-            self._compare(self.sources[row], target, positions, np.concatenate(found[row]), where)
+            answers.append(self._compare(self.sources[row], target, positions, np.concatenate(found[row]), where))
+        return answers
 
-    def compare_alignments(self, targets: Sequence[NDArray[np.int64]]) -> None:
-        """Holds alignments of targets against the attention of PyTorch's layer."""
-        for slot, (source, encoded, target) in enumerate(zip(self.sources, self.encoded, targets, strict=True)):
-            found = self.runner.align(slot, encoded, target)  # (T, S)
-            asked = _asked(len(target), self.runner.vocab_size)
-            expected = self.reference.target_answers(source, target, asked).alignment
+    def compare_alignments(
+        self, targets: Sequence[NDArray[np.int64]], alignments: Sequence[NDArray[np.float32]]
+    ) -> None:
+        """Holds alignments of targets against the attention of PyTorch's layer, (T, S) each."""
+        for slot, (encoded, target, expected) in enumerate(zip(self.encoded, targets, alignments, strict=True)):
+            found = self.runner.align(slot, encoded, target)
             error = float(np.abs(found - expected / expected.sum(axis=-1, keepdims=True)).max())
             if not (error <= WEIGHT_BOUND or (self.comparison.bound is None and np.isfinite(error))):
                 raise ParityError(
@@ -496,11 +502,12 @@ class _SourceBatch:
         positions: NDArray[np.int64],
         found: NDArray[np.float32],
         where: str,
-    ) -> None:
-        """Compares the logits (P, V) after some tokens of a target, (T,)."""
-        expected = self.reference.target_answers(source, target, positions).logits
-        self.comparison.add("logits", found, expected, where)
-        self.comparison.add_greedy(found.argmax(axis=-1), expected, where)
+    ) -> TargetAnswers:
+        """Compares the logits (P, V) after some tokens of a target, (T,); returns what PyTorch answers."""
+        answers = self.reference.target_answers(source, target, positions)
+        self.comparison.add("logits", found, answers.logits, where)
+        self.comparison.add_greedy(found.argmax(axis=-1), answers.logits, where)
+        return answers
 
 
 def _sample_targets(source: ExportSource, runner: DecoderRunner, never: Sequence[int]) -> list[NDArray[np.int64]]:
