@@ -1,6 +1,7 @@
 """Rewrites graphs, as passes of onnx-ir whose nodes are recorded on its tapes.
 
 `Declare`            names the dynamic axes of a traced graph and drops the tracer's notes
+`ChooseAttention`    lets whole texts attend by one operator where their mask is padding on the right
 `FuseAttention`      hands attention the product of query, key and value unsliced
 `GatherAsked`        computes what follows the last attention for the positions alone whose logits are asked for
 `QuantizeBlocks`     stores the weights of matrix products in 4 bits
@@ -36,6 +37,10 @@ ATTENTION = "GroupQueryAttention"
 """The operator that attends to a cache. Inputs: query, key, value, past key, past value, lengths, longest length, and
 optional ones. Outputs: context, present key, present value."""
 _PAST_KEY, _PAST_VALUE, _LENGTHS, _LONGEST, _KEY_SCALE = 3, 4, 5, 6, 12
+MASKED_ATTENTION_DOMAIN, MASKED_ATTENTION = "headway", "MaskedAttention"
+"""What stands for attention to masked keys until `ChooseAttention` has seen the mask. Inputs: query, key and value,
+(B, T, .), the mask, bool (B, 1, 1, T), the length T, int32, and the context as plain operators compute it. Attributes
+and output: those of `ATTENTION`, and its context."""
 
 _INT8_MAX = 127
 _MIN_WEIGHT_SIZE = 1 << 12
@@ -119,10 +124,46 @@ class Declare(InPlacePass):
         return PassResult(model, modified=True)
 
 
+class ChooseAttention(InPlacePass):
+    """Puts `GroupQueryAttention` in the place of a `MaskedAttention`, or what plain operators compute.
+
+    The operator takes a length a row and no mask. That says the same of the graph's input `attention_mask`, which is
+    padded on the right by contract (docs/graphs.md). A mask that the module has made may hide any key, whatever it was
+    made of: then the plain operators stay.
+    """
+
+    _SAME_VALUES = frozenset(("Cast", "Identity", "Reshape", "Unsqueeze"))
+    """Operators that give a mask of (B, T), if what they end in is bool (B, 1, 1, T), as it was."""
+
+    def call(self, model: ir.Model) -> PassResult:
+        """Rewrites the model in place."""
+        every = ir.traversal.RecursiveGraphIterator(model.graph)
+        nodes = [node for node in every if node.op_type == MASKED_ATTENTION]
+        for node in nodes:
+            query, key, value, mask, length, plain = (_input(node, index) for index in range(6))
+            tape = Tape()
+            if (given := self._given_mask(mask)) is not None:
+                counts = tape.op("ReduceSum", [given, _constant(tape, np.array([1]))], {"keepdims": 0})  # (B,)
+                lasts = tape.op("Cast", [tape.op("Sub", [counts, _constant(tape, 1)])], {"to": ir.DataType.INT32})
+                inputs = [query, key, value, None, None, lasts, length]
+                plain, *_ = tape.op_multi_out(ATTENTION, inputs, node.attributes, num_outputs=3, domain="com.microsoft")
+                model.graph.opset_imports["com.microsoft"] = 1
+            _replace(node, tape, [plain])
+        model.graph.opset_imports.pop(MASKED_ATTENTION_DOMAIN, None)
+        return PassResult(model, modified=bool(nodes))
+
+    def _given_mask(self, mask: ir.Value) -> ir.Value | None:
+        """Returns the graph's mask, (B, T), where the mask of an attention is nothing else."""
+        while (producer := mask.producer()) is not None and producer.op_type in self._SAME_VALUES:
+            mask = _input(producer, 0)
+        return mask if mask.is_graph_input() and mask.name == "attention_mask" else None
+
+
 class FuseAttention(InPlacePass):
     """Removes nodes around `GroupQueryAttention` that the tracer writes and the operator does not need.
 
-    - If query, key and value are the three slices of one product, attention reads the product unsliced.
+    - If query, key and value are the three slices of one product, one behind the other, attention reads the product
+      unsliced.
     - A reshape to the shape that a tensor already has is removed.
 
     Each is a node to dispatch, and slicing is a pass over memory; at GPT-2-small size a decode step has 823 nodes with
@@ -137,9 +178,9 @@ class FuseAttention(InPlacePass):
         for node in model.graph:
             if node.op_type == ATTENTION:
                 self._pack(node)
-            elif node.op_type == "Reshape":
-                source, output = _before_reshapes(node.outputs[0]), node.outputs[0]
-                if source.shape is not None and source.shape == output.shape:
+            elif node.op_type == "Reshape" and not (output := node.outputs[0]).is_graph_output():
+                source = _before_reshapes(output)
+                if _are_equal(source.shape, output.shape):
                     output.replace_all_uses_with(source)
         return PassResult(model, modified=True)
 
@@ -150,9 +191,21 @@ class FuseAttention(InPlacePass):
         split = slices[0].producer()
         if split is None or split.op_type != "Split" or list(split.outputs) != slices:
             return
-        if split.attributes.get_int("axis", 0) in (-1, 2):  # of (R, T, H K + 2 G K)
-            for index, value in enumerate((split.inputs[0], None, None)):
+        parted = _input(split, 0)  # (R, T, H K + 2 G K), or (R, T, H + 2 G, K): numbers in the same order
+        whole = _before_reshapes(parted)
+        if parted.shape is None or split.attributes.get_int("axis", 0) not in (2, 2 - len(parted.shape)):
+            return
+        shapes = [one.shape for one in (whole, _input(attention, 0))]
+        if all(shape is not None and len(shape) == 3 and _are_equal(shape[:2], parted.shape[:2]) for shape in shapes):
+            for index, value in enumerate((whole, None, None)):
                 attention.replace_input_with(index, value)
+
+
+def _are_equal(one: Sequence[Any] | ir.Shape | None, other: Sequence[Any] | ir.Shape | None) -> bool:
+    """True if two shapes are known to be the same; an axis of which the tracer knows nothing is no such."""
+    if one is None or other is None or len(one) != len(other):
+        return False
+    return all(a == b and (isinstance(a, int) or a.value is not None) for a, b in zip(one, other, strict=True))
 
 
 class GatherAsked(InPlacePass):

@@ -49,7 +49,7 @@ from headway_export.graphs import (
     shows_attention,
     with_kernel,
 )
-from headway_export.rewriting import Declare, FuseAttention, GatherAsked, rewrite
+from headway_export.rewriting import ChooseAttention, Declare, FuseAttention, GatherAsked, rewrite
 from headway_server.bundles import ENCODER_DECODER_TASKS, GraphRole, StateTensor, Task, TensorSpec, attention_layers
 from headway_training.models import Codec, LatentDiffusion
 from headway_training.models.protocols import (
@@ -603,7 +603,7 @@ def _trace_graph(role: Role, module: nn.Module, graph: nn.Module, inputs: Sequen
     assert program is not None, "the tracer returns a program when it is given no file"
     model: ir.Model = program.model
     _share_weights(model, module)
-    rewrite(model, FuseAttention())
+    rewrite(model, ChooseAttention(), FuseAttention())
     if role == "decoder":
         rewrite(model, GatherAsked())
     rewrite(model, Declare((*inputs, *outputs)))
