@@ -859,48 +859,85 @@ class RankLogits(InPlacePass):
     The C largest logits are found among the C groups of neighbouring tokens with the largest maxima. Operators put the
     lower index first among equals. So a group that is left out has C others before it, each with a token that is
     larger, or as large and of a lower id; and within the groups, whose order is that of their tokens, the same holds of
-    the tokens.
+    the tokens. A vocabulary that does not come out even is filled up with minus infinity: by less than a group, and by
+    the highest ids, so that they come last.
 
     The exponentials are those of the logits as they are, so that the mean is not finite where a logit is NaN or far
     above 0. `GlobalAveragePool` sums the numbers of a row in one order in any batch. `ReduceSum` does not: its order
     depends on the number of rows and on their addresses. Means of means round less than one long sum.
+
+    A large vocabulary is ranked row by row: a row stays in the cache of a core, and all rows together do not.
     """
 
-    GROUP_SIZES = range(8, 65)
-    """Tokens of a group. A vocabulary that is a multiple of none of them is left to the server."""
+    GROUP_SIZES = range(8, 129)
+    """Tokens of a group. A vocabulary that is a multiple of none of them is filled up."""
     USUAL_GROUP_SIZE = 32
+    MOST_AT_ONCE = 1 << 15
+    """Tokens of a vocabulary from which on each row is ranked by itself."""
 
     def call(self, model: ir.Model) -> PassResult:
-        """Adds an input and three outputs to a decoder, in place; nothing if its vocabulary has no groups."""
+        """Adds an input and three outputs to a decoder, in place."""
         graph = model.graph
         (logits,) = (value for value in graph.outputs if value.name == "logits")
         assert logits.shape is not None, "the tracer has declared the output"
         vocab_size = logits.shape[2]
         assert isinstance(vocab_size, int), "the vocabulary is a fixed axis"
-        sizes = [size for size in self.GROUP_SIZES if vocab_size % size == 0]
-        if not sizes:
-            return PassResult(model, modified=False)
-        size = min(sizes, key=lambda size: abs(size - self.USUAL_GROUP_SIZE))
         count = ir.val(NUM_LIKELIEST, ir.DataType.INT64, [1])
         graph.inputs.append(count)
         tape = Tape()
-        grouping = _constant(tape, np.array([0, 0, vocab_size // size, size]))
-        token_ids, values = self._rank(tape, tape.op("Reshape", [logits, grouping]), vocab_size // size, size, count)
-        means = tape.op("Exp", [logits])
-        for width in (size, vocab_size // size):  # of the tokens of each group, and of the groups
-            means = tape.op("Reshape", [means, _constant(tape, np.array([0, -1, width]))])
-            means = tape.op("GlobalAveragePool", [means])  # (R, L groups, 1), and (R, L, 1)
-        means = tape.op("Squeeze", [means, _constant(tape, np.array([-1]))])  # (R, L)
+        rank = self._rank_each if vocab_size > self.MOST_AT_ONCE else self._rank_all
+        ranked = rank(tape, logits, vocab_size, count)
         graph.extend(tape.nodes)
-        rows: list[int | str | ir.SymbolicDim | None] = [logits.shape[0], logits.shape[1]]
-        for value, name, dtype, shape in (
-            (token_ids, LIKELIEST_IDS, ir.DataType.INT64, [*rows, "likeliest"]),
-            (values, LIKELIEST_LOGITS, ir.DataType.FLOAT, [*rows, "likeliest"]),
-            (means, EXPONENTIAL_MEANS, ir.DataType.FLOAT, rows),
-        ):
-            value.name, value.shape, value.type = name, ir.Shape(shape), ir.TensorType(dtype)
+        self._declare(ranked, logits.shape[:2])
+        for value, name in zip(ranked, (LIKELIEST_IDS, LIKELIEST_LOGITS, EXPONENTIAL_MEANS), strict=True):
+            value.name = name
             graph.outputs.append(value)
         return PassResult(model, modified=True)
+
+    @staticmethod
+    def _declare(ranked: Sequence[ir.Value], rows: Sequence[int | ir.SymbolicDim]) -> None:
+        """Gives ids, logits and means types and shapes; `rows` are the axes that all have."""
+        ids, logits, means = ranked
+        ids.type = ir.TensorType(ir.DataType.INT64)
+        logits.type = means.type = ir.TensorType(ir.DataType.FLOAT)
+        ids.shape, logits.shape, means.shape = (
+            ir.Shape(axes) for axes in ([*rows, "likeliest"], [*rows, "likeliest"], rows)
+        )
+
+    def _rank_each(self, tape: Tape, logits: ir.Value, vocab_size: int, count: ir.Value) -> Sequence[ir.Value]:
+        """Does what `_rank_all` does for one row after another."""
+        assert logits.shape is not None, "the tracer has declared the output"
+        positions = logits.shape[1]
+        row = ir.Value(
+            name="ranked_row", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([positions, vocab_size])
+        )
+        inner = Tape()
+        first = _constant(inner, np.array([0]))
+        ranked = self._rank_all(inner, inner.op("Unsqueeze", [row, first]), vocab_size, count)
+        outputs = [inner.op("Squeeze", [value, first]) for value in ranked]
+        self._declare(outputs, logits.shape[1:2])
+        body = ir.Graph([row], outputs, nodes=inner.nodes, name="rank")
+        return tape.op_multi_out("Scan", [logits], {"body": body, "num_scan_inputs": 1}, num_outputs=3)
+
+    def _rank_all(self, tape: Tape, logits: ir.Value, vocab_size: int, count: ir.Value) -> Sequence[ir.Value]:
+        """Returns ids and logits of the C likeliest tokens, (R, L, C), and means, (R, L), of logits (R, L, V)."""
+        sizes = [size for size in self.GROUP_SIZES if vocab_size % size == 0] or [self.USUAL_GROUP_SIZE]
+        size = min(sizes, key=lambda size: abs(size - self.USUAL_GROUP_SIZE))
+        num_groups = -(-vocab_size // size)
+        last = _constant(tape, np.array([-1]))
+        num_spare = num_groups * size - vocab_size
+        if num_spare:
+            pads, nothing = _constant(tape, np.array([0, num_spare])), _constant(tape, np.float32(-np.inf))
+            logits = tape.op("Pad", [logits, pads, nothing, last])
+        grouping = _constant(tape, np.array([0, 0, num_groups, size]))
+        token_ids, values = self._rank(tape, tape.op("Reshape", [logits, grouping]), num_groups, size, count)
+        means = tape.op("Exp", [logits])
+        for width in (size, num_groups):  # of the tokens of each group, and of the groups
+            means = tape.op("Reshape", [means, _constant(tape, np.array([0, -1, width]))])
+            means = tape.op("GlobalAveragePool", [means])  # (R, L groups, 1), and (R, L, 1)
+        if num_spare:
+            means = tape.op("Mul", [means, _constant(tape, np.float32(num_groups * size / vocab_size))])
+        return token_ids, values, tape.op("Squeeze", [means, last])
 
     @staticmethod
     def _rank(tape: Tape, grouped: ir.Value, num_groups: int, size: int, count: ir.Value) -> tuple[ir.Value, ir.Value]:
