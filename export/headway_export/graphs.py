@@ -9,6 +9,7 @@ are asked for, D model width, H heads, G key/value heads, K head width, V vocabu
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, Unpack, cast
 
@@ -585,7 +586,26 @@ class AttentionGraph(nn.Module):
 
 def shows_attention(module: nn.Module) -> bool:
     """True if a module follows `ShowsAttention`."""
-    return callable(getattr(module, "kernel", None))
+    return kernel_problem(module) is None
+
+
+def kernel_problem(module: nn.Module) -> str | None:
+    """Says why the attribute `kernel` of a module is no `Kernel`; None if it is one.
+
+    Convolutions and many others have an attribute of that name.
+    """
+    if not hasattr(module, "kernel"):
+        return "has no attribute kernel"
+    kernel = module.kernel
+    if isinstance(kernel, nn.Module) or not callable(kernel):
+        return f"its attribute kernel is of the type {type(kernel).__name__}"
+    try:
+        parameters = list(inspect.signature(kernel).parameters)
+    except (TypeError, ValueError):  # a function of C
+        return "its attribute kernel is a function that says nothing of its parameters"
+    if parameters[:3] != ["query", "key", "value"]:
+        return f"its attribute kernel is a function of {', '.join(parameters)}"
+    return None
 
 
 def with_kernel(module: nn.Module, kernel: Kernel) -> nn.Module:
@@ -597,8 +617,44 @@ def with_kernel(module: nn.Module, kernel: Kernel) -> nn.Module:
         name: part if part is None else with_kernel(part, kernel)
         for name, part in module._modules.items()  # noqa: SLF001
     }
-    cast("ShowsAttention", other).kernel = kernel
+    cast("ShowsAttention", other).kernel = _Replacing(
+        type(module).__name__, cast("ShowsAttention", module).kernel, kernel
+    )
     return other
+
+
+class _Replacing:
+    """A kernel in the place of a module's own, which is held against `scaled_dot_product_attention` where it is called.
+
+    Not in a trace: a graph is run before it is traced.
+    """
+
+    def __init__(self, owner: str, own: Kernel, kernel: Kernel) -> None:
+        self._owner, self._own, self._kernel = owner, own, kernel
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, **given: Any) -> Tensor:
+        """The arguments and result are those of `scaled_dot_product_attention`.
+
+        Raises:
+            SourceError: The module's own kernel computes something else.
+        """
+        if self._own is not scaled_dot_product_attention and not torch.compiler.is_exporting():
+            generator = torch.Generator().manual_seed(0)
+            q, k, v = (torch.randn(one.shape, generator=generator).to(one.dtype) for one in (query, key, value))
+            found = self._own(q, k, v, mask, **given).float()
+            expected = scaled_dot_product_attention(q, k, v, mask, **given).float()
+            bound = _KERNEL_BOUND if query.dtype is torch.float32 else _HALF_KERNEL_BOUND
+            if found.shape != expected.shape or not (found - expected).abs().max() <= bound:
+                raise SourceError(
+                    f"{self._owner}: its kernel computes something else than scaled_dot_product_attention, which takes "
+                    "its place (docs/bring-your-own.md); give what it does besides as bias or scale, or give the "
+                    "attribute another name"
+                )
+        return self._kernel(query, key, value, mask, **given)
+
+
+_KERNEL_BOUND, _HALF_KERNEL_BOUND = 1e-4, 2e-2
+"""Largest difference of numbers that are averages of standard normal ones, in fp32 and in fp16."""
 
 
 class StatelessAttentionGraph(AttentionGraph):
@@ -610,8 +666,8 @@ class StatelessAttentionGraph(AttentionGraph):
             first = first.to(float_dtype(self.module))
         outputs_of(self.module, first, *rest)
         weights = self._recorded("attention")
-        num_registers = int(getattr(self.module, "num_registers", 0))
-        return {name: _without_last(one, num_registers) for name, one in weights.items()} if num_registers else weights
+        count = int(getattr(self.module, "num_trailing_registers", 0))
+        return {name: _without_last(one, count) for name, one in weights.items()} if count else weights
 
 
 def _without_last(weights: Tensor, count: int) -> Tensor:

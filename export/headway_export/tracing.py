@@ -46,7 +46,7 @@ from headway_export.graphs import (
     StatelessGraph,
     attention_graph,
     float_dtype,
-    shows_attention,
+    kernel_problem,
     with_kernel,
 )
 from headway_export.rewriting import ChooseAttention, Declare, FuseAttention, GatherAsked, rewrite
@@ -163,7 +163,9 @@ def trace(
     served = with_kernel(module, OperatorKernel()) if for_cpu else module
     inputs = [] if image_size is None else [make_spec("pixel_values", "float32", "batch", 3, *image_size)]
     if task is Task.GENERATION:
-        traced = _trace_stateful(module) if is_stateful(module) else _trace_decoder(module)
+        with _following_the_protocol(module):
+            has_state = is_stateful(module)
+        traced = _trace_stateful(module) if has_state else _trace_decoder(module)
         inputs = [make_spec("input_ids", "int64", "batch", "length")]
     elif task is Task.CAPTIONING:
         traced = _trace_encoder_decoder(served, inputs, known)
@@ -173,9 +175,9 @@ def trace(
         traced = _trace_encoder_decoder(served, inputs, known)
     elif task in ENCODER_DECODER_TASKS:
         encoder_inputs = [make_spec(*spec) for spec in _ENCODER_INPUTS]
-        traced = (
-            _trace_recurrent(module) if is_recurrent(module) else _trace_encoder_decoder(served, encoder_inputs, known)
-        )
+        with _following_the_protocol(module):
+            has_state = is_recurrent(module)
+        traced = _trace_recurrent(module) if has_state else _trace_encoder_decoder(served, encoder_inputs, known)
         inputs = [_as_read(make_spec(*spec), "batch") for spec in _ENCODER_INPUTS]
         inputs.append(make_spec("target_ids", "int64", "batch", "length"))
     elif task is Task.SEGMENTATION:
@@ -200,17 +202,17 @@ def _trace_attention(module: nn.Module, task: Task, inputs: Sequence[TensorSpec]
         SourceError: Its layers cannot be made to show them.
     """
     name = type(module).__name__
-    if is_stateful(module):
+    if task is Task.GENERATION and is_stateful(module):
         raise SourceError(f"{name}: has a state in place of attention to its tokens; leave out --attention")
-    if is_recurrent(module):
+    if task in ENCODER_DECODER_TASKS and is_recurrent(module):
         raise SourceError(
             f"{name}: has a recurrent state in place of attention to its own tokens; leave out --attention. Its "
             "attention to the source comes with each translation as its alignment"
         )
-    if task is not Task.GENERATION and not shows_attention(module):
+    if task is not Task.GENERATION and (problem := kernel_problem(module)) is not None:
         raise SourceError(
-            f"{name}: has no attribute kernel, which computes the attention of its encoder; give it one "
-            "(docs/bring-your-own.md), or leave out --attention"
+            f"{name}: {problem}; the attention of its encoder is computed by a function kernel of query, key and "
+            "value: give it one (docs/bring-your-own.md), or leave out --attention"
         )
     traced = _trace_graph("attention", module, attention_graph(module, task), inputs)
     if not attention_layers(traced.outputs):
