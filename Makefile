@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO_VENV := .demo-venv
 DEMO_BIN := $(DEMO_VENV)/bin
+TORCH_VENV := .torch-venv
 PIP_INSTALL := pip install --disable-pip-version-check --no-input --constraint constraints.txt
 # Without this ONNX Runtime reports its use to its maker.
 export ORT_DISABLE_TELEMETRY := 1
@@ -16,7 +17,7 @@ define CHECK_PYTHON
 	+ sys.version.split()[0] + ": make PYTHON=/path/to/python3.12 ...")'
 endef
 
-.PHONY: help install lint proto test test-ray serve screenshots bench bench-shipped bench-compare bench-generation bench-classification bench-translation demo container-test sbom clean
+.PHONY: help install lint proto test test-newest-torch test-ray serve screenshots bench bench-shipped bench-compare bench-generation bench-classification bench-translation demo container-test sbom clean
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -44,6 +45,20 @@ proto: install ## Generate the stubs from the .proto files
 
 test: install lint ## Everything: lint and the whole suite
 	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 20 --durations-min 5
+
+test-newest-torch: $(TORCH_VENV)/.installed ## Training and exporter with the newest torch that they allow, in an environment of their own
+	$(TORCH_VENV)/bin/python -c 'import torch; print("torch", torch.__version__)'
+	$(TORCH_VENV)/bin/pytest tests/training tests/export --numprocesses 2 --dist loadfile --no-loadscope-reorder
+
+# Everything is pinned but torch, of which the distributions say what they take. Its build for CUDA needs 5 GB.
+$(TORCH_VENV)/.installed: constraints.txt requirements-dev.txt $(wildcard */pyproject.toml)
+	$(CHECK_PYTHON)
+	$(PYTHON) -m venv --clear $(TORCH_VENV)
+	grep -v '^torch==' constraints.txt > $(TORCH_VENV)/constraints.txt
+	$(TORCH_VENV)/bin/$(PIP_INSTALL:constraints.txt=$(TORCH_VENV)/constraints.txt) hatchling editables
+	$(TORCH_VENV)/bin/$(PIP_INSTALL:constraints.txt=$(TORCH_VENV)/constraints.txt) --no-build-isolation --no-compile \
+		--requirement requirements-dev.txt
+	@touch $@
 
 test-ray: install ## Install Ray (240 MB) and test a store on Ray Serve, in a Ray of two nodes; without it these tests are skipped
 	$(BIN)/$(PIP_INSTALL) 'ray[serve]'
@@ -97,5 +112,5 @@ sbom: ## What is in the images' Python environments, with licences and known vul
 	$(PYTHON) docker/sbom.py $(ARGS)
 
 clean: ## Remove the environments and everything that tools leave behind
-	rm -rf $(VENV) $(DEMO_VENV) build dist
+	rm -rf $(VENV) $(DEMO_VENV) $(TORCH_VENV) build dist
 	find . \( -name __pycache__ -o -name '.*_cache' -o -name .hypothesis \) -type d -prune -exec rm -rf {} +

@@ -9,6 +9,7 @@ are asked for, D model width, H heads, G key/value heads, K head width, V vocabu
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, Unpack, cast
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from headway_export.errors import SourceError
+from headway_export.rewriting import MASKED_ATTENTION, MASKED_ATTENTION_DOMAIN
 from headway_server.bundles import ALIGNMENT, Task
 from headway_training.models import Codec, LatentDiffusion
 from headway_training.models.parts.attention import (
@@ -200,9 +202,11 @@ class CrossAttention:
 
 
 class OperatorKernel:
-    """`scaled_dot_product_attention` of whole texts or images as one operator, for the CPU and padding on the right.
+    """`scaled_dot_product_attention` of whole texts or images as one operator, for the CPU.
 
-    It is that of `CachedAttention`, without a cache and not causal. With fp32 numbers it runs on the CPU alone.
+    It is that of `CachedAttention`, without a cache and not causal, and takes a length a row in place of a mask. With
+    fp32 numbers it runs on the CPU alone. Where keys are masked the graph gets both, the operator to be and what the
+    plain operators compute; `ChooseAttention` keeps one of them, once the graph tells where the mask comes from.
     """
 
     def __call__(
@@ -217,17 +221,27 @@ class OperatorKernel:
     ) -> Tensor:
         """The arguments and result are those of `scaled_dot_product_attention`, which computes what this cannot."""
         rows, length, num_heads, width = query.shape
-        masks_keys = mask is not None and mask.ndim == 4 and mask.shape[1] == mask.shape[2] == 1
-        if causal or scoring.get("bias") is not None or width % 8 or not (mask is None or masks_keys):
+        of_same_tokens = key.shape == value.shape and list(key.shape) == [rows, length, key.shape[2], width]
+        masks_keys = mask is None or (mask.dtype is torch.bool and list(mask.shape) == [rows, 1, 1, length])
+        if causal or scoring.get("bias") is not None or width % 8 or not (of_same_tokens and masks_keys):
             return scaled_dot_product_attention(query, key, value, mask, causal=causal, **scoring)
-        if mask is None:
-            lasts = torch.full((rows,), length - 1, dtype=torch.int32)
-        else:
-            lasts = (mask[:, 0, 0].sum(dim=1) - 1).to(torch.int32)  # (B,)
         attributes: dict[str, Any] = {"num_heads": num_heads, "kv_num_heads": key.shape[2], "causal": 0}
         if (scale := scoring.get("scale")) is not None:
             attributes["scale"] = scale
         inputs = (query.flatten(2), key.flatten(2), value.flatten(2))
+        if mask is not None:
+            plain = scaled_dot_product_attention(query, key, value, mask, **scoring)
+            of_graph = (mask, torch.full((), length, dtype=torch.int32), plain.flatten(2))
+            context = torch.onnx.ops.symbolic(
+                f"{MASKED_ATTENTION_DOMAIN}::{MASKED_ATTENTION}",
+                (*inputs, *of_graph),
+                attributes,
+                dtype=query.dtype,
+                shape=inputs[0].shape,
+                version=1,
+            )
+            return context.reshape(query.shape)
+        lasts = torch.full((rows,), length - 1, dtype=torch.int32)
         state = (rows, key.shape[2], length, width)
         context, *_ = torch.onnx.ops.symbolic_multi_out(
             "com.microsoft::GroupQueryAttention",
@@ -447,21 +461,35 @@ class RecurrentEncoderGraph(nn.Module):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
-        grus = [part for part in module.modules() if isinstance(part, nn.GRU)]
+        # Others are the module's own affair, such as a decoder's.
+        grus = [part for part in module.modules() if isinstance(part, nn.GRU) and GraphGRU.takes(part)]
         self.recurrences = nn.ModuleList(GraphGRU(gru) for gru in grus)
         self._places = {id(gru): place for place, gru in enumerate(grus)}
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Outputs:
-        """(N, S), (N, S) -> what every step reads, each (N, 1, S, .), and the first states, each (N, .)."""
+        """(N, S), (N, S) -> what every step reads, each (N, 1, S, .), and the first states, each (N, .).
+
+        Raises:
+            SourceError: The module recurs over another mask, which may have holes where the operator takes lengths, or
+                by a GRU that the operator cannot be.
+        """
         module = cast("RecurrentEncoderDecoder", self.module)
-        cross, states = module.encode_source(input_ids, attention_mask, self._recur)
+
+        def recur(gru: nn.GRU, inputs: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+            if mask is not attention_mask:
+                raise SourceError(
+                    f"{type(module).__name__}: encode_source called recur with a mask of its own; call it with the "
+                    "attention_mask that it was given, as it is, since recur takes padding on the right alone"
+                )
+            if id(gru) not in self._places:
+                raise SourceError("recur takes a bidirectional GRU of one layer, with biases and batch_first")
+            states, last = self.recurrences[self._places[id(gru)]](inputs, mask)
+            return states, last
+
+        cross, states = module.encode_source(input_ids, attention_mask, recur)
         return {f"cross_{number}": tensor.unsqueeze(1) for number, tensor in enumerate(cross)} | {
             f"initial_state_{number}": state for number, state in enumerate(states)
         }
-
-    def _recur(self, gru: nn.GRU, inputs: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
-        states, last = self.recurrences[self._places[id(gru)]](inputs, attention_mask)
-        return states, last
 
 
 class GraphGRU(nn.Module):
@@ -471,19 +499,18 @@ class GraphGRU(nn.Module):
     """
 
     def __init__(self, gru: nn.GRU) -> None:
-        """Lays the weights out as the operator takes them: gates in the order update, reset, candidate.
-
-        Raises:
-            SourceError: It is not a bidirectional GRU of one layer with biases, rows first.
-        """
+        """Lays the weights of a GRU that it `takes` out as the operator has them: gates update, reset, candidate."""
         super().__init__()
-        if not (gru.bidirectional and gru.num_layers == 1 and gru.bias and gru.batch_first):
-            raise SourceError("recur takes a bidirectional GRU of one layer, with biases and batch_first")
         self.hidden_size = gru.hidden_size
         bias = torch.cat([self._of_both_directions(gru, name) for name in ("bias_ih", "bias_hh")], dim=1)
         self.register_buffer("input_weights", self._of_both_directions(gru, "weight_ih"))  # (2, 3W, E)
         self.register_buffer("state_weights", self._of_both_directions(gru, "weight_hh"))  # (2, 3W, W)
         self.register_buffer("biases", bias)  # (2, 6W)
+
+    @staticmethod
+    def takes(gru: nn.GRU) -> bool:
+        """True of a bidirectional GRU of one layer with biases, rows first."""
+        return gru.bidirectional and gru.num_layers == 1 and gru.bias and gru.batch_first
 
     @staticmethod
     def _of_both_directions(gru: nn.GRU, name: str) -> Tensor:
@@ -559,7 +586,26 @@ class AttentionGraph(nn.Module):
 
 def shows_attention(module: nn.Module) -> bool:
     """True if a module follows `ShowsAttention`."""
-    return callable(getattr(module, "kernel", None))
+    return kernel_problem(module) is None
+
+
+def kernel_problem(module: nn.Module) -> str | None:
+    """Says why the attribute `kernel` of a module is no `Kernel`; None if it is one.
+
+    Convolutions and many others have an attribute of that name.
+    """
+    if not hasattr(module, "kernel"):
+        return "has no attribute kernel"
+    kernel = module.kernel
+    if isinstance(kernel, nn.Module) or not callable(kernel):
+        return f"its attribute kernel is of the type {type(kernel).__name__}"
+    try:
+        parameters = list(inspect.signature(kernel).parameters)
+    except (TypeError, ValueError):  # a function of C
+        return "its attribute kernel is a function that says nothing of its parameters"
+    if parameters[:3] != ["query", "key", "value"]:
+        return f"its attribute kernel is a function of {', '.join(parameters)}"
+    return None
 
 
 def with_kernel(module: nn.Module, kernel: Kernel) -> nn.Module:
@@ -571,8 +617,44 @@ def with_kernel(module: nn.Module, kernel: Kernel) -> nn.Module:
         name: part if part is None else with_kernel(part, kernel)
         for name, part in module._modules.items()  # noqa: SLF001
     }
-    cast("ShowsAttention", other).kernel = kernel
+    cast("ShowsAttention", other).kernel = _Replacing(
+        type(module).__name__, cast("ShowsAttention", module).kernel, kernel
+    )
     return other
+
+
+class _Replacing:
+    """A kernel in the place of a module's own, which is held against `scaled_dot_product_attention` where it is called.
+
+    Not in a trace: a graph is run before it is traced.
+    """
+
+    def __init__(self, owner: str, own: Kernel, kernel: Kernel) -> None:
+        self._owner, self._own, self._kernel = owner, own, kernel
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, **given: Any) -> Tensor:
+        """The arguments and result are those of `scaled_dot_product_attention`.
+
+        Raises:
+            SourceError: The module's own kernel computes something else.
+        """
+        if self._own is not scaled_dot_product_attention and not torch.compiler.is_exporting():
+            generator = torch.Generator().manual_seed(0)
+            q, k, v = (torch.randn(one.shape, generator=generator).to(one.dtype) for one in (query, key, value))
+            found = self._own(q, k, v, mask, **given).float()
+            expected = scaled_dot_product_attention(q, k, v, mask, **given).float()
+            bound = _KERNEL_BOUND if query.dtype is torch.float32 else _HALF_KERNEL_BOUND
+            if found.shape != expected.shape or not (found - expected).abs().max() <= bound:
+                raise SourceError(
+                    f"{self._owner}: its kernel computes something else than scaled_dot_product_attention, which takes "
+                    "its place (docs/bring-your-own.md); give what it does besides as bias or scale, or give the "
+                    "attribute another name"
+                )
+        return self._kernel(query, key, value, mask, **given)
+
+
+_KERNEL_BOUND, _HALF_KERNEL_BOUND = 1e-4, 2e-2
+"""Largest difference of numbers that are averages of standard normal ones, in fp32 and in fp16."""
 
 
 class StatelessAttentionGraph(AttentionGraph):
@@ -584,8 +666,8 @@ class StatelessAttentionGraph(AttentionGraph):
             first = first.to(float_dtype(self.module))
         outputs_of(self.module, first, *rest)
         weights = self._recorded("attention")
-        num_registers = int(getattr(self.module, "num_registers", 0))
-        return {name: _without_last(one, num_registers) for name, one in weights.items()} if num_registers else weights
+        count = int(getattr(self.module, "num_trailing_registers", 0))
+        return {name: _without_last(one, count) for name, one in weights.items()} if count else weights
 
 
 def _without_last(weights: Tensor, count: int) -> Tensor:

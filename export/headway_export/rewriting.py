@@ -1,6 +1,7 @@
 """Rewrites graphs, as passes of onnx-ir whose nodes are recorded on its tapes.
 
 `Declare`            names the dynamic axes of a traced graph and drops the tracer's notes
+`ChooseAttention`    lets whole texts attend by one operator where their mask is padding on the right
 `FuseAttention`      hands attention the product of query, key and value unsliced
 `GatherAsked`        computes what follows the last attention for the positions alone whose logits are asked for
 `QuantizeBlocks`     stores the weights of matrix products in 4 bits
@@ -36,6 +37,10 @@ ATTENTION = "GroupQueryAttention"
 """The operator that attends to a cache. Inputs: query, key, value, past key, past value, lengths, longest length, and
 optional ones. Outputs: context, present key, present value."""
 _PAST_KEY, _PAST_VALUE, _LENGTHS, _LONGEST, _KEY_SCALE = 3, 4, 5, 6, 12
+MASKED_ATTENTION_DOMAIN, MASKED_ATTENTION = "headway", "MaskedAttention"
+"""What stands for attention to masked keys until `ChooseAttention` has seen the mask. Inputs: query, key and value,
+(B, T, .), the mask, bool (B, 1, 1, T), the length T, int32, and the context as plain operators compute it. Attributes
+and output: those of `ATTENTION`, and its context."""
 
 _INT8_MAX = 127
 _MIN_WEIGHT_SIZE = 1 << 12
@@ -119,10 +124,46 @@ class Declare(InPlacePass):
         return PassResult(model, modified=True)
 
 
+class ChooseAttention(InPlacePass):
+    """Puts `GroupQueryAttention` in the place of a `MaskedAttention`, or what plain operators compute.
+
+    The operator takes a length a row and no mask. That says the same of the graph's input `attention_mask`, which is
+    padded on the right by contract (docs/graphs.md). A mask that the module has made may hide any key, whatever it was
+    made of: then the plain operators stay.
+    """
+
+    _SAME_VALUES = frozenset(("Cast", "Identity", "Reshape", "Unsqueeze"))
+    """Operators that give a mask of (B, T), if what they end in is bool (B, 1, 1, T), as it was."""
+
+    def call(self, model: ir.Model) -> PassResult:
+        """Rewrites the model in place."""
+        every = ir.traversal.RecursiveGraphIterator(model.graph)
+        nodes = [node for node in every if node.op_type == MASKED_ATTENTION]
+        for node in nodes:
+            query, key, value, mask, length, plain = (_input(node, index) for index in range(6))
+            tape = Tape()
+            if (given := self._given_mask(mask)) is not None:
+                counts = tape.op("ReduceSum", [given, _constant(tape, np.array([1]))], {"keepdims": 0})  # (B,)
+                lasts = tape.op("Cast", [tape.op("Sub", [counts, _constant(tape, 1)])], {"to": ir.DataType.INT32})
+                inputs = [query, key, value, None, None, lasts, length]
+                plain, *_ = tape.op_multi_out(ATTENTION, inputs, node.attributes, num_outputs=3, domain="com.microsoft")
+                model.graph.opset_imports["com.microsoft"] = 1
+            _replace(node, tape, [plain])
+        model.graph.opset_imports.pop(MASKED_ATTENTION_DOMAIN, None)
+        return PassResult(model, modified=bool(nodes))
+
+    def _given_mask(self, mask: ir.Value) -> ir.Value | None:
+        """Returns the graph's mask, (B, T), where the mask of an attention is nothing else."""
+        while (producer := mask.producer()) is not None and producer.op_type in self._SAME_VALUES:
+            mask = _input(producer, 0)
+        return mask if mask.is_graph_input() and mask.name == "attention_mask" else None
+
+
 class FuseAttention(InPlacePass):
     """Removes nodes around `GroupQueryAttention` that the tracer writes and the operator does not need.
 
-    - If query, key and value are the three slices of one product, attention reads the product unsliced.
+    - If query, key and value are the three slices of one product, one behind the other, attention reads the product
+      unsliced.
     - A reshape to the shape that a tensor already has is removed.
 
     Each is a node to dispatch, and slicing is a pass over memory; at GPT-2-small size a decode step has 823 nodes with
@@ -137,9 +178,9 @@ class FuseAttention(InPlacePass):
         for node in model.graph:
             if node.op_type == ATTENTION:
                 self._pack(node)
-            elif node.op_type == "Reshape":
-                source, output = _before_reshapes(node.outputs[0]), node.outputs[0]
-                if source.shape is not None and source.shape == output.shape:
+            elif node.op_type == "Reshape" and not (output := node.outputs[0]).is_graph_output():
+                source = _before_reshapes(output)
+                if _are_equal(source.shape, output.shape):
                     output.replace_all_uses_with(source)
         return PassResult(model, modified=True)
 
@@ -150,9 +191,21 @@ class FuseAttention(InPlacePass):
         split = slices[0].producer()
         if split is None or split.op_type != "Split" or list(split.outputs) != slices:
             return
-        if split.attributes.get_int("axis", 0) in (-1, 2):  # of (R, T, H K + 2 G K)
-            for index, value in enumerate((split.inputs[0], None, None)):
+        parted = _input(split, 0)  # (R, T, H K + 2 G K), or (R, T, H + 2 G, K): numbers in the same order
+        whole = _before_reshapes(parted)
+        if parted.shape is None or split.attributes.get_int("axis", 0) not in (2, 2 - len(parted.shape)):
+            return
+        shapes = [one.shape for one in (whole, _input(attention, 0))]
+        if all(shape is not None and len(shape) == 3 and _are_equal(shape[:2], parted.shape[:2]) for shape in shapes):
+            for index, value in enumerate((whole, None, None)):
                 attention.replace_input_with(index, value)
+
+
+def _are_equal(one: Sequence[Any] | ir.Shape | None, other: Sequence[Any] | ir.Shape | None) -> bool:
+    """True if two shapes are known to be the same; an axis of which the tracer knows nothing is no such."""
+    if one is None or other is None or len(one) != len(other):
+        return False
+    return all(a == b and (isinstance(a, int) or a.value is not None) for a, b in zip(one, other, strict=True))
 
 
 class GatherAsked(InPlacePass):
@@ -806,48 +859,85 @@ class RankLogits(InPlacePass):
     The C largest logits are found among the C groups of neighbouring tokens with the largest maxima. Operators put the
     lower index first among equals. So a group that is left out has C others before it, each with a token that is
     larger, or as large and of a lower id; and within the groups, whose order is that of their tokens, the same holds of
-    the tokens.
+    the tokens. A vocabulary that does not come out even is filled up with minus infinity: by less than a group, and by
+    the highest ids, so that they come last.
 
     The exponentials are those of the logits as they are, so that the mean is not finite where a logit is NaN or far
     above 0. `GlobalAveragePool` sums the numbers of a row in one order in any batch. `ReduceSum` does not: its order
     depends on the number of rows and on their addresses. Means of means round less than one long sum.
+
+    A large vocabulary is ranked row by row: a row stays in the cache of a core, and all rows together do not.
     """
 
-    GROUP_SIZES = range(8, 65)
-    """Tokens of a group. A vocabulary that is a multiple of none of them is left to the server."""
+    GROUP_SIZES = range(8, 129)
+    """Tokens of a group. A vocabulary that is a multiple of none of them is filled up."""
     USUAL_GROUP_SIZE = 32
+    MOST_AT_ONCE = 1 << 15
+    """Tokens of a vocabulary from which on each row is ranked by itself."""
 
     def call(self, model: ir.Model) -> PassResult:
-        """Adds an input and three outputs to a decoder, in place; nothing if its vocabulary has no groups."""
+        """Adds an input and three outputs to a decoder, in place."""
         graph = model.graph
         (logits,) = (value for value in graph.outputs if value.name == "logits")
         assert logits.shape is not None, "the tracer has declared the output"
         vocab_size = logits.shape[2]
         assert isinstance(vocab_size, int), "the vocabulary is a fixed axis"
-        sizes = [size for size in self.GROUP_SIZES if vocab_size % size == 0]
-        if not sizes:
-            return PassResult(model, modified=False)
-        size = min(sizes, key=lambda size: abs(size - self.USUAL_GROUP_SIZE))
         count = ir.val(NUM_LIKELIEST, ir.DataType.INT64, [1])
         graph.inputs.append(count)
         tape = Tape()
-        grouping = _constant(tape, np.array([0, 0, vocab_size // size, size]))
-        token_ids, values = self._rank(tape, tape.op("Reshape", [logits, grouping]), vocab_size // size, size, count)
-        means = tape.op("Exp", [logits])
-        for width in (size, vocab_size // size):  # of the tokens of each group, and of the groups
-            means = tape.op("Reshape", [means, _constant(tape, np.array([0, -1, width]))])
-            means = tape.op("GlobalAveragePool", [means])  # (R, L groups, 1), and (R, L, 1)
-        means = tape.op("Squeeze", [means, _constant(tape, np.array([-1]))])  # (R, L)
+        rank = self._rank_each if vocab_size > self.MOST_AT_ONCE else self._rank_all
+        ranked = rank(tape, logits, vocab_size, count)
         graph.extend(tape.nodes)
-        rows: list[int | str | ir.SymbolicDim | None] = [logits.shape[0], logits.shape[1]]
-        for value, name, dtype, shape in (
-            (token_ids, LIKELIEST_IDS, ir.DataType.INT64, [*rows, "likeliest"]),
-            (values, LIKELIEST_LOGITS, ir.DataType.FLOAT, [*rows, "likeliest"]),
-            (means, EXPONENTIAL_MEANS, ir.DataType.FLOAT, rows),
-        ):
-            value.name, value.shape, value.type = name, ir.Shape(shape), ir.TensorType(dtype)
+        self._declare(ranked, logits.shape[:2])
+        for value, name in zip(ranked, (LIKELIEST_IDS, LIKELIEST_LOGITS, EXPONENTIAL_MEANS), strict=True):
+            value.name = name
             graph.outputs.append(value)
         return PassResult(model, modified=True)
+
+    @staticmethod
+    def _declare(ranked: Sequence[ir.Value], rows: Sequence[int | ir.SymbolicDim]) -> None:
+        """Gives ids, logits and means types and shapes; `rows` are the axes that all have."""
+        ids, logits, means = ranked
+        ids.type = ir.TensorType(ir.DataType.INT64)
+        logits.type = means.type = ir.TensorType(ir.DataType.FLOAT)
+        ids.shape, logits.shape, means.shape = (
+            ir.Shape(axes) for axes in ([*rows, "likeliest"], [*rows, "likeliest"], rows)
+        )
+
+    def _rank_each(self, tape: Tape, logits: ir.Value, vocab_size: int, count: ir.Value) -> Sequence[ir.Value]:
+        """Does what `_rank_all` does for one row after another."""
+        assert logits.shape is not None, "the tracer has declared the output"
+        positions = logits.shape[1]
+        row = ir.Value(
+            name="ranked_row", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([positions, vocab_size])
+        )
+        inner = Tape()
+        first = _constant(inner, np.array([0]))
+        ranked = self._rank_all(inner, inner.op("Unsqueeze", [row, first]), vocab_size, count)
+        outputs = [inner.op("Squeeze", [value, first]) for value in ranked]
+        self._declare(outputs, logits.shape[1:2])
+        body = ir.Graph([row], outputs, nodes=inner.nodes, name="rank")
+        return tape.op_multi_out("Scan", [logits], {"body": body, "num_scan_inputs": 1}, num_outputs=3)
+
+    def _rank_all(self, tape: Tape, logits: ir.Value, vocab_size: int, count: ir.Value) -> Sequence[ir.Value]:
+        """Returns ids and logits of the C likeliest tokens, (R, L, C), and means, (R, L), of logits (R, L, V)."""
+        sizes = [size for size in self.GROUP_SIZES if vocab_size % size == 0] or [self.USUAL_GROUP_SIZE]
+        size = min(sizes, key=lambda size: abs(size - self.USUAL_GROUP_SIZE))
+        num_groups = -(-vocab_size // size)
+        last = _constant(tape, np.array([-1]))
+        num_spare = num_groups * size - vocab_size
+        if num_spare:
+            pads, nothing = _constant(tape, np.array([0, num_spare])), _constant(tape, np.float32(-np.inf))
+            logits = tape.op("Pad", [logits, pads, nothing, last])
+        grouping = _constant(tape, np.array([0, 0, num_groups, size]))
+        token_ids, values = self._rank(tape, tape.op("Reshape", [logits, grouping]), num_groups, size, count)
+        means = tape.op("Exp", [logits])
+        for width in (size, num_groups):  # of the tokens of each group, and of the groups
+            means = tape.op("Reshape", [means, _constant(tape, np.array([0, -1, width]))])
+            means = tape.op("GlobalAveragePool", [means])  # (R, L groups, 1), and (R, L, 1)
+        if num_spare:
+            means = tape.op("Mul", [means, _constant(tape, np.float32(num_groups * size / vocab_size))])
+        return token_ids, values, tape.op("Squeeze", [means, last])
 
     @staticmethod
     def _rank(tape: Tape, grouped: ir.Value, num_groups: int, size: int, count: ir.Value) -> tuple[ir.Value, ir.Value]:

@@ -233,7 +233,8 @@ class ExportSource:
     @property
     def has_token_types(self) -> bool:
         """True if the module reads which text of a pair each token belongs to."""
-        return self.text_pairs != "never" and int(getattr(self.module, "num_token_types", 0) or 0) > 1
+        number = getattr(self.module, "num_token_types", None)
+        return self.text_pairs != "never" and isinstance(number, int) and number > 1
 
     def encode(
         self, texts: Sequence[str], max_tokens: int | None = None, *, frame: bool = True
@@ -601,7 +602,7 @@ def _read_space(module: nn.Module, factory: str, task: Task) -> Space | None:
             "(docs/bring-your-own.md)"
         )
     stated = getattr(module, "space", None)
-    if stated is None:
+    if stated is None or callable(stated):  # a method or a layer of that name is a helper
         return None
     try:
         return Space.model_validate(stated)

@@ -8,24 +8,18 @@ B rows, T tokens of a step, H heads, G key/value heads, K head width.
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast
-from unittest.mock import patch
 
 import numpy as np
 import onnx_ir as ir
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch._C import DispatchKey
-from torch._ops import HigherOrderOperator, OpOverload
-from torch.export import ExportedProgram
-from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from headway_export.errors import SourceError, TraceError
 from headway_export.graphs import (
@@ -46,10 +40,10 @@ from headway_export.graphs import (
     StatelessGraph,
     attention_graph,
     float_dtype,
-    shows_attention,
+    kernel_problem,
     with_kernel,
 )
-from headway_export.rewriting import Declare, FuseAttention, GatherAsked, rewrite
+from headway_export.rewriting import ChooseAttention, Declare, FuseAttention, GatherAsked, rewrite
 from headway_server.bundles import ENCODER_DECODER_TASKS, GraphRole, StateTensor, Task, TensorSpec, attention_layers
 from headway_training.models import Codec, LatentDiffusion
 from headway_training.models.protocols import (
@@ -163,7 +157,9 @@ def trace(
     served = with_kernel(module, OperatorKernel()) if for_cpu else module
     inputs = [] if image_size is None else [make_spec("pixel_values", "float32", "batch", 3, *image_size)]
     if task is Task.GENERATION:
-        traced = _trace_stateful(module) if is_stateful(module) else _trace_decoder(module)
+        with _following_the_protocol(module):
+            has_state = is_stateful(module)
+        traced = _trace_stateful(module) if has_state else _trace_decoder(module)
         inputs = [make_spec("input_ids", "int64", "batch", "length")]
     elif task is Task.CAPTIONING:
         traced = _trace_encoder_decoder(served, inputs, known)
@@ -173,9 +169,9 @@ def trace(
         traced = _trace_encoder_decoder(served, inputs, known)
     elif task in ENCODER_DECODER_TASKS:
         encoder_inputs = [make_spec(*spec) for spec in _ENCODER_INPUTS]
-        traced = (
-            _trace_recurrent(module) if is_recurrent(module) else _trace_encoder_decoder(served, encoder_inputs, known)
-        )
+        with _following_the_protocol(module):
+            has_state = is_recurrent(module)
+        traced = _trace_recurrent(module) if has_state else _trace_encoder_decoder(served, encoder_inputs, known)
         inputs = [_as_read(make_spec(*spec), "batch") for spec in _ENCODER_INPUTS]
         inputs.append(make_spec("target_ids", "int64", "batch", "length"))
     elif task is Task.SEGMENTATION:
@@ -200,17 +196,17 @@ def _trace_attention(module: nn.Module, task: Task, inputs: Sequence[TensorSpec]
         SourceError: Its layers cannot be made to show them.
     """
     name = type(module).__name__
-    if is_stateful(module):
+    if task is Task.GENERATION and is_stateful(module):
         raise SourceError(f"{name}: has a state in place of attention to its tokens; leave out --attention")
-    if is_recurrent(module):
+    if task in ENCODER_DECODER_TASKS and is_recurrent(module):
         raise SourceError(
             f"{name}: has a recurrent state in place of attention to its own tokens; leave out --attention. Its "
             "attention to the source comes with each translation as its alignment"
         )
-    if task is not Task.GENERATION and not shows_attention(module):
+    if task is not Task.GENERATION and (problem := kernel_problem(module)) is not None:
         raise SourceError(
-            f"{name}: has no attribute kernel, which computes the attention of its encoder; give it one "
-            "(docs/bring-your-own.md), or leave out --attention"
+            f"{name}: {problem}; the attention of its encoder is computed by a function kernel of query, key and "
+            "value: give it one (docs/bring-your-own.md), or leave out --attention"
         )
     traced = _trace_graph("attention", module, attention_graph(module, task), inputs)
     if not attention_layers(traced.outputs):
@@ -586,7 +582,7 @@ def _trace_graph(role: Role, module: nn.Module, graph: nn.Module, inputs: Sequen
     dynamic = torch.export.Dim.DYNAMIC
     shapes = tuple({axis: dynamic for axis, size in enumerate(spec.shape) if isinstance(size, str)} for spec in inputs)
     try:
-        with warnings.catch_warnings(), _decomposing_if_needed(), _known_operators():
+        with _shortcuts(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the tracer warns of its own internals
             program = torch.onnx.export(
                 _Positional(graph),
@@ -603,115 +599,25 @@ def _trace_graph(role: Role, module: nn.Module, graph: nn.Module, inputs: Sequen
     assert program is not None, "the tracer returns a program when it is given no file"
     model: ir.Model = program.model
     _share_weights(model, module)
-    rewrite(model, FuseAttention())
+    rewrite(model, ChooseAttention(), FuseAttention())
     if role == "decoder":
         rewrite(model, GatherAsked())
     rewrite(model, Declare((*inputs, *outputs)))
     return TracedGraph(role=role, model=model)
 
 
-@contextmanager
-def _decomposing_if_needed() -> Iterator[None]:
-    """Lets the tracer decompose a program only where that changes more than casts and shapes.
-
-    To decompose a program PyTorch traces it once more, which takes longer than the first time
-    (docs/decisions/decompositions.md).
-    """
-    decompose: Callable[..., ExportedProgram] = ExportedProgram.run_decompositions
-
-    def decompose_if_needed(program: ExportedProgram, decomp_table: Any = None, **options: Any) -> ExportedProgram:
-        if decomp_table is None or options or not _is_translatable(program, decomp_table):
-            return decompose(program, decomp_table, **options)
-        _write_casts(program)
-        _write_shapes(program.graph)
-        return program
-
-    with patch.object(ExportedProgram, "run_decompositions", decompose_if_needed):
-        yield
-
-
-_CAST = torch.ops.aten.to.dtype
-_COPY = torch.ops.aten._to_copy.default  # noqa: SLF001 (the name of an operator)
-_CHECK = torch.ops.aten._assert_tensor_metadata.default  # noqa: SLF001 (the name of an operator)
-_RESHAPES = (torch.ops.aten.flatten.using_ints, torch.ops.aten.unflatten.int)
-_WRITTEN = (_CAST, _CHECK, *_RESHAPES, torch.ops.aten.reshape.default, torch.ops.aten.contiguous.default)
-"""Operators that decomposing changes, into what is written here or into what has the same translation."""
-
-
-def _is_translatable(program: ExportedProgram, decompositions: Mapping[Any, Any]) -> bool:
-    """True if decomposing a program would change nothing but the operators that are written here.
-
-    It would change those of the table, those that change a tensor in place, and those made of others that may return a
-    view; and it is needed for what is not a flat list of operators.
-    """
-    for node in program.graph.nodes:
-        if node.op in ("placeholder", "output") or node.target in _WRITTEN:
-            continue
-        if node.op != "call_function" or isinstance(node.target, HigherOrderOperator) or node.target in decompositions:
-            return False
-        if isinstance(node.target, OpOverload):
-            schema = node.target._schema  # noqa: SLF001 (nothing else tells)
-            is_composite = node.target.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd)
-            if schema.is_mutable or (is_composite and any(argument.alias_info for argument in schema.arguments)):
-                return False
-    sizes = _dynamic_sizes(program.graph)
-    return all(
-        sum(not isinstance(axis, int) and str(axis) not in sizes for axis in node.meta["val"].shape) < 2
-        for node in program.graph.nodes
-        if node.target in _RESHAPES
-    )
-
-
-def _dynamic_sizes(graph: torch.fx.Graph) -> dict[str, tuple[torch.fx.Node, int]]:
-    """Returns an input and its axis for each dynamic size, by its name in the program."""
-    return {
-        str(size): (node, axis)
-        for node in graph.find_nodes(op="placeholder")
-        for axis, size in enumerate(getattr(node.meta["val"], "shape", ()))
-        if not isinstance(size, int)
-    }
-
-
-def _write_shapes(graph: torch.fx.Graph) -> None:
-    """Writes what joins or splits axes as reshapes, whose shapes name the sizes of inputs that they keep.
-
-    A size that no input has, and there is at most one in a shape, is -1, which follows from the others.
-    """
-    inputs = _dynamic_sizes(graph)
-    sizes: dict[str, torch.fx.Node] = {}
-    first = next(node for node in graph.nodes if node.op != "placeholder")
-    for node in (node for target in _RESHAPES for node in graph.find_nodes(op="call_function", target=target)):
-        shape: list[int | torch.fx.Node] = []
-        for axis in node.meta["val"].shape:
-            name = str(axis)
-            if not isinstance(axis, int) and name in inputs and name not in sizes:
-                with graph.inserting_before(first):
-                    sizes[name] = graph.call_function(torch.ops.aten.sym_size.int, inputs[name])
-                sizes[name].meta["val"] = axis
-            shape.append(axis if isinstance(axis, int) else sizes.get(name, -1))
-        node.target, node.args, node.kwargs = torch.ops.aten.reshape.default, (node.args[0], shape), {}
-
-
-def _write_casts(program: ExportedProgram) -> None:
-    """Writes casts with the operator that has a translation; one to the dtype that a tensor has is removed."""
-    for node in program.graph.find_nodes(op="call_function", target=_CAST):
-        source, dtype = cast("tuple[torch.fx.Node, torch.dtype]", node.args[:2])
-        if source.meta["val"].dtype == dtype:
-            node.replace_all_uses_with(source)
-            program.graph_signature.replace_all_uses(node.name, source.name)
-            program.graph.erase_node(node)
-        else:
-            node.target, node.args, node.kwargs = _COPY, (source,), {"dtype": dtype}
-
-
-@contextmanager
-def _known_operators() -> Iterator[None]:
-    """Has PyTorch make the table of its operators' translations once in a process, and not for each trace."""
-    with patch.object(ONNXRegistry, "from_torchlib", staticmethod(_registry)):
-        yield
-
-
-_registry = functools.cache(ONNXRegistry.from_torchlib)
+def _shortcuts() -> AbstractContextManager[None]:
+    """Returns what spares PyTorch's tracer work as long as it is open: nothing, where PyTorch has other inner parts."""
+    try:
+        from headway_export.shortcuts import shortcuts  # noqa: PLC0415 (it needs private names, and nothing needs it)
+    except (ImportError, AttributeError) as error:
+        warnings.warn(
+            f"torch {torch.__version__} has other inner parts than the exporter knows ({error}): models are traced "
+            "without shortcuts, which takes up to three times as long",
+            stacklevel=2,
+        )
+        return nullcontext()
+    return shortcuts()
 
 
 def _share_weights(model: ir.Model, module: nn.Module) -> None:

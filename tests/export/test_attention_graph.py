@@ -19,6 +19,7 @@ from headway_server.batching import BatchGraph
 from headway_server.bundles import Precision, Task, attention_layers, open_bundle
 from headway_server.runtime import Runtime
 from headway_training.models import build_model
+from headway_training.models.parts.attention import scaled_dot_product_attention
 
 NAMES = {
     "generation": "tiny-generation",
@@ -237,6 +238,6 @@ def test_models_without_attention_to_show_are_refused_with_the_reason(monkeypatc
     model = Mean().eval()
     with pytest.raises(SourceError, match="has no attribute kernel"):
         trace(model, Task.TEXT_CLASSIFICATION, attention=True)
-    model.kernel = lambda *_: None
+    model.kernel = scaled_dot_product_attention
     with pytest.raises(SourceError, match="never called its kernel"):
         trace(model, Task.TEXT_CLASSIFICATION, attention=True)

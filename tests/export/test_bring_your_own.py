@@ -177,6 +177,30 @@ def test_a_step_that_loses_a_state_is_refused_before_it_is_traced():
         trace(build_forgetful().eval(), Task.TRANSLATION)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"mask_of": lambda mask: mask.flip(1)},
+            "called recur with a mask of its own; call it with the attention_mask",
+        ),
+        ({"directions": 1}, "recur takes a bidirectional GRU of one layer"),
+    ],
+)
+def test_a_recurrence_that_the_operator_cannot_be_is_refused_before_it_is_traced(change, message):
+    from foreign.recurrent import ReadsByGRU
+
+    with pytest.raises(SourceError, match=message):
+        trace(ReadsByGRU(**change).eval(), Task.TRANSLATION)
+
+
+def test_a_recurrent_decoder_may_be_a_gru_of_its_own(run, tmp_path):
+    result = run("recurrent", *ARGUMENTS["recurrent"], build="build_reading_by_gru")
+    assert result.exit_code == 0, result.output
+    variant = open_bundle(tmp_path / "store" / "mine" / "1").manifest.variants[Precision.FP32]
+    assert variant.parity.max_relative_logit_error < 1e-5
+
+
 def test_int8_of_ones_own_module_is_judged_on_ones_own_data(run, tmp_path):
     evaluation = tmp_path / "evaluation.npz"
     generator = np.random.default_rng(0)

@@ -1,6 +1,8 @@
 """Programs that are traced without being decomposed, held against the same ones decomposed."""
 
+import sys
 from collections import Counter
+from contextlib import nullcontext
 
 import numpy as np
 import onnx_ir as ir
@@ -9,7 +11,9 @@ import pytest
 import torch
 from torch import nn
 from torch.export import ExportedProgram
+from torch.onnx._internal.exporter._registration import ONNXRegistry
 
+from headway_export import tracing
 from headway_export.tracing import trace
 from headway_server.bundles import Task
 
@@ -53,7 +57,7 @@ def _trace(module, monkeypatch, *, as_needed=True):
     with monkeypatch.context() as patch:
         patch.setattr(ExportedProgram, "run_decompositions", counted)
         if not as_needed:
-            patch.setattr("headway_export.tracing._is_translatable", lambda *_: False)
+            patch.setattr("headway_export.shortcuts._is_translatable", lambda *_: False)
         (graph,) = trace(module, Task.TEXT_CLASSIFICATION).graphs
     return graph.model, count["decomposed"]
 
@@ -84,3 +88,21 @@ def test_a_program_that_is_not_decomposed_has_no_more_operators(monkeypatch):
     )
     assert not num_decomposed
     assert not Counter(node.op_type for node in found.graph) - Counter(node.op_type for node in decomposed.graph)
+
+
+def test_a_release_of_pytorch_without_a_private_name_is_traced_without_shortcuts(monkeypatch, tmp_path):
+    torch.manual_seed(0)
+    module = Pooling().eval()
+    module_name = "headway_export.shortcuts"
+    with monkeypatch.context() as patch:
+        patch.delattr(ONNXRegistry, "from_torchlib")  # which PyTorch needs itself to trace
+        patch.delitem(sys.modules, module_name, raising=False)
+        with pytest.warns(UserWarning, match=r"other inner parts than the exporter knows \(.*from_torchlib"):
+            assert isinstance(tracing._shortcuts(), nullcontext)
+    monkeypatch.setitem(sys.modules, module_name, None)
+    with pytest.warns(UserWarning, match="traced without shortcuts"):
+        model, num_decomposed = _trace(module, monkeypatch)
+    assert num_decomposed == 1
+    with torch.inference_mode():
+        expected = module(*map(torch.from_numpy, FEEDS.values())).numpy()
+    np.testing.assert_allclose(_logits(model, tmp_path), expected, rtol=1e-5, atol=1e-6)

@@ -56,6 +56,23 @@ class SwappedOneLayer(OneLayer):
         return super().hidden_states(input_ids, position_ids, attend_swapped)
 
 
+class JoinedOneLayer(OneLayer):
+    """Takes its product apart by heads: those of the query first (`blocks`), or three of each head in turn."""
+
+    def __init__(self, *, blocks):
+        super().__init__(heads=4, key_heads=4, packed=True)
+        self.blocks = blocks
+
+    def hidden_states(self, input_ids, position_ids, attend):
+        hidden = self.tokens(input_ids) + position_ids.unsqueeze(-1) * 0.01
+        product = self.packed(hidden)
+        if self.blocks:
+            parts = product.unflatten(-1, (12, HEAD)).split(4, dim=2)
+        else:
+            parts = product.unflatten(-1, (4, 3 * HEAD)).chunk(3, dim=-1)
+        return hidden + self.output(attend(*parts, layer=0).flatten(2))
+
+
 def _tiny_gpt():
     return GPT(GPTConfig(vocabulary_size=50, max_length=CACHE_LENGTH, num_layers=2, d_model=32, num_heads=4, d_ff=64))
 
@@ -111,6 +128,8 @@ def _operators(traced):
         pytest.param(lambda: OneLayer(heads=4, key_heads=2, packed=True), id="fewer key heads"),
         pytest.param(lambda: OneLayer(heads=4, key_heads=4, packed=False), id="three projections"),
         pytest.param(lambda: SwappedOneLayer(heads=4, key_heads=4, packed=True), id="value before key"),
+        pytest.param(lambda: JoinedOneLayer(blocks=True), id="heads of the query first"),
+        pytest.param(lambda: JoinedOneLayer(blocks=False), id="query, key and value of each head"),
     ],
 )
 def test_a_fused_decoder_gives_the_same_logits(make, tmp_path):

@@ -38,42 +38,47 @@ class Ranked:
         return Ranking(token_ids, values, np.log(means, dtype=np.float64) + np.log(logits.shape[1]))
 
 
-@pytest.mark.parametrize("vocab_size", [8, 24, 300, 4000, 32000])
+EVEN = [8, 24, 300, 4000, 32000]
+UNEVEN = [1, 2, 5, 7, 131, 4003, 4006]  # multiples of no size of a group
+BY_ROWS = [32801, 40000, 58101, 96103]  # filled up, in groups of 32 and 107, and filled up
+
+
+@pytest.mark.parametrize("vocab_size", [*EVEN, *UNEVEN, *BY_ROWS])
 def test_the_graph_ranks_as_a_sort_does_and_puts_the_lower_id_first_among_equals(vocab_size):
     rng = np.random.default_rng(vocab_size)
     graph = Ranked(vocab_size)
     for num_rows in (1, 5):
-        for count in (1, 2, 8, min(40, vocab_size)):
+        for count in sorted({min(count, vocab_size) for count in (1, 2, 8, 40)}):
             plain = (rng.normal(size=(num_rows, vocab_size)) * 3).astype(np.float32)
             tied = np.round(plain)
             sparse = np.where(rng.random(plain.shape) < 0.9, np.float32(-np.inf), tied)
             sparse[:, vocab_size // 2] = 0
-            for logits in (plain, tied, sparse, np.zeros_like(plain)):
+            last = np.where(np.arange(vocab_size) < vocab_size - 1, np.float32(-np.inf), tied)
+            for logits in (plain, tied, sparse, last, np.zeros_like(plain)):
                 check_ranking(graph.rank(logits, count), logits, f"{num_rows} rows, {count} tokens")
 
 
-@pytest.mark.parametrize("vocab_size", [24, 40, 4000, 4008, 32000])
+@pytest.mark.parametrize("vocab_size", [24, 40, 4000, 4008, 32000, 5, 4003, 58101, 96103])
 def test_a_row_is_ranked_alike_in_any_company_to_the_last_bit(vocab_size):
     logits = np.random.default_rng(3).normal(size=(30, vocab_size)).astype(np.float32)
     graph = Ranked(vocab_size)
-    together = graph.rank(logits, 8)
+    count = min(8, vocab_size)
+    together = graph.rank(logits, count)
     for row in range(30):
-        alone = graph.rank(logits[row : row + 1], 8)
+        alone = graph.rank(logits[row : row + 1], count)
         assert alone.token_ids.tolist() == [together.token_ids[row].tolist()]
         assert alone.normalizers.tolist() == [together.normalizers[row]]
 
 
-@pytest.mark.parametrize("place", [0, 1, 31, 32, 3999])
+@pytest.mark.parametrize(("vocab_size", "places"), [(4000, (0, 1, 31, 32, 3999)), (4003, (4002,)), (58101, (58100,))])
 @pytest.mark.parametrize("spoilt", [np.nan, np.inf])
-def test_the_mean_says_that_a_row_means_nothing(spoilt, place):
-    logits = np.random.default_rng(4).normal(size=(3, 4000)).astype(np.float32)
-    logits[1, place] = spoilt
-    assert np.isfinite(Ranked(4000).rank(logits, 8).normalizers).tolist() == [True, False, True]
-
-
-def test_a_vocabulary_without_groups_is_left_to_the_server():
-    names = {value.name for value in ranked_graph(4003).graph.outputs}
-    assert names == {"logits"}
+def test_the_mean_says_that_a_row_means_nothing(spoilt, vocab_size, places):
+    logits = np.random.default_rng(4).normal(size=(3, vocab_size)).astype(np.float32)
+    graph = Ranked(vocab_size)
+    for place in places:
+        one = logits.copy()
+        one[1, place] = spoilt
+        assert np.isfinite(graph.rank(one, min(8, vocab_size)).normalizers).tolist() == [True, False, True]
 
 
 def test_a_wrong_ranking_is_no_proof():

@@ -1,6 +1,7 @@
 """Rows for tests of the sampler: random parameters, text so far, masks, and the naive sampler's opinion of them."""
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from naive_decoding import naive_choice, naive_number
@@ -49,7 +50,7 @@ def make_parameters(rng: np.random.Generator, vocab_size: int, *, with_edits: bo
     )
 
 
-def make_sampler(parameters: list[SamplingParameters], vocab_size: int, **options: bool) -> Sampler:
+def make_sampler(parameters: list[SamplingParameters], vocab_size: int, **options: Any) -> Sampler:
     """Makes a sampler whose slots have these parameters."""
     sampler = Sampler(num_slots=len(parameters), vocab_size=vocab_size, **options)
     for slot, one in enumerate(parameters):

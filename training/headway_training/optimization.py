@@ -7,10 +7,9 @@ import re
 from collections.abc import Sequence
 from functools import partial
 
-import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Muon, Optimizer
-from torch.optim.swa_utils import AveragedModel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
 from headway_training.recipes import OptimizationSettings
@@ -71,9 +70,10 @@ def make_average(model: nn.Module, decay: float) -> AveragedModel | None:
 
     def update(averages: Sequence[Tensor], weights: Sequence[Tensor], num_averaged: Tensor | int) -> None:
         step = int(num_averaged)
-        torch._foreach_lerp_(list(averages), list(weights), 1 - min(decay, (1 + step) / (10 + step)))
+        move = get_ema_multi_avg_fn(min(decay, (1 + step) / (10 + step)))  # type: ignore[no-untyped-call] # torch's
+        move(list(averages), list(weights), step)
 
-    return AveragedModel(model, multi_avg_fn=torch.no_grad()(update)) if decay else None
+    return AveragedModel(model, multi_avg_fn=update) if decay else None
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:

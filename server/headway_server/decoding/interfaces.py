@@ -65,6 +65,10 @@ class Ranking:
     normalizers: NDArray[np.float64]
     """(R,) log sum exp of all logits; not finite if the logits are not, and then the tokens mean nothing."""
 
+    def has_any_of(self, token_ids: NDArray[np.int64]) -> bool:
+        """True if some of the tokens (S,) are ranked in any row. Otherwise they may be left out: it is the same."""
+        return bool((self.token_ids[..., np.newaxis] == token_ids).any())
+
 
 class SlotCopy(NamedTuple):
     """Positions of a slot that are copied over the same positions of another."""

@@ -37,6 +37,10 @@ class ForeignRecurrent(nn.Module):
         hidden = show.sigmoid() * cell.tanh()
         return self.output(hidden), (hidden, cell), weights
 
+    def decode(self, token_ids):
+        """A helper, with a name that belongs to another protocol."""
+        return " ".join(map(str, token_ids))
+
 
 def build():
     return ForeignRecurrent()
@@ -50,3 +54,31 @@ class ForgetsAState(ForeignRecurrent):
 
 def build_forgetful():
     return ForgetsAState()
+
+
+class ReadsByGRU(ForeignRecurrent):
+    """Its encoder is a GRU of both directions, and so is its decoder one of its own, of one direction."""
+
+    def __init__(self, mask_of=lambda mask: mask, directions=2):
+        super().__init__()
+        self.mask_of = mask_of
+        self.reader = nn.GRU(WIDTH, WIDTH // directions, batch_first=True, bidirectional=directions == 2)
+        self.writer = nn.GRU(2 * WIDTH, STATE, batch_first=True)
+
+    def encode_source(self, input_ids, attention_mask, recur):
+        memory, last = recur(self.reader, self.source(input_ids), self.mask_of(attention_mask))
+        return (memory,), self.first(torch.cat((last[0], last[1]), dim=-1)).tanh().chunk(2, dim=-1)
+
+    def step(self, token_ids, states, cross, source_mask):
+        hidden, cell = states
+        (memory,) = cross
+        scores = self.query(hidden) @ memory.transpose(1, 2)
+        weights = scores.masked_fill(source_mask[:, None] == 0, -1e4).softmax(-1)
+        read = torch.cat((self.target(token_ids), weights @ memory), dim=-1).flatten(0, 1)[:, None]
+        written, _ = self.writer(read, hidden.flatten(0, 1)[None])
+        hidden = written[:, 0].unflatten(0, token_ids.shape)
+        return self.output(hidden), (hidden, cell), weights
+
+
+def build_reading_by_gru():
+    return ReadsByGRU()

@@ -15,6 +15,7 @@ class ForeignTextClassifier(nn.Module):
         layer = nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, batch_first=True, norm_first=True)
         self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
         self.head = nn.Linear(WIDTH, CLASSES)
+        self.kernel = nn.Conv1d(WIDTH, WIDTH, 3)  # its own affair, and no attention
 
     def forward(self, input_ids, attention_mask):
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)

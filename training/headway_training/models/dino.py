@@ -23,6 +23,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (torch's own convention)
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from headway_training.models.base import AttentionKind, Model
 from headway_training.models.configuration import Configuration
@@ -175,7 +176,8 @@ class DINO(Model):
         """Moves the teacher towards the student by 1 - `momentum`, and the centre towards the step's mean output."""
         averages = dict(self.teacher.named_buffers())
         weights = dict(self.student.named_parameters())
-        torch._foreach_lerp_([averages[name] for name in weights], list(weights.values()), 1 - momentum)
+        move = get_ema_multi_avg_fn(momentum)  # type: ignore[no-untyped-call] # torch's
+        move([averages[name] for name in weights], list(weights.values()), 0)
         if self._output_sum is None:
             return
         total, count = self._output_sum, torch.tensor(float(self._num_outputs), device=self.centre.device)

@@ -163,13 +163,39 @@ class RecurrentEncoderDecoder(Protocol):
 
 
 def is_recurrent(model: object) -> bool:
-    """True if a translation model follows `RecurrentEncoderDecoder`, False if it follows `EncoderDecoder`."""
-    return callable(getattr(model, "step", None))
+    """True if a translation model follows `RecurrentEncoderDecoder`, False if it follows `EncoderDecoder`.
+
+    Raises:
+        ValueError: It follows both, or neither.
+    """
+    return _follows(model, RecurrentEncoderDecoder, EncoderDecoder)
 
 
 def is_stateful(model: object) -> bool:
-    """True if a model that generates text follows `StatefulDecoder`, False if it follows `Decoder`."""
-    return callable(getattr(model, "read", None))
+    """True if a model that generates text follows `StatefulDecoder`, False if it follows `Decoder`.
+
+    Raises:
+        ValueError: It follows both, or neither.
+    """
+    return _follows(model, StatefulDecoder, Decoder)
+
+
+def _follows(model: object, protocol: type, other: type) -> bool:
+    """Tells which of two protocols a model follows, by all of its methods: one may be a helper that is called alike.
+
+    Raises:
+        ValueError: It follows both, or neither.
+    """
+    methods = {one: [name for name in vars(one) if not name.startswith("_")] for one in (protocol, other)}
+    lacks = {one: [name for name in methods[one] if not callable(getattr(model, name, None))] for one in methods}
+    followed = [one for one in methods if not lacks[one]]
+    if len(followed) == 1:
+        return followed[0] is protocol
+    if followed:
+        found = " and ".join(f"{', '.join(methods[one])} of {one.__name__}" for one in followed)
+        raise ValueError(f"it has {found}; a model follows one of them, so give what is a helper another name")
+    missing = " and ".join(f"{', '.join(lacks[one])} of {one.__name__}" for one in lacks)
+    raise ValueError(f"it lacks {missing}; a model has all methods of one of them")
 
 
 class TextClassifier(Protocol):
@@ -199,7 +225,7 @@ class ShowsAttention(Protocol):
 
     kernel: Kernel
     """Computes the attention of each of these layers, called once a layer, in their order. Another one may be put in
-    its place."""
+    its place. It is told by its parameters `query`, `key` and `value`; an `nn.Module` is none."""
 
 
 class ImageClassifier(Protocol):

@@ -154,14 +154,14 @@ class ImageEncoder(Model):
         if not isinstance(positions, nn.Embedding):
             raise ValueError(f"positions are {self.configuration.positions!r}; interpolation needs 'learned'")
         own = self.configuration.grid_size
-        parts = [int(self.class_token is not None), own * own, self.num_registers]
+        parts = [int(self.class_token is not None), own * own, self.num_trailing_registers]
         before, patches, after = torch.split(positions.weight, parts)
         square = patches.transpose(0, 1).reshape(1, -1, own, own)  # (1, D, own, own)
         resized = F.interpolate(square, size=(grid_size, grid_size), mode="bicubic")
         return torch.cat((before, resized[0].flatten(1).transpose(0, 1), after))
 
     @property
-    def num_registers(self) -> int:
+    def num_trailing_registers(self) -> int:
         """Tokens after those of `hidden_states` that layers attend to, which stand for no patch."""
         return self.configuration.num_registers
 

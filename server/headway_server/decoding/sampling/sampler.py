@@ -79,7 +79,7 @@ class Sampler:
             suppressed_ids: Tokens that no row is ever given.
         """
         self.vocab_size = vocab_size
-        self._suppressed_ids = list(suppressed_ids)
+        self._suppressed_ids = np.array(suppressed_ids, np.int64)
         self._temperature = np.zeros(num_slots, np.float32)
         self._top_k = np.zeros(num_slots, np.int64)
         self._top_p = np.ones(num_slots, np.float64)
@@ -168,11 +168,17 @@ class Sampler:
         """
         if slots is None:
             slots = np.arange(len(logits))
-        if not self._suppressed_ids:
-            return self._sample(logits, slots, logits, ranking)
-        allowed = logits.copy()
-        allowed[:, self._suppressed_ids] = -np.inf
-        return self._sample(allowed, slots, logits, None)
+        if ranking is not None and ranking.has_any_of(self._suppressed_ids):
+            ranking = None
+        allowed = logits
+        if self._suppressed_ids.size and not (ranking is not None and self._are_plain(slots)):
+            allowed = logits.copy()
+            allowed[:, self._suppressed_ids] = -np.inf
+        return self._sample(allowed, slots, logits, ranking)
+
+    def _are_plain(self, slots: NDArray[np.intp]) -> bool:
+        """True if nothing but the likeliest token is wanted of each slot, whatever it is."""
+        return bool(self._is_plain[slots].all()) and not self._masks.is_set[slots].any()
 
     def _sample(
         self, logits: NDArray[np.float32], slots: NDArray[np.intp], given: NDArray[np.float32], ranking: Ranking | None
@@ -184,7 +190,7 @@ class Sampler:
             best = ranking.token_ids[:, 0].copy()
             maximum = np.where(np.isfinite(ranking.normalizers), ranking.logits[:, 0], np.float32(np.nan))
         is_known = ranking is not None or not self._with_log_probabilities
-        if is_known and self._is_plain[slots].all() and not self._masks.is_set[slots].any():
+        if is_known and self._are_plain(slots):
             log_probabilities = np.zeros(len(logits))
             if ranking is not None:
                 log_probabilities[:] = maximum - ranking.normalizers

@@ -143,7 +143,7 @@ class RowRanker:
 
     def __init__(self, *, num_rows: int, vocab_size: int, suppressed_ids: Sequence[int] = ()) -> None:
         """Prepares for at most `num_rows` rows of `vocab_size` logits; `suppressed_ids` are banned in every row."""
-        self._suppressed_ids = list(suppressed_ids)
+        self._suppressed_ids = np.array(suppressed_ids, np.int64)
         self._scratch = WeightScratch(num_rows=block_rows(num_rows, vocab_size), vocab_size=vocab_size)
 
     def __repr__(self) -> str:
@@ -164,7 +164,8 @@ class RowRanker:
             banned: By row, the tokens that may not follow.
             ranking: Of these logits, where they were ranked already, of C tokens if none is banned.
         """
-        if ranking is not None and not banned and not self._suppressed_ids:
+        if ranking is not None and not banned and not ranking.has_any_of(self._suppressed_ids):
+            logits[:, self._suppressed_ids] = -np.inf
             log_probabilities = ranking.logits - ranking.normalizers[:, np.newaxis]
             return RankedRows(ranking.token_ids, log_probabilities, ranking.normalizers, logits)
         token_ids = np.empty((len(logits), count), np.int64)
@@ -178,8 +179,7 @@ class RowRanker:
                 normalizers[rows] = (
                     maximum + self._scratch.log_totals(block, maximum) if ranking is None else ranking.normalizers[rows]
                 )
-                if self._suppressed_ids:
-                    block[:, self._suppressed_ids] = -np.inf
+                block[:, self._suppressed_ids] = -np.inf
                 for row in range(rows.start, rows.stop) if banned else ():
                     if row in banned:
                         ids = banned[row]

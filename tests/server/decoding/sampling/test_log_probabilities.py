@@ -101,16 +101,21 @@ def test_rows_that_are_not_finite_have_no_log_probabilities():
     assert sampled.is_valid.tolist() == [True, False, False, True]
 
 
-def test_logits_that_were_ranked_already_give_the_same_tokens_and_log_probabilities():
+@pytest.mark.parametrize("suppressed_ids", [(), (299,), (5, 17)])
+def test_logits_that_were_ranked_already_give_the_same_tokens_and_log_probabilities(suppressed_ids):
     rng = np.random.default_rng(9)
     logits = np.round(rng.normal(size=(6, 300)) * 3).astype(np.float32)  # many equal ones
+    logits[:, 299] = -9
+    logits[2, 17] = 99
     order = np.argsort(-logits, axis=1, kind="stable")[:, :1]
     ranking = Ranking(order, np.take_along_axis(logits, order, axis=1), logits[:, 0] - exact(logits)[:, 0])
     greedy = SamplingParameters(max_new_tokens=1)
     drawn = SamplingParameters(max_new_tokens=1, temperature=1.0, seed=3)
     biased = SamplingParameters(max_new_tokens=1, logit_biases=((3, 20.0),), num_top_tokens=2)
     for parameters, is_masked in ([greedy] * 6, False), ([greedy] * 6, True), ([greedy, drawn, biased] * 2, True):
-        plain, ranked = (make_sampler(parameters, 300, with_log_probabilities=True) for _ in range(2))
+        plain, ranked = (
+            make_sampler(parameters, 300, with_log_probabilities=True, suppressed_ids=suppressed_ids) for _ in range(2)
+        )
         for sampler in (plain, ranked) if is_masked else ():
             sampler.allow(0, pack(np.arange(300) < 40))
         expected, found = plain.sample(logits), ranked.sample(logits, ranking=ranking)
@@ -118,3 +123,16 @@ def test_logits_that_were_ranked_already_give_the_same_tokens_and_log_probabilit
         assert found.is_valid.all()
         assert found.log_probabilities == pytest.approx(expected.log_probabilities, abs=1e-6)
         assert found.top_tokens.keys() == expected.top_tokens.keys()
+
+
+def test_greedy_tokens_are_taken_of_a_ranking_in_which_no_suppressed_token_is():
+    logits = np.random.default_rng(9).normal(size=(6, 300)).astype(np.float32)
+    logits[:, 7] = -9
+    best = logits.argmax(axis=1, keepdims=True)
+    ranking = Ranking(best, np.take_along_axis(logits, best, axis=1), np.zeros(6))
+    greedy = [SamplingParameters(max_new_tokens=1)] * 6
+    sampler = make_sampler(greedy, 300, with_log_probabilities=True, suppressed_ids=(7,))
+    never_read = np.full_like(logits, np.nan)
+    found = sampler.sample(never_read, ranking=ranking)
+    assert found.token_ids.tolist() == best[:, 0].tolist()
+    assert found.is_valid.all()

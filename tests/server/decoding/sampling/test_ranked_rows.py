@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from headway_server.decoding.interfaces import Ranking
+from headway_server.decoding.sampling import softmax
 from headway_server.decoding.sampling.softmax import RowRanker
 
 
@@ -88,3 +90,19 @@ def test_suppressed_tokens_are_ranked_in_no_row_and_count_for_the_others():
     assert (expected.token_ids[:, 0] == 7).all()
     np.testing.assert_array_equal(ranked.token_ids[:, :7], expected.token_ids[:, 1:])
     np.testing.assert_array_equal(ranked.log_probabilities[:, :7], expected.log_probabilities[:, 1:])
+
+
+@pytest.mark.parametrize("suppressed", [0, 9])
+def test_a_ranking_is_taken_as_it_is_if_no_suppressed_token_is_in_it(suppressed, monkeypatch):
+    logits = np.sort(np.random.default_rng(5).normal(size=(3, 400)).astype(np.float32))[:, ::-1].copy()
+    order = np.tile(np.arange(8), (3, 1))
+    exact = logits.astype(np.float64)
+    ranking = Ranking(order, logits[:, :8], np.log(np.exp(exact).sum(axis=1)))
+    ranker = RowRanker(num_rows=3, vocab_size=400, suppressed_ids=(suppressed,))
+    expected = ranker.rank(logits.copy(), 8, {})
+    if suppressed not in order:
+        monkeypatch.setattr(softmax, "top_candidates", None)
+    ranked = ranker.rank(logits.copy(), 8, {}, ranking)
+    np.testing.assert_array_equal(ranked.token_ids, expected.token_ids)
+    np.testing.assert_allclose(ranked.log_probabilities, expected.log_probabilities, atol=1e-6)
+    assert ranked.log_probability(1, suppressed) == -np.inf

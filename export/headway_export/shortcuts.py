@@ -1,0 +1,136 @@
+"""What PyTorch's tracer is spared: decompositions that change nothing, and a table that it makes for each trace.
+
+All names of PyTorch that are private stand in this module, and nothing needs it: it cannot be imported with a release
+that lacks one of them, and `tracing` does without it then (docs/decisions/decompositions.md).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from operator import attrgetter
+from typing import Any, cast
+from unittest.mock import patch
+
+import torch
+from torch._C import DispatchKey
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.export import ExportedProgram
+from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+
+@contextmanager
+def shortcuts() -> Iterator[None]:
+    """Spares the tracer work as long as it is open."""
+    with _decomposing_if_needed(), _known_operators():
+        yield
+
+
+@contextmanager
+def _decomposing_if_needed() -> Iterator[None]:
+    """Lets the tracer decompose a program only where that changes more than casts and shapes.
+
+    To decompose a program PyTorch traces it once more, which takes longer than the first time
+    (docs/decisions/decompositions.md).
+    """
+    decompose: Callable[..., ExportedProgram] = ExportedProgram.run_decompositions
+
+    def decompose_if_needed(program: ExportedProgram, decomp_table: Any = None, **options: Any) -> ExportedProgram:
+        if decomp_table is None or options or not _is_translatable(program, decomp_table):
+            return decompose(program, decomp_table, **options)
+        _write_casts(program)
+        _write_shapes(program.graph)
+        return program
+
+    with patch.object(ExportedProgram, "run_decompositions", decompose_if_needed):
+        yield
+
+
+_schema_of, _has_kernel = attrgetter("_schema"), OpOverload.has_kernel_for_dispatch_key
+_CAST = torch.ops.aten.to.dtype
+_COPY = torch.ops.aten._to_copy.default  # noqa: SLF001 (the name of an operator)
+_CHECK = torch.ops.aten._assert_tensor_metadata.default  # noqa: SLF001 (the name of an operator)
+_RESHAPES = (torch.ops.aten.flatten.using_ints, torch.ops.aten.unflatten.int)
+_WRITTEN = (_CAST, _CHECK, *_RESHAPES, torch.ops.aten.reshape.default, torch.ops.aten.contiguous.default)
+"""Operators that decomposing changes, into what is written here or into what has the same translation."""
+
+
+# What is missing is missed when this module is imported, and not within a trace.
+_ = _schema_of(_CAST).is_mutable, _schema_of(_CAST).arguments[0].alias_info, DispatchKey.CompositeImplicitAutograd
+
+
+def _is_translatable(program: ExportedProgram, decompositions: Mapping[Any, Any]) -> bool:
+    """True if decomposing a program would change nothing but the operators that are written here.
+
+    It would change those of the table, those that change a tensor in place, and those made of others that may return a
+    view; and it is needed for what is not a flat list of operators.
+    """
+    for node in program.graph.nodes:
+        if node.op in ("placeholder", "output") or node.target in _WRITTEN:
+            continue
+        if node.op != "call_function" or isinstance(node.target, HigherOrderOperator) or node.target in decompositions:
+            return False
+        if isinstance(node.target, OpOverload):
+            schema = _schema_of(node.target)
+            is_composite = _has_kernel(node.target, DispatchKey.CompositeImplicitAutograd)
+            if schema.is_mutable or (is_composite and any(argument.alias_info for argument in schema.arguments)):
+                return False
+    sizes = _dynamic_sizes(program.graph)
+    return all(
+        sum(not isinstance(axis, int) and str(axis) not in sizes for axis in node.meta["val"].shape) < 2
+        for node in program.graph.nodes
+        if node.target in _RESHAPES
+    )
+
+
+def _dynamic_sizes(graph: torch.fx.Graph) -> dict[str, tuple[torch.fx.Node, int]]:
+    """Returns an input and its axis for each dynamic size, by its name in the program."""
+    return {
+        str(size): (node, axis)
+        for node in graph.find_nodes(op="placeholder")
+        for axis, size in enumerate(getattr(node.meta["val"], "shape", ()))
+        if not isinstance(size, int)
+    }
+
+
+def _write_shapes(graph: torch.fx.Graph) -> None:
+    """Writes what joins or splits axes as reshapes, whose shapes name the sizes of inputs that they keep.
+
+    A size that no input has, and there is at most one in a shape, is -1, which follows from the others.
+    """
+    inputs = _dynamic_sizes(graph)
+    sizes: dict[str, torch.fx.Node] = {}
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    for node in (node for target in _RESHAPES for node in graph.find_nodes(op="call_function", target=target)):
+        shape: list[int | torch.fx.Node] = []
+        for axis in node.meta["val"].shape:
+            name = str(axis)
+            if not isinstance(axis, int) and name in inputs and name not in sizes:
+                with graph.inserting_before(first):
+                    sizes[name] = graph.call_function(torch.ops.aten.sym_size.int, inputs[name])
+                sizes[name].meta["val"] = axis
+            shape.append(axis if isinstance(axis, int) else sizes.get(name, -1))
+        node.target, node.args, node.kwargs = torch.ops.aten.reshape.default, (node.args[0], shape), {}
+
+
+def _write_casts(program: ExportedProgram) -> None:
+    """Writes casts with the operator that has a translation; one to the dtype that a tensor has is removed."""
+    for node in program.graph.find_nodes(op="call_function", target=_CAST):
+        source, dtype = cast("tuple[torch.fx.Node, torch.dtype]", node.args[:2])
+        if source.meta["val"].dtype == dtype:
+            node.replace_all_uses_with(source)
+            program.graph_signature.replace_all_uses(node.name, source.name)
+            program.graph.erase_node(node)
+        else:
+            node.target, node.args, node.kwargs = _COPY, (source,), {"dtype": dtype}
+
+
+@contextmanager
+def _known_operators() -> Iterator[None]:
+    """Has PyTorch make the table of its operators' translations once in a process, and not for each trace."""
+    with patch.object(ONNXRegistry, "from_torchlib", staticmethod(_registry)):
+        yield
+
+
+_registry = functools.cache(ONNXRegistry.from_torchlib)
