@@ -873,7 +873,7 @@ class RankLogits(InPlacePass):
     """Tokens of a group. A vocabulary that is a multiple of none of them is filled up."""
     USUAL_GROUP_SIZE = 32
     MOST_AT_ONCE = 1 << 15
-    """Tokens of a vocabulary from which on each row is ranked by itself."""
+    """Tokens of a vocabulary above which each row is ranked by itself."""
 
     def call(self, model: ir.Model) -> PassResult:
         """Adds an input and three outputs to a decoder, in place."""
