@@ -11,6 +11,7 @@ import random
 import shutil
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ import tiny_voice
 import torch
 from accelerate import Accelerator
 from rich.console import Console
+from torch import distributed as dist
 
 from headway_training.checkpoint import Checkpoint, ImagePreprocessing, load_matching_weights, write_checkpoint
 from headway_training.data.sources import OwnData, read_splits
@@ -35,7 +37,8 @@ from headway_training.models import build_model, make_configuration
 from headway_training.processes import exchange
 from headway_training.recipes import read_recipe
 from headway_training.sizing import expected_throughput, size_up
-from headway_training.tasks import make_task, segmentation
+from headway_training.tasks import TrainingBatch, make_task, segmentation
+from headway_training.tasks.base import Metrics, Part
 from headway_training.trainer import Trainer
 
 SEED = 7
@@ -44,6 +47,9 @@ FOLDERS = ("bert", "gpt2", "llama", "dinov2", "resnet")
 """Those of `init` that are model folders: one of them has a weight that nothing uses, one has batch norms."""
 _PATIENCE_S = 120
 """For a process that waits for the other: what takes seconds may take longer on a busy machine."""
+_SHORT_S = 10
+LONG_VALIDATION = "long validation"
+"""What two processes can do in place of a task: `validate_long`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,7 +302,7 @@ def open_trainer(name: str, root: Path, folder: Path, *settings: str, measures_s
     tiny = TASKS[name]
     init = root / tiny.init if tiny.init else None
     is_folder = tiny.init in FOLDERS
-    chosen = [*BRIEF, *tiny.settings, *settings]
+    chosen = [*tiny.settings, *BRIEF, *settings]
     if init is not None and not is_folder:
         chosen.append(f"init.checkpoint={json.dumps(str(init))}")
     recipe, source = read_recipe(tiny.recipe, chosen, model_folder=init if is_folder else None), None
@@ -338,20 +344,58 @@ EXACT = (
 
 
 def learn(name: str, root: Path, folder: Path, *settings: str) -> dict[str, Any]:
-    """What a task learns in its first steps: gradients of the first, and the losses and the weights after two."""
+    """What a task learns in its first steps: gradients of the first, and the losses and the weights after two.
+
+    Beside them are the gradients of the first row alone, of which all processes but one have nothing.
+    """
     trainer = open_trainer(name, root, folder, *EXACT, *settings)
     for module in trainer.model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
+    whole = trainer._make_batch(0)
+    row = TrainingBatch(tensors={key: tensor[:1] for key, tensor in whole.tensors.items()}, num_units=1)
+    found = {"gradients": _gradients(trainer, whole), "gradients of one row": _gradients(trainer, row)}
+    trainer.fit(until_step=2)
+    state = {key: tensor.clone() for key, tensor in trainer.model.state_dict().items()}
+    return {**found, "loss": trainer.progress.loss_sum, "state": state}
+
+
+def _gradients(trainer: Trainer, batch: TrainingBatch) -> dict[str, torch.Tensor]:
     trainer.objective.train()
+    trainer.model.zero_grad(set_to_none=True)
     trainer.task.before_step(trainer.model, 0, trainer.num_steps)
     with exchange():
-        trainer._backward(trainer._make_batch(0))
+        trainer._backward(batch)
     weights = trainer.model.named_parameters()
-    gradients = {name: weight.grad.clone() for name, weight in weights if weight.grad is not None}
-    trainer.fit(until_step=2)
-    state = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
-    return {"gradients": gradients, "loss": trainer.progress.loss_sum, "state": state}
+    return {name: weight.grad.clone() for name, weight in weights if weight.grad is not None}
+
+
+def validate_long(root: Path, folder: Path) -> dict[str, Any]:
+    """Trains while the first process validates for longer than the processes wait in collectives."""
+    dist.destroy_process_group()
+    _meet(folder.with_name("second meeting"), _SHORT_S)
+    trainer = open_trainer(
+        "text classification", root, folder, "optimization.max_steps=6", "optimization.evaluations=3"
+    )
+    evaluate = trainer.task.evaluate
+
+    def take_long(model: torch.nn.Module, part: Part) -> Metrics:
+        time.sleep(1.5 * _SHORT_S if trainer.progress.step == 2 else 0)
+        return evaluate(model, part)
+
+    trainer.task.evaluate = take_long
+    trainer.fit(until_step=5)
+    return {"step": trainer.progress.step, "validations": len(trainer.progress.history)}
+
+
+def _meet(file: Path, timeout_s: float) -> None:
+    dist.init_process_group(
+        "gloo",
+        init_method=file.as_uri(),
+        rank=int(os.environ["RANK"]),
+        world_size=NUM_PROCESSES,
+        timeout=timedelta(seconds=timeout_s),
+    )
 
 
 def start_pair(root: Path, folder: Path, names: Sequence[str]) -> subprocess.Popen[str]:
@@ -369,24 +413,19 @@ def _main(root: Path, folder: Path, names: Sequence[str]) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(NUM_PROCESSES)}
     # Processes meet at a file, so that nothing listens but on the loopback interface.
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    torch.distributed.init_process_group(
-        "gloo",
-        init_method=(folder / "meeting").as_uri(),
-        rank=rank,
-        world_size=NUM_PROCESSES,
-        timeout=timedelta(seconds=_PATIENCE_S),
-    )
+    _meet(folder / "meeting", _PATIENCE_S)
     segmentation._NUM_COMPOSITES = {"valid": 1, "test": 1}
     for name in names:
+        own = folder / f"{name}-{rank}"
         try:
-            found = learn(name, root, folder / f"{name}-{rank}")
+            found = validate_long(root, own) if name == LONG_VALIDATION else learn(name, root, own)
         except Exception:
             found = traceback.format_exc()
         with replacing(folder / f"{name}-{rank}.pt") as file:
             torch.save(found, file)
         if isinstance(found, str) and "RecipeError" not in found:
             os._exit(1)  # the other process must not wait
-    torch.distributed.destroy_process_group()
+    dist.destroy_process_group()
     if child:
         os.waitpid(child, 0)
 

@@ -59,7 +59,7 @@ def start(arguments: list[str], rank: int, meeting: Path) -> subprocess.Popen[st
 def pair(made_once, tmp_path_factory):
     """Two processes that learn all tasks, one after another; gives what each of them has found of a task."""
     root, folder = made_once("tiny-tasks", tiny_tasks.write_data), tmp_path_factory.mktemp("pair")
-    process = tiny_tasks.start_pair(root, folder, list(tiny_tasks.TASKS))
+    process = tiny_tasks.start_pair(root, folder, [*tiny_tasks.TASKS, tiny_tasks.LONG_VALIDATION])
 
     def found(name: str, rank: int) -> dict[str, Any] | str:
         file = folder / f"{name}-{rank}.pt"
@@ -75,11 +75,12 @@ def pair(made_once, tmp_path_factory):
 
 def assert_same(one: dict[str, Any], other: dict[str, Any], what: str) -> None:
     """Checks that gradients of a step, and losses and weights after two, are the same but for rounding."""
-    assert one["gradients"].keys() == other["gradients"].keys(), what  # the same weights have none
-    largest = max(float(gradient.abs().max()) for gradient in one["gradients"].values())
-    for name, gradient in one["gradients"].items():
-        difference = float((gradient - other["gradients"][name]).abs().max())
-        assert difference <= 1e-5 * largest, f"{what}: the gradient of {name} differs by {difference} of {largest}"
+    for kind in ("gradients", "gradients of one row"):
+        assert one[kind].keys() == other[kind].keys(), what  # the same weights have none
+        largest = max(float(gradient.abs().max()) for gradient in one[kind].values())
+        for name, gradient in one[kind].items():
+            difference = float((gradient - other[kind][name]).abs().max())
+            assert difference <= 1e-5 * largest, f"{what}: {kind}, {name}: {difference} of {largest} apart"
     assert other["loss"] == pytest.approx(one["loss"], rel=1e-5), what
     for name, tensor in one["state"].items():
         torch.testing.assert_close(
@@ -114,6 +115,12 @@ def test_processes_and_parts_of_a_batch_of_any_task_learn_what_the_whole_batch_t
     assert_same(whole, both[0], "two processes")
     for key, tensor in both[0]["state"].items():
         assert torch.equal(tensor, both[1]["state"][key]), f"the processes hold different {key}"
+
+
+def test_a_process_waits_for_a_validation_that_takes_longer_than_collectives_wait(pair):
+    _, found = pair
+    ranks = [found(tiny_tasks.LONG_VALIDATION, rank) for rank in range(PROCESSES)]
+    assert ranks == [{"step": 5, "validations": 2}, {"step": 5, "validations": 0}]
 
 
 def test_two_processes_learn_what_one_learns(tmp_path, reviews, tiny_settings):

@@ -129,7 +129,7 @@ def assert_same_end(one: Trainer, other: Trainer) -> None:
         assert torch.equal(tensor, other.model.state_dict()[name]), name
 
 
-@pytest.mark.parametrize(("stops", "optimizer"), [((7,), "adamw"), ((3, 4, 11), "adamw"), ((7,), "muon")])
+@pytest.mark.parametrize(("stops", "optimizer"), [((3, 4, 11), "adamw"), ((7,), "muon")])
 def test_a_resumed_run_ends_like_an_unbroken_one(tmp_path, reviews, tiny_settings, stops, optimizer):
     own = OwnData(train=str(reviews), valid=str(reviews))
     settings = (
@@ -144,17 +144,6 @@ def test_a_resumed_run_ends_like_an_unbroken_one(tmp_path, reviews, tiny_setting
         make_trainer(tmp_path / "broken", "ag-news", own, settings).fit(until_step=stop)
     resumed = make_trainer(tmp_path / "broken", "ag-news", own, settings)
     assert resumed.progress.step == max(stops) // 5 * 5
-    resumed.fit()
-    assert_same_end(unbroken, resumed)
-
-
-def test_random_changes_of_images_are_resumed_too(tmp_path, pictures, tiny_settings):
-    own = OwnData(train=str(pictures), valid=str(pictures))
-    settings = (*tiny_settings["cifar10"], "model.dropout=0.2", "augmentation.crop_padding=2")
-    unbroken = make_trainer(tmp_path / "unbroken", "cifar10", own, settings)
-    unbroken.fit()
-    make_trainer(tmp_path / "broken", "cifar10", own, settings).fit(until_step=6)
-    resumed = make_trainer(tmp_path / "broken", "cifar10", own, settings)
     resumed.fit()
     assert_same_end(unbroken, resumed)
 
