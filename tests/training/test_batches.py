@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway_training.batches import bucketed_batches, even_batches, sorted_batches
+from headway_training.batches import bucketed_batches, count_bucketed, even_batches, sorted_batches
+from headway_training.tasks import TrainingBatch
 
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=300)
 
@@ -20,6 +22,8 @@ def test_buckets_cover_every_example_once_within_the_bound(lengths, batch_tokens
         assert sorted(np.concatenate(batches).tolist()) == list(range(len(lengths)))
         for batch in batches:
             assert len(batch) == 1 or max(lengths[i] for i in batch) * len(batch) <= batch_tokens
+    counted = count_bucketed(lengths, batch_tokens, seed=seed, epoch=epoch)
+    assert counted == len(bucketed_batches(lengths, batch_tokens, seed=seed, epoch=epoch))
 
 
 @pytest.mark.parametrize(("count", "batch_size"), [(10, 3), (9, 3), (1, 8)])
@@ -55,3 +59,10 @@ def test_even_batches_of_examples_of_similar_length():
     spread = np.mean([np.ptp(lengths[batch]) for batch in batches])
     assert spread < 0.1 * np.mean([np.ptp(lengths[batch]) for batch in even_batches(1_000, 16, seed=0, epoch=1)])
     assert not np.array_equal(batches[0], even_batches(len(lengths), 16, lengths, seed=0, epoch=2)[0])
+
+
+def test_a_tensor_of_a_batch_that_is_not_rows_first_is_named():
+    targets = torch.zeros(3, 2, dtype=torch.int64)
+    TrainingBatch(tensors={"targets": targets, "pixels": torch.zeros(3, 4)}, num_units=3)
+    with pytest.raises(AssertionError, match=r"targets have 3, and others are \{'places': \(6,\)\}"):
+        TrainingBatch(tensors={"targets": targets, "places": torch.zeros(6)}, num_units=3)

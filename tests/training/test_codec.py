@@ -89,20 +89,29 @@ def test_each_book_names_the_code_nearest_to_what_is_left(codec: Codec) -> None:
     torch.testing.assert_close(found, codec.quantizer.latents(codes))
 
 
-def test_codes_move_to_the_latents_in_training_alone(codec: Codec) -> None:
+def test_codes_move_to_the_latents_at_the_end_of_a_step_alone(codec: Codec) -> None:
     latents = torch.randn(4, 8, 30)
     points = latents.transpose(1, 2).flatten(0, 1)
 
     def farthest() -> float:
         return float(torch.cdist(codec.quantizer.books[0], points).min(dim=1).values.max())
 
-    codec.quantizer(latents)
-    before = farthest()
+    def learn() -> torch.Tensor:
+        codec.quantizer.begin_step()
+        codes = codec.quantizer(latents, torch.rand(4, 3, 30))[1]
+        codec.quantizer.end_step()
+        return codes
+
+    books = codec.quantizer.books.clone()
     codec.quantizer.train()
     codec.quantizer(latents)
+    codec.quantizer(latents, torch.rand(4, 3, 30))  # of no step
+    assert torch.equal(codec.quantizer.books, books)
+    before = farthest()
+    learn()
     assert farthest() < min(1.0, before / 2)
     for _ in range(100):
-        _, codes, _ = codec.quantizer(latents)
+        codes = learn()
     for code in codes[:, :, 0].unique():  # a code is the mean of what it stands for
         torch.testing.assert_close(
             codec.quantizer.books[0, code], points[codes[:, :, 0].flatten() == code].mean(dim=0), atol=0.2, rtol=0

@@ -1,4 +1,4 @@
-"""Training on several processes gives what one process gives."""
+"""Training on several processes, or in parts of a batch, gives what one process gives."""
 
 import os
 import re
@@ -7,12 +7,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import pytest
+import tiny_tasks
 import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from headway_training.cli import app
+from headway_training.errors import RecipeError
 
 PROCESSES = 2
 EXACT = (
@@ -49,6 +53,74 @@ def start(arguments: list[str], rank: int, meeting: Path) -> subprocess.Popen[st
     }
     words = [sys.executable, "-c", code, meeting.as_uri(), *arguments]
     return subprocess.Popen(words, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+@pytest.fixture(scope="module")
+def pair(made_once, tmp_path_factory):
+    """Two processes that learn all tasks, one after another; gives what each of them has found of a task."""
+    root, folder = made_once("tiny-tasks", tiny_tasks.write_data), tmp_path_factory.mktemp("pair")
+    process = tiny_tasks.start_pair(root, folder, [*tiny_tasks.TASKS, tiny_tasks.LONG_VALIDATION])
+
+    def found(name: str, rank: int) -> dict[str, Any] | str:
+        file = folder / f"{name}-{rank}.pt"
+        while not file.is_file():
+            assert process.poll() is None or file.is_file(), f"the processes ended: {process.communicate()[0]}"
+            time.sleep(0.02)
+        return torch.load(file, weights_only=True)
+
+    yield root, found
+    process.kill()
+    process.communicate()
+
+
+def assert_same(one: dict[str, Any], other: dict[str, Any], what: str) -> None:
+    """Checks that gradients of a step, and losses and weights after two, are the same but for rounding."""
+    for kind in ("gradients", "gradients of one row"):
+        assert one[kind].keys() == other[kind].keys(), what  # the same weights have none
+        largest = max(float(gradient.abs().max()) for gradient in one[kind].values())
+        for name, gradient in one[kind].items():
+            difference = float((gradient - other[kind][name]).abs().max())
+            assert difference <= 1e-5 * largest, f"{what}: {kind}, {name}: {difference} of {largest} apart"
+    assert other["loss"] == pytest.approx(one["loss"], rel=1e-5), what
+    for name, tensor in one["state"].items():
+        torch.testing.assert_close(
+            other["state"][name], tensor, rtol=1e-5, atol=1e-6, msg=lambda message, n=name: f"{what}: {n}: {message}"
+        )
+
+
+REFUSED_PARTS = {
+    "images and texts": "compares all rows of a batch",
+    "images and texts by sigmoid": "compares all rows of a batch",
+    "folder with batch norms": "normalises by the mean of a batch's rows",
+}
+"""Tasks whose batches cannot be worked through in parts, and why."""
+REFUSED_PROCESSES = {"folder with batch norms": "normalises by the mean of a batch's rows"}
+
+
+@pytest.mark.parametrize("name", tiny_tasks.TASKS)
+def test_processes_and_parts_of_a_batch_of_any_task_learn_what_the_whole_batch_teaches(tmp_path, pair, name):
+    root, found = pair
+    whole = tiny_tasks.learn(name, root, tmp_path / "whole")
+    parts = (name, root, tmp_path / "parts", "optimization.gradient_accumulation=2")
+    if name in REFUSED_PARTS:
+        with pytest.raises(RecipeError, match=REFUSED_PARTS[name]):
+            tiny_tasks.learn(*parts)
+    else:
+        assert_same(whole, tiny_tasks.learn(*parts), "two parts")
+    both = [found(name, rank) for rank in range(PROCESSES)]
+    if name in REFUSED_PROCESSES:
+        assert all(REFUSED_PROCESSES[name] in one for one in both)
+        return
+    assert all(isinstance(one, dict) for one in both), both
+    assert_same(whole, both[0], "two processes")
+    for key, tensor in both[0]["state"].items():
+        assert torch.equal(tensor, both[1]["state"][key]), f"the processes hold different {key}"
+
+
+def test_a_process_waits_for_a_validation_that_takes_longer_than_collectives_wait(pair):
+    _, found = pair
+    ranks = [found(tiny_tasks.LONG_VALIDATION, rank) for rank in range(PROCESSES)]
+    assert ranks == [{"step": 5, "validations": 2}, {"step": 5, "validations": 0}]
 
 
 def test_two_processes_learn_what_one_learns(tmp_path, reviews, tiny_settings):

@@ -159,22 +159,6 @@ def make_trainer(folder: Path, pictures: Path, *more: str) -> Trainer:
     return Trainer(task=task, model=model, recipe=recipe, folder=folder, seed=7, console=QUIET)
 
 
-def test_a_resumed_run_ends_like_an_unbroken_one_teacher_and_centre_included(tmp_path: Path, pictures: Path) -> None:
-    settings = ("optimization.max_steps=6", "optimization.evaluations=1", "optimization.state_every_steps=2")
-    settings = (*settings, "distillation.frozen_fraction=0.5")
-    unbroken = make_trainer(tmp_path / "unbroken", pictures, *settings)
-    unbroken.fit()
-    make_trainer(tmp_path / "broken", pictures, *settings).fit(until_step=3)
-    resumed = make_trainer(tmp_path / "broken", pictures, *settings)
-    assert resumed.progress.step == 2
-    resumed.fit()
-    assert unbroken.progress.history == resumed.progress.history
-    state = unbroken.model.state_dict()
-    assert state["centre"].any()
-    for name, tensor in state.items():
-        assert torch.equal(tensor, resumed.model.state_dict()[name]), name
-
-
 def test_a_run_learns_without_labels_and_leaves_the_teachers_encoder(tmp_path: Path, pictures: Path) -> None:
     settings = settings_of(
         *("optimization.epochs=1000", "optimization.max_steps=60", "optimization.learning_rate=0.003"),

@@ -15,10 +15,9 @@ from typer.testing import CliRunner
 from headway_training.checkpoint import load_model, read_checkpoint
 from headway_training.cli import app
 from headway_training.data import OwnData
-from headway_training.errors import CheckpointError, DataError, ResumeError, StoppedError
+from headway_training.errors import CheckpointError, DataError, ResumeError
 from headway_training.huggingface import open_folder
 from headway_training.run import RunOptions, run_training
-from headway_training.trainer import Trainer
 
 LORA = ("lora.rank=4", "lora.dropout=0.1")
 
@@ -79,28 +78,6 @@ def test_a_state_of_lora_holds_what_is_trained_alone(root, data):
     assert parts[0]
     assert all("lora_" in name for name in parts[0])
     assert all("lora_" in name for name in load_file(root / "small-state" / "best.safetensors"))
-
-
-@pytest.mark.parametrize(("name", "settings"), [("topics", LORA), ("chats", ()), ("story", LORA)])
-def test_a_resumed_run_ends_like_an_unbroken_one(root, data, name, settings, monkeypatch):
-    settings = (*settings, "augmentation.subword_splitting=0")
-    unbroken = tiny_tuning.tune(root, data, name, *settings, to=f"unbroken-{name}")
-    after_step = Trainer._after_step
-
-    def killed(self, display):
-        after_step(self, display)
-        if self.progress.step == 7:
-            raise StoppedError("killed")
-
-    monkeypatch.setattr(Trainer, "_after_step", killed)
-    with pytest.raises(StoppedError):
-        tiny_tuning.tune(root, data, name, *settings, to=f"broken-{name}")
-    monkeypatch.setattr(Trainer, "_after_step", after_step)
-    resumed = tiny_tuning.tune(root, data, name, *settings, to=f"broken-{name}", resume=True)
-    one, other = _weights(unbroken), _weights(resumed)
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[tensor], other[tensor]) for tensor in one)
-    assert read_checkpoint(unbroken).training.history == read_checkpoint(resumed).training.history
 
 
 def test_a_resumed_run_must_start_from_the_same_folder(root, data, tmp_path):

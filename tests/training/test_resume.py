@@ -1,7 +1,9 @@
 """A run that was killed and resumed ends exactly like one that was not."""
 
+import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,31 +11,114 @@ import time
 from pathlib import Path
 
 import pytest
+import tiny_tasks
 import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
+from headway_training import durable, hardware
 from headway_training.batches import StepPlan, step_seed
 from headway_training.data.sources import OwnData, read_splits
 from headway_training.errors import ResumeError, StoppedError
 from headway_training.models import build_model
 from headway_training.optimization import learning_rate
 from headway_training.recipes import read_recipe
+from headway_training.recipes.settings import ARCHITECTURES
 from headway_training.run import RUN_FILE, RunOptions, run_training
-from headway_training.tasks import make_task
+from headway_training.tasks import make_task, segmentation
 from headway_training.trainer import Trainer
+
+
+class Killed(BaseException):
+    """What ends a process, as far as a test can."""
+
+
+@pytest.fixture(scope="module")
+def data(made_once):
+    """The data of every task, and the ends of unbroken runs, by the names of tasks."""
+    return made_once("tiny-tasks", tiny_tasks.write_data), {}
+
+
+BROKEN = (
+    *("optimization.max_steps=5", "optimization.evaluations=2", "optimization.state_every_steps=2"),
+    *("optimization.average_decay=0.9", "optimization.learning_rate=0.003"),
+)
+"""Validations after the steps 2 and 5, states after 2 and 4."""
+
+
+def state_at_the_end(folder: Path) -> dict[str, object]:
+    """What the last state of a run holds by dotted names, but for the time it took, and its best weights."""
+    (file,) = (folder / "state").glob("step-*.pt")
+    state = torch.load(file, weights_only=True)
+    del state["progress"]["wall_time_s"]
+    return {**flat(state), **flat(load_file(folder / "best.safetensors"), "best.")}
+
+
+def flat(value: object, prefix: str = "") -> dict[str, object]:
+    if isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return {name: one for key, inner in items for name, one in flat(inner, f"{prefix}.{key}").items()}
+    return {prefix: value}
+
+
+@pytest.mark.parametrize("killed", ["in a step", "while it validated"])
+@pytest.mark.parametrize("name", tiny_tasks.TASKS)
+def test_a_killed_and_resumed_run_of_any_task_ends_with_the_bits_of_an_unbroken_one(
+    tmp_path, data, monkeypatch, name, killed
+):
+    monkeypatch.setattr(segmentation, "_NUM_COMPOSITES", {"valid": 2, "test": 2})
+    monkeypatch.setattr(hardware, "_PROBE_S", 0.005)
+    root, unbroken = data
+    if name not in unbroken:
+        tiny_tasks.open_trainer(name, root, tmp_path / "unbroken", *BROKEN, measures_speed=True).fit()
+        unbroken[name] = state_at_the_end(tmp_path / "unbroken")
+    broken = tiny_tasks.open_trainer(name, root, tmp_path / "broken", *BROKEN, measures_speed=True)
+    broken.task.evaluate(broken.model.eval(), "valid")  # a validation more changes nothing
+    if killed == "in a step":
+        broken.fit(until_step=3)
+    else:
+        evaluate = broken.task.evaluate
+
+        def die_at_the_end(model, part):
+            metrics = evaluate(model, part)
+            if broken.progress.step == broken.num_steps:
+                raise Killed
+            return metrics
+
+        monkeypatch.setattr(broken.task, "evaluate", die_at_the_end)
+        with pytest.raises(Killed):
+            broken.fit()
+    resumed = tiny_tasks.open_trainer(name, root, tmp_path / "broken", *BROKEN, measures_speed=True)
+    assert resumed.progress.step == (2 if killed == "in a step" else 4)
+    resumed.fit()
+    expected, found = unbroken[name], state_at_the_end(tmp_path / "broken")
+    assert found.keys() == expected.keys()
+    for key, one in expected.items():
+        assert torch.equal(one, found[key]) if torch.is_tensor(one) else one == found[key], key
+
+
+def test_every_task_is_tried_with_every_architecture():
+    tried = {
+        (recipe.task, "huggingface" if tiny.init in tiny_tasks.FOLDERS else recipe.architecture)
+        for tiny in tiny_tasks.TASKS.values()
+        for recipe in [read_recipe(tiny.recipe)]
+    }
+    assert tried == {(task, one) for task, several in ARCHITECTURES.items() for one in several}
+
 
 RUN = ("optimization.epochs=4", "optimization.evaluations=3", "optimization.state_every_steps=5")
 QUIET = Console(quiet=True)
 
 
-def make_trainer(folder: Path, recipe_name: str, own: OwnData, settings: tuple[str, ...]) -> Trainer:
+def make_trainer(
+    folder: Path, recipe_name: str, own: OwnData, settings: tuple[str, ...], *more: str, console: Console = QUIET
+) -> Trainer:
     """A trainer over the run in `folder`: fresh, or as its state says."""
-    recipe = read_recipe(recipe_name, [*settings, *RUN])
+    recipe = read_recipe(recipe_name, [*settings, *RUN, *more])
     task = make_task(recipe, read_splits(recipe, folder, own), folder)
     torch.manual_seed(7)
     model = build_model(recipe.architecture, {**recipe.configuration, **task.model_fields()})
-    return Trainer(task=task, model=model, recipe=recipe, folder=folder, seed=7, console=QUIET)
+    return Trainer(task=task, model=model, recipe=recipe, folder=folder, seed=7, console=console)
 
 
 def assert_same_end(one: Trainer, other: Trainer) -> None:
@@ -44,7 +129,7 @@ def assert_same_end(one: Trainer, other: Trainer) -> None:
         assert torch.equal(tensor, other.model.state_dict()[name]), name
 
 
-@pytest.mark.parametrize(("stops", "optimizer"), [((7,), "adamw"), ((3, 4, 11), "adamw"), ((7,), "muon")])
+@pytest.mark.parametrize(("stops", "optimizer"), [((3, 4, 11), "adamw"), ((7,), "muon")])
 def test_a_resumed_run_ends_like_an_unbroken_one(tmp_path, reviews, tiny_settings, stops, optimizer):
     own = OwnData(train=str(reviews), valid=str(reviews))
     settings = (
@@ -59,17 +144,6 @@ def test_a_resumed_run_ends_like_an_unbroken_one(tmp_path, reviews, tiny_setting
         make_trainer(tmp_path / "broken", "ag-news", own, settings).fit(until_step=stop)
     resumed = make_trainer(tmp_path / "broken", "ag-news", own, settings)
     assert resumed.progress.step == max(stops) // 5 * 5
-    resumed.fit()
-    assert_same_end(unbroken, resumed)
-
-
-def test_random_changes_of_images_are_resumed_too(tmp_path, pictures, tiny_settings):
-    own = OwnData(train=str(pictures), valid=str(pictures))
-    settings = (*tiny_settings["cifar10"], "model.dropout=0.2", "augmentation.crop_padding=2")
-    unbroken = make_trainer(tmp_path / "unbroken", "cifar10", own, settings)
-    unbroken.fit()
-    make_trainer(tmp_path / "broken", "cifar10", own, settings).fit(until_step=6)
-    resumed = make_trainer(tmp_path / "broken", "cifar10", own, settings)
     resumed.fit()
     assert_same_end(unbroken, resumed)
 
@@ -182,6 +256,69 @@ def test_a_damaged_state_is_an_error(tmp_path, reviews, tiny_settings):
         make_trainer(tmp_path / "b", "ag-news", own, (*tiny_settings["ag-news"], "model.d_ff=64"))
 
 
+def test_a_state_that_a_power_cut_left_in_part_gives_way_to_the_one_before(tmp_path, reviews, tiny_settings):
+    own = OwnData(train=str(reviews), valid=str(reviews))
+    unbroken = make_trainer(tmp_path / "unbroken", "ag-news", own, tiny_settings["ag-news"])
+    unbroken.fit()
+    for folder, kept in (("half", 0.5), ("nothing", 0)):
+        shown = Console(file=io.StringIO(), width=1000)
+        make_trainer(tmp_path / folder, "ag-news", own, tiny_settings["ag-news"]).fit(until_step=5)
+        states = tmp_path / folder / "state"
+        content = (states / "step-5.pt").read_bytes()
+        (states / "step-10.pt").write_bytes(content[: int(kept * len(content))])
+        resumed = make_trainer(tmp_path / folder, "ag-news", own, tiny_settings["ag-news"], console=shown)
+        assert resumed.progress.step == 5
+        assert re.search(r"step-10\.pt cannot be resumed: .*\. The run goes on from step 5", shown.file.getvalue())
+        resumed.fit(until_step=10)  # where the state in part is overwritten
+        resumed = make_trainer(tmp_path / folder, "ag-news", own, tiny_settings["ag-news"])
+        assert resumed.progress.step == 10
+        resumed.fit()
+        assert_same_end(unbroken, resumed)
+
+
+def test_a_state_and_the_best_weights_before_it_are_on_the_disk_before_an_older_state_goes(
+    tmp_path, reviews, tiny_settings, monkeypatch
+):
+    flushed, flush = [], durable._flush
+
+    def note(path: Path) -> None:
+        flush(path)
+        flushed.append((path.name, sorted(file.name for file in (tmp_path / "run" / "state").glob("step-*.pt"))))
+
+    own = OwnData(train=str(reviews), valid=str(reviews))
+    make_trainer(tmp_path / "run", "ag-news", own, tiny_settings["ag-news"]).fit(until_step=5)
+    monkeypatch.setattr(durable, "_flush", note)
+    resumed = make_trainer(tmp_path / "run", "ag-news", own, tiny_settings["ag-news"], "optimization.evaluations=1000")
+    resumed.progress.best_value = -1.0  # so that the next validation is the best
+    resumed.fit(until_step=6)
+    resumed._save()
+    assert flushed == [
+        ("best.safetensors.writing", ["step-5.pt"]),
+        ("run", ["step-5.pt"]),
+        ("step-6.pt.writing", ["step-5.pt"]),
+        ("state", ["step-5.pt", "step-6.pt"]),
+    ]
+    assert [file.name for file in (tmp_path / "run" / "state").iterdir()] == ["step-6.pt"]
+
+
+def test_a_run_that_patience_ended_has_ended_when_it_is_resumed(tmp_path, reviews, tiny_settings):
+    own = OwnData(train=str(reviews), valid=str(reviews))
+    settings = (*tiny_settings["ag-news"], "optimization.patience=2", "optimization.learning_rate=1e-9")
+    for every in (1, 7):  # the run ends at a step that has a state already, or at another
+        plan = ("optimization.evaluations=20", f"optimization.state_every_steps={every}")
+        folder = tmp_path / str(every)
+        first = make_trainer(folder, "ag-news", own, settings, *plan)
+        first.fit()
+        assert 0 < first.progress.step < first.num_steps
+        resumed = make_trainer(folder, "ag-news", own, settings, *plan)
+        assert resumed.progress.step == first.progress.step
+        resumed.fit()
+        assert resumed.progress.step == first.progress.step
+        assert resumed.progress.history == first.progress.history
+        for name, tensor in first.model.state_dict().items():
+            assert torch.equal(tensor, resumed.model.state_dict()[name]), name
+
+
 def test_the_plan_covers_every_example_once_an_epoch(tmp_path, reviews, tiny_settings):
     own = OwnData(train=str(reviews), valid=str(reviews))
     trainer = make_trainer(tmp_path, "ag-news", own, tiny_settings["ag-news"])
@@ -190,8 +327,8 @@ def test_the_plan_covers_every_example_once_an_epoch(tmp_path, reviews, tiny_set
     assert plan.epochs_at(plan.num_steps) == 4
     for epoch in range(4):
         assert sorted(seen[80 * epoch : 80 * (epoch + 1)]) == list(range(80))
-    assert plan.num_steps in plan.evaluation_steps(3)
-    assert len(plan.evaluation_steps(3)) == 3
+    assert plan.num_steps in plan.evaluation_steps
+    assert len(plan.evaluation_steps) == 3
 
 
 def test_a_share_of_an_epoch_and_a_limit_of_steps_bound_the_plan(tmp_path, reviews, tiny_settings):
@@ -199,10 +336,38 @@ def test_a_share_of_an_epoch_and_a_limit_of_steps_bound_the_plan(tmp_path, revie
     whole = make_trainer(tmp_path, "ag-news", own, tiny_settings["ag-news"])
     for settings, epochs in ((["optimization.epochs=0.5"], 0.5), (["optimization.max_steps=3"], None)):
         recipe = read_recipe("ag-news", [*tiny_settings["ag-news"], *settings])
-        plan = StepPlan(whole.task.epoch_batches, recipe.optimization, seed=0)
+        plan = StepPlan(whole.task.num_batches, whole.task.epoch_batches, recipe.optimization, seed=0)
         assert (
             plan.num_steps == 3 if epochs is None else plan.epochs_at(plan.num_steps) == pytest.approx(epochs, abs=0.1)
         )
+
+
+def test_a_plan_counts_batches_before_it_makes_any(tmp_path, reviews, tiny_settings):
+    own = OwnData(train=str(reviews), valid=str(reviews))
+    task = make_trainer(tmp_path, "ag-news", own, tiny_settings["ag-news"]).task
+    made = []
+
+    def make(seed, epoch):
+        made.append(epoch)
+        return task.epoch_batches(seed, epoch)
+
+    settings = read_recipe("ag-news", ["optimization.epochs=2.5", "optimization.batch_tokens=128"]).optimization
+    plan = StepPlan(task.num_batches, make, settings, seed=3)
+    assert not made
+    counts = [len(task.epoch_batches(3, epoch)) for epoch in range(3)]
+    assert plan.num_steps == counts[0] + counts[1] + -(-counts[2] // 2)
+    for step in range(plan.num_steps):
+        plan.batch(step)
+    assert made == [0, 1, 2]
+    assert plan.epochs_at(plan.num_steps) == pytest.approx(2.5, abs=0.1)
+
+
+@pytest.mark.parametrize("name", tiny_tasks.TASKS)
+def test_every_task_counts_the_batches_of_each_epoch(tmp_path, data, name):
+    task = tiny_tasks.open_trainer(name, data[0], tmp_path, "optimization.max_steps=1").task
+    assert [task.num_batches(5, epoch) for epoch in range(3)] == [
+        len(task.epoch_batches(5, epoch)) for epoch in range(3)
+    ]
 
 
 def test_every_step_and_stream_has_a_seed_of_its_own():

@@ -202,6 +202,22 @@ def test_prompts_lie_in_their_segments_and_cover_what_they_say() -> None:
     assert choose_prompts(Scene(image=scene.image, maps=(np.zeros((64, 64), np.int32),)), 3, 16, random) is None
 
 
+def test_the_next_point_is_any_cell_where_the_mask_is_wrong_or_any_where_it_is_right() -> None:
+    truth = torch.zeros(2, 4, 4, dtype=torch.bool)
+    truth[:, 0, 0] = truth[:, 2, 1] = True
+    masks = truth.clone()
+    masks[0, 2, 1], masks[0, 3, 3] = False, True  # two wrong cells, one of which is inside; none in the second row
+    steps = (torch.arange(64) + 0.5) / 64
+    found: list[set[tuple[int, int, int]]] = [set(), set()]
+    for chance in steps:
+        points, labels = segmentation._next_point(masks, truth, torch.tensor([[chance, 0.25, 0.75]] * 2))
+        assert torch.allclose(points[:, 0] * 4 % 1, torch.tensor([0.25, 0.75]))
+        for row, ((x, y),) in enumerate((points * 4).long().tolist()):
+            found[row].add((y, x, int(labels[row, 0])))
+    assert found[0] == {(2, 1, INSIDE), (3, 3, OUTSIDE)}
+    assert len(found[1]) == 16
+
+
 def test_baselines_fill_the_box_and_take_the_component_under_the_point() -> None:
     image = np.zeros((40, 60, 3), np.uint8)
     image[10:20, 10:20], image[10:20, 30:50] = 200, 220
@@ -229,19 +245,6 @@ def make_trainer(folder: Path, data: Path, *more: str) -> Trainer:
     torch.manual_seed(7)
     model = build_model(recipe.architecture, {**recipe.configuration, **task.model_fields()})
     return Trainer(task=task, model=model, recipe=recipe, folder=folder, seed=7, console=QUIET)
-
-
-def test_a_resumed_run_ends_like_an_unbroken_one(tmp_path: Path, segment_data: Path) -> None:
-    settings = ("optimization.max_steps=6", "optimization.evaluations=1", "optimization.state_every_steps=2")
-    unbroken = make_trainer(tmp_path / "unbroken", segment_data, *settings)
-    unbroken.fit()
-    make_trainer(tmp_path / "broken", segment_data, *settings).fit(until_step=3)
-    resumed = make_trainer(tmp_path / "broken", segment_data, *settings)
-    assert resumed.progress.step == 2
-    resumed.fit()
-    assert unbroken.progress.history == resumed.progress.history
-    for name, tensor in unbroken.model.state_dict().items():
-        assert torch.equal(tensor, resumed.model.state_dict()[name]), name
 
 
 def test_a_run_leaves_a_checkpoint_with_what_was_measured(
@@ -280,7 +283,8 @@ def test_a_tiny_model_learns_a_handful_of_pictures(tmp_path: Path, segment_data:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(250):
         optimizer.zero_grad()
-        loss = task.loss(model, batch.tensors) / batch.num_targets
+        chances = torch.rand_like(batch.tensors["chances"])  # of a point or a box, as another batch has others
+        loss = task.loss(model, {**batch.tensors, "chances": chances}) / batch.num_targets
         loss.backward()
         optimizer.step()
     truth = batch.tensors["coverage"].flatten(0, 1)[:, None] > 127

@@ -17,6 +17,8 @@ from headway_training.recipes import OptimizationSettings
 
 Batch = NDArray[np.int64]
 """Indices of examples."""
+Lengths = Sequence[int] | NDArray[np.int64]
+"""Tokens of each example."""
 
 POOL_BATCHES = 50
 """Batches' worth of examples that are sorted by length together: enough that little is padded, few enough that the
@@ -24,56 +26,63 @@ batches differ from epoch to epoch."""
 
 
 class StepPlan:
-    """Lays the batches of all epochs end to end.
+    """Lays the batches of all epochs end to end. Of each epoch the batches are counted first, and made when it comes.
 
     Args:
+        num_batches: Seed and number of an epoch -> how many batches it has.
         epoch_batches: Seed and number of an epoch -> its batches.
-        settings: How many epochs and steps.
+        settings: How many epochs, steps and validations.
         seed: Seed of the run.
     """
 
     def __init__(
-        self, epoch_batches: Callable[[int, int], list[Batch]], settings: OptimizationSettings, seed: int
+        self,
+        num_batches: Callable[[int, int], int],
+        epoch_batches: Callable[[int, int], list[Batch]],
+        settings: OptimizationSettings,
+        seed: int,
     ) -> None:
         self._epoch_batches = epoch_batches
         self._seed = seed
         self._epoch = -1
         self._batches: list[Batch] = []
+        self._counts: list[int] = []  # batches of each epoch, whole
         self._starts = [0]  # first step of each epoch; the last entry is the end
         for epoch in range(math.ceil(settings.epochs)):
             share = min(1.0, settings.epochs - epoch)
-            self._starts.append(self._starts[-1] + math.ceil(len(self._of_epoch(epoch)) * share))
+            self._counts.append(num_batches(seed, epoch))
+            self._starts.append(self._starts[-1] + math.ceil(self._counts[-1] * share))
             if settings.max_steps and self._starts[-1] >= settings.max_steps:
                 break
         self.num_steps = min(self._starts[-1], settings.max_steps or self._starts[-1])
         if self.num_steps == 0:
             raise DataError("the training data makes no batch: it is too small for the recipe's model.max_length")
+        count = settings.evaluations
+        self.evaluation_steps = frozenset(max(1, round(self.num_steps * (i + 1) / count)) for i in range(count))
+        """Numbers of the steps after which the model is validated; the last step is one of them."""
 
     def __repr__(self) -> str:
         return f"StepPlan(num_steps={self.num_steps}, epochs={self.epochs_at(self.num_steps):.2f})"
 
     def batch(self, step: int) -> Batch:
         """The examples of step `step`, counted from 0."""
-        epoch = int(np.searchsorted(self._starts, step, side="right")) - 1
-        return self._of_epoch(epoch)[step - self._starts[epoch]]
+        epoch = self._epoch_of(step)
+        if epoch != self._epoch:
+            self._epoch, self._batches = epoch, self._epoch_batches(self._seed, epoch)
+            assert len(self._batches) == self._counts[epoch], f"epoch {epoch} was counted otherwise than it is"
+        return self._batches[step - self._starts[epoch]]
 
     def epochs_at(self, step: int) -> float:
         """Passes over the data that `step` steps make."""
-        epoch = min(int(np.searchsorted(self._starts, step, side="right")) - 1, len(self._starts) - 2)
-        return epoch + (step - self._starts[epoch]) / len(self._of_epoch(epoch))
+        epoch = min(self._epoch_of(step), len(self._counts) - 1)
+        return epoch + (step - self._starts[epoch]) / self._counts[epoch]
 
     def generator(self, step: int) -> torch.Generator:
         """Random numbers for the changes to the examples of a step."""
         return torch.Generator().manual_seed(step_seed(self._seed, step, 0))
 
-    def evaluation_steps(self, evaluations: int) -> frozenset[int]:
-        """Numbers of the steps after which the model is validated; the last step is one of them."""
-        return frozenset(max(1, round(self.num_steps * (i + 1) / evaluations)) for i in range(evaluations))
-
-    def _of_epoch(self, epoch: int) -> list[Batch]:
-        if epoch != self._epoch:
-            self._epoch, self._batches = epoch, self._epoch_batches(self._seed, epoch)
-        return self._batches
+    def _epoch_of(self, step: int) -> int:
+        return int(np.searchsorted(self._starts, step, side="right")) - 1
 
 
 def step_seed(seed: int, step: int, stream: int) -> int:
@@ -81,9 +90,7 @@ def step_seed(seed: int, step: int, stream: int) -> int:
     return int(np.random.SeedSequence((seed, step, stream)).generate_state(1)[0])
 
 
-def even_batches(
-    count: int, batch_size: int, lengths: Sequence[int] | None = None, *, seed: int, epoch: int
-) -> list[Batch]:
+def even_batches(count: int, batch_size: int, lengths: Lengths | None = None, *, seed: int, epoch: int) -> list[Batch]:
     """Cuts a random order of `count` examples into batches of `batch_size`; one may be smaller.
 
     With `lengths`, the tokens of each, examples of similar length come together.
@@ -100,7 +107,7 @@ def even_batches(
     return [batches[i] for i in generator.permutation(len(batches))]
 
 
-def bucketed_batches(lengths: Sequence[int], batch_tokens: int, *, seed: int, epoch: int) -> list[Batch]:
+def bucketed_batches(lengths: Lengths, batch_tokens: int, *, seed: int, epoch: int) -> list[Batch]:
     """Cuts examples into batches of similar length, in random order; every example comes once an epoch.
 
     Args:
@@ -112,25 +119,45 @@ def bucketed_batches(lengths: Sequence[int], batch_tokens: int, *, seed: int, ep
     generator = np.random.default_rng((seed, epoch))
     sizes = np.asarray(lengths, dtype=np.int64)
     order = generator.permutation(len(sizes))
-    pool_size = max(1, round(POOL_BATCHES * batch_tokens / max(1.0, float(sizes.mean()))))
     batches: list[Batch] = []
-    for start in range(0, len(order), pool_size):
-        pool = order[start : start + pool_size]
-        batches += _cut(pool[np.argsort(sizes[pool], kind="stable")], sizes, batch_tokens)
+    for pool in _pools(order, sizes, batch_tokens):
+        ordered = pool[np.argsort(sizes[pool], kind="stable")]
+        batches += _cut(ordered, sizes[ordered], batch_tokens)
     return [batches[i] for i in generator.permutation(len(batches))]
 
 
-def sorted_batches(lengths: Sequence[int], batch_tokens: int) -> list[Batch]:
+def count_bucketed(lengths: Lengths, batch_tokens: int, *, seed: int, epoch: int) -> int:
+    """Counts the batches of `bucketed_batches` without making them."""
+    sizes = np.asarray(lengths, dtype=np.int64)
+    order = np.random.default_rng((seed, epoch)).permutation(len(sizes))
+    return sum(len(_ends(np.sort(sizes[pool]), batch_tokens)) for pool in _pools(order, sizes, batch_tokens))
+
+
+def sorted_batches(lengths: Lengths, batch_tokens: int) -> list[Batch]:
     """Cuts examples into batches of similar length for evaluation, the longest first."""
     sizes = np.asarray(lengths, dtype=np.int64)
-    return _cut(np.argsort(sizes, kind="stable"), sizes, batch_tokens)[::-1]
+    ordered = np.argsort(sizes, kind="stable")
+    return _cut(ordered, sizes[ordered], batch_tokens)[::-1]
+
+
+def _pools(order: Batch, sizes: NDArray[np.int64], batch_tokens: int) -> list[Batch]:
+    """Cuts an order of examples into those that are sorted together."""
+    pool_size = max(1, round(POOL_BATCHES * batch_tokens / max(1.0, float(sizes.mean()))))
+    return [order[start : start + pool_size] for start in range(0, len(order), pool_size)]
 
 
 def _cut(ordered: Batch, sizes: NDArray[np.int64], batch_tokens: int) -> list[Batch]:
-    """Cuts examples of ascending length before each one that would break the bound."""
-    batches, start = [], 0
-    for end in range(1, len(ordered) + 1):
-        if end == len(ordered) or sizes[ordered[end]] * (end - start + 1) > batch_tokens:
-            batches.append(ordered[start:end])
-            start = end
-    return batches
+    """Cuts examples, whose sizes ascend, before each one that would break the bound."""
+    return np.split(ordered, _ends(sizes, batch_tokens)[:-1])
+
+
+def _ends(sizes: NDArray[np.int64], batch_tokens: int) -> list[int]:
+    """Where the batches of examples with ascending sizes end."""
+    ends, start = list[int](), 0
+    while start < len(sizes):
+        most = max(1, batch_tokens // max(1, int(sizes[start])))  # none that comes later is shorter
+        coming = sizes[start : start + most]
+        padded = coming * np.arange(1, len(coming) + 1)
+        start += max(1, int(np.searchsorted(padded, batch_tokens, side="right")))
+        ends.append(start)
+    return ends

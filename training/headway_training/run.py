@@ -36,6 +36,7 @@ from headway_training.checkpoint import (
 )
 from headway_training.data.examples import Splits
 from headway_training.data.sources import OwnData, data_folder, describe_own_data, read_splits
+from headway_training.durable import replacing
 from headway_training.errors import RecipeError, ResumeError
 from headway_training.hardware import describe_hardware, keep_freed_memory, library_versions
 from headway_training.models import (
@@ -46,6 +47,7 @@ from headway_training.models import (
     count_parameters,
     make_configuration,
 )
+from headway_training.processes import agree, first_process_first
 from headway_training.recipes import Recipe, read_recipe
 from headway_training.sizing import Sizing, expected_throughput, size_up
 from headway_training.state import latest_state
@@ -164,8 +166,8 @@ def run_training(options: RunOptions, console: Console) -> Path:
         flops_per_unit=sizing.flops_per_unit,
     )
     if accelerator.is_main_process:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / RUN_FILE).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+        with replacing(folder / RUN_FILE) as file:
+            file.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
         console.print(start + _introduction(recipe, splits, trainer, sizing), highlight=False)
     accelerator.init_trackers(
         recipe.name,
@@ -179,7 +181,7 @@ def run_training(options: RunOptions, console: Console) -> Path:
     finally:
         for tracker in accelerator.trackers:
             tracker.finish()
-    accelerator.wait_for_everyone()
+    agree()  # the first process measures, which may take long
     return folder / CHECKPOINT_FOLDER
 
 
@@ -209,7 +211,7 @@ def _read_data(
     """Reads the data; tokenizer and tokens are written by the first process and read by the others."""
     if recipe.init.checkpoint is not None and source is None:
         read_checkpoint(recipe.init.checkpoint)  # a wrong folder is refused before any data is read
-    with accelerator.main_process_first():
+    with first_process_first():
         splits = read_splits(recipe, data_folder(options.data_dir), options.own_data)
         if accelerator.is_main_process and not options.resume:
             for name in (TOKENIZER_FILE, TOKENS_FILE):  # of a run that failed before it began

@@ -264,7 +264,9 @@ def _advice(recipe: Recipe, task: Task, sizing: Sizing, device: torch.device) ->
         advice = [f"The largest named size that fits is {largest}: take it with --model {largest}"]
     left = available - (footprint.total_bytes - footprint.activation_bytes)
     share = left / max(1, footprint.activation_bytes)
-    if share * len(next(iter(tensors.values()))) >= 1:  # one row fits
+    if task.compares_rows:
+        advice.append("or take smaller batches, with --set optimization.batch_size")
+    elif share * len(next(iter(tensors.values()))) >= 1:  # one row fits
         parts = recipe.optimization.gradient_accumulation * max(2, round(1 / share + 0.5))
         advice.append(f"or work through a batch in parts, with --set optimization.gradient_accumulation={parts}")
     return "; ".join(advice)
@@ -280,8 +282,8 @@ def expected_throughput(sizing: Sizing, loss: nn.Module, *, bf16: bool, device: 
     """About how many units a second a process will train on, and how that is known.
 
     A few forward and backward passes over a batch are timed, without the optimizer's part. If they would take longer
-    than `WARM_UP_S`, the speed is estimated from the matrix throughput of the machine. Weights and random numbers are
-    left as they are, gradients are cleared.
+    than `WARM_UP_S`, the speed is estimated from the matrix throughput of the machine. Weights, buffers and random
+    numbers are left as they are, gradients are cleared.
 
     Args:
         sizing: Of the run.
@@ -294,7 +296,7 @@ def expected_throughput(sizing: Sizing, loss: nn.Module, *, bf16: bool, device: 
         rate = _ESTIMATED_SHARE * flops / sizing.flops_per_unit
         return rate, f"estimated: {_ESTIMATED_SHARE:.0%} of the {flops / 1e9:,.0f} GFLOP/s of matrix products here"
     tensors = {name: tensor.to(device) for name, tensor in sizing.batch.tensors.items()}
-    state = torch.random.get_rng_state()
+    state, buffers = torch.random.get_rng_state(), {name: one.clone() for name, one in loss.named_buffers()}
     best_s, spent_s, passes = float("inf"), 0.0, 0
     while passes < WARM_UP_PASSES and spent_s < WARM_UP_S:
         start_s = time.perf_counter()
@@ -305,6 +307,8 @@ def expected_throughput(sizing: Sizing, loss: nn.Module, *, bf16: bool, device: 
         best_s, spent_s, passes = min(best_s, duration_s), spent_s + duration_s, passes + 1
     loss.zero_grad(set_to_none=True)
     torch.random.set_rng_state(state)
+    for name, buffer in loss.named_buffers():  # some models note in training what they have read
+        buffer.copy_(buffers[name])
     return sizing.batch.num_units / best_s, f"measured over {passes} passes, without the optimizer"
 
 

@@ -2,8 +2,8 @@
 
 Weights that are not trained, those that LoRA leaves as they are, come from elsewhere and are not in it.
 
-A state is the file `state/step-<number>.pt`. It is written under another name and renamed, so it is whole or not there;
-then older ones are removed. Random numbers are functions of the step and need no state.
+A state is the file `state/step-<number>.pt`. It is whole and on the disk before older ones are removed, and so are the
+best weights that it tells of. Random numbers are functions of the step and need no state.
 """
 
 from __future__ import annotations
@@ -15,12 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
+from headway_training.durable import replacing
 from headway_training.errors import ResumeError
+
+_UNREADABLE = (OSError, ValueError, EOFError, pickle.UnpicklingError)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,8 +45,6 @@ class Progress:
     """Training loss summed since the last validation, in nats a target."""
     loss_count: int = 0
     """Steps it was summed over."""
-    ended: bool = False
-    """True if validation became no better for so long that the run ended before its last step."""
 
 
 class RunState:
@@ -60,56 +62,75 @@ class RunState:
     ) -> None:
         self.folder = folder / "state"
         self.best_file = folder / "best.safetensors"
+        self.damaged: list[str] = []
+        """States that `load` found and could not read, and why."""
+        self._step: int | None = None  # of the state that was last written or read
         self._parts: list[nn.Module | Optimizer] = [model, *optimizers, *([] if average is None else [average])]
 
     def __repr__(self) -> str:
         return f"RunState({self.folder}, latest={latest_state(self.folder.parent)})"
 
     def save(self, progress: Progress) -> None:
-        """Writes the state, then removes older ones."""
-        target = self.folder / f"step-{progress.step}.pt"
-        if target.exists():
+        """Writes the state, unless it is written already, and then removes others."""
+        if progress.step == self._step:
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        staging = self.folder / "writing.pt"
-        torch.save({"progress": asdict(progress), "parts": [_state_of(part) for part in self._parts]}, staging)
-        staging.rename(target)
-        for path in self.folder.glob("step-*.pt"):
+        target = self.folder / f"step-{progress.step}.pt"
+        with replacing(target) as staging:
+            torch.save({"progress": asdict(progress), "parts": [_state_of(part) for part in self._parts]}, staging)
+        self._step = progress.step
+        for path in _states(self.folder.parent):
             if path != target:
                 path.unlink()
 
     def load(self) -> Progress:
         """Puts the last state into model, optimizers and average; without one, nothing is changed.
 
+        Where the last one cannot be read and an earlier one is still there, that one is taken.
+
         Raises:
-            ResumeError: The state cannot be read, or belongs to another model.
+            ResumeError: No state can be read, or it belongs to another model.
         """
-        path = latest_state(self.folder.parent)
-        if path is None:
-            return Progress()
-        try:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-            for part, stored in zip(self._parts, state["parts"], strict=True):
-                _put(part, stored)
-            return Progress(**state["progress"])
-        except (OSError, ValueError, TypeError, KeyError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise ResumeError(
-                f"{path} cannot be resumed: {reason}. Remove {self.folder.parent} and start over"
-            ) from error
+        paths = _states(self.folder.parent)
+        for path in paths:
+            try:
+                state = torch.load(path, map_location="cpu", weights_only=True)
+            except (*_UNREADABLE, RuntimeError) as error:
+                self.damaged.append(f"{path} cannot be resumed: {_reason(error)}")
+                continue
+            try:  # an earlier one would fit no better
+                for part, stored in zip(self._parts, state["parts"], strict=True):
+                    _put(part, stored)
+                state["progress"].pop("ended", None)  # of earlier versions, which stored what the history tells
+                progress = Progress(**state["progress"])
+            except (*_UNREADABLE, RuntimeError, KeyError, TypeError) as error:
+                raise self._error(f"{path} cannot be resumed: {_reason(error)}") from error
+            self._step = progress.step
+            return progress
+        if paths:
+            raise self._error("; ".join(self.damaged))
+        return Progress()
+
+    def _error(self, what: str) -> ResumeError:
+        return ResumeError(f"{what}. Remove {self.folder.parent} and start over")
 
     def save_best(self, model: nn.Module) -> None:
         """Keeps the weights as the best so far."""
-        self.best_file.parent.mkdir(parents=True, exist_ok=True)
-        staging = self.best_file.with_suffix(".writing")
-        save_file(_distinct(_state_of(model)), str(staging))
-        staging.replace(self.best_file)
+        with replacing(self.best_file) as staging:
+            save_file(_distinct(_state_of(model)), str(staging))
 
     def load_best(self, model: nn.Module) -> None:
-        """Puts the best weights into the model."""
+        """Puts the best weights into the model.
+
+        Raises:
+            ResumeError: They are not there, or cannot be read.
+        """
         own = model.state_dict()
+        try:
+            best = load_file(self.best_file)
+        except (OSError, SafetensorError) as error:
+            raise self._error(f"{self.best_file} cannot be read: {_reason(error)}") from error
         with torch.no_grad():
-            for name, tensor in load_file(self.best_file).items():
+            for name, tensor in best.items():
                 own[name].copy_(tensor)
 
 
@@ -141,5 +162,15 @@ def _distinct(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def latest_state(folder: Path) -> Path | None:
     """The file of the last state of the run in a folder; None where there is none."""
+    return next(iter(_states(folder)), None)
+
+
+def _states(folder: Path) -> list[Path]:
+    """The files of the states of a run, the last one first."""
     states = (folder / "state").glob("step-*.pt")
-    return max(states, key=lambda path: int(path.stem.removeprefix("step-")), default=None)
+    return sorted(states, key=lambda path: int(path.stem.removeprefix("step-")), reverse=True)
+
+
+def _reason(error: Exception) -> str:
+    """The first line of what is wrong."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -14,19 +14,25 @@ from typing import Any, Self
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs
 from rich.console import Console
 from torch import Tensor, nn
 
 from headway_training.batches import StepPlan, step_seed
+from headway_training.checkpoint import HUGGINGFACE
 from headway_training.errors import RecipeError, StoppedError
 from headway_training.hardware import device_peak_flops
 from headway_training.models import Model
 from headway_training.optimization import checkpoint_activations, learning_rate, make_average, make_optimizers
+from headway_training.processes import agree, exchange
 from headway_training.progress import TrainingDisplay
 from headway_training.recipes import OptimizationSettings, Recipe
 from headway_training.sizing import attention_kind
 from headway_training.state import RunState
 from headway_training.tasks import IGNORED, Task, TrainingBatch
+
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+"""Layers that see all rows of a batch at once; no model of the kit has one."""
 
 
 class Objective(nn.Module):
@@ -127,14 +133,22 @@ class Trainer:
             except ValueError as error:
                 raise RecipeError(str(error)) from error
         self.objective = Objective(task, self.model, settings, device.type)
+        self._check_rows()
+        self.accelerator.ddp_handler = DistributedDataParallelKwargs(
+            find_unused_parameters=not task.uses_all_weights or recipe.architecture == HUGGINGFACE
+        )
         self._module = self.accelerator.prepare(self.objective)
         self._optimizers = make_optimizers(self.model, settings)
-        self._plan = StepPlan(task.epoch_batches, settings, seed)
+        self._plan = StepPlan(task.num_batches, task.epoch_batches, settings, seed)
         self._state = RunState(folder, self.model, self._optimizers, self._average)
         self._stop = StopSignal()
+        self._is_over = self._is_told_to_stop = False
         self._clock_s = time.perf_counter()
         self._data_wait_s = 0.0
         self.progress = self._state.load()
+        if self._state.damaged and self.accelerator.is_main_process:
+            found = f"{'; '.join(self._state.damaged)}. The run goes on from step {self.progress.step:,}"
+            console.print(found, highlight=False)
 
     def __repr__(self) -> str:
         return f"Trainer(step={self.progress.step}, num_steps={self.num_steps}, device={self.accelerator.device})"
@@ -158,20 +172,41 @@ class Trainer:
         end = self.num_steps if until_step is None else min(until_step, self.num_steps)
         with self._display() as display, StopSignal() as self._stop:
             self._clock_s = time.perf_counter()
-            for step, batch in self._batches(end if self.progress.ended else self.progress.step, end):
+            (self._is_over,) = agree(self._is_enough())
+            for step, batch in self._batches(end if self._is_over else self.progress.step, end):
                 self._train_step(step, batch, display)
                 self._after_step(display)
-                if self._is_enough():
-                    self.progress.ended = True
+                if self._is_over:
                     break
                 if self._is_stopped() and self.progress.step < self.num_steps:
                     self._save()
                     name = self._stop.received or "a signal to another process"
                     raise StoppedError(f"stopped by {name} after step {self.progress.step:,} of {self.num_steps:,}")
-        if self.progress.ended or self.progress.step >= self.num_steps:
+        if self._is_over or self.progress.step >= self.num_steps:
             self._save()
-            self.accelerator.wait_for_everyone()  # the first process writes the best weights, and all read them
+            agree()  # the first process writes the best weights, and all read them
             self._state.load_best(self.model)
+
+    def _check_rows(self) -> None:
+        """Checks that processes and parts of a batch learn what the whole batch teaches.
+
+        Raises:
+            RecipeError: A loss or a layer looks at several rows of a batch at once, of which it would see a part.
+        """
+        parts, processes = self._settings.gradient_accumulation, self.accelerator.num_processes
+        if self.task.compares_rows and parts > 1:
+            raise RecipeError(
+                f"optimization.gradient_accumulation is {parts}, and must be 1: the loss compares all rows of a batch "
+                "with each other, and parts would not see each other's. Memory is saved by more processes, by "
+                "optimization.activation_checkpointing=true, and by a smaller optimization.batch_size"
+            )
+        norms = [name for name, module in self.model.named_modules() if isinstance(module, _BATCH_NORMS)]
+        if norms and parts * processes > 1:
+            raise RecipeError(
+                f"the model normalises by the mean of a batch's rows ({norms[0]}), of which {processes} processes and "
+                f"optimization.gradient_accumulation={parts} would see parts: train it in one process, and with "
+                "optimization.gradient_accumulation=1"
+            )
 
     def _display(self) -> TrainingDisplay:
         peak = device_peak_flops(self.accelerator.device)
@@ -202,8 +237,8 @@ class Trainer:
 
     def _is_stopped(self) -> bool:
         """True if any process received a signal; all of them learn of it after the same step."""
-        received = torch.tensor(float(self._stop.received is not None), device=self.accelerator.device)
-        return bool(self.accelerator.reduce(received, reduction="sum"))
+        is_alone = self.accelerator.num_processes == 1
+        return self._stop.received is not None if is_alone else self._is_told_to_stop
 
     def _train_step(self, step: int, batch: TrainingBatch, display: TrainingDisplay) -> None:
         """One optimizer step over the whole batch, of which every process takes its rows."""
@@ -214,16 +249,19 @@ class Trainer:
             for group in optimizer.param_groups:
                 group["lr"] = rate
         torch.manual_seed(step_seed(self._seed, step, 1 + self.accelerator.process_index))
-        self.task.before_step(self.model, step, self.num_steps)
-        loss = self._backward(batch)
-        if self._settings.gradient_clip:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self._settings.gradient_clip)
-        for optimizer in self._optimizers:
-            optimizer.step()
-        self.task.after_step(self.model, step, self.num_steps)
+        with exchange():
+            self.task.before_step(self.model, step, self.num_steps)
+            loss = self._backward(batch)
+            if self._settings.gradient_clip:
+                nn.utils.clip_grad_norm_(self.model.parameters(), self._settings.gradient_clip)
+            for optimizer in self._optimizers:
+                optimizer.step()
+            self.task.after_step(self.model, step, self.num_steps)
         if self._average is not None:
             self._average.update_parameters(self.model)
-        value = float(self.accelerator.reduce(loss, reduction="mean"))
+        found = torch.stack((loss, loss.new_tensor(float(self._stop.received is not None))))
+        value, stopped = self.accelerator.reduce(found, reduction="mean").tolist()
+        self._is_told_to_stop = stopped > 0
         self.progress.step = step + 1
         self.progress.loss_sum += value
         self.progress.loss_count += 1
@@ -243,7 +281,7 @@ class Trainer:
         over all targets.
         """
         shares = self._shares(batch)
-        scale = self.accelerator.num_processes / batch.num_targets
+        scale = self.accelerator.num_processes / max(1, batch.num_targets)
         total = torch.zeros((), device=self.accelerator.device)
         for number, tensors in enumerate(shares, start=1):
             # Gradients are exchanged with the last part alone.
@@ -256,27 +294,28 @@ class Trainer:
     def _shares(self, batch: TrainingBatch) -> list[dict[str, Tensor]]:
         """This process's rows of a batch, on its device, in the parts they are worked through in.
 
-        A part without rows is left out; of a share without any, one row is taken whose targets are ignored.
+        All processes have equally many rows, and so equally many parts: one that would have a row less than others has
+        the first row again, whose targets are ignored.
         """
         rank, count = self.accelerator.process_index, self.accelerator.num_processes
-        parts = self._settings.gradient_accumulation
-        shares = [
-            {name: tensor[rank + count * part :: count * parts] for name, tensor in batch.tensors.items()}
-            for part in range(parts)
-        ]
-        shares = [share for share in shares if len(share["targets"])]
-        if not shares:
-            shares = [{name: tensor[:1].clone() for name, tensor in batch.tensors.items()}]
-            shares[0]["targets"].fill_(IGNORED)
+        own = {name: tensor[rank::count] for name, tensor in batch.tensors.items()}
+        if rank and len(own["targets"]) * count < len(batch.tensors["targets"]):
+            again = {name: tensor[:1] for name, tensor in batch.tensors.items()}
+            again["targets"] = torch.full_like(again["targets"], IGNORED)
+            own = {name: torch.cat((tensor, again[name])) for name, tensor in own.items()}
+        parts = min(self._settings.gradient_accumulation, len(own["targets"]))
+        shares = [{name: tensor[part::parts] for name, tensor in own.items()} for part in range(parts)]
         device = self.accelerator.device
         return [{name: tensor.to(device, non_blocking=True) for name, tensor in share.items()} for share in shares]
 
     def _after_step(self, display: TrainingDisplay) -> None:
-        """Validates and saves where the plan says so."""
+        """Validates and saves where the plan says so; the first process validates, and the others wait for it."""
         step = self.progress.step
-        if step in self._plan.evaluation_steps(self._settings.evaluations):
+        if step in self._plan.evaluation_steps:
             if self.accelerator.is_main_process:
                 self._validate(display)
+            is_stopped = self._stop.received is not None or self._is_told_to_stop
+            self._is_over, self._is_told_to_stop = agree(self._is_enough(), is_stopped)
             self._lap()
             self.progress.loss_sum, self.progress.loss_count = 0.0, 0
         if step % self._settings.state_every_steps == 0:
@@ -285,15 +324,10 @@ class Trainer:
     def _is_enough(self) -> bool:
         """True if the last validations were no better than one before them, as many in a row as the recipe waits for.
 
-        The first process knows, and all learn of it after the same step.
+        The first process knows: only it validates.
         """
-        if not self._settings.patience or self.progress.step not in self._plan.evaluation_steps(
-            self._settings.evaluations
-        ):
-            return False
         since = [entry for entry in self.progress.history if entry["step"] > self.progress.best_step]
-        enough = torch.tensor(float(len(since) >= self._settings.patience), device=self.accelerator.device)
-        return bool(self.accelerator.reduce(enough, reduction="sum"))
+        return 0 < self._settings.patience <= len(since)
 
     def _lap(self) -> float:
         """Seconds since the last call, which are added to the run's wall time."""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from headway_training.data.examples import PlainText
+from headway_training.durable import replacing
 
 PART_CHARACTERS = 1 << 15
 """Characters that a tokenizer is given at once: it holds 256 such parts when it is trained, and a few to encode."""
@@ -29,14 +30,11 @@ def map_tokens(text: PlainText, tokenizer: Tokenizer, file: Path) -> NDArray[np.
     """
     dtype = np.dtype("<u2" if tokenizer.get_vocab_size() <= 1 << 16 else "<u4")
     if not file.is_file():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        staging = file.with_suffix(".writing")
-        with staging.open("wb") as out:
+        with replacing(file) as staging, staging.open("wb") as out:
             coming = text.parts(PART_CHARACTERS)
             while parts := list(itertools.islice(coming, _PARTS_AT_ONCE)):
                 for encoding in tokenizer.encode_batch_fast(parts, add_special_tokens=False):
                     out.write(np.asarray(encoding.ids, dtype).tobytes())
-        staging.replace(file)
     if file.stat().st_size == 0:  # an empty file cannot be mapped
         return np.empty(0, dtype)
     return np.memmap(file, dtype, mode="r")

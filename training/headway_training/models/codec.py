@@ -28,6 +28,7 @@ from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 
 from headway_training.models.base import Model
 from headway_training.models.configuration import Configuration
+from headway_training.processes import gather_rows, sum_over_processes
 
 _KERNEL = 7
 """Frames that a convolution reads."""
@@ -175,7 +176,8 @@ class CodecDecoder(nn.Module):
 class Quantizer(nn.Module):
     """Residual vector quantization: each book says what the books before lack (Zeghidour et al. 2021, III-C).
 
-    A code is the moving average of the latents that it stood for (van den Oord et al. 2017, appendix A.1).
+    A code is the moving average of the latents that it stood for (van den Oord et al. 2017, appendix A.1). It moves at
+    the end of a step, by the latents of all processes and of all parts of the batch.
     """
 
     books: Tensor
@@ -188,29 +190,35 @@ class Quantizer(nn.Module):
         self.register_buffer("books", torch.randn(*shape, configuration.d_latent))  # (K, C, D)
         self.register_buffer("sums", torch.zeros(*shape, configuration.d_latent))
         self.register_buffer("usage", torch.zeros(*shape))
+        # Of this step: how many latents each code stood for, and their sum, (K, C, 1 + D); and the latents that were
+        # drawn for each book, up to C, each after its draw, (n, K, 1 + D).
+        self._moments: Tensor | None = None
+        self._drawn = torch.empty(0)
 
-    def forward(self, latents: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def begin_step(self) -> None:
+        """Forgets latents that no step has used."""
+        self._moments, self._drawn = None, torch.empty(0)
+
+    def forward(self, latents: Tensor, draws: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Latents (B, D, F) -> the codes' latents, codes (B, F, K), and the loss of each row (B).
 
-        Gradients of what is returned first go to the latents as they are. In training, codes that stand for nothing
-        are put where latents of this batch are, all of them in the first step (Zeghidour et al. 2021, section III-C).
+        Gradients of what is returned first go to the latents as they are. With `draws`, float (B, K, F), random numbers
+        of 0 to 1, it is noted what `end_step` learns of these latents; where a number is below 0, nothing is.
         """
         target = latents.transpose(1, 2)  # (B, F, D)
         residual, found = target, torch.zeros_like(target)
-        codes: list[Tensor] = []
+        codes, residuals = list[Tensor](), list[Tensor]()
         loss = target.new_zeros(len(target))
         for number in range(len(self.books)):
-            points = residual.detach()
-            if self.training:
-                self._revive(number, points)
-            chosen = self._nearest(self.books[number], points)  # (B, F)
+            chosen = self._nearest(self.books[number], residual.detach())  # (B, F)
             part = F.embedding(chosen, self.books[number])  # (B, F, D)
-            if self.training:
-                self._follow(number, points, chosen)
+            residuals.append(residual)
             loss = loss + COMMITMENT * (part - residual).square().mean(dim=(1, 2))
             found = found + part
             residual = residual - part
             codes.append(chosen)
+        if draws is not None:
+            self._note(target, residuals, codes, draws)
         return (target + (found - target).detach()).transpose(1, 2), torch.stack(codes, dim=2), loss
 
     def latents(self, codes: Tensor) -> Tensor:
@@ -224,23 +232,59 @@ class Quantizer(nn.Module):
         return (book.square().sum(dim=1) - 2 * points @ book.T).argmin(dim=2)
 
     @torch.no_grad()
-    def _revive(self, number: int, points: Tensor) -> None:
-        """Puts codes that are hardly used where points (B, F, D), drawn at random, are."""
-        dead = self.usage[number] < _LEAST_USAGE  # (C)
-        drawn = points.flatten(0, 1)[torch.randint(points.shape[0] * points.shape[1], dead.shape, device=dead.device)]
-        for kept in (self.books, self.sums):
-            kept[number] = torch.where(dead[:, None], drawn, kept[number])
-        self.usage[number] = torch.where(dead, 1.0, self.usage[number])
+    def _note(self, latents: Tensor, residuals: list[Tensor], codes: list[Tensor], draws: Tensor) -> None:
+        """Adds to the step latents (B, F, D), what each book was to say of them, and the codes (B, F) that it chose."""
+        size = self.books.shape[1]
+        counted = (draws[:, 0] >= 0).flatten().float()  # (B F)
+        moments = []
+        for residual, chosen in zip(residuals, codes, strict=True):
+            points = torch.cat((torch.ones_like(residual[..., :1]), residual), dim=2).float()  # (B, F, 1 + D)
+            weighted = points.flatten(0, 1) * counted[:, None]
+            moments.append(weighted.new_zeros(size, weighted.shape[1]).index_add_(0, chosen.flatten(), weighted))
+        total = torch.stack(moments)
+        self._moments = total if self._moments is None else self._moments + total
+        keys = draws.transpose(1, 2).flatten(0, 1)  # (B F, K)
+        points = latents.float().flatten(0, 1)[:, None].expand(-1, keys.shape[1], -1)  # (B F, K, D)
+        found = _likeliest(torch.cat((keys[..., None], points), dim=2), size)
+        self._drawn = _likeliest(torch.cat((self._drawn, found)), size) if len(self._drawn) else found
 
     @torch.no_grad()
-    def _follow(self, number: int, points: Tensor, chosen: Tensor) -> None:
-        """Moves codes towards the points (B, F, D) that they were chosen for, (B, F)."""
-        flat, rows = points.flatten(0, 1), chosen.flatten()
-        counts = torch.zeros_like(self.usage[number]).index_add_(0, rows, flat.new_ones(len(rows)))
-        sums = torch.zeros_like(self.sums[number]).index_add_(0, rows, flat)
-        self.usage[number] = _DECAY * self.usage[number] + (1 - _DECAY) * counts
-        self.sums[number] = _DECAY * self.sums[number] + (1 - _DECAY) * sums
-        self.books[number] = self.sums[number] / self.usage[number].clamp(min=1e-6)[:, None]
+    def end_step(self) -> None:
+        """Moves codes towards the latents that they stood for in this step.
+
+        Codes that hardly stand for any are put where latents drawn at random are, all of them in the first step
+        (Zeghidour et al. 2021, section III-C).
+        """
+        if self._moments is None:
+            return
+        moments = sum_over_processes(self._moments)
+        drawn = _likeliest(gather_rows(self._drawn), self.books.shape[1])
+        before = self.usage.clone()
+        self.usage.lerp_(moments[..., 0], 1 - _DECAY)
+        self.sums.lerp_(moments[..., 1:], 1 - _DECAY)
+        self.books.copy_(self.sums / self.usage.clamp(min=1e-6)[..., None])
+        dead = torch.minimum(before, self.usage) < _LEAST_USAGE  # (K, C)
+        if dead.any():
+            self._revive(dead, drawn)
+        self.begin_step()
+
+    def _revive(self, dead: Tensor, drawn: Tensor) -> None:
+        """Puts dead codes, bool (K, C), at what the books before leave of the drawn latents, (n, K, 1 + D)."""
+        num_counted = (drawn[:, 0, 0] >= 0).sum()
+        place = torch.arange(dead.shape[1], device=dead.device) % num_counted.clamp(min=1)  # few come several times
+        for number, gone in enumerate(dead):
+            points = drawn[place, number, 1:]  # (C, D)
+            for book in self.books[:number]:
+                points = points - F.embedding(self._nearest(book, points[None])[0], book)
+            for kept in (self.books, self.sums):
+                kept[number] = torch.where(gone[:, None], points, kept[number])
+            self.usage[number] = torch.where(gone, 1.0, self.usage[number])
+
+
+def _likeliest(drawn: Tensor, count: int) -> Tensor:
+    """The first of latents with their draws, (n, K, 1 + D), by falling draws: (at most `count`, K, 1 + D)."""
+    order = drawn[..., 0].topk(min(count, len(drawn)), dim=0).indices  # (n, K)
+    return drawn.gather(0, order[..., None].expand(-1, -1, drawn.shape[2]))
 
 
 class Codec(Model):
@@ -266,7 +310,10 @@ class Codec(Model):
         decoded: tuple[Tensor, Tensor] = self.decoder(latents, state)
         return decoded
 
-    def forward(self, samples: Tensor) -> tuple[Tensor, Tensor]:
-        """Float (B, N) -> what is heard of its codes (B, N), and the quantizer's loss of each row (B)."""
-        latents, _, loss = self.quantizer(self.encoder(samples))
+    def forward(self, samples: Tensor, draws: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Float (B, N) -> what is heard of its codes (B, N), and the quantizer's loss of each row (B).
+
+        `draws` are those of `Quantizer`.
+        """
+        latents, _, loss = self.quantizer(self.encoder(samples), draws)
         return self.decoder(latents, latents.new_zeros(len(latents), self.decoder.state_size))[0], loss

@@ -29,6 +29,7 @@ from headway_training.models.base import AttentionKind, Model
 from headway_training.models.configuration import Configuration
 from headway_training.models.parts.initialisation import initialise_truncated_normal
 from headway_training.models.vit import ImageEmbedder
+from headway_training.processes import sum_over_processes
 
 NUM_GLOBAL_VIEWS = 2
 """G: views of most of an image, which the teacher reads."""
@@ -125,8 +126,7 @@ class DINO(Model):
         """What divides the teacher's outputs in this step."""
         self.learns_prototypes = True
         """Whether the last layer is trained in this step."""
-        self._output_sum: Tensor | None = None
-        self._num_outputs = 0
+        self._outputs: Tensor | None = None  # of this step, (K + 1): the teacher's summed, and their number
 
     @property
     def embedder(self) -> ImageEmbedder:
@@ -142,14 +142,15 @@ class DINO(Model):
     def begin_step(self, *, temperature: float, learns_prototypes: bool) -> None:
         """Sets what the coming step computes with, and forgets outputs that no step has used."""
         self.temperature, self.learns_prototypes = temperature, learns_prototypes
-        self._output_sum, self._num_outputs = None, 0
+        self._outputs = None
 
-    def forward(self, global_views: Tensor, local_views: Tensor) -> Tensor:
+    def forward(self, global_views: Tensor, local_views: Tensor, counted: Tensor | None = None) -> Tensor:
         """The loss of each image (equation 3), the mean over pairs of a global view and another one.
 
         Args:
             global_views: float (B, G, 3, I, I), normalised.
             local_views: float (B, V - G, 3, J, J), J a multiple of the patch size.
+            counted: bool (B,), the images that the centre is to learn of; None: all.
 
         Returns:
             float (B).
@@ -162,8 +163,8 @@ class DINO(Model):
             others = local_views.transpose(0, 1).flatten(0, 1)  # ((V - G) B, 3, J, J)
             embeddings = torch.cat((embeddings, self.student.encoder.pooled(others, interpolate=True)))
         found = self.student.head(embeddings, learns_prototypes=self.learns_prototypes)  # (V B, K)
-        self._note(taught)
         rows, count = global_views.shape[:2]
+        self._note(taught, torch.ones(rows, device=taught.device) if counted is None else counted.float())
         targets = self._probabilities(taught, self.temperature).reshape(count, rows, -1)  # (G, B, K)
         logs = F.log_softmax(found / self.configuration.student_temperature, dim=-1)
         logs = logs.reshape(-1, rows, logs.shape[-1])  # (V, B, K)
@@ -178,14 +179,11 @@ class DINO(Model):
         weights = dict(self.student.named_parameters())
         move = get_ema_multi_avg_fn(momentum)  # type: ignore[no-untyped-call] # torch's
         move([averages[name] for name in weights], list(weights.values()), 0)
-        if self._output_sum is None:
+        if self._outputs is None:
             return
-        total, count = self._output_sum, torch.tensor(float(self._num_outputs), device=self.centre.device)
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.all_reduce(total)
-            torch.distributed.all_reduce(count)
-        self.centre.lerp_(total / count, 1 - self.configuration.centre_momentum)
-        self._output_sum, self._num_outputs = None, 0
+        outputs = sum_over_processes(self._outputs)
+        self.centre.lerp_(outputs[:-1] / outputs[-1], 1 - self.configuration.centre_momentum)
+        self._outputs = None
 
     @torch.no_grad()
     def spread(self, embeddings: Tensor) -> tuple[float, float]:
@@ -207,11 +205,12 @@ class DINO(Model):
     def _probabilities(self, outputs: Tensor, temperature: float) -> Tensor:
         return F.softmax((outputs - self.centre) / temperature, dim=-1)
 
-    def _note(self, outputs: Tensor) -> None:
-        """Adds outputs of the teacher, (N, K), to those that the centre will move towards."""
-        total = outputs.sum(dim=0)
-        self._output_sum = total if self._output_sum is None else self._output_sum + total
-        self._num_outputs += len(outputs)
+    def _note(self, outputs: Tensor, counted: Tensor) -> None:
+        """Adds outputs of the teacher, (G B, K), to those that the centre moves towards; `counted` is 0 or 1, (B)."""
+        weights = counted.repeat(NUM_GLOBAL_VIEWS)
+        weighted = outputs * weights[:, None]
+        found = torch.cat((weighted.sum(dim=0), weights.sum(dim=0, keepdim=True)))
+        self._outputs = found if self._outputs is None else self._outputs + found
 
 
 def cosine_momentum(start: float, step: int, num_steps: int) -> float:

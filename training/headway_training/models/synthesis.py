@@ -105,11 +105,11 @@ class SpeechSynthesizer(Codec):
         """(..., D) -> (..., V)."""
         return self.language_model.logits(hidden_states)
 
-    def predict(self, input_ids: Tensor, chosen: Tensor | None = None) -> Tensor:
+    def predict(self, input_ids: Tensor, chosen: Tensor | slice = slice(None)) -> Tensor:
         """int64 (B, T) -> logits (B, T, V) of the token that follows each; padding belongs on the right.
 
-        With `chosen`, int64 (N,), places in B T, those of these tokens alone, (N, V).
+        With `chosen`, bool (B, T), those of these tokens alone, (N, V).
         """
         model, positions = self.language_model, torch.arange(input_ids.shape[1], device=input_ids.device)
         states = model.hidden_states(input_ids, positions, causal_attention(model.kernel))
-        return model.logits(states if chosen is None else states.flatten(0, 1)[chosen])
+        return model.logits(states[chosen])

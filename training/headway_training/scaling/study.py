@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from headway_training.data.sources import data_folder, read_splits
+from headway_training.durable import replacing
 from headway_training.errors import RecipeError, ResumeError
 from headway_training.hardware import describe_hardware
 from headway_training.models import build_model
@@ -164,9 +165,8 @@ def _read_study(file: Path, options: RunOptions, recipe: Recipe, budget_s: float
 
 def _write(file: Path, study: Study) -> None:
     """Writes the study, whole or not at all."""
-    staging = file.with_suffix(".writing")
-    staging.write_text(study.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    staging.replace(file)
+    with replacing(file) as staging:
+        staging.write_text(study.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
 
 def _train(task: Task, recipe: Recipe, pilot: Pilot, folder: Path, *, seed: int, console: Console) -> Pilot:

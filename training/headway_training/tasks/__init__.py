@@ -24,6 +24,7 @@ from headway_training.data.examples import (
 from headway_training.data.pictures import DescribedImages, Pictures
 from headway_training.data.speech import Recordings
 from headway_training.data.token_file import PART_CHARACTERS
+from headway_training.durable import replacing
 from headway_training.errors import DataError
 from headway_training.recipes import Recipe
 from headway_training.tasks.base import IGNORED, EvaluationData, Metrics, Task, TrainingBatch
@@ -133,10 +134,8 @@ def _make_tokenizer(recipe: Recipe, splits: Splits[Any], file: Path, source: Mod
         elif recipe.task == "speech_synthesis":
             marks = [SPEECH]
         tokenizer = train_tokenizer(_training_texts(train, recipe.task), recipe.tokenizer, recipe.task, marks)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    staging = file.with_suffix(".writing")
-    tokenizer.save(str(staging))
-    staging.replace(file)
+    with replacing(file) as staging:
+        tokenizer.save(str(staging))
     return tokenizer
 
 

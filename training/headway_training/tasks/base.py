@@ -35,9 +35,17 @@ class TrainingBatch:
     """Tensors of one optimizer step."""
 
     tensors: dict[str, Tensor]
-    """By name; rows are the first axis of each. `targets` are int64, with `IGNORED` where nothing is predicted."""
+    """By name; rows are the first axis of each. `targets` are int64, with `IGNORED` where nothing is predicted.
+
+    Processes, and parts of a batch, take rows. A process that would have fewer rows than the others is given one more
+    whose targets are all `IGNORED`: it must count for nothing in the loss and in what a model keeps of a batch."""
     num_units: int
     """Tokens or images, without padding, for the throughput."""
+
+    def __post_init__(self) -> None:
+        num_rows = len(self.tensors["targets"])
+        others = {name: tuple(one.shape) for name, one in self.tensors.items() if one.shape[:1] != (num_rows,)}
+        assert not others, f"rows are the first axis of every tensor: targets have {num_rows}, and others are {others}"
 
     @property
     def num_targets(self) -> int:
@@ -67,10 +75,18 @@ class Task(ABC):
     higher_is_better: ClassVar[bool]
     """Whether more of it is better."""
 
+    compares_rows: ClassVar[bool] = False
+    """Whether the loss of a row depends on the other rows of its batch. The processes then gather what it needs of all
+    rows (`headway_training.processes`), and a batch cannot be worked through in parts."""
+    uses_all_weights: ClassVar[bool] = True
+    """Whether every batch gives a gradient to every weight that is trained. Where some do not, the processes tell each
+    other which weights have one."""
+
     tokenizer: Tokenizer | None = None
     """The tokenizer; text only."""
     notes: tuple[str, ...] = ()
     """What is to be known of how the data is read, a sentence each."""
+    _num_batches: int | None = None
 
     @property
     @abstractmethod
@@ -109,6 +125,12 @@ class Task(ABC):
     def after_step(self, model: nn.Module, step: int, num_steps: int) -> None:  # noqa: B027 (most tasks have nothing to do)
         """Follows the step's update of the weights; what it changes is in the model's state."""
 
+    def num_batches(self, seed: int, epoch: int) -> int:  # noqa: ARG002 (of tasks whose epochs differ)
+        """How many batches an epoch has: as many as the first, unless a task counts each."""
+        if self._num_batches is None:
+            self._num_batches = len(self.epoch_batches(seed, 0))
+        return self._num_batches
+
     @abstractmethod
     def epoch_batches(self, seed: int, epoch: int) -> list[Batch]:
         """The batches of one epoch, a function of its arguments alone."""
@@ -141,7 +163,10 @@ class Task(ABC):
         """The test part, as the checkpoint carries it."""
 
     def loss(self, model: nn.Module, tensors: Mapping[str, Tensor], label_smoothing: float = 0.0) -> Tensor:
-        """The loss summed over the batch's targets."""
+        """The loss summed over the targets of these rows; summed over the processes, it is that of the batch.
+
+        Random numbers that are not dropout's come with the batch, so that they are a row's own, whoever computes it.
+        """
         return self.loss_of_logits(self.logits(model, tensors).float(), tensors["targets"], label_smoothing)
 
     def loss_of_logits(self, logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:

@@ -49,6 +49,7 @@ class CaptioningTask(Task):
     unit = "images"
     metric = "cider"
     higher_is_better = True
+    uses_all_weights = False
 
     def __init__(self, recipe: Recipe, splits: Splits[Any], tokenizer: Tokenizer) -> None:
         assert recipe.preprocessing is not None
@@ -299,7 +300,8 @@ def _without_padding(read: Tensor, predicted: Tensor) -> tuple[Tensor, Tensor, T
     """Cuts what a decoder reads and predicts, (B, T), after the last target; and which places have a target."""
     if predicted.is_meta:  # a run is sized up: there are no values to tell what is padding
         return read, predicted, slice(None)
-    length = int((predicted != IGNORED).any(dim=0).nonzero().max()) + 1
+    places = (predicted != IGNORED).any(dim=0).nonzero()
+    length = int(places.max()) + 1 if len(places) else 1  # there may be no target
     return read[:, :length], predicted[:, :length], predicted[:, :length] != IGNORED
 
 

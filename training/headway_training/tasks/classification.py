@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 
 from headway_training.baselines import multi_label_bayes_baseline, naive_bayes_baseline, pixel_regression_baseline
-from headway_training.batches import Batch, bucketed_batches, even_batches
+from headway_training.batches import Batch, bucketed_batches, count_bucketed, even_batches
 from headway_training.calibration import (
     DEFAULT_THRESHOLD,
     calibration_metrics,
@@ -173,6 +173,10 @@ class TextClassificationTask(ClassificationTask):
             "classification": self._classification(),
             "text_pairs": self._recipe.classification.text_pairs,
         }
+
+    def num_batches(self, seed: int, epoch: int) -> int:
+        """Counted anew for each epoch, whose lengths come together otherwise."""
+        return count_bucketed(self._lengths, self._recipe.optimization.batch_tokens, seed=seed, epoch=epoch)
 
     def epoch_batches(self, seed: int, epoch: int) -> list[Batch]:
         """Batches of texts of similar length."""

@@ -62,6 +62,16 @@ class AudioCodingTask(Task):
         """None."""
         return {}
 
+    def before_step(self, model: nn.Module, step: int, num_steps: int) -> None:  # noqa: ARG002 (all steps are alike)
+        """Forgets what measurements have shown the books."""
+        assert isinstance(model, Codec)
+        model.quantizer.begin_step()
+
+    def after_step(self, model: nn.Module, step: int, num_steps: int) -> None:  # noqa: ARG002 (all steps are alike)
+        """Moves the books."""
+        assert isinstance(model, Codec)
+        model.quantizer.end_step()
+
     def epoch_batches(self, seed: int, epoch: int) -> list[Batch]:
         """Batches of recordings whose crops are of similar length, in random order: few crops end in silence."""
         size, longest = self._recipe.optimization.batch_size, _CROP_FRAMES * self._shape.hop_length
@@ -69,7 +79,7 @@ class AudioCodingTask(Task):
         return even_batches(len(lengths), size, lengths, seed=seed, epoch=epoch)
 
     def collate(self, batch: Batch, generator: torch.Generator) -> TrainingBatch:
-        """Crops (B, N), short recordings followed by silence, and targets (B), all 0."""
+        """Crops (B, N), short recordings followed by silence, draws (B, K, F), and targets (B), all 0."""
         frames = max(-(-len(self._splits.train.samples[number]) // self._shape.hop_length) for number in batch)
         length = min(frames, _CROP_FRAMES) * self._shape.hop_length
         crops = np.zeros((len(batch), length), np.float32)
@@ -79,13 +89,18 @@ class AudioCodingTask(Task):
             start = int(torch.randint(spare + 1, (), generator=generator))
             part = samples[start : start + length]
             crops[row, : len(part)] = to_float(part)
-        tensors = {"samples": torch.from_numpy(crops), "targets": torch.zeros(len(batch), dtype=torch.int64)}
+        draws = (len(batch), self._shape.num_books, length // self._shape.hop_length)
+        tensors = {
+            "samples": torch.from_numpy(crops),
+            "draws": torch.rand(draws, generator=generator),
+            "targets": torch.zeros(len(batch), dtype=torch.int64),
+        }
         return TrainingBatch(tensors=tensors, num_units=len(batch))
 
     def logits(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> Tensor:
         """The loss of each row, (B): what is predicted are samples, not classes."""
-        samples = tensors["samples"]
-        found, quantizer_loss = model(samples)
+        samples, ignored = tensors["samples"], tensors["targets"] == IGNORED
+        found, quantizer_loss = model(samples, tensors["draws"].masked_fill(ignored[:, None, None], -1.0))
         losses: Tensor = spectral_loss(found, samples, self._shape.sampling_rate) + quantizer_loss.float()
         return losses
 

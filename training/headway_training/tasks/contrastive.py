@@ -32,8 +32,18 @@ from headway_training.data.views import (
 from headway_training.evaluation import pad, token_mask
 from headway_training.metrics import recall_at
 from headway_training.models.clip import CLIP, contrastive_loss
+from headway_training.processes import gather_rows, num_exchanging
 from headway_training.recipes import Recipe
-from headway_training.tasks.base import EvaluationData, Metrics, Part, SpecialIds, Task, TrainingBatch, hide_tokens
+from headway_training.tasks.base import (
+    IGNORED,
+    EvaluationData,
+    Metrics,
+    Part,
+    SpecialIds,
+    Task,
+    TrainingBatch,
+    hide_tokens,
+)
 from headway_training.tokenizers import encode_texts
 
 NAME_TEMPLATES = ("{}", "{}", "{}", "a picture of {}", "a drawing of {}", "an emoji: {}")
@@ -55,6 +65,7 @@ class ContrastiveTask(Task):
     unit = "images"
     metric = "mean_recall"
     higher_is_better = True
+    compares_rows = True
     _temperature = 1.0
 
     def __init__(self, recipe: Recipe, splits: Splits[Any], tokenizer: Tokenizer) -> None:
@@ -144,10 +155,17 @@ class ContrastiveTask(Task):
         return logits
 
     def loss(self, model: nn.Module, tensors: Mapping[str, Tensor], label_smoothing: float = 0.0) -> Tensor:
-        """The contrastive loss summed over the batch's pairs; parts of a batch know only their own strangers."""
+        """A process's share of the contrastive loss of all pairs, those of the other processes among them."""
+        assert isinstance(model, CLIP)
+        images = model.embed_images(tensors["pixel_values"])
+        pairs = torch.cat((images, model.embed_texts(tensors["input_ids"], tensors["attention_mask"])), dim=1)
+        subjects, share = tensors["targets"], num_exchanging()
+        if share > 1:
+            pairs, subjects = gather_rows(pairs), gather_rows(subjects)
+            pairs, subjects = pairs[subjects != IGNORED], subjects[subjects != IGNORED]
+        logits = model.logits(*pairs.chunk(2, dim=1)).float()
         kind = self._recipe.model["loss"]
-        logits = self.logits(model, tensors).float()
-        return contrastive_loss(logits, tensors["targets"], kind, label_smoothing=label_smoothing)
+        return contrastive_loss(logits, subjects, kind, label_smoothing=label_smoothing) / share
 
     def evaluate(self, model: nn.Module, part: Part) -> Metrics:
         """Recall in percent, by `measure_recalls`."""

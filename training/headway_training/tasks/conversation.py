@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 
-from headway_training.batches import Batch, bucketed_batches, sorted_batches
+from headway_training.batches import Batch, bucketed_batches, count_bucketed, sorted_batches
 from headway_training.data.examples import Conversations, Splits
 from headway_training.errors import DataError
 from headway_training.evaluation import EVALUATION_TOKENS, pad
@@ -69,6 +69,10 @@ class ConversationTask(Task):
     def checkpoint_fields(self) -> dict[str, Any]:
         """Special tokens, and defaults of sampling."""
         return {"special_tokens": self._source.special_tokens, "sampling_defaults": self._recipe.sampling}
+
+    def num_batches(self, seed: int, epoch: int) -> int:
+        """Counted anew for each epoch, whose lengths come together otherwise."""
+        return count_bucketed(self._lengths, self._recipe.optimization.batch_tokens, seed=seed, epoch=epoch)
 
     def epoch_batches(self, seed: int, epoch: int) -> list[Batch]:
         """Batches of conversations of similar length."""

@@ -101,6 +101,12 @@ class _ImageTask(Task, Generic[Images]):
         settings = self._recipe.augmentation
         return augment(pixel_values, flip=settings.flip, crop_padding=settings.crop_padding, generator=generator)
 
+    def _noise(self, batch: Batch, generator: torch.Generator) -> Tensor:
+        """Of latents: (B, C, S, S), standard normal."""
+        values = self._recipe.configuration
+        side = self._preprocessing.height >> int(values.get("num_halvings", 2))
+        return torch.randn(len(batch), int(values.get("d_latent", 4)), side, side, generator=generator)
+
     def _colours(self, pixel_values: Tensor) -> Tensor:
         """Normalised pixels, (B, 3, I, I), as RGB values of 0 to 1."""
         mean, std = (
@@ -126,18 +132,12 @@ class AutoencodingTask(_ImageTask[Images]):
 
     def collate(self, batch: Batch, generator: torch.Generator) -> TrainingBatch:
         """Pixels (B, 3, I, I), changed at random, noise (B, C, S, S), and targets (B), all 0."""
-        shape = self._latent_shape()
         tensors = {
             "pixel_values": self._pixels(self._splits.train.images[batch], generator),
-            "noise": torch.randn(len(batch), *shape, generator=generator),
+            "noise": self._noise(batch, generator),
             "targets": torch.zeros(len(batch), dtype=torch.int64),
         }
         return TrainingBatch(tensors=tensors, num_units=len(batch))
-
-    def _latent_shape(self) -> tuple[int, int, int]:
-        values = self._recipe.configuration
-        side = self._preprocessing.height >> int(values.get("num_halvings", 2))
-        return int(values.get("d_latent", 4)), side, side
 
     def _losses(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> Tensor:
         """Squared error and divergence."""
@@ -186,7 +186,7 @@ class _DenoisingTask(_ImageTask[Images]):
         return model
 
     def collate(self, batch: Batch, generator: torch.Generator) -> TrainingBatch:
-        """Pixels (B, 3, I, I), what they show, times (B), and targets (B), all 0.
+        """Pixels (B, 3, I, I), what they show, times (B), noise (B, C, S, S), and targets (B), all 0.
 
         Times are logistic functions of normal numbers (Esser et al. 2024, section 3.1): those between image and noise,
         which are hardest, come more often.
@@ -196,16 +196,17 @@ class _DenoisingTask(_ImageTask[Images]):
             "pixel_values": self._pixels(self._splits.train.images[batch], generator),
             **self._shown(batch, generator),
             "timestep": torch.randn(count, generator=generator).sigmoid(),
+            "noise": self._noise(batch, generator),
             "targets": torch.zeros(count, dtype=torch.int64),
         }
         return TrainingBatch(tensors=tensors, num_units=count)
 
     def _losses(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Squared error of the velocity, whose noise is drawn as dropout is: by the step's own random numbers."""
+        """Squared error of the velocity."""
         assert isinstance(model, LatentDiffusion)
         with torch.no_grad():
             latents = model.encode(tensors["pixel_values"]).float()
-            mixed, velocity = mix(latents, torch.randn_like(latents), tensors["timestep"])
+            mixed, velocity = mix(latents, tensors["noise"], tensors["timestep"])
         predicted = model.denoiser(mixed, tensors["timestep"], *self._condition(model, tensors))
         return F.mse_loss(predicted.float(), velocity, reduction="none").mean(dim=(1, 2, 3))
 

@@ -123,7 +123,7 @@ class DistillationTask(Task):
 
     def logits(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> Tensor:
         """The loss of each image, (B): what is predicted are other views, not classes."""
-        losses: Tensor = model(tensors["global_views"], tensors["local_views"])
+        losses: Tensor = model(tensors["global_views"], tensors["local_views"], tensors["targets"] != IGNORED)
         return losses
 
     def loss(self, model: nn.Module, tensors: Mapping[str, Tensor], label_smoothing: float = 0.0) -> Tensor:  # noqa: ARG002 (there are no labels)

@@ -141,7 +141,9 @@ class SegmentationTask(Task):
     def collate(self, batch: Batch, generator: torch.Generator) -> TrainingBatch:
         """Pixels (B, 3, I, I); first points (B, P, 2), boxes (B, P, 4) and the coverage of segments (B, P, S, S).
 
-        Coverage is uint8, of 255. Targets (B, P) are 0, or ignored where a picture has no segment.
+        Coverage is uint8, of 255. Chances (B, P, rounds, 3) are random numbers of 0 to 1: by the first round's a prompt
+        begins with a point or a box, by those of the others points are added. Targets (B, P) are 0, or ignored where a
+        picture has no segment.
         """
         random = np.random.default_rng(int(torch.randint(2**62, (1,), generator=generator)))
         count, side = self._recipe.segmentation.prompts_per_image, self._mask_size
@@ -160,8 +162,10 @@ class SegmentationTask(Task):
             images[row] = scene.image
         if (targets == IGNORED).all():
             targets[0, 0] = 0  # nothing to find, which is not found by an empty mask either: a step needs a target
+        rounds = self._recipe.segmentation.click_rounds
         tensors = {
             "pixel_values": self._finish(images, generator),
+            "chances": torch.rand(len(batch), count, rounds, 3, generator=generator),
             "coverage": torch.from_numpy(coverage),
             "points": torch.from_numpy(points),
             "boxes": torch.from_numpy(_shake(boxes, random)),
@@ -209,7 +213,10 @@ class SegmentationTask(Task):
         coverage = tensors["coverage"].flatten(0, 1)[:, None].float() / 255  # (N, 1, S, S)
         counts = (tensors["targets"] != IGNORED).flatten().float()  # (N)
         embedding, image_index = model.embed(tensors["pixel_values"]), _image_index(tensors)
-        points, labels = _first_prompts(tensors["points"].flatten(0, 1), tensors["boxes"].flatten(0, 1))
+        chances = tensors["chances"].flatten(0, 1)  # (N, rounds, 3)
+        points, labels = _first_prompts(
+            tensors["points"].flatten(0, 1), tensors["boxes"].flatten(0, 1), is_boxed=chances[:, 0, 0] < _BOXES
+        )
         earlier, total = None, counts.new_zeros(())
         rounds = self._recipe.segmentation.click_rounds
         for number in range(rounds):
@@ -226,7 +233,7 @@ class SegmentationTask(Task):
                 given = predicted[:, 1:].argmax(dim=1) + 1 if number == 0 else torch.zeros_like(image_index)
                 given = given.masked_fill(labels[:, 0] == TOP_LEFT, 0)  # as `answer_order` has it
                 earlier = masks.detach().gather(1, given[:, None, None, None].expand(-1, 1, *masks.shape[-2:]))[:, 0]
-                point, label = _next_point(earlier > 0, coverage[:, 0] > 0.5)
+                point, label = _next_point(earlier > 0, coverage[:, 0] > 0.5, chances[:, number + 1])
                 points, labels = torch.cat((points, point), dim=1), torch.cat((labels, label), dim=1)
         return total
 
@@ -344,12 +351,11 @@ def _shake(boxes: NDArray[np.float32], random: np.random.Generator) -> NDArray[n
     return shaken
 
 
-def _first_prompts(points: Tensor, boxes: Tensor) -> tuple[Tensor, Tensor]:
-    """A point or a box of each prompt, at random: points (N, 2, 2) and their labels (N, 2)."""
-    boxed = torch.rand(len(points), device=points.device) < _BOXES
+def _first_prompts(points: Tensor, boxes: Tensor, *, is_boxed: Tensor) -> tuple[Tensor, Tensor]:
+    """A point or a box of each prompt, as `is_boxed`, (N,), has it: points (N, 2, 2) and their labels (N, 2)."""
     corners, labels = _as_corners(boxes)
     alone, alone_labels = _as_point(points)
-    return torch.where(boxed[:, None, None], corners, alone), torch.where(boxed[:, None], labels, alone_labels)
+    return torch.where(is_boxed[:, None, None], corners, alone), torch.where(is_boxed[:, None], labels, alone_labels)
 
 
 def _as_corners(boxes: Tensor) -> tuple[Tensor, Tensor]:
@@ -365,16 +371,20 @@ def _as_point(points: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack((points, torch.zeros_like(points)), dim=1), labels
 
 
-def _next_point(masks: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
-    """A random cell where masks, bool (N, S, S), are wrong, or anywhere where they are right: (N, 1, 2) and (N, 1)."""
+def _next_point(masks: Tensor, truth: Tensor, chances: Tensor) -> tuple[Tensor, Tensor]:
+    """A random cell where masks, bool (N, S, S), are wrong, or anywhere where they are right: (N, 1, 2) and (N, 1).
+
+    The first of the chances, (N, 3), chooses among these cells, the others a place within the cell.
+    """
     size = masks.shape[-1]
-    wrong = masks != truth
-    chances = torch.rand(masks.shape, device=masks.device)
-    place = (chances + wrong).flatten(1).argmax(dim=1, keepdim=True)  # (N, 1): a wrong cell has the larger chance
+    wrong = (masks != truth).flatten(1)  # (N, cells)
+    ranks = (wrong | ~wrong.any(dim=1, keepdim=True)).cumsum(dim=1)  # of the cells that may be chosen, from 1
+    count = ranks[:, -1:]
+    wanted = torch.minimum((chances[:, :1] * count).long(), count - 1)  # (N, 1), from 0
+    place = (ranks <= wanted).sum(dim=1, keepdim=True)
     inside = truth.flatten(1).gather(1, place)  # (N, 1)
-    jitter = torch.rand(len(masks), 1, 2, device=masks.device)
     cells = torch.stack((place % size, place // size), dim=-1)  # (N, 1, 2): x and y
-    return (cells + jitter) / size, torch.where(inside, INSIDE, OUTSIDE)
+    return (cells + chances[:, None, 1:]) / size, torch.where(inside, INSIDE, OUTSIDE)
 
 
 def _measure(

@@ -154,11 +154,13 @@ class SpeechSynthesisTask(Task):
     def loss(self, model: nn.Module, tensors: Mapping[str, Tensor], label_smoothing: float = 0.0) -> Tensor:
         """As `Task.loss`; logits are computed of the tokens that are followed by a target."""
         assert isinstance(model, SpeechSynthesizer)
-        said = tensors["said"]
-        targets = tensors["targets"].flatten()[said]
-        logits = model.predict(tensors["input_ids"], said).float()
-        losses = F.cross_entropy(logits, targets, label_smoothing=label_smoothing, reduction="none")
-        books = (targets - self._text_size).div(self._codec.codebook_size, rounding_mode="floor")
+        targets = tensors["targets"]  # (B, T)
+        # While a run is sized up there are no values to tell where nothing is said.
+        said = slice(None) if targets.is_meta else targets != IGNORED
+        wanted = targets[said].flatten()  # (N)
+        logits = model.predict(tensors["input_ids"], said).flatten(0, -2).float()
+        losses = F.cross_entropy(logits, wanted, label_smoothing=label_smoothing, reduction="none")
+        books = (wanted - self._text_size).div(self._codec.codebook_size, rounding_mode="floor")
         return (losses * self._weights.to(losses.device)[books.clamp(min=0)]).sum()  # the end is in the first's place
 
     def logits(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -244,18 +246,14 @@ class SpeechSynthesisTask(Task):
         return np.concatenate([*prompt, *codes, [self._special.eos]]), sum(map(len, prompt))
 
     def _tensors(self, rows: Sequence[tuple[NDArray[np.int64], int]]) -> dict[str, Tensor]:
-        """Inputs and targets (B, T) of sequences, and `said` (N,), where in B T there is a target."""
+        """Inputs and targets (B, T) of sequences."""
         longest = max(len(ids) for ids, _ in rows) - 1
         inputs = np.full((len(rows), longest), self._special.pad, np.int64)
         targets = np.full((len(rows), longest), IGNORED, np.int64)
         for row, (ids, first) in enumerate(rows):
             inputs[row, : len(ids) - 1] = ids[:-1]
             targets[row, first - 1 : len(ids) - 1] = ids[first:]
-        return {
-            "input_ids": torch.from_numpy(inputs),
-            "targets": torch.from_numpy(targets),
-            "said": torch.from_numpy(np.flatnonzero(targets != IGNORED)),
-        }
+        return {"input_ids": torch.from_numpy(inputs), "targets": torch.from_numpy(targets)}
 
 
 def _other_speeds(count: int) -> list[float]:

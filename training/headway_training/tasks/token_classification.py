@@ -15,7 +15,7 @@ from tokenizers import Encoding, Tokenizer
 from torch import Tensor, nn
 
 from headway_training.baselines import known_words_baseline, seen_spans_baseline
-from headway_training.batches import Batch, bucketed_batches
+from headway_training.batches import Batch, bucketed_batches, count_bucketed
 from headway_training.checkpoint import Baseline, SpecialTokens
 from headway_training.data.examples import SpanLabeledTexts, Splits
 from headway_training.evaluation import pad, text_logits, token_mask
@@ -76,6 +76,8 @@ class TokenClassificationTask(Task):
         spaced = [" " + text for text in train.texts]
         moved = [tuple(span._replace(start=span.start + 1, end=span.end + 1) for span in row) for row in train.spans]
         self._spaced_rows = self._encode(spaced, moved)
+        self._lengths = np.array([len(ids) for ids, _ in self._rows])
+        self._spaced_ends = np.cumsum([0, *(len(ids) for ids, _ in self._spaced_rows)])
 
     @property
     def num_train_examples(self) -> int:
@@ -90,18 +92,27 @@ class TokenClassificationTask(Task):
         """Special tokens and tags."""
         return {"special_tokens": self._special.tokens, "labels": self._scheme.names}
 
+    def num_batches(self, seed: int, epoch: int) -> int:
+        """Counted anew for each epoch, whose texts are joined otherwise."""
+        _, lengths = self._join(seed, epoch)
+        return count_bucketed(lengths, self._recipe.optimization.batch_tokens, seed=seed, epoch=epoch)
+
     def epoch_batches(self, seed: int, epoch: int) -> list[Batch]:
         """Batches of examples of similar length; every text is in one example."""
+        examples, lengths = self._join(seed, epoch)
+        batches = bucketed_batches(lengths, self._recipe.optimization.batch_tokens, seed=seed, epoch=epoch)
+        return [examples[batch] for batch in batches]
+
+    def _join(self, seed: int, epoch: int) -> tuple[Batch, NDArray[np.int64]]:
+        """The examples of an epoch, and how many tokens each has."""
         count, most = len(self._rows), self._recipe.augmentation.join_texts
         generator = np.random.default_rng((seed, epoch, 1))
         sizes = generator.integers(1, most + 1, size=count)
         firsts = np.concatenate([[0], np.cumsum(sizes)])
         firsts = firsts[firsts < count]
         sizes = np.minimum(sizes[: len(firsts)], count - firsts)
-        examples = firsts + count * (sizes - 1)
-        lengths = [sum(len(ids) for ids, _ in self._parts(int(example))) + self._num_framing for example in examples]
-        batches = bucketed_batches(lengths, self._recipe.optimization.batch_tokens, seed=seed, epoch=epoch)
-        return [examples[batch] for batch in batches]
+        joined = self._spaced_ends[firsts + sizes] - self._spaced_ends[firsts + 1]
+        return firsts + count * (sizes - 1), self._lengths[firsts] + joined + self._num_framing
 
     def collate(self, batch: Batch, generator: torch.Generator) -> TrainingBatch:
         """Ids, their mask and targets, (B, T); some subwords are split, some tokens hidden."""

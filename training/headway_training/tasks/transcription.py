@@ -221,10 +221,11 @@ class TranscriptionTask(Task):
             torch.full((len(memory),), memory.shape[1]),
             is_said.sum(dim=1),
             blank=self._special.pad,
-            reduction="sum",
+            reduction="none",
             zero_infinity=True,
         )
-        return (1 - share) * loss + share * spelled
+        is_counted = (targets != IGNORED).any(dim=1)
+        return (1 - share) * loss + share * spelled.masked_fill(~is_counted, 0.0).sum()
 
     def logits(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> Tensor:
         """(B, T, V)."""

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from headway_training.baselines import copy_baseline
-from headway_training.batches import Batch, bucketed_batches
+from headway_training.batches import Batch, bucketed_batches, count_bucketed
 from headway_training.checkpoint import Baseline
 from headway_training.data.examples import ParallelTexts, Splits
 from headway_training.evaluation import pad, token_mask, translate
@@ -57,6 +57,10 @@ class TranslationTask(Task):
     def checkpoint_fields(self) -> dict[str, Any]:
         """Special tokens and languages."""
         return {"special_tokens": self._special.tokens, "languages": self._recipe.languages}
+
+    def num_batches(self, seed: int, epoch: int) -> int:
+        """Counted anew for each epoch, whose lengths come together otherwise."""
+        return count_bucketed(self._lengths, self._recipe.optimization.batch_tokens, seed=seed, epoch=epoch)
 
     def epoch_batches(self, seed: int, epoch: int) -> list[Batch]:
         """Batches of pairs whose longer side is of similar length."""
