@@ -10,6 +10,8 @@ from PIL import Image
 
 COLOURS = {"red": (200, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 200), "yellow": (220, 220, 30)}
 
+GERMAN = {"red": "rot", "green": "grün", "blue": "blau", "yellow": "gelb"}
+
 
 def write_picture_data(folder: Path) -> Path:
     """Writes emoji that are plain colours in three styles, photographs of one colour, and images with labels."""
@@ -40,6 +42,25 @@ def write_picture_data(folder: Path) -> Path:
     for stem in [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]:
         (folder / "cifar10").mkdir(exist_ok=True)
         (folder / "cifar10" / f"{stem}.bin").write_bytes(batch)
+    return folder
+
+
+def write_caption_data(folder: Path) -> Path:
+    """Writes photographs of one colour with a caption in two languages, and captions without photographs."""
+    write_picture_data(folder)
+    for part, numbers in (("train", range(20)), ("val", range(20, 24))):
+        rows = ["id\tlanguage\tcaption"]
+        for i in numbers:
+            name = list(COLOURS)[i % 4]
+            rows += [f"{i}\ten\ta wall that is {name}", f"{i}\tde\teine Wand, ganz {GERMAN[name]}"]
+        _write_gzip(folder / "flickr8k" / f"captions_{part}.tsv.gz", rows)
+    _write_gzip(
+        folder / "flickr8k" / "task1_lines.tsv.gz",
+        ["set\tline\tid\tphoto", "train\t1\t77\t-", "train\t2\t3\ttrain", "train\t3\t4\ttrain", "val\t1\t20\tval"],
+    )
+    english = ["a red wall", "a wall that is yellow", "a wall that is red"]
+    _write_gzip(folder / "multi30k" / "train.en.gz", english)
+    _write_gzip(folder / "multi30k" / "train.de.gz", ["eine rote Wand", "eine gelbe Wand", "eine rote Wand"])
     return folder
 
 

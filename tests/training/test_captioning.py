@@ -1,13 +1,12 @@
 """Captions of images: the model, the metrics, the data, and a run on tiny data."""
 
-import gzip
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from tiny_pictures import COLOURS, write_picture_data
+from tiny_pictures import write_caption_data
 
 from headway_training.checkpoint import load_model, load_tokenizer
 from headway_training.data.public import DATASETS
@@ -35,7 +34,6 @@ TINY = {
     "d_ff": 64,
 }
 RECIPE = "caption"
-NAMES = {"red": "rot", "green": "grün", "blue": "blau", "yellow": "gelb"}
 
 
 @pytest.fixture
@@ -99,25 +97,7 @@ def test_caption_metrics_are_those_of_the_authors_programs() -> None:
 @pytest.fixture
 def caption_data(tmp_path: Path) -> Path:
     """Photographs of one colour with a caption in two languages, and captions without photographs."""
-    folder = write_picture_data(tmp_path / "data")
-    for part, numbers in (("train", range(20)), ("val", range(20, 24))):
-        rows = ["id\tlanguage\tcaption"]
-        for i in numbers:
-            name = list(COLOURS)[i % 4]
-            rows += [f"{i}\ten\ta wall that is {name}", f"{i}\tde\teine Wand, ganz {NAMES[name]}"]
-        _write(folder / "flickr8k" / f"captions_{part}.tsv.gz", rows)
-    _write(
-        folder / "flickr8k" / "task1_lines.tsv.gz",
-        ["set\tline\tid\tphoto", "train\t1\t77\t-", "train\t2\t3\ttrain", "train\t3\t4\ttrain", "val\t1\t20\tval"],
-    )
-    _write(folder / "multi30k" / "train.en.gz", ["a red wall", "a wall that is yellow", "a wall that is red"])
-    _write(folder / "multi30k" / "train.de.gz", ["eine rote Wand", "eine gelbe Wand", "eine rote Wand"])
-    return folder
-
-
-def _write(path: Path, lines: list[str]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress("".join(line + "\n" for line in lines).encode()))
+    return write_caption_data(tmp_path / "data")
 
 
 def test_lines_of_photographs_join_their_captions_and_lines_without_one_stay_alone(caption_data: Path) -> None:

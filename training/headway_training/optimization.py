@@ -13,6 +13,7 @@ from torch.optim import AdamW, Muon, Optimizer
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
+from headway_training.errors import RecipeError
 from headway_training.recipes import OptimizationSettings
 
 _STACKS = ("layers", "layer", "h", "blocks")
@@ -24,6 +25,9 @@ def make_optimizers(model: nn.Module, settings: OptimizationSettings) -> list[Op
     """Makes the optimizers of a model's weights: AdamW, and Muon for the matrices of its layers where it is asked for.
 
     Matrices are decayed; vectors and position tables are not.
+
+    Raises:
+        RecipeError: Muon is asked for, and no layer has a matrix.
     """
     layers: list[nn.Parameter] = []
     decayed: list[nn.Parameter] = []
@@ -37,6 +41,11 @@ def make_optimizers(model: nn.Module, settings: OptimizationSettings) -> list[Op
             layers.append(parameter)
         else:
             decayed.append(parameter)
+    if settings.optimizer == "muon" and not layers:
+        raise RecipeError(
+            "optimization.optimizer is 'muon', which is for the matrices of layers, and the model has none that is "
+            "trained: set it to 'adamw'"
+        )
     rate, decay = settings.learning_rate, settings.weight_decay
     groups = [{"params": decayed, "weight_decay": decay}, {"params": kept, "weight_decay": 0.0}]
     betas = (settings.beta1, settings.beta2)

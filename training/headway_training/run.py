@@ -9,7 +9,7 @@ import dataclasses
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -51,6 +51,7 @@ from headway_training.sizing import Sizing, expected_throughput, size_up
 from headway_training.state import latest_state
 from headway_training.tasks import TOKENS_FILE, Task, make_task
 from headway_training.trainer import Trainer
+from headway_training.unread import WITHOUT_ATTENTION, check_settings, find_unread_of_run
 
 if TYPE_CHECKING:
     from headway_training.huggingface import FolderModel, ModelFolder
@@ -58,8 +59,6 @@ if TYPE_CHECKING:
 CHECKPOINT_FOLDER = "checkpoint"
 RUN_FILE = "run.json"
 _NO_TRACKER = "none"
-_WITHOUT_ATTENTION = ("recurrent", "linear")
-"""Architectures that have no attention weights to look at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +106,14 @@ class RunOptions:
         return shlex.join(words)
 
     def read_recipe(self) -> Recipe:
-        """The recipe with these options on top; own data gives the model a name of its own."""
+        """The recipe with these options on top; own data gives the model a name of its own.
+
+        Raises:
+            RecipeError: As `read_recipe`; or a setting, or `data_dir`, is not read.
+            CheckpointError: The checkpoint to start from cannot be read.
+        """
+        if self.own_data is not None and self.data_dir is not None:
+            raise RecipeError("--data-dir holds public data sets, and the data is that of --train; leave one out")
         settings = list(self.settings)
         if self.own_data is not None and not any(setting.startswith("name=") for setting in settings):
             settings.append(f"name={json.dumps(self._model_name(self.own_data))}")
@@ -116,7 +122,13 @@ class RunOptions:
             settings.append(f"init.checkpoint={json.dumps(str(self.init))}")
         if self.max_steps is not None:
             settings.append(f"optimization.max_steps={self.max_steps}")
-        return read_recipe(self.recipe, settings, configuration=self.model, model_folder=folder)
+        replaced = {"attention"} if self.model is not None or folder is not None else set()
+        replaced |= {"data"} if self.own_data is not None else set()
+        replaced |= {"tokenizer"} if any(setting.startswith("init.checkpoint=") for setting in settings) else set()
+        replaced |= {"tokenizer"} if folder is not None else set()
+        recipe = read_recipe(self.recipe, settings, configuration=self.model, model_folder=folder, replaced=replaced)
+        check_settings(recipe, self.own_data)
+        return recipe
 
     def _model_name(self, own: OwnData) -> str:
         """A name in a store, from the run's folder or from the recipe and the training data."""
@@ -137,11 +149,11 @@ def run_training(options: RunOptions, console: Console) -> Path:
     """
     recipe, folder = options.read_recipe(), options.folder
     described = _describe(options, recipe)
-    _check_folder(folder, described, resume=options.resume)
+    _check_folder(folder, described, find_unread_of_run(recipe, options.own_data), resume=options.resume)
     accelerator = _make_accelerator(options, recipe)
     recipe, source = _open_folder(recipe)
     splits, task = _read_data(options, recipe, accelerator, source)
-    if options.own_data is not None:
+    if options.own_data is not None and not any(setting.startswith("description=") for setting in options.settings):
         recipe = recipe.model_copy(update={"description": describe_own_data(recipe, options.own_data, splits.labels)})
     try:
         sizing = size_up(recipe, task, options.seed, accelerator.device, source)
@@ -326,7 +338,7 @@ def _finish(options: RunOptions, recipe: Recipe, splits: Splits[Any], trainer: T
         license=recipe.license,
         architecture=recipe.model["architecture"],
         configuration=_configure(recipe, task).to_dict() if of_folder is None else of_folder.configuration,
-        attention=recipe.attention and recipe.architecture not in _WITHOUT_ATTENTION,  # which --model may bring
+        attention=recipe.attention and recipe.architecture not in WITHOUT_ATTENTION,  # which --model may bring
         evaluation=Evaluation(
             file=TEXT_EVALUATION_FILE if evaluation.texts is not None else IMAGE_EVALUATION_FILE,
             dataset=splits.test_name,
@@ -372,8 +384,14 @@ def _describe(options: RunOptions, recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def _check_folder(folder: Path, described: Mapping[str, Any], *, resume: bool) -> None:
+def _check_folder(folder: Path, described: Mapping[str, Any], unread: Collection[str], *, resume: bool) -> None:
     """Checks that a folder is free for a run, or that the run in it is the one to resume.
+
+    Args:
+        folder: The run's.
+        described: What decides its result.
+        unread: Settings that decide nothing, which another version may have taken all the same.
+        resume: Whether it is to be resumed.
 
     Raises:
         ResumeError: There is a run and `resume` is off, there is none and it is on, or it is another one.
@@ -390,7 +408,8 @@ def _check_folder(folder: Path, described: Mapping[str, Any], *, resume: bool) -
         raise ResumeError(f"{folder} holds no run to resume; leave --resume out to start one")
     stored = json.loads(file.read_text(encoding="utf-8"))
     before, after = (_flatten(_with_defaults(one)) | _flatten(one) for one in (stored, described))
-    changed = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+    keys = (before.keys() | after.keys()) - {f"recipe.{key}" for key in unread}
+    changed = sorted(key for key in keys if before.get(key) != after.get(key))
     if changed:
         shown = "; ".join(f"{key} was {before.get(key)!r} and is {after.get(key)!r}" for key in changed[:3])
         raise ResumeError(

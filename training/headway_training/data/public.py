@@ -104,6 +104,10 @@ class Dataset:
     """Its public home."""
     read: Callable[[Dataset, Path, DataSettings], Splits[Any]]
     """Reads its parts from the data folder; raises `DataError`."""
+    settings: Callable[[DataSettings], tuple[str, ...]] = lambda _: ("valid_fraction",)
+    """The settings of its section, beside its name, that decide how it is split, given the others."""
+    has_texts: bool = False
+    """True of drawings that are drawn by texts and not by labels."""
 
     def find(self, data_dir: Path, names: Sequence[str]) -> Path:
         """The first of some files that is there.
@@ -594,6 +598,7 @@ _ALL = (
         license="public domain (the plays; no licence is stated for the file)",
         home="https://github.com/karpathy/char-rnn",
         read=_read_tiny_shakespeare,
+        settings=lambda _: ("valid_fraction", "test_fraction"),
     ),
     *(
         Dataset(
@@ -608,6 +613,7 @@ _ALL = (
             ),
             home="https://github.com/multi30k/dataset",
             read=_read_multi30k,
+            settings=lambda _: (),
         )
         for pair in ("en-de", "de-en")
     ),
@@ -667,6 +673,7 @@ _ALL = (
         license="Apache-2.0",
         home="headway_training.data.order, which makes it",
         read=lambda *_: make_order_texts(),
+        settings=lambda _: (),
     ),
     Dataset(
         name="pictures",
@@ -688,6 +695,7 @@ _ALL = (
         ),
         home="https://github.com/milesj/emojibase and https://github.com/multi30k/dataset",
         read=_read_pictures,
+        settings=lambda own: ("held_out_style", *(() if own.held_out_style is None else ("valid_fraction",))),
     ),
     Dataset(
         name="emoji",
@@ -698,6 +706,7 @@ _ALL = (
         license="Noto Apache-2.0, OpenMoji CC BY-SA 4.0, Fluent MIT, names and tags MIT (emojibase)",
         home="https://github.com/milesj/emojibase",
         read=_read_emoji,
+        has_texts=True,
     ),
     Dataset(
         name="segments",
@@ -745,6 +754,7 @@ _ALL = (
         ),
         home="https://github.com/multi30k/dataset",
         read=_read_captions,
+        settings=lambda _: (),
     ),
     Dataset(
         name="voices",

@@ -14,7 +14,7 @@ from headway_training.data.conll import read_span_labeled_texts
 from headway_training.data.conversations import holds_conversations, read_conversations
 from headway_training.data.examples import PlainText, Splits
 from headway_training.data.images import read_image_folder
-from headway_training.data.public import DATASETS
+from headway_training.data.public import DATASETS, Dataset
 from headway_training.data.speech import MOST_TEST_SECONDS, Recordings, read_recordings
 from headway_training.data.texts import read_labeled_texts, read_multi_labeled_texts, read_parallel_texts
 from headway_training.errors import DataError, RecipeError
@@ -89,13 +89,23 @@ def read_splits(recipe: Recipe, folder: Path, own: OwnData | None) -> Splits[Any
     """
     if own is not None:
         return _read_own(recipe, own)
+    dataset = find_dataset_of(recipe)
+    return dataset.read(dataset, folder, recipe.data)
+
+
+def find_dataset_of(recipe: Recipe) -> Dataset:
+    """The public data set of a recipe.
+
+    Raises:
+        RecipeError: It is not known, or is for another task.
+    """
     name = recipe.data.dataset
     if name not in DATASETS:
         raise RecipeError(f"data.dataset is {name!r}; it must be one of {', '.join(DATASETS)}")
     dataset = DATASETS[name]
     if dataset.task not in (*_MORE_DATA_TASKS.get(recipe.task, ()), _DATA_TASKS.get(recipe.task, recipe.task)):
         raise RecipeError(f"data.dataset {name!r} is for the task {dataset.task}; the recipe's is {recipe.task}")
-    return dataset.read(dataset, folder, recipe.data)
+    return dataset
 
 
 def _read_own(recipe: Recipe, own: OwnData) -> Splits[Any]:

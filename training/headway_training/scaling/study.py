@@ -20,7 +20,7 @@ from headway_training.data.sources import data_folder, read_splits
 from headway_training.errors import RecipeError, ResumeError
 from headway_training.hardware import describe_hardware
 from headway_training.models import build_model
-from headway_training.recipes import Recipe
+from headway_training.recipes import Recipe, parse_setting
 from headway_training.run import RunOptions
 from headway_training.scaling.law import NUM_CONSTANTS, ScalingLaw, fit_law
 from headway_training.scaling.picture import draw
@@ -44,6 +44,8 @@ STUDY_FILE = "scale.json"
 PICTURE_FILE = "scale.svg"
 HIT = 0.02
 """Share of the measured loss by which a prediction may differ to count as hit."""
+_PLANNED = {"tracker", *(f"optimization.{name}" for name in ("epochs", "max_steps", "evaluations", "patience"))}
+"""Settings of a recipe that pilots have their own of."""
 _WORSE_IN_A_ROW = 2
 """Sizes worse than the best one after which larger ones are not looked at."""
 
@@ -110,9 +112,13 @@ def _read_recipe(options: RunOptions) -> Recipe:
     """The recipe, without trackers.
 
     Raises:
-        RecipeError: The task has no loss that compares from one size to another.
+        RecipeError: The task has no loss that compares from one size to another, or a setting is given that the plan
+            decides.
     """
     recipe = options.read_recipe()
+    given = {parse_setting(setting)[0] for setting in options.settings}
+    if planned := sorted(given & _PLANNED):
+        raise RecipeError(f"--set {planned[0]}: the plan of the pilots decides it; leave it out")
     if recipe.task != "generation":
         raise RecipeError(
             f"{recipe.name}: a scaling law is fitted to losses in nats, which recipes for generation are validated by; "
