@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from accelerate import Accelerator
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
-from accelerate.utils import LoggerType, ProjectConfiguration
+from accelerate.utils import LoggerType, ProjectConfiguration, broadcast_object_list
 from pydantic import ValidationError
 from rich.console import Console
 
@@ -34,8 +34,15 @@ from headway_training.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
+from headway_training.data.checksums import Checksums
 from headway_training.data.examples import Splits
-from headway_training.data.sources import OwnData, data_folder, describe_own_data, read_splits
+from headway_training.data.sources import (
+    OwnData,
+    data_folder,
+    describe_own_data,
+    find_unchecked_files,
+    read_splits,
+)
 from headway_training.errors import RecipeError, ResumeError
 from headway_training.hardware import describe_hardware, keep_freed_memory, library_versions
 from headway_training.models import (
@@ -149,8 +156,10 @@ def run_training(options: RunOptions, console: Console) -> Path:
     """
     recipe, folder = options.read_recipe(), options.folder
     described = _describe(options, recipe)
-    _check_folder(folder, described, find_unread_of_run(recipe, options.own_data), resume=options.resume)
+    stored = _check_folder(folder, described, find_unread_of_run(recipe, options.own_data), resume=options.resume)
     accelerator = _make_accelerator(options, recipe)
+    checksums, note = _check_data(options, recipe, accelerator, stored)
+    described |= {"data_sha256": checksums.whole} if checksums.files else {}
     recipe, source = _open_folder(recipe)
     splits, task = _read_data(options, recipe, accelerator, source)
     if options.own_data is not None and not any(setting.startswith("description=") for setting in options.settings):
@@ -178,7 +187,8 @@ def run_training(options: RunOptions, console: Console) -> Path:
     if accelerator.is_main_process:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / RUN_FILE).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
-        console.print(start + _introduction(recipe, splits, trainer, sizing), highlight=False)
+        checksums.write(folder)
+        console.print(note + start + _introduction(recipe, splits, trainer, sizing), highlight=False)
     accelerator.init_trackers(
         recipe.name,
         config={name: str(value) for name, value in _flatten(described).items()},
@@ -384,7 +394,39 @@ def _describe(options: RunOptions, recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def _check_folder(folder: Path, described: Mapping[str, Any], unread: Collection[str], *, resume: bool) -> None:
+def _check_data(
+    options: RunOptions, recipe: Recipe, accelerator: Accelerator, stored: Mapping[str, Any] | None
+) -> tuple[Checksums, str]:
+    """Makes the checksums of the data, in the first process for all, and holds those of a run that is resumed to them.
+
+    Args:
+        options: Of the run.
+        recipe: Its recipe.
+        accelerator: Its processes.
+        stored: What is kept of the run to resume; None: a new one begins.
+
+    Returns:
+        The checksums, and a note for the user, with its line end, where there is something to say.
+
+    Raises:
+        DataError: A file cannot be read.
+        ResumeError: The data is not that of the run to resume.
+    """
+    made: list[Checksums | None] = [None]
+    if accelerator.is_main_process:
+        files = find_unchecked_files(recipe, data_folder(options.data_dir), options.own_data)
+        made = [Checksums.of(files)]
+    checksums = cast("Checksums", broadcast_object_list(made)[0])
+    if stored is not None and "data_sha256" in stored:
+        checksums.check(options.folder, stored["data_sha256"])
+    elif stored is not None and checksums.files:
+        return checksums, f"{options.folder} was begun by a version that kept no checksum: its data is not compared\n"
+    return checksums, ""
+
+
+def _check_folder(
+    folder: Path, described: Mapping[str, Any], unread: Collection[str], *, resume: bool
+) -> Mapping[str, Any] | None:
     """Checks that a folder is free for a run, or that the run in it is the one to resume.
 
     Args:
@@ -392,6 +434,9 @@ def _check_folder(folder: Path, described: Mapping[str, Any], unread: Collection
         described: What decides its result.
         unread: Settings that decide nothing, which another version may have taken all the same.
         resume: Whether it is to be resumed.
+
+    Returns:
+        What is kept of the run to resume; None: there is none.
 
     Raises:
         ResumeError: There is a run and `resume` is off, there is none and it is on, or it is another one.
@@ -403,18 +448,19 @@ def _check_folder(folder: Path, described: Mapping[str, Any], unread: Collection
                 f"{folder} holds a run already. Go on with it by --resume, choose another folder with --output, "
                 "or remove it"
             )
-        return
+        return None
     if not file.is_file():
         raise ResumeError(f"{folder} holds no run to resume; leave --resume out to start one")
     stored = json.loads(file.read_text(encoding="utf-8"))
     before, after = (_flatten(_with_defaults(one)) | _flatten(one) for one in (stored, described))
-    keys = (before.keys() | after.keys()) - {f"recipe.{key}" for key in unread}
+    keys = (before.keys() | after.keys()) - {"data_sha256", *(f"recipe.{key}" for key in unread)}
     changed = sorted(key for key in keys if before.get(key) != after.get(key))
     if changed:
         shown = "; ".join(f"{key} was {before.get(key)!r} and is {after.get(key)!r}" for key in changed[:3])
         raise ResumeError(
             f"{folder} was begun with other settings: {shown}. Resume it with the same, or start a new run"
         )
+    return cast("Mapping[str, Any]", stored)
 
 
 def _with_defaults(described: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -106,6 +106,8 @@ class Dataset:
     """Reads its parts from the data folder; raises `DataError`."""
     settings: Callable[[DataSettings], tuple[str, ...]] = lambda _: ("valid_fraction",)
     """The settings of its section, beside its name, that decide how it is split, given the others."""
+    made: tuple[str, ...] = ()
+    """Files below the data folder that are made on the user's machine, so that there is no checksum of them."""
     has_texts: bool = False
     """True of drawings that are drawn by texts and not by labels."""
 
@@ -558,6 +560,7 @@ _SPEECH_FILES = (
         if ".en." in file.name
     ),
 )
+_SYNTHESISED = tuple(f"{synthesis.FOLDER}/{part}.{kind}" for part in synthesis.PARTS for kind in ("tar", "tsv"))
 _SPEECH_LICENSE = (
     "digits CC BY-SA 4.0 (Jackson et al.); prompts CC BY-SA 3.0, recorded by Allison Smith "
     "(http://www.theivrvoice.com), financial contributions by Digium, Inc.; text of the captions: not stated, for "
@@ -765,6 +768,7 @@ _ALL = (
         license=_SPEECH_LICENSE,
         home=_SPEECH_HOME,
         read=_read_voices,
+        made=_SYNTHESISED,
     ),
     Dataset(
         name="digits",
@@ -785,6 +789,7 @@ _ALL = (
         license=_SPEECH_LICENSE,
         home=_SPEECH_HOME,
         read=_read_speech,
+        made=_SYNTHESISED,
     ),
 )
 

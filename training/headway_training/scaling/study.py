@@ -16,7 +16,8 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from headway_training.data.sources import data_folder, read_splits
+from headway_training.data.checksums import Checksums
+from headway_training.data.sources import data_folder, find_unchecked_files, read_splits
 from headway_training.errors import RecipeError, ResumeError
 from headway_training.hardware import describe_hardware
 from headway_training.models import build_model
@@ -69,6 +70,11 @@ def run_scaling(options: RunOptions, budget: Budget, target: Budget | None, cons
     recipe, folder = _read_recipe(options), options.folder
     file = folder / STUDY_FILE
     study = _read_study(file, options, recipe, budget.seconds)
+    checksums = Checksums.of(find_unchecked_files(recipe, data_folder(options.data_dir), options.own_data))
+    if study is not None and study.data_sha256 is not None:
+        checksums.check(folder, study.data_sha256)
+    elif study is not None and checksums.files:
+        console.print(f"{folder} was begun by a version that kept no checksum: its data is not compared")
     if study is None:
         for stale in ("tokenizer.json", "tokens.bin"):  # of a study that failed before it was planned
             (folder / stale).unlink(missing_ok=True)
@@ -80,12 +86,14 @@ def run_scaling(options: RunOptions, budget: Budget, target: Budget | None, cons
         pilots = plan_pilots(measure_sizes(recipe, task, data, budget.seconds, options.seed), data, budget.seconds)
         study = Study(
             **_describe(options, recipe, budget.seconds),
+            data_sha256=checksums.whole if checksums.files else None,
             hardware=describe_hardware(run_device()),
             metric=task.metric,
             epoch_tokens=data.epoch_tokens,
             step_tokens=data.step_tokens,
             pilots=tuple(pilots),
         )
+        checksums.write(folder)
         _write(file, study)
     data = Data(step_tokens=study.step_tokens, epoch_tokens=study.epoch_tokens)
     estimated_s = sum(pilot.estimated_s for pilot in study.pilots)
