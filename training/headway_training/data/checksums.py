@@ -1,7 +1,7 @@
-"""Checksums of the files that a run reads and that nobody else has a checksum of, so that one resumed sees the same data.
+"""Checksums of the files that a run reads and that nobody else has checksums of, so that a resumed run reads the same.
 
-They are the user's own files, each whole: what a name stands for, the files of a folder of images, a table of recordings
-and the recordings that it names; and of a public data set the files that are made on the user's machine.
+They are the user's own files, each whole: what a name stands for, images of a folder, a table of recordings and the
+recordings that it names; and of a public data set the files that are made on the user's machine.
 """
 
 from __future__ import annotations
