@@ -296,7 +296,7 @@ def test_a_folder_that_is_incomplete_is_told_in_one_line(root, data, tmp_path):
     (broken / "config.json").write_text(json.dumps({"model_type": "tomorrow"}))
     assert "model type tomorrow is not one that transformers" in _fail(*words)
     (broken / "config.json").write_text("{")
-    assert "cannot be read as JSON" in _fail(*words)
+    assert "config.json: cannot be read (" in _fail(*words)
 
 
 @pytest.mark.parametrize(

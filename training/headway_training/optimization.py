@@ -14,6 +14,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
 from headway_training.errors import RecipeError
+from headway_training.positions import position_tables
 from headway_training.recipes import OptimizationSettings
 
 _STACKS = ("layers", "layer", "h", "blocks")
@@ -29,18 +30,14 @@ def make_optimizers(model: nn.Module, settings: OptimizationSettings) -> list[Op
     Raises:
         RecipeError: Muon is asked for, and no layer has a matrix.
     """
-    layers: list[nn.Parameter] = []
+    layers = layer_matrices(model) if settings.optimizer == "muon" else {}
+    tables = position_tables(model)
     decayed: list[nn.Parameter] = []
     kept: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
+        if not parameter.requires_grad or name in layers:
             continue
-        if parameter.ndim < 2 or "position" in name:
-            kept.append(parameter)
-        elif settings.optimizer == "muon" and is_layer_matrix(name, parameter):
-            layers.append(parameter)
-        else:
-            decayed.append(parameter)
+        (kept if parameter.ndim < 2 or name in tables else decayed).append(parameter)
     if settings.optimizer == "muon" and not layers:
         raise RecipeError(
             "optimization.optimizer is 'muon', which is for the matrices of layers, and the model has none that is "
@@ -51,13 +48,18 @@ def make_optimizers(model: nn.Module, settings: OptimizationSettings) -> list[Op
     betas = (settings.beta1, settings.beta2)
     optimizers: list[Optimizer] = [AdamW(groups, lr=rate, betas=betas, eps=settings.epsilon, fused=True)]
     if layers:
-        optimizers.append(Muon(layers, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
+        optimizers.append(Muon(list(layers.values()), lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
     return optimizers
 
 
-def is_layer_matrix(name: str, parameter: nn.Parameter) -> bool:
-    """True of the weights that Muon is for: matrices within a layer, neither embeddings nor output projections."""
-    return parameter.ndim == 2 and _IN_LAYER.search(name) is not None and "position" not in name
+def layer_matrices(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Trained weights that Muon is for, by name: matrices within a layer, neither embeddings nor output projections."""
+    tables = position_tables(model)
+    return {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if parameter.ndim == 2 and parameter.requires_grad and _IN_LAYER.search(name) and name not in tables
+    }
 
 
 def learning_rate(settings: OptimizationSettings, step: int, num_steps: int) -> float:
