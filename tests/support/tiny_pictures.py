@@ -9,7 +9,8 @@ import numpy as np
 from PIL import Image
 
 COLOURS = {"red": (200, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 200), "yellow": (220, 220, 30)}
-_GERMAN = {"red": "rot", "green": "grün", "blue": "blau", "yellow": "gelb"}
+
+GERMAN = {"red": "rot", "green": "grün", "blue": "blau", "yellow": "gelb"}
 
 
 def write_picture_data(folder: Path) -> Path:
@@ -51,7 +52,7 @@ def write_caption_data(folder: Path) -> Path:
         rows = ["id\tlanguage\tcaption"]
         for i in numbers:
             name = list(COLOURS)[i % 4]
-            rows += [f"{i}\ten\ta wall that is {name}", f"{i}\tde\teine Wand, ganz {_GERMAN[name]}"]
+            rows += [f"{i}\ten\ta wall that is {name}", f"{i}\tde\teine Wand, ganz {GERMAN[name]}"]
         _write_gzip(folder / "flickr8k" / f"captions_{part}.tsv.gz", rows)
     _write_gzip(
         folder / "flickr8k" / "task1_lines.tsv.gz",

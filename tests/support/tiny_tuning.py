@@ -28,25 +28,33 @@ COMMON = (
     "optimization.epochs=100",
     "optimization.evaluations=2",
     "optimization.state_every_steps=4",
-    "optimization.batch_size=8",
-    "optimization.batch_tokens=256",
     "optimization.learning_rate=1e-2",
     "optimization.average_decay=0",
 )
+TOKENS, ROWS = "optimization.batch_tokens=256", "optimization.batch_size=8"
 RECIPES = {
-    "topics": ("ag-news", (*COMMON, "model.max_length=40")),
-    "tags": ("ud-ewt-pos", (*COMMON, "model.max_length=40", "augmentation.subword_splitting=0")),
+    "topics": ("ag-news", (*COMMON, TOKENS, "model.max_length=40")),
+    "tags": ("ud-ewt-pos", (*COMMON, TOKENS, "model.max_length=40", "augmentation.subword_splitting=0")),
     "pictures": (
         "cifar10",
         (
             *COMMON,
+            ROWS,
             "preprocessing.mean=[0.5, 0.5, 0.5]",
             "preprocessing.std=[0.5, 0.5, 0.5]",
             *("preprocessing.interpolation=bilinear",),
         ),
     ),
-    "story": ("tiny-shakespeare", (*COMMON, "model.max_length=24", "optimization.optimizer=adamw")),
-    "chats": ("tiny-shakespeare", (*COMMON, "model.max_length=48", "optimization.optimizer=adamw")),
+    "story": ("tiny-shakespeare", (*COMMON, ROWS, "model.max_length=24", "optimization.optimizer=adamw")),
+    "chats": (
+        "tiny-shakespeare",
+        (
+            *COMMON,
+            TOKENS,
+            *("model.max_length=48", "optimization.optimizer=adamw"),
+            *("optimization.batch_size=", "augmentation.subword_splitting="),
+        ),
+    ),
 }
 """Recipe and settings of each task, by the name of its run."""
 FOLDERS = {"topics": "bert", "tags": "bert", "pictures": "vit", "story": "gpt2", "chats": "llama"}

@@ -103,10 +103,15 @@ TINY_MODELS = {
         "preprocessing.width=16",
     ],
 }
-TINY_RUN = ["tokenizer.vocabulary_size=300", "optimization.batch_size=8", "optimization.batch_tokens=128"]
+TINY_RUNS = {
+    "ag-news": ["tokenizer.vocabulary_size=300", "optimization.batch_tokens=128"],
+    "multi30k-en-de": ["tokenizer.vocabulary_size=300", "optimization.batch_tokens=128"],
+    "tiny-shakespeare": ["tokenizer.vocabulary_size=300", "optimization.batch_size=8"],
+    "cifar10": ["optimization.batch_size=8"],
+}
 
 
 @pytest.fixture
 def tiny_settings() -> dict[str, tuple[str, ...]]:
     """Settings that make each recipe's model and batches tiny, by recipe."""
-    return {recipe: (*settings, *TINY_RUN) for recipe, settings in TINY_MODELS.items()}
+    return {recipe: (*settings, *TINY_RUNS[recipe]) for recipe, settings in TINY_MODELS.items()}

@@ -15,7 +15,13 @@ from headway_training.run import RunOptions, run_training
 QUIET = Console(quiet=True)
 
 
+def without_tokenizer(settings):
+    """The settings of a run that takes the tokenizer of a checkpoint."""
+    return tuple(setting for setting in settings if not setting.startswith("tokenizer."))
+
+
 def run(folder, recipe, data, settings, *, init=None, steps=2, resume=False, console=QUIET):
+    settings = settings if init is None else without_tokenizer(settings)
     options = RunOptions(
         recipe=recipe,
         settings=(*settings, "optimization.evaluations=1"),
@@ -75,8 +81,7 @@ def test_another_task_takes_the_encoder_and_frames_texts_its_own_way(
     translator = run(tmp_path / "translator", "multi30k-en-de", pairs, tiny_settings["multi30k-en-de"])
     tokenizer = load_tokenizer(translator)
     assert tokenizer.encode("one").ids[0] != tokenizer.token_to_id("<bos>")
-    settings = (*tiny_settings["multi30k-en-de"], "tokenizer.vocabulary_size=300")
-    again = run(tmp_path / "again", "multi30k-en-de", pairs, settings, init=translator)
+    again = run(tmp_path / "again", "multi30k-en-de", pairs, tiny_settings["multi30k-en-de"], init=translator)
     assert load_tokenizer(again).to_str() == tokenizer.to_str()
     from headway_training.tokenizers import take_tokenizer
 
@@ -107,7 +112,7 @@ def test_a_wrong_folder_is_an_error_of_one_line(tmp_path, reviews, verses, tiny_
     assert "is not a checkpoint" in fail(*words, "--set", "init.checkpoint=nowhere")
     generator = run(tmp_path / "generator", "tiny-shakespeare", verses, tiny_settings["tiny-shakespeare"])
     assert "has no <pad>, <unk>, <bos>, <eos>; text_classification needs it" in fail(*words, "--init", str(generator))
-    narrow = [word for setting in tiny_settings["ag-news"] for word in ("--set", setting)]
+    narrow = [word for setting in without_tokenizer(tiny_settings["ag-news"]) for word in ("--set", setting)]
     assert "none of its matrices (encoder) has a name and shape of the model's" in fail(
         *words, *narrow, "--set", "model.d_model=32", "--set", "model.d_ff=48", "--init", str(pretrained)
     )

@@ -10,11 +10,9 @@ B rows, T tokens, V vocabulary, C classes.
 from __future__ import annotations
 
 import difflib
-import json
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self, cast
@@ -23,6 +21,7 @@ import numpy as np
 import peft
 import torch
 import transformers
+from accelerate import init_empty_weights
 from numpy.typing import NDArray
 from PIL import Image
 from tokenizers import Tokenizer
@@ -30,18 +29,32 @@ from torch import Tensor, nn
 from transformers.models.auto import modeling_auto
 from transformers.pytorch_utils import Conv1D
 
-from headway_training.checkpoint import ImagePreprocessing, SpecialTokens, TaskName, is_model_folder
+from headway_training.checkpoint import ImagePreprocessing, SpecialTokens, TaskName
 from headway_training.data.images import normalize
 from headway_training.errors import CheckpointError, DataError, RecipeError
+from headway_training.folders import (
+    TextLength,
+    check_reading,
+    count_weights,
+    first_line,
+    labels_of,
+    length_of,
+    load_model,
+    padding_of,
+    parse_configuration,
+    plain_tokenizer,
+    quiet,
+    read_configuration,
+    read_tokenizer,
+)
 from headway_training.models import AttentionKind, Model
 from headway_training.recipes import LoraSettings
 
-MAX_LENGTH: Final = 2048
-"""Most tokens of a text where the recipe does not say and the model takes more."""
 _PREPROCESSOR_FILE: Final = "preprocessor_config.json"
 _LEVEL: Final = 1 / 255
 """Largest difference of a channel, in 0 to 1, between the pixels of a recipe and those of a folder."""
 _ATTENTION: Final[Mapping[AttentionKind, str]] = {"plain": "eager", "fused": "sdpa"}
+_TEXT_CLASSIFIERS: Final = ("text_classification", "token_classification")
 _GENERATION_MARK: Final = re.compile(r"\{%-?\+?\s*generation\b")
 
 
@@ -144,7 +157,7 @@ class FolderModel(Model):
         model = _plain(self.model).float()
         if self._use_cache is not None:
             model.config.use_cache = self._use_cache
-        with _quiet():
+        with quiet():
             model.save_pretrained(folder)
             for part in self._parts:
                 part.save_pretrained(folder)
@@ -167,14 +180,13 @@ class ModelFolder:
     """The tokenizer, or the image processor."""
     max_length: int
     """Most tokens of a text that the run reads; 0 for images."""
+    has_table: bool = False
+    """True if its positions are looked up in a table, which has an end."""
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that reads its texts; each call returns a new one."""
-        tokenizer = Tokenizer.from_str(self.processor.backend_tokenizer.to_str())
-        tokenizer.no_padding()  # tasks pad and cut
-        tokenizer.no_truncation()
-        return tokenizer
+        """The tokenizer that reads its texts; each call returns a new one. Tasks pad and cut."""
+        return plain_tokenizer(self.processor)
 
     @property
     def num_token_types(self) -> int:
@@ -187,9 +199,8 @@ class ModelFolder:
     def special_tokens(self) -> SpecialTokens:
         """Ids of its special tokens."""
         tokens = self.processor
-        return SpecialTokens(
-            pad=tokens.pad_token_id, bos=tokens.bos_token_id, eos=tokens.eos_token_id, unk=tokens.unk_token_id
-        )
+        pad = padding_of(self.config, tokens)
+        return SpecialTokens(pad=pad, bos=tokens.bos_token_id, eos=tokens.eos_token_id, unk=tokens.unk_token_id)
 
     def build(
         self,
@@ -214,13 +225,13 @@ class ModelFolder:
         config, kind = self._configure(labels, multi_label=multi_label), _KINDS[self.task]
         start, fresh = "", frozenset[str]()
         if has_weights:
-            model, fresh = self._load(config, keeps_head=not labels or tuple(labels) == self._labels)
+            model, fresh = self._load(config, keeps_head=not labels or tuple(labels) == labels_of(self.config))
             start = f"weights of {self.path}: {self._describe(labels, fresh)}"
         else:
             model = kind.auto_class.from_config(config, attn_implementation="eager")
         if lora is not None:
             model = _add_lora(model, lora, fresh, is_classifier=bool(labels))
-        return FolderModel(
+        made = FolderModel(
             model,
             inputs=kind.inputs,
             max_length=self.max_length,
@@ -228,10 +239,17 @@ class ModelFolder:
             start=start,
             use_cache=getattr(self.config, "use_cache", None),
         )
+        if has_weights and self.max_length:
 
-    @property
-    def _labels(self) -> tuple[str, ...]:
-        return tuple(str(self.config.id2label[index]) for index in range(self.config.num_labels))
+            def read(*tensors: Tensor) -> Tensor:
+                logits: Tensor = made(*tensors[: len(kind.inputs)])
+                return logits
+
+            longest = self.max_length if self.has_table else 0
+            check_reading(
+                self.path, read, name=made.kind, config=self.config, tokenizer=self.tokenizer, longest=longest
+            )
+        return made
 
     def _configure(self, labels: Sequence[str], *, multi_label: bool) -> Any:
         config = transformers.AutoConfig.from_pretrained(self.path, trust_remote_code=False, local_files_only=True)
@@ -241,28 +259,15 @@ class ModelFolder:
             config.problem_type = "multi_label_classification" if multi_label else None
         if getattr(config, "use_cache", None):
             config.use_cache = False  # what a layer has computed is read once in training
+        if self.task in _TEXT_CLASSIFIERS and config.get_text_config().pad_token_id is None:
+            config.get_text_config().pad_token_id = self.special_tokens.pad  # by which a decoder finds a text's end
         return config
 
     def _load(self, config: Any, *, keeps_head: bool) -> tuple[Any, frozenset[str]]:
         """Loads the weights: the model, and the names of its tensors that start fresh."""
         auto_class = _KINDS[self.task].auto_class
-        try:
-            with _quiet():
-                model, report = auto_class.from_pretrained(
-                    self.path,
-                    config=config,
-                    dtype=torch.float32,
-                    attn_implementation="eager",
-                    trust_remote_code=False,
-                    local_files_only=True,
-                    use_safetensors=True,
-                    ignore_mismatched_sizes=True,
-                    output_loading_info=True,
-                )
-        except Exception as error:  # the library raises many kinds
-            raise CheckpointError(f"{self.path}: cannot be loaded for {self.task} ({_first_line(error)})") from error
-        mismatched = (entry if isinstance(entry, str) else entry[0] for entry in report["mismatched_keys"])
-        fresh = {*map(str, report["missing_keys"]), *map(str, mismatched)}
+        loaded = load_model(self.path, config, auto_class, self.task)
+        model, fresh = loaded.model, {*loaded.missing, *loaded.mismatched}
         if not hasattr(model, model.base_model_prefix or "-"):
             raise CheckpointError(f"{self.path}: {type(model).__name__} does not part its body from its head")
         inside = model.base_model_prefix + "."
@@ -285,7 +290,7 @@ class ModelFolder:
     def _describe(self, labels: Sequence[str], fresh: Iterable[str]) -> str:
         if not (names := sorted(fresh)):
             return "all tensors are loaded"
-        why = "" if tuple(labels) == self._labels else ", as its labels are others"
+        why = "" if tuple(labels) == labels_of(self.config) else ", as its labels are others"
         return f"all are loaded but these, which start fresh{why}: {', '.join(names)}"
 
     def chat_format(self) -> ChatFormat:
@@ -331,43 +336,48 @@ def open_folder(path: Path, task: TaskName, max_length: int | None = None) -> Mo
     Args:
         path: Holds `config.json`, weights, and a tokenizer or `preprocessor_config.json`.
         task: What it is trained for.
-        max_length: Most tokens of a text; None: what the model takes, at most `MAX_LENGTH`.
+        max_length: Most tokens of a text; None: what the model takes, at most `folders.MAX_LENGTH`.
 
     Raises:
         CheckpointError: The folder is incomplete, or holds a model that cannot be trained for the task.
         RecipeError: `max_length` is more than the model takes.
     """
-    if not is_model_folder(path):
-        raise CheckpointError(f"{path} is no model folder of transformers: it has no config.json")
-    content = _read_json(path / "config.json")
-    if content.get("model_type") not in transformers.CONFIG_MAPPING:
-        raise CheckpointError(
-            f"{path}: model type {content.get('model_type')} is not one that transformers "
-            f"{transformers.__version__} knows"
-        )
-    try:
-        config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
-    except Exception as error:  # the library raises many kinds
-        raise CheckpointError(f"{path / 'config.json'} cannot be read: {_first_line(error)}") from error
+    config = parse_configuration(path, read_configuration(path))
     _check_kind(path, config, task)
-    if not any((path / f"model.safetensors{ending}").is_file() for ending in ("", ".index.json")):
-        raise CheckpointError(f"{path} has no weights: model.safetensors, or its shards with an index")
+    count_weights(path)
     if task == "image_classification":
         return ModelFolder(path=path, task=task, config=config, processor=_read_processor(path), max_length=0)
-    tokenizer = _read_tokenizer(path, config, task)
+    tokenizer = read_tokenizer(path, config)
+    if task in _TEXT_CLASSIFIERS and padding_of(config, tokenizer) is None:
+        raise CheckpointError(f"the tokenizer of {path} has no pad_token, which {task} needs: name one and save it")
+    length = _length(path, config, task)
+    if max_length is not None and length.limit is not None and max_length > length.limit:
+        raise RecipeError(
+            f"model.max_length is {max_length}, and the model in {path} takes at most {length.limit} tokens: give "
+            f"--set model.max_length={length.limit} or less"
+        )
     return ModelFolder(
-        path=path, task=task, config=config, processor=tokenizer, max_length=_length(path, config, max_length)
+        path=path,
+        task=task,
+        config=config,
+        processor=tokenizer,
+        max_length=max_length or length.usual,
+        has_table=length.has_table,
     )
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def _length(path: Path, config: Any, task: TaskName) -> TextLength:
+    """How long texts a folder's model reads, told without its weights.
+
+    Raises:
+        CheckpointError: There is no such model.
+    """
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{file} cannot be read as JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{file} is not a JSON object")
-    return content
+        with quiet(), init_empty_weights(include_buffers=False):  # positions are computed of buffers
+            model = _KINDS[task].auto_class.from_config(config, attn_implementation="eager").eval()
+    except Exception as error:  # whatever its code raises
+        raise CheckpointError(f"{path}: has no model for {task} ({first_line(error)})") from error
+    return length_of(model, config)
 
 
 def _check_kind(path: Path, config: Any, task: TaskName) -> None:
@@ -401,42 +411,7 @@ def _read_processor(path: Path) -> Any:
             path, backend="pil", trust_remote_code=False, local_files_only=True
         )
     except Exception as error:  # the library raises many kinds
-        raise CheckpointError(f"{path / _PREPROCESSOR_FILE} cannot be read: {_first_line(error)}") from error
-
-
-def _read_tokenizer(path: Path, config: Any, task: TaskName) -> Any:
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
-        largest = max(tokenizer.get_vocab().values(), default=0)
-        tokenizer.backend_tokenizer.to_str()
-    except Exception as error:  # the library raises many kinds
-        raise CheckpointError(f"{path} has no tokenizer that can be read ({_first_line(error)})") from error
-    if largest >= (size := int(config.get_text_config().vocab_size)):
-        raise CheckpointError(
-            f"{path}: the tokenizer has a token of id {largest}, and the model's vocabulary ends at {size - 1}; they "
-            "do not belong together"
-        )
-    if task != "generation" and tokenizer.pad_token_id is None:
-        raise CheckpointError(f"the tokenizer of {path} has no pad_token, which {task} needs: name one and save it")
-    return tokenizer
-
-
-def _length(path: Path, config: Any, asked: int | None) -> int:
-    """Most tokens of a text, special ones included.
-
-    Raises:
-        RecipeError: More are asked for than the model has positions.
-    """
-    text = config.get_text_config()
-    positions = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None)
-    if positions is not None and text.model_type in ("roberta", "xlm-roberta", "camembert", "mpnet"):
-        positions -= text.pad_token_id + 1  # their positions begin after that of padding
-    if asked is not None and positions is not None and asked > positions:
-        raise RecipeError(
-            f"model.max_length is {asked}, and the model in {path} takes at most {positions} tokens: give "
-            f"--set model.max_length={positions} or less"
-        )
-    return asked or min(positions or MAX_LENGTH, MAX_LENGTH)
+        raise CheckpointError(f"{path / _PREPROCESSOR_FILE} cannot be read: {first_line(error)}") from error
 
 
 # LoRA
@@ -525,9 +500,7 @@ class ChatFormat:
                 self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=is_prompt)
             )
         except Exception as error:  # a template raises what it likes
-            raise DataError(
-                f"the chat template of {self._path} refuses a conversation: {_first_line(error)}"
-            ) from error
+            raise DataError(f"the chat template of {self._path} refuses a conversation: {first_line(error)}") from error
 
     def encode(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[bool]]:
         """Encodes a conversation.
@@ -575,23 +548,3 @@ class ChatFormat:
             for i in own:
                 mask[i] = not ended or i <= ended[-1]
         return ids, mask
-
-
-# The library
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Lets transformers report through what it returns, and not on the terminal."""
-    before = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers.logging.set_verbosity(before)
-        transformers.logging.enable_progress_bar()
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

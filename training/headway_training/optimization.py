@@ -12,6 +12,8 @@ from torch.optim import AdamW, Muon, Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
+from headway_training.errors import RecipeError
+from headway_training.positions import position_tables
 from headway_training.recipes import OptimizationSettings
 
 _STACKS = ("layers", "layer", "h", "blocks")
@@ -23,31 +25,40 @@ def make_optimizers(model: nn.Module, settings: OptimizationSettings) -> list[Op
     """Makes the optimizers of a model's weights: AdamW, and Muon for the matrices of its layers where it is asked for.
 
     Matrices are decayed; vectors and position tables are not.
+
+    Raises:
+        RecipeError: Muon is asked for, and no layer has a matrix.
     """
-    layers: list[nn.Parameter] = []
+    layers = layer_matrices(model) if settings.optimizer == "muon" else {}
+    tables = position_tables(model)
     decayed: list[nn.Parameter] = []
     kept: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
+        if not parameter.requires_grad or name in layers:
             continue
-        if parameter.ndim < 2 or "position" in name:
-            kept.append(parameter)
-        elif settings.optimizer == "muon" and is_layer_matrix(name, parameter):
-            layers.append(parameter)
-        else:
-            decayed.append(parameter)
+        (kept if parameter.ndim < 2 or name in tables else decayed).append(parameter)
+    if settings.optimizer == "muon" and not layers:
+        raise RecipeError(
+            "optimization.optimizer is 'muon', which is for the matrices of layers, and the model has none that is "
+            "trained: set it to 'adamw'"
+        )
     rate, decay = settings.learning_rate, settings.weight_decay
     groups = [{"params": decayed, "weight_decay": decay}, {"params": kept, "weight_decay": 0.0}]
     betas = (settings.beta1, settings.beta2)
     optimizers: list[Optimizer] = [AdamW(groups, lr=rate, betas=betas, eps=settings.epsilon, fused=True)]
     if layers:
-        optimizers.append(Muon(layers, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
+        optimizers.append(Muon(list(layers.values()), lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
     return optimizers
 
 
-def is_layer_matrix(name: str, parameter: nn.Parameter) -> bool:
-    """True of the weights that Muon is for: matrices within a layer, neither embeddings nor output projections."""
-    return parameter.ndim == 2 and _IN_LAYER.search(name) is not None and "position" not in name
+def layer_matrices(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Trained weights that Muon is for, by name: matrices within a layer, neither embeddings nor output projections."""
+    tables = position_tables(model)
+    return {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if parameter.ndim == 2 and parameter.requires_grad and _IN_LAYER.search(name) and name not in tables
+    }
 
 
 def learning_rate(settings: OptimizationSettings, step: int, num_steps: int) -> float:

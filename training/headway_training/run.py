@@ -9,7 +9,7 @@ import dataclasses
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from accelerate import Accelerator
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
-from accelerate.utils import LoggerType, ProjectConfiguration
+from accelerate.utils import LoggerType, ProjectConfiguration, broadcast_object_list
 from pydantic import ValidationError
 from rich.console import Console
 
@@ -34,8 +34,15 @@ from headway_training.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
+from headway_training.data.checksums import Checksums
 from headway_training.data.examples import Splits
-from headway_training.data.sources import OwnData, data_folder, describe_own_data, read_splits
+from headway_training.data.sources import (
+    OwnData,
+    data_folder,
+    describe_own_data,
+    find_unchecked_files,
+    read_splits,
+)
 from headway_training.durable import replacing
 from headway_training.errors import RecipeError, ResumeError
 from headway_training.hardware import describe_hardware, keep_freed_memory, library_versions
@@ -53,6 +60,7 @@ from headway_training.sizing import Sizing, expected_throughput, size_up
 from headway_training.state import latest_state
 from headway_training.tasks import TOKENS_FILE, Task, make_task
 from headway_training.trainer import Trainer
+from headway_training.unread import WITHOUT_ATTENTION, check_settings, find_unread_of_run
 
 if TYPE_CHECKING:
     from headway_training.huggingface import FolderModel, ModelFolder
@@ -60,8 +68,6 @@ if TYPE_CHECKING:
 CHECKPOINT_FOLDER = "checkpoint"
 RUN_FILE = "run.json"
 _NO_TRACKER = "none"
-_WITHOUT_ATTENTION = ("recurrent", "linear")
-"""Architectures that have no attention weights to look at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +115,14 @@ class RunOptions:
         return shlex.join(words)
 
     def read_recipe(self) -> Recipe:
-        """The recipe with these options on top; own data gives the model a name of its own."""
+        """The recipe with these options on top; own data gives the model a name of its own.
+
+        Raises:
+            RecipeError: As `read_recipe`; or a setting, or `data_dir`, is not read.
+            CheckpointError: The checkpoint to start from cannot be read.
+        """
+        if self.own_data is not None and self.data_dir is not None:
+            raise RecipeError("--data-dir holds public data sets, and the data is that of --train; leave one out")
         settings = list(self.settings)
         if self.own_data is not None and not any(setting.startswith("name=") for setting in settings):
             settings.append(f"name={json.dumps(self._model_name(self.own_data))}")
@@ -118,7 +131,13 @@ class RunOptions:
             settings.append(f"init.checkpoint={json.dumps(str(self.init))}")
         if self.max_steps is not None:
             settings.append(f"optimization.max_steps={self.max_steps}")
-        return read_recipe(self.recipe, settings, configuration=self.model, model_folder=folder)
+        replaced = {"attention"} if self.model is not None or folder is not None else set()
+        replaced |= {"data"} if self.own_data is not None else set()
+        replaced |= {"tokenizer"} if any(setting.startswith("init.checkpoint=") for setting in settings) else set()
+        replaced |= {"tokenizer"} if folder is not None else set()
+        recipe = read_recipe(self.recipe, settings, configuration=self.model, model_folder=folder, replaced=replaced)
+        check_settings(recipe, self.own_data)
+        return recipe
 
     def _model_name(self, own: OwnData) -> str:
         """A name in a store, from the run's folder or from the recipe and the training data."""
@@ -139,11 +158,13 @@ def run_training(options: RunOptions, console: Console) -> Path:
     """
     recipe, folder = options.read_recipe(), options.folder
     described = _describe(options, recipe)
-    _check_folder(folder, described, resume=options.resume)
+    stored = _check_folder(folder, described, find_unread_of_run(recipe, options.own_data), resume=options.resume)
     accelerator = _make_accelerator(options, recipe)
+    checksums, note = _check_data(options, recipe, accelerator, stored)
+    described |= {"data_sha256": checksums.whole} if checksums.files else {}
     recipe, source = _open_folder(recipe)
     splits, task = _read_data(options, recipe, accelerator, source)
-    if options.own_data is not None:
+    if options.own_data is not None and not any(setting.startswith("description=") for setting in options.settings):
         recipe = recipe.model_copy(update={"description": describe_own_data(recipe, options.own_data, splits.labels)})
     try:
         sizing = size_up(recipe, task, options.seed, accelerator.device, source)
@@ -168,7 +189,8 @@ def run_training(options: RunOptions, console: Console) -> Path:
     if accelerator.is_main_process:
         with replacing(folder / RUN_FILE) as file:
             file.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
-        console.print(start + _introduction(recipe, splits, trainer, sizing), highlight=False)
+        checksums.write(folder)
+        console.print(note + start + _introduction(recipe, splits, trainer, sizing), highlight=False)
     accelerator.init_trackers(
         recipe.name,
         config={name: str(value) for name, value in _flatten(described).items()},
@@ -328,7 +350,7 @@ def _finish(options: RunOptions, recipe: Recipe, splits: Splits[Any], trainer: T
         license=recipe.license,
         architecture=recipe.model["architecture"],
         configuration=_configure(recipe, task).to_dict() if of_folder is None else of_folder.configuration,
-        attention=recipe.attention and recipe.architecture not in _WITHOUT_ATTENTION,  # which --model may bring
+        attention=recipe.attention and recipe.architecture not in WITHOUT_ATTENTION,  # which --model may bring
         evaluation=Evaluation(
             file=TEXT_EVALUATION_FILE if evaluation.texts is not None else IMAGE_EVALUATION_FILE,
             dataset=splits.test_name,
@@ -374,8 +396,49 @@ def _describe(options: RunOptions, recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def _check_folder(folder: Path, described: Mapping[str, Any], *, resume: bool) -> None:
+def _check_data(
+    options: RunOptions, recipe: Recipe, accelerator: Accelerator, stored: Mapping[str, Any] | None
+) -> tuple[Checksums, str]:
+    """Makes the checksums of the data, in the first process for all, and holds those of a run that is resumed to them.
+
+    Args:
+        options: Of the run.
+        recipe: Its recipe.
+        accelerator: Its processes.
+        stored: What is kept of the run to resume; None: a new one begins.
+
+    Returns:
+        The checksums, and a note for the user, with its line end, where there is something to say.
+
+    Raises:
+        DataError: A file cannot be read.
+        ResumeError: The data is not that of the run to resume.
+    """
+    made: list[Checksums | None] = [None]
+    if accelerator.is_main_process:
+        files = find_unchecked_files(recipe, data_folder(options.data_dir), options.own_data)
+        made = [Checksums.of(files)]
+    checksums = cast("Checksums", broadcast_object_list(made)[0])
+    if stored is not None and "data_sha256" in stored:
+        checksums.check(options.folder, stored["data_sha256"])
+    elif stored is not None and checksums.files:
+        return checksums, f"{options.folder} was begun by a version that kept no checksum: its data is not compared\n"
+    return checksums, ""
+
+
+def _check_folder(
+    folder: Path, described: Mapping[str, Any], unread: Collection[str], *, resume: bool
+) -> Mapping[str, Any] | None:
     """Checks that a folder is free for a run, or that the run in it is the one to resume.
+
+    Args:
+        folder: The run's.
+        described: What decides its result.
+        unread: Settings that decide nothing, which another version may have taken all the same.
+        resume: Whether it is to be resumed.
+
+    Returns:
+        What is kept of the run to resume; None: there is none.
 
     Raises:
         ResumeError: There is a run and `resume` is off, there is none and it is on, or it is another one.
@@ -387,17 +450,19 @@ def _check_folder(folder: Path, described: Mapping[str, Any], *, resume: bool) -
                 f"{folder} holds a run already. Go on with it by --resume, choose another folder with --output, "
                 "or remove it"
             )
-        return
+        return None
     if not file.is_file():
         raise ResumeError(f"{folder} holds no run to resume; leave --resume out to start one")
     stored = json.loads(file.read_text(encoding="utf-8"))
     before, after = (_flatten(_with_defaults(one)) | _flatten(one) for one in (stored, described))
-    changed = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+    keys = (before.keys() | after.keys()) - {"data_sha256", *(f"recipe.{key}" for key in unread)}
+    changed = sorted(key for key in keys if before.get(key) != after.get(key))
     if changed:
         shown = "; ".join(f"{key} was {before.get(key)!r} and is {after.get(key)!r}" for key in changed[:3])
         raise ResumeError(
             f"{folder} was begun with other settings: {shown}. Resume it with the same, or start a new run"
         )
+    return cast("Mapping[str, Any]", stored)
 
 
 def _with_defaults(described: Mapping[str, Any]) -> Mapping[str, Any]:

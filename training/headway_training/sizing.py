@@ -23,7 +23,7 @@ from headway_training.checkpoint import HUGGINGFACE
 from headway_training.errors import RecipeError
 from headway_training.hardware import available_bytes, matrix_flops
 from headway_training.models import NAMED_CONFIGURATIONS, AttentionKind, build_model, count_parameters
-from headway_training.optimization import is_layer_matrix, layers_of
+from headway_training.optimization import layer_matrices, layers_of
 from headway_training.recipes import OptimizationSettings, Recipe
 from headway_training.tasks import Task, TrainingBatch
 
@@ -184,11 +184,7 @@ def measure_footprint(
         loss(model, batch)
     count = count_parameters(model)
     whole = sum(parameter.numel() for parameter in model.parameters())
-    of_muon = sum(
-        weight.numel()
-        for name, weight in model.named_parameters()
-        if settings.optimizer == "muon" and weight.requires_grad and is_layer_matrix(name, weight)
-    )
+    of_muon = sum(one.numel() for one in layer_matrices(model).values()) if settings.optimizer == "muon" else 0
     # A backward pass has twice the matrix products of the forward pass, and checkpointing runs the latter once more.
     passes = 4 if settings.activation_checkpointing else 3
     return Footprint(

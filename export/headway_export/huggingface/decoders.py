@@ -30,12 +30,11 @@ from headway_export.huggingface.folder import (
     NEUTRAL,
     ModelFolder,
     as_ids,
-    first_line,
-    quiet,
 )
 from headway_export.reference import CAUSAL, OwnText, generation_logits
 from headway_export.source import ExportSource, find_chat_template
 from headway_server.bundles import SamplingDefaults, SpecialTokens
+from headway_training.folders import first_line, quiet
 from headway_training.models.parts.attention import Attend, Scoring
 
 
@@ -103,7 +102,7 @@ def read_decoder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
     Raises:
         SourceError: The folder is incomplete, or its model is none that can be served.
     """
-    tokenizer, _ = folder.tokenizer()
+    tokenizer = folder.tokenizer()
     model = folder.load(AutoModelForCausalLM, attention=ATTENTION)
     length, notes = folder.length(model, _window_of(folder.config))
     module = HuggingFaceDecoder(model, max_length=length)

@@ -21,9 +21,10 @@ from torch.nn import functional
 from transformers import AutoModel
 
 from headway_export.errors import SourceError
-from headway_export.huggingface.folder import ModelFolder, first_line, weight_files
+from headway_export.huggingface.folder import ModelFolder, as_source_error, weight_files
 from headway_export.source import TOKENIZER_CONFIG_FILE, ExportSource
 from headway_server.bundles import SpecialTokens
+from headway_training.folders import check_reading, first_line, padding_of, plain_tokenizer
 
 MODULES_FILE: Final = "modules.json"
 _TRANSFORMER_FILE: Final = "sentence_bert_config.json"
@@ -201,7 +202,8 @@ def read_embedder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
         raise SourceError(f"--pooling {asked}: {folder.path / MODULES_FILE} says how token vectors become one")
     encoder = folder if layout is None else replace(folder, path=layout.transformer)
     settings = _read_json(encoder.path / _TRANSFORMER_FILE)
-    tokenizer, _ = encoder.tokenizer()
+    own = encoder.own_tokenizer()
+    tokenizer = plain_tokenizer(own)
     if settings.get("do_lower_case"):
         _lower(tokenizer)
     encoder.config.use_cache = False  # a decoder that embeds keeps none
@@ -215,14 +217,18 @@ def read_embedder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
         head = nn.Sequential(*(_read_module(kind, path, folder.options.allow_pickle) for kind, path in rest))
         return HuggingFaceEmbedder(model, poolings=poolings, head=head, max_length=length).eval()
 
+    module = adapt(model)
+    with as_source_error():
+        name = type(model).__name__
+        check_reading(encoder.path, module, name=name, config=encoder.config, tokenizer=tokenizer, longest=length)
     prompts, default = _read_prompts(folder)
     return (
         folder.source(
             model,
-            adapt(model),
+            module,
             make_reference=lambda: adapt(_load_encoder(encoder)),
             tokenizer=tokenizer,
-            special_tokens=SpecialTokens(pad=folder.config.get_text_config().pad_token_id),
+            special_tokens=SpecialTokens(pad=padding_of(folder.config, own)),
             prompts=prompts,
             default_prompt=default,
             evaluation=folder.evaluation(),

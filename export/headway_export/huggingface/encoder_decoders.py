@@ -32,14 +32,14 @@ from headway_export.huggingface.folder import (
     NEUTRAL,
     ModelFolder,
     as_ids,
-    first_line,
-    quiet,
 )
 from headway_export.reference import OwnTarget, translation_logits
 from headway_export.source import ExportSource
 from headway_export.tracing import alignment_layer
 from headway_server.bundles import Languages, SpecialTokens
+from headway_training.folders import first_line, quiet
 from headway_training.models.parts.attention import Attend, AttendCross, padding_attention
+from headway_training.positions import is_position_name
 
 _MARK: Final = "attends_to_source"
 Adapted = TypeVar("Adapted", bound="HuggingFaceEncoderDecoder")
@@ -61,8 +61,9 @@ class HuggingFaceEncoderDecoder(nn.Module):
         self.max_target_length = max_target_length
         self._decoder = cast("Any", model).get_decoder()
         self._cross = _cross_layers(self._decoder)
-        if hasattr(self._decoder, "embed_positions"):
-            self._decoder.embed_positions = _GivenPositions(self._decoder.embed_positions)
+        for name, part in list(self._decoder.named_children()):
+            if is_position_name(name):
+                setattr(self._decoder, name, _GivenPositions(part))
         self._distances = nn.ParameterDict(_distance_tables(self._decoder, max_target_length))
         self._scale = float(self._decoder.config.d_model) ** -0.5 if _scales_output(model) else 1.0
 
@@ -319,7 +320,7 @@ def read_rewriter(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
         raise SourceError(
             f"{folder.path}: {folder.config.model_type} does not make texts of texts alone, and is not supported"
         )
-    tokenizer, _ = folder.tokenizer()
+    tokenizer = folder.tokenizer()
     return read_encoder_decoder(folder, tokenizer, read_generation_config(folder))
 
 

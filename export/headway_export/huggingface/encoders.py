@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from headway_export.errors import SourceError
-from headway_export.huggingface.folder import ModelFolder
+from headway_export.huggingface.folder import ModelFolder, as_source_error
 from headway_export.source import ExportSource, check_tags
 from headway_server.bundles import ClassificationScheme, Scoring, SpecialTokens, Task
+from headway_training.folders import check_reading, labels_of, padding_of, plain_tokenizer
 
 _AUTO_CLASSES: Final = {
     Task.TEXT_CLASSIFICATION: AutoModelForSequenceClassification,
@@ -51,19 +52,24 @@ def read_classifier(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]
     scoring = _scoring_of(folder)
     if scoring is not None:
         folder = replace(folder, task=Task.TEXT_SCORING)
-    tokenizer, has_types = folder.tokenizer()
+    own = folder.own_tokenizer()
+    tokenizer, has_types = plain_tokenizer(own), "token_type_ids" in own.model_input_names
     auto_class = _AUTO_CLASSES.get(folder.task, AutoModelForSequenceClassification)
     model = folder.load(auto_class)
     length, notes = folder.length(model)
     adapt = partial(HuggingFaceClassifier, max_length=length, has_types=has_types)
+    module = adapt(model)
+    with as_source_error():
+        name = type(model).__name__
+        check_reading(folder.path, module, name=name, config=folder.config, tokenizer=tokenizer, longest=length)
     labels, scheme = _labels_of(folder) if scoring is None else ((), None)
     return (
         folder.source(
             model,
-            adapt(model),
+            module,
             make_reference=lambda: adapt(folder.load(auto_class)),
             tokenizer=tokenizer,
-            special_tokens=SpecialTokens(pad=folder.config.pad_token_id),
+            special_tokens=SpecialTokens(pad=padding_of(folder.config, own)),
             labels=labels,
             classification=scheme,
             scoring=scoring,
@@ -105,7 +111,7 @@ def _scoring_of(folder: ModelFolder) -> Scoring | None:
 
 def _labels_of(folder: ModelFolder) -> tuple[tuple[str, ...], ClassificationScheme | None]:
     config = folder.config
-    labels = tuple(str(config.id2label[index]) for index in range(config.num_labels))
+    labels = labels_of(config)
     try:
         check_tags(folder.task, labels)
     except SourceError as error:

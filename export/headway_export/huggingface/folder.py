@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,23 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
-import torch
 import transformers
 from tokenizers import Tokenizer
-from torch import nn
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+from torch import Tensor, nn
+from transformers import GenerationConfig
 
 from headway_export.errors import SourceError
 from headway_export.graphs import parameter_count
 from headway_export.source import EvaluationData, ExportSource, limits_of, read_evaluation
-from headway_server.bundles import TOKENIZER_FILE, Architecture, Languages, Origin, Task
+from headway_server.bundles import Architecture, Languages, Origin, Task
 from headway_server.runtime import available_bytes
+from headway_training import folders
+from headway_training.errors import CheckpointError
+from headway_training.folders import plain_tokenizer
 
-DEFAULT_MAX_LENGTH: Final = 2048
-"""Most tokens of a bundle if nothing else is asked for; the proof runs over all of them."""
-
-CONFIG_FILE: Final = "config.json"
-_ADAPTER_FILE: Final = "adapter_config.json"
 IGNORED_GENERATION: Final = (
     "no_repeat_ngram_size",
     "encoder_repetition_penalty",
@@ -44,8 +40,6 @@ IGNORED_GENERATION: Final = (
 )
 """Entries of `generation_config.json` that change what is generated and that a bundle has no place for."""
 NEUTRAL: Final[tuple[Any, ...]] = (None, 0, 0.0, 1.0, [], {})
-_SAFETENSORS: Final = "model.safetensors"
-_PICKLE: Final = "pytorch_model.bin"
 _COPIES: Final = 2.5
 """Of the weights in fp32 that an export holds at least: the module, which the graph shares, and the session that proves
 it. The libraries left out, a GPT-2 small took 2.9 times its weights (docs/huggingface.md)."""
@@ -66,7 +60,7 @@ class FolderOptions:
     task: str | None = None
     """Task; None: the one that `architectures` in the configuration stands for."""
     max_length: int | None = None
-    """Most tokens; None: the model's, `DEFAULT_MAX_LENGTH` at most."""
+    """Most tokens; None: the model's, `folders.MAX_LENGTH` at most, as the proof runs over all of them."""
     allow_pickle: bool = False
     """True to read weights that are pickled, which can run any code."""
     evaluation_file: Path | None = None
@@ -186,21 +180,18 @@ class ModelFolder:
         name = self.options.evaluation_name
         return read_evaluation(file, self.task, name or file.name, num_labels) if file else None
 
-    def tokenizer(self) -> tuple[Tokenizer, bool]:
-        """Returns the tokenizer as transformers reads it, and whether it gives its model the types of a pair's tokens.
+    def tokenizer(self) -> Tokenizer:
+        """Returns what is inside the tokenizer as `transformers` reads it.
 
         Raises:
             SourceError: There is none that can be read, or it is not the model's.
         """
-        try:
-            read = AutoTokenizer.from_pretrained(self.path, trust_remote_code=False, local_files_only=True)
-            tokenizer = Tokenizer.from_str(read.backend_tokenizer.to_str())
-        except Exception as error:  # the library raises many kinds
-            raise SourceError(
-                f"{self.path}: has no tokenizer that can be read ({first_line(error)}); it needs {TOKENIZER_FILE}"
-            ) from error
-        self.check_vocabulary(tokenizer)
-        return tokenizer, "token_type_ids" in read.model_input_names
+        return plain_tokenizer(self.own_tokenizer())
+
+    def own_tokenizer(self) -> Any:
+        """Returns the tokenizer as `transformers` reads it; errors as `tokenizer`."""
+        with as_source_error():
+            return folders.read_tokenizer(self.path, self.config)
 
     def check_vocabulary(self, tokenizer: Tokenizer) -> None:
         """Checks that a tokenizer gives no id that the model does not know.
@@ -208,12 +199,8 @@ class ModelFolder:
         Raises:
             SourceError: It does.
         """
-        vocabulary = int(self.config.get_text_config().vocab_size)
-        if (largest := max(tokenizer.get_vocab().values(), default=0)) >= vocabulary:
-            raise SourceError(
-                f"{self.path}: the tokenizer has a token of id {largest}, and the model's vocabulary ends at "
-                f"{vocabulary - 1}; they do not belong together"
-            )
+        with as_source_error():
+            folders.check_vocabulary(self.path, self.config, tokenizer)
 
     def token_names(self) -> dict[str, str]:
         """Returns the special tokens that `tokenizer_config.json` names, by what they are for."""
@@ -243,68 +230,57 @@ class ModelFolder:
             SourceError: They cannot be read, or are not those of the model.
         """
         try:
-            with quiet():
-                model, report = auto_class.from_pretrained(
-                    self.path,
-                    config=self.config,
-                    dtype=torch.float32,
-                    attn_implementation=attention,
-                    trust_remote_code=False,
-                    local_files_only=True,
-                    use_safetensors=not self.options.allow_pickle or None,
-                    output_loading_info=True,
-                    ignore_mismatched_sizes=True,  # they are refused below, by name
-                )
-        except Exception as error:  # the library raises many kinds
-            if isinstance(error, KeyError) and error.args == (attention,):  # it chose a class by the attention's name
+            loaded = folders.load_model(
+                self.path,
+                self.config,
+                auto_class,
+                self.task,
+                attention=attention,
+                allow_pickle=self.options.allow_pickle,
+            )
+        except CheckpointError as error:
+            cause = error.__cause__
+            if isinstance(cause, KeyError) and cause.args == (attention,):  # it chose a class by the attention's name
                 raise SourceError(
                     f"{self.path}: {self.config.model_type} does not attend through the interface that transformers "
                     "has for it; a key/value cache needs that, so this family is not supported"
                 ) from error
-            raise SourceError(f"{self.path}: cannot be loaded for {self.task} ({first_line(error)})") from error
-        for what in ("missing_keys", "mismatched_keys"):
-            keys = (key if isinstance(key, str) else str(key[0]) for key in report[what])  # some with their shapes
+            raise SourceError(str(error)) from error
+        for what, keys in (("not there", loaded.missing), ("of another shape", loaded.mismatched)):
             if names := [name for name in keys if not name.startswith(unused)]:
-                first = min(names)
                 raise SourceError(
-                    f"{self.path}: {len(names)} weights of {type(model).__name__} are "
-                    f"{'not there' if what == 'missing_keys' else 'of another shape'} ({first} is the first); "
-                    f"these are not the weights of a model for {self.task}; fetch the folder again, or give another "
-                    "--task"
+                    f"{self.path}: {len(names)} weights of {type(loaded.model).__name__} are {what} ({min(names)} is "
+                    f"the first); these are not the weights of a model for {self.task}; fetch the folder again, or "
+                    "give another --task"
                 )
-        return cast("nn.Module", model.eval())
+        return cast("nn.Module", loaded.model)
 
-    def length(self, model: nn.Module, window: int | None = None) -> tuple[int, tuple[str, ...]]:
+    def length(
+        self, model: nn.Module, window: int | None = None, read: Callable[[Tensor, Tensor], object] | None = None
+    ) -> tuple[int, tuple[str, ...]]:
         """Returns the most tokens of the bundle, and a note if the model could take more.
 
         Args:
             model: The model.
             window: Tokens that its attention sees; None: all.
+            read: Runs it on ids and mask, where it is not called as models of texts are.
 
         Raises:
             SourceError: More are asked for than the model takes.
         """
-        asked = self.options.max_length
-        known = getattr(self.config, "max_position_embeddings", None)  # none of relative positions, which have no end
-        whole = int(known or asked or getattr(self.config, "n_positions", None) or DEFAULT_MAX_LENGTH)
-        length = whole
-        table = getattr(getattr(cast("Any", model).base_model, "embeddings", None), "position_embeddings", None)
-        if isinstance(table, nn.Embedding) and table.padding_idx is not None:  # positions begin after the padding's
-            length -= table.padding_idx + 1
-        limit = f"the model takes {length} tokens"
+        asked, found = self.options.max_length, folders.length_of(model, self.config, read)
+        whole = found.limit or asked or found.usual
+        length, limit = whole, f"the model takes {whole} tokens"
         if (dense := _dense_length(self.config)) is not None and dense < length:
-            length, limit = (
-                dense,
-                f"its attention is block-sparse for more than {dense} tokens, and the bundle's is not",
-            )
-            window = dense
+            length, window = dense, dense
+            limit = f"its attention is block-sparse for more than {dense} tokens, and the bundle's is not"
         if window is not None and window < length:
             length, limit = window, f"its attention sees a window of {window} tokens, and the bundle has no windows"
         if asked is not None:
             if asked > length:
                 raise SourceError(f"{self.path}: --max-length {asked}: {limit}")
             return asked, ()
-        chosen = min(length, DEFAULT_MAX_LENGTH)
+        chosen = min(length, folders.MAX_LENGTH)
         if length > chosen:
             return chosen, (f"texts of at most {chosen} tokens: {limit}; --max-length N changes it",)
         if window == length and whole > length:
@@ -323,6 +299,15 @@ def _dense_length(config: Any) -> int | None:
     return (5 + 2 * int(config.num_random_blocks)) * int(config.block_size)
 
 
+@contextmanager
+def as_source_error() -> Iterator[None]:
+    """Turns what the reader of folders refuses into the error of this package."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise SourceError(str(error)) from error
+
+
 def read_configuration(path: Path) -> dict[str, Any]:
     """Reads `config.json` of a folder.
 
@@ -331,55 +316,20 @@ def read_configuration(path: Path) -> dict[str, Any]:
     """
     if not path.is_dir():
         raise SourceError(f"{path}: is no folder, and no id of the hub, which is ORG/NAME or ORG/NAME@REVISION")
-    file = path / CONFIG_FILE
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        if (path / _ADAPTER_FILE).exists():
-            raise SourceError(
-                f"{path}: holds an adapter ({_ADAPTER_FILE}) and no model; merge it into its model first, which "
-                "`merge_and_unload` of peft does"
-            ) from None
-        raise SourceError(f"{path}: has no {CONFIG_FILE}, so it is no model folder of transformers") from None
-    except (OSError, ValueError) as error:
-        raise SourceError(f"{file}: cannot be read ({error})") from error
-    if not isinstance(content, dict):
-        raise SourceError(f"{file}: is not a JSON object")
-    return content
+    with as_source_error():
+        return folders.read_configuration(path)
+
+
+def parse_configuration(path: Path, content: Mapping[str, Any]) -> Any:
+    """As `folders.parse_configuration`, whose errors become `SourceError`."""
+    with as_source_error():
+        return folders.parse_configuration(path, content)
 
 
 def weight_files(path: Path, there: Collection[str], *, allow_pickle: bool) -> list[str]:
-    """Returns the names of the files that hold a model's weights: safetensors, or else pickled ones.
-
-    Args:
-        path: The model's folder, which has the indices of shards.
-        there: Names of all files in it, or of those that can be fetched.
-        allow_pickle: True if they may be pickled.
-
-    Raises:
-        SourceError: There are none, one is missing, or they are pickled and that is not allowed.
-    """
-    for name in (_SAFETENSORS, _PICKLE):
-        index = f"{name}.index.json"
-        files = [name] if name in there else _shards(path / index) if index in there else []
-        if files and name == _PICKLE and not allow_pickle:
-            raise SourceError(
-                f"{path}: its weights are pickled ({files[0]}), and a pickle may run any code when it is read; "
-                "give --allow-pickle if you trust where it comes from, or convert it to safetensors"
-            )
-        if missing := [file for file in files if file not in there]:
-            raise SourceError(f"{path}: {index} names {missing[0]}, which is not there; fetch the folder again")
-        if files:
-            return files
-    raise SourceError(f"{path}: has no weights ({_SAFETENSORS}, or its shards with an index)")
-
-
-def _shards(index: Path) -> list[str]:
-    try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise SourceError(f"{index}: cannot be read as an index of shards ({error})") from error
-    return [str(name) for name in names]
+    """As `folders.weight_files`, whose errors become `SourceError`."""
+    with as_source_error():
+        return folders.weight_files(path, there, allow_pickle=allow_pickle)
 
 
 def check_weights(path: Path, *, allow_pickle: bool) -> None:
@@ -388,35 +338,9 @@ def check_weights(path: Path, *, allow_pickle: bool) -> None:
     Raises:
         SourceError: They are not, or they are pickled and that is not allowed.
     """
-    num_weights = 0
-    for name in weight_files(path, {file.name for file in path.iterdir()}, allow_pickle=allow_pickle):
-        file = path / name
-        if not name.endswith(
-            ".safetensors"
-        ):  # in 16 bits at least, and nothing of it is read before it is known to fit
-            num_weights += file.stat().st_size // _FLOAT_BYTES
-            continue
-        try:
-            num_weights += _num_weights(file)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, MemoryError) as error:
-            raise SourceError(f"{file}: cannot be read as safetensors ({first_line(error)}); fetch it again") from error
-    check_memory(str(path), num_weights)
-
-
-def _num_weights(file: Path) -> int:
-    """Returns how many numbers a file of safetensors holds, by its header.
-
-    Raises:
-        ValueError: The file ends before its weights do.
-    """
-    with file.open("rb") as opened:
-        header_bytes = int.from_bytes(opened.read(8), "little")
-        header = json.loads(opened.read(header_bytes))
-    entries = [entry for name, entry in header.items() if name != "__metadata__"]
-    whole = 8 + header_bytes + max((entry["data_offsets"][1] for entry in entries), default=0)
-    if (found := file.stat().st_size) != whole:
-        raise ValueError(f"it has {found:,} bytes, and its header tells of {whole:,}")
-    return sum(math.prod(entry["shape"]) for entry in entries)
+    with as_source_error():
+        count = folders.count_weights(path, allow_pickle=allow_pickle)
+    check_memory(str(path), count)
 
 
 def check_memory(owner: str, num_weights: int) -> None:
@@ -439,43 +363,6 @@ def bytes_text(num_bytes: float) -> str:
     return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**29 else f"{num_bytes / 2**20:.1f} MiB"
 
 
-def parse_configuration(path: Path, content: Mapping[str, Any]) -> Any:
-    """Returns a configuration as `transformers` parses it.
-
-    Raises:
-        SourceError: It knows no such model.
-    """
-    model_type = content.get("model_type")
-    if model_type not in transformers.CONFIG_MAPPING:
-        if content.get("auto_map"):
-            raise SourceError(
-                f"{path}: model type {model_type} needs code that lies in the folder (auto_map), and no code of a "
-                "folder is ever run"
-            )
-        raise SourceError(
-            f"{path}: model type {model_type} is not one that transformers {transformers.__version__} knows; "
-            "a newer version may"
-        )
-    try:
-        with quiet():
-            return AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
-    except Exception as error:  # the library raises many kinds
-        raise SourceError(f"{path / CONFIG_FILE}: cannot be read ({first_line(error)})") from error
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Lets transformers report through what it returns, and not on the terminal."""
-    before = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers.logging.set_verbosity(before)
-        transformers.logging.enable_progress_bar()
-
-
 def check_is_dense(path: Path, config: Any) -> None:
     """Checks that a model is no mixture of experts.
 
@@ -489,12 +376,6 @@ def check_is_dense(path: Path, config: Any) -> None:
                     f"{path}: is a mixture of {count} experts ({config.model_type}), which is not supported: the graph "
                     "would hold the experts that a traced text takes, or run them all"
                 )
-
-
-def first_line(error: BaseException) -> str:
-    """Returns the first line of what an error says, with the next if that is only its heading, or the error's name."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
 
 
 def as_ids(value: int | Sequence[int] | None) -> list[int]:

@@ -24,8 +24,9 @@ from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progr
 
 from headway_export.errors import SourceError
 from headway_export.huggingface.embedders import MODULES_FILE
-from headway_export.huggingface.folder import CONFIG_FILE, DOCUMENTS, bytes_text, check_memory, first_line, weight_files
+from headway_export.huggingface.folder import DOCUMENTS, bytes_text, check_memory, weight_files
 from headway_server.bundles import Origin
+from headway_training.folders import CONFIG_FILE, first_line
 
 _ID: Final = re.compile(r"([\w][\w.-]*/[\w][\w.-]*)(?:@([^@\s]+))?", re.ASCII)
 _SUFFIXES: Final = (".json", ".txt", ".model", ".spm", ".jinja")

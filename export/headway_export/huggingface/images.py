@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from transformers import AutoImageProcessor, AutoModel, AutoModelForImageClassification
 
 from headway_export.errors import SourceError
-from headway_export.huggingface.folder import ModelFolder, first_line, quiet
+from headway_export.huggingface.folder import ModelFolder
 from headway_export.source import ExportSource
 from headway_server.bundles import ClassificationScheme, ImagePreprocessing
 from headway_server.errors import BundleError
 from headway_server.preprocessing import ImagePreprocessor
 from headway_server.preprocessing.image import ImageLimits
+from headway_training.folders import first_line, labels_of, quiet
 
 PREPROCESSOR_FILE: Final = "preprocessor_config.json"
 LEVEL: Final = 1 / 255
@@ -98,7 +99,7 @@ def read_image_classifier(folder: ModelFolder) -> tuple[ExportSource, tuple[str,
     preprocessing = read_preprocessing(folder)
     model = folder.load(AutoModelForImageClassification)
     _fix_positions(folder, model, preprocessing)
-    labels = tuple(str(config.id2label[index]) for index in range(config.num_labels))
+    labels = labels_of(config)
     several = config.problem_type == "multi_label_classification"
     return (
         folder.source(

@@ -17,7 +17,6 @@ from headway_export.huggingface.embedders import Layout, read_embedder, read_lay
 from headway_export.huggingface.encoder_decoders import read_rewriter
 from headway_export.huggingface.encoders import read_classifier
 from headway_export.huggingface.folder import (
-    CONFIG_FILE,
     FolderOptions,
     ModelFolder,
     check_is_dense,
@@ -33,6 +32,7 @@ from headway_export.huggingface.translators import TRANSLATORS, read_translator
 from headway_export.source import ExportSource, checkpoint_beside, with_record
 from headway_server.bundles import EMBEDDING_TASKS, Origin, Task
 from headway_training.checkpoint import Checkpoint
+from headway_training.folders import CONFIG_FILE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,10 +23,11 @@ from headway_export.huggingface.encoder_decoders import (
     random_tokens,
     read_generation_config,
 )
-from headway_export.huggingface.folder import ModelFolder, first_line
+from headway_export.huggingface.folder import ModelFolder
 from headway_export.source import ExportSource
 from headway_server.bundles import AudioPreprocessing, Languages, SpeechTokens
 from headway_server.preprocessing.audio import LogMel
+from headway_training.folders import first_line
 
 SPEECH_HEADS: Final = ("WhisperForConditionalGeneration",)
 """Architectures that write what is said."""
@@ -53,7 +54,7 @@ def read_transcriber(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]
     """
     config = folder.config
     audio = _read_preprocessing(folder)
-    tokenizer, _ = folder.tokenizer()
+    tokenizer = folder.tokenizer()
     start = read_generation_config(folder, applied=("begin_suppress_tokens",))
     vocabulary = tokenizer.get_vocab()
     speech, languages = _read_tokens(folder, vocabulary)

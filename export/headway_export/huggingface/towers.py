@@ -19,14 +19,16 @@ import torch
 from tokenizers import Regex, Tokenizer, normalizers
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoModel
 
 from headway_export.errors import SourceError
-from headway_export.huggingface.folder import ModelFolder, first_line
+from headway_export.huggingface.folder import ModelFolder, as_source_error
 from headway_export.huggingface.images import PREPROCESSOR_FILE, read_preprocessing
 from headway_export.huggingface.tokenizers import check_tokenizer, convert_pieces, read_pieces, sample_lines
-from headway_export.source import ExportSource, open_tokenizer
+from headway_export.source import ExportSource
+from headway_export.source import open_tokenizer as open_tokenizer_file
 from headway_server.bundles import TOKENIZER_FILE, Space, SpecialTokens, Task
+from headway_training.folders import first_line, length_of, open_tokenizer, plain_tokenizer
 
 ARCHITECTURES: Final = ("CLIPModel", "ChineseCLIPModel", "AltCLIPModel", "MetaClip2Model", "SiglipModel")
 TASKS: Final = (Task.IMAGE_EMBEDDING, Task.TEXT_EMBEDDING)
@@ -119,7 +121,7 @@ def read_towers(folder: ModelFolder) -> tuple[tuple[ExportSource, ...], tuple[st
     preprocessing = read_preprocessing(folder)
     tokenizer, read = _read_tokenizer(folder)
     model: Any = folder.load(AutoModel)
-    reading = _reading_of(folder, read)
+    reading = _reading_of(folder, model, read)
 
     def tower_of(model: nn.Module, task: Task) -> nn.Module:
         tower = HuggingFaceImageTower(model) if task is Task.IMAGE_EMBEDDING else HuggingFaceTextTower(model, reading)
@@ -167,17 +169,18 @@ def _space_of(folder: ModelFolder, model: Any) -> Space:
     )
 
 
-def _reading_of(folder: ModelFolder, tokenizer: Any) -> TextReading:
+def _reading_of(folder: ModelFolder, model: Any, tokenizer: Any) -> TextReading:
     """Says how the text tower reads.
 
     Raises:
         SourceError: More tokens are asked for than it takes.
     """
     text = folder.config.text_config
-    longest = int(text.max_position_embeddings)
-    if text.model_type in ("xlm-roberta", "roberta", "altclip_text_model"):  # positions begin after the padding's
-        longest -= int(text.pad_token_id) + 1
-    longest = min(longest, int(tokenizer.model_max_length))
+
+    def read(ids: Tensor, mask: Tensor) -> object:
+        return model.get_text_features(input_ids=ids, attention_mask=mask)
+
+    longest = min(length_of(model, text, read).usual, int(tokenizer.model_max_length))
     is_fixed = hasattr(folder.config, "vision_config") and folder.config.model_type.startswith("siglip")
     asked = folder.options.max_length
     if asked is not None and (asked > longest or is_fixed):
@@ -257,16 +260,9 @@ def _read_tokenizer(folder: ModelFolder) -> tuple[Tokenizer, Any]:
     Raises:
         SourceError: There is none that can be read, or it is not the model's.
     """
-    try:
-        read = AutoTokenizer.from_pretrained(folder.path, trust_remote_code=False, local_files_only=True)
-    except Exception as error:  # the library raises many kinds
-        raise SourceError(f"{folder.path}: has no tokenizer that can be read ({first_line(error)})") from error
-    if hasattr(read, "backend_tokenizer"):
-        tokenizer = Tokenizer.from_str(read.backend_tokenizer.to_str())
-        tokenizer.no_padding()
-        tokenizer.no_truncation()
-    else:
-        tokenizer = _from_pieces(folder.path, read)
+    with as_source_error():
+        read = open_tokenizer(folder.path)
+    tokenizer = plain_tokenizer(read) if hasattr(read, "backend_tokenizer") else _from_pieces(folder.path, read)
     folder.check_vocabulary(tokenizer)
     return tokenizer, read
 
@@ -279,7 +275,7 @@ def _from_pieces(path: Path, read: Any) -> Tokenizer:
     """
     file = path / TOKENIZER_FILE
     if file.exists():
-        tokenizer = open_tokenizer(file)
+        tokenizer = open_tokenizer_file(file)
         tokenizer.no_padding()
         tokenizer.no_truncation()
     else:

@@ -13,14 +13,14 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from tokenizers import Tokenizer, processors
-from transformers import AutoTokenizer
 
 from headway_export.errors import SourceError
 from headway_export.huggingface.encoder_decoders import read_encoder_decoder, read_generation_config
-from headway_export.huggingface.folder import ModelFolder, first_line
+from headway_export.huggingface.folder import ModelFolder, as_source_error
 from headway_export.huggingface.tokenizers import SPACE, check_tokenizer, convert_pieces, sample_lines
 from headway_export.source import ExportSource
 from headway_server.bundles import TOKENIZER_FILE, Languages
+from headway_training.folders import open_tokenizer
 
 _SOURCE_PIECES: Final = "source.spm"
 _PIECES: Final = "sentencepiece.bpe.model"
@@ -49,7 +49,7 @@ def read_translator(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]
         tokenizer = _without_language(folder, own)
         languages = _many_languages(folder, tokens, start.prefix)
     else:
-        tokenizer, _ = folder.tokenizer()
+        tokenizer = folder.tokenizer()
         languages = _pair_of(folder)
     folder.check_vocabulary(tokenizer)
     return read_encoder_decoder(folder, tokenizer, start, languages)
@@ -65,12 +65,9 @@ def _own_tokenizer(folder: ModelFolder) -> Any:
         (folder.path / name).exists() for name in (_SOURCE_PIECES, _VOCABULARY)
     ):
         raise SourceError(f"{folder.path}: has no tokenizer; a Marian model needs {_SOURCE_PIECES} and {_VOCABULARY}")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Marian's recommends a library that it does not use here
-            return AutoTokenizer.from_pretrained(folder.path, trust_remote_code=False, local_files_only=True)
-    except Exception as error:  # the library raises many kinds
-        raise SourceError(f"{folder.path}: has no tokenizer that can be read ({first_line(error)})") from error
+    with as_source_error(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Marian's recommends a library that it does not use here
+        return open_tokenizer(folder.path)
 
 
 # Languages

@@ -104,6 +104,12 @@ class Dataset:
     """Its public home."""
     read: Callable[[Dataset, Path, DataSettings], Splits[Any]]
     """Reads its parts from the data folder; raises `DataError`."""
+    settings: Callable[[DataSettings], tuple[str, ...]] = lambda _: ("valid_fraction",)
+    """The settings of its section, beside its name, that decide how it is split, given the others."""
+    made: tuple[str, ...] = ()
+    """Files below the data folder that are made on the user's machine, so that there is no checksum of them."""
+    has_texts: bool = False
+    """True of drawings that are drawn by texts and not by labels."""
 
     def find(self, data_dir: Path, names: Sequence[str]) -> Path:
         """The first of some files that is there.
@@ -554,6 +560,7 @@ _SPEECH_FILES = (
         if ".en." in file.name
     ),
 )
+_SYNTHESISED = tuple(f"{synthesis.FOLDER}/{part}.{kind}" for part in synthesis.PARTS for kind in ("tar", "tsv"))
 _SPEECH_LICENSE = (
     "digits CC BY-SA 4.0 (Jackson et al.); prompts CC BY-SA 3.0, recorded by Allison Smith "
     "(http://www.theivrvoice.com), financial contributions by Digium, Inc.; text of the captions: not stated, for "
@@ -594,6 +601,7 @@ _ALL = (
         license="public domain (the plays; no licence is stated for the file)",
         home="https://github.com/karpathy/char-rnn",
         read=_read_tiny_shakespeare,
+        settings=lambda _: ("valid_fraction", "test_fraction"),
     ),
     *(
         Dataset(
@@ -608,6 +616,7 @@ _ALL = (
             ),
             home="https://github.com/multi30k/dataset",
             read=_read_multi30k,
+            settings=lambda _: (),
         )
         for pair in ("en-de", "de-en")
     ),
@@ -667,6 +676,7 @@ _ALL = (
         license="Apache-2.0",
         home="headway_training.data.order, which makes it",
         read=lambda *_: make_order_texts(),
+        settings=lambda _: (),
     ),
     Dataset(
         name="pictures",
@@ -688,6 +698,7 @@ _ALL = (
         ),
         home="https://github.com/milesj/emojibase and https://github.com/multi30k/dataset",
         read=_read_pictures,
+        settings=lambda own: ("held_out_style", *(() if own.held_out_style is None else ("valid_fraction",))),
     ),
     Dataset(
         name="emoji",
@@ -698,6 +709,7 @@ _ALL = (
         license="Noto Apache-2.0, OpenMoji CC BY-SA 4.0, Fluent MIT, names and tags MIT (emojibase)",
         home="https://github.com/milesj/emojibase",
         read=_read_emoji,
+        has_texts=True,
     ),
     Dataset(
         name="segments",
@@ -745,6 +757,7 @@ _ALL = (
         ),
         home="https://github.com/multi30k/dataset",
         read=_read_captions,
+        settings=lambda _: (),
     ),
     Dataset(
         name="voices",
@@ -755,6 +768,7 @@ _ALL = (
         license=_SPEECH_LICENSE,
         home=_SPEECH_HOME,
         read=_read_voices,
+        made=_SYNTHESISED,
     ),
     Dataset(
         name="digits",
@@ -775,6 +789,7 @@ _ALL = (
         license=_SPEECH_LICENSE,
         home=_SPEECH_HOME,
         read=_read_speech,
+        made=_SYNTHESISED,
     ),
 )
 

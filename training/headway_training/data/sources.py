@@ -13,9 +13,9 @@ from headway_training.checkpoint import AudioPreprocessing, ImagePreprocessing, 
 from headway_training.data.conll import read_span_labeled_texts
 from headway_training.data.conversations import holds_conversations, read_conversations
 from headway_training.data.examples import PlainText, Splits
-from headway_training.data.images import read_image_folder
-from headway_training.data.public import DATASETS
-from headway_training.data.speech import MOST_TEST_SECONDS, Recordings, read_recordings
+from headway_training.data.images import find_images, read_image_folder
+from headway_training.data.public import DATASETS, Dataset
+from headway_training.data.speech import MOST_TEST_SECONDS, Recordings, find_recordings, read_recordings
 from headway_training.data.texts import read_labeled_texts, read_multi_labeled_texts, read_parallel_texts
 from headway_training.errors import DataError, RecipeError
 from headway_training.recipes import ClassificationSettings, Recipe
@@ -75,6 +75,32 @@ def data_folder(chosen: Path | None) -> Path:
     return chosen or Path(os.environ.get(DATA_DIR_VARIABLE) or DEFAULT_DATA_DIR)
 
 
+def find_unchecked_files(recipe: Recipe, folder: Path, own: OwnData | None) -> list[Path]:
+    """The files of a recipe's data that nobody has a checksum of, as far as they are there.
+
+    Args:
+        recipe: The recipe.
+        folder: The folder of the public data sets.
+        own: The user's own files; None: the recipe's data set.
+
+    Raises:
+        DataError: A folder or a table that names further files is malformed.
+        RecipeError: The recipe names no known data set.
+    """
+    if own is None:
+        return [file for name in find_dataset_of(recipe).made if (file := folder / name).is_file()]
+    found: list[Path] = []
+    for name in dict.fromkeys((own.train, own.valid, own.test or own.valid)):
+        path, kind = Path(name), _DATA_TASKS.get(recipe.task, recipe.task)
+        parts = [path] if path.exists() else [Path(part) for part in name.split(",")]
+        if path.is_dir() and kind == "image_classification":
+            parts = [file for file, _ in find_images(path)]
+        elif path.is_file() and kind in {"transcription", "speech_synthesis"}:
+            parts += find_recordings(path)
+        found += [part for part in parts if part.is_file()]
+    return found
+
+
 def read_splits(recipe: Recipe, folder: Path, own: OwnData | None) -> Splits[Any]:
     """Reads a recipe's data.
 
@@ -89,13 +115,23 @@ def read_splits(recipe: Recipe, folder: Path, own: OwnData | None) -> Splits[Any
     """
     if own is not None:
         return _read_own(recipe, own)
+    dataset = find_dataset_of(recipe)
+    return dataset.read(dataset, folder, recipe.data)
+
+
+def find_dataset_of(recipe: Recipe) -> Dataset:
+    """The public data set of a recipe.
+
+    Raises:
+        RecipeError: It is not known, or is for another task.
+    """
     name = recipe.data.dataset
     if name not in DATASETS:
         raise RecipeError(f"data.dataset is {name!r}; it must be one of {', '.join(DATASETS)}")
     dataset = DATASETS[name]
     if dataset.task not in (*_MORE_DATA_TASKS.get(recipe.task, ()), _DATA_TASKS.get(recipe.task, recipe.task)):
         raise RecipeError(f"data.dataset {name!r} is for the task {dataset.task}; the recipe's is {recipe.task}")
-    return dataset.read(dataset, folder, recipe.data)
+    return dataset
 
 
 def _read_own(recipe: Recipe, own: OwnData) -> Splits[Any]:

@@ -183,6 +183,11 @@ def read_recordings(table: Path, rate: int | None = None, *, with_speakers: bool
     )
 
 
+def find_recordings(table: Path) -> list[Path]:
+    """The files that a user's table of recordings names; errors as `read_recordings`."""
+    return [table.parent / row["file"] for row in read_table(table, ("file",))]
+
+
 def join_recordings(parts: Sequence[Recordings]) -> Recordings:
     """Several sets of recordings of one sampling rate as one."""
     (rate,) = {part.sampling_rate for part in parts}

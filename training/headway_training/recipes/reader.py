@@ -5,16 +5,17 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
-from headway_training.checkpoint import CHECKPOINT_FILE, HUGGINGFACE, read_checkpoint
+from headway_training.checkpoint import CHECKPOINT_FILE, HUGGINGFACE, TaskName, read_checkpoint
 from headway_training.errors import RecipeError
 from headway_training.models import CONFIGURATIONS, NAMED_CONFIGURATIONS, named_configuration
-from headway_training.recipes.settings import Recipe
+from headway_training.recipes.reads import find_unread, refuse_unread, section_kinds
+from headway_training.recipes.settings import ARCHITECTURES, Recipe
 
 FOLDER = Path(__file__).parent
 _FOLDER_FIELDS = ("max_length",)
@@ -32,6 +33,7 @@ def read_recipe(
     *,
     configuration: str | None = None,
     model_folder: Path | None = None,
+    replaced: Collection[str] = (),
 ) -> Recipe:
     """Reads a recipe by its name, or a file of the user's by its path.
 
@@ -41,6 +43,7 @@ def read_recipe(
         configuration: Name of a configuration that takes the place of the file's whole section [model].
         model_folder: A folder of `transformers` that takes the place of that section but for `max_length`, and of the
             licence; the task stays the recipe's.
+        replaced: Sections that something else takes the place of: what the file has in them is not `Recipe.given`.
 
     Raises:
         RecipeError: There is no such recipe, a key is unknown (the nearest known one is named) or a value is wrong.
@@ -58,7 +61,9 @@ def read_recipe(
         content |= _take_folder(content, model_folder)
     for setting in settings:
         _apply(content, setting)
-    return make_recipe(content, source=str(file) if file.parent != FOLDER else f"recipe {name}")
+    recipe = make_recipe(content, source=str(file) if file.parent != FOLDER else f"recipe {name}")
+    own = {parse_setting(setting)[0] for setting in settings}
+    return recipe.noting(key for key in recipe.given if key in own or key.partition(".")[0] not in replaced)
 
 
 def make_recipe(content: dict[str, Any], source: str = "recipe") -> Recipe:
@@ -67,11 +72,19 @@ def make_recipe(content: dict[str, Any], source: str = "recipe") -> Recipe:
     Raises:
         RecipeError: As `read_recipe`; the message begins with `source`.
     """
-    content = {**content, "model": _resolve_model(content.get("model", {}), source)}
+    given = list(_keys_of(content))
+    values = {**content, "model": _resolve_model(content.get("model", {}), source)}
+    task = content.get("task")
+    is_known = isinstance(task, str) and task in ARCHITECTURES
+    unread = find_unread(cast("TaskName", task), given) if is_known else {}
     try:
-        return Recipe.model_validate(content)
+        recipe = Recipe.model_validate(values).noting(given)
     except ValidationError as error:
+        wrong = {str(item["loc"][0]) for item in error.errors() if item["loc"]}
+        refuse_unread(source, {key: why for key, why in unread.items() if key.partition(".")[0] in wrong}, content)
         raise RecipeError(f"{source}: {'; '.join(_describe(item) for item in error.errors())}") from error
+    refuse_unread(source, unread, content)
+    return recipe
 
 
 def parse_setting(setting: str) -> tuple[str, Any]:
@@ -110,13 +123,18 @@ def _describe(finding: Any) -> str:
 
 def _keys_beside(path: Sequence[Any]) -> Iterator[str]:
     """The keys that the section of a key has, each with its section's name."""
-    section: type[BaseModel] = Recipe
-    for name in path[:-1]:
-        annotation = section.model_fields[str(name)].annotation
-        kinds = (annotation, *get_args(annotation))
-        section = next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
+    section = section_kinds()[str(path[0])] if len(path) > 1 else Recipe
     for name in section.model_fields:
         yield ".".join([*map(str, path[:-1]), name])
+
+
+def _keys_of(content: dict[str, Any]) -> Iterator[str]:
+    """The keys of a recipe's content, `section.key` of those in sections."""
+    for name, value in content.items():
+        if isinstance(value, dict):
+            yield from (f"{name}.{key}" for key in value)
+        else:
+            yield name
 
 
 def _find(name: str) -> Path:

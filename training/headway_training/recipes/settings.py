@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from headway_training.checkpoint import (
     HUGGINGFACE,
@@ -335,6 +335,18 @@ class Recipe(Record):
     """Parameters of a generation request that sets none."""
     result: Result | None = None
     """What the recipe gave; it decides nothing."""
+    _given: frozenset[str] = PrivateAttr(default=frozenset())
+
+    @property
+    def given(self) -> frozenset[str]:
+        """The settings that a file or `--set` has, as `section.key`; all others are defaults."""
+        return self._given
+
+    def noting(self, given: Iterable[str]) -> Self:
+        """The same recipe with other `given` settings."""
+        noted = self.model_copy()
+        noted._given = frozenset(given)  # noqa: SLF001 (of the same class)
+        return noted
 
     @property
     def architecture(self) -> str:

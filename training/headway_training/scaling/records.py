@@ -90,6 +90,8 @@ class Study(Record):
     seed: int
     own_data: dict[str, Any] | None
     """The user's files; None: the recipe's data set."""
+    data_sha256: str | None = None
+    """Checksum of these; None: there are none, or the study was begun by a version that kept none."""
     budget_s: float
     """For all pilots together."""
     hardware: str

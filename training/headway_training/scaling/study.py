@@ -16,12 +16,13 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from headway_training.data.sources import data_folder, read_splits
+from headway_training.data.checksums import Checksums
+from headway_training.data.sources import data_folder, find_unchecked_files, read_splits
 from headway_training.durable import replacing
 from headway_training.errors import RecipeError, ResumeError
 from headway_training.hardware import describe_hardware
 from headway_training.models import build_model
-from headway_training.recipes import Recipe
+from headway_training.recipes import Recipe, parse_setting
 from headway_training.run import RunOptions
 from headway_training.scaling.law import NUM_CONSTANTS, ScalingLaw, fit_law
 from headway_training.scaling.picture import draw
@@ -45,6 +46,8 @@ STUDY_FILE = "scale.json"
 PICTURE_FILE = "scale.svg"
 HIT = 0.02
 """Share of the measured loss by which a prediction may differ to count as hit."""
+_PLANNED = {"tracker", *(f"optimization.{name}" for name in ("epochs", "max_steps", "evaluations", "patience"))}
+"""Settings of a recipe that pilots have their own of."""
 _WORSE_IN_A_ROW = 2
 """Sizes worse than the best one after which larger ones are not looked at."""
 
@@ -68,6 +71,11 @@ def run_scaling(options: RunOptions, budget: Budget, target: Budget | None, cons
     recipe, folder = _read_recipe(options), options.folder
     file = folder / STUDY_FILE
     study = _read_study(file, options, recipe, budget.seconds)
+    checksums = Checksums.of(find_unchecked_files(recipe, data_folder(options.data_dir), options.own_data))
+    if study is not None and study.data_sha256 is not None:
+        checksums.check(folder, study.data_sha256)
+    elif study is not None and checksums.files:
+        console.print(f"{folder} was begun by a version that kept no checksum: its data is not compared")
     if study is None:
         for stale in ("tokenizer.json", "tokens.bin"):  # of a study that failed before it was planned
             (folder / stale).unlink(missing_ok=True)
@@ -79,12 +87,14 @@ def run_scaling(options: RunOptions, budget: Budget, target: Budget | None, cons
         pilots = plan_pilots(measure_sizes(recipe, task, data, budget.seconds, options.seed), data, budget.seconds)
         study = Study(
             **_describe(options, recipe, budget.seconds),
+            data_sha256=checksums.whole if checksums.files else None,
             hardware=describe_hardware(run_device()),
             metric=task.metric,
             epoch_tokens=data.epoch_tokens,
             step_tokens=data.step_tokens,
             pilots=tuple(pilots),
         )
+        checksums.write(folder)
         _write(file, study)
     data = Data(step_tokens=study.step_tokens, epoch_tokens=study.epoch_tokens)
     estimated_s = sum(pilot.estimated_s for pilot in study.pilots)
@@ -111,9 +121,13 @@ def _read_recipe(options: RunOptions) -> Recipe:
     """The recipe, without trackers.
 
     Raises:
-        RecipeError: The task has no loss that compares from one size to another.
+        RecipeError: The task has no loss that compares from one size to another, or a setting is given that the plan
+            decides.
     """
     recipe = options.read_recipe()
+    given = {parse_setting(setting)[0] for setting in options.settings}
+    if planned := sorted(given & _PLANNED):
+        raise RecipeError(f"--set {planned[0]}: the plan of the pilots decides it; leave it out")
     if recipe.task != "generation":
         raise RecipeError(
             f"{recipe.name}: a scaling law is fitted to losses in nats, which recipes for generation are validated by; "

@@ -30,6 +30,8 @@ from headway_training.recipes import ClassificationSettings, Recipe, list_recipe
 if TYPE_CHECKING:
     from headway_training.tasks.segmentation import MeasuredPicture
 
+DEFAULT_LABEL_SEPARATOR = "|"
+"""Between the labels of a text."""
 _RECIPE_TASKS: Mapping[str, tuple[str, ...]] = {Task.IMAGE_EMBEDDING: ("image_text_embedding", "image_embedding")}
 """Of recipes' tasks that are not the model's alone: an image tower is measured with the text tower of its space."""
 
@@ -188,7 +190,14 @@ def read_file(
 
     Raises:
         DataError: The data is missing or malformed, or has a label that the model does not know.
+        EvaluationError: There is a separator, and a text has one label or none.
     """
+    several = (manifest.get("classification") or {}).get("kind") == "multi_label"
+    if label_separator != DEFAULT_LABEL_SEPARATOR and not (several and model.task is Task.TEXT_CLASSIFICATION):
+        raise EvaluationError(
+            f"--label-separator is for texts that may have several labels, and {model.name} gives none of them; "
+            "leave it out"
+        )
     if model.task is Task.IMAGE_CLASSIFICATION or (
         model.labels and model.task is Task.IMAGE_GENERATION
     ):  # as they are: the server brings them to the model's size
@@ -207,7 +216,7 @@ def read_file(
     if model.task is Task.SEGMENTATION:
         raise DataError("--file: masks are read from no file of your own; --data names a data set to measure on")
     classification = ClassificationSettings(
-        multi_label=(manifest.get("classification") or {}).get("kind") == "multi_label",
+        multi_label=several,
         text_pairs=manifest.get("text_pairs") or "never",
         label_separator=label_separator,
     )

@@ -26,7 +26,7 @@ from headway_client.options import (
 from headway_training.data.sources import data_folder
 from headway_training.errors import EvaluationError
 from headway_training.recipes import parse_setting
-from headway_training.served.data import first_examples, read_dataset, read_file
+from headway_training.served.data import DEFAULT_LABEL_SEPARATOR, first_examples, read_dataset, read_file
 from headway_training.served.measurement import Measurement
 
 TOLERANCES = {"nats_per_character": 0.005}
@@ -81,7 +81,7 @@ class EvaluationOptions:
     """The user's own data instead."""
     data_dir: Path | None = None
     """Folder of the public data sets."""
-    label_separator: str = "|"
+    label_separator: str = DEFAULT_LABEL_SEPARATOR
     """The character between the labels of a text in `file`, if several may apply."""
     limit: int | None = None
     """Most examples, or characters of a running text."""
@@ -183,14 +183,13 @@ def evaluate_served(options: EvaluationOptions, console: Console) -> Report:
         EvaluationError: A call fails, or the model cannot be measured so.
         DataError: The data cannot be read, or has a label that the model does not know.
     """
-    if options.dataset is not None and options.file is not None:
-        raise EvaluationError("--data and --file are both given; name one of them")
     settings = dict(map(_parse_option, options.settings))
+    _check_sources(options)
     try:
         with Client(options.server, timeout_s=options.timeout_s) as client:
             details = client.get_model(options.model, model_version=options.model_version)
             model = details.model
-            _check_settings(settings, model)
+            _check_settings(settings, model, of_file=options.file is not None)
             if options.file is not None:
                 manifest, language = json.loads(details.manifest_json), str(settings.get("language", ""))
                 data = read_file(model, options.file, manifest, options.label_separator, language)
@@ -222,6 +221,18 @@ def evaluate_served(options: EvaluationOptions, console: Console) -> Report:
     )
 
 
+def _check_sources(options: EvaluationOptions) -> None:
+    """Checks that what is said of the data is said of the data that is read."""
+    if options.file is not None:
+        if options.dataset is not None:
+            raise EvaluationError("--data and --file are both given; name one of them")
+        if options.data_dir is not None:
+            raise EvaluationError("--data-dir holds public data sets, and --file is none; leave one of them out")
+        return
+    if options.label_separator != DEFAULT_LABEL_SEPARATOR:
+        raise EvaluationError("--label-separator is read of --file alone; leave it out")
+
+
 def _parse_option(setting: str) -> tuple[str, Any]:
     name, value = parse_setting(setting)
     if not name.isidentifier():
@@ -229,10 +240,12 @@ def _parse_option(setting: str) -> tuple[str, Any]:
     return name, value
 
 
-def _check_settings(settings: Mapping[str, Any], model: Model) -> None:
+def _check_settings(settings: Mapping[str, Any], model: Model, *, of_file: bool) -> None:
     """Checks that the client's call takes the options."""
     kind = _CALL_OPTIONS.get(model.task)
     set_here = _SET_BY_MEASUREMENT | _SET_OF_A_TASK.get(model.task, set())
+    if model.task is Task.CAPTIONING and not of_file:  # a data set says the languages of its captions
+        set_here = set_here | {"language"}
     known = sorted(set(get_type_hints(kind)) - set_here - _OTHER_LABELS) if kind else []
     for name in settings:
         if name not in known:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
-from headway_training.checkpoint import TOKENIZER_FILE, TaskName, read_checkpoint
+from headway_training.checkpoint import TOKENIZER_FILE, TaskName
 from headway_training.data.captions import CaptionedImages, language_token
 from headway_training.data.examples import (
     Conversations,
@@ -46,6 +46,7 @@ from headway_training.tasks.token_classification import TokenClassificationTask
 from headway_training.tasks.transcription import TranscriptionTask, spaced
 from headway_training.tasks.translation import TranslationTask
 from headway_training.tokenizers import SPEECH, take_tokenizer, train_tokenizer
+from headway_training.unread import check_decided, takes_tokenizer
 
 if TYPE_CHECKING:
     from headway_training.huggingface import ModelFolder
@@ -97,7 +98,15 @@ def make_task(recipe: Recipe, splits: Splits[Any], folder: Path, source: ModelFo
     Raises:
         DataError: The data is too small.
         CheckpointError: The checkpoint's tokenizer cannot be taken, or the folder has no chat template.
+        RecipeError: The recipe says another size of its model than the data does.
     """
+    task = _make_task(recipe, splits, folder, source)
+    check_decided(recipe, task.model_fields())
+    return task
+
+
+def _make_task(recipe: Recipe, splits: Splits[Any], folder: Path, source: ModelFolder | None) -> Task:
+    """As `make_task`, whatever the recipe says of its model."""
     if recipe.task in _TASKS_WITHOUT_NAMES:
         return _TASKS_WITHOUT_NAMES[recipe.task](recipe, splits)
     if isinstance(splits.train, LabeledImages):
@@ -122,7 +131,7 @@ def _make_tokenizer(recipe: Recipe, splits: Splits[Any], file: Path, source: Mod
         return Tokenizer.from_file(str(file))
     if source is not None:
         tokenizer = source.tokenizer
-    elif recipe.init.checkpoint is not None and not _has_tokens_of_its_own(recipe):
+    elif recipe.init.checkpoint is not None and takes_tokenizer(recipe, recipe.init.checkpoint):
         tokenizer = take_tokenizer(recipe.init.checkpoint, recipe.task)
     else:
         train = splits.train
@@ -137,13 +146,6 @@ def _make_tokenizer(recipe: Recipe, splits: Splits[Any], file: Path, source: Mod
     with replacing(file) as staging:
         tokenizer.save(str(staging))
     return tokenizer
-
-
-def _has_tokens_of_its_own(recipe: Recipe) -> bool:
-    """True of a model that starts from one of another task, whose tokens are not its own, or which has none."""
-    assert recipe.init.checkpoint is not None, "the caller has looked"
-    other = read_checkpoint(recipe.init.checkpoint).task != recipe.task
-    return recipe.task in {"captioning", "image_generation", "speech_synthesis"} and other
 
 
 def _training_texts(train: Any, task: TaskName) -> Iterable[str]:  # noqa: PLR0911 (a case for each kind of data)

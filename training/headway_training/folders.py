@@ -1,0 +1,381 @@
+"""What a model folder of Hugging Face `transformers` says of itself: read once, for training and for export.
+
+No code that lies in a folder is run. Errors are `CheckpointError`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import transformers
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from headway_training.errors import CheckpointError
+from headway_training.positions import longest_text
+
+CONFIG_FILE: Final = "config.json"
+MAX_LENGTH: Final = 2048
+"""Most tokens of a text where nobody asks for more and the model takes more."""
+_TOKENIZER_FILE: Final = "tokenizer.json"
+_ADAPTER_FILE: Final = "adapter_config.json"
+_SAFETENSORS: Final = "model.safetensors"
+_PICKLE: Final = "pytorch_model.bin"
+_FLOAT_BYTES: Final = 4
+
+
+# Configuration
+
+
+def read_configuration(path: Path) -> dict[str, Any]:
+    """Reads `config.json` of a folder.
+
+    Raises:
+        CheckpointError: There is none, or it cannot be read.
+    """
+    file = path / CONFIG_FILE
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if (path / _ADAPTER_FILE).exists():
+            raise CheckpointError(
+                f"{path}: holds an adapter ({_ADAPTER_FILE}) and no model; merge it into its model first, which "
+                "`merge_and_unload` of peft does"
+            ) from None
+        raise CheckpointError(f"{path}: has no {CONFIG_FILE}, so it is no model folder of transformers") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file}: cannot be read ({error})") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{file}: is not a JSON object")
+    return content
+
+
+def parse_configuration(path: Path, content: Mapping[str, Any]) -> Any:
+    """Returns a configuration as `transformers` parses it.
+
+    Raises:
+        CheckpointError: It knows no such model.
+    """
+    model_type = content.get("model_type")
+    if model_type not in transformers.CONFIG_MAPPING:
+        if content.get("auto_map"):
+            raise CheckpointError(
+                f"{path}: model type {model_type} needs code that lies in the folder (auto_map), and no code of a "
+                "folder is ever run"
+            )
+        raise CheckpointError(
+            f"{path}: model type {model_type} is not one that transformers {transformers.__version__} knows; "
+            "a newer version may"
+        )
+    try:
+        with quiet():
+            return transformers.AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # the library raises many kinds
+        raise CheckpointError(f"{path / CONFIG_FILE}: cannot be read ({first_line(error)})") from error
+
+
+def labels_of(config: Any) -> tuple[str, ...]:
+    """The names of a classifier's outputs, in their order."""
+    return tuple(str(config.id2label[index]) for index in range(config.num_labels))
+
+
+def padding_of(config: Any, tokenizer: Any) -> int | None:
+    """The token that fills up a batch: the model's, where it has one, or else that of its tokenizer.
+
+    A model may count positions from its own (RoBERTa), or find the end of a text by it (a decoder that classifies).
+    """
+    own = config.get_text_config().pad_token_id
+    return tokenizer.pad_token_id if own is None else int(own)
+
+
+# Tokenizer
+
+
+def read_tokenizer(path: Path, config: Any) -> Any:
+    """Returns the tokenizer as `transformers` reads it, which has one of the library `tokenizers` inside.
+
+    Raises:
+        CheckpointError: There is none that can be read, or it is not the model's.
+    """
+    read = open_tokenizer(path)
+    try:
+        tokenizer = Tokenizer.from_str(read.backend_tokenizer.to_str())
+    except Exception as error:  # the library raises many kinds
+        raise CheckpointError(
+            f"{path}: has no tokenizer that can be read ({first_line(error)}); it needs {_TOKENIZER_FILE}"
+        ) from error
+    check_vocabulary(path, config, tokenizer)
+    return read
+
+
+def open_tokenizer(path: Path) -> Any:
+    """Returns the tokenizer as `transformers` reads it.
+
+    Raises:
+        CheckpointError: There is none that can be read.
+    """
+    try:
+        return transformers.AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # the library raises many kinds
+        raise CheckpointError(
+            f"{path}: has no tokenizer that can be read ({first_line(error)}); it needs {_TOKENIZER_FILE}"
+        ) from error
+
+
+def plain_tokenizer(read: Any) -> Tokenizer:
+    """Returns what is inside a tokenizer of `transformers`, without padding and cutting; each call a new one."""
+    tokenizer = Tokenizer.from_str(read.backend_tokenizer.to_str())
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def check_vocabulary(path: Path, config: Any, tokenizer: Tokenizer) -> None:
+    """Checks that a tokenizer gives no id that the model does not know.
+
+    Raises:
+        CheckpointError: It does, or the model has no vocabulary.
+    """
+    vocabulary = getattr(config.get_text_config(), "vocab_size", None)
+    if not isinstance(vocabulary, int):
+        raise CheckpointError(f"{path}: {config.model_type} states no vocab_size, so it reads no tokens of a tokenizer")
+    if (largest := max(tokenizer.get_vocab().values(), default=0)) >= vocabulary:
+        raise CheckpointError(
+            f"{path}: the tokenizer has a token of id {largest}, and the model's vocabulary ends at "
+            f"{vocabulary - 1}; they do not belong together"
+        )
+
+
+# Weights
+
+
+def weight_files(path: Path, there: Collection[str], *, allow_pickle: bool = False) -> list[str]:
+    """Returns the names of the files that hold a model's weights: safetensors, or else pickled ones.
+
+    Args:
+        path: The model's folder, which has the indices of shards.
+        there: Names of all files in it, or of those that can be fetched.
+        allow_pickle: True if they may be pickled.
+
+    Raises:
+        CheckpointError: There are none, one is missing, or they are pickled and that is not allowed.
+    """
+    for name in (_SAFETENSORS, _PICKLE):
+        index = f"{name}.index.json"
+        files = [name] if name in there else _shards(path / index) if index in there else []
+        if files and name == _PICKLE and not allow_pickle:
+            raise CheckpointError(
+                f"{path}: its weights are pickled ({files[0]}), and a pickle may run any code when it is read; "
+                "give --allow-pickle if you export it and trust where it comes from, or convert it to safetensors"
+            )
+        if missing := [file for file in files if file not in there]:
+            raise CheckpointError(f"{path}: {index} names {missing[0]}, which is not there; fetch the folder again")
+        if files:
+            return files
+    raise CheckpointError(f"{path}: has no weights ({_SAFETENSORS}, or its shards with an index)")
+
+
+def _shards(index: Path) -> list[str]:
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise CheckpointError(f"{index}: cannot be read as an index of shards ({error})") from error
+    return [str(name) for name in names]
+
+
+def count_weights(path: Path, *, allow_pickle: bool = False) -> int:
+    """Checks, by their headers, that a model's weights are there and whole, and returns how many numbers they are.
+
+    Raises:
+        CheckpointError: They are not, or they are pickled and that is not allowed.
+    """
+    count = 0
+    for name in weight_files(path, {file.name for file in path.iterdir()}, allow_pickle=allow_pickle):
+        file = path / name
+        if not name.endswith(".safetensors"):  # in 16 bits at least, and nothing of it is read
+            count += file.stat().st_size // _FLOAT_BYTES
+            continue
+        try:
+            count += _num_weights(file)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, MemoryError) as error:
+            raise CheckpointError(
+                f"{file}: cannot be read as safetensors ({first_line(error)}); fetch it again"
+            ) from error
+    return count
+
+
+def _num_weights(file: Path) -> int:
+    """Returns how many numbers a file of safetensors holds, by its header.
+
+    Raises:
+        ValueError: The file ends before its weights do.
+    """
+    with file.open("rb") as opened:
+        header_bytes = int.from_bytes(opened.read(8), "little")
+        header = json.loads(opened.read(header_bytes))
+    entries = [entry for name, entry in header.items() if name != "__metadata__"]
+    whole = 8 + header_bytes + max((entry["data_offsets"][1] for entry in entries), default=0)
+    if (found := file.stat().st_size) != whole:
+        raise ValueError(f"it has {found:,} bytes, and its header tells of {whole:,}")
+    return sum(math.prod(entry["shape"]) for entry in entries)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model with a folder's weights."""
+
+    model: Any
+    """In fp32 and evaluation mode."""
+    missing: tuple[str, ...]
+    """Names of its weights that the folder does not have."""
+    mismatched: tuple[str, ...]
+    """Of those that are of another shape there."""
+
+
+def load_model(
+    path: Path, config: Any, auto_class: Any, task: str, *, attention: str = "eager", allow_pickle: bool = False
+) -> LoadedModel:
+    """Loads a folder's weights; those that are missing or of another shape are drawn.
+
+    Args:
+        path: The folder.
+        config: The configuration that the model is made by.
+        auto_class: The `Auto` class of `transformers` that makes models of the task.
+        task: Named in errors.
+        attention: Name of the attention that the model is made with.
+        allow_pickle: True if weights may be pickled.
+
+    Raises:
+        CheckpointError: They cannot be read; it comes from the library's own error.
+    """
+    try:
+        with quiet():
+            model, report = auto_class.from_pretrained(
+                path,
+                config=config,
+                dtype=torch.float32,
+                attn_implementation=attention,
+                trust_remote_code=False,
+                local_files_only=True,
+                use_safetensors=not allow_pickle or None,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+            )
+    except Exception as error:  # the library raises many kinds
+        raise CheckpointError(f"{path}: cannot be loaded for {task} ({first_line(error)})") from error
+    missing, mismatched = (
+        tuple(key if isinstance(key, str) else str(key[0]) for key in report[kind])  # some with their shapes
+        for kind in ("missing_keys", "mismatched_keys")
+    )
+    return LoadedModel(model=model.eval(), missing=missing, mismatched=mismatched)
+
+
+# Length
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextLength:
+    """How long texts a model reads, in tokens, special ones included."""
+
+    limit: int | None
+    """Most; None: positions are relative, and have no end."""
+    usual: int
+    """Most where nobody asks for another length."""
+    has_table: bool
+    """True if positions are looked up in a table, past whose end there is nothing."""
+
+
+def length_of(model: nn.Module, config: Any, read: Callable[[Tensor, Tensor], object] | None = None) -> TextLength:
+    """Finds how long texts a model reads: by what its configuration states, and by the rows of its tables.
+
+    Args:
+        model: The model, in evaluation mode; its weights need no storage (`longest_text`).
+        config: Its configuration.
+        read: Runs it on ids and mask, where it is not called as models of texts are.
+    """
+    text = config.get_text_config()
+    stated = getattr(text, "max_position_embeddings", None)
+    stated = int(stated) if isinstance(stated, int) and stated > 0 else None
+    rows = longest_text(read or _reading(model, config), ordinary_tokens(config))
+    limit = min((one for one in (stated, rows) if one is not None), default=None)
+    usual = limit or getattr(text, "n_positions", None) or MAX_LENGTH
+    return TextLength(limit=limit, usual=min(int(usual), MAX_LENGTH), has_table=rows is not None)
+
+
+def check_reading(
+    path: Path,
+    read: Callable[[Tensor, Tensor], object],
+    *,
+    name: str,
+    config: Any,
+    tokenizer: Tokenizer,
+    longest: int,
+) -> None:
+    """Runs a model on the shortest text that there may be, and on the longest one.
+
+    Args:
+        path: Its folder.
+        read: Runs it on ids and mask, int64 (1, T).
+        name: What it is called in errors.
+        config: Its configuration.
+        tokenizer: Its tokenizer.
+        longest: Tokens of the longest text; 0: the shortest alone is tried.
+
+    Raises:
+        CheckpointError: It does not read one.
+    """
+    shortest = max(1, len(tokenizer.encode("a").ids))
+    for length in (shortest, longest) if longest else (shortest,):
+        ids = torch.full((1, length), ordinary_tokens(config)[0])
+        try:
+            with torch.inference_mode(), quiet():
+                read(ids, torch.ones_like(ids))
+        except Exception as error:  # whatever its code raises
+            raise CheckpointError(
+                f"{path}: {name} does not read a text of {length} tokens by itself ({first_line(error)}); not supported"
+            ) from error
+
+
+def _reading(model: nn.Module, config: Any) -> Callable[[Tensor, Tensor], object]:
+    def read(ids: Tensor, mask: Tensor) -> object:
+        target = {"decoder_input_ids": ids} if getattr(config, "is_encoder_decoder", False) else {}
+        return model(input_ids=ids, attention_mask=mask, **target)
+
+    return read
+
+
+def ordinary_tokens(config: Any) -> list[int]:
+    """Some tokens from the middle of a vocabulary that neither begin, end nor fill up a text."""
+    text = config.get_text_config()
+    size = int(text.vocab_size)
+    special = {getattr(text, f"{name}_token_id", None) for name in ("pad", "bos", "eos")}
+    return [token for token in range(size // 2, size) if token not in special][:64]
+
+
+# The library
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Lets transformers report through what it returns, and not on the terminal."""
+    before = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(before)
+        transformers.logging.enable_progress_bar()
+
+
+def first_line(error: BaseException) -> str:
+    """Returns the first line of what an error says, with the next if that is only its heading, or the error's name."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
