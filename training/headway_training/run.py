@@ -187,9 +187,9 @@ def run_training(options: RunOptions, console: Console) -> Path:
         flops_per_unit=sizing.flops_per_unit,
     )
     if accelerator.is_main_process:
+        checksums.write(folder)
         with replacing(folder / RUN_FILE) as file:
             file.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
-        checksums.write(folder)
         console.print(note + start + _introduction(recipe, splits, trainer, sizing), highlight=False)
     accelerator.init_trackers(
         recipe.name,

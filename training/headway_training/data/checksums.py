@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
+from headway_training.durable import replacing
 from headway_training.errors import DataError, ResumeError
 
 LIST_FILE: Final = "data.sha256"
@@ -43,7 +44,8 @@ class Checksums:
         """Writes the list of a run, if there are files."""
         if not self.files:
             return
-        (folder / LIST_FILE).write_text(self._lines(), encoding="utf-8")
+        with replacing(folder / LIST_FILE) as file:
+            file.write_text(self._lines(), encoding="utf-8")
 
     def check(self, folder: Path, stored: str) -> None:
         """Checks that a run in a folder was begun with these files.
