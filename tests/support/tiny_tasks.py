@@ -35,7 +35,7 @@ from headway_training.data.sources import OwnData, read_splits
 from headway_training.durable import replacing
 from headway_training.models import build_model, make_configuration
 from headway_training.processes import exchange
-from headway_training.recipes import read_recipe
+from headway_training.recipes import find_unread, read_recipe
 from headway_training.sizing import expected_throughput, size_up
 from headway_training.tasks import TrainingBatch, make_task, segmentation
 from headway_training.tasks.base import Metrics, Part
@@ -240,7 +240,7 @@ BRIEF = (
     *("tracker=none", "optimization.epochs=1000", "optimization.batch_size=5", "optimization.batch_tokens=100"),
     *("optimization.precision=fp32", "optimization.warmup_fraction=0"),
 )
-"""What all of them have: batches that no number of processes divides."""
+"""What all of them have, as far as they read it: batches that no number of processes divides."""
 
 
 def write_data(root: Path) -> None:
@@ -302,7 +302,9 @@ def open_trainer(name: str, root: Path, folder: Path, *settings: str, measures_s
     tiny = TASKS[name]
     init = root / tiny.init if tiny.init else None
     is_folder = tiny.init in FOLDERS
-    chosen = [*tiny.settings, *BRIEF, *settings]
+    names = {setting: setting.partition("=")[0] for setting in (*BRIEF, *settings)}
+    unread = find_unread(read_recipe(tiny.recipe).task, names.values())
+    chosen = [*tiny.settings, *(setting for setting, name in names.items() if name not in unread)]
     if init is not None and not is_folder:
         chosen.append(f"init.checkpoint={json.dumps(str(init))}")
     recipe, source = read_recipe(tiny.recipe, chosen, model_folder=init if is_folder else None), None
