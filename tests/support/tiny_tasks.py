@@ -403,7 +403,9 @@ def _meet(file: Path, timeout_s: float) -> None:
 def start_pair(root: Path, folder: Path, names: Sequence[str]) -> subprocess.Popen[str]:
     """Starts two processes that learn tasks together; what each finds is in `folder/NAME-RANK.pt`."""
     words = [sys.executable, "-m", "tiny_tasks", str(root), str(folder), *names]
-    return subprocess.Popen(words, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": paths}
+    return subprocess.Popen(words, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
 def _main(root: Path, folder: Path, names: Sequence[str]) -> None:
