@@ -145,7 +145,8 @@ def test_a_signal_to_one_process_stops_all_after_the_same_step(tmp_path, reviews
         words += ["--set", setting]
     processes = [start(words, i, tmp_path / "meeting") for i in range(PROCESSES)]
     while not list((tmp_path / "run" / "state").glob("step-*.pt")):
-        assert all(process.poll() is None for process in processes), "the run ended before it wrote a state"
+        ended = [process.communicate(timeout=200)[0] for process in processes if process.poll() is not None]
+        assert not ended, "\n".join(["the run ended before it wrote a state", *ended])
         time.sleep(0.05)
     processes[1].send_signal(signal.SIGTERM)
     outputs = [process.communicate(timeout=200)[0] for process in processes]
