@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -18,6 +18,7 @@ from torch import nn
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from headway_export.errors import SourceError
+from headway_export.given import GivenInputs
 from headway_export.graphs import parameter_count
 from headway_export.source import EvaluationData, ExportSource, limits_of, read_evaluation
 from headway_server.bundles import TOKENIZER_FILE, Architecture, Languages, Origin, Task
@@ -77,8 +78,8 @@ class FolderOptions:
     """Of a translation model; None: those that the folder states."""
     license_name: str | None = None
     """Licence of the weights; None: the one that the folder's README states."""
-    texts_file: Path | None = None
-    """Texts, a line each, that int8 is held against fp32 on without evaluation data; None: drawn ones."""
+    given: GivenInputs = field(default_factory=GivenInputs)
+    """Inputs that int8 is held against fp32 on without evaluation data; none: drawn ones."""
     pooling: str | None = None
     """How an encoder's token vectors become one, for embeddings; None: as the folder says."""
     prompts: tuple[tuple[str, str], ...] = ()
