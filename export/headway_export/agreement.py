@@ -51,6 +51,7 @@ from headway_server.bundles import (
     Precision,
     Task,
 )
+from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_server.tasks.outputs import log_softmax
 from headway_server.tasks.segmentation.decoder import INSIDE, MASKS, PREDICTED_IOU, as_item
 
@@ -278,13 +279,24 @@ def _distributions(candidate: Candidate, texts: Sequence[DecoderText]) -> Iterat
                 encoded, read = encode_sources(encoder, [text.source]), text.source
             open_sources(runner, encoded)
         for start in range(0, len(text.token_ids), runner.prefill_chunk):
-            logits = runner.score(0, text.token_ids[start : start + runner.prefill_chunk], start)
+            ids = text.token_ids[start : start + runner.prefill_chunk]
+            # `score` begins a state without positions anew, which the source has filled.
+            has_begun = encoder is not None and not runner.keeps_positions
+            logits = _decoded(runner, ids, start) if has_begun else runner.score(0, ids, start)
             skipped = max(0, text.num_given - 1 - start)
             if skipped >= len(logits):
                 continue
             logits = logits[skipped:]
             logits[:, list(source.suppressed_tokens)] = -1e4  # a server never takes them
             yield _Rows(log_softmax(logits), start + skipped + np.arange(len(logits)), number)
+
+
+def _decoded(runner: DecoderRunner, token_ids: NDArray[np.int64], start: int) -> NDArray[np.float32]:
+    """Reads tokens, (T,), one after another and returns the logits after each, (T, V)."""
+    places = np.arange(start, start + len(token_ids))
+    return np.concatenate(
+        [runner.decode(token_ids[at : at + 1], places[at : at + 1]).copy() for at in range(len(places))]
+    )
 
 
 def _outputs(candidate: Candidate, inputs: Inputs) -> Iterator[_Rows]:
