@@ -232,6 +232,10 @@ def test_a_run_from_before_a_setting_can_be_resumed(tmp_path, reviews, tiny_sett
     described = json.loads(file.read_text())
     del described["recipe"]["init"], described["recipe"]["model"]["norm"]
     file.write_text(json.dumps(described))
+    (stored,) = (tmp_path / "run" / "state").iterdir()
+    state = torch.load(stored, weights_only=True)
+    state["progress"]["ended"] = False  # which states had
+    torch.save(state, stored)
     run_training(run_options(tmp_path / "run", reviews, settings, resume=True), QUIET)
     described["recipe"]["optimization"]["gone"] = 1
     file.write_text(json.dumps(described))
