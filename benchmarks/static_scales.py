@@ -21,6 +21,7 @@ from headway_export import quality
 from headway_export.activations import noise_growth, row_maxima
 from headway_export.candidate import Candidate
 from headway_export.exporter import NOISE_GROWTHS
+from headway_export.inputs import NUM_CALIBRATED, hold_out, of_evaluation
 from headway_export.rewriting import FixScales, rewrite, scaled_products
 from headway_export.source import EvaluationData, ExportSource
 from headway_export.tracing import TracedGraph, TracedModel
@@ -75,11 +76,13 @@ def _evaluation(bundle: Bundle) -> EvaluationData:
 def measure(name: str, folder: Path) -> None:
     """Prints a model's metric, with more and more scales fixed."""
     bundle = open_bundle(_MODELS / name / "1")
-    source, variant = source_of(bundle), bundle.manifest.variants[Precision.INT8]
+    variant = bundle.manifest.variants[Precision.INT8]
+    source, held_out = hold_out(source_of(bundle))
+    assert source.evaluation is not None, "it has been read"
     roles = [role for role in ("encoder", "decoder", "model") if role in variant.graphs]
     graphs = [TracedGraph(role=role, model=ir.load(bundle.file(variant.graphs[role].file))) for role in roles]
     traced = TracedModel(graphs=tuple(graphs), state=variant.state, cross=variant.cross)
-    maxima = row_maxima(source, traced, None)
+    maxima = row_maxima(source, traced, of_evaluation(source, held_out or source.evaluation, NUM_CALIBRATED))
     runtime = Runtime(device="cpu", num_threads=1, num_lanes=1)
     for most in (0.0, *sorted(NOISE_GROWTHS)):
         num_fixed = num_products = 0

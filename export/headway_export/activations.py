@@ -1,4 +1,4 @@
-"""What the activations of int8 products reach in each row, as a variant reads the first inputs it is judged by.
+"""What the activations of int8 products reach in each row, as a variant reads inputs that it is not judged by.
 
 Every text is read alone and whole, a translation with its reference, so that no row is padding.
 
@@ -7,11 +7,9 @@ T tokens, S source tokens.
 
 from __future__ import annotations
 
-import dataclasses
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from itertools import islice
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +17,13 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from headway_export import agreement, quality
-from headway_export.candidate import named_source, pixel_values_of
+from headway_export.candidate import named_source
 from headway_export.errors import SourceError
-from headway_export.reference import NUM_RANGE_TEXTS, pairs_of, windows_of
+from headway_export.inputs import Inputs
 from headway_export.rewriting import scaled_products
 from headway_export.source import ExportSource
 from headway_export.tracing import TracedGraph, TracedModel
 from headway_server.batching import Tensors
-from headway_server.bundles import ENCODER_DECODER_TASKS, Task
 from headway_server.bundles.chain import VERIFIES
 from headway_server.bundles.manifest import NUM_LIKELIEST
 from headway_server.tasks.text.model import text_tensors
@@ -36,13 +32,13 @@ RowMaxima = Mapping[str, NDArray[np.float32]]
 """By the name of an activation, what the highest level stands for in each row that was read."""
 
 
-def row_maxima(source: ExportSource, traced: TracedModel, sample: agreement.Sample | None) -> dict[str, RowMaxima]:
+def row_maxima(source: ExportSource, traced: TracedModel, inputs: Inputs) -> dict[str, RowMaxima]:
     """Runs the graphs of a variant and returns what their activations reach, by role.
 
     Args:
         source: What they were traced of.
         traced: The graphs, after `QuantizeProducts`.
-        sample: Inputs in place of evaluation data that the source does not carry.
+        inputs: What they read.
 
     Raises:
         SourceError: The model has a state without positions.
@@ -50,19 +46,16 @@ def row_maxima(source: ExportSource, traced: TracedModel, sample: agreement.Samp
     if any(state.update == "replace" for state in traced.state):
         raise SourceError("int8-static: a recurrent decoder has a scale a row alone; leave this precision out")
     recorders = {graph.role: _Recorder(graph) for graph in traced.graphs}
-    if source.task in ENCODER_DECODER_TASKS:
-        decoder, num_patches = recorders["decoder"], source.limits.max_input_tokens or 0
-        for text, translation in islice(pairs_of(source, sample), NUM_RANGE_TEXTS):
-            item = named_source(text) if text.ndim > 1 else text_tensors(text)
-            encoded = recorders["encoder"].run(_batch_of_one(item))
-            mask = np.ones((1, len(text) if text.ndim == 1 else num_patches), np.int64)
-            decoder.run({**decoder.step(translation), **encoded, "source_mask": mask})
-    elif source.task is Task.GENERATION:
-        for window in islice(windows_of(source, sample), NUM_RANGE_TEXTS):
-            recorders["decoder"].run(recorders["decoder"].step(window))
-    else:
-        for item in islice(_items(source, sample), NUM_RANGE_TEXTS):
-            recorders["model"].run(_batch_of_one(item))
+    num_patches = source.limits.max_input_tokens or 0
+    for text in inputs.texts:
+        step = recorders["decoder"].step(text.token_ids)
+        if (read := text.source) is not None:
+            item = named_source(read) if read.ndim > 1 else text_tensors(read)
+            step |= recorders["encoder"].run(_batch_of_one(item))
+            step["source_mask"] = np.ones((1, len(read) if read.ndim == 1 else num_patches), np.int64)
+        recorders["decoder"].run(step)
+    for item in inputs.items:
+        recorders["model"].run(_batch_of_one(item))
     return {role: recorder.maxima for role, recorder in recorders.items()}
 
 
@@ -73,21 +66,6 @@ def noise_growth(maxima: NDArray[np.float32]) -> float:
     """
     rows = maxima[maxima > 0].astype(np.float64)
     return float(np.mean((rows.max() / rows) ** 2)) if len(rows) else 1.0
-
-
-def _items(source: ExportSource, sample: agreement.Sample | None) -> Iterator[Tensors]:
-    """Yields inputs of a model without state."""
-    if sample is not None:
-        yield from sample.items
-        return
-    assert source.evaluation is not None, "the caller has one or the other"
-    first = slice(NUM_RANGE_TEXTS)
-    data = source.evaluation
-    if source.image_preprocessing is not None:
-        yield from ({"pixel_values": pixels} for pixels in pixel_values_of(source, data.images[first]))
-        return
-    pairs = None if data.text_pairs is None else data.text_pairs[first]
-    yield from quality.text_items(source, dataclasses.replace(data, texts=data.texts[first], text_pairs=pairs))
 
 
 def _batch_of_one(item: Tensors) -> Tensors:
@@ -127,7 +105,7 @@ class _Recorder:
             self._rows[activation].append(outputs.pop(name).ravel())
         return outputs
 
-    def step(self, tokens: NDArray[np.int64]) -> Tensors:
+    def step(self, tokens: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
         """Returns inputs of a decoder, whatever it can do besides, that reads a text, (T,), into an empty cache."""
         length = len(tokens)
         positions = np.arange(length)[np.newaxis]

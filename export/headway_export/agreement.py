@@ -1,310 +1,537 @@
-"""Measures how far a variant's answers are from fp32's, where nobody knows the right ones.
+"""Measures how far a variant's answers are from fp32's: the judge where nobody knows the right ones, else a record.
 
-The inputs are texts that are given, or drawn: a decoder's are what its fp32 variant writes at a temperature of 1, those
-of other models of texts are random words of its vocabulary, and images are random patches of colour. What an
-encoder-decoder makes of its texts is written by fp32 at a temperature of 1. All of them go through the runners that
-serve.
+Both read the same inputs (`inputs.py`) through the runners that serve. An answer is a row of numbers: the logits after
+a token or of an input, an embedding, a mask. Of each kind:
 
-N inputs, T tokens, V vocabulary, C labels, E width of an embedding.
+- Distributions, of tokens and labels: the Kullback-Leibler divergence of fp32's from the variant's, in nats; where
+  several labels may apply, that of each label's own probability. Its mean over all, and the largest mean over a label
+  or over a band of positions.
+- Choices: the share that are fp32's. A choice that fp32 itself holds nearly as likely as its own is no fault.
+- Vectors: their cosine, the mean and the least.
+- Masks: intersection over union of what either variant cuts out. Where neither cuts out anything, nothing is shown.
+- Everything: how each column of the rows varies over the inputs, by Lin's concordance (1989) without the shift of its
+  mean, 2 cov / (var + var'): 1 if both variants vary alike, 0 if one of them answers a constant.
+
+A figure that is a mean has an interval, and its limit is held against the interval's worse end.
+
+N inputs, R rows, C columns, V vocabulary, M masks of a prompt, S side of a mask.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+import math
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import expit, ndtri, stdtrit
 
 from headway_export.candidate import (
+    NUM_ROWS,
     Candidate,
     answer_prompts,
+    drawing_conditions,
     embed_images,
     encode_sources,
     open_sources,
-    pixel_values_of,
-    prefill,
     run_batch,
-    sample_features,
 )
 from headway_export.errors import ParityError
-from headway_export.source import ExportSource
-from headway_server.batching import Tensors
-from headway_server.bundles import ENCODER_DECODER_TASKS, AgreementFigures, ClassificationScheme, Precision, Task
+from headway_export.given import flag_of
+from headway_export.inputs import DecoderText, Drawn, Inputs
+from headway_export.source import ExportSource, has_metric
+from headway_server.bundles import (
+    EMBEDDING_TASKS,
+    ENCODER_DECODER_TASKS,
+    AgreementFigures,
+    ClassificationScheme,
+    Precision,
+    Task,
+)
 from headway_server.decoding.runner.decoder import DecoderRunner
-from headway_server.tasks.outputs import log_softmax, sigmoid
-from headway_server.tasks.segmentation.decoder import INSIDE, MASKS, as_item
-from headway_server.tasks.text.model import text_tensors
-from headway_training.tokenizers import encode_pairs
+from headway_server.tasks.outputs import log_softmax
+from headway_server.tasks.segmentation.decoder import INSIDE, MASKS, PREDICTED_IOU, as_item
+
+Kind: TypeAlias = Literal["choice", "choices", "score", "vector", "mask"]
+"""What a row is: logits of which one is chosen, or each by itself, a logit, a vector, or logits of pixels."""
+
+MARGIN: Final = 0.25
+"""Nats by which fp32 must hold its choice likelier than the variant's, for that to be a fault: 1.28 times as likely.
+
+Of a label or a pixel by itself, how far fp32's logit must be from where the choice changes."""
+CONFIDENCE: Final = 0.9
+"""Of an interval with two ends; that a limit holds is 0.95 sure, since one end alone is held against it."""
 
 LIMITS: Final = {
     "mean_kl_divergence": 0.05,
+    "worst_kl_divergence": 0.15,
     "top_agreement": 0.95,
     "mean_cosine": 0.99,
     "least_cosine": 0.95,
-    "correlation": 0.99,
     "mean_mask_iou": 0.95,
+    "correlation": 0.9,
+    "least_correlation": 0.5,
+    "iou_correlation": 0.5,
 }
 """The most nats a prediction, of fp32's distribution against the variant's; of all others the least."""
-LIMITS_OF_INT4: Final = {"mean_kl_divergence": 0.1, "top_agreement": 0.9}
+LIMITS_OF_KINDS: Final[dict[Kind, dict[str, float]]] = {"score": {"correlation": 0.98}, "choices": {"mean_cosine": 0.9}}
+"""In place of these: scores are judged by little else, and the cosines of logits have no common part."""
+LIMITS_OF_INT4: Final = {
+    "mean_kl_divergence": 0.1,
+    "worst_kl_divergence": 0.3,
+    "top_agreement": 0.9,
+    "correlation": 0.8,
+}
 """In place of these: 15 steps to a block round more than 254 to a column (docs/decisions/int4-weights.md)."""
-GENERATED: Final = "generated"
+LIMITS_BESIDE_A_METRIC: Final = {"correlation": 0.5, "least_correlation": 0.2}
+"""Where a task metric judges: a variant must not answer a constant."""
+_DIVERGENCES: Final = ("mean_kl_divergence", "worst_kl_divergence")
 
-_NUM_ROWS: Final = 64
-_NUM_GENERATED: Final = (8, 48)
-"""Texts that a decoder writes, and tokens of each."""
-_MOST_LOGITS: Final = 2**25
-"""That are kept of fp32: 128 MiB."""
+_UNIT: Final = 32
+"""Neighbouring predictions of an input that count as one when an interval is computed, since they are much alike."""
+_FIRST_BAND: Final = 64
+"""Positions of the first band; each further one has as many as all before it."""
+_LEAST_OF_A_BAND: Final = 16
+_MOST_COLUMNS: Final = 1024
+"""Whose variation is compared, evenly from all of them."""
+_CONSTANT: Final = 0.05
+"""A column varies if its standard deviation in fp32 is more than this share of the median column's that is not 0."""
+_POSITIONS_AT_A_TIME: Final = 1 << 14
 _SEED: Final = 0
 
-Answers = list[NDArray[Any]]
+
+class _Rows(NamedTuple):
+    """Answers to some inputs or tokens."""
+
+    values: NDArray[np.float32]
+    """(R, C); of a choice, logarithms of probabilities."""
+    positions: NDArray[np.int64]
+    """(R,), the position of each, or the length of the input."""
+    number: int
+    """Of the input."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """Inputs without right answers, and what fp32 answers."""
+class Judge:
+    """Inputs, and what fp32 answers to them."""
 
-    dataset: str
-    """Name of the file they come from, or `GENERATED`."""
-    tokens: tuple[NDArray[np.int64], ...] = ()
-    """What a decoder reads, (T,) each."""
-    sources: tuple[NDArray[Any], ...] = ()
-    """What the encoder reads for each of them, if there is one: tokens, (S,), pixels, (3, height, width), or a window
-    of audio, (mel bins, frames)."""
-    items: tuple[Tensors, ...] = ()
-    """Inputs of a model without state."""
-    answers: tuple[NDArray[Any], ...] = ()
-    """Of fp32, of each input."""
+    drawn: Drawn
+    kind: Kind
+    is_beside_a_metric: bool
+    """True if a task metric decides."""
+    answers: NDArray[Any]
+    """(R, C) of fp32, on disk if they are many."""
 
+    @classmethod
+    def of(cls, candidate: Candidate, drawn: Drawn) -> Self:
+        """Notes what fp32, the candidate, answers."""
+        rows = list[NDArray[np.float32]]()
+        spool, end = None, 0
+        for found in _answers(candidate, drawn.judged):
+            if drawn.judged.texts:  # logits of a vocabulary take much memory
+                spool = _spool(candidate, drawn.judged, found.values.shape[1]) if spool is None else spool
+                spool[end : end + len(found.values)] = found.values
+                end += len(found.values)
+            else:
+                rows.append(found.values)
+        return cls(
+            drawn=drawn,
+            kind=_kind_of(candidate.source),
+            is_beside_a_metric=candidate.source.evaluation is not None,
+            answers=np.concatenate(rows) if spool is None else spool,
+        )
 
-def draw(candidate: Candidate) -> Sample:
-    """Draws inputs for a source without evaluation data, and notes what fp32, the candidate, answers."""
-    source, generator = candidate.source, np.random.default_rng(_SEED)
-    dataset = source.texts_name if source.texts or source.images is not None else GENERATED
-    if source.task is Task.GENERATION:
-        tokens = tuple(_given_tokens(candidate) if source.texts else _written_tokens(candidate, generator))
-        answers = tuple(_distributions(candidate, tokens, ()))
-        return Sample(dataset=dataset, tokens=tokens, answers=answers)
-    if source.task in ENCODER_DECODER_TASKS:
-        sources, tokens = _rewritten_tokens(candidate, generator)
-        answers = tuple(_distributions(candidate, tokens, sources))
-        return Sample(dataset=dataset, tokens=tokens, sources=sources, answers=answers)
-    items = tuple(_images(source, generator) if source.image_preprocessing is not None else _texts(source, generator))
-    return Sample(dataset=dataset, items=items, answers=tuple(_outputs(candidate, items)))
+    def measure(self, candidate: Candidate) -> AgreementFigures:
+        """Compares a variant with fp32.
 
+        Raises:
+            ParityError: A figure is past its limit, or too uncertain to tell.
+        """
+        source, judged = candidate.source, self.drawn.judged
+        outputs = {spec.name: spec for graph in candidate.variant.graphs.values() for spec in graph.outputs}
+        comparison = _Comparison(
+            kind=self.kind,
+            scheme=source.classification or ClassificationScheme(),
+            has_labels=bool(source.labels) and self.kind in ("choice", "choices"),
+            is_probability=source.scoring is None or source.scoring.activation == "sigmoid",
+            num_masks=int(outputs[PREDICTED_IOU].shape[-1]) if self.kind == "mask" else 0,
+        )
+        end = 0
+        for found in _answers(candidate, judged):
+            start, end = end, end + len(found.values)
+            comparison.add(self.answers[start:end].astype(np.float32), found)
+        figures, intervals = comparison.figures()
+        limits = limits_of(candidate.precision, figures, self.kind, is_beside_a_metric=self.is_beside_a_metric)
+        self._check(candidate, figures, intervals, limits)
+        return AgreementFigures(
+            dataset=judged.dataset,
+            example_count=len(judged),
+            prediction_count=comparison.num_predictions,
+            figures=figures,
+            intervals={name: ends for name, ends in intervals.items() if all(map(math.isfinite, ends))},
+            limits=limits,
+            calibrated_on=_calibrated_on(candidate, self.drawn),
+        )
 
-def measure(candidate: Candidate, sample: Sample) -> AgreementFigures:
-    """Compares a variant with fp32.
+    def _check(
+        self,
+        candidate: Candidate,
+        figures: Mapping[str, float],
+        intervals: Mapping[str, tuple[float, float]],
+        limits: Mapping[str, float],
+    ) -> None:
+        """Holds figures to their limits.
 
-    Raises:
-        ParityError: A figure is past its limit.
-    """
-    source = candidate.source
-    of_decoder = bool(sample.tokens)
-    found = (
-        _distributions(candidate, sample.tokens, sample.sources) if of_decoder else _outputs(candidate, sample.items)
-    )
-    figures = _compare(source, sample.answers, found)
-    limits = limits_of(candidate.precision, figures)
-    for name, value in figures.items():
-        is_past = value > limits[name] if name == "mean_kl_divergence" else value < limits[name]
-        if is_past or not np.isfinite(value):
-            raise ParityError(
-                f"{candidate.precision}: {name} with fp32 on {len(found)} inputs ({sample.dataset}) is {value:.4f}, "
-                f"limit {limits[name]}; export --precision fp32 alone, or judge it on data of your own: --texts FILE, "
-                "or --evaluation FILE"
-            )
-    return AgreementFigures(dataset=sample.dataset, example_count=len(found), figures=figures, limits=limits)
-
-
-def limits_of(precision: Precision, names: Iterable[str]) -> dict[str, float]:
-    """Returns the limits of some figures of a variant."""
-    limits = LIMITS | LIMITS_OF_INT4 if precision is Precision.INT4 else LIMITS
-    return {name: limits[name] for name in names}
-
-
-# Inputs
-
-
-def _given_tokens(candidate: Candidate) -> list[NDArray[np.int64]]:
-    """Cuts the texts that are given into windows."""
-    length, count = _size_of_sample(candidate)
-    prefix = np.array(candidate.source.prompt_prefix, np.int64)
-    texts = [np.concatenate([prefix, ids]) for ids in candidate.source.encode(candidate.source.texts, frame=False)]
-    windows = [text[start : start + length] for text in texts for start in range(0, len(text), length)]
-    return [window for window in windows if len(window) > 1][:count] or texts[:1]
-
-
-def _written_tokens(candidate: Candidate, generator: np.random.Generator) -> list[NDArray[np.int64]]:
-    """Lets the model write."""
-    source = candidate.source
-    length, count = _size_of_sample(candidate)
-    runner = candidate.open_decoder(count, max_length=length)
-    assert source.tokenizer is not None, "a text model has its tokenizer"
-    last = min(source.tokenizer.get_vocab_size(), runner.vocab_size)
-    texts = [np.array([*source.prompt_prefix, token]) for token in generator.integers(0, last, count)]
-    logits = np.stack([prefill(runner, slot, text) for slot, text in enumerate(texts)])  # (N, V)
-    return _continued(runner, texts, logits, length, generator)
-
-
-def _rewritten_tokens(
-    candidate: Candidate, generator: np.random.Generator
-) -> tuple[tuple[NDArray[Any], ...], tuple[NDArray[np.int64], ...]]:
-    """Lets an encoder-decoder read; returns tokens or pixels, and the tokens that its decoder reads as it writes."""
-    source = candidate.source
-    assert source.special_tokens is not None, "a text model has its special tokens"
-    length, count = _size_of_sample(candidate)
-    spoken: Sequence[str] = ("",) if source.languages is None else source.languages.sources or ("",)
-    written: Sequence[str] = ("",) if source.languages is None else source.languages.targets
-    codes = [(str(generator.choice(spoken)), str(generator.choice(written))) for _ in range(count)]
-    pairs: list[tuple[NDArray[Any], NDArray[np.int64]]]
-    if source.audio_preprocessing is not None:
-        windows = sample_features(source, count)
-        pairs = [(window, source.caption_start(code)) for window, (_, code) in zip(windows, codes, strict=True)]
-    elif source.image_preprocessing is not None:
-        images = (item["pixel_values"] for item in _images(source, generator))
-        pairs = [(image, source.caption_start(code)) for image, (_, code) in zip(images, codes, strict=False)]
-    else:
-        texts = list(source.texts[:count]) or _drawn_texts(source, generator, count)
-        pairs = list(source.encode_sources(texts, codes[: len(texts)]))
-    runner, encoder = candidate.open_decoder(len(pairs), max_length=length), candidate.open_encoder()
-    open_sources(runner, encode_sources(encoder, [ids for ids, _ in pairs]))
-    starts = np.stack([start for _, start in pairs])  # (N, P)
-    for position in range(starts.shape[1]):
-        logits = runner.decode(starts[:, position], np.full(len(pairs), position))
-    targets = _continued(runner, list(starts), logits, length, generator)
-    ends = {source.special_tokens.eos, *source.special_tokens.more_eos}
-    lengths = [next((at for at in range(starts.shape[1], length) if text[at] in ends), length) for text in targets]
-    return tuple(ids for ids, _ in pairs), tuple(text[:end] for text, end in zip(targets, lengths, strict=True))
+        Raises:
+            ParityError: One is past its limit, or not a number.
+        """
+        where = f"with fp32 on {len(self.drawn.judged)} inputs ({self.drawn.judged.dataset})"
+        advice = "" if self.is_beside_a_metric else f"; {_advice(candidate.source)}"
+        if not figures:
+            raise ParityError(f"{candidate.precision}: fp32 answers all inputs alike, so that nothing is told{advice}")
+        for name, value in figures.items():
+            limit = limits.get(name)
+            low, high = (value, value) if self.is_beside_a_metric else intervals.get(name, (value, value))
+            sign, end = (-1, high) if name in _DIVERGENCES else (1, low)
+            if math.isfinite(value) and (limit is None or sign * end >= sign * limit):
+                continue
+            found = f"{candidate.precision}: {name} {where} is {value:.4f}"
+            if limit is not None and sign * value >= sign * limit:
+                found += f", and may be {end:.4f}, since there are few inputs"
+            raise ParityError(f"{found}; limit {limit}{advice}")
 
 
-def _continued(
-    runner: DecoderRunner,
-    texts: Sequence[NDArray[np.int64]],
-    logits: NDArray[np.float32],
-    length: int,
-    generator: np.random.Generator,
-) -> list[NDArray[np.int64]]:
-    """Writes on at texts of one length, (T,) each, after which the decoder gave `logits`, (N, V)."""
-    while len(texts[0]) < length:
-        tokens = (logits + generator.gumbel(size=logits.shape)).argmax(axis=-1)
-        texts = [np.append(text, token) for text, token in zip(texts, tokens, strict=True)]
-        logits = runner.decode(tokens, np.full(len(texts), len(texts[0]) - 1))
-    return list(texts)
+def _advice(source: ExportSource) -> str:
+    """Says what a user can do."""
+    flags = " or ".join([flag_of(source), *(["--evaluation FILE"] if has_metric(source.task) else [])])
+    return f"judge it on data of your own, {flags}, or export --precision fp32 alone"
 
 
-def _size_of_sample(candidate: Candidate) -> tuple[int, int]:
-    """Returns the tokens of a decoder's text, and how many texts there are."""
-    limits, (count, length) = candidate.source.limits, _NUM_GENERATED
-    assert limits.max_total_tokens is not None, "a decoder has a length"
-    vocabulary = candidate.variant.graphs["decoder"].outputs[0].shape[-1]
-    assert isinstance(vocabulary, int), "the vocabulary is a fixed axis"
-    length = min(length, limits.max_total_tokens)
-    return length, max(2, min(count, _MOST_LOGITS // (vocabulary * length)))
+def limits_of(
+    precision: Precision, names: Iterable[str], kind: Kind = "choice", *, is_beside_a_metric: bool = False
+) -> dict[str, float]:
+    """Returns the limits of some figures of a variant, where they have one."""
+    limits = LIMITS | LIMITS_OF_KINDS.get(kind, {}) | (LIMITS_OF_INT4 if precision is Precision.INT4 else {})
+    limits = LIMITS_BESIDE_A_METRIC if is_beside_a_metric else limits
+    return {name: limits[name] for name in names if name in limits}
 
 
-def _texts(source: ExportSource, generator: np.random.Generator) -> list[Tensors]:
-    """Returns inputs of texts; of pairs, where the model reads such."""
-    assert source.tokenizer is not None, "a text model has its tokenizer"
-    limit = source.limits.max_input_tokens
-    assert limit is not None, "the source has read the module's length"
-    texts = list(source.texts[:_NUM_ROWS]) or _drawn_texts(source, generator, _NUM_ROWS)
-    if source.text_pairs == "never":
-        return [text_tensors(ids) for ids in source.encode(texts, limit)]
-    encoded = zip(*encode_pairs(source.tokenizer, texts, texts[1:] + texts[:1], limit), strict=True)
-    return [text_tensors(np.array(ids), np.array(types), has_types=source.has_token_types) for ids, types in encoded]
+def _calibrated_on(candidate: Candidate, drawn: Drawn) -> Literal["other inputs", "these inputs"] | None:
+    """Says what scales were taken from, if the variant has such."""
+    has_cache = any(spec.dtype == "int8" for graph in candidate.variant.graphs.values() for spec in graph.inputs)
+    if not has_cache and candidate.precision is not Precision.INT8_STATIC:
+        return None
+    return "other inputs" if drawn.is_disjoint else "these inputs"
 
 
-def _drawn_texts(source: ExportSource, generator: np.random.Generator, count: int) -> list[str]:
-    """Returns texts of random words of the vocabulary."""
-    assert source.tokenizer is not None, "a text model has its tokenizer"
-    lengths = generator.integers(4, max(5, min(64, source.limits.max_input_tokens or 64)), count)
-    drawn = [generator.integers(0, source.tokenizer.get_vocab_size(), length) for length in lengths]
-    return [source.tokenizer.decode(ids.tolist()) or "a" for ids in drawn]
-
-
-def _images(source: ExportSource, generator: np.random.Generator) -> list[Tensors]:
-    """Returns inputs of the images that are given, or of patches of 1, 2, 4 ... pixels."""
-    assert source.image_preprocessing is not None, "an image model has its preprocessing"
-    if source.images is not None:
-        return [{"pixel_values": pixels} for pixels in pixel_values_of(source, source.images[:_NUM_ROWS])]
-    height, width = source.image_preprocessing.height, source.image_preprocessing.width
-    images = np.empty((_NUM_ROWS, height, width, 3), np.uint8)
-    for index, image in enumerate(images):
-        side = 2 ** (index % max(1, min(height, width).bit_length() - 1))
-        coarse = generator.integers(0, 256, (height // side + 1, width // side + 1, 3))
-        image[:] = coarse.repeat(side, axis=0).repeat(side, axis=1)[:height, :width]
-    return [{"pixel_values": pixels} for pixels in pixel_values_of(source, images)]
+def _kind_of(source: ExportSource) -> Kind:
+    match source.task:
+        case Task.TEXT_SCORING:
+            return "score"
+        case Task.SEGMENTATION:
+            return "mask"
+        case Task.IMAGE_GENERATION:
+            return "vector"
+        case task if task in EMBEDDING_TASKS:
+            return "vector"
+        case _:
+            several = source.classification is not None and source.classification.kind == "multi_label"
+            return "choices" if several else "choice"
 
 
 # Answers
 
 
-def _distributions(
-    candidate: Candidate, texts: Sequence[NDArray[np.int64]], sources: Sequence[NDArray[Any]]
-) -> Answers:
-    """Returns the log-probabilities after every token of each text, (T, V), which may be of a source or an image."""
-    runner = candidate.open_decoder(1, max_length=max(map(len, texts)))
-    encoder = candidate.open_encoder() if sources else None
-    answers = []
+def _spool(candidate: Candidate, inputs: Inputs, num_columns: int) -> NDArray[np.float16]:
+    """Makes room for the answers of a decoder in a file beside the bundle, which is gone when it is closed.
+
+    Logarithms of probabilities are near 0 where they count, so that 16 bits are enough.
+    """
+    count = sum(len(text.token_ids) - text.num_given + 1 for text in inputs.texts)
+    with tempfile.TemporaryFile(dir=candidate.bundle.path) as file:
+        return np.memmap(file, np.float16, "w+", shape=(count, num_columns))
+
+
+def _answers(candidate: Candidate, inputs: Inputs) -> Iterator[_Rows]:
+    """Yields a variant's answers, always in the same order."""
+    if inputs.texts:
+        return _distributions(candidate, inputs.texts)
+    if candidate.source.task is Task.SEGMENTATION:
+        return _masks(candidate, inputs)
+    if candidate.source.task is Task.IMAGE_GENERATION:
+        return _velocities(candidate, inputs)
+    return _outputs(candidate, inputs)
+
+
+def _distributions(candidate: Candidate, texts: Sequence[DecoderText]) -> Iterator[_Rows]:
+    """Yields logarithms of the probabilities, (R, V), of what may follow each token of a text, from the last given."""
+    source = candidate.source
+    runner = candidate.open_decoder(1, max_length=max(len(text.token_ids) for text in texts))
+    encoder = candidate.open_encoder() if source.task in ENCODER_DECODER_TASKS else None
+    read = None
     for number, text in enumerate(texts):
         if encoder is not None:
-            open_sources(runner, encode_sources(encoder, [sources[number]]))
-        chunks = range(0, len(text), runner.prefill_chunk)
-        logits = [runner.score(0, text[at : at + runner.prefill_chunk], at) for at in chunks]
-        answers.append(log_softmax(np.concatenate(logits)))
-    return answers
+            if text.source is not read:
+                assert text.source is not None, "an encoder-decoder has a source"
+                encoded, read = encode_sources(encoder, [text.source]), text.source
+            open_sources(runner, encoded)
+        for start in range(0, len(text.token_ids), runner.prefill_chunk):
+            ids = text.token_ids[start : start + runner.prefill_chunk]
+            # `score` begins a state without positions anew, which the source has filled.
+            has_begun = encoder is not None and not runner.keeps_positions
+            logits = _decoded(runner, ids, start) if has_begun else runner.score(0, ids, start)
+            skipped = max(0, text.num_given - 1 - start)
+            if skipped >= len(logits):
+                continue
+            logits = logits[skipped:]
+            logits[:, list(source.suppressed_tokens)] = -1e4  # a server never takes them
+            yield _Rows(log_softmax(logits), start + skipped + np.arange(len(logits)), number)
 
 
-def _outputs(candidate: Candidate, items: Sequence[Tensors]) -> Answers:
-    """Returns the logits or the embedding of each input."""
-    if candidate.source.task is Task.SEGMENTATION:
-        return _masks(candidate, items)
-    graph = candidate.open_stateless()
-    name = "embedding" if not candidate.source.labels and candidate.source.scoring is None else "logits"
-    return [run_batch(graph, [item])[0][name] for item in items]
+def _decoded(runner: DecoderRunner, token_ids: NDArray[np.int64], start: int) -> NDArray[np.float32]:
+    """Reads tokens, (T,), one after another and returns the logits after each, (T, V)."""
+    places = np.arange(start, start + len(token_ids))
+    return np.concatenate(
+        [runner.decode(token_ids[at : at + 1], places[at : at + 1]).copy() for at in range(len(places))]
+    )
 
 
-def _masks(candidate: Candidate, items: Sequence[Tensors]) -> Answers:
-    """Returns what a segmentation model cuts out at one place of each image: bool (M, S, S)."""
+def _outputs(candidate: Candidate, inputs: Inputs) -> Iterator[_Rows]:
+    """Yields the logits or the embeddings of inputs, those of similar length run together."""
+    source, graph = candidate.source, candidate.open_stateless()
+    name = "embedding" if source.task in EMBEDDING_TASKS else "logits"
+    lengths = [max(array.shape[-1] for array in item.values()) for item in inputs.items]
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    scheme = source.classification or ClassificationScheme()
+    is_choice = _kind_of(source) == "choice"
+    while order:
+        costs = [_num_positions(source, lengths[place]) for place in order[:NUM_ROWS]]
+        count = max(1, sum(number * cost <= _POSITIONS_AT_A_TIME for number, cost in enumerate(costs, 1)))
+        batch, order = order[:count], order[count:]
+        for place, found in zip(batch, run_batch(graph, [inputs.items[place] for place in batch]), strict=True):
+            rows = np.atleast_2d(found[name]).astype(np.float32)  # (1, C), or (T, C) of tokens
+            rows = rows / np.float32(scheme.temperature) if name == "logits" else rows
+            positions = np.arange(len(rows)) if len(rows) > 1 else np.array([lengths[place] - 1])
+            yield _Rows(log_softmax(rows) if is_choice else rows, positions, place)
+
+
+def _num_positions(source: ExportSource, length: int) -> int:
+    """Returns about how many positions a graph computes of an input whose last axis has a length."""
+    return length if source.image_preprocessing is None else max(1, length * length // 256)
+
+
+def _masks(candidate: Candidate, inputs: Inputs) -> Iterator[_Rows]:
+    """Yields what a segmentation model gives for one place of each image: logits of M masks, and their predicted IoU.
+
+    In one row, (1, M S S + M).
+    """
     encoder, decoder = candidate.open_segmenter()
-    random, answers = np.random.default_rng(_SEED), []
-    for item in items:
+    random = np.random.default_rng(_SEED)
+    for number, item in enumerate(inputs.items):
         [embedding] = embed_images(encoder, item["pixel_values"][np.newaxis])
         prompt = as_item(embedding, random.random((1, 2), np.float32), np.array([INSIDE]))
-        answers.append(answer_prompts(decoder, [prompt])[0][MASKS] > 0)
-    return answers
+        [found] = answer_prompts(decoder, [prompt])
+        row = np.concatenate([found[MASKS].ravel(), found[PREDICTED_IOU].ravel()]).astype(np.float32)
+        yield _Rows(row[np.newaxis], np.zeros(1, np.int64), number)
 
 
-def _compare(source: ExportSource, expected: Sequence[NDArray[Any]], found: Sequence[NDArray[Any]]) -> dict[str, float]:
-    if source.task is Task.TEXT_SCORING:
-        pairs = np.stack([np.concatenate(side) for side in (expected, found)])  # (2, N)
-        has_sigmoid = source.scoring is not None and source.scoring.activation == "sigmoid"
-        centred = (sigmoid(pairs) if has_sigmoid else pairs).astype(np.float64)
-        centred -= centred.mean(axis=1, keepdims=True)
-        return {"correlation": float(np.prod(centred, axis=0).sum() / np.linalg.norm(centred, axis=1).prod())}
-    if source.task in (Task.TEXT_EMBEDDING, Task.IMAGE_EMBEDDING):
-        vectors = [np.stack(side).astype(np.float64) for side in (expected, found)]  # (N, E) each
-        norms = np.linalg.norm(vectors[0], axis=1) * np.linalg.norm(vectors[1], axis=1)
-        cosines = (vectors[0] * vectors[1]).sum(axis=1) / np.maximum(norms, np.finfo(np.float64).tiny)
-        return {"mean_cosine": float(cosines.mean()), "least_cosine": float(cosines.min())}
-    if source.task is Task.SEGMENTATION:
-        masks = np.stack([np.concatenate(side) for side in (expected, found)])  # (2, N M, S, S)
-        either = masks.any(axis=0).sum(axis=(-2, -1))
-        shared = np.where(either, masks.all(axis=0).sum(axis=(-2, -1)) / np.maximum(either, 1), 1.0)
-        return {"mean_mask_iou": float(shared.mean())}
-    scheme = source.classification or ClassificationScheme()
-    agree: list[NDArray[np.bool_]] = []
-    divergences: list[NDArray[np.float64]] = []
-    for pair in zip(expected, found, strict=True):  # one by one, since logits of a vocabulary take much memory
-        first, second = (np.atleast_2d(rows).astype(np.float32) / np.float32(scheme.temperature) for rows in pair)
-        if scheme.kind == "multi_label":
-            limits = np.asarray(scheme.thresholds, np.float32)
-            agree.append((sigmoid(first) >= limits) == (sigmoid(second) >= limits))  # (1, C)
-            continue
-        first, second = log_softmax(first), log_softmax(second)  # (1, C), or (T, C) or (T, V) of tokens
-        divergences.append((np.exp(first) * (first - second)).sum(axis=-1, dtype=np.float64))
-        agree.append(first.argmax(axis=-1) == second.argmax(axis=-1))
-    figures = {"mean_kl_divergence": float(np.concatenate(divergences).mean())} if divergences else {}
-    return figures | {"top_agreement": float(np.concatenate(agree).mean())}
+def _velocities(candidate: Candidate, inputs: Inputs) -> Iterator[_Rows]:
+    """Yields the velocity of each latent, (1, C)."""
+    graphs = candidate.open_diffusion()
+    conditions = drawing_conditions(candidate, graphs, inputs.prompts)
+    for number, (item, condition) in enumerate(zip(inputs.items, conditions, strict=True)):
+        [found] = run_batch(graphs["denoiser"], [{**item, **condition}])
+        yield _Rows(found["velocity"].reshape(1, -1).astype(np.float32), np.zeros(1, np.int64), number)
+
+
+# Figures
+
+
+@dataclass(slots=True, kw_only=True)
+class _Comparison:
+    """Rows of both variants, as they come."""
+
+    kind: Kind
+    scheme: ClassificationScheme
+    has_labels: bool
+    """True if each column is a label."""
+    is_probability: bool = True
+    """True if a score is the sigmoid of its logit."""
+    num_masks: int = 0
+    """Columns at the end of a row that are no pixels: the IoU that is predicted of each mask."""
+    num_predictions: int = 0
+    _columns: tuple[list[NDArray[np.float32]], list[NDArray[np.float32]]] = field(default_factory=lambda: ([], []))
+    """(R, at most `_MOST_COLUMNS` and the masks) of fp32 and of the variant."""
+    _divergences: list[NDArray[np.float64]] = field(default_factory=list)
+    """(R,), or (R, C) of labels."""
+    _agrees: list[NDArray[np.bool_]] = field(default_factory=list)
+    _cosines: list[NDArray[np.float64]] = field(default_factory=list)
+    _ious: list[NDArray[np.float64]] = field(default_factory=list)
+    _positions: list[NDArray[np.int64]] = field(default_factory=list)
+    _units: list[NDArray[np.int64]] = field(default_factory=list)
+    """(R,), what counts as one in an interval."""
+
+    def add(self, expected: NDArray[np.float32], found: _Rows) -> None:
+        """Adds rows, (R, C), of fp32 and of the variant."""
+        values = found.values
+        self._positions.append(found.positions)
+        self._units.append(found.number * (1 << 32) + found.positions // _UNIT)
+        self.num_predictions += len(values)
+        count = values.shape[1] - self.num_masks
+        for side, rows in zip(self._columns, (expected, values), strict=True):
+            kept = np.concatenate([rows[:, : count : -(-count // _MOST_COLUMNS)], rows[:, count:]], axis=1)
+            if self.kind == "choice":  # what a row's logits have in common says nothing
+                kept -= rows.mean(axis=1, keepdims=True)
+            side.append(kept)
+        match self.kind:
+            case "choice":
+                self._divergences.append((np.exp(expected) * (expected - values)).sum(axis=1, dtype=np.float64))
+                chosen = np.take_along_axis(expected, values.argmax(axis=1)[:, np.newaxis], axis=1)[:, 0]
+                self._agrees.append(expected.max(axis=1) - chosen <= MARGIN)
+            case "score":
+                if self.is_probability:
+                    self._divergences.append(_binary_divergences(expected, values))
+            case "choices":
+                self._divergences.append(_binary_divergences(expected, values))
+                shares = np.clip(np.asarray(self.scheme.thresholds, np.float64), 1e-6, 1 - 1e-6)
+                limits = np.log(shares / (1 - shares))
+                is_unsure = np.abs(expected - limits) <= MARGIN
+                self._agrees.append(is_unsure | ((expected >= limits) == (values >= limits)))
+            case "vector":
+                self._cosines.append(_cosines(expected, values))
+            case "mask":
+                self._ious.append(_ious(*(rows[0, :count].reshape(self.num_masks, -1) for rows in (expected, values))))
+
+    def figures(self) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
+        """Returns all figures, and the intervals of those that are means."""
+        figures: dict[str, float] = {}
+        intervals: dict[str, tuple[float, float]] = {}
+        units = np.concatenate(self._units)
+        for name, values in self._means().items():
+            figures[name] = float(values.mean())
+            intervals[name] = interval_of_mean(values, units if len(values) == len(units) else np.arange(len(values)))
+        if self._agrees:
+            agrees = np.concatenate(self._agrees)
+            figures["top_agreement"] = float(agrees.mean())
+            intervals["top_agreement"] = interval_of_share(int(agrees.sum()), agrees.size)
+        return figures | self._extremes() | self._correlations(), intervals
+
+    def _means(self) -> dict[str, NDArray[np.float64]]:
+        """Returns the values of figures that are means, of one row each, or of the masks that show something."""
+        values: dict[str, NDArray[np.float64]] = {}
+        if self._divergences:
+            divergences = np.concatenate(self._divergences)
+            values["mean_kl_divergence"] = divergences if divergences.ndim == 1 else divergences.mean(axis=1)
+        if self._cosines:
+            values["mean_cosine"] = np.concatenate(self._cosines)
+        if self.kind == "choices":
+            first, second = map(np.concatenate, self._columns)
+            values["mean_cosine"] = _cosines(first - first.mean(axis=0), second - first.mean(axis=0))
+        if self._ious and len(ious := np.concatenate(self._ious)):
+            values["mean_mask_iou"] = ious
+        return values
+
+    def _extremes(self) -> dict[str, float]:
+        """Returns the divergence of the worst label or band of positions, and the least cosine."""
+        figures: dict[str, float] = {}
+        if self._divergences:
+            divergences = np.concatenate(self._divergences)  # (R,), or (R, C) of labels
+            of_labels = np.atleast_2d(divergences.T)  # (C, R), or (1, R)
+            bands = _means_of_bands(of_labels.mean(axis=0), np.concatenate(self._positions))
+            figures["worst_kl_divergence"] = float(max([*of_labels.mean(axis=1), *bands]))
+        if self._cosines:
+            figures["least_cosine"] = float(np.concatenate(self._cosines).min())
+        return figures
+
+    def _correlations(self) -> dict[str, float]:
+        """Returns how alike columns vary, where they vary."""
+        figures: dict[str, float] = {}
+        first, second = map(np.concatenate, self._columns)
+        count = first.shape[1] - self.num_masks
+        if len(found := _concordances(first[:, :count], second[:, :count])):
+            figures["correlation"] = float(found.mean())
+            if self.has_labels:
+                figures["least_correlation"] = float(found.min())
+        if len(found := _concordances(first[:, count:], second[:, count:])):
+            figures["iou_correlation"] = float(found.mean())
+        return figures
+
+
+def interval_of_share(count: int, total: int) -> tuple[float, float]:
+    """Wilson's interval (1927) of a share of independent trials."""
+    z = float(ndtri((1 + CONFIDENCE) / 2))
+    share, weight = count / total, z * z / total
+    middle = (share + weight / 2) / (1 + weight)
+    half = z / (1 + weight) * math.sqrt(share * (1 - share) / total + weight / (4 * total))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def interval_of_mean(values: NDArray[np.float64], units: NDArray[np.int64]) -> tuple[float, float]:
+    """Student's interval of a mean of values in independent units; endless if there is one unit.
+
+    Args:
+        values: (R,)
+        units: (R,), the unit of each.
+    """
+    _, places = np.unique(units, return_inverse=True)
+    count, mean = int(places.max()) + 1, float(values.mean())
+    if count < 2:
+        return -math.inf, math.inf
+    sums = np.bincount(places, weights=values - mean)  # of a ratio: units have several sizes
+    deviation = math.sqrt(count / (count - 1) * float(np.square(sums).sum())) / len(values)
+    half = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2)) * deviation
+    return mean - half, mean + half
+
+
+def _binary_divergences(expected: NDArray[np.float32], found: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Computes the divergence of each label's probability, of logits: (R, C), (R, C) -> (R, C)."""
+    first, second = expected.astype(np.float64), found.astype(np.float64)
+    chances = expit(first)
+    applies = np.logaddexp(0, -second) - np.logaddexp(0, -first)
+    does_not = np.logaddexp(0, second) - np.logaddexp(0, first)
+    divergences: NDArray[np.float64] = chances * applies + (1 - chances) * does_not
+    return divergences
+
+
+def _cosines(expected: NDArray[np.float32], found: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Computes the cosines of rows: (R, C), (R, C) -> (R,)."""
+    first, second = expected.astype(np.float64), found.astype(np.float64)
+    norms = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
+    cosines: NDArray[np.float64] = (first * second).sum(axis=1) / np.maximum(norms, np.finfo(np.float64).tiny)
+    return cosines
+
+
+def _ious(expected: NDArray[np.float32], found: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Computes the intersection over union of what masks, rows of logits, cut out: (M, S S) twice -> (at most M,).
+
+    A pixel of which fp32 is unsure is where it has it. Masks without a pixel on either side are left out.
+    """
+    first = expected > 0
+    second = np.where(np.abs(expected) <= MARGIN, first, found > 0)
+    either = (first | second).sum(axis=1)
+    shares: NDArray[np.float64] = (first & second).sum(axis=1)[either > 0] / either[either > 0]
+    return shares
+
+
+def _means_of_bands(values: NDArray[np.float64], positions: NDArray[np.int64]) -> list[float]:
+    """Returns the means of values, (R,), over bands of positions that have enough of them."""
+    bands = np.floor(np.log2(np.maximum(positions, _FIRST_BAND // 2) / _FIRST_BAND))
+    return [float(values[bands == one].mean()) for one in np.unique(bands) if (bands == one).sum() >= _LEAST_OF_A_BAND]
+
+
+def _concordances(expected: NDArray[np.float32], found: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Computes the concordance of each column that varies in fp32: (R, C), (R, C) -> (at most C,)."""
+    first, second = (rows.astype(np.float64) for rows in (expected, found))
+    sizes = np.abs(first).max(axis=0, initial=0)
+    first, second = first - first.mean(axis=0), second - second.mean(axis=0)
+    deviations = first.std(axis=0)
+    is_varied = deviations > 1e-5 * sizes
+    if not is_varied.any():
+        return np.empty(0)
+    is_varied &= deviations > _CONSTANT * np.median(deviations[is_varied])
+    sums = np.square(first[:, is_varied]).sum(axis=0) + np.square(second[:, is_varied]).sum(axis=0)
+    concordances: NDArray[np.float64] = 2 * (first * second)[:, is_varied].sum(axis=0) / sums
+    return concordances

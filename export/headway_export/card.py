@@ -104,25 +104,41 @@ def _quality_table(proofs: Sequence[Proof]) -> str:
         if (figure := proof.variant.quality) is not None
     ]
     if not rows:
-        return "Not measured: the model was exported without evaluation data." + _agreement(proofs)
+        return f"Not measured: the model was exported without evaluation data. {_agreement(proofs)}".rstrip()
     signatures = {proof.variant.quality.signature for proof in proofs if proof.variant.quality}
     notes = "".join(f"\n\nsacreBLEU signature: `{signature}`" for signature in sorted(signatures) if signature)
     table = _table(("variant", "metric", "value", "examples", "data"), rows)
-    return f"Measured at export, through the runner that serves.\n\n{table}{notes}"
+    agreement = _agreement(proofs)
+    return "\n\n".join(
+        part for part in ("Measured at export, through the runner that serves.", table + notes, agreement) if part
+    )
 
 
 def _agreement(proofs: Sequence[Proof]) -> str:
     """How near the answers of variants are to fp32's."""
-    rows = [
-        (_variant(proof), name, f"{value:.4f}", f"{agreed.limits[name]:g}", f"{agreed.example_count}", agreed.dataset)
-        for proof in proofs
-        if (agreed := proof.variant.agreement) is not None
-        for name, value in agreed.figures.items()
-    ]
-    if not rows:
+    agreed = [(_variant(proof), found) for proof in proofs if (found := proof.variant.agreement) is not None]
+    if not agreed:
         return ""
-    head = ("variant", "against fp32", "value", "limit", "inputs", "data")
-    return f" Its answers were held against those of fp32.\n\n{_table(head, rows)}"
+    rows = [
+        (
+            variant,
+            name,
+            f"{value:.4f}",
+            " to ".join(f"{end:.4f}" for end in found.intervals.get(name, ())),
+            f"{found.limits[name]:g}" if name in found.limits else "",
+            f"{found.example_count:,}",
+            f"{found.prediction_count or found.example_count:,}",
+            found.dataset,
+        )
+        for variant, found in agreed
+        for name, value in found.figures.items()
+    ]
+    head = ("variant", "against fp32", "value", "90 % interval", "limit", "inputs", "predictions", "data")
+    shared = [variant for variant, found in agreed if found.calibrated_on == "these inputs"]
+    text = "Its answers were held against those of fp32. A limit is held against the worse end of an interval."
+    if shared:
+        text += f" The scales of {', '.join(shared)} were taken from these inputs too, since there were few."
+    return f"{text}\n\n{_table(head, rows)}"
 
 
 def _variant(proof: Proof) -> str:

@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 
 from headway_export.errors import ExportError, SourceError
 from headway_export.exporter import DEFAULT_PRECISIONS, ExportOptions, export
+from headway_export.given import GivenInputs, flag_of
 from headway_export.source import (
     ExportSource,
     checkpoint_beside,
@@ -60,6 +61,21 @@ app = typer.Typer(
 _console = Console(stderr=True)
 
 
+_Texts = Annotated[
+    Path | None,
+    typer.Option(
+        "--texts",
+        help="Texts, a line each, that int8 and int4 are held against fp32 on where there is no --evaluation. "
+        "[default: drawn ones]",
+    ),
+]
+_Images = Annotated[
+    Path | None, typer.Option("--images", help="Folder of images in place of --texts, for a model that reads such.")
+]
+_Audio = Annotated[
+    Path | None, typer.Option("--audio", help="Folder of recordings in place of --texts, for a model that hears.")
+]
+
 _CHECKPOINT_PARAMETERS = {
     "checkpoint",
     "store",
@@ -88,7 +104,7 @@ def main(
     precision: Annotated[
         list[Precision] | None,
         typer.Option(
-            help="Variant to write; repeat for several. [default: fp32, int8, fp16; without evaluation data: fp32]"
+            help="Variant to write; repeat for several. [default: fp32, int8, fp16; without data to judge them: fp32]"
         ),
     ] = None,
     cache: Annotated[
@@ -137,6 +153,9 @@ def main(
     evaluation: Annotated[
         Path | None, typer.Option(help="Data that int8, int4 and fp16 are judged on (docs/checkpoint.md).")
     ] = None,
+    texts: _Texts = None,
+    images: _Images = None,
+    audio: _Audio = None,
     description: Annotated[str, typer.Option(help="One sentence about the model.")] = "",
     license_name: Annotated[str, typer.Option("--license", help="Licence of the weights.")] = "not stated",
 ) -> None:
@@ -173,7 +192,7 @@ def main(
                 description=description,
                 license_name=license_name,
             )
-            sources = (own,)
+            sources = GivenInputs(texts=texts, images=images, audio=audio).add_to((own,))
         for source in sources:
             options = ExportOptions(
                 store=store,
@@ -202,7 +221,7 @@ def hf(
     version: Annotated[str, typer.Option(help="Version of the model in the store.")] = "1",
     precision: Annotated[
         list[Precision] | None,
-        typer.Option(help="Variant to write; repeat for several. [default: fp32; with --evaluation, int8 too]"),
+        typer.Option(help="Variant to write; repeat for several. [default: fp32; with data to judge it, int8 too]"),
     ] = None,
     cache: Annotated[
         Literal["int8", "fp32"], typer.Option(help="Key/value cache of a decoder's int8 and int4 variants.")
@@ -237,13 +256,9 @@ def hf(
     license_name: Annotated[
         str | None, typer.Option("--license", help="Licence of the weights. [default: what the folder's README states]")
     ] = None,
-    texts: Annotated[
-        Path | None,
-        typer.Option(
-            help="Texts, a line each, that int8 and int4 are held against fp32 on where there is no --evaluation. "
-            "[default: generated ones]"
-        ),
-    ] = None,
+    texts: _Texts = None,
+    images: _Images = None,
+    audio: _Audio = None,
     pooling: Annotated[
         str | None,
         typer.Option(help="How an encoder's token vectors become one, such as cls, mean, max or last; for embeddings."),
@@ -270,7 +285,7 @@ def hf(
             evaluation_file=evaluation,
             languages=_languages(languages) if languages else None,
             license_name=license_name,
-            texts_file=texts,
+            given=GivenInputs(texts=texts, images=images, audio=audio),
             pooling=pooling,
             prompts=_prompts(prompt or ()),
         )
@@ -281,7 +296,7 @@ def hf(
             raise SourceError(f"--revision {revision}: is for an id of the hub, ORG/NAME, and {folder} is none")
         else:
             sources, notes = huggingface.sources_from_folder(Path(folder), asked)
-        is_judged = all(source.evaluation is not None for source in sources)
+        is_judged = all(source.evaluation is not None or source.texts_name for source in sources)
         default = [Precision.FP32, Precision.INT8] if is_judged else [Precision.FP32]
         options = ExportOptions(
             store=store,
@@ -295,8 +310,8 @@ def hf(
             _export(source, options)
         if precision is None and not is_judged:
             note = (
-                "fp32 alone: int8 is judged on evaluation data, which --evaluation FILE gives, or else by fp32's "
-                "answers, which --precision fp32 --precision int8 asks for"
+                "fp32 alone: int8 is judged on evaluation data, which --evaluation FILE gives, or by fp32's answers to "
+                f"inputs that {flag_of(sources[0])} gives, or to drawn ones with --precision fp32 --precision int8"
             )
             notes += (note,)
         for note in notes:

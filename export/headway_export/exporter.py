@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias, cast
 import onnx_ir as ir
 from torch import nn
 
-from headway_export import agreement, parity, quality
+from headway_export import agreement, inputs, parity, quality
 from headway_export.activations import noise_growth, row_maxima
 from headway_export.candidate import Candidate
 from headway_export.card import Proof, write_card, write_learning_curve
@@ -174,12 +174,12 @@ class _Prover:
     """Makes the variants of one source, fp32 first: the others are judged by it, even where it is not kept."""
 
     def __init__(self, source: ExportSource, folder: Path, options: ExportOptions, progress: Progress) -> None:
-        self._source = source
+        self._source, self._held_out = inputs.hold_out(source) if _takes_scales(source, options) else (source, None)
         self._folder = folder
         self._options = options
         self._progress = progress
         self._fp32_quality: QualityFigure | None = None
-        self._sample: agreement.Sample | None = None
+        self._judge: agreement.Judge | None = None
         self._cache_ranges: list[LayerRange] | None = None
         self._opsets: dict[Precision, int] = {}
         self._weights = WrittenWeights()
@@ -237,7 +237,7 @@ class _Prover:
         has_cache = any(tensor.update == "in_place" for tensor in traced.state)
         if has_cache and self._options.cache == "int8":
             if self._cache_ranges is None:
-                self._cache_ranges = cache_ranges(self._source, self._sample)
+                self._cache_ranges = cache_ranges(self._source, self._calibration)
             rewrite(quantized.graphs[-1].model, QuantizeCache(self._cache_ranges))
         return quantized
 
@@ -248,7 +248,7 @@ class _Prover:
             ParityError: It allows too few for any gain.
         """
         self._progress("int8-static: reading what activations reach")
-        maxima = row_maxima(self._source, quantized, self._sample)
+        maxima = row_maxima(self._source, quantized, self._calibration)
         for most in NOISE_GROWTHS:
             graphs = []
             for graph in quantized.graphs:
@@ -281,16 +281,16 @@ class _Prover:
         figure = measured.figure if measured else None
         agreed = None
         if precision is Precision.FP32:
-            if self._is_judged_by_agreement:
+            if set(self._options.precisions) - {Precision.FP32}:
                 self._give_back()
-                self._progress("fp32: answering inputs that int8 is held against")
-                self._sample = agreement.draw(candidate)
-        elif self._sample is not None:
-            agreed = agreement.measure(candidate, self._sample)
+                self._progress("fp32: answering inputs that other variants are held against")
+                self._judge = agreement.Judge.of(candidate, inputs.draw(candidate, self._held_out))
         else:
-            assert figure is not None, "there is evaluation data where no sample was drawn"
-            assert self._fp32_quality is not None, "fp32 was judged on the same data"
-            quality.check(candidate, figure, self._fp32_quality)
+            assert self._judge is not None, "fp32 comes first"
+            if figure is not None:
+                assert self._fp32_quality is not None, "fp32 was judged on the same data"
+                quality.check(candidate, figure, self._fp32_quality)
+            agreed = self._judge.measure(candidate)
         calibration = measured.calibration if measured else None
         variant = candidate.variant.model_copy(
             update={
@@ -314,10 +314,10 @@ class _Prover:
         return self._reference
 
     @property
-    def _is_judged_by_agreement(self) -> bool:
-        """True if there are other variants than fp32, and no evaluation data that could judge them."""
-        others = set(self._options.precisions) - {Precision.FP32}
-        return bool(others) and self._source.evaluation is None
+    def _calibration(self) -> inputs.Inputs:
+        """What scales are taken from."""
+        assert self._judge is not None, "fp32 comes first"
+        return self._judge.drawn.calibration
 
     def _give_back(self) -> None:
         """Gives back what nobody needs now, where that is much: looking for it takes a quarter of a second."""
@@ -391,6 +391,13 @@ class _Prover:
             for_cpu=known is not None,
             known=known,
         )
+
+
+def _takes_scales(source: ExportSource, options: ExportOptions) -> bool:
+    """True if a variant has scales that inputs are read for: of fixed activations, or of an int8 cache."""
+    has_cache = source.task in (Task.GENERATION, Task.SPEECH_SYNTHESIS, *ENCODER_DECODER_TASKS)
+    cached = {Precision.INT8, Precision.INT4} if has_cache and options.cache == "int8" else set()
+    return bool({Precision.INT8_STATIC, *cached} & set(options.precisions))
 
 
 def _halved(module: nn.Module) -> nn.Module:

@@ -32,8 +32,8 @@ from headway_export.candidate import (
     run_batch,
 )
 from headway_export.errors import ParityError
-from headway_export.source import EvaluationData, ExportSource
-from headway_server.batching import Tensors
+from headway_export.inputs import text_items
+from headway_export.source import EvaluationData
 from headway_server.bundles import CalibrationFigures, ClassificationScheme, QualityFigure
 from headway_server.bundles.tags import TagSet
 from headway_server.decoding.runner.decoder import DecoderRunner
@@ -63,7 +63,7 @@ from headway_training.metrics import (
     word_errors,
 )
 from headway_training.tasks.diffusion import measured_noise
-from headway_training.tokenizers import encode_pairs, encode_spans
+from headway_training.tokenizers import encode_spans
 
 ALLOWED_LOSS = {
     "accuracy": 0.5,
@@ -180,21 +180,10 @@ def _logits(candidate: Candidate, data: EvaluationData) -> NDArray[np.float32]:
             images = pixel_values_of(source, data.images[batch])
             logits[batch] = [found["logits"] for found in run_batch(graph, [{"pixel_values": i} for i in images])]
         return logits
-    items = text_items(source, data)
+    items = text_items(source, data.texts, data.text_pairs)
     for rows in _by_length([item["input_ids"] for item in items]):
         logits[rows] = [found["logits"] for found in run_batch(graph, [items[row] for row in rows])]
     return logits
-
-
-def text_items(source: ExportSource, data: EvaluationData) -> list[Tensors]:
-    """Makes a graph's inputs of texts as a server does, cut to the model's length."""
-    limit, has_types = source.limits.max_input_tokens, source.has_token_types
-    if data.text_pairs is None:
-        return [text_tensors(ids, has_types=has_types) for ids in source.encode(data.texts, limit)]
-    assert source.tokenizer is not None, "a text model has its tokenizer"
-    assert limit is not None, "the source has read the module's length"
-    encoded = zip(*encode_pairs(source.tokenizer, data.texts, data.text_pairs, limit), strict=True)
-    return [text_tensors(np.array(ids), np.array(types), has_types=has_types) for ids, types in encoded]
 
 
 def _calibration(logits: NDArray[np.float32], data: EvaluationData, scheme: ClassificationScheme) -> CalibrationFigures:

@@ -12,8 +12,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar, Unpack, cast
 
 import numpy as np
@@ -21,16 +20,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from headway_export.agreement import Sample
-from headway_export.candidate import features_of, pixel_values_of
 from headway_export.errors import ParityError, SourceError
 from headway_export.graphs import attention_graph, outputs_of
+from headway_export.inputs import Inputs
 from headway_export.rewriting import LayerRange
 from headway_export.source import ExportSource
 from headway_export.tracing import alignment_layer
 from headway_server.batching import Tensors
-from headway_server.bundles import Task
-from headway_training.evaluation import evaluation_windows
 from headway_training.models.parts.attention import (
     Attend,
     Scoring,
@@ -53,8 +49,6 @@ from headway_training.models.recurrent import recur_packed
 
 CAUSAL: Attend = causal_attention(fused_attention)
 _PIECE = 50
-NUM_RANGE_TEXTS = 32
-"""Texts, or windows of longer ones, that the ranges of an int8 cache are taken from."""
 _STEADY_BOUND = 1e-5
 """Largest relative difference between two answers of the same model to the same input."""
 _MOST_KEPT_BYTES = 1 << 28
@@ -375,21 +369,29 @@ def row_outputs(graph: nn.Module, item: Tensors) -> dict[str, NDArray[np.float32
         return {name: value[0].numpy() for name, value in graph(*tensors).items()}
 
 
-def cache_ranges(source: ExportSource, sample: Sample | None = None) -> list[LayerRange]:
-    """Lets the fp32 module read the first evaluation texts and returns what each layer writes into its cache.
-
-    Args:
-        source: A model with a decoder.
-        sample: Texts in place of evaluation data that it does not carry.
-    """
-    recorder = _Recorder()
-    if source.task in (Task.GENERATION, Task.SPEECH_SYNTHESIS):
-        for window in islice(windows_of(source, sample), NUM_RANGE_TEXTS):
-            generation_logits(source.module, window, recorder)
-    else:
-        for text, translation in pairs_of(source, sample):
-            translation_logits(source.module, text, translation, recorder)
+def cache_ranges(source: ExportSource, inputs: Inputs) -> list[LayerRange]:
+    """Lets the fp32 module of a model with a decoder read texts and returns what each layer writes into its cache."""
+    recorder, module = _Recorder(), cast("nn.Module", _WithoutLogits(source.module))
+    for text in inputs.texts:
+        if text.source is None:
+            generation_logits(module, text.token_ids, recorder)
+        else:
+            translation_logits(module, text.source, text.token_ids, recorder)
     return [recorder.ranges[layer] for layer in sorted(recorder.ranges)]
+
+
+class _WithoutLogits:
+    """A module whose logits nobody looks at: those of a long text and a large vocabulary may be gigabytes."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+    def logits(self, hidden_states: Tensor) -> Tensor:
+        """(B, T, D) -> (B, T, 1)."""
+        return hidden_states[..., :1]
 
 
 class _Recorder:
@@ -404,46 +406,3 @@ class _Recorder:
         found.key = max(found.key, float(key.abs().max()))
         found.value = max(found.value, float(value.abs().max()))
         return CAUSAL(query, key, value, layer=layer, **scoring)
-
-
-def windows_of(source: ExportSource, sample: Sample | None) -> Iterator[NDArray[np.int64]]:
-    """Yields token ids of the texts that a generation model is judged by, (T,) each, at most the model's length."""
-    if sample is not None:
-        yield from sample.tokens
-        return
-    assert source.evaluation is not None, "a model is judged by one or the other"
-    assert source.limits.max_total_tokens is not None, "a decoder has a length"
-    yield from source.evaluation.sequences
-    for text in source.evaluation.texts:
-        (ids,) = source.encode([text], frame=False)
-        for start, end, _ in evaluation_windows(len(ids), source.limits.max_total_tokens):
-            yield ids[start:end]
-
-
-def pairs_of(source: ExportSource, sample: Sample | None) -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
-    """Yields what encoder and decoder read of the first inputs of an encoder-decoder's evaluation.
-
-    For the encoder tokens, pixels or features.
-    """
-    if sample is not None:
-        yield from zip(sample.sources, sample.tokens, strict=True)
-        return
-    data = source.evaluation
-    assert data is not None, "a model is judged by one or the other"
-    first = slice(NUM_RANGE_TEXTS)
-    if data.captions:
-        for language, captions in data.captions.items():
-            start = source.caption_start(language)
-            written = source.encode([several[0] for several in captions[first]])
-            for pixels, caption in zip(pixel_values_of(source, data.images[first]), written, strict=True):
-                yield pixels, np.concatenate([start, caption])[: source.limits.max_total_tokens]
-        return
-    if data.recordings:
-        start = source.caption_start("")
-        written = source.encode([f" {text}" for text in data.references[first]])
-        for features, transcript in zip(features_of(source, data, first), written, strict=True):
-            yield features, np.concatenate([start, transcript])[: source.limits.max_total_tokens]
-        return
-    pairs = source.encode_sources(data.texts[first], data.languages[first])
-    for (ids, start), reference in zip(pairs, source.encode(data.references[first]), strict=True):
-        yield ids, np.concatenate([start, reference])[: source.limits.max_total_tokens]

@@ -167,6 +167,24 @@ class EvaluationData:
         """The number of examples."""
         return len(self.images) or len(self.recordings) or len(self.texts) or len(self.sequences)
 
+    def take(self, rows: NDArray[np.int64]) -> EvaluationData:
+        """Returns some of the examples."""
+        segments = self.segments
+        if segments is not None:
+            kept = np.isin(segments.image_index, rows)
+            places = np.searchsorted(rows, segments.image_index[kept])
+            arrays = {name: getattr(segments, name)[kept] for name in ("points", "boxes", "masks")}
+            segments = Segments(image_index=places, **arrays)
+        lists = ("texts", "text_pairs", "references", "languages", "recordings", "groups", "spans", "sequences")
+        taken: dict[str, Any] = {
+            name: [values[row] for row in rows]
+            for name in (*lists, "prompt_lengths")
+            if (values := getattr(self, name))  # a task has some of them
+        }
+        taken |= {name: getattr(self, name)[rows] for name in ("labels", "images") if len(getattr(self, name))}
+        captions = {code: [written[row] for row in rows] for code, written in self.captions.items()}
+        return replace(self, captions=captions, segments=segments, **taken)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportSource:
@@ -217,8 +235,10 @@ class ExportSource:
     """Texts that int8 is held against fp32 on where there is no evaluation data; none: drawn ones."""
     images: NDArray[np.uint8] | None = None
     """(N, height, width, 3), already resized and cropped, that int8 is held against fp32 on likewise."""
+    recordings: tuple[NDArray[np.float32], ...] = ()
+    """Mono audio, (S,) each, at the model's rate and at most a window, that int8 is held against fp32 on likewise."""
     texts_name: str = ""
-    """Where the texts or images come from."""
+    """Where the texts, images or recordings come from."""
     training: TrainingRecord | None = None
     origin: Origin | None = None
     """What the weights were fetched as."""
@@ -830,6 +850,11 @@ def read_evaluation(file: Path, task: Task, dataset: str, num_labels: int) -> Ev
         raise SourceError(
             f"{file}: cannot be read as evaluation data of {task} ({error}); see docs/checkpoint.md"
         ) from error
+
+
+def has_metric(task: Task) -> bool:
+    """True if evaluation data of a task can be read and judged on."""
+    return task in _METRICS
 
 
 def _read_arrays(task: Task, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:

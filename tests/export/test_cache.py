@@ -13,6 +13,7 @@ from shared_traces import trace
 from tiny_models import LLAMA_PARTS
 
 from headway_export.exporter import ExportOptions, export
+from headway_export.inputs import NUM_CALIBRATED, of_evaluation
 from headway_export.reference import cache_ranges
 from headway_export.rewriting import LayerRange, QuantizeCache, rewrite
 from headway_export.source import from_checkpoint
@@ -132,12 +133,12 @@ def test_a_row_of_many_tokens_is_the_same_alone_where_threads_are_many(tmp_path,
 @pytest.mark.parametrize("task", ["generation", "translation"])
 def test_ranges_reach_what_the_model_writes(tiny_checkpoints, task):
     source = from_checkpoint(tiny_checkpoints[task])
-    ranges = cache_ranges(source)
+    read = of_evaluation(source, source.evaluation, NUM_CALIBRATED)
+    ranges = cache_ranges(source, read)
     assert len(ranges) == source.architecture.configuration.get("num_layers", len(ranges))
     assert all(0 < found.key < 100 and 0 < found.value < 100 for found in ranges)
-    fewer = dataclasses.replace(source.evaluation, texts=source.evaluation.texts[:1])
-    fewer = dataclasses.replace(fewer, references=source.evaluation.references[:1])
-    for less, more in zip(cache_ranges(dataclasses.replace(source, evaluation=fewer)), ranges, strict=True):
+    fewer = dataclasses.replace(read, texts=read.texts[:1])
+    for less, more in zip(cache_ranges(source, fewer), ranges, strict=True):
         assert less.key <= more.key
         assert less.value <= more.value
 

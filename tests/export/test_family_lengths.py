@@ -5,6 +5,7 @@ Each family is tried with a tiny model of one layer.
 
 import pytest
 import tiny_families
+import tiny_huggingface as tiny
 import torch
 import transformers
 
@@ -75,6 +76,23 @@ def test_training_and_export_read_a_text_of_the_same_most_length_or_refuse_the_f
             open_folder(folder, TASK, opened.max_length + 1)
         with pytest.raises(SourceError, match=f"the model takes {opened.max_length} tokens"):
             from_folder(folder, FolderOptions(task=TASK, max_length=opened.max_length + 1))
+
+
+@pytest.mark.parametrize(("stated", "expected"), [(None, 0), (3, 3)])
+def test_a_decoder_that_classifies_finds_the_end_of_a_text_by_what_fills_up_a_batch(tmp_path, stated, expected):
+    folder = tiny.write_model(tmp_path / "gpt2", "gpt2", "ForSequenceClassification", pad_token_id=stated, num_labels=2)
+    tiny.write_tokenizer(folder)  # whose own token is 0
+    opened = open_folder(folder, TASK)
+    assert opened.special_tokens.pad == expected
+    model = opened.build(LABELS[:2]).eval()
+    alone = torch.tensor([[20, 21, 22]])
+    padded = torch.tensor([[20, 21, 22, expected, expected], [30, 31, 32, 33, 34]])
+    mask = (padded != expected).long()
+    with torch.inference_mode():
+        torch.testing.assert_close(model(padded, mask)[:1], model(alone, torch.ones_like(alone)))
+    model.write(tmp_path / "written")
+    source, _ = from_folder(tmp_path / "written", FolderOptions(task=TASK))
+    assert source.special_tokens.pad == expected
 
 
 # Tables of positions, by whatever name

@@ -160,6 +160,7 @@ def test_only_a_number_says_that_a_classifier_reads_types_of_tokens(number, read
         name="mine",
         task=Task.TEXT_CLASSIFICATION,
         module=module,
+        make_reference=lambda: module,
         description="",
         license="",
         architecture=Architecture(kind="Attending", parameter_count=1, configuration={}),

@@ -11,7 +11,6 @@ from served_sequences import TEXTS, generate
 from tokenizers import normalizers
 from typer.testing import CliRunner
 
-from headway_export.agreement import LIMITS
 from headway_export.cli import app
 from headway_export.errors import SourceError
 from headway_export.exporter import ExportOptions, export
@@ -184,14 +183,14 @@ def test_many_languages_are_translated_for_the_proof_as_generate_translates(nllb
 
 
 @pytest.mark.parametrize("family", ["bart", "t5", "nllb"])
-def test_int8_without_evaluation_data_is_held_against_what_fp32_writes(family, tmp_path, monkeypatch):
-    monkeypatch.setitem(LIMITS, "mean_kl_divergence", 0.5)  # weights at random, and so few that rounding shows
-    monkeypatch.setitem(LIMITS, "top_agreement", 0.7)
+def test_int8_without_evaluation_data_is_held_against_what_fp32_writes(family, tmp_path):
+    """Weights at random, of which fp32 is unsure: rounding flips its choices, and is no fault."""
     folder = getattr(tiny, f"write_{family}")(tmp_path / family)
     source, _ = from_folder(folder, FolderOptions())
     bundle = export(source, ExportOptions(store=tmp_path, precisions=(Precision.FP32, Precision.INT8)))
     agreed = bundle.manifest.variants[Precision.INT8].agreement
-    assert (agreed.dataset, agreed.example_count) == ("generated", 8)
-    assert 0 < agreed.figures["mean_kl_divergence"] < 0.5
+    assert (agreed.dataset, agreed.example_count) == ("generated", 2 * 32 + 1)
+    assert agreed.prediction_count > 500
+    assert 0 < agreed.figures["mean_kl_divergence"] < agreed.limits["mean_kl_divergence"]
     decoder = bundle.manifest.variants[Precision.INT8].graphs["decoder"]
     assert {tensor.dtype for tensor in decoder.inputs if tensor.name.startswith("past_")} == {"int8"}

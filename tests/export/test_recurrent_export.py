@@ -1,6 +1,7 @@
 """A recurrent encoder-decoder from checkpoint to served: the graphs, the state, the engine, the alignments."""
 
 import asyncio
+import dataclasses
 import json
 import random
 from pathlib import Path
@@ -78,6 +79,15 @@ def test_the_model_has_learned_and_every_variant_keeps_it(bundle):
     assert values[Precision.FP32] > 90
     assert values[Precision.INT8] > values[Precision.FP32] - 0.5
     assert bundle.manifest.variants[Precision.FP32].parity.max_relative_logit_error < 1e-4
+    assert bundle.manifest.variants[Precision.INT8].agreement.figures["top_agreement"] > 0.95
+
+
+def test_without_evaluation_data_int8_is_held_to_what_fp32_writes(checkpoint, tmp_path):
+    source = dataclasses.replace(from_checkpoint(checkpoint), evaluation=None)
+    bundle = export(source, ExportOptions(store=tmp_path, precisions=tuple(PRECISIONS)))
+    agreed = bundle.manifest.variants[Precision.INT8].agreement
+    assert (agreed.dataset, agreed.example_count, agreed.calibrated_on) == ("generated", 64, None)
+    assert 0 < agreed.figures["mean_kl_divergence"] < agreed.limits["mean_kl_divergence"]
 
 
 def test_the_manifest_says_what_kind_of_state_it_is_and_what_it_begins_with(bundle):

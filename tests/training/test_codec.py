@@ -98,14 +98,14 @@ def test_codes_move_to_the_latents_at_the_end_of_a_step_alone(codec: Codec) -> N
 
     def learn() -> torch.Tensor:
         codec.quantizer.begin_step()
-        codes = codec.quantizer(latents, torch.rand(4, 3, 30))[1]
+        codes = codec.quantizer(latents, torch.rand(4, 30))[1]
         codec.quantizer.end_step()
         return codes
 
     books = codec.quantizer.books.clone()
     codec.quantizer.train()
     codec.quantizer(latents)
-    codec.quantizer(latents, torch.rand(4, 3, 30))  # of no step
+    codec.quantizer(latents, torch.rand(4, 30))  # of no step
     assert torch.equal(codec.quantizer.books, books)
     before = farthest()
     learn()

@@ -265,6 +265,8 @@ def test_a_folder_that_is_incomplete_is_told_in_one_line(root, data, tmp_path):
     shutil.copytree(root / "bert", broken)
     (broken / "model.safetensors").unlink()
     assert "has no weights" in _fail(*words)
+    (broken / "model.safetensors").write_bytes((root / "bert" / "model.safetensors").read_bytes()[:-1])
+    assert "model.safetensors: cannot be read as safetensors (it has " in _fail(*words)
     shutil.copy(root / "gpt2" / "model.safetensors", broken)
     assert "are not the weights of a model for text_classification" in _fail(*words)
     config = json.loads((broken / "config.json").read_text())

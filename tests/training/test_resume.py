@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tiny_tasks
 import torch
@@ -230,6 +232,10 @@ def test_a_run_from_before_a_setting_can_be_resumed(tmp_path, reviews, tiny_sett
     described = json.loads(file.read_text())
     del described["recipe"]["init"], described["recipe"]["model"]["norm"]
     file.write_text(json.dumps(described))
+    (stored,) = (tmp_path / "run" / "state").iterdir()
+    state = torch.load(stored, weights_only=True)
+    state["progress"]["ended"] = False  # which states had
+    torch.save(state, stored)
     run_training(run_options(tmp_path / "run", reviews, settings, resume=True), QUIET)
     described["recipe"]["optimization"]["gone"] = 1
     file.write_text(json.dumps(described))
@@ -283,7 +289,8 @@ def test_a_state_and_the_best_weights_before_it_are_on_the_disk_before_an_older_
 
     def note(path: Path) -> None:
         flush(path)
-        flushed.append((path.name, sorted(file.name for file in (tmp_path / "run" / "state").glob("step-*.pt"))))
+        name = re.sub(r"\.[0-9a-f]{8}\.writing$", ".writing", path.name)  # each writer has a name of its own
+        flushed.append((name, sorted(file.name for file in (tmp_path / "run" / "state").glob("step-*.pt"))))
 
     own = OwnData(train=str(reviews), valid=str(reviews))
     make_trainer(tmp_path / "run", "ag-news", own, tiny_settings["ag-news"]).fit(until_step=5)
@@ -363,11 +370,19 @@ def test_a_plan_counts_batches_before_it_makes_any(tmp_path, reviews, tiny_setti
 
 
 @pytest.mark.parametrize("name", tiny_tasks.TASKS)
-def test_every_task_counts_the_batches_of_each_epoch(tmp_path, data, name):
-    task = tiny_tasks.open_trainer(name, data[0], tmp_path, "optimization.max_steps=1").task
-    assert [task.num_batches(5, epoch) for epoch in range(3)] == [
-        len(task.epoch_batches(5, epoch)) for epoch in range(3)
-    ]
+def test_batches_of_any_task_are_as_many_as_are_counted_and_follow_from_seed_and_step_alone(tmp_path, data, name):
+    trainer = tiny_tasks.open_trainer(name, data[0], tmp_path, "optimization.max_steps=3")
+    for epoch in range(3):
+        assert trainer.task.num_batches(5, epoch) == len(trainer.task.epoch_batches(5, epoch))
+    batches = []
+    for other in range(2):
+        torch.manual_seed(other)
+        np.random.seed(other)  # noqa: NPY002 (what nothing may draw from)
+        random.seed(other)
+        batches.append([trainer._make_batch(step).tensors for step in (other, 0, 2)][1:])
+    for one, same in zip(*batches, strict=True):
+        assert one.keys() == same.keys()
+        assert all(torch.equal(tensor, same[key]) for key, tensor in one.items())
 
 
 def test_every_step_and_stream_has_a_seed_of_its_own():

@@ -235,6 +235,16 @@ def test_own_data_takes_the_place_of_what_the_file_says_of_data_and_not_of_what_
     check_refused("--data-dir holds public data sets", "cifar10", own_data=own("images"), data_dir=Path("data"))
 
 
+def test_an_option_and_a_setting_that_say_the_same_are_not_both_taken():
+    check_refused(
+        "--max-steps and --set optimization.max_steps are both given",
+        "ag-news",
+        "optimization.max_steps=5",
+        max_steps=3,
+    )
+    check_refused("--init and --set init.checkpoint are both given", "ag-news", "init.checkpoint=a", init=Path("b"))
+
+
 def test_conversations_leave_the_settings_of_running_text_unread():
     chat = {"own_data": own("chats.jsonl"), "init": None}
     check_refused("batch_size is not read on conversations", "tiny-shakespeare", **chat)

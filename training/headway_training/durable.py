@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,11 +14,11 @@ def replacing(path: Path) -> Iterator[Path]:
     """Gives another path to write to; what is there at the end of the block takes the place of `path`.
 
     The content is on the disk before it has its name, and the name before the block is left: what is done after it
-    may rely on the file. Missing folders are made.
+    may rely on the file. Missing folders are made. Several processes may write the same file at once, each elsewhere.
     """
     new = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
-    staging = path.with_name(f"{path.name}.writing")
+    staging = path.with_name(f"{path.name}.{secrets.token_hex(4)}.writing")
     try:
         yield staging
         _flush(staging)

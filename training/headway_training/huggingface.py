@@ -9,6 +9,7 @@ B rows, T tokens, V vocabulary, C classes.
 
 from __future__ import annotations
 
+import copy
 import difflib
 import re
 import warnings
@@ -252,15 +253,13 @@ class ModelFolder:
         return made
 
     def _configure(self, labels: Sequence[str], *, multi_label: bool) -> Any:
-        config = transformers.AutoConfig.from_pretrained(self.path, trust_remote_code=False, local_files_only=True)
+        config = copy.deepcopy(self.config)
         if labels:
             config.id2label = dict(enumerate(labels))
             config.label2id = {label: index for index, label in enumerate(labels)}
             config.problem_type = "multi_label_classification" if multi_label else None
         if getattr(config, "use_cache", None):
             config.use_cache = False  # what a layer has computed is read once in training
-        if self.task in _TEXT_CLASSIFIERS and config.get_text_config().pad_token_id is None:
-            config.get_text_config().pad_token_id = self.special_tokens.pad  # by which a decoder finds a text's end
         return config
 
     def _load(self, config: Any, *, keeps_head: bool) -> tuple[Any, frozenset[str]]:
@@ -350,6 +349,8 @@ def open_folder(path: Path, task: TaskName, max_length: int | None = None) -> Mo
     tokenizer = read_tokenizer(path, config)
     if task in _TEXT_CLASSIFIERS and padding_of(config, tokenizer) is None:
         raise CheckpointError(f"the tokenizer of {path} has no pad_token, which {task} needs: name one and save it")
+    if task in _TEXT_CLASSIFIERS:  # a decoder that classifies finds a text's end by it
+        config.get_text_config().pad_token_id = padding_of(config, tokenizer)
     length = _length(path, config, task)
     if max_length is not None and length.limit is not None and max_length > length.limit:
         raise RecipeError(

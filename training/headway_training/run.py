@@ -55,7 +55,7 @@ from headway_training.models import (
     make_configuration,
 )
 from headway_training.processes import agree, first_process_first
-from headway_training.recipes import Recipe, read_recipe
+from headway_training.recipes import Recipe, parse_setting, read_recipe
 from headway_training.sizing import Sizing, expected_throughput, size_up
 from headway_training.state import latest_state
 from headway_training.tasks import TOKENS_FILE, Task, make_task
@@ -123,8 +123,15 @@ class RunOptions:
         """
         if self.own_data is not None and self.data_dir is not None:
             raise RecipeError("--data-dir holds public data sets, and the data is that of --train; leave one out")
+        own = {parse_setting(setting)[0] for setting in self.settings}
+        for flag, value, key in (
+            ("--init", self.init, "init.checkpoint"),
+            ("--max-steps", self.max_steps, "optimization.max_steps"),
+        ):
+            if value is not None and key in own:
+                raise RecipeError(f"{flag} and --set {key} are both given; leave one out")
         settings = list(self.settings)
-        if self.own_data is not None and not any(setting.startswith("name=") for setting in settings):
+        if self.own_data is not None and "name" not in own:
             settings.append(f"name={json.dumps(self._model_name(self.own_data))}")
         folder = self.init if self.init is not None and is_model_folder(self.init) else None
         if self.init is not None and folder is None:
@@ -133,8 +140,7 @@ class RunOptions:
             settings.append(f"optimization.max_steps={self.max_steps}")
         replaced = {"attention"} if self.model is not None or folder is not None else set()
         replaced |= {"data"} if self.own_data is not None else set()
-        replaced |= {"tokenizer"} if any(setting.startswith("init.checkpoint=") for setting in settings) else set()
-        replaced |= {"tokenizer"} if folder is not None else set()
+        replaced |= {"tokenizer"} if self.init is not None or "init.checkpoint" in own else set()
         recipe = read_recipe(self.recipe, settings, configuration=self.model, model_folder=folder, replaced=replaced)
         check_settings(recipe, self.own_data)
         return recipe

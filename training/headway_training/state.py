@@ -78,7 +78,7 @@ class RunState:
         with replacing(target) as staging:
             torch.save({"progress": asdict(progress), "parts": [_state_of(part) for part in self._parts]}, staging)
         self._step = progress.step
-        for path in _states(self.folder.parent):
+        for path in (*_states(self.folder.parent), *self.folder.glob("*.writing")):  # the latter of a killed run
             if path != target:
                 path.unlink()
 

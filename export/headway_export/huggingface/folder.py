@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig
 
 from headway_export.errors import SourceError
+from headway_export.given import GivenInputs
 from headway_export.graphs import parameter_count
 from headway_export.source import EvaluationData, ExportSource, limits_of, read_evaluation
 from headway_server.bundles import Architecture, Languages, Origin, Task
@@ -71,8 +72,8 @@ class FolderOptions:
     """Of a translation model; None: those that the folder states."""
     license_name: str | None = None
     """Licence of the weights; None: the one that the folder's README states."""
-    texts_file: Path | None = None
-    """Texts, a line each, that int8 is held against fp32 on without evaluation data; None: drawn ones."""
+    given: GivenInputs = field(default_factory=GivenInputs)
+    """Inputs that int8 is held against fp32 on without evaluation data; none: drawn ones."""
     pooling: str | None = None
     """How an encoder's token vectors become one, for embeddings; None: as the folder says."""
     prompts: tuple[tuple[str, str], ...] = ()

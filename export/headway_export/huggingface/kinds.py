@@ -175,12 +175,11 @@ class _Description:
         task = Task.IMAGE_EMBEDDING if self.kind is None else self.kind.task
         folder = ModelFolder(path=self.path, task=task, config=self.config, options=options, origin=origin)
         if self.kind is None:
-            towers, notes = read_towers(folder)
-            sources = tuple(one if one.tokenizer is None else _with_texts(one, options.texts_file) for one in towers)
+            sources, notes = read_towers(folder)
         else:
             source, notes = self.kind.read(folder)
-            sources = (_with_texts(source, options.texts_file),)
-        return sources, notes + _note_of_version(self.content) + _note_of_code(self.content)
+            sources = (source,)
+        return options.given.add_to(sources), notes + _note_of_version(self.content) + _note_of_code(self.content)
 
 
 def _note_of_code(content: Mapping[str, Any]) -> tuple[str, ...]:
@@ -215,23 +214,6 @@ def _note_of_version(content: Mapping[str, Any]) -> tuple[str, ...]:
         f"{CONFIG_FILE} was written by transformers {stated}, and {transformers.__version__} has read it, which "
         "ignores what it does not know",
     )
-
-
-def _with_texts(source: ExportSource, file: Path | None) -> ExportSource:
-    """Adds the texts of a file, a line each.
-
-    Raises:
-        SourceError: It cannot be read, has none, or the model reads no texts.
-    """
-    if file is None:
-        return source
-    try:
-        texts = tuple(filter(str.strip, file.read_text(encoding="utf-8").split("\n")))
-    except (OSError, ValueError) as error:
-        raise SourceError(f"{file}: cannot be read as lines of text ({error})") from error
-    if not texts or source.tokenizer is None:
-        raise SourceError(f"--texts {file}: {'holds no text' if not texts else f'{source.task} reads no texts'}")
-    return replace(source, texts=texts, texts_name=file.name)
 
 
 def _embedding_task(

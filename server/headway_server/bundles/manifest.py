@@ -192,18 +192,27 @@ class QualityFigure(Record):
 
 
 class AgreementFigures(Record):
-    """How far the answers of a variant are from fp32's, on inputs whose right answers nobody knows.
+    """How far the answers of a variant are from fp32's, on inputs whose right answers are not looked at.
 
-    Figures are `mean_kl_divergence` (nats a prediction) and `top_agreement` (share of the likeliest tokens or labels
-    that are fp32's), `mean_cosine` and `least_cosine` of embeddings, `correlation` of scores.
+    Figures are `mean_kl_divergence` (nats a prediction), `worst_kl_divergence` (the largest mean over a label or a band
+    of positions), `top_agreement` (share of tokens, labels or decisions that are fp32's, but for those of which fp32 is
+    unsure), `mean_cosine` and `least_cosine` of vectors, `mean_mask_iou`, and `correlation`, `least_correlation` and
+    `iou_correlation` (how alike outputs vary over the inputs: 1, and 0 for a constant; the mean of all outputs, the
+    least of a label, and that of predicted IoU).
     """
 
     dataset: str
-    """Name of the file with the texts; `generated` where none was given."""
+    """Name of the file or the data set that they come from; `generated` where they were drawn."""
     example_count: int
+    prediction_count: int | None = None
+    """Tokens, labels or vectors that were compared; None in older bundles."""
     figures: dict[str, float]
+    intervals: dict[str, tuple[float, float]] = Field(default_factory=dict)
+    """Of figures that are means, from where to where they are with a confidence of 0.9."""
     limits: dict[str, float]
-    """What was enforced: the most of a divergence, and the least of all others."""
+    """What was enforced, of an interval at its worse end: the most of a divergence, and the least of all others."""
+    calibrated_on: Literal["other inputs", "these inputs"] | None = None
+    """What the scales of an int8 cache or of fixed activations were taken from; None: there are none such."""
 
 
 class CalibrationFigures(Record):
@@ -267,7 +276,7 @@ class Variant(Record):
     attention: AttentionFigures | None = None
     """Of the graph `attention`; None where there is none."""
     agreement: AgreementFigures | None = None
-    """Of a variant that is judged by fp32's answers, because there was no evaluation data."""
+    """Of a variant other than fp32: its judge where there was no evaluation data, and a record beside its metric."""
 
     @model_validator(mode="after")
     def _check_attention(self) -> Variant:

@@ -235,7 +235,7 @@ class ImagePreprocessor:
         Raises:
             InvalidInputError: It would become too large.
         """
-        resized, transform = self._resize(image, field)
+        resized, transform = self.resize(image, field)
         return PreparedImage(
             pixel_values=normalize(resized, self._settings),
             width=image.width,
@@ -243,8 +243,12 @@ class ImagePreprocessor:
             transform=transform,
         )
 
-    def _resize(self, image: Image.Image, field: str) -> tuple[Image.Image, ImageTransform]:
-        """Resizes and crops an RGB image to the model's size."""
+    def resize(self, image: Image.Image, field: str) -> tuple[Image.Image, ImageTransform]:
+        """Resizes and crops an RGB image to the model's size.
+
+        Raises:
+            InvalidInputError: It would become too large.
+        """
         settings = self._settings
         size = (settings.width, settings.height) if settings.resize_size is None else (settings.resize_size,) * 2
         if settings.resize == "shorter_side":

@@ -190,8 +190,8 @@ class Quantizer(nn.Module):
         self.register_buffer("books", torch.randn(*shape, configuration.d_latent))  # (K, C, D)
         self.register_buffer("sums", torch.zeros(*shape, configuration.d_latent))
         self.register_buffer("usage", torch.zeros(*shape))
-        # Of this step: how many latents each code stood for, and their sum, (K, C, 1 + D); and the latents that were
-        # drawn for each book, up to C, each after its draw, (n, K, 1 + D).
+        # Of this step: how many latents each code stood for, and their sum, (K, C, 1 + D); and the latents with the
+        # largest draws, up to K C, each after its draw, (n, 1 + D).
         self._moments: Tensor | None = None
         self._drawn = torch.empty(0)
 
@@ -202,8 +202,8 @@ class Quantizer(nn.Module):
     def forward(self, latents: Tensor, draws: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Latents (B, D, F) -> the codes' latents, codes (B, F, K), and the loss of each row (B).
 
-        Gradients of what is returned first go to the latents as they are. With `draws`, float (B, K, F), random numbers
-        of 0 to 1, it is noted what `end_step` learns of these latents; where a number is below 0, nothing is.
+        Gradients of what is returned first go to the latents as they are. With `draws`, float (B, F), random numbers of
+        0 to 1, it is noted what `end_step` learns of these latents; where a number is below 0, nothing is.
         """
         target = latents.transpose(1, 2)  # (B, F, D)
         residual, found = target, torch.zeros_like(target)
@@ -234,8 +234,8 @@ class Quantizer(nn.Module):
     @torch.no_grad()
     def _note(self, latents: Tensor, residuals: list[Tensor], codes: list[Tensor], draws: Tensor) -> None:
         """Adds to the step latents (B, F, D), what each book was to say of them, and the codes (B, F) that it chose."""
-        size = self.books.shape[1]
-        counted = (draws[:, 0] >= 0).flatten().float()  # (B F)
+        num_books, size, _ = self.books.shape
+        counted = (draws >= 0).flatten().float()  # (B F)
         moments = []
         for residual, chosen in zip(residuals, codes, strict=True):
             points = torch.cat((torch.ones_like(residual[..., :1]), residual), dim=2).float()  # (B, F, 1 + D)
@@ -243,10 +243,8 @@ class Quantizer(nn.Module):
             moments.append(weighted.new_zeros(size, weighted.shape[1]).index_add_(0, chosen.flatten(), weighted))
         total = torch.stack(moments)
         self._moments = total if self._moments is None else self._moments + total
-        keys = draws.transpose(1, 2).flatten(0, 1)  # (B F, K)
-        points = latents.float().flatten(0, 1)[:, None].expand(-1, keys.shape[1], -1)  # (B F, K, D)
-        found = _likeliest(torch.cat((keys[..., None], points), dim=2), size)
-        self._drawn = _likeliest(torch.cat((self._drawn, found)), size) if len(self._drawn) else found
+        found = torch.cat((draws[..., None], latents.float()), dim=2).flatten(0, 1)  # (B F, 1 + D)
+        self._drawn = _largest(torch.cat((self._drawn, found)) if len(self._drawn) else found, num_books * size)
 
     @torch.no_grad()
     def end_step(self) -> None:
@@ -258,7 +256,7 @@ class Quantizer(nn.Module):
         if self._moments is None:
             return
         moments = sum_over_processes(self._moments)
-        drawn = _likeliest(gather_rows(self._drawn), self.books.shape[1])
+        drawn = _largest(gather_rows(self._drawn), self.usage.numel())
         before = self.usage.clone()
         self.usage.lerp_(moments[..., 0], 1 - _DECAY)
         self.sums.lerp_(moments[..., 1:], 1 - _DECAY)
@@ -269,11 +267,14 @@ class Quantizer(nn.Module):
         self.begin_step()
 
     def _revive(self, dead: Tensor, drawn: Tensor) -> None:
-        """Puts dead codes, bool (K, C), at what the books before leave of the drawn latents, (n, K, 1 + D)."""
-        num_counted = (drawn[:, 0, 0] >= 0).sum()
-        place = torch.arange(dead.shape[1], device=dead.device) % num_counted.clamp(min=1)  # few come several times
+        """Puts dead codes, bool (K, C), at what the books before leave of the drawn latents, (n, 1 + D).
+
+        Each has a latent of its own as far as they go: of one that is a code already, nothing is left for a later book.
+        """
+        num_counted = (drawn[:, 0] >= 0).sum()
+        places = torch.arange(dead.numel(), device=dead.device).view_as(dead) % num_counted.clamp(min=1)
         for number, gone in enumerate(dead):
-            points = drawn[place, number, 1:]  # (C, D)
+            points = drawn[places[number], 1:]  # (C, D)
             for book in self.books[:number]:
                 points = points - F.embedding(self._nearest(book, points[None])[0], book)
             for kept in (self.books, self.sums):
@@ -281,10 +282,9 @@ class Quantizer(nn.Module):
             self.usage[number] = torch.where(gone, 1.0, self.usage[number])
 
 
-def _likeliest(drawn: Tensor, count: int) -> Tensor:
-    """The first of latents with their draws, (n, K, 1 + D), by falling draws: (at most `count`, K, 1 + D)."""
-    order = drawn[..., 0].topk(min(count, len(drawn)), dim=0).indices  # (n, K)
-    return drawn.gather(0, order[..., None].expand(-1, -1, drawn.shape[2]))
+def _largest(drawn: Tensor, count: int) -> Tensor:
+    """The latents with the largest draws, which stand before them, (n, 1 + D): at most `count`, in falling order."""
+    return drawn[drawn[:, 0].topk(min(count, len(drawn))).indices]
 
 
 class Codec(Model):

@@ -79,7 +79,7 @@ class AudioCodingTask(Task):
         return even_batches(len(lengths), size, lengths, seed=seed, epoch=epoch)
 
     def collate(self, batch: Batch, generator: torch.Generator) -> TrainingBatch:
-        """Crops (B, N), short recordings followed by silence, draws (B, K, F), and targets (B), all 0."""
+        """Crops (B, N), short recordings followed by silence, draws (B, F), and targets (B), all 0."""
         frames = max(-(-len(self._splits.train.samples[number]) // self._shape.hop_length) for number in batch)
         length = min(frames, _CROP_FRAMES) * self._shape.hop_length
         crops = np.zeros((len(batch), length), np.float32)
@@ -89,10 +89,9 @@ class AudioCodingTask(Task):
             start = int(torch.randint(spare + 1, (), generator=generator))
             part = samples[start : start + length]
             crops[row, : len(part)] = to_float(part)
-        draws = (len(batch), self._shape.num_books, length // self._shape.hop_length)
         tensors = {
             "samples": torch.from_numpy(crops),
-            "draws": torch.rand(draws, generator=generator),
+            "draws": torch.rand(len(batch), length // self._shape.hop_length, generator=generator),
             "targets": torch.zeros(len(batch), dtype=torch.int64),
         }
         return TrainingBatch(tensors=tensors, num_units=len(batch))
@@ -100,7 +99,7 @@ class AudioCodingTask(Task):
     def logits(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> Tensor:
         """The loss of each row, (B): what is predicted are samples, not classes."""
         samples, ignored = tensors["samples"], tensors["targets"] == IGNORED
-        found, quantizer_loss = model(samples, tensors["draws"].masked_fill(ignored[:, None, None], -1.0))
+        found, quantizer_loss = model(samples, tensors["draws"].masked_fill(ignored[:, None], -1.0))
         losses: Tensor = spectral_loss(found, samples, self._shape.sampling_rate) + quantizer_loss.float()
         return losses
 
