@@ -127,14 +127,6 @@ def embed_images(graph: BatchGraph, pixel_values: NDArray[np.float32]) -> list[N
     return [outputs[EMBEDDING] for outputs in found]
 
 
-def prefill(runner: DecoderRunner, slot: int, token_ids: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Reads a prompt into a slot, chunk by chunk, and returns a copy of the last logits, (V,)."""
-    logits = np.empty(0, np.float32)
-    for start in range(0, len(token_ids), runner.prefill_chunk):
-        logits = runner.prefill(slot, token_ids[start : start + runner.prefill_chunk], start)
-    return logits.copy()
-
-
 def open_verifier(candidate: Candidate, state: SlotState) -> Verifier | None:
     """Opens a decoder's graph to verify drafts in slots that its decoding has filled; None if it cannot."""
     graph = candidate.variant.graphs["decoder"]
@@ -157,26 +149,6 @@ def encode_sources(encoder: EncoderRunner, sources: Sequence[NDArray[Any]]) -> l
 def named_source(source: NDArray[Any]) -> Tensors:
     """Returns what an encoder reads by the name that its graph gives it."""
     return {{1: "input_ids", 2: "input_features", 3: "pixel_values"}[source.ndim]: source}
-
-
-def sample_features(source: ExportSource, count: int) -> NDArray[np.float32]:
-    """Makes a model's input of audio that is drawn: tones that rise in noise that fades, as a server does.
-
-    Returns:
-        (N, mel bins, frames)
-    """
-    audio = source.audio_preprocessing
-    assert audio is not None, "a model of audio has its preprocessing"
-    random = np.random.default_rng(0)
-    log_mel = LogMel(audio)
-    times = np.arange(audio.window_samples) / audio.sampling_rate
-    features = []
-    for _ in range(count):
-        tone = np.sin(2 * np.pi * random.uniform(50, audio.max_frequency / 4) * times * (1 + times / times[-1]))
-        noise = random.normal(size=len(times)) * np.exp(-random.uniform(0, 8) * times / times[-1])
-        shares = random.uniform(0, 0.3, 2)
-        features.append(log_mel.features((shares[0] * tone + shares[1] * noise).astype(np.float32)))
-    return np.stack(features)
 
 
 def features_of(source: ExportSource, data: EvaluationData, rows: slice) -> NDArray[np.float32]:

@@ -6,11 +6,6 @@ tokens, except where PyTorch's own two best are closer than 1e-4. For int8 and f
 without a bound: they are judged by their task metric. A number that is not finite is refused in every precision, and a
 decoder that ranks its logits must rank them as a sort does.
 
-The error of logits, of which a softmax makes probabilities, is the largest difference divided by their spread. Logits
-more than 50 below the largest have no part in it: their probabilities are 0. Other outputs are divided by their size,
-which is not more than ten times the median of their magnitudes. So one huge number hides no error of the others. A
-score, which is a row of one number and may be near 0, is held to the bound itself where it is below 1.
-
 R rows, T tokens, S source tokens, P asked positions, V vocabulary, C ranked tokens.
 """
 
@@ -25,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from headway_export import synthetic
 from headway_export.candidate import (
     Candidate,
     answer_prompts,
@@ -35,8 +31,8 @@ from headway_export.candidate import (
     open_verifier,
     pixel_values_of,
     run_batch,
-    sample_features,
 )
+from headway_export.differences import relative_errors
 from headway_export.errors import ParityError
 from headway_export.graphs import (
     CodecDecoderGraph,
@@ -60,6 +56,7 @@ from headway_server.decoding.interfaces import Ranking
 from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_server.decoding.runner.encoder import CrossTensors
 from headway_server.decoding.runner.state import SlotState
+from headway_server.preprocessing.audio import LogMel
 from headway_server.tasks.segmentation.decoder import (
     BOTTOM_RIGHT,
     EMBEDDING,
@@ -85,12 +82,6 @@ _DECODED_TOKENS = 16
 _NUM_BEAMS = 2
 _MOST_LOGITS = 1 << 25
 """Of a text that are compared at a time: 128 MiB. Of a longer text or a larger vocabulary, so many evenly spread."""
-_MOST_COMPARED = 1 << 22
-"""Numbers that are compared at a time, in float64."""
-_CLOSE = 50.0
-"""Logits this far below the largest have no part in a softmax: exp(-50) is 2e-22."""
-_MOST_MEDIANS = 10.0
-"""Size of a row at most, in medians of its magnitudes."""
 _VERIFIED_BOUND = 1e-2
 """Relative difference of logits between verifying drafts and decoding; most variants have none at all."""
 _CODEC_RUNS = 6
@@ -142,60 +133,6 @@ def check(candidate: Candidate, reference: Reference) -> ParityFigures:
         greedy_mismatch_count=comparison.num_mismatches,
         provider="CUDAExecutionProvider" if candidate.runtime.device == "cuda" else "CPUExecutionProvider",
     )
-
-
-def relative_errors(found: NDArray[Any], expected: NDArray[Any], *, of_softmax: bool) -> NDArray[np.float64]:
-    """Returns the relative error of each row of an output, (..., D) -> (...); inf where it is not finite.
-
-    Args:
-        found: What a variant gives.
-        expected: What PyTorch gives, in the same shape.
-        of_softmax: True if they are logits that a softmax makes probabilities of.
-    """
-    *rows, width = expected.shape
-    if expected.size > _MOST_COMPARED and len(rows) == 1:
-        step = max(1, _MOST_COMPARED // width)
-        parts = (slice(start, start + step) for start in range(0, rows[0], step))
-        return np.concatenate([relative_errors(found[part], expected[part], of_softmax=of_softmax) for part in parts])
-    exact, other = expected.astype(np.float64), found.astype(np.float64)
-    with np.errstate(invalid="ignore", over="ignore"):
-        if of_softmax and width > 1:
-            lowest = exact.max(axis=-1, keepdims=True) - _CLOSE
-            exact, other = np.maximum(exact, lowest), np.maximum(other, lowest)
-            size = _spread(exact, exact > lowest)
-        else:
-            size = np.maximum(np.abs(exact), _size(exact))
-        errors = (np.abs(other - exact) / size).max(axis=-1)
-    finite: NDArray[np.float64] = np.where(np.isfinite(errors), errors, np.inf)
-    return finite
-
-
-def _spread(logits: NDArray[np.float64], close: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Returns how far the close logits of each row lie apart: (..., D) -> (..., D), or (..., 1).
-
-    It is at least their largest magnitude up to 1. One that is alone has a probability of 1 whatever it is, and its
-    own size.
-    """
-    largest = np.where(close, logits, -np.inf).max(axis=-1, keepdims=True)
-    smallest = np.where(close, logits, np.inf).min(axis=-1, keepdims=True)
-    magnitude = np.maximum(np.abs(largest), np.abs(smallest))
-    spread = np.maximum(largest - smallest, np.minimum(magnitude, 1.0))
-    alone = close.sum(axis=-1, keepdims=True) == 1
-    size: NDArray[np.float64] = np.where(alone, np.where(close, np.maximum(magnitude, 1.0), 1.0), spread)
-    return np.maximum(size, 1e-6)
-
-
-def _size(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns the size of the numbers of each row, (..., D) -> (..., 1)."""
-    if rows.shape[-1] == 1:
-        return np.ones_like(rows)
-    magnitudes = np.abs(rows)
-    # Zeros tell nothing of the size of what is not zero.
-    counted = np.where(magnitudes > 0, magnitudes, np.nan)
-    empty = ~(magnitudes > 0).any(axis=-1, keepdims=True)
-    median = np.nanmedian(np.where(empty, 0.0, counted), axis=-1, keepdims=True)
-    size: NDArray[np.float64] = np.minimum(magnitudes.max(axis=-1, keepdims=True), _MOST_MEDIANS * median)
-    return np.maximum(size, 1e-6)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -530,9 +467,11 @@ def _captions(source: ExportSource) -> list[str]:
 
 def _sources(source: ExportSource, vocab_size: int, limit: int) -> Iterator[list[NDArray[Any]]]:
     """Yields batches of what the encoder reads: tokens of several lengths, pixels, or windows of audio."""
-    if source.audio_preprocessing is not None:
-        windows = sample_features(source, max(_BATCH_SIZES))
-        yield from (list(windows[:batch_size]) for batch_size in _BATCH_SIZES)
+    if (audio := source.audio_preprocessing) is not None:
+        random, log_mel = np.random.default_rng(_SEED), LogMel(audio)
+        sounds = synthetic.draw_speech(max(_BATCH_SIZES), audio.sampling_rate, audio.window_samples, random)
+        windows = [log_mel.features(one) for one in sounds]
+        yield from (windows[:batch_size] for batch_size in _BATCH_SIZES)
         return
     if source.image_preprocessing is not None:
         images = pixel_values_of(source, _sample_images(source, max(_BATCH_SIZES)))

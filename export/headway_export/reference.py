@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from headway_export.differences import relative_errors
 from headway_export.errors import ParityError, SourceError
 from headway_export.graphs import attention_graph, outputs_of
 from headway_export.inputs import Inputs
@@ -224,15 +225,10 @@ def _arrays(answer: Any) -> list[NDArray[Any]]:
 
 
 def _difference(again: NDArray[Any], first: NDArray[Any]) -> float:
-    """The largest difference, relative to the numbers that are moderate: those of a masked class are not."""
-    kept = np.isfinite(first) & (np.abs(first) < _HUGE)
-    if not np.array_equal(kept, np.isfinite(again) & (np.abs(again) < _HUGE)):
-        return float("inf")
-    exact, found = first[kept].astype(np.float64), again[kept].astype(np.float64)
-    return float(np.abs(found - exact).max(initial=0) / max(np.abs(exact).max(initial=0), 1e-6))
-
-
-_HUGE = 1e4
+    """The largest relative error of a second answer; what is masked without end in both is alike."""
+    is_masked = np.isinf(first) & (first == again)
+    exact, found = (np.where(is_masked, 0, side) for side in (first, again))
+    return float(relative_errors(np.atleast_1d(found), np.atleast_1d(exact), of_softmax=False).max(initial=0))
 
 
 def generation_logits(

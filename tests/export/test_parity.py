@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from headway_export.parity import LOGIT_BOUND, _batches, relative_errors
+from headway_export.differences import relative_errors
+from headway_export.parity import LOGIT_BOUND, _batches
 
 LOGITS = np.array([2.0, -1.0, 0.5, 4.0])
 
@@ -74,7 +75,7 @@ def test_many_rows_are_compared_like_a_few(monkeypatch):
     exact = random.normal(size=(50, 40))
     found = exact + random.normal(size=exact.shape) * 1e-3
     whole = relative_errors(found, exact, of_softmax=True)
-    monkeypatch.setattr("headway_export.parity._MOST_COMPARED", 100)
+    monkeypatch.setattr("headway_export.differences._MOST_COMPARED", 100)
     np.testing.assert_array_equal(relative_errors(found, exact, of_softmax=True), whole)
 
 

@@ -164,7 +164,7 @@ class ContrastiveTask(Task):
             pairs, subjects = gather_rows(pairs), gather_rows(subjects)
             pairs, subjects = pairs[subjects != IGNORED], subjects[subjects != IGNORED]
         logits = model.logits(*pairs.chunk(2, dim=1)).float()
-        kind = self._recipe.model["loss"]
+        kind = model.configuration.loss
         return contrastive_loss(logits, subjects, kind, label_smoothing=label_smoothing) / share
 
     def evaluate(self, model: nn.Module, part: Part) -> Metrics:

@@ -1,0 +1,77 @@
+"""How far the numbers of one output are from those of another, so that no huge number hides the others.
+
+The error of logits, of which a softmax makes probabilities, is the largest difference divided by their spread. Logits
+more than 50 below the largest have no part in it: their probabilities are 0. Other outputs are divided by their size,
+which is not more than ten times the median of their magnitudes. So one huge number hides no error of the others. A
+score, which is a row of one number and may be near 0, is held to the bound itself where it is below 1.
+
+D numbers of a row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_MOST_COMPARED = 1 << 22
+"""Numbers that are compared at a time, in float64."""
+_CLOSE = 50.0
+"""Logits this far below the largest have no part in a softmax: exp(-50) is 2e-22."""
+_MOST_MEDIANS = 10.0
+"""Size of a row at most, in medians of its magnitudes."""
+
+
+def relative_errors(found: NDArray[Any], expected: NDArray[Any], *, of_softmax: bool) -> NDArray[np.float64]:
+    """Returns the relative error of each row of an output, (..., D) -> (...); inf where it is not finite.
+
+    Args:
+        found: What a variant gives.
+        expected: What PyTorch gives, in the same shape.
+        of_softmax: True if they are logits that a softmax makes probabilities of.
+    """
+    *rows, width = expected.shape
+    if expected.size > _MOST_COMPARED and len(rows) == 1:
+        step = max(1, _MOST_COMPARED // width)
+        parts = (slice(start, start + step) for start in range(0, rows[0], step))
+        return np.concatenate([relative_errors(found[part], expected[part], of_softmax=of_softmax) for part in parts])
+    exact, other = expected.astype(np.float64), found.astype(np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        if of_softmax and width > 1:
+            lowest = exact.max(axis=-1, keepdims=True) - _CLOSE
+            exact, other = np.maximum(exact, lowest), np.maximum(other, lowest)
+            size = _spread(exact, exact > lowest)
+        else:
+            size = np.maximum(np.abs(exact), _size(exact))
+        errors = (np.abs(other - exact) / size).max(axis=-1)
+    finite: NDArray[np.float64] = np.where(np.isfinite(errors), errors, np.inf)
+    return finite
+
+
+def _spread(logits: NDArray[np.float64], close: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Returns how far the close logits of each row lie apart: (..., D) -> (..., D), or (..., 1).
+
+    It is at least their largest magnitude up to 1. One that is alone has a probability of 1 whatever it is, and its
+    own size.
+    """
+    largest = np.where(close, logits, -np.inf).max(axis=-1, keepdims=True)
+    smallest = np.where(close, logits, np.inf).min(axis=-1, keepdims=True)
+    magnitude = np.maximum(np.abs(largest), np.abs(smallest))
+    spread = np.maximum(largest - smallest, np.minimum(magnitude, 1.0))
+    alone = close.sum(axis=-1, keepdims=True) == 1
+    size: NDArray[np.float64] = np.where(alone, np.where(close, np.maximum(magnitude, 1.0), 1.0), spread)
+    return np.maximum(size, 1e-6)
+
+
+def _size(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns the size of the numbers of each row, (..., D) -> (..., 1)."""
+    if rows.shape[-1] == 1:
+        return np.ones_like(rows)
+    magnitudes = np.abs(rows)
+    # Zeros tell nothing of the size of what is not zero.
+    counted = np.where(magnitudes > 0, magnitudes, np.nan)
+    empty = ~(magnitudes > 0).any(axis=-1, keepdims=True)
+    median = np.nanmedian(np.where(empty, 0.0, counted), axis=-1, keepdims=True)
+    size: NDArray[np.float64] = np.minimum(magnitudes.max(axis=-1, keepdims=True), _MOST_MEDIANS * median)
+    return np.maximum(size, 1e-6)
