@@ -36,6 +36,7 @@ from headway_training.durable import replacing
 from headway_training.models import build_model, make_configuration
 from headway_training.processes import exchange
 from headway_training.recipes import find_unread, read_recipe
+from headway_training.run import RunOptions
 from headway_training.sizing import expected_throughput, size_up
 from headway_training.tasks import TrainingBatch, make_task, segmentation
 from headway_training.tasks.base import Metrics, Part
@@ -97,23 +98,39 @@ TASKS: Mapping[str, TinyTask] = MappingProxyType(
     {
         "generation": TinyTask(
             recipe="tiny-shakespeare",
-            settings=(*_TEXT, "model.max_length=16", "augmentation.subword_splitting=0.1"),
+            settings=(
+                *_TEXT,
+                "model.max_length=16",
+                "augmentation.subword_splitting=0.1",
+                "optimization.batch_tokens=",
+            ),
             data="story.txt",
         ),
         "linear generation": TinyTask(
             recipe="tiny-shakespeare-linear",
-            settings=(*_ONE, "model.max_length=64", "model.window=16", "tokenizer.vocabulary_size=280"),
+            settings=(
+                *_ONE,
+                *(
+                    "model.max_length=64",
+                    "model.window=16",
+                    "tokenizer.vocabulary_size=280",
+                    "optimization.batch_tokens=",
+                ),
+            ),
             data="story.txt",
         ),
         "folder of generation": TinyTask(
             recipe="tiny-shakespeare",
-            settings=("model.max_length=16", "lora.rank=2", "lora.dropout=0.1", "augmentation.subword_splitting=0"),
+            settings=(
+                *("model.max_length=16", "lora.rank=2", "lora.dropout=0.1"),
+                *("augmentation.subword_splitting=0", "optimization.batch_tokens="),
+            ),
             data="story.txt",
             init="gpt2",
         ),
         "conversation": TinyTask(
             recipe="tiny-shakespeare",
-            settings=("model.max_length=48", "augmentation.subword_splitting=0"),
+            settings=("model.max_length=48", "augmentation.subword_splitting=", "optimization.batch_size="),
             data="chats.jsonl",
             init="llama",
         ),
@@ -294,6 +311,28 @@ def _write_fresh(folder: Path, task: str, architecture: str, fields: Mapping[str
     write_checkpoint(folder, described, model, arrays={"nothing": np.zeros(1)})
 
 
+def run_options(name: str, root: Path, folder: Path, *settings: str) -> RunOptions:
+    """Options of a task's run of two steps in a folder."""
+    tiny = TASKS[name]
+    data = str(root / tiny.data)
+    return RunOptions(
+        recipe=tiny.recipe,
+        settings=(*_read_by(tiny, (*BRIEF, "optimization.evaluations=1")), *tiny.settings, *settings),
+        data_dir=root / tiny.data_set if tiny.data_set else None,
+        own_data=OwnData(train=data, valid=data) if tiny.data else None,
+        init=root / tiny.init if tiny.init else None,
+        output=folder,
+        max_steps=2,
+    )
+
+
+def _read_by(tiny: TinyTask, settings: Sequence[str]) -> list[str]:
+    """Those of the settings that the task reads."""
+    names = {setting: setting.partition("=")[0] for setting in settings}
+    unread = find_unread(read_recipe(tiny.recipe).task, names.values())
+    return [setting for setting, name in names.items() if name not in unread]
+
+
 def open_trainer(name: str, root: Path, folder: Path, *settings: str, measures_speed: bool = False) -> Trainer:
     """The trainer of a task's run in a folder, fresh or as its state says, as `run_training` makes it.
 
@@ -302,9 +341,7 @@ def open_trainer(name: str, root: Path, folder: Path, *settings: str, measures_s
     tiny = TASKS[name]
     init = root / tiny.init if tiny.init else None
     is_folder = tiny.init in FOLDERS
-    names = {setting: setting.partition("=")[0] for setting in (*BRIEF, *settings)}
-    unread = find_unread(read_recipe(tiny.recipe).task, names.values())
-    chosen = [*tiny.settings, *(setting for setting, name in names.items() if name not in unread)]
+    chosen = [*_read_by(tiny, BRIEF), *tiny.settings, *_read_by(tiny, settings)]
     if init is not None and not is_folder:
         chosen.append(f"init.checkpoint={json.dumps(str(init))}")
     recipe, source = read_recipe(tiny.recipe, chosen, model_folder=init if is_folder else None), None

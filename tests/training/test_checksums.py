@@ -3,12 +3,13 @@
 import hashlib
 import json
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import tiny_tasks
 from rich.console import Console
-from tiny_runs import TINY_TASKS, write_images
 from typer.testing import CliRunner
 
 from headway_training.cli import app
@@ -19,13 +20,21 @@ from headway_training.recipes import read_recipe
 from headway_training.run import RUN_FILE, run_training
 
 QUIET = Console(quiet=True)
-WITHOUT_START = {"image_generation", "image_generation of texts", "speech_synthesis"}
-"""Tiny runs that train another model first, whose data is of kinds that the others have."""
 
 
-@pytest.mark.parametrize("name", [name for name in TINY_TASKS if name not in WITHOUT_START])
-def test_every_file_that_a_user_gives_has_a_checksum_and_no_other(name, tmp_path):
-    options = TINY_TASKS[name](tmp_path)
+@pytest.fixture
+def run_on_texts(made_once, tmp_path):
+    """Options of a tiny run on a file of its own."""
+    options = tiny_tasks.run_options(
+        "text classification", made_once("tiny-tasks", tiny_tasks.write_data), tmp_path / "run"
+    )
+    file = str(shutil.copy(options.own_data.train, tmp_path))
+    return replace(options, own_data=OwnData(train=file, valid=file))
+
+
+@pytest.mark.parametrize("name", tiny_tasks.TASKS)
+def test_every_file_that_a_user_gives_has_a_checksum_and_no_other(name, made_once, tmp_path):
+    options = tiny_tasks.run_options(name, made_once("tiny-tasks", tiny_tasks.write_data), tmp_path)
     recipe = read_recipe(options.recipe)
     files = find_unchecked_files(recipe, options.data_dir or tmp_path / "data", options.own_data)
     if options.own_data is None:
@@ -50,8 +59,8 @@ def test_two_files_of_a_translation_and_what_is_made_here_have_checksums(tmp_pat
     assert [file.name for file in made] == ["train.tar"]
 
 
-def test_a_run_is_not_resumed_on_a_text_that_has_changed(tmp_path):
-    options = TINY_TASKS["text_classification"](tmp_path)
+def test_a_run_is_not_resumed_on_a_text_that_has_changed(run_on_texts, tmp_path):
+    options = run_on_texts
     run_training(options, QUIET)
     file, run = Path(options.own_data.train), tmp_path / "run"
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
@@ -71,7 +80,10 @@ def test_a_run_is_not_resumed_on_a_text_that_has_changed(tmp_path):
 
 
 def test_images_that_changed_are_gone_or_are_new_are_named(tmp_path):
-    folder = write_images(tmp_path / "images")
+    folder = tmp_path / "images"
+    for place in (folder / label / f"{number}.png" for label in ("red", "blue") for number in range(8)):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(place.name.encode())
     sums = Checksums.of(file for file in folder.rglob("*.png"))
     sums.write(tmp_path)
     for number in range(5):
@@ -84,8 +96,8 @@ def test_images_that_changed_are_gone_or_are_new_are_named(tmp_path):
     assert told + f"{blue / '7.png'} is gone; {blue / '8.png'} is new. Resume" in str(refused.value)
 
 
-def test_a_run_of_a_version_without_checksums_is_resumed_with_a_note(tmp_path, capsys):
-    options = TINY_TASKS["text_classification"](tmp_path)
+def test_a_run_of_a_version_without_checksums_is_resumed_with_a_note(run_on_texts, tmp_path, capsys):
+    options = run_on_texts
     run_training(options, QUIET)
     run = tmp_path / "run"
     described = json.loads((run / RUN_FILE).read_text())

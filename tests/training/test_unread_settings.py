@@ -10,10 +10,10 @@ from typing import Any, get_args
 
 import pytest
 import tiny_huggingface as tiny
+import tiny_tasks
 import tiny_vision
 from pydantic import BaseModel
 from rich.console import Console
-from tiny_runs import TINY_TASKS
 from typer.testing import CliRunner
 
 from headway_training.checkpoint import read_checkpoint
@@ -107,6 +107,12 @@ def another_value(key: str, kind: type[BaseModel]) -> str:
     return str(default / 2 or 0.125)
 
 
+@pytest.fixture
+def data(made_once):
+    """The data of every task."""
+    return made_once("tiny-tasks", tiny_tasks.write_data)
+
+
 def read(recipe: str, *settings: str, **options: object) -> Recipe:
     return RunOptions(recipe=recipe, settings=settings, **options).read_recipe()  # type: ignore[arg-type]
 
@@ -165,10 +171,10 @@ HANDED_ON = {"classification.multi_label", "optimization.label_smoothing"}
 """Settings that every run hands to its task, whatever it makes of them."""
 
 
-@pytest.mark.parametrize("name", TINY_TASKS)
-def test_what_is_not_refused_is_read_and_what_is_refused_is_not(name, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", tiny_tasks.TASKS)
+def test_what_is_not_refused_is_read_and_what_is_refused_is_not(name, tmp_path, data, monkeypatch):
     monkeypatch.setattr(segmentation, "_NUM_COMPOSITES", {"valid": 2, "test": 2})
-    options = TINY_TASKS[name](tmp_path)
+    options = tiny_tasks.run_options(name, data, tmp_path / "run")
     recipe = options.read_recipe()
     every = {f"{one}.{field}" for one, kind in sections().items() for field in kind.model_fields}
     declared = {key for key in every if key.partition(".")[0] not in IN_CHECKS} - set(
@@ -269,29 +275,29 @@ def test_a_run_that_takes_a_tokenizer_trains_none(tmp_path):
     check_refused("model.max_length is not read by a model of images", "cifar10", "model.max_length=9", init=vision)
 
 
-def test_what_the_data_decides_of_a_model_is_not_set(tmp_path):
-    options = TINY_TASKS["text_classification"](tmp_path)
+def test_what_the_data_decides_of_a_model_is_not_set(tmp_path, data):
+    options = tiny_tasks.run_options("text classification", data, tmp_path / "run")
     wrong = replace(options, settings=(*options.settings, "model.num_classes=7"))
     with pytest.raises(RecipeError, match=r"model\.num_classes is 7, and the data makes it 2; leave it out"):
         run_training(wrong, Console(quiet=True))
     run_training(replace(options, settings=(*options.settings, "model.num_classes=2")), Console(quiet=True))
 
 
-def test_muon_without_matrices_of_layers_is_refused(tmp_path):
-    options = TINY_TASKS["autoencoding"](tmp_path)
+def test_muon_without_matrices_of_layers_is_refused(tmp_path, data):
+    options = tiny_tasks.run_options("autoencoding", data, tmp_path / "run")
     with pytest.raises(RecipeError, match="'muon', which is for the matrices of layers, and the model has none"):
         run_training(replace(options, settings=(*options.settings, "optimization.optimizer=muon")), Console(quiet=True))
 
 
-def test_a_description_that_is_set_is_kept_with_own_data(tmp_path):
-    options = TINY_TASKS["text_classification"](tmp_path)
+def test_a_description_that_is_set_is_kept_with_own_data(tmp_path, data):
+    options = tiny_tasks.run_options("text classification", data, tmp_path / "run")
     settings = (*options.settings, 'description="Tells praise from blame."')
     folder = run_training(replace(options, settings=settings), Console(quiet=True))
     assert read_checkpoint(folder).description == "Tells praise from blame."
 
 
-def test_a_run_that_was_begun_with_an_unread_setting_is_resumed_without_it(tmp_path):
-    options = TINY_TASKS["text_classification"](tmp_path)
+def test_a_run_that_was_begun_with_an_unread_setting_is_resumed_without_it(tmp_path, data):
+    options = tiny_tasks.run_options("text classification", data, tmp_path / "run")
     run_training(options, Console(quiet=True))
     file = tmp_path / "run" / RUN_FILE
     described = json.loads(file.read_text())
