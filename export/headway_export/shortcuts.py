@@ -41,6 +41,11 @@ def _decomposing_if_needed() -> Iterator[None]:
             return decompose(program, decomp_table, **options)
         _write_casts(program)
         _write_shapes(program.graph)
+        _write_chunks(program.graph)
+        for node in program.graph.nodes:
+            node.target = (_OTHER_NAMES | _IN_PLACE).get(node.target, node.target)
+            if node.target is _SQUARE:
+                node.target, node.args = torch.ops.aten.mul.Tensor, node.args * 2
         return program
 
     with patch.object(ExportedProgram, "run_decompositions", decompose_if_needed):
@@ -48,16 +53,33 @@ def _decomposing_if_needed() -> Iterator[None]:
 
 
 _schema_of, _has_kernel = attrgetter("_schema"), OpOverload.has_kernel_for_dispatch_key
-_CAST = torch.ops.aten.to.dtype
+_CASTS = (torch.ops.aten.to.dtype, torch.ops.aten.to.dtype_layout, torch.ops.aten.to.device)
 _COPY = torch.ops.aten._to_copy.default  # noqa: SLF001 (the name of an operator)
 _CHECK = torch.ops.aten._assert_tensor_metadata.default  # noqa: SLF001 (the name of an operator)
 _RESHAPES = (torch.ops.aten.flatten.using_ints, torch.ops.aten.unflatten.int)
-_WRITTEN = (_CAST, _CHECK, *_RESHAPES, torch.ops.aten.reshape.default, torch.ops.aten.contiguous.default)
+_CHUNK, _SPLIT = torch.ops.aten.chunk.default, torch.ops.aten.split.Tensor
+_OTHER_NAMES = {
+    torch.ops.aten.min.other: torch.ops.aten.minimum.default,
+    torch.ops.aten.max.other: torch.ops.aten.maximum.default,
+    torch.ops.aten.__and__.Tensor: torch.ops.aten.bitwise_and.Tensor,
+    torch.ops.aten.__or__.Tensor: torch.ops.aten.bitwise_or.Tensor,
+}
+_SQUARE = torch.ops.aten.square.default
+_IN_PLACE = {
+    torch.ops.aten.add_.Tensor: torch.ops.aten.add.Tensor,
+    torch.ops.aten.mul_.Tensor: torch.ops.aten.mul.Tensor,
+}
+_PRODUCTS = (torch.ops.aten.matmul.default, torch.ops.aten.linear.default)
+"""Composite operators that return a tensor of their own."""
+_UNCHANGED = (
+    *(_CHECK, torch.ops.aten.reshape.default, torch.ops.aten.contiguous.default, torch.ops.aten.expand_as.default),
+)
+_WRITTEN = (*_CASTS, *_RESHAPES, _CHUNK, _SQUARE, *_OTHER_NAMES, *_UNCHANGED)
 """Operators that decomposing changes, into what is written here or into what has the same translation."""
 
 
 # What is missing is missed when this module is imported, and not within a trace.
-_ = _schema_of(_CAST).is_mutable, _schema_of(_CAST).arguments[0].alias_info, DispatchKey.CompositeImplicitAutograd
+_ = _schema_of(_CHECK).is_mutable, _schema_of(_CHECK).arguments[0].alias_info, DispatchKey.CompositeImplicitAutograd
 
 
 def _is_translatable(program: ExportedProgram, decompositions: Mapping[Any, Any]) -> bool:
@@ -67,7 +89,7 @@ def _is_translatable(program: ExportedProgram, decompositions: Mapping[Any, Any]
     view; and it is needed for what is not a flat list of operators.
     """
     for node in program.graph.nodes:
-        if node.op in ("placeholder", "output") or node.target in _WRITTEN:
+        if node.op in ("placeholder", "output") or node.target in _WRITTEN or _changes_its_own(node):
             continue
         if node.op != "call_function" or isinstance(node.target, HigherOrderOperator) or node.target in decompositions:
             return False
@@ -77,11 +99,45 @@ def _is_translatable(program: ExportedProgram, decompositions: Mapping[Any, Any]
             if schema.is_mutable or (is_composite and any(argument.alias_info for argument in schema.arguments)):
                 return False
     sizes = _dynamic_sizes(program.graph)
+    nodes = program.graph.nodes
     return all(
         sum(not isinstance(axis, int) and str(axis) not in sizes for axis in node.meta["val"].shape) < 2
-        for node in program.graph.nodes
+        for node in nodes
         if node.target in _RESHAPES
-    )
+    ) and all(isinstance(axis, int) for node in nodes if node.target is _CHUNK for axis in _chunked(node))
+
+
+def _changes_its_own(node: torch.fx.Node) -> bool:
+    """True of a change in place that may as well give another tensor: nothing shows or reads the first afterwards."""
+    if node.target not in _IN_PLACE or node.kwargs:
+        return False
+    changed, other = node.args
+    if not isinstance(changed, torch.fx.Node) or not isinstance(other, torch.fx.Node):
+        return False
+    is_made_here = changed.op == "call_function" and not _may_alias(changed)
+    is_read_before = all(user is node or (user < node and not _may_alias(user, changed)) for user in changed.users)
+    return is_made_here and is_read_before and changed.meta["val"].dtype == other.meta["val"].dtype
+
+
+def _may_alias(node: torch.fx.Node, read: torch.fx.Node | None = None) -> bool:
+    """True if what a node returns may be a view of what it reads, or that itself, as `dropout` returns it.
+
+    With `read` it is asked of this argument alone.
+    """
+    if not isinstance(node.target, OpOverload):
+        return True
+    arguments = _schema_of(node.target).arguments
+    aliased = [value for argument, value in zip(arguments, node.args, strict=False) if argument.alias_info]
+    if aliased and (read is None or any(value is read for value in aliased)):
+        return True
+    is_composite = _has_kernel(node.target, DispatchKey.CompositeImplicitAutograd) and node.target not in _PRODUCTS
+    return is_composite and not aliased
+
+
+def _chunked(node: torch.fx.Node) -> list[Any]:
+    """Returns how long each piece of a chunked axis is."""
+    axis = cast("int", node.args[2] if len(node.args) > 2 else 0)
+    return [piece.shape[axis] for piece in node.meta["val"]]
 
 
 def _dynamic_sizes(graph: torch.fx.Graph) -> dict[str, tuple[torch.fx.Node, int]]:
@@ -114,10 +170,17 @@ def _write_shapes(graph: torch.fx.Graph) -> None:
         node.target, node.args, node.kwargs = torch.ops.aten.reshape.default, (node.args[0], shape), {}
 
 
+def _write_chunks(graph: torch.fx.Graph) -> None:
+    """Writes chunks as the pieces of equal size, but for the last, that they are."""
+    for node in graph.find_nodes(op="call_function", target=_CHUNK):
+        axis = node.args[2:] or (0,)
+        node.target, node.args, node.kwargs = _SPLIT, (node.args[0], _chunked(node)[0], *axis), {}
+
+
 def _write_casts(program: ExportedProgram) -> None:
     """Writes casts with the operator that has a translation; one to the dtype that a tensor has is removed."""
-    for node in program.graph.find_nodes(op="call_function", target=_CAST):
-        source, dtype = cast("tuple[torch.fx.Node, torch.dtype]", node.args[:2])
+    for node in (node for target in _CASTS for node in program.graph.find_nodes(op="call_function", target=target)):
+        source, dtype = cast("torch.fx.Node", node.args[0]), node.meta["val"].dtype
         if source.meta["val"].dtype == dtype:
             node.replace_all_uses_with(source)
             program.graph_signature.replace_all_uses(node.name, source.name)

@@ -582,7 +582,8 @@ def _trace_graph(role: Role, module: nn.Module, graph: nn.Module, inputs: Sequen
     dynamic = torch.export.Dim.DYNAMIC
     shapes = tuple({axis: dynamic for axis, size in enumerate(spec.shape) if isinstance(size, str)} for spec in inputs)
     try:
-        with _shortcuts(), warnings.catch_warnings():
+        # Where gradients are kept, a module's own `torch.no_grad()` becomes a graph within the graph.
+        with _shortcuts(), torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the tracer warns of its own internals
             program = torch.onnx.export(
                 _Positional(graph),
