@@ -44,7 +44,10 @@ def relative_errors(found: NDArray[Any], expected: NDArray[Any], *, of_softmax: 
             size = _spread(exact, exact > lowest)
         else:
             size = np.maximum(np.abs(exact), _size(exact))
-        errors = (np.abs(other - exact) / size).max(axis=-1)
+        np.subtract(other, exact, out=other)
+        np.abs(other, out=other)
+        np.divide(other, size, out=other)
+        errors = other.max(axis=-1)
     finite: NDArray[np.float64] = np.where(np.isfinite(errors), errors, np.inf)
     return finite
 
@@ -55,12 +58,14 @@ def _spread(logits: NDArray[np.float64], close: NDArray[np.bool_]) -> NDArray[np
     It is at least their largest magnitude up to 1. One that is alone has a probability of 1 whatever it is, and its
     own size.
     """
-    largest = np.where(close, logits, -np.inf).max(axis=-1, keepdims=True)
-    smallest = np.where(close, logits, np.inf).min(axis=-1, keepdims=True)
+    are_all_close = bool(close.all())
+    largest = logits.max(axis=-1, keepdims=True)
+    smallest = (logits if are_all_close else np.where(close, logits, np.inf)).min(axis=-1, keepdims=True)
     magnitude = np.maximum(np.abs(largest), np.abs(smallest))
-    spread = np.maximum(largest - smallest, np.minimum(magnitude, 1.0))
-    alone = close.sum(axis=-1, keepdims=True) == 1
-    size: NDArray[np.float64] = np.where(alone, np.where(close, np.maximum(magnitude, 1.0), 1.0), spread)
+    size: NDArray[np.float64] = np.maximum(largest - smallest, np.minimum(magnitude, 1.0))
+    if not are_all_close:
+        alone = close.sum(axis=-1, keepdims=True) == 1
+        size = np.where(alone, np.where(close, np.maximum(magnitude, 1.0), 1.0), size)
     return np.maximum(size, 1e-6)
 
 

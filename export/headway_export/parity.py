@@ -188,6 +188,13 @@ class _Comparison:
             )
 
 
+def _largest(logits: NDArray[np.float32], count: int) -> NDArray[np.int64]:
+    """Returns the tokens of the largest logits, (V,) -> (C,), in order; the lower id first among equals."""
+    least = np.partition(logits, -count)[-count]
+    (tokens,) = np.nonzero(~(logits < least))  # what is no number too
+    return tokens[np.argsort(-logits[tokens], kind="stable")][:count]
+
+
 def check_ranking(ranking: Ranking | None, logits: NDArray[np.float32], where: str) -> None:
     """Compares what a decoder's graph ranked, if it ranks, with a sort of its logits (R, V).
 
@@ -197,7 +204,7 @@ def check_ranking(ranking: Ranking | None, logits: NDArray[np.float32], where: s
     if ranking is None:
         return
     count = ranking.token_ids.shape[1]
-    expected = np.argsort(-logits, axis=1, kind="stable")[:, :count]  # (R, C), the lower id first among equals
+    expected = np.stack([_largest(row, count) for row in logits])  # (R, C)
     exact = logits.astype(np.float64)
     largest = exact.max(axis=1)
     normalizers = largest + np.log(np.exp(exact - largest[:, np.newaxis]).sum(axis=1))
