@@ -17,7 +17,7 @@ define CHECK_PYTHON
 	+ sys.version.split()[0] + ": make PYTHON=/path/to/python3.12 ...")'
 endef
 
-.PHONY: help install lint proto test test-newest-torch test-ray serve screenshots bench bench-shipped bench-compare bench-generation bench-classification bench-translation demo container-test sbom clean
+.PHONY: help install lint proto test test-benchmarks test-newest-torch test-ray serve screenshots bench bench-shipped bench-compare bench-generation bench-classification bench-translation demo container-test sbom clean
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -45,6 +45,9 @@ proto: install ## Generate the stubs from the .proto files
 
 test: install lint ## Everything: lint and the whole suite
 	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 20 --durations-min 5
+
+test-benchmarks: install ## Every program of benchmarks/ on tiny models; those that compare one kind of model with others' are left out of `make test`
+	$(BIN)/pytest tests/benchmarks -m "comparison or not comparison"
 
 test-newest-torch: $(TORCH_VENV)/.installed ## Training and exporter with the newest torch that they allow, in an environment of their own
 	$(TORCH_VENV)/bin/python -c 'import torch; print("torch", torch.__version__)'
