@@ -38,8 +38,8 @@ _HELD_OUT_SHARE: Final = 10
 _GIVEN_SHARE: Final = 4
 """Likewise of inputs that are given."""
 
-_MOST_PRODUCTS: Final = 2.5e11
-"""Multiplications with weights that fp32 may take for the inputs that judge: 10 s of two cores or less."""
+_MOST_PRODUCTS: Final = 1.25e11
+"""Multiplications with weights that fp32 may take for the inputs that judge: 5 s of two cores or less."""
 _NUM_PREDICTIONS: Final = (384, 2048)
 """Of a decoder: the least and the most."""
 _NUM_SOURCES: Final = (8, 32)
