@@ -1,7 +1,7 @@
-"""What PyTorch's tracer is spared: decompositions that change nothing, and a table that it makes for each trace.
+"""What PyTorch's tracer is spared: decompositions, tables and comparisons that change nothing.
 
-All names of PyTorch that are private stand in this module, and nothing needs it: it cannot be imported with a release
-that lacks one of them, and `tracing` does without it then (docs/decisions/decompositions.md).
+All private names of PyTorch and ONNX Script stand in this module, and nothing needs it: it cannot be imported with a
+release that lacks one of them, and `tracing` does without it then (docs/decisions/decompositions.md).
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from operator import attrgetter
 from typing import Any, cast
 from unittest.mock import patch
 
+import onnx_ir as ir
 import torch
+from onnxscript.rewriter._basics import MatchResult
+from onnxscript.rewriter._matcher import SimplePatternMatcher
 from torch._C import DispatchKey
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.export import ExportedProgram
@@ -23,7 +26,7 @@ from torch.onnx._internal.exporter._registration import ONNXRegistry
 @contextmanager
 def shortcuts() -> Iterator[None]:
     """Spares the tracer work as long as it is open."""
-    with _decomposing_if_needed(), _known_operators():
+    with _decomposing_if_needed(), _known_operators(), _rules_by_operator():
         yield
 
 
@@ -197,3 +200,24 @@ def _known_operators() -> Iterator[None]:
 
 
 _registry = functools.cache(ONNXRegistry.from_torchlib)
+
+
+@contextmanager
+def _rules_by_operator() -> Iterator[None]:
+    """Has a rule of rewriting tried on nodes of its own operator alone.
+
+    Of each node and each rule of several outputs ONNX Script lists the whole graph before it compares operators: a
+    third of the trace of a GPT-2.
+    """
+    match = SimplePatternMatcher.match
+
+    def match_operator(
+        self: SimplePatternMatcher, model: ir.Model, graph: ir.Graph | ir.Function, node: ir.Node, **options: Any
+    ) -> MatchResult:
+        identifier = self.pattern.output_nodes[0].op_identifier()
+        if identifier is not None and identifier[1] != node.op_type:
+            return MatchResult().fail("another operator")
+        return match(self, model, graph, node, **options)
+
+    with patch.object(SimplePatternMatcher, "match", match_operator):
+        yield
