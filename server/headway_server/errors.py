@@ -135,10 +135,12 @@ class ForbiddenError(RequestError):
 class OverloadedError(RequestError):
     """There is no room for the call now."""
 
-    def __init__(self, message: str, retry_after_s: float) -> None:
-        """`retry_after_s` is how many seconds the caller is asked to wait."""
+    def __init__(self, message: str, retry_after_s: float, *, is_late: bool = False) -> None:
+        """`retry_after_s` is how many seconds the caller is asked to wait; `is_late` says that it has waited already."""
         super().__init__(message)
         self.retry_after_s = retry_after_s
+        self.is_late = is_late
+        """True if the call was let in, and waited until there was no time left to answer it."""
 
 
 class BudgetError(OverloadedError):
