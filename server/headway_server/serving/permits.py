@@ -24,6 +24,8 @@ _LESS_MARGIN = 0.0002
 grows with each admitted call that is late, and falls with each that is not: so about one in a hundred is late."""
 _LATE = 0.1
 """A call that ends with less than this share of its time left has run out of it."""
+_NEW_WINDOW = 0.0, math.inf, 0.0, False
+"""Of a measured pace: work that was done, the least that was left, seconds, and whether there was silence in them."""
 _SHORTEST_RETRY_S = 0.05
 _LONGEST_RETRY_S = 30.0
 
@@ -57,7 +59,8 @@ class MeasuredPace:
 
     def __init__(self) -> None:
         self._rate = 0.0  # work a second
-        self._begin_window()
+        self._counted_until = time.monotonic()
+        self._done, self._least_left, self._elapsed_s, self._has_silence = _NEW_WINDOW
 
     def note(self, work: float, *, left: float) -> None:
         """Counts work that was done; `left` is what is still to be done."""
@@ -76,14 +79,10 @@ class MeasuredPace:
             self._rate += self._SMOOTHING * (rate - self._rate)
         else:
             self._rate = max(self._rate * self._DECAY, rate)
-        self._begin_window()
+        self._done, self._least_left, self._elapsed_s, self._has_silence = _NEW_WINDOW
 
     def begin(self) -> None:
         """Notes that there is work again."""
-        self._counted_until = time.monotonic()
-
-    def _begin_window(self) -> None:
-        self._done, self._least_left, self._elapsed_s, self._has_silence = 0.0, math.inf, 0.0, False
         self._counted_until = time.monotonic()
 
     def queue_s(self, ahead: float, work: float) -> float | None:  # noqa: ARG002 (one after another, whatever it is)
