@@ -34,6 +34,7 @@ from headway_server.preprocessing.template import (
     FIRST_TWIN,
     MAX_TEXT_LENGTH,
     MEMORY_LIMIT_BYTES,
+    WALL_LIMIT_S,
     LimitError,
     RefusedConversationError,
     make_environment,
@@ -143,7 +144,7 @@ class ChatTemplate:
             passes = passes_trial(source)
         except subprocess.TimeoutExpired as late:
             raise MachineBusyError(
-                f"{file}: could not be tried within {late.timeout:g} s, because the machine is busy; load the model "
+                f"{file}: could not be tried within {WALL_LIMIT_S:g} s, because the machine is busy; load the model "
                 "again when it is not"
             ) from late
         if not passes:
