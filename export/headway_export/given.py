@@ -95,7 +95,7 @@ def _with_recordings(source: ExportSource, folder: Path) -> ExportSource:
     """Cuts recordings into windows of the model's, after they are brought to its rate."""
     audio = source.audio_preprocessing
     assert audio is not None, "the source reads audio"
-    limits = AudioLimits(max_bytes=_MOST_BYTES, max_seconds=_MOST_SECONDS, max_held_bytes=_MOST_BYTES)
+    limits = AudioLimits(max_bytes=_MOST_BYTES, max_seconds=_MOST_SECONDS)
     decoder, windows = AudioDecoder(audio.sampling_rate, limits), []
     for file in _files_in(folder, "audio", _AUDIO):
         try:

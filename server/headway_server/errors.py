@@ -2,6 +2,7 @@
 
 ServerError                   what this package raises
 ├── BundleError               a bundle cannot be used: it is damaged, incomplete, or of another schema
+│   └── MachineBusyError      nobody knows yet: the machine was too busy to try it
 ├── ConfigurationError        the configuration file cannot be read
 ├── AccessError               the access file, a certificate or its key cannot be used
 ├── StoreError                a store is missing, or none of its bundles can be served
@@ -41,6 +42,10 @@ class ServerError(Exception):
 
 class BundleError(ServerError):
     """A bundle cannot be used."""
+
+
+class MachineBusyError(BundleError):
+    """A part of a bundle could not be tried, because the machine was too busy; another try may tell."""
 
 
 class ConfigurationError(ServerError):
@@ -135,10 +140,12 @@ class ForbiddenError(RequestError):
 class OverloadedError(RequestError):
     """There is no room for the call now."""
 
-    def __init__(self, message: str, retry_after_s: float) -> None:
-        """`retry_after_s` is how many seconds the caller is asked to wait."""
+    def __init__(self, message: str, retry_after_s: float, *, is_late: bool = False) -> None:
+        """`retry_after_s` is how many seconds the caller is asked to wait; `is_late` says that it has waited."""
         super().__init__(message)
         self.retry_after_s = retry_after_s
+        self.is_late = is_late
+        """True if the call was let in, and waited until there was no time left to answer it."""
 
 
 class BudgetError(OverloadedError):

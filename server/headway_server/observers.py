@@ -71,6 +71,8 @@ class Call:
     """Id of the trace that the server records it in; empty where it records none."""
     caller: str = ""
     """Who makes it: the name of the API key or of the certificate, else the peer."""
+    connection: str = ""
+    """Which connection it came by; empty where `caller` says so."""
     rights: Rights | None = None
     """What the caller may do; None: everything, where there is no access control."""
     callbacks: list[Callable[[], None]] = field(default_factory=list)

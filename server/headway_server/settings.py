@@ -351,7 +351,6 @@ class ServerSettings(BaseSettings):
         return AudioLimits(
             max_bytes=self.max_message_bytes,
             max_seconds=self.max_audio_seconds,
-            max_held_bytes=self.batching.max_waiting_mib * 2**20,
         )
 
     @property

@@ -32,6 +32,7 @@ from headway_server.decoding.output.text import TextAssembly
 from headway_server.decoding.parameters import SamplingParameters
 from headway_server.decoding.sequence import Sequence
 from headway_server.decoding.settings import EngineSettings
+from headway_server.observers import NO_OBSERVER, Observer
 from headway_server.preprocessing import ChatTemplate, TextTokenizer
 from headway_server.tasks.decoding import ModelParts
 from headway_server.tasks.generation.model import GenerationModel
@@ -169,7 +170,9 @@ def make_bundle(
     return Bundle(path=Path("tiny") / task.value, manifest=manifest)
 
 
-def make_parts(decoders, *, tokenizer=None, encoder=None, max_text_bytes: int = 2**20, **settings) -> ModelParts:
+def make_parts(
+    decoders, *, tokenizer=None, encoder=None, max_text_bytes: int = 2**20, observer: Observer = NO_OBSERVER, **settings
+) -> ModelParts:
     """Puts NumPy runners together with the tokenizer of the tiny models."""
     return ModelParts(
         precision=Precision.FP32,
@@ -179,6 +182,7 @@ def make_parts(decoders, *, tokenizer=None, encoder=None, max_text_bytes: int = 
         encoder=encoder,
         settings=EngineSettings(num_slots=decoders[0].num_slots, **settings),
         max_text_bytes=max_text_bytes,
+        observer=observer,
     )
 
 
@@ -189,12 +193,15 @@ def make_generation_model(
     chat_template: ChatTemplate | None = None,
     max_text_bytes: int = 2**20,
     special: Iterable[str] = (),
+    observer: Observer = NO_OBSERVER,
     **bundle_options,
 ) -> GenerationModel:
     tokenizer = TextTokenizer(byte_tokenizer(special))
     return GenerationModel(
         make_bundle(Task.GENERATION, **bundle_options),
-        make_parts([decoder], tokenizer=tokenizer, max_text_bytes=max_text_bytes, max_waiting=max_waiting),
+        make_parts(
+            [decoder], tokenizer=tokenizer, max_text_bytes=max_text_bytes, max_waiting=max_waiting, observer=observer
+        ),
         chat_template=chat_template,
     )
 

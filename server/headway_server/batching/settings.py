@@ -48,8 +48,14 @@ class BatchingSettings(BaseModel):
     """Most rows of a denoising step of a model that draws images; an image that is guided takes two. Left out: 16 on
     the CPU and 64 on CUDA."""
     max_waiting_mib: Annotated[int, Field(ge=1)] = 256
-    """Most MiB of a model's images, texts or decoded audio that are admitted and not yet answered; a call of more is
-    admitted when no other is there, and one of several audios refused."""
+    """Most MiB of a model's inputs that are admitted and not yet answered, as they are once decoded: images and their
+    pixels, texts and their tokens, vectors of labels, masks, audio. A call of more is admitted when no other is there,
+    and one of several audios refused."""
+
+    @property
+    def max_waiting_bytes(self) -> int:
+        """`max_waiting_mib`, in bytes."""
+        return self.max_waiting_mib * 2**20
 
     def batch_tokens(self, device: Device) -> int:
         """Most tokens of a batch on a device."""

@@ -410,6 +410,7 @@ class Sequence:
             f"waited for a slot until {left_s:.2f} s were left, and would take {takes_s:.2f} s; try again in "
             f"{takes_s:.2f} s",
             takes_s,
+            is_late=True,
         )
 
     def result(

@@ -48,8 +48,6 @@ class AudioLimits:
 
     max_bytes: int
     max_seconds: float
-    max_held_bytes: int
-    """Of decoded audio and its features, of all calls of a model together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,13 +27,14 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from headway_server.bundles.manifest import SpecialTokens
-from headway_server.errors import BundleError, InvalidInputError, no_panics
+from headway_server.errors import BundleError, InvalidInputError, MachineBusyError, no_panics
 from headway_server.preprocessing.pool import text_pool
 from headway_server.preprocessing.template import (
     CPU_LIMIT_S,
     FIRST_TWIN,
     MAX_TEXT_LENGTH,
     MEMORY_LIMIT_BYTES,
+    WALL_LIMIT_S,
     LimitError,
     RefusedConversationError,
     make_environment,
@@ -135,9 +137,17 @@ class ChatTemplate:
 
         Raises:
             BundleError: It is too large, is not a template, or does not work with the tokenizer.
+            MachineBusyError: The machine is too busy to tell.
         """
         source = _read(file)
-        if not passes_trial(source):
+        try:
+            passes = passes_trial(source)
+        except subprocess.TimeoutExpired as late:
+            raise MachineBusyError(
+                f"{file}: could not be tried within {WALL_LIMIT_S:g} s, because the machine is busy; load the model "
+                "again when it is not"
+            ) from late
+        if not passes:
             raise BundleError(
                 f"{file}: takes more than {CPU_LIMIT_S} s of a processor or {MEMORY_LIMIT_BYTES >> 20} MiB for some "
                 "conversations; correct it and export the model again"

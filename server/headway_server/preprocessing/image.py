@@ -150,6 +150,11 @@ class ImagePreprocessor:
         """Of an image as the model sees it."""
         return self._settings.height * self._settings.width
 
+    @property
+    def num_image_bytes(self) -> int:
+        """Of the values of an image's pixels as the model reads them, float32 (3, height, width)."""
+        return 3 * 4 * self.num_pixels
+
     async def prepare_batch(self, images: Sequence[bytes], *, fields: Sequence[str]) -> list[PreparedImage]:
         """Prepares images, large ones off the event loop; what has not begun when the caller goes is not done.
 

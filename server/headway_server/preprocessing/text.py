@@ -195,10 +195,10 @@ class TextTokenizer:
                 encoded.append(await asyncio.get_running_loop().run_in_executor(pool, shorten))
         return encoded
 
-    def encode_now(self, text: str) -> EncodedText:
-        """Encodes a short text with its characters and without special tokens. Runs on the caller's thread."""
-        with no_panics():
-            return _encoded_text(self._tokenizer.encode(text, add_special_tokens=False), with_offsets=True)
+    def encode_now(self, text: str, *, with_offsets: bool = False) -> EncodedText:
+        """Encodes a text without special tokens, and with its characters where asked. Runs on the caller's thread."""
+        [encoded] = self._encode([text], None, False, with_offsets)
+        return encoded
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Returns the text of `token_ids`; special tokens are left out. Runs on the caller's thread."""
@@ -246,6 +246,7 @@ class TextTokenizer:
         self, texts: Sequence[str], text_pairs: Sequence[str] | None, add_special_tokens: bool, with_offsets: bool
     ) -> list[EncodedText]:
         encode = self._tokenizer.encode_batch if with_offsets else self._tokenizer.encode_batch_fast
+        # For one text too: the library's `encode` keeps the GIL, and a long text would stop the event loop for 0.3 s.
         inputs = list(texts) if text_pairs is None else list(zip(texts, text_pairs, strict=True))
         with no_panics():
             encodings = encode(inputs, add_special_tokens=add_special_tokens)
@@ -264,7 +265,6 @@ class TextTokenizer:
         """Encodes a text anew, cutting before the special tokens are added so that they stay."""
         direction: Literal["left", "right"] = "right" if keep == "start" else "left"
         with no_panics():
-            # Of one text alone the library keeps the GIL: a long one would stop the event loop for 0.2 s.
             first, *rest = self._tokenizer.encode_batch(
                 [text, *([] if pair is None else [pair])], add_special_tokens=False
             )

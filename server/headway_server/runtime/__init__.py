@@ -15,6 +15,7 @@ from headway_server.runtime.session import Runtime, Session
 from headway_server.runtime.threads import (
     CLOSE_TIMEOUT_S,
     Heartbeat,
+    close_together,
     join_threads,
     own_niceness,
     run_nicely,
@@ -31,6 +32,7 @@ __all__ = [
     "Runtime",
     "Session",
     "available_bytes",
+    "close_together",
     "describe_cores",
     "give_back_memory",
     "has_exact_int8",

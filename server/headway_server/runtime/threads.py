@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Final, TypeVar
@@ -106,6 +106,18 @@ def join_threads(threads: Iterable[threading.Thread], *, owner: str, timeout_s: 
     for thread in stuck:
         _log.error("a thread does not end and is left behind", owner=owner, thread=thread.name, at=_place(thread.ident))
     return not stuck
+
+
+def close_together(closers: Sequence[Callable[[], bool]]) -> bool:
+    """Closes several things at once, so that all of them wait for what is running no longer than one.
+
+    Returns:
+        True if the threads of each have ended.
+    """
+    if len(closers) < 2:
+        return all(close() for close in closers)
+    with ThreadPoolExecutor(len(closers), thread_name_prefix="close") as pool:
+        return all(list(pool.map(lambda close: close(), closers)))
 
 
 def _place(ident: int | None) -> str:

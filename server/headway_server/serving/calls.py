@@ -22,6 +22,7 @@ from headway_server.serving.permits import Admission, Permit
 
 REQUEST_ID: Final = "x-request-id"
 """The metadata by which callers and proxies name a call."""
+_FORWARDED_FOR: Final = ("forwarded", "x-forwarded-for", "x-real-ip")
 _IS_REQUEST_ID: Final = re.compile(r"[!-~]{1,128}").fullmatch
 
 _log = structlog.get_logger(__name__)
@@ -56,6 +57,23 @@ def current_caller() -> str:
     """Returns who makes the call that the present task answers; empty outside of every call, or where nobody knows."""
     call = current_call()
     return "" if call is None else call.caller
+
+
+def cache_scope(salt: str = "") -> str:
+    """Returns what the present call shares the prefix cache by, for the salt it brings.
+
+    That is its API key or certificate and the salt. Callers whom the server does not know share by their salts, and
+    those who bring none have what came by their own connection: nobody learns by default what another has asked. On the
+    connection of a proxy, those whom it forwards for are told apart by what it says of them. To say so oneself gains
+    nothing, since a proxy adds whom it has heard it from.
+    """
+    call = current_call()
+    if call is not None and call.rights is not None and call.rights.name:
+        return f"key\n{call.rights.name}\n{salt}"
+    if salt or call is None:
+        return f"salt\n{salt}"
+    forwarded = [str(value) for name, value in call.raw_metadata if name in _FORWARDED_FOR]
+    return "\n".join(("caller", call.connection or call.caller, *forwarded))
 
 
 class Calls:
@@ -112,6 +130,7 @@ class Calls:
         num_bytes: int = 0,
         timeout_s: float | None = None,
         caller: str = "",
+        connection: str = "",
         rights: Caller | None = None,
         request_id: str = "",
     ) -> AbstractAsyncContextManager[Call]:
@@ -124,6 +143,7 @@ class Calls:
             timeout_s: Seconds after which the call is ended; None where there is no limit, or where the transport
                 itself ends a call whose deadline has passed.
             caller: Who makes it, such as host and port of its connection; empty where the transport cannot tell.
+            connection: Which connection it came by; empty where `caller` says so.
             rights: What `identify` has returned; None: the metadata say who calls.
             request_id: By which the caller or its proxy knows the call; empty where it was given none.
 
@@ -142,6 +162,7 @@ class Calls:
             started_at=time.monotonic(),
             request_id=request_id,
             caller=caller,
+            connection=connection,
         )
         return _Answering(self, call, rights, timeout_s)
 

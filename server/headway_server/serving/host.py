@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, Self, TypeAlias, TypeVar
+from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
 import structlog
 
@@ -32,6 +32,7 @@ from headway_server.errors import (
     BundleRejectedError,
     DrainingError,
     InvalidInputError,
+    MachineBusyError,
     ModelNotFoundError,
     ServerError,
     StoreError,
@@ -39,7 +40,7 @@ from headway_server.errors import (
     no_panics,
 )
 from headway_server.observers import NO_OBSERVER, Call, ModelEvent, ModelId, Observer
-from headway_server.runtime import Runtime, give_back_memory, join_threads, run_nicely
+from headway_server.runtime import Runtime, close_together, give_back_memory, join_threads, run_nicely
 from headway_server.serving.apart import run_apart
 from headway_server.serving.families import FAMILIES, Family, ServedModel
 from headway_server.serving.finding import ModelFinder, names_of, path_of, quoted, task_of
@@ -119,6 +120,13 @@ class _Hosted:
         self.num_calls -= 1
         if not self.num_calls:
             self.idle.set()
+
+
+class _Loaded(NamedTuple):
+    """A model that was loaded, and how long that took."""
+
+    model: ServedModel
+    seconds: float
 
 
 @dataclass(slots=True)
@@ -225,6 +233,7 @@ class ModelHost(ModelFinder):
         self._leaving: set[_Hosted] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._changing = asyncio.Lock()  # one at a time: each looks at how much memory there is
+        self._overdue: tuple[str, asyncio.Task[None]] | None = None  # which takes memory all the same
         self._looking, self._scanning, self._routing = asyncio.Lock(), asyncio.Lock(), asyncio.Lock()
         self._watch = (
             None
@@ -283,10 +292,12 @@ class ModelHost(ModelFinder):
                     entry.state = ModelState.LOADING
                     try:
                         with no_panics():
-                            host._put(path, host._load(path))
+                            loaded = host._load(path)
                     except Exception as error:  # one bad bundle must not keep the others from being served
                         host._note_failure(path, error)
                     else:
+                        host._put(path, loaded.model)
+                        host._report_ready(path, loaded)
                         num_ready += 1
         if not host.models and host.rejected:
             first, *others = host.rejected
@@ -467,7 +478,7 @@ class ModelHost(ModelFinder):
                 entry.state, entry.reason = ModelState.LOADING, None
             try:
                 with no_panics():
-                    model = await self._load_in_time(path)
+                    loaded = await self._load_in_time(path)
             except (ModelNotFoundError, StoreUnavailableError) as error:
                 if entry.hosted is None:
                     del self._entries[path]
@@ -476,11 +487,13 @@ class ModelHost(ModelFinder):
                 raise
             except Exception as error:
                 raise BundleRejectedError(f"{path}: {self._note_failure(path, error)}") from error
+            model = loaded.model
             if self._is_closed:
                 await run_apart(model.close, name=f"close {path}")
                 raise DrainingError(_NOTHING_IS_LOADED)
             model.start()
             old = self._put(path, model)
+            self._report_ready(path, loaded)
         if old is not None:
             self._spawn(self._close_when_idle(old, path, self._drain_timeout_s))
         return model
@@ -489,15 +502,26 @@ class ModelHost(ModelFinder):
         if self._is_closed:
             raise DrainingError(_NOTHING_IS_LOADED)
 
-    async def _load_in_time(self, path: str) -> ServedModel:
-        """Loads a bundle in a thread of its own; one that takes too long is left to that thread."""
+    async def _load_in_time(self, path: str) -> _Loaded:
+        """Loads a bundle in a thread of its own; one that takes too long is left to that thread.
+
+        Until that thread has ended and its model is closed, no other bundle is loaded: it may take much memory still.
+        """
         if self._loader is None:
             raise StoreUnavailableError(f"{path}: this server was started without a store to load it from")
         limit_s = self._loader.settings.versions.load_timeout
+        if self._overdue is not None:
+            overdue, closing = self._overdue
+            if not (await asyncio.wait({closing}, timeout=limit_s))[0]:
+                raise BundleError(
+                    f"is not loaded while {overdue} is, which has taken more than --load-timeout, {limit_s:g} s, and "
+                    "goes on; try again when it has ended, or restart the server"
+                )
+            self._overdue = None
         loading = run_apart(partial(self._load, path), name=f"load {path}")
         done, _ = await asyncio.wait({loading}, timeout=limit_s)
         if not done:
-            loading.add_done_callback(_close_late)
+            self._overdue = path, self._spawn(_close_late(loading))
             raise BundleError(f"has not been loaded after {limit_s:g} s; is its storage slow? or raise --load-timeout")
         return loading.result()
 
@@ -535,8 +559,8 @@ class ModelHost(ModelFinder):
         self._report(path, "unloaded")
         _log.info("model unloaded", model=path)
 
-    def _load(self, path: str) -> ServedModel:
-        """Loads a bundle, in whichever thread this is."""
+    def _load(self, path: str) -> _Loaded:
+        """Loads a bundle, in whichever thread this is; whoever puts it in its place says that it is ready."""
         assert self._loader is not None
         self._report(path, "loading")
         began = time.monotonic()
@@ -556,7 +580,10 @@ class ModelHost(ModelFinder):
             raise BundleError("cannot be loaded; the server's log says why") from error
         finally:
             self._loading.discard(threading.current_thread())
-        seconds = time.monotonic() - began
+        return _Loaded(model, time.monotonic() - began)
+
+    def _report_ready(self, path: str, loaded: _Loaded) -> None:
+        model, seconds = loaded
         self._report(path, "ready", seconds=seconds)
         manifest = model.bundle.manifest
         _log.info(
@@ -568,7 +595,6 @@ class ModelHost(ModelFinder):
             device=model.device,
             seconds=round(seconds, 3),
         )
-        return model
 
     def _put(self, path: str, model: ServedModel) -> _Hosted | None:
         """Has new calls find a model; returns what they found before."""
@@ -593,6 +619,8 @@ class ModelHost(ModelFinder):
         reason = _reason(error, path, None if self._loader is None else self._loader.settings.store)
         entry = self._entries[path]
         entry.reason = reason
+        if isinstance(error, MachineBusyError):
+            entry.tried = None  # so that it is tried again with the next look at the store
         if entry.hosted is None:
             entry.state = ModelState.REJECTED
         unexpected = error.__cause__ if isinstance(error, ServerError) else error
@@ -755,9 +783,9 @@ class ModelHost(ModelFinder):
             with suppress(RuntimeError):  # the loop has ended, and the task with it
                 self._polling.get_loop().call_soon_threadsafe(self._polling.cancel)
         models = [*self.models, *(hosted.model for hosted in list(self._leaving))]
-        stuck = [model for model in models if not model.close()]
         # The interpreter must not end under a thread that is in the midst of ONNX Runtime.
-        return join_threads(list(self._loading), owner="store") and not stuck
+        loading = partial(join_threads, list(self._loading), owner="store")
+        return close_together([*(model.close for model in models), loading])
 
     def serving(self, *, stall_timeout_s: float) -> set[Task]:
         """Returns the tasks that a healthy model is ready for."""
@@ -812,10 +840,11 @@ def _check_name(field: str, name: str) -> None:
         raise InvalidInputError(field, f"is {quoted(name)}; it has 1 to 64 of a-z, 0-9, dot, underscore and hyphen")
 
 
-def _close_late(loading: asyncio.Future[ServedModel]) -> None:
-    """Closes a model that nobody waits for any more."""
-    if not loading.cancelled() and loading.exception() is None:
-        run_apart(loading.result().close, name="close")
+async def _close_late(loading: asyncio.Future[_Loaded]) -> None:
+    """Waits for a model that nobody wants any more, and closes it."""
+    with suppress(Exception):  # it could not be loaded, and nobody is to learn why
+        await run_apart((await loading).model.close, name="close")
+        await run_apart(give_back_memory, name="give back memory")
 
 
 def _reason(error: Exception, path: str, store: Path | None) -> str:

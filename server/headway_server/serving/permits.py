@@ -24,6 +24,8 @@ _LESS_MARGIN = 0.0002
 grows with each admitted call that is late, and falls with each that is not: so about one in a hundred is late."""
 _LATE = 0.1
 """A call that ends with less than this share of its time left has run out of it."""
+_NEW_WINDOW = 0.0, math.inf, 0.0, False
+"""Of a measured pace: work that was done, the least that was left, seconds, and whether there was silence in them."""
 _SHORTEST_RETRY_S = 0.05
 _LONGEST_RETRY_S = 30.0
 
@@ -45,7 +47,8 @@ class MeasuredPace:
     """The pace of a model that answers inputs one after another, from what it has answered.
 
     While there is always work, it is what the model answers. What it answers in a while with little to do says nothing
-    of what it can do: then it is the best of late.
+    of what it can do: then it is the best of late. Silence between two pieces of work counts for nothing, and work with
+    silence in it says what the model can do at least: so estimates that are too low do not last.
     """
 
     _WINDOW_S = 0.5
@@ -56,25 +59,31 @@ class MeasuredPace:
 
     def __init__(self) -> None:
         self._rate = 0.0  # work a second
-        self._done, self._least_left, self._began = 0.0, math.inf, time.monotonic()
+        self._counted_until = time.monotonic()
+        self._done, self._least_left, self._elapsed_s, self._has_silence = _NEW_WINDOW
 
     def note(self, work: float, *, left: float) -> None:
         """Counts work that was done; `left` is what is still to be done."""
-        elapsed_s = time.monotonic() - self._began
+        now = time.monotonic()
+        self._elapsed_s += now - self._counted_until
+        self._counted_until = now
         self._done += work
         self._least_left = min(self._least_left, left)
-        if elapsed_s >= self._WINDOW_S:
-            rate = self._done / elapsed_s
-            if self._rate and self._least_left >= self._BUSY_S * rate:
-                self._rate += self._SMOOTHING * (rate - self._rate)
-            else:
-                self._rate = max(self._rate * self._DECAY, rate)
-        if not left or elapsed_s >= self._WINDOW_S:
-            self.begin()
+        if self._elapsed_s < self._WINDOW_S:
+            self._has_silence = self._has_silence or not left
+            return
+        rate = self._done / self._elapsed_s
+        if self._has_silence:
+            self._rate = max(self._rate, rate) if self._rate else 0.0
+        elif self._rate and self._least_left >= self._BUSY_S * rate:
+            self._rate += self._SMOOTHING * (rate - self._rate)
+        else:
+            self._rate = max(self._rate * self._DECAY, rate)
+        self._done, self._least_left, self._elapsed_s, self._has_silence = _NEW_WINDOW
 
     def begin(self) -> None:
-        """Notes that there is work again: a window begins."""
-        self._done, self._least_left, self._began = 0.0, math.inf, time.monotonic()
+        """Notes that there is work again."""
+        self._counted_until = time.monotonic()
 
     def queue_s(self, ahead: float, work: float) -> float | None:  # noqa: ARG002 (one after another, whatever it is)
         """See `Pace`."""
@@ -118,14 +127,21 @@ class Permit:
         self.release(is_done=error is None)
         if error is None:
             self._admission.note_in_time()
-        elif isinstance(error, OverloadedError) or self._is_late:
+        elif self._is_late(error):
             self._admission.note_late()
 
-    @property
-    def _is_late(self) -> bool:
-        """True if the caller has stopped waiting or is about to: its own clock began before the server's."""
+    def _is_late(self, error: BaseException) -> bool:
+        """True if the estimate that let the call in has promised too much.
+
+        The caller has stopped waiting or is about to: its own clock began before the server's. Or the model has given
+        it up. A call that was refused for lack of something else says nothing of the time.
+        """
         deadline = self._deadline
-        return deadline is not None and time.monotonic() >= deadline - _LATE * (deadline - self._began)
+        if deadline is None:
+            return False
+        if isinstance(error, OverloadedError):
+            return error.is_late
+        return time.monotonic() >= deadline - _LATE * (deadline - self._began)
 
     def release(self, count: int | None = None, *, is_done: bool = True) -> None:
         """Gives back the part of `count` inputs, or all that is left; `is_done` is False where it was not answered."""
@@ -206,7 +222,7 @@ class Admission:
             OverloadedError: There is no room, or no time; it says when to come back.
         """
         work = float(count) if work is None else work
-        self._check(count, num_bytes, work, deadline, caller)
+        is_estimated = self._check(count, num_bytes, work, deadline, caller)
         if self._pace is not None:
             if not self._num_admitted and isinstance(self._pace, MeasuredPace):
                 self._pace.begin()
@@ -216,7 +232,8 @@ class Admission:
         self._num_bytes += num_bytes
         if self._counted is not None:
             self._counted.tell(self._num_admitted, self._num_bytes)
-        return Permit(self, count, num_bytes, work, caller=caller, deadline=deadline)
+        promised = deadline if is_estimated else None
+        return Permit(self, count, num_bytes, work, caller=caller, deadline=promised)
 
     def note_in_time(self) -> None:
         """Notes that what was admitted was answered; called by the permit."""
@@ -246,7 +263,8 @@ class Admission:
             if isinstance(self._pace, MeasuredPace):
                 self._pace.note(work if is_done else 0.0, left=self._work)
 
-    def _check(self, count: int, num_bytes: int, work: float, deadline: float | None, caller: str) -> None:
+    def _check(self, count: int, num_bytes: int, work: float, deadline: float | None, caller: str) -> bool:
+        """Returns True if an estimate lets them in; False if there was nothing to estimate."""
         admitted, held = self._num_admitted, self._num_bytes
         if self._counted is not None:
             admitted, held = self._counted.num_running, self._counted.num_bytes
@@ -256,17 +274,18 @@ class Admission:
             waiting = f"{held} bytes of {self._noun} waiting"
             raise self._full(waiting, self._max_bytes, num_bytes)
         if self._pace is None or deadline is None or not self._num_admitted:
-            return
+            return False
         each = work / count if count else 0.0
         wait_s = self._pace.queue_s(self._ahead(work, caller) - each, each)
         if not wait_s:
-            return
+            return False
         takes_s, left_s = self._margin * (wait_s + self._pace.service_s(each)), deadline - time.monotonic()
         if takes_s > left_s:
             raise _overload(
                 f"{self._owner} would answer in {takes_s:.2f} s, and the call has {max(left_s, 0.0):.2f} s left",
                 takes_s - left_s,
             )
+        return True
 
     def _ahead(self, work: float, caller: str) -> float:
         """Returns the work up to the end of a caller's: all of its own, and as much of each other one's."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from collections.abc import Sequence as Elements
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Self
 
 import structlog
 
+from headway_server.batching.settings import BatchingSettings
 from headway_server.bundles import ENCODER_DECODER_TASKS, TOKENIZER_FILE, Bundle, Precision, Variant
 from headway_server.decoding.core.engine import Engine
 from headway_server.decoding.core.lanes import FEWEST_SLOTS, Lanes
@@ -17,7 +18,7 @@ from headway_server.decoding.interfaces import Decoder, DraftVerifier, Encoder
 from headway_server.decoding.runner.decoder import DecoderRunner, slot_sizes
 from headway_server.decoding.runner.encoder import EncoderRunner
 from headway_server.decoding.runner.memory_plan import format_size, plan_memory
-from headway_server.decoding.sequence import Sequence
+from headway_server.decoding.sequence import Delta, Sequence, SequenceResult
 from headway_server.decoding.settings import EngineSettings
 from headway_server.decoding.speculation.verifier import can_verify, open_verifier
 from headway_server.errors import BundleError, InvalidInputError
@@ -25,7 +26,7 @@ from headway_server.observers import NO_OBSERVER, ModelId, ModelUsage, Observer
 from headway_server.preprocessing import TextTokenizer
 from headway_server.preprocessing.audio import AudioLimits
 from headway_server.preprocessing.image import ImageLimits
-from headway_server.runtime import Cores, Device, Runtime, available_bytes
+from headway_server.runtime import Cores, Device, Runtime, available_bytes, close_together
 from headway_server.serving.calls import counted_tokens, current_caller
 from headway_server.serving.permits import Admission, Permit
 from headway_server.settings import DEFAULT_MAX_TEXT_KIB, ServerSettings
@@ -54,6 +55,8 @@ class ModelParts:
     settings: EngineSettings
     max_text_bytes: int = DEFAULT_MAX_TEXT_KIB * 2**10
     """Largest text, in bytes of UTF-8."""
+    max_held_bytes: int = BatchingSettings().max_waiting_bytes
+    """Most bytes of what is made of the inputs of all calls: tokens, pixels, audio and its features."""
     image_limits: ImageLimits | None = None
     """Sizes past which an image is refused; of models that read images."""
     audio_limits: AudioLimits | None = None
@@ -69,6 +72,8 @@ class DecodingModel:
 
     _noun = "texts"
     _field = "texts"
+    _held_noun = "tokens"
+    """What is made of inputs and held until a call is answered, for messages."""
 
     def __init__(self, bundle: Bundle, parts: ModelParts) -> None:
         """Makes a model of its parts.
@@ -117,6 +122,7 @@ class DecodingModel:
             ]
         )
         self._admission = Admission(limit=self._capacity, noun=self._noun, owner=manifest.name, pace=self._lanes.pace)
+        self._held = Admission(limit=None, noun=self._held_noun, owner=manifest.name, max_bytes=parts.max_held_bytes)
 
     @classmethod
     def load(cls, bundle: Bundle, runtime: Runtime, settings: ServerSettings, observer: Observer = NO_OBSERVER) -> Self:
@@ -142,6 +148,7 @@ class DecodingModel:
             cores=runtime.cores,
             settings=settings.engine,
             max_text_bytes=settings.max_text_bytes,
+            max_held_bytes=settings.batching.max_waiting_bytes,
             image_limits=settings.image_limits,
             audio_limits=settings.audio_limits,
             observer=observer,
@@ -174,8 +181,7 @@ class DecodingModel:
 
     def close(self) -> bool:
         """Stops the engines; what still runs or waits fails. Returns False if a thread hangs and was left behind."""
-        has_ended = self._inspector is None or self._inspector.close()
-        return self._lanes.close() and has_ended
+        return close_together([self._lanes.close, *([] if self._inspector is None else [self._inspector.close])])
 
     def _run_once(self, decoder: Decoder, encoder: Encoder | None) -> None:
         """Runs each kind of step with the largest token id, which a graph with too small an embedding refuses."""
@@ -216,19 +222,54 @@ class DecodingModel:
         with self._admission.admit(count, work=work, deadline=deadline, caller=current_caller()) as permit:
             yield permit
 
+    def _hold(self, num_bytes: int) -> AbstractContextManager[object]:
+        """Counts bytes among what the model holds; a call does so once, since one that is alone may hold any number.
+
+        Raises:
+            OverloadedError: Other calls hold too many.
+        """
+        return self._held.admit(1, num_bytes, caller=current_caller()) if num_bytes else nullcontext()
+
+    async def _run(self, sequences: list[Sequence], *, num_read: int) -> list[SequenceResult]:
+        """Runs sequences, which the budget of the call's caller is charged for; errors are those of `Lanes.run`.
+
+        Args:
+            sequences: What runs. Each of their beams generates.
+            num_read: Tokens of their prompts or sources; samples share a prompt.
+        """
+        with self._hold(_num_token_bytes(sequences)), _counted(num_read, sequences):
+            return await self._lanes.run(sequences)
+
+    async def _stream(self, sequence: Sequence, *, num_read: int) -> AsyncGenerator[Delta, None]:
+        """Runs a sequence as `_run` does and yields its deltas; errors are those of `Lanes.stream`."""
+        num_bytes = _num_token_bytes([sequence]) if num_read else 0  # a sample has the prompt of the first one
+        with self._hold(num_bytes), _counted(num_read, [sequence]):
+            async with aclosing(self._lanes.stream(sequence)) as deltas:
+                async for delta in deltas:
+                    yield delta
+
     def _release_with(self, permit: Permit, sequences: Elements[Sequence]) -> None:
         """Gives a part of a permit back when each sequence ends, though nobody may have read its result yet."""
         for sequence in sequences:
             sequence.reply.result.add_done_callback(lambda _: permit.release(1))
 
 
-def counted(num_read: int, sequences: Elements[Sequence]) -> AbstractContextManager[None]:
-    """Takes what sequences read and generate from the budget of the call's caller; each beam generates.
+def _num_token_bytes(sequences: Elements[Sequence]) -> int:
+    """Returns the size of the prompts or sources of sequences, where these are tokens; samples share a prompt.
 
-    Args:
-        num_read: Tokens of their prompts or sources; samples share a prompt.
-        sequences: What runs while the context lasts.
+    What is made of images and audio is held since it was made.
     """
+    read = [
+        tensor
+        for one in sequences
+        for tensor in ((one.prompt_ids,) if one.source is None else one.source.tensors.values())
+        if tensor.dtype.kind == "i"
+    ]
+    return sum({id(tensor): tensor.nbytes for tensor in read}.values())
+
+
+def _counted(num_read: int, sequences: Elements[Sequence]) -> AbstractContextManager[None]:
+    """Takes what sequences read and generate while the context lasts from the budget of the call's caller."""
     return counted_tokens(num_read, lambda: sum(one.num_new_tokens * one.num_beams for one in sequences))
 
 

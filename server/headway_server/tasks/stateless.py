@@ -7,12 +7,10 @@ from collections.abc import Mapping
 from headway_server.batching import Batcher, BatchGraph, RunCosts
 from headway_server.bundles import Bundle, ClassificationScheme, Manifest, Precision
 from headway_server.observers import ModelId, ModelUsage, Observer
-from headway_server.runtime import Device
+from headway_server.runtime import Device, close_together
 from headway_server.serving.permits import Admission, MeasuredPace
 from headway_server.tasks.inspection.inspector import Inspector
 from headway_server.tasks.outputs import EMBEDDING, LOGITS, LabelReader
-
-_MIB = 2**20
 
 
 class StatelessModel:
@@ -20,6 +18,8 @@ class StatelessModel:
 
     _noun = "inputs"
     """What it reads, for messages."""
+    _held_noun = "vectors"
+    """What else is held until a call is answered, for messages."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class StatelessModel:
         budget: int,
         costs: RunCosts,
         max_waiting: int,
-        max_waiting_mib: int,
+        max_waiting_bytes: int,
         observer: Observer,
         inspector: Inspector,
     ) -> None:
@@ -43,7 +43,7 @@ class StatelessModel:
             budget: Of the batcher, as `costs` and `observer` are.
             costs: See `Batcher`.
             max_waiting: Most inputs that are admitted and not yet answered.
-            max_waiting_mib: Likewise, most MiB of them.
+            max_waiting_bytes: Likewise, most bytes of them, and of what else is made for calls that last.
             observer: See `Batcher`.
             inspector: Shows what the model attends to.
         """
@@ -67,9 +67,10 @@ class StatelessModel:
             limit=max_waiting,
             noun=self._noun,
             owner=manifest.name,
-            max_bytes=max_waiting_mib * _MIB,
+            max_bytes=max_waiting_bytes,
             pace=MeasuredPace(),
         )
+        self._held = Admission(limit=None, noun=self._held_noun, owner=manifest.name, max_bytes=max_waiting_bytes)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -95,8 +96,7 @@ class StatelessModel:
 
     def close(self) -> bool:
         """Stops the batcher and the inspector; what still waits fails. True if their threads have ended."""
-        has_ended = self._inspector.close()
-        return self._batcher.close() and has_ended
+        return close_together([self._inspector.close, self._batcher.close])
 
     def __repr__(self) -> str:
         manifest = self.bundle.manifest

@@ -13,8 +13,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tiny_chat import MARKERS, TEMPLATES, byte_level_tokenizer, load_template, turns
 
 from headway_server.bundles import SpecialTokens
-from headway_server.errors import BundleError, InvalidInputError
-from headway_server.preprocessing import ChatTemplate
+from headway_server.errors import BundleError, InvalidInputError, MachineBusyError
+from headway_server.preprocessing import ChatTemplate, template
 from headway_server.preprocessing.chat import MAX_TEMPLATE_BYTES
 from headway_server.preprocessing.template import MAX_TEXT_LENGTH, passes_trial
 
@@ -288,3 +288,12 @@ def test_a_template_that_takes_all_memory_is_a_bad_bundle(tmp_path, source):
 def test_a_template_that_loops_without_a_word_is_a_bad_bundle():
     assert not passes_trial("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}")
     assert passes_trial("{{ messages[0].content }}")
+
+
+def test_a_template_that_a_busy_machine_has_not_tried_is_no_bad_one_and_is_tried_again(tmp_path, monkeypatch):
+    source = "{{ messages[0].content }}{# tried twice #}"
+    with monkeypatch.context() as busy:
+        busy.setattr(template, "WALL_LIMIT_S", 1e-4)
+        with pytest.raises(MachineBusyError, match="could not be tried within 120 s"):
+            load_template(tmp_path, source)
+    assert load_template(tmp_path, source)

@@ -207,6 +207,25 @@ async def test_a_tokenizer_that_panics_fails_its_call_with_an_exception(tokenize
             call()
 
 
+def test_a_long_text_keeps_no_other_thread_waiting(tokenizer):
+    seen, is_over = [], threading.Event()
+
+    def look() -> None:
+        while not is_over.is_set():
+            seen.append(time.monotonic())
+            time.sleep(1e-4)
+
+    other = threading.Thread(target=look)
+    other.start()
+    began = time.monotonic()
+    tokenizer.encode_now(LONG * 20)
+    ended = time.monotonic()
+    is_over.set()
+    other.join()
+    quarter = (ended - began) / 4
+    assert any(began + quarter < moment < ended - quarter for moment in seen)
+
+
 def test_other_exceptions_pass():
     for kind in (KeyboardInterrupt, ValueError):
         with pytest.raises(kind), no_panics():

@@ -6,7 +6,7 @@ import time
 import pytest
 import structlog
 
-from headway_server.runtime.threads import Heartbeat, join_threads
+from headway_server.runtime.threads import Heartbeat, close_together, join_threads
 
 
 @pytest.fixture
@@ -75,3 +75,12 @@ def test_threads_that_end_are_waited_for_and_one_that_hangs_is_logged_with_its_p
     assert "wait (threading.py:" in line["at"]
     release.set()
     assert join_threads(threads, owner="topics/1", timeout_s=10)
+
+
+def test_several_things_are_closed_at_once():
+    together = threading.Barrier(3, timeout=30)  # which breaks where one waits for another
+    closers = [lambda: bool(together.wait() >= 0)] * 3
+    assert close_together(closers)
+    together = threading.Barrier(3, timeout=30)
+    assert not close_together([*closers[:2], lambda: together.wait() < 0])
+    assert close_together([]) is close_together([lambda: True]) is True

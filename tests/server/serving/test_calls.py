@@ -9,7 +9,7 @@ import pytest
 from headway_server.errors import DeadlineError, DrainingError, ForbiddenError, OverloadedError, UnknownCallerError
 from headway_server.observers import Observer
 from headway_server.serving.access import Access, AccessFile
-from headway_server.serving.calls import Calls, current_call
+from headway_server.serving.calls import Calls, cache_scope, current_call
 
 
 class Recorder(Observer):
@@ -133,3 +133,30 @@ def test_refused_callers_are_named_as_far_as_they_are_known(recorder):
         with pytest.raises(error):
             calls.identify("/one", metadata=[("x-api-key", key)], is_admin=True, caller="ipv4:192.0.2.1:9")
     assert recorder.callers == ["mine", "ipv4:192.0.2.1:9"]
+
+
+async def test_callers_whom_nobody_knows_share_what_is_cached_by_their_own_connection_alone():
+    def access_of(name):
+        return Access(AccessFile.model_validate({"certificates": {name: {"scopes": ["model:*"]}}}))
+
+    async def scope(calls, salt="", rights=None, **options):
+        async with calls.answer("/one", rights=rights, **options):
+            return cache_scope(salt)
+
+    calls = Calls()
+    by_proxy = {"caller": "10.0.0.1", "connection": "10.0.0.1:5000"}
+    scopes = [
+        await scope(calls, caller="10.0.0.1", connection="10.0.0.1:4000"),
+        await scope(calls, caller="10.0.0.1", connection="10.0.0.1:4001"),  # another user of the same address
+        await scope(calls, caller="ipv4:10.0.0.1:4002"),  # which names its connection by itself
+        await scope(calls, **by_proxy),
+        await scope(calls, **by_proxy, metadata=[("x-forwarded-for", "1.1.1.1")]),
+        await scope(calls, **by_proxy, metadata=[("x-forwarded-for", "2.2.2.2")]),
+        await scope(calls, **by_proxy, metadata=[("x-forwarded-for", "1.1.1.1, 2.2.2.2")]),  # who says to be the first
+        await scope(calls, **by_proxy, metadata=[("forwarded", "for=1.1.1.1")]),
+        await scope(calls, salt="ours"),
+        await scope(calls, rights=access_of("known").identify((), ("known",)), **by_proxy),
+    ]
+    assert len(set(scopes)) == len(scopes)
+    assert await scope(calls, caller="10.0.0.1", connection="10.0.0.1:4000") == scopes[0]
+    assert await scope(calls, salt="ours", caller="elsewhere") == scopes[8]

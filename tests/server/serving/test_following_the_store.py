@@ -4,6 +4,7 @@ import asyncio
 import os
 import shutil
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,13 @@ from tiny_family import FAMILY
 from waiting import until
 
 from headway_server.bundles import Task, VersionSettings, listing
-from headway_server.errors import BundleRejectedError, ModelNotFoundError, StoreError, StoreUnavailableError
+from headway_server.errors import (
+    BundleRejectedError,
+    MachineBusyError,
+    ModelNotFoundError,
+    StoreError,
+    StoreUnavailableError,
+)
 from headway_server.runtime import Runtime
 from headway_server.serving import host as host_module
 from headway_server.serving.calls import Calls
@@ -342,7 +349,9 @@ async def test_a_host_closes_though_its_store_stalls(open_host, stall):
 
 
 async def test_loading_that_takes_too_long_is_given_up_and_its_model_closed_later(open_host, tmp_path, monkeypatch):
-    host = open_host(load_timeout=0.05)
+    host, events = open_host(load_timeout=0.05), defaultdict(list)
+    events["1"] = ["ready"]
+    monkeypatch.setattr(host, "_report", lambda path, state, **_: events[path.partition("/")[2]].append(state))
     write(tmp_path, "2")
     may_go_on, made = threading.Event(), []
     load = type(FAMILY).load
@@ -350,15 +359,40 @@ async def test_loading_that_takes_too_long_is_given_up_and_its_model_closed_late
     def slowly(self, *arguments):
         assert may_go_on.wait(30)
         made.append(load(self, *arguments))
-        return made[0]
+        return made[-1]
 
     monkeypatch.setattr(type(FAMILY), "load", slowly)
     with pytest.raises(BundleRejectedError, match=r"mirror/2: has not been loaded after 0\.05 s"):
         await host.load("mirror", "2")
     assert await ask(host) == "version 1"
+    write(tmp_path, "3")
+    with pytest.raises(BundleRejectedError, match=r"mirror/3: is not loaded while mirror/2 is"):
+        await host.load("mirror", "3")  # what takes too long takes memory too
+    assert [changes[-1] for changes in events.values()] == ["ready", "failed", "failed"]
     may_go_on.set()
     await until(lambda: made and made[0].is_closed)
     assert len(host.models) == 1
+    await host.load("mirror", "3")
+    assert [len(host.models), len(made)] == [2, 2]
+    assert events["2"] == ["loading", "failed"]  # nobody has ever been served by it
+    assert events["3"][-1] == "ready"
+
+
+async def test_what_a_busy_machine_could_not_try_is_tried_again_with_the_next_look(open_host, tmp_path, monkeypatch):
+    host = open_host()
+    write(tmp_path, "2")
+    load, left = type(FAMILY).load, [MachineBusyError("the machine is busy")]
+
+    def busily(self, *arguments):
+        if left:
+            raise left.pop()
+        return load(self, *arguments)
+
+    monkeypatch.setattr(type(FAMILY), "load", busily)
+    await host.scan()
+    assert reasons(host)["mirror/2"] == "the machine is busy"
+    await host.scan()
+    assert await ask(host) == "version 2"
 
 
 async def test_a_store_that_has_gone_is_a_problem_that_is_told_once_and_takes_nothing_out(open_host, tmp_path):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from headway_server.errors import OverloadedError
+from headway_server.errors import InvalidInputError, OverloadedError
 from headway_server.serving.permits import Admission, MeasuredPace
 
 
@@ -164,14 +164,53 @@ def test_calls_that_are_late_make_estimates_more_careful_and_others_less_so(cloc
             except OverloadedError:
                 return False
 
+    def fails(error, *, late, queued=5, left_s=2.0):
+        """Lets calls in that have `left_s`, behind so much work, and ends them with an error."""
+        with admission.admit(queued):
+            for _ in range(50):
+                with suppress(type(error)), admission.admit(1, deadline=clock.s + left_s):
+                    clock.s += 2 * left_s * late
+                    raise error
+
     assert takes(40)
-    for _ in range(20):
-        with suppress(TimeoutError), admission.admit(1, deadline=clock.s + 1):
-            clock.s += 2
-            raise TimeoutError
+    fails(OverloadedError("no memory for it", 1.0), late=False)
+    fails(OverloadedError("no memory for it", 1.0), late=True)
+    fails(InvalidInputError("texts[0]", "is no text"), late=False)
+    fails(TimeoutError(), late=True, queued=0, left_s=1e-3)  # nothing was ahead, so nothing was estimated
+    assert takes(40)
+    fails(TimeoutError(), late=True)
     assert not takes(40)
-    assert takes(25)
-    for _ in range(2000):
+    for _ in range(5000):
+        admission.note_in_time()
+    fails(OverloadedError("no time left", 1.0, is_late=True), late=False)
+    assert not takes(40)
+    assert takes(20)
+    for _ in range(5000):
         with admission.admit(1, deadline=clock.s + 1):
             pass
     assert takes(40)
+
+
+def test_silence_is_no_time_that_a_model_takes(clock):
+    pace = MeasuredPace()
+    admission = Admission(limit=1000, noun="texts", owner="topics", pace=pace)
+
+    def answers(count, each_s):
+        for _ in range(count):
+            clock.s += 45
+            with admission.admit(1):
+                clock.s += each_s
+
+    with admission.admit(20) as permit:
+        for _ in range(20):
+            clock.s += 0.1
+            permit.release(1)
+    answers(20, 0.1)
+    assert pace.queue_s(100, 1) == pytest.approx(10.0, rel=0.1)
+    with admission.admit(8) as permit:  # the model hangs for a minute, and nobody waits for it to the end
+        for _ in range(8):
+            clock.s += 8
+            permit.release(1, is_done=False)
+    assert pace.queue_s(100, 1) > 100
+    answers(10, 0.1)  # one at a time, since others would be refused
+    assert pace.queue_s(100, 1) == pytest.approx(10.0, rel=0.1)

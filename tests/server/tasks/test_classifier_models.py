@@ -152,7 +152,7 @@ async def test_a_full_queue_refuses_before_any_work(topics):
 async def test_waiting_bytes_are_bounded_beside_the_count(classifier_store, runtime, colours):
     bundle = open_bundle(classifier_store / "topics" / "1")
     model = TextClassifier.load(bundle, runtime, loading(batching=BatchingSettings(max_waiting_mib=1)))
-    with model._admission.admit(1, 2**20 - 7), pytest.raises(OverloadedError, match="this call brings 8;"):
+    with model._admission.admit(1, 2**20 - 7), pytest.raises(OverloadedError, match="this call brings 392;"):
         await classify(model, ["gööl", "up"])
     with colours._admission.admit(1, 2**28), pytest.raises(OverloadedError, match="limit is 268435456 and this call"):
         await colours.classify([b"x"], top_k=1, deadline=None)

@@ -12,12 +12,12 @@ class EnginePace:
 
     def __init__(self) -> None:
         self.step_s = 0.0
-        """Seconds from a step to the next, prefill included."""
+        """Seconds of a step, prefill included."""
         self.share = 1.0
         """New tokens of a sequence that has finished, by the most that it might have had."""
 
     def note_step(self, seconds: float) -> None:
-        """Counts a step that was followed by another one."""
+        """Counts a step that has decoded."""
         self.step_s = self.step_s + _SMOOTHING * (seconds - self.step_s) if self.step_s else seconds
 
     def note_end(self, num_new_tokens: int, max_new_tokens: int) -> None:

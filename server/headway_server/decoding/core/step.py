@@ -29,7 +29,7 @@ from headway_server.decoding.sampling.logits_processors import pack_mask
 from headway_server.decoding.sampling.sampler import SampledTokens, Sampler
 from headway_server.decoding.sequence import Sequence, Stage
 from headway_server.decoding.speculation.drafting import Drafting, VerifiedDraft
-from headway_server.errors import InvalidInputError, ModelRunError, is_failure
+from headway_server.errors import InvalidInputError, ModelRunError, RequestError, is_failure
 from headway_server.observers import (
     NO_OBSERVER,
     ModelId,
@@ -107,7 +107,6 @@ class Stepper:
             num_slots=decoder.num_slots, prefill_chunk=decoder.prefill_chunk, priority_scope=priority_scope
         )
         self._pace = pace or EnginePace()
-        self._step_began = 0.0  # of the last step, if there was anything to decode
         self._prefill_step = PrefillStep(decoder)
         self.prefix_cache = self._prefill_step.prefix_cache
         self._sampler = Sampler(
@@ -135,16 +134,15 @@ class Stepper:
         self._num_steps += 1
         try:
             now = time.monotonic()
-            if self._step_began:
-                self._pace.note_step(now - self._step_began)
             self._drop_overdue(now)
             self._drop_hopeless(now)
             if self._encoder is None:
                 self._read_prompts(now)
             else:
                 self._admit_sources(self._encoder, now)
-            self._step_began = now if self.scheduler.groups else 0.0
-            self._decode()
+            if self.scheduler.groups:
+                self._decode()
+                self._pace.note_step(time.monotonic() - now)  # what follows may be silence
         except BaseException as error:  # after a step broke off, nobody knows what the slots hold
             if not is_failure(error):
                 raise
@@ -155,11 +153,7 @@ class Stepper:
     def _drop_overdue(self, now: float) -> None:
         if overdue := self.scheduler.overdue(now):
             for sequence in overdue:
-                self._outbox.add_end(sequence.reply, sequence.overdue_error())
-                reason: Literal["cancelled", "expired"] = "cancelled" if sequence.cancelled else "expired"
-                if sequence.stage is Stage.WAITING:
-                    self._report_left(sequence, now, reason)
-                self._report_end(sequence, reason)
+                self._drop(sequence, sequence.overdue_error(), now)
             self._retire(overdue)
 
     def _drop_hopeless(self, now: float) -> None:
@@ -179,9 +173,16 @@ class Stepper:
             return
         for sequence in hopeless:
             takes_s = self._pace.service_s(sequence.parameters.max_new_tokens)
-            self._outbox.add_end(sequence.reply, sequence.hopeless_error(takes_s, sequence.deadline - now))
-            self._report_left(sequence, now, "expired")
+            self._drop(sequence, sequence.hopeless_error(takes_s, sequence.deadline - now), now)
         self._retire(hopeless)
+
+    def _drop(self, sequence: Sequence, error: RequestError, now: float) -> None:
+        """Hands out and reports why a sequence ends that is not finished; whoever drops it retires it."""
+        reason: Literal["cancelled", "expired"] = "cancelled" if sequence.cancelled else "expired"
+        self._outbox.add_end(sequence.reply, error)
+        if sequence.stage is Stage.WAITING:
+            self._report_left(sequence, now, reason)
+        self._report_end(sequence, reason)
 
     def _read_prompts(self, now: float) -> None:
         """Prefills as much as a whole chunk takes: one chunk, or several short prompts."""

@@ -5,7 +5,6 @@ S patches of an image.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterator
 from collections.abc import Sequence as Elements
@@ -21,11 +20,10 @@ from headway_server.decoding.sequence import Delta
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing import EncodedText, ImagePreprocessor
 from headway_server.preprocessing.image import PreparedImage
-from headway_server.preprocessing.pool import text_pool
 from headway_server.serving.answers import Answer
 from headway_server.serving.images import SentImage
 from headway_server.serving.limits import check_count
-from headway_server.tasks.decoding import ModelParts, counted
+from headway_server.tasks.decoding import ModelParts
 from headway_server.tasks.text_to_text.answer import WrittenText
 from headway_server.tasks.text_to_text.call import Passage, Source, TextToTextCall
 from headway_server.tasks.text_to_text.model import TextToTextModel
@@ -63,6 +61,7 @@ class CaptioningModel(TextToTextModel):
         self._preprocessor = ImagePreprocessor(manifest.image_preprocessing, parts.image_limits)
         self._grid = manifest.patches
         self._size = (manifest.image_preprocessing.height, manifest.image_preprocessing.width)
+        self._image_bytes = self._preprocessor.num_image_bytes
         num_patches = self._grid.rows * self._grid.columns
         self._patches = EncodedText(input_ids=np.zeros(num_patches, np.int64), offsets=((0, 0),) * num_patches)
 
@@ -95,14 +94,16 @@ class CaptioningModel(TextToTextModel):
             request.check_one_each(len(images))
             self._check_prefixes(request.target_prefixes, "target_prefixes[{}]")
         call = self._call(request, len(images))
-        with self._admit(len(images), num_tokens=call.plan.num_tokens, deadline=request.deadline):
+        with (
+            self._admit(len(images), num_tokens=call.plan.num_tokens, deadline=request.deadline),
+            self._hold(len(images) * self._image_bytes),
+        ):
             began = time.monotonic()
             prepared = await self._prepare(images)
             sources = await self._see(call, prepared)
             sequences = [call.sequence(source) for source in sources]
             preprocessing_s = time.monotonic() - began
-            with counted(sum(len(source.encoded) for source in sources), sequences):
-                results = await self._lanes.run(sequences)
+            results = await self._run(sequences, num_read=sum(len(source.encoded) for source in sources))
         answer = await self._answer(call, sources, results, [], preprocessing_s)
         return self._with_images(answer, prepared)
 
@@ -116,7 +117,10 @@ class CaptioningModel(TextToTextModel):
         with _named_prefixes():
             self._check_prefixes(request.target_prefixes, "target_prefix")
         call = self._call(request, 1, is_stream=True)
-        with self._admit(1, num_tokens=call.plan.num_tokens, deadline=request.deadline) as permit:
+        with (
+            self._admit(1, num_tokens=call.plan.num_tokens, deadline=request.deadline) as permit,
+            self._hold(self._image_bytes),
+        ):
             began = time.monotonic()
             data = image.data if isinstance(image, SentImage) else image
             prepared = await self._preprocessor.prepare_batch([data], fields=[field])
@@ -133,12 +137,8 @@ class CaptioningModel(TextToTextModel):
     async def _see(self, call: TextToTextCall, prepared: Elements[PreparedImage]) -> list[Source]:
         """Makes sources of images, with the prefixes of their captions."""
         passages = [Passage(text="", field=f"images[{i}]", text_index=i) for i in range(len(prepared))]
-
-        def make() -> list[Source]:
-            with _named_prefixes():
-                return list(call.sources(passages, [self._patches] * len(prepared)))
-
-        sources = await asyncio.get_running_loop().run_in_executor(text_pool(), make) if call.has_rules else make()
+        with _named_prefixes():
+            sources = await self._sources(call, passages, [self._patches] * len(prepared))
         return [
             replace(source, read=EncoderInput.of_pixels(image.pixel_values, len(self._patches)))
             for source, image in zip(sources, prepared, strict=True)

@@ -8,24 +8,30 @@ from collections.abc import AsyncGenerator, Iterator
 from collections.abc import Sequence as Elements
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import islice, repeat
 from typing import Final
 
 import numpy as np
 
 from headway_server.bundles import CHAT_TEMPLATE_FILE, TOKENIZER_FILE, Bundle
-from headway_server.decoding.constraints import CompiledConstraint, ConstraintCompiler, ConstraintRequest
+from headway_server.decoding.constraints import (
+    CompiledConstraint,
+    ConstraintCompiler,
+    ConstraintRequest,
+    ConstraintState,
+)
 from headway_server.decoding.interfaces import Decoder, Encoder
 from headway_server.decoding.output.text import TextAssembly
 from headway_server.decoding.parameters import SamplingParameters
 from headway_server.decoding.sequence import Delta, Sequence, SequenceResult, share_prompt
 from headway_server.errors import InvalidInputError
-from headway_server.observers import current_call
 from headway_server.preprocessing import CallForm, ChatTemplate, Tool
+from headway_server.preprocessing.pool import constraint_pool, text_pool
 from headway_server.serving.answers import Answer, CallTimings
-from headway_server.serving.calls import current_caller
+from headway_server.serving.calls import cache_scope, current_caller
 from headway_server.serving.limits import check_text
 from headway_server.serving.permits import Permit
-from headway_server.tasks.decoding import DecodingModel, ModelParts, counted
+from headway_server.tasks.decoding import DecodingModel, ModelParts
 from headway_server.tasks.generation.request import (
     FittedPrompt,
     GenerationRequest,
@@ -38,6 +44,8 @@ from headway_server.tasks.inspection.inspector import InspectedText, inspected_t
 from headway_server.tasks.inspection.maps import AttentionRequest
 from headway_server.tasks.parameters import SamplingPlan, plan_sampling
 
+_STATES_AT_A_TIME: Final = 8
+"""States of a constraint that are made before other work is taken up; a few take milliseconds where they are large."""
 _CONTEXT_TOKENS: Final = 16
 """Last tokens of a prompt that may matter for how its continuation reads."""
 
@@ -121,7 +129,7 @@ class GenerationModel(DecodingModel):
                 keep="end",
                 with_offsets=True,
             )
-            tokens = inspected_tokens(self._tokenizer, encoded, prefix=prefix)
+            tokens = await inspected_tokens(self._tokenizer, encoded, prefix=prefix)
             maps, timings = await self._inspector.read(
                 {"input_ids": np.concatenate([np.array(prefix, np.int64), encoded.input_ids])},
                 plan,
@@ -155,18 +163,17 @@ class GenerationModel(DecodingModel):
             fitted = await self._reader.read(
                 prompts, fields=fields, plan=plan, truncate=request.truncate, tools=_tools(request)
             )
+            fitted = await self._shown(fitted) if request.echo else fitted
+            states = await self._start_constraint(constraint, fitted, request, plan)
             preprocessing_s = time.monotonic() - began
             pairs = [
-                (prompt, sequence)
-                for prompt in fitted
-                for sequence in self._sequences(prompt, request, plan, constraint)
+                (prompt, sequence) for prompt in fitted for sequence in self._sequences(prompt, request, plan, states)
             ]
             sequences = [sequence for _, sequence in pairs]
             self._release_with(permit, sequences)
-            with counted(sum(len(prompt.input_ids) for prompt in fitted), sequences):
-                results = await self._lanes.run(sequences)
+            results = await self._run(sequences, num_read=sum(len(prompt.input_ids) for prompt in fitted))
         texts = [
-            self._generated(prompt, sequence.parameters, result, request)
+            _generated(prompt, sequence.parameters, result)
             for (prompt, sequence), result in zip(pairs, results, strict=True)
         ]
         return Answer(results=texts, timings=CallTimings.of(results, preprocessing_s=preprocessing_s))
@@ -187,20 +194,23 @@ class GenerationModel(DecodingModel):
             (fitted,) = await self._reader.read(
                 [prompt], fields=[field], plan=plan, truncate=request.truncate, tools=_tools(request)
             )
+            if request.echo:
+                [fitted] = await self._shown([fitted])
+            states = await self._start_constraint(constraint, [fitted], request, plan)
             preprocessing_s = time.monotonic() - began
-            sequences = self._sequences(fitted, request, plan, constraint, is_stream=True)
+            sequences = self._sequences(fitted, request, plan, states, is_stream=True)
             self._release_with(permit, sequences)
             if request.echo:
                 for sequence in sequences:
-                    yield Delta(output=self._echo(fitted), num_new_tokens=0, sample=sequence.parameters.sample)
-            with counted(len(fitted.input_ids), sequences):
-                streams = [self._lanes.stream(sequence) for sequence in sequences]
-                async with aclosing(streams[0] if len(streams) == 1 else _samples(streams)) as deltas:
-                    async for delta in deltas:
-                        yield delta
+                    yield Delta(output=fitted.shown, num_new_tokens=0, sample=sequence.parameters.sample)
+            sizes = (len(fitted.input_ids), *repeat(0, len(sequences) - 1))
+            streams = [self._stream(one, num_read=size) for one, size in zip(sequences, sizes, strict=True)]
+            async with aclosing(streams[0] if len(streams) == 1 else _samples(streams)) as deltas:
+                async for delta in deltas:
+                    yield delta
             results = [sequence.reply.result.result() for sequence in sequences]
             texts = [
-                self._generated(fitted, sequence.parameters, result, request)
+                _generated(fitted, sequence.parameters, result)
                 for sequence, result in zip(sequences, results, strict=True)
             ]
             yield Answer(results=texts, timings=CallTimings.of(results, preprocessing_s=preprocessing_s))
@@ -246,19 +256,44 @@ class GenerationModel(DecodingModel):
             return None
         return await self._constraints.compile_off_loop(constraint, field="parameters.constraint")
 
+    async def _start_constraint(
+        self,
+        constraint: CompiledConstraint | None,
+        prompts: Elements[FittedPrompt],
+        request: GenerationRequest,
+        plan: SamplingPlan,
+    ) -> Iterator[ConstraintState | None]:
+        """Returns the states of the constraint for every sample of every prompt; more than a few are made in a pool."""
+        if constraint is None:
+            return repeat(None)
+        end_ids = self._more_eos_ids.union(plan.parameters.stop_token_ids)
+        started = (
+            constraint.start(end_ids=end_ids, follows_text=bool(self._tokenizer.decode(_context_ids(prompt))))
+            for prompt in prompts
+            for _ in range(request.sample_count)
+        )
+        if (count := len(prompts) * request.sample_count) <= _STATES_AT_A_TIME:
+            return iter(list(started))
+        loop, states = asyncio.get_running_loop(), list[ConstraintState]()
+        while len(states) < count:
+            states += await loop.run_in_executor(constraint_pool(), list, islice(started, _STATES_AT_A_TIME))
+        return iter(states)
+
     def _sequences(
         self,
         prompt: FittedPrompt,
         request: GenerationRequest,
         plan: SamplingPlan,
-        constraint: CompiledConstraint | None,
+        states: Iterator[ConstraintState | None],
         *,
         is_stream: bool = False,
     ) -> list[Sequence]:
-        """Makes the sequences of a prompt, one for each sample, which compute the prompt once."""
-        caller, cache_salt = current_caller(), _cache_salt(request.cache_salt)
-        context_ids = prompt.input_ids[-_CONTEXT_TOKENS:].tolist()
-        follows_text = constraint is not None and bool(self._tokenizer.decode(context_ids))
+        """Makes the sequences of a prompt, one for each sample, which compute the prompt once.
+
+        Each takes the next of the states of the call's constraint.
+        """
+        caller, cache_salt = current_caller(), cache_scope(request.cache_salt)
+        context_ids = _context_ids(prompt)
         shows_special = plan.constraint is not None and bool(plan.constraint.special_ids)
         sequences = [
             Sequence(
@@ -277,11 +312,7 @@ class GenerationModel(DecodingModel):
                 priority=request.priority,
                 caller=caller,
                 cache_salt=cache_salt,
-                constraint=None
-                if constraint is None
-                else constraint.start(
-                    end_ids=self._more_eos_ids.union(parameters.stop_token_ids), follows_text=follows_text
-                ),
+                constraint=next(states),
             )
             for parameters in plan.for_samples(prompt.max_new_tokens, request.sample_count)
         ]
@@ -289,23 +320,34 @@ class GenerationModel(DecodingModel):
             share_prompt(sequences)
         return sequences
 
-    def _generated(
-        self, prompt: FittedPrompt, parameters: SamplingParameters, result: SequenceResult, request: GenerationRequest
-    ) -> GeneratedText:
-        return GeneratedText(
-            text=self._echo(prompt) + result.output if request.echo else result.output,
-            result=result,
-            num_prompt_tokens=len(prompt.input_ids),
-            truncated=prompt.truncated,
-            seed=parameters.seed,
-            sample=parameters.sample,
+    async def _shown(self, prompts: Elements[FittedPrompt]) -> list[FittedPrompt]:
+        """Completes prompts by what their texts begin with: all of a prompt, without what was cut from it."""
+
+        def shown(prompt: FittedPrompt) -> FittedPrompt:
+            if prompt.truncated or prompt.text is None:
+                return replace(prompt, shown=self._tokenizer.decode(prompt.input_ids.tolist()))
+            return replace(prompt, shown=prompt.text)
+
+        num_tokens = sum(len(prompt.input_ids) for prompt in prompts)
+        return await asyncio.get_running_loop().run_in_executor(
+            text_pool(num_tokens), lambda: [shown(prompt) for prompt in prompts]
         )
 
-    def _echo(self, prompt: FittedPrompt) -> str:
-        """Returns the prompt that the text continues, without what was cut from it."""
-        if prompt.truncated or prompt.text is None:
-            return self._tokenizer.decode(prompt.input_ids.tolist())
-        return prompt.text
+
+def _generated(prompt: FittedPrompt, parameters: SamplingParameters, result: SequenceResult) -> GeneratedText:
+    return GeneratedText(
+        text=prompt.shown + result.output,
+        result=result,
+        num_prompt_tokens=len(prompt.input_ids),
+        truncated=prompt.truncated,
+        seed=parameters.seed,
+        sample=parameters.sample,
+    )
+
+
+def _context_ids(prompt: FittedPrompt) -> list[int]:
+    last: list[int] = prompt.input_ids[-_CONTEXT_TOKENS:].tolist()
+    return last
 
 
 def _tools(request: GenerationRequest) -> tuple[Tool, ...]:
@@ -330,20 +372,6 @@ async def _samples(streams: Elements[AsyncGenerator[Delta, None]]) -> AsyncGener
         await asyncio.gather(*waiting, return_exceptions=True)
         for stream in streams:
             await stream.aclose()
-
-
-def _cache_salt(salt: str) -> str:
-    """Returns what the present call shares the prefix cache by, for the salt it brings.
-
-    That is its API key or certificate and the salt. Callers whom the server does not know share by their salts, and
-    those who bring none have what came by their own connection: nobody learns by default what another has asked.
-    """
-    call = current_call()
-    if call is not None and call.rights is not None and call.rights.name:
-        return f"key\n{call.rights.name}\n{salt}"
-    if salt or call is None:
-        return f"salt\n{salt}"
-    return f"caller\n{call.caller}"
 
 
 def _load_chat_template(bundle: Bundle) -> ChatTemplate | None:

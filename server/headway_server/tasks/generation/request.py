@@ -102,6 +102,8 @@ class FittedPrompt:
     """(T,)"""
     max_new_tokens: int
     truncated: bool
+    shown: str = ""
+    """What the text begins with: nothing, or the prompt where the call wants it repeated."""
 
 
 class PromptReader:

@@ -41,6 +41,12 @@ class Edit:
     seen: tuple[int, int, int, int] = (0, 0, 0, 0)
     """Left, top, right and bottom of what the model sees, in its pixels."""
 
+    @property
+    def num_bytes(self) -> int:
+        """What it takes."""
+        parts = (self.pixel_values, self.latent, self.is_kept, self.original, self.is_drawn)
+        return sum(part.nbytes for part in parts if part is not None)
+
     def size(self, own: tuple[int, int]) -> tuple[int, int]:
         """Returns width and height of what is answered; `own` is the model's."""
         return own if self.original is None else (self.original.shape[1], self.original.shape[0])

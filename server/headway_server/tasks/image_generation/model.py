@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -34,7 +34,7 @@ from headway_server.diffusion.samplers import Latent
 from headway_server.errors import BundleError
 from headway_server.observers import NO_OBSERVER, ModelId, ModelUsage, Observer
 from headway_server.preprocessing import ImagePreprocessor, TextTokenizer
-from headway_server.runtime import Device, Runtime
+from headway_server.runtime import Device, Runtime, close_together
 from headway_server.serving.answers import Answer, CallTimings
 from headway_server.serving.calls import current_caller
 from headway_server.serving.permits import Admission, MeasuredPace
@@ -131,6 +131,12 @@ class ImageGenerationModel:
         self._admission = Admission(
             limit=settings.batching.max_waiting_images, noun="images", owner=manifest.name, pace=MeasuredPace()
         )
+        self._held = Admission(
+            limit=None,
+            noun="decoded images and states of texts",
+            owner=manifest.name,
+            max_bytes=settings.batching.max_waiting_bytes,
+        )
 
     @classmethod
     def load(cls, bundle: Bundle, runtime: Runtime, settings: ServerSettings, observer: Observer = NO_OBSERVER) -> Self:
@@ -197,8 +203,7 @@ class ImageGenerationModel:
 
     def close(self) -> bool:
         """Stops engine and batchers; what still waits fails. True if their threads have ended."""
-        ended = [self._engine.close(), *(batcher.close() for batcher in self._batchers)]
-        return all(ended)
+        return close_together([self._engine.close, *(batcher.close for batcher in self._batchers)])
 
     def __repr__(self) -> str:
         manifest = self.bundle.manifest
@@ -216,11 +221,10 @@ class ImageGenerationModel:
                 deadline passed, the server is draining.
         """
         caller, count = current_caller(), request.num_images
-        with self._admission.admit(count, work=_work(request) * count, deadline=deadline, caller=caller):
+        work = _work(request) * count
+        with self._admission.admit(count, work=work, deadline=deadline, caller=caller), ExitStack() as held:
             began = time.monotonic()
-            prompts = await self._read_prompts(request)
-            edit = await self._read_edit(request, deadline)
-            conditions = await self._conditions(request, prompts, deadline)
+            conditions, edit = await self._prepare(request, held, deadline)
             seeds = _seeds(request)
             drawings = [self._drawing(request, conditions, seed, edit, deadline) for seed in seeds]
             preprocessing_s = time.monotonic() - began
@@ -234,11 +238,10 @@ class ImageGenerationModel:
     ) -> AsyncGenerator[DrawingProgress | Answer[DrawnImage], None]:
         """Draws one image: yields how far it is, and last the answer. Errors are those of `draw`."""
         caller = current_caller()
-        with self._admission.admit(1, work=_work(request), deadline=deadline, caller=caller):
+        work = _work(request)
+        with self._admission.admit(1, work=work, deadline=deadline, caller=caller), ExitStack() as held:
             began = time.monotonic()
-            prompts = await self._read_prompts(request)
-            edit = await self._read_edit(request, deadline)
-            conditions = await self._conditions(request, prompts, deadline)
+            conditions, edit = await self._prepare(request, held, deadline)
             seeds = _seeds(request)
             drawing = self._drawing(request, conditions, seeds[0], edit, deadline, wants_progress=True)
             preprocessing_s = time.monotonic() - began
@@ -255,27 +258,31 @@ class ImageGenerationModel:
                 [drawing], latents, seeds, edit, deadline=deadline, preprocessing_s=preprocessing_s
             )
 
-    async def _read_prompts(self, request: DrawingRequest) -> tuple[Prompt, Prompt]:
-        """Returns what is drawn, and what is led away from."""
+    async def _prepare(
+        self, request: DrawingRequest, held: ExitStack, deadline: float | None
+    ) -> tuple[list[Condition], Edit | None]:
+        """Reads what is drawn, and the image that is drawn over, if there is one, with its latent.
+
+        What is made of them is counted among what the model holds, until `held` ends.
+
+        Returns:
+            The denoiser's rows of what is drawn and, where it is guided, of what it is led away from; and the image.
+        """
         read = self._prompts.read
-        return await read("prompt", request.prompt), await read("negative_prompt", request.negative_prompt)
-
-    async def _conditions(
-        self, request: DrawingRequest, prompts: tuple[Prompt, Prompt], deadline: float | None
-    ) -> list[Condition]:
-        """Returns the denoiser's rows of what is drawn and, where it is guided, of what it is led away from."""
-        return await self._prompts.conditions(prompts[: _num_rows(request, prompts)], deadline)
-
-    async def _read_edit(self, request: DrawingRequest, deadline: float | None) -> Edit | None:
-        """Reads the image that is drawn over, and its latent; None where there is none."""
-        if request.image is None:
-            return None
-        edit = await read_edit(self._preprocessor, request.image, request.mask, self._latent_shape[-1])
-        encoded: BatchedResults[Tensors] = await self._encoder.submit(
-            [{PIXELS: edit.pixel_values}], [1], outputs=(LATENT,), deadline=deadline, caller=current_caller()
-        )
-        edit.latent = encoded.results[0][LATENT]
-        return edit
+        prompts = await read("prompt", request.prompt), await read("negative_prompt", request.negative_prompt)
+        conditions = await self._prompts.conditions(prompts[: _num_rows(request, prompts)], deadline)
+        edit = None
+        if request.image is not None:
+            edit = await read_edit(self._preprocessor, request.image, request.mask, self._latent_shape[-1])
+        num_bytes = sum(tensor.nbytes for condition in conditions for tensor in condition.values())
+        num_bytes += 0 if edit is None else edit.num_bytes
+        held.enter_context(self._held.admit(1, num_bytes, caller=current_caller()))
+        if edit is not None:
+            encoded: BatchedResults[Tensors] = await self._encoder.submit(
+                [{PIXELS: edit.pixel_values}], [1], outputs=(LATENT,), deadline=deadline, caller=current_caller()
+            )
+            edit.latent = encoded.results[0][LATENT]
+        return conditions, edit
 
     def _drawing(
         self,

@@ -20,6 +20,7 @@ from headway_server.bundles import Bundle, Precision
 from headway_server.observers import ModelUsage, Observer
 from headway_server.preprocessing import ImagePreprocessor
 from headway_server.preprocessing.image import ImageTransform
+from headway_server.preprocessing.pool import image_pool
 from headway_server.serving.answers import NO_TIMINGS, Answer, CallTimings
 from headway_server.serving.calls import current_caller
 from headway_server.serving.images import SentImage, name_images
@@ -98,7 +99,7 @@ class ImageModel(StatelessModel):
             budget=batching.batch_images(graph.device, preprocessor.num_pixels),
             costs=costs,
             max_waiting=batching.max_waiting_images,
-            max_waiting_mib=batching.max_waiting_mib,
+            max_waiting_bytes=batching.max_waiting_bytes,
             observer=observer,
             inspector=inspector,
         )
@@ -158,7 +159,8 @@ class ImageModel(StatelessModel):
             return {index: read(*found) for index, found in kept.items()}
 
         is_quick = len(kept) * num_labels <= _FEW_LABELS
-        results = read_kept() if is_quick else await asyncio.to_thread(read_kept)
+        loop = asyncio.get_running_loop()
+        results = read_kept() if is_quick else await loop.run_in_executor(image_pool(), read_kept)
         for index, (result, found) in zip(missing, computed, strict=True):
             num_bytes = _ENTRY_BYTES + sum(values.nbytes for values in found.row.values())
             self._kept.put(sent[index].key, found, num_bytes)
@@ -178,7 +180,7 @@ class ImageModel(StatelessModel):
         else:
             encoded = [one.data if isinstance(one, SentImage) else one for one in images]
             fields = [one.field if isinstance(one, SentImage) else f"images[{i}]" for i, one in enumerate(images)]
-            num_bytes = sum(map(len, encoded))
+            num_bytes = sum(map(len, encoded)) + len(images) * self._preprocessor.num_image_bytes
         caller = current_caller()
         with self._admission.admit(len(images), num_bytes, deadline=deadline, caller=caller):
             began = time.monotonic()

@@ -23,6 +23,7 @@ from headway_server.bundles import Bundle, Graph, Precision
 from headway_server.errors import BundleError, DrainingError, InvalidInputError, ModelRunError, NoAttentionError
 from headway_server.observers import NO_OBSERVER, ModelId, Observer
 from headway_server.preprocessing import EncodedText, TextTokenizer
+from headway_server.preprocessing.pool import text_pool
 from headway_server.runtime import Runtime, own_niceness, run_nicely
 from headway_server.serving.answers import CallTimings
 from headway_server.serving.calls import counted_tokens, current_caller
@@ -148,7 +149,7 @@ class Inspector:
                 draining.
             ModelRunError: The graph does not run.
         """
-        num_bytes = self._check_size(item, plan, field)
+        num_bytes = self._check_size(item, plan, field) + sum(tensor.nbytes for tensor in item.values())
         caller = current_caller()
         with self._held.admit(1, num_bytes, deadline=deadline, caller=caller), counted_tokens(num_tokens):
             batcher = await self._open()
@@ -241,10 +242,10 @@ class Inspector:
         return f"Inspector({self._name}, {state}, {self._held!r})"
 
 
-def inspected_tokens(
+async def inspected_tokens(
     tokenizer: TextTokenizer, encoded: EncodedText, *, prefix: Sequence[int] = ()
 ) -> list[InspectedToken]:
-    """Names the tokens of a text.
+    """Names the tokens of a text, off the event loop.
 
     Args:
         tokenizer: That encoded it.
@@ -255,14 +256,18 @@ def inspected_tokens(
     spans = [(0, 0)] * len(prefix) + list(encoded.offsets)
     tokens = [*prefix, *encoded.input_ids.tolist()]
     of_pair = [False] * len(prefix) + types.astype(bool).tolist()
-    return [
-        InspectedToken(
-            token_id=token,
-            # A special token has no space before it that were part of the text.
-            text=tokenizer.token_text(token) if start < end else tokenizer.token_text(token).strip(),
-            start=start,
-            end=end,
-            of_pair=is_second,
-        )
-        for token, (start, end), is_second in zip(tokens, spans, of_pair, strict=True)
-    ]
+
+    def name() -> list[InspectedToken]:
+        return [
+            InspectedToken(
+                token_id=token,
+                # A special token has no space before it that were part of the text.
+                text=tokenizer.token_text(token) if start < end else tokenizer.token_text(token).strip(),
+                start=start,
+                end=end,
+                of_pair=is_second,
+            )
+            for token, (start, end), is_second in zip(tokens, spans, of_pair, strict=True)
+        ]
+
+    return await asyncio.get_running_loop().run_in_executor(text_pool(), name)

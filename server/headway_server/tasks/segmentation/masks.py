@@ -160,13 +160,14 @@ def stability(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     return shares
 
 
-def drop_duplicates(masks: NDArray[np.bool_], scores: NDArray[np.float32], most_overlap: float) -> list[int]:
+def drop_duplicates(masks: NDArray[np.bool_], scores: NDArray[np.float32], most_overlap: float, most: int) -> list[int]:
     """Chooses masks, the best first, none of which overlaps a better one by more (non-maximum suppression).
 
     Args:
         masks: (N, S, S).
         scores: (N,).
         most_overlap: Intersection over union from which the worse of two is left out.
+        most: How many are chosen at most.
 
     Returns:
         Rows of `masks`, by falling score.
@@ -175,8 +176,8 @@ def drop_duplicates(masks: NDArray[np.bool_], scores: NDArray[np.float32], most_
     packed = np.packbits(masks.reshape(len(masks), masks.shape[1] * masks.shape[2]), axis=1)
     bits = np.pad(packed, ((0, 0), (0, -packed.shape[1] % 8))).view(np.uint64)[order]  # (N, S S / 64)
     areas = np.bitwise_count(bits).sum(axis=1, dtype=np.int64)
-    waiting, kept = np.arange(len(order)), []
-    while len(waiting):
+    waiting, kept = np.arange(len(order)), list[int]()
+    while len(waiting) and len(kept) < most:
         best, waiting = waiting[0], waiting[1:]
         kept.append(int(order[best]))
         both = np.bitwise_count(bits[waiting] & bits[best]).sum(axis=1, dtype=np.int64)

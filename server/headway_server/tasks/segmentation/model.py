@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, Self, TypeAlias
 
@@ -22,13 +22,14 @@ from headway_server.bundles import Bundle, Precision
 from headway_server.errors import BundleError, InvalidInputError
 from headway_server.observers import NO_OBSERVER, ModelId, ModelUsage, Observer
 from headway_server.preprocessing import ImagePreprocessor
-from headway_server.runtime import Runtime
+from headway_server.preprocessing.pool import image_pool
+from headway_server.runtime import Runtime, close_together
 from headway_server.serving.answers import NO_TIMINGS, CallTimings
 from headway_server.serving.calls import current_caller
 from headway_server.serving.images import SentImage
 from headway_server.serving.kept import Kept
 from headway_server.serving.limits import check_count
-from headway_server.serving.permits import Admission, MeasuredPace
+from headway_server.serving.permits import Admission, MeasuredPace, Permit
 from headway_server.settings import ServerSettings
 from headway_server.tasks.images.model import MIB, ImageModel, SeenImage
 from headway_server.tasks.inspection.inspector import Inspector
@@ -210,6 +211,8 @@ class _Found:
 class SegmentationModel(ImageModel):
     """Answers prompts about images with masks."""
 
+    _held_noun = "masks"
+
     def __init__(
         self,
         bundle: Bundle,
@@ -254,10 +257,11 @@ class SegmentationModel(ImageModel):
             limit=settings.batching.max_waiting_prompts,
             noun="prompts",
             owner=manifest.name,
-            max_bytes=settings.batching.max_waiting_mib * MIB,
+            max_bytes=settings.batching.max_waiting_bytes,
             pace=MeasuredPace(),
         )
-        self._held = Admission(
+        self._mask_bytes = 4 * decoder.mask_size**2
+        self._embeddings = Admission(
             limit=None,
             noun="embeddings of streams",
             owner=manifest.name,
@@ -325,8 +329,7 @@ class SegmentationModel(ImageModel):
 
     def close(self) -> bool:
         """Stops both batchers; what still waits fails. True if their threads have ended."""
-        has_ended = super().close()
-        return self._decoder.close() and has_ended
+        return close_together([super().close, self._decoder.close])
 
     async def segment(
         self,
@@ -366,12 +369,12 @@ class SegmentationModel(ImageModel):
                 f"ask for {num_masks} masks of {seen.width} x {seen.height} pixels, the limit is {MAX_MASK_PIXELS} "
                 "pixels of all masks together; send them in several calls, or a smaller image",
             )
-        found, more = await self._answer_prompts(embedded, prompts, deadline)
-        chosen = [masks[:most] for masks in found]
-        masks = [mask for row in chosen for mask in row]
-        rendered = iter([mask async for mask in self._render(seen, masks, mask_format)])
+        with self._hold(num_masks):
+            found, more = await self._answer_prompts(embedded, prompts, deadline, most=most)
+            masks = [mask for row in found for mask in row]
+            rendered = iter([mask async for mask in self._render(seen, masks, mask_format)])
         return SegmentedImage(
-            results=[[next(rendered) for _ in row] for row in chosen],
+            results=[[next(rendered) for _ in row] for row in found],
             width=seen.width,
             height=seen.height,
             timings=timings + more,
@@ -379,27 +382,42 @@ class SegmentationModel(ImageModel):
 
     async def segment_everything(
         self, image: SentImage, request: EverythingRequest, *, mask_format: MaskFormat, deadline: float | None
-    ) -> tuple[AsyncGenerator[SegmentMask, None], CallTimings]:
+    ) -> Segments:
         """Looks for all segments of an image; errors are those of `segment`.
 
         Returns:
-            At most `MAX_SEGMENTS` masks, the best first by the product of predicted IoU and stability, as they are
-            brought to the image's size; and where the time went until then.
+            At most `MAX_SEGMENTS` masks, the best first by the product of predicted IoU and stability.
         """
         embedded, timings = await self._embed_image(image, deadline)
         seen = embedded.image
         places = (np.arange(request.points_per_side) + 0.5) / request.points_per_side
         prompts = [Prompt(points=(Point(x * seen.width, y * seen.height),)) for y in places for x in places]
-        found, more = await self._answer_prompts(embedded, prompts, deadline, wanted=request)
-        masks = [mask for row in found for mask in row]
-        most = max(1, min(MAX_SEGMENTS, MAX_STREAMED_PIXELS // (seen.width * seen.height)))
-        kept = await asyncio.to_thread(_choose, masks, request.max_overlap, most)
-        return self._render(seen, kept, mask_format), timings + more
+        held = self._hold(len(prompts) * MAX_MASKS)
+        try:
+            found, more = await self._answer_prompts(embedded, prompts, deadline, wanted=request)
+            masks = [mask for row in found for mask in row]
+            held.release(len(prompts) * MAX_MASKS - len(masks))
+            most = max(1, min(MAX_SEGMENTS, MAX_STREAMED_PIXELS // (seen.width * seen.height)))
+            loop = asyncio.get_running_loop()
+            kept = await loop.run_in_executor(image_pool(), _choose, masks, request.max_overlap, most)
+            held.release(len(masks) - len(kept))
+        except BaseException:
+            held.release()
+            raise
+        return Segments(masks=self._render(seen, kept, mask_format), timings=timings + more, _held=held)
+
+    def _hold(self, num_masks: int) -> Permit:
+        """Counts so many masks of cells among what the model holds, until the permit is given back.
+
+        Raises:
+            OverloadedError: Other calls hold too many.
+        """
+        return self._held.admit(num_masks, num_masks * self._mask_bytes, caller=current_caller())
 
     async def point_at(self, image: SentImage, *, deadline: float | None) -> Pointing:
         """Embeds an image for clicks that follow each other; errors are those of `segment`."""
         embedded, timings = await self._embed_image(image, deadline)
-        held = self._held.admit(1, embedded.embedding.nbytes, caller=current_caller())
+        held = self._embeddings.admit(1, embedded.embedding.nbytes, caller=current_caller())
         return Pointing(self, embedded, held, timings)
 
     async def click(
@@ -408,10 +426,12 @@ class SegmentationModel(ImageModel):
         """Answers what has been pointed at so far: the last answer, if there is one, goes into this one."""
         _check_max_masks(max_masks)
         earlier = pointing.earlier_mask if pointing.prompt.num_parts > 1 else None
-        found, timings = await self._answer_prompts(pointing.embedded, [pointing.prompt], deadline, earlier=earlier)
-        chosen = found[0][: max_masks or MAX_MASKS]
-        pointing.earlier_mask = chosen[0].logits
-        return [mask async for mask in self._render(pointing.embedded.image, chosen, mask_format)], timings
+        with self._hold(MAX_MASKS):
+            [chosen], timings = await self._answer_prompts(
+                pointing.embedded, [pointing.prompt], deadline, most=max_masks or MAX_MASKS, earlier=earlier
+            )
+            pointing.earlier_mask = chosen[0].logits
+            return [mask async for mask in self._render(pointing.embedded.image, chosen, mask_format)], timings
 
     async def _embed_image(self, image: SentImage, deadline: float | None) -> tuple[_Embedded, CallTimings]:
         """Computes an image's embedding, or takes the one that is kept."""
@@ -424,10 +444,11 @@ class SegmentationModel(ImageModel):
         prompts: Sequence[Prompt],
         deadline: float | None,
         *,
+        most: int = MAX_MASKS,
         earlier: NDArray[np.float32] | None = None,
         wanted: EverythingRequest | None = None,
     ) -> tuple[list[list[_Found]], CallTimings]:
-        """Runs prompts and returns the masks of each, the best first.
+        """Runs prompts and returns the masks of each, the best first, and `most` at most.
 
         A prompt of several parts is answered as in training: by its first part, and then, with that mask, by all of
         them. With an earlier mask there is no need of the first.
@@ -439,7 +460,7 @@ class SegmentationModel(ImageModel):
                 asked: Sequence[Prompt], masks: Sequence[NDArray[np.float32] | None]
             ) -> tuple[list[list[_Found]], CallTimings]:
                 def read(row: Tensors, number: int) -> list[_Found]:
-                    return _read(row, asked[number].kind, wanted)
+                    return _read(row, asked[number].kind, most, wanted)
 
                 batched = await self._decoder.submit(
                     self._items(embedded, asked, masks),
@@ -489,11 +510,27 @@ class SegmentationModel(ImageModel):
         self, seen: SeenImage, masks: Sequence[_Found], mask_format: MaskFormat
     ) -> AsyncGenerator[SegmentMask, None]:
         """Brings masks to the image's size, some at a time, off the event loop."""
+        pool, loop = image_pool(), asyncio.get_running_loop()
         step = max(1, _PIXELS_AT_A_TIME // (seen.width * seen.height))
         for start in range(0, len(masks), step):
             some = masks[start : start + step]
-            for mask in await asyncio.to_thread(_render, some, seen, self._model_size, mask_format):
+            for mask in await loop.run_in_executor(pool, _render, some, seen, self._model_size, mask_format):
                 yield mask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Segments(AbstractAsyncContextManager["Segments"]):
+    """The segments of an image. A context manager, which lets go of those that were not read."""
+
+    masks: AsyncGenerator[SegmentMask, None]
+    """As they are brought to the image's size."""
+    timings: CallTimings
+    """Until they were found."""
+    _held: Permit
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.masks.aclose()
+        self._held.release()
 
 
 @dataclass(slots=True, eq=False)
@@ -534,10 +571,10 @@ def _check_max_masks(max_masks: int) -> None:
         raise InvalidInputError("max_mask_count", f"is {max_masks}; it goes from 1 to {MAX_MASKS}, 0 for all")
 
 
-def _read(row: Tensors, kind: PromptKind, wanted: EverythingRequest | None) -> list[_Found]:
+def _read(row: Tensors, kind: PromptKind, most: int, wanted: EverythingRequest | None) -> list[_Found]:
     """Takes the masks that answer a prompt, the best first; of everything, those that are good enough."""
     masks, predicted_iou = row[MASKS], row[PREDICTED_IOU]
-    order = answer_order(predicted_iou, kind)
+    order = answer_order(predicted_iou, kind)[:most]
     if wanted is not None:
         good = (predicted_iou[order] >= wanted.min_predicted_iou) & (stability(masks[order]) >= wanted.min_stability)
         order = order[good & (masks[order] > 0).any(axis=(-2, -1))]
@@ -548,9 +585,9 @@ def _choose(masks: Sequence[_Found], max_overlap: float, most: int) -> list[_Fou
     """Leaves out masks that are nearly those of better ones, and returns the best."""
     if not masks:
         return []
-    logits = np.stack([mask.logits for mask in masks])
-    scores = np.array([mask.predicted_iou for mask in masks], np.float32) * stability(logits)
-    return [masks[number] for number in drop_duplicates(logits > 0, scores, max_overlap)[:most]]
+    is_inside = np.stack([mask.logits > 0 for mask in masks])
+    scores = np.array([mask.predicted_iou * stability(mask.logits) for mask in masks], np.float32)
+    return [masks[number] for number in drop_duplicates(is_inside, scores, max_overlap, most)]
 
 
 def _render(

@@ -32,8 +32,7 @@ from headway_server.preprocessing.pool import audio_pool
 from headway_server.serving.answers import Answer, CallTimings
 from headway_server.serving.calls import current_caller
 from headway_server.serving.limits import check_count, num_bytes
-from headway_server.serving.permits import Admission
-from headway_server.tasks.decoding import DecodingModel, ModelParts, counted
+from headway_server.tasks.decoding import DecodingModel, ModelParts
 from headway_server.tasks.speech.rules import LanguageRule, TranscriptRule
 from headway_server.tasks.speech.segments import WindowSegment, WindowSegments, read_segments
 from headway_server.tasks.text_to_text.request import (
@@ -138,7 +137,8 @@ class _Call:
     plan: TextToTextPlan
     language: str
     """Empty: to be detected, where the model has names for languages."""
-    prompt_ids: tuple[int, ...]
+    prompt_ids: tuple[int, ...] = ()
+    """Once it is read."""
     is_stream: bool = False
 
 
@@ -197,6 +197,7 @@ class SpeechModel(DecodingModel):
 
     _noun = "audios"
     _field = "audios"
+    _held_noun = "decoded audio"
 
     def __init__(self, bundle: Bundle, parts: ModelParts) -> None:
         """Makes a model of its parts.
@@ -217,8 +218,7 @@ class SpeechModel(DecodingModel):
         self._audio = manifest.audio_preprocessing
         self._decoder = AudioDecoder(self._audio.sampling_rate, parts.audio_limits)
         self._log_mel = LogMel(self._audio)
-        self._max_held_bytes = parts.audio_limits.max_held_bytes
-        self._held = Admission(limit=None, noun="decoded audio", owner=manifest.name, max_bytes=self._max_held_bytes)
+        self._max_held_bytes = parts.max_held_bytes
         self._num_positions = self.limits.max_input_tokens
         self._frames_a_step = round(self._tokens.timestamp_s * self._audio.sampling_rate / self._audio.hop_length)
         self._frame_s = self._audio.hop_length / self._audio.sampling_rate
@@ -249,10 +249,11 @@ class SpeechModel(DecodingModel):
         call = self._call(request, len(audios))
         with self._admit(len(audios), num_tokens=call.plan.num_tokens, deadline=request.deadline), ExitStack() as held:
             began = time.monotonic()
+            call = replace(call, prompt_ids=await self._prompt(request.prompt))
             prepared: list[PreparedAudio] = []
             for number, data in enumerate(audios):
                 prepared.append(await self._decode(data, f"audios[{number}]"))
-                self._hold(prepared, held)
+                self._hold_last(prepared, held)
             self._check_hypotheses(call, prepared)
             preprocessing_s = time.monotonic() - began
             answers = await _gather([self._hear_whole(call, audio) for audio in prepared])
@@ -275,8 +276,9 @@ class SpeechModel(DecodingModel):
         call = self._call(request, 1, is_stream=True)
         with self._admit(1, num_tokens=call.plan.num_tokens, deadline=request.deadline), ExitStack() as held:
             began = time.monotonic()
+            call = replace(call, prompt_ids=await self._prompt(request.prompt))
             prepared = await self._decode(audio, name)
-            self._hold([prepared], held)
+            self._hold_last([prepared], held)
             preprocessing_s = time.monotonic() - began
             async with aclosing(self._hear(call, prepared)) as parts:
                 async for part in parts:
@@ -303,6 +305,7 @@ class SpeechModel(DecodingModel):
             raise InvalidInputError(
                 "condition_on_previous", f"is set, and {name} cannot read what was written before; leave it out"
             )
+        self._check_prompt(request.prompt)
         plan = plan_text_to_text(
             TextToTextRequest(parameters=request.parameters, deadline=request.deadline),
             num_texts=num_audios,
@@ -315,7 +318,6 @@ class SpeechModel(DecodingModel):
             request=request,
             plan=plan,
             language=self._language(request.language),
-            prompt_ids=self._prompt(request.prompt),
             is_stream=is_stream,
         )
 
@@ -335,19 +337,27 @@ class SpeechModel(DecodingModel):
             raise InvalidInputError("language", f"is {code[:64]!r}; {name} hears {', '.join(languages.targets)}")
         return found
 
-    def _prompt(self, prompt: str) -> tuple[int, ...]:
-        """Returns the tokens of a prompt.
+    def _check_prompt(self, prompt: str) -> None:
+        """Checks what can be said of a prompt before it is read.
 
         Raises:
-            InvalidInputError: It is too long, holds special tokens, or the model takes none.
+            InvalidInputError: It has too many bytes, or the model takes none.
+        """
+        if prompt.strip() and self._tokens.start_of_previous is None:
+            raise InvalidInputError("prompt", f"is given, and {self.bundle.manifest.name} takes none; leave it out")
+        if (size := num_bytes(prompt)) > self._max_text_bytes:
+            raise InvalidInputError("prompt", f"has {size} bytes, the limit is {self._max_text_bytes}; shorten it")
+
+    async def _prompt(self, prompt: str) -> tuple[int, ...]:
+        """Returns the tokens of a prompt; of a long one they are made off the event loop.
+
+        Raises:
+            InvalidInputError: It has too many tokens, or special ones.
         """
         if not (text := prompt.strip()):
             return ()
-        if self._tokens.start_of_previous is None:
-            raise InvalidInputError("prompt", f"is given, and {self.bundle.manifest.name} takes none; leave it out")
-        if (size := num_bytes(text)) > self._max_text_bytes:
-            raise InvalidInputError("prompt", f"has {size} bytes, the limit is {self._max_text_bytes}; shorten it")
-        ids = tuple(self._tokenizer.encode_now(f" {text}").input_ids.tolist())
+        [encoded] = [one async for one in self._tokenizer.encode_each([f" {text}"], add_special_tokens=False)]
+        ids = tuple(encoded.input_ids.tolist())
         if (count := len(ids)) > (limit := self._max_previous):
             raise InvalidInputError("prompt", f"has {count} tokens, the limit is {limit}; shorten it")
         first = self._tokens.first_timestamp
@@ -374,7 +384,7 @@ class SpeechModel(DecodingModel):
     async def _decode(self, data: bytes, name: str) -> PreparedAudio:
         return await asyncio.get_running_loop().run_in_executor(audio_pool(), self._decoder.decode, data, name)
 
-    def _hold(self, audios: Elements[PreparedAudio], held: ExitStack) -> None:
+    def _hold_last(self, audios: Elements[PreparedAudio], held: ExitStack) -> None:
         """Counts the last of a call's audios among what the model holds, until `held` ends.
 
         Raises:
@@ -444,16 +454,16 @@ class SpeechModel(DecodingModel):
         if not call.language and self.bundle.manifest.languages is not None and not progress.languages:
             encoded = await self._detect(call, progress, window)
         sequence = self._sequence(call, progress, window, encoded)
-        with counted(self._num_positions, [sequence]):
-            if call.is_stream and not window.has_times:
-                detokenizer, num_before = Detokenizer(self._tokenizer.decode), progress.num_new_tokens
-                async with aclosing(self._lanes.stream(sequence)) as deltas:
-                    async for delta in deltas:
-                        text = progress.shown.push(detokenizer.push(self._words(delta.output)))
-                        yield SpeechDelta(text=text, num_new_tokens=num_before + delta.num_new_tokens)
-                progress.results.append(sequence.reply.result.result())
-            else:
-                progress.results += await self._lanes.run([sequence])
+        num_read = self._num_positions if encoded is None else 0
+        if call.is_stream and not window.has_times:
+            detokenizer, num_before = Detokenizer(self._tokenizer.decode), progress.num_new_tokens
+            async with aclosing(self._stream(sequence, num_read=num_read)) as deltas:
+                async for delta in deltas:
+                    text = progress.shown.push(detokenizer.push(self._words(delta.output)))
+                    yield SpeechDelta(text=text, num_new_tokens=num_before + delta.num_new_tokens)
+            progress.results.append(sequence.reply.result.result())
+        else:
+            progress.results += await self._run([sequence], num_read=num_read)
 
     async def _detect(self, call: _Call, progress: _Progress, window: _Window) -> EncodedSource:
         """Finds out which language is spoken; returns what the encoder made of the window."""
@@ -470,7 +480,7 @@ class SpeechModel(DecodingModel):
             caller=current_caller(),
             rule=rule,
         )
-        await self._lanes.run([sequence])
+        await self._run([sequence], num_read=self._num_positions)
         found = zip(languages.targets, rule.probabilities.tolist(), strict=True)
         progress.languages = tuple(sorted(found, key=lambda pair: -pair[1]))
         encoded: EncodedSource = sequence.cross

@@ -26,12 +26,12 @@ from headway_server.decoding.sequence import FinishReason, Sequence, SequenceRes
 from headway_server.errors import BundleError, InvalidInputError
 from headway_server.observers import NO_OBSERVER, ModelId, ModelUsage, Observer
 from headway_server.preprocessing.pool import audio_pool
-from headway_server.runtime import Runtime
+from headway_server.runtime import Runtime, close_together
 from headway_server.serving.answers import Answer, CallTimings
-from headway_server.serving.calls import current_caller
+from headway_server.serving.calls import cache_scope, current_caller
 from headway_server.serving.limits import check_text, check_texts
 from headway_server.settings import ServerSettings
-from headway_server.tasks.decoding import DecodingModel, ModelParts, counted
+from headway_server.tasks.decoding import DecodingModel, ModelParts
 from headway_server.tasks.parameters import draw_seed
 from headway_server.tasks.synthesis.encoding import AudioWriter
 from headway_server.tasks.synthesis.request import (
@@ -156,8 +156,7 @@ class SynthesisModel(DecodingModel):
 
     def close(self) -> bool:
         """Stops; what still runs or waits fails. Returns False if a thread hangs and was left behind."""
-        has_ended = super().close()
-        return self._codec.close() and has_ended
+        return close_together([super().close, self._codec.close])
 
     @property
     def _codec(self) -> WaveformDecoder:
@@ -191,8 +190,7 @@ class SynthesisModel(DecodingModel):
             prompts = await self._read(texts, fields, request.voice)
             sequences = [self._sequence(prompt, plan, request) for prompt in prompts]
             preprocessing_s = time.monotonic() - began
-            with counted(sum(map(len, prompts)), sequences):
-                results = await self._lanes.run(sequences)
+            results = await self._run(sequences, num_read=sum(map(len, prompts)))
             timings = CallTimings.of(results, preprocessing_s=preprocessing_s)
             began = time.monotonic()
             ended = zip(sequences, results, strict=True)
@@ -213,13 +211,12 @@ class SynthesisModel(DecodingModel):
             sequence = self._sequence(prompt, plan, request, is_stream=True)
             waveform = self._waveform(request)
             num_samples = 0
-            with counted(len(prompt), [sequence]):
-                async with aclosing(self._lanes.stream(sequence)) as deltas:
-                    async for delta in deltas:
-                        samples = await waveform.push(delta.output)
-                        num_samples += len(samples)
-                        if len(samples):
-                            yield SpeechPart(samples=samples, num_new_tokens=delta.num_new_tokens)
+            async with aclosing(self._stream(sequence, num_read=len(prompt))) as deltas:
+                async for delta in deltas:
+                    samples = await waveform.push(delta.output)
+                    num_samples += len(samples)
+                    if len(samples):
+                        yield SpeechPart(samples=samples, num_new_tokens=delta.num_new_tokens)
             result = sequence.reply.result.result()
             samples = await waveform.push(result.output[:0], is_last=True)
             num_samples += len(samples)
@@ -252,7 +249,6 @@ class SynthesisModel(DecodingModel):
     def _sequence(
         self, prompt: NDArray[np.int64], plan: SynthesisPlan, request: SynthesisRequest, *, is_stream: bool = False
     ) -> Sequence:
-        caller = current_caller()
         return Sequence(
             prompt_ids=prompt,
             parameters=replace(plan.parameters, seed=draw_seed(plan.seed)),
@@ -260,8 +256,8 @@ class SynthesisModel(DecodingModel):
             eos_id=self._eos_id,
             deadline=request.deadline,
             wants_deltas=is_stream,
-            caller=caller,
-            cache_salt=caller,
+            caller=current_caller(),
+            cache_salt=cache_scope(),
             constraint=FrameConstraint(self._masks),
         )
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from headway_server.errors import InvalidInputError
 from headway_server.observers import CacheUsage
+from headway_server.preprocessing.pool import text_pool
 from headway_server.serving.kept import Kept
 from headway_server.serving.limits import check_texts, num_bytes
 
@@ -91,7 +92,9 @@ class LabelVectors:
 
     async def _of(self, parts: Sequence[str], make: Callable[[], Awaitable[Vectors]]) -> Vectors:
         """Returns what is kept for some parts, or makes and keeps it."""
-        key = await asyncio.to_thread(_digest, parts) if len(parts) > 1000 else _digest(parts)
+        is_long = len(parts) > 1000
+        loop = asyncio.get_running_loop()
+        key = await loop.run_in_executor(text_pool(), _digest, parts) if is_long else _digest(parts)
         if (kept := self._kept.get(key)) is not None:
             return kept
         vectors = await make()

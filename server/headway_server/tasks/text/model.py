@@ -39,6 +39,11 @@ from headway_server.tasks.text.labels import LabelVectors
 
 Result = TypeVar("Result")
 
+_BYTES_OF_TOKEN: Final = 24
+"""Its id, its mask and its type."""
+_BYTES_OF_OFFSETS: Final = 128
+"""Of a token's first and last character, as objects."""
+_FEW_SPECIAL: Final = 4
 _WORK_OF_TEXT: Final = 64
 """Bytes of text that the least of texts is worth of work."""
 _WARM_UP_LENGTH: Final = 32
@@ -66,6 +71,14 @@ class TextInputs:
         """Size of all texts in UTF-8."""
         return sum(map(num_bytes, (*self.texts, *(self.text_pairs or ())))) + len(self.texts) * num_bytes(self.prompt)
 
+    def num_token_bytes(self, max_tokens: int, *, with_offsets: bool) -> int:
+        """Returns what tokens take at most, of which a text has at most `max_tokens` and one for each byte."""
+        pairs = self.text_pairs or [""] * len(self.texts)
+        before = _FEW_SPECIAL + num_bytes(self.prompt)
+        lengths = (before + num_bytes(text) + num_bytes(pair) for text, pair in zip(self.texts, pairs, strict=False))
+        each = _BYTES_OF_TOKEN + with_offsets * _BYTES_OF_OFFSETS
+        return each * sum(min(length, max_tokens) for length in lengths)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenInputs:
@@ -85,6 +98,10 @@ class TokenInputs:
     def num_bytes(self) -> int:
         """Size of all tokens."""
         return sum(ids.nbytes for ids in self.input_ids)
+
+    def num_token_bytes(self, max_tokens: int, *, with_offsets: bool) -> int:  # noqa: ARG002 (as of texts)
+        """Returns what else the model's inputs take: a mask, and types."""
+        return (_BYTES_OF_TOKEN - 8) * sum(map(len, self.input_ids))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +141,7 @@ class TextModel(StatelessModel):
             budget=settings.batching.batch_tokens(graph.device),
             costs=costs,
             max_waiting=settings.batching.max_waiting_texts,
-            max_waiting_mib=settings.batching.max_waiting_mib,
+            max_waiting_bytes=settings.batching.max_waiting_bytes,
             observer=observer,
             inspector=inspector,
         )
@@ -238,13 +255,17 @@ class TextModel(StatelessModel):
 
     async def _embed_many(self, inputs: TextInputs, prompt_name: str, deadline: float | None) -> NDArray[np.float32]:
         """Returns vectors of texts that are more than a call may have, (texts, D) of length one."""
-        parts = []
-        for start in range(0, len(inputs.texts), MAX_TEXTS):
-            part = slice(start, start + MAX_TEXTS)
-            some = replace(inputs, texts=inputs.texts[part], fields=inputs.fields[part])
-            answer = await self.embed(some, normalize=True, deadline=deadline, prompt_name=prompt_name)
-            parts.append(np.stack([result.values for result in answer.results]))
-        return np.concatenate(parts)
+        embedding = self.bundle.manifest.embedding
+        assert embedding is not None, "the host finds embedders by it"
+        count = len(inputs.texts)
+        vectors = np.empty((count, embedding.dimension), np.float32)
+        with self._held.admit(1, vectors.nbytes, caller=current_caller()):
+            for start in range(0, count, MAX_TEXTS):
+                part = slice(start, start + MAX_TEXTS)
+                some = replace(inputs, texts=inputs.texts[part], fields=inputs.fields[part])
+                answer = await self.embed(some, normalize=True, deadline=deadline, prompt_name=prompt_name)
+                vectors[part] = [result.values for result in answer.results]
+        return vectors
 
     async def inspect(
         self,
@@ -283,7 +304,7 @@ class TextModel(StatelessModel):
                 text_pairs=None if text_pair is None else [text_pair],
                 with_offsets=True,
             )
-            tokens = inspected_tokens(self._tokenizer, encoded)
+            tokens = await inspected_tokens(self._tokenizer, encoded)
             maps, timings = await self._inspector.read(
                 text_tensors(encoded.input_ids, encoded.type_ids, has_types=self._has_types),
                 plan,
@@ -318,7 +339,8 @@ class TextModel(StatelessModel):
             self._check_tokens(inputs)
         caller, texts = current_caller(), inputs.texts
         work = float(len(texts) * _WORK_OF_TEXT + inputs.num_bytes)
-        with self._admission.admit(len(texts), inputs.num_bytes, work=work, deadline=deadline, caller=caller):
+        num_bytes = inputs.num_bytes + inputs.num_token_bytes(self.max_input_tokens, with_offsets=with_offsets)
+        with self._admission.admit(len(texts), num_bytes, work=work, deadline=deadline, caller=caller):
             began = time.monotonic()
             if isinstance(inputs, TextInputs):
                 encoded = await self._tokenizer.encode_limited(

@@ -77,7 +77,7 @@ def target_spans(text: str, token_ids: Sequence[int], tokenizer: TextTokenizer) 
         token_ids: The T tokens.
         tokenizer: The model's.
     """
-    encoded = tokenizer.encode_now(text)
+    encoded = tokenizer.encode_now(text, with_offsets=True)
     if encoded.input_ids.tolist() == list(token_ids):  # the usual tokens of this text, whose characters are known
         return _tidy(encoded.offsets, text)
     return _tidy(_spans_by_decoding(text, token_ids, tokenizer), text)

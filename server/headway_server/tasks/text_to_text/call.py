@@ -73,6 +73,12 @@ class TextToTextCall:
         """True if the call sets any prefix or phrase for its outputs."""
         return bool(self.request.target_prefixes or self.request.phrases)
 
+    @property
+    def longest_rule(self) -> int:
+        """Characters of the longest prefix or phrase."""
+        phrases = (text for one in self.request.phrases for text in (*one.required, *one.forbidden))
+        return max(map(len, (*self.request.target_prefixes, *phrases)), default=0)
+
     def sentences(self, splits: Elements[SplitText], fields: Elements[str]) -> list[Passage]:
         """Returns the sentences of all texts, in order.
 

@@ -15,12 +15,12 @@ from headway_server.bundles import Bundle
 from headway_server.decoding.interfaces import Decoder, Encoder, EncoderInput
 from headway_server.decoding.sequence import Delta, SequenceResult
 from headway_server.errors import BundleError, InvalidInputError, NoAlignmentError
-from headway_server.preprocessing import SplitText
+from headway_server.preprocessing import EncodedText, SplitText
 from headway_server.preprocessing.pool import text_pool
 from headway_server.serving.answers import Answer, CallTimings
 from headway_server.serving.limits import check_size_of_call, check_text, check_texts, num_bytes
 from headway_server.serving.permits import Permit
-from headway_server.tasks.decoding import DecodingModel, ModelParts, counted
+from headway_server.tasks.decoding import DecodingModel, ModelParts
 from headway_server.tasks.text_to_text.answer import WrittenText, read_result, regroup
 from headway_server.tasks.text_to_text.call import Passage, Source, TextToTextCall, named_passages, whole_texts
 from headway_server.tasks.text_to_text.phrases import PhraseEncoder, Tokens
@@ -82,8 +82,7 @@ class TextToTextModel(DecodingModel):
             sources = await self._read(call, passages)
             sequences = [call.sequence(source) for source in sources]
             preprocessing_s = time.monotonic() - began
-            with counted(sum(len(source.encoded) for source in sources), sequences):
-                results = await self._lanes.run(sequences)
+            results = await self._run(sequences, num_read=sum(len(source.encoded) for source in sources))
             if any(source.phrases.forbidden_forms for source in sources):
                 sources, results = await self._search_again(call, sources, results)
         return await self._answer(call, sources, results, splits, preprocessing_s)
@@ -114,13 +113,12 @@ class TextToTextModel(DecodingModel):
         preprocessing_s = time.monotonic() - began
         num_given = len(source.prefix_ids)
         held: list[str] = []
-        with counted(len(source.encoded), [sequence]):
-            async with aclosing(self._lanes.stream(sequence)) as deltas:
-                async for delta in deltas:
-                    held.append(delta.output)
-                    if delta.num_new_tokens >= num_given:
-                        yield Delta(output="".join(held), num_new_tokens=delta.num_new_tokens)
-                        held = []
+        async with aclosing(self._stream(sequence, num_read=len(source.encoded))) as deltas:
+            async for delta in deltas:
+                held.append(delta.output)
+                if delta.num_new_tokens >= num_given:
+                    yield Delta(output="".join(held), num_new_tokens=delta.num_new_tokens)
+                    held = []
         yield await self._answer(call, [source], [sequence.reply.result.result()], [], preprocessing_s)
 
     def _check_prefixes(self, prefixes: Elements[str], field: str) -> None:
@@ -186,13 +184,19 @@ class TextToTextModel(DecodingModel):
             )
         if call.source_prefix:
             encoded = [text.after(call.source_prefix) for text in encoded]
+        return await self._sources(call, passages, encoded)
+
+    async def _sources(
+        self, call: TextToTextCall, passages: Elements[Passage], encoded: Elements[EncodedText]
+    ) -> list[Source]:
+        """Reads the prefixes and phrases of the outputs of passages, off the event loop."""
         sources = call.sources(passages, encoded)
         if not call.has_rules:
             return list(sources)
-        loop = asyncio.get_running_loop()
+        pool, loop = text_pool(call.longest_rule), asyncio.get_running_loop()
         read: list[Source] = []
         while len(read) < len(passages):
-            read += await loop.run_in_executor(text_pool(), list, islice(sources, _SOURCES_AT_A_TIME))
+            read += await loop.run_in_executor(pool, list, islice(sources, _SOURCES_AT_A_TIME))
         return read
 
     async def _search_again(
@@ -205,7 +209,10 @@ class TextToTextModel(DecodingModel):
             found = await loop.run_in_executor(text_pool(), call.forbid_spellings, sources, results)
             if not found:
                 break
-            again = await self._lanes.run([call.sequence(source) for source in found.values()])
+            again = await self._run(
+                [call.sequence(source) for source in found.values()],
+                num_read=sum(len(source.encoded) for source in found.values()),
+            )
             for index, result in zip(found, again, strict=True):
                 sources[index], results[index] = found[index], result
         return sources, results

@@ -73,7 +73,7 @@ class TranslationModel(TextToTextModel):
                     add_special_tokens=False,
                     with_offsets=True,
                 )
-            target_tokens = inspected_tokens(self._tokenizer, target, prefix=[self._bos_id])
+            target_tokens = await inspected_tokens(self._tokenizer, target, prefix=[self._bos_id])
             maps, timings = await self._inspector.read(
                 {
                     "input_ids": source.input_ids,
@@ -87,7 +87,7 @@ class TranslationModel(TextToTextModel):
                 preprocessing_s=time.monotonic() - began,
             )
         return InspectedTranslation(
-            tokens=inspected_tokens(self._tokenizer, source),
+            tokens=await inspected_tokens(self._tokenizer, source),
             target_tokens=target_tokens,
             translation=translation,
             maps=maps,

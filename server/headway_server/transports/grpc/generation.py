@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 import grpc
 
@@ -15,12 +15,11 @@ from headway.v1 import generation_service_pb2 as pb
 from headway.v1 import generation_service_pb2_grpc as pb_grpc
 from headway_server.bundles import Task
 from headway_server.decoding.sequence import Delta, FinishReason, TokenLogProbability
-from headway_server.preprocessing.pool import text_pool
 from headway_server.serving.answers import Answer
 from headway_server.serving.host import ModelHost
 from headway_server.tasks.generation.model import GeneratedText, GenerationModel
 from headway_server.transports.grpc.generation_requests import parse_request, read_prompt, read_prompts
-from headway_server.transports.grpc.messages import deadline_of, model_reference, timings_of_call
+from headway_server.transports.grpc.messages import Response, build, deadline_of, model_reference, timings_of_call
 
 FINISH_REASONS = {
     FinishReason.END_OF_SEQUENCE: common_pb2.FINISH_REASON_END_OF_SEQUENCE,
@@ -28,6 +27,8 @@ FINISH_REASONS = {
     FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
     FinishReason.CONSTRAINT: common_pb2.FINISH_REASON_CONSTRAINT,
 }
+_MAX_TOKENS_ON_LOOP: Final = 100
+"""With their alternatives. To find the text of one that was never asked for takes 20 µs."""
 
 
 class GenerationService(pb_grpc.GenerationServiceServicer):
@@ -52,10 +53,7 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
                 deadline=deadline_of(context),
             ),
         )
-        if request.HasField("log_probabilities"):  # very many small messages, and texts of tokens to be found
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(text_pool(), _response, answer, model, arrived)
-        return _response(answer, model, arrived)
+        return await _build(answer, partial(_response, answer, model, arrived))
 
     async def StreamGenerateText(  # noqa: N802 (the method's name in the protocol)
         self, request: pb.StreamGenerateTextRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -67,12 +65,22 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
         parts = model.stream(prompt, field=field, request=parse_request(request, deadline=deadline_of(context)))
         async with aclosing(parts):
             async for part in parts:
-                yield _delta(part, model) if isinstance(part, Delta) else _last_message(part, model, arrived)
+                if isinstance(part, Delta):
+                    yield _delta(part, model)
+                else:
+                    yield await _build(part, partial(_last_message, part, model, arrived))
 
     def _find(self, request: pb.GenerateTextRequest | pb.StreamGenerateTextRequest) -> GenerationModel:
         model = self._host.find(Task.GENERATION, request.model, request.model_version)
         assert isinstance(model, GenerationModel)  # by the table of families
         return model
+
+
+async def _build(answer: Answer[GeneratedText], make: Callable[[], Response]) -> Response:
+    """Makes a response of an answer, off the event loop if it has many tokens: the text of each is to be found."""
+    results = [text.result for text in answer.results]
+    num_parts = sum(1 + len(token.top_tokens) for one in results for token in (*one.prompt_tokens, *one.tokens))
+    return await build(num_parts, make, most_on_loop=_MAX_TOKENS_ON_LOOP)
 
 
 def _response(answer: Answer[GeneratedText], model: GenerationModel, arrived: float) -> pb.GenerateTextResponse:

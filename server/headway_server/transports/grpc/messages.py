@@ -43,12 +43,12 @@ def timings_of_call(timings: CallTimings, arrived: float) -> common_pb2.Timings:
     )
 
 
-async def build(num_parts: int, make: Callable[[], Response]) -> Response:
+async def build(num_parts: int, make: Callable[[], Response], *, most_on_loop: int = _MAX_PARTS_ON_LOOP) -> Response:
     """Makes a response of so many small messages, off the event loop if they are many.
 
     A thousand take a millisecond; 256 texts with 1,000 labels each would keep every other call waiting for a second.
     """
-    if num_parts <= _MAX_PARTS_ON_LOOP:
+    if num_parts <= most_on_loop:
         return make()
     return await asyncio.get_running_loop().run_in_executor(text_pool(), make)
 

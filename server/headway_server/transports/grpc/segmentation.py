@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing
 from functools import partial
 from typing import Any, Final
 
@@ -80,16 +79,17 @@ class SegmentationService(pb_grpc.SegmentationServiceServicer):
             min_stability=_or(request, "min_stability", _MIN_STABILITY),
             max_overlap=_or(request, "max_overlap", _MAX_OVERLAP),
         )
-        masks, timings = await model.segment_everything(
+        segments = await model.segment_everything(
             await image_of(self._host, request.image, request.image_id),
             wanted,
             mask_format=_format(request.mask_format),
             deadline=deadline_of(context),
         )
-        async with aclosing(masks):
-            async for mask in masks:
+        async with segments:
+            async for mask in segments.masks:
                 yield pb.SegmentEverythingResponse(mask=await build(_num_parts(mask), partial(_mask, mask)))
-        yield pb.SegmentEverythingResponse(model=model_reference(model), timings=timings_of_call(timings, arrived))
+        timings = timings_of_call(segments.timings, arrived)
+        yield pb.SegmentEverythingResponse(model=model_reference(model), timings=timings)
 
     async def SegmentInteractively(  # type: ignore[override]  # noqa: N802 (the method's name in the protocol)
         self, calls: StreamedCalls[pb.SegmentInteractivelyRequest], context: grpc.aio.ServicerContext[Any, Any]

@@ -22,7 +22,7 @@ class Connection(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._head_bytes = 0
+        self._reads_head, self._head_bytes = True, 0
         self._awaits_head_since: float | None = time.monotonic()
         self._unread: tuple[int, float] | None = None
 
@@ -40,25 +40,38 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
-        if self.cycle is None or self.cycle.response_complete:
-            if self._awaits_head_since is None:
-                self._awaits_head_since = time.monotonic()
+        if self._is_idle and self._awaits_head_since is None:
+            self._awaits_head_since = time.monotonic()
+        if self._reads_head:
             self._head_bytes += len(data)
             if self._head_bytes > _MAX_HEAD_BYTES and not self._has_head_within(data):
                 return
         super().data_received(data)
 
+    @property
+    def _is_idle(self) -> bool:
+        """True if no call is being answered."""
+        return self.cycle is None or self.cycle.response_complete
+
     def _has_head_within(self, data: bytes) -> bool:
         """Ends the connection if the headers do not end in what has come so far."""
         if self._head_bytes - len(data) <= _MAX_HEAD_BYTES and b"\r\n\r\n" in data[: _MAX_HEAD_BYTES + 4]:
             return True
-        self.send_400_response("The headers have more than 64 KiB.")
+        if self._is_idle:
+            self.send_400_response("The headers have more than 64 KiB.")
+        else:  # nothing can be said amid the answer to the call before
+            self.abort()
         return False
 
     def on_headers_complete(self) -> None:
         """See httptools."""
-        self._awaits_head_since, self._head_bytes = None, 0
+        self._awaits_head_since, self._reads_head, self._head_bytes = None, False, 0
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """See httptools: what follows is the next request's head, though this one may not be answered yet."""
+        self._reads_head = True
+        super().on_message_complete()
 
     @property
     def is_unread(self) -> bool:

@@ -145,6 +145,7 @@ class Endpoint:
         max_bytes: int = 0,
         media_types: frozenset[bytes] = frozenset({_JSON}),
         is_admin: bool = False,
+        is_probe: bool = False,
         timeout_of: Callable[[Mapping[str, str]], float | None] = lambda _: None,
     ) -> None:
         """Describes the method.
@@ -157,6 +158,7 @@ class Endpoint:
             max_bytes: Largest body; 0 where there is none.
             media_types: Of its body; an empty one is none, which pages may not send.
             is_admin: True if it changes the server.
+            is_probe: True if what it answers is a look at the server, which is no call and uses up no budget.
             timeout_of: Reads from the headers the seconds that the caller waits for; may raise InvalidInputError.
         """
         self._edge = edge
@@ -166,6 +168,7 @@ class Endpoint:
         self._max_bytes = max_bytes
         self._media_types = media_types
         self._is_admin = is_admin
+        self._is_probe = is_probe
         self._timeout_of = timeout_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -177,6 +180,9 @@ class Endpoint:
             rights = self._identify(exchange)
             body = await self._receive(exchange, rights)
             request = Request(headers=exchange.headers, path=scope.get("path_params", {}), body=body)
+            if self._is_probe:
+                await exchange.reply(await self._probe(request))
+                return
             async with (
                 exchange.watched(),
                 self._edge.calls.answer(
@@ -185,6 +191,7 @@ class Endpoint:
                     num_bytes=len(body),
                     timeout_s=timeout_s,
                     caller=exchange.caller,
+                    connection=exchange.connection,
                     rights=rights,
                     request_id=exchange.request_id,
                 ) as call,
@@ -206,6 +213,11 @@ class Endpoint:
             failure = self._edge.fail(error, self._method, call, exchange.request_id)
         # Outside of the handler: an error that is being handled keeps the frames that hold the request.
         await exchange.fail(failure, self._form)
+
+    async def _probe(self, request: Request) -> Reply:
+        reply = await self._handler(request)
+        assert isinstance(reply, Reply), "a look at the server is no stream"
+        return reply
 
     def _identify(self, exchange: _Exchange) -> Caller | None:
         """Finds out who calls before the body is read: of those who may not call, nothing is held."""
@@ -259,6 +271,7 @@ class _Exchange:
         client = scope.get("client")
         self.certificate_names: tuple[str, ...] = scope["state"].get("certificate_names", ())
         self.caller = self.certificate_names[0] if self.certificate_names else (client[0] if client else "")
+        self.connection = "" if self.certificate_names or not client else f"{client[0]}:{client[1]}"
 
     @property
     def is_local(self) -> bool:

@@ -92,7 +92,7 @@ class HttpServer:
             Route("/readyz", self._ready),
         ]
         if self._write_metrics is not None:
-            metrics = Endpoint(self._edge, "/metrics", self._metrics, OPENAI_FORM)
+            metrics = Endpoint(self._edge, "/metrics", self._metrics, OPENAI_FORM, is_probe=True)
             routes.append(Route("/metrics", metrics, methods=["GET"]))
         routes += page_routes()
         middleware = []

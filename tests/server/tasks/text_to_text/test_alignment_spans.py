@@ -94,7 +94,7 @@ def test_the_usual_spelling_and_the_growing_text_agree_where_both_can_tell(text:
 
 def test_both_sides_get_their_characters_and_may_be_moved() -> None:
     source_text, target_text = "the  cat", "cat the"
-    source = BYTES.encode_now(source_text)
+    source = BYTES.encode_now(source_text, with_offsets=True)
     target_ids = BYTES.encode_now(target_text).input_ids.tolist()
     attention = np.full((len(target_ids), len(source)), 1 / len(source), np.float32)
     aligned = align(

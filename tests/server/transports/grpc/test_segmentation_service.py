@@ -175,7 +175,7 @@ async def test_clicks_of_a_stream_improve_the_last_answer(segmenting, batches):
     assert [answer.masks[0].area for answer in answers[1:]] == [1600, 1600, pytest.approx(800, rel=0.1)]
     assert answers[2].masks[0].predicted_iou == pytest.approx(0.8), "the mask of several parts"
     assert batches.sizes == [1] * 4
-    assert segmenting.host.models[0]._held.num_admitted == 0, "a stream that has ended holds no embedding"
+    assert segmenting.host.models[0]._embeddings.num_admitted == 0, "a stream that has ended holds no embedding"
 
 
 BAD = [
@@ -253,7 +253,7 @@ async def test_a_click_that_cannot_be_answered_ends_its_stream_with_a_sentence(s
     failure = await failure_of(stream.read())
     assert (failure.code, failure.field) == (grpc.StatusCode.INVALID_ARGUMENT, field), failure.message
     assert sentence in failure.message
-    assert segmenting.host.models[0]._held.num_admitted == 0
+    assert segmenting.host.models[0]._embeddings.num_admitted == 0
 
 
 async def test_an_id_that_has_expired_is_not_found_by_every_call(serve, segmenter_store):
@@ -279,7 +279,7 @@ async def test_an_id_that_has_expired_is_not_found_by_every_call(serve, segmente
 async def test_streams_hold_no_more_embeddings_than_the_limit(serve, segmenter_store, monkeypatch):
     async with serve(segmenter_store) as serving:
         model = serving.host.models[0]
-        monkeypatch.setattr(model._held, "_max_bytes", 1000)  # of 768 bytes each
+        monkeypatch.setattr(model._embeddings, "_max_bytes", 1000)  # of 768 bytes each
         go_on = asyncio.Event()
 
         async def wait():
@@ -293,10 +293,10 @@ async def test_streams_hold_no_more_embeddings_than_the_limit(serve, segmenter_s
         model.max_idle_s = 0.05
         third = stub(serving).SegmentInteractively(wait())
         first.cancel()
-        await until(lambda: not model._held.num_admitted)
+        await until(lambda: not model._embeddings.num_admitted)
         await third.read()
         failure = await failure_of(third.read())
-        assert (failure.code, model._held.num_admitted) == (grpc.StatusCode.DEADLINE_EXCEEDED, 0)
+        assert (failure.code, model._embeddings.num_admitted) == (grpc.StatusCode.DEADLINE_EXCEEDED, 0)
         assert "no request came for 0.05 s" in failure.message
         go_on.set()
 

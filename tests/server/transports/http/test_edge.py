@@ -4,9 +4,11 @@ import asyncio
 import socket
 import ssl
 import time
+from contextlib import suppress
 
 import pytest
 import trustme
+from tiny_engine import slow_down
 from waiting import until
 
 from headway_server import errors, keys
@@ -56,6 +58,7 @@ async def test_probes_and_metrics_answer(serve):
         await serving.client.get(MODELS)
         metrics = (await serving.client.get("/metrics")).text
         assert 'headway_calls_total{code="OK",method="v1/models",model="",reason="",version=""} 1.0' in metrics
+        assert 'method="metrics"' not in (await serving.client.get("/metrics")).text  # a look at it is no call
 
 
 async def test_a_model_that_has_ended_by_itself_fails_both_probes(serve, monkeypatch):
@@ -160,6 +163,32 @@ async def test_half_a_request_and_endless_headers_are_cut_off(serve, monkeypatch
         assert answer.startswith((b"HTTP/1.1 400 ", b"reset"))
         assert (await serving.client.get("/livez")).status_code == 200
         assert await raw(serving.port, b"\x16\x03\x01 nonsense\r\n\r\n") != b""
+
+
+async def test_a_head_behind_a_call_that_runs_is_bounded_as_the_first_is(serve):
+    async with serve() as serving:
+        slow_down(serving.decoder, 0.05)
+        body = b'{"model": "tiny-generation", "prompt": "the", "max_tokens": 60, "stream": true}'
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        call = head + b"content-length: %d\r\n\r\n" % len(body) + body
+        for second, is_cut in [(b"GET /livez HTTP/1.1\r\nx: y\r\n", False), (b"GET /livez HTTP/1.1\r\nx: ", True)]:
+            reader, writer = await asyncio.open_connection("127.0.0.1", serving.port)
+            writer.write(call)
+            assert await asyncio.wait_for(reader.readuntil(b"data: "), 5)
+            writer.write(second)
+            with suppress(ConnectionError):
+                for _ in range(20 if is_cut else 0):
+                    await asyncio.sleep(0.01)
+                    writer.write(b"z" * 64 * 2**10)
+                    await writer.drain()
+            with suppress(TimeoutError, ConnectionError):
+                while not reader.at_eof():
+                    await asyncio.wait_for(reader.read(2**16), 0.5)
+            assert (reader.at_eof() or reader.exception() is not None) == is_cut
+            [connection] = serving.http._server.server_state.connections or [None]
+            assert (connection is None) == is_cut
+            writer.close()
+            await until(lambda: not serving.http._server.server_state.connections)
 
 
 async def test_connections_past_the_limit_are_closed_at_once(serve):

@@ -65,6 +65,9 @@ _MAX_NUMBERS_ON_LOOP: Final = 5_000
 """So many numbers are written on the event loop, in a few milliseconds."""
 
 
+_MAX_CHARACTERS_ON_LOOP: Final = 100_000
+
+
 class OpenAIService:
     """Answers from a host's models."""
 
@@ -91,7 +94,7 @@ class OpenAIService:
             parts = model.stream(prompts[0], field=fields[0], request=wanted)
             return Stream(parts=_events(parts, writer, body), media_type=EVENT_STREAM)
         answer = await model.generate(prompts, fields=fields, request=wanted)
-        return await _reply(lambda: writer.whole(answer), is_long=body.logprobs is not None)
+        return await _reply(lambda: writer.whole(answer), is_long=_is_long(answer, body.logprobs is not None))
 
     async def chat(self, request: Request) -> Reply | Stream:
         """Continues a conversation."""
@@ -104,7 +107,7 @@ class OpenAIService:
             parts = model.stream(conversation, field="messages", request=wanted)
             return Stream(parts=_events(parts, writer, body), media_type=EVENT_STREAM)
         answer = await model.generate([conversation], fields=["messages"], request=wanted)
-        return await _reply(lambda: writer.whole(answer), is_long=body.logprobs)
+        return await _reply(lambda: writer.whole(answer), is_long=_is_long(answer, body.logprobs))
 
     async def embed(self, request: Request) -> Reply:
         """Turns texts into vectors of length 1."""
@@ -424,6 +427,10 @@ async def _events(
             if body.includes_usage:
                 written += event(writer.chunk([]) | {"usage": _usage(part.results)})
             yield written + DONE
+
+
+def _is_long(answer: Answer[GeneratedText], has_log_probabilities: bool) -> bool:
+    return has_log_probabilities or sum(len(text.text) for text in answer.results) > _MAX_CHARACTERS_ON_LOOP
 
 
 async def _reply(make: Callable[[], dict[str, Any]], *, is_long: bool) -> Reply:

@@ -5,6 +5,9 @@ import { drawn, duration, element, show, written } from "../dom.js";
 const EVERY_MS = 2000;
 const NUM_POINTS = 60;
 
+/** Models are listed for pages like this one, and again and again. */
+const isWork = ({ method = "" }) => !method.startsWith("headway.v1.ModelService/");
+
 function sum(samples, name, fits = () => true) {
   return samples.filter((sample) => sample.name === name && fits(sample.labels)).reduce((total, sample) => total + sample.value, 0);
 }
@@ -14,7 +17,7 @@ function percentile(now, before, name, share) {
   const counts = new Map();
   for (const [samples, sign] of [[now, 1], [before, -1]]) {
     for (const { name: each, labels, value } of samples) {
-      if (each !== `${name}_bucket`) continue;
+      if (each !== `${name}_bucket` || !isWork(labels)) continue;
       const bound = labels.le === "+Inf" ? Infinity : Number(labels.le);
       counts.set(bound, (counts.get(bound) ?? 0) + sign * value);
     }
@@ -40,8 +43,8 @@ function figures(now, before, seconds) {
   const items = rate("headway_batch_items_sum");
   const batches = rate("headway_batch_items_count");
   return [
-    ["Calls a second", rate("headway_calls_total"), (value) => written(value, 1)],
-    ["Errors a second", rate("headway_calls_total", ({ code }) => code !== "OK"), (value) => written(value, 1)],
+    ["Calls a second", rate("headway_calls_total", isWork), (value) => written(value, 1)],
+    ["Errors a second", rate("headway_calls_total", (labels) => labels.code !== "OK" && isWork(labels)), (value) => written(value, 1)],
     ["Median call", percentile(now, before, "headway_call_duration_seconds", 0.5), duration],
     ["99th percentile", percentile(now, before, "headway_call_duration_seconds", 0.99), duration],
     ["Inputs waiting", sum(now, "headway_inputs_waiting"), written],

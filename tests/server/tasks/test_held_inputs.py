@@ -1,0 +1,136 @@
+"""What is made of a call's inputs is in an admission, by the bytes that it takes and not by those that were sent."""
+
+import io
+import wave
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from headway_server.batching.settings import BatchingSettings
+from headway_server.errors import OverloadedError
+from headway_server.runtime import Runtime
+from headway_server.serving.host import ModelHost
+from headway_server.serving.images import SentImage
+from headway_server.settings import ServerSettings
+from headway_server.tasks.generation.request import GenerationRequest
+from headway_server.tasks.image_generation.request import DrawingRequest
+from headway_server.tasks.segmentation.masks import drop_duplicates
+from headway_server.tasks.segmentation.model import EverythingRequest, Point, Prompt
+from headway_server.tasks.speech.model import SpeechRequest
+from headway_server.tasks.text.model import TextInputs
+from headway_server.tasks.text_to_text.request import TextToTextParameters, TextToTextRequest
+
+MODELS = Path(__file__).parents[3] / "models"
+NAMES = [folder.name for folder in MODELS.iterdir() if folder.is_dir()]
+SIDE = 700
+
+
+def png(colour="white", side=SIDE) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (side, side), colour).save(file, "PNG")
+    return file.getvalue()
+
+
+def sound(seconds: float) -> bytes:
+    file = io.BytesIO()
+    with wave.open(file, "wb") as opened:
+        opened.setparams((1, 2, 8000, 0, "NONE", ""))
+        opened.writeframes(bytes(2 * round(8000 * seconds)))
+    return file.getvalue()
+
+
+def sent(data: bytes, field: str) -> SentImage:
+    return SentImage(data=data, field=field, key=data[-20:])
+
+
+async def segment_everything(model):
+    wanted = EverythingRequest(points_per_side=4, min_predicted_iou=0.0, min_stability=0.0, max_overlap=1.0)
+    async with await model.segment_everything(
+        sent(png(), "image"), wanted, mask_format="runs", deadline=None
+    ) as segments:
+        return [mask async for mask in segments.masks]
+
+
+FEW = {"parameters": {"max_new_tokens": 1}}
+CALLS = {
+    "an image that is classified": ("cifar10", lambda model: model.classify([png()], top_k=1, deadline=None)),
+    "an image that is described": (
+        "caption",
+        lambda model: model.caption([png()], request=TextToTextRequest(target_language="en")),
+    ),
+    "an image that is drawn over": (
+        "fashion-mnist-diffusion",
+        lambda model: model.draw(
+            DrawingRequest(image=sent(png(), "image"), mask=sent(png(), "mask"), num_steps=1), deadline=None
+        ),
+    ),
+    "masks of a prompt": (
+        "segment",
+        lambda model: model.segment(sent(png(), "image"), [Prompt(points=(Point(9, 9),))], deadline=None),
+    ),
+    "masks of everything": ("segment", segment_everything),
+    "audio": ("telephone-transcriber", lambda model: model.transcribe([sound(2)], request=SpeechRequest())),
+    "texts": (
+        "ag-news",
+        lambda model: model.classify(
+            TextInputs(texts=["prices " * 50] * 8, truncate=True), top_k=1, threshold=None, deadline=None
+        ),
+    ),
+    "vectors of labels": ("clip-text", lambda model: model.embed_labels(["cat", "dog"], (), deadline=None)),
+    "vectors of texts that are ranked": (
+        "clip-text",
+        lambda model: model.embed_set(["cat", "dog"], prompt_name="", truncate=False, deadline=None),
+    ),
+    "tokens of prompts": (
+        "shakespeare",
+        lambda model: model.generate(["The king"], fields=["prompts[0]"], request=GenerationRequest(**FEW)),
+    ),
+    "tokens of sources": (
+        "multi30k-en-de",
+        lambda model: model.write(
+            ["a man"], request=TextToTextRequest(parameters=TextToTextParameters(max_new_tokens=1))
+        ),
+    ),
+}
+"""Of each kind of input, the model that reads it and a call."""
+
+
+@pytest.fixture(scope="module")
+def host():
+    settings = ServerSettings(store=MODELS, batching=BatchingSettings(max_waiting_mib=1), max_image_outputs_mib=0)
+    names = {name for name, _ in CALLS.values()}
+    opened = ModelHost.open(
+        Runtime(device="cpu", num_threads=1), settings, asked_for={f"{name}/1": name in names for name in NAMES}
+    )
+    yield opened
+    opened.close()
+
+
+async def test_a_call_waits_for_no_memory_that_others_hold_and_gives_back_its_own(host):
+    models = {model.bundle.manifest.name: model for model in host.models}
+    for model in models.values():
+        model.start()
+    models["clip-text"].label_vectors._kept.max_bytes = 0  # so that they are computed each time
+    for kind, (name, ask) in CALLS.items():
+        model = models[name]
+        admissions = [model._held, model._admission]
+        await ask(model)
+        assert all(not one.num_admitted and not one._num_bytes for one in admissions), kind
+        most = max(one._max_bytes or 0 for one in admissions)
+        with ExitStack() as held:
+            for one in admissions:
+                held.enter_context(one.admit(1, most if one._max_bytes else 0))
+            with pytest.raises(OverloadedError, match=r"\d+ bytes of .* waiting"):
+                await ask(model)
+
+
+def test_no_more_masks_are_compared_than_are_answered():
+    generator = np.random.default_rng(3)
+    masks, scores = generator.random((60, 16, 16)) > 0.5, generator.random(60, np.float32)
+    masks[30:] = masks[:30]
+    everything = drop_duplicates(masks, scores, 0.9, 60)
+    assert len(everything) == 30
+    assert drop_duplicates(masks, scores, 0.9, 7) == everything[:7]
