@@ -14,8 +14,8 @@ import grpc
 
 from headway.v1 import segmentation_service_pb2 as pb
 from headway.v1 import segmentation_service_pb2_grpc as pb_grpc
-from headway_server.bundles import Task
 from headway_server.errors import DeadlineError, DrainingError, InvalidInputError
+from headway_server.serving.abilities import SEGMENT_IMAGES
 from headway_server.serving.answers import NO_TIMINGS
 from headway_server.serving.host import ModelHost
 from headway_server.tasks.segmentation.masks import Box
@@ -101,7 +101,7 @@ class SegmentationService(pb_grpc.SegmentationServiceServicer):
             stream.close()
 
     def _find(self, name: str, version: str) -> SegmentationModel:
-        model = self._host.find(Task.SEGMENTATION, name, version)
+        model = self._host.find(SEGMENT_IMAGES, name, version)
         assert isinstance(model, SegmentationModel)  # by the table of families
         return model
 
