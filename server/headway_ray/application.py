@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any, Final
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_settings import CliApp
@@ -13,14 +15,16 @@ from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
-from headway_ray.placement import SHARED, Placement, choose, place
+from headway_ray.placement import SHARED, Choice, Placement, Placements, place
 from headway_ray.replica import Replica, SharedReplica
+from headway_ray.requests import HttpRequest, joined
 from headway_server.bundles import read_manifest
-from headway_server.errors import RequestError
 from headway_server.serving.host import read_store
 from headway_server.settings import ServerSettings
 
 _MOST_REPLICAS: Final = 1000
+_READ_ON_LOOP_BYTES: Final = 64 * 2**10
+"""Of a request of so few bytes the model is read on the event loop."""
 
 
 class Scaling(BaseModel):
@@ -50,64 +54,97 @@ class Scaling(BaseModel):
 class Ingress:
     """Knows which deployment has which model, and hands requests over HTTP on to it."""
 
-    def __init__(
-        self, placements: Sequence[Placement], handles: Mapping[str, DeploymentHandle[Any]], max_bytes: int
-    ) -> None:
-        self._placements = list(placements)
+    def __init__(self, placements: Placements, handles: Mapping[str, DeploymentHandle[Any]], max_bytes: int) -> None:
+        self._placements = placements
         self._handles = dict(handles)
         self._max_bytes = max_bytes
 
-    async def placements(self) -> list[Placement]:
+    async def placements(self) -> Placements:
         """Returns which models the deployments have."""
         return self._placements
 
     async def __call__(self, request: Request) -> Response:
-        """Answers a request over HTTP, by the deployment of the model that it names."""
-        path, received, size = request.url.path, [], 0
+        """Answers a request over HTTP, by the deployments that can."""
+        received, size = [], 0
         async for part in request.stream():
             received.append(part)
             size += len(part)
             if size > self._max_bytes:
                 return PlainTextResponse(f"the request has more than {self._max_bytes} bytes\n", 413)
-        body = b"".join(received)
-        try:
-            placement = choose(self._placements, path.rpartition("/")[2], _model_of(path, body))
-        except RequestError:
-            placement = self._placements[0]  # which refuses it as this path refuses
+        read = HttpRequest(
+            path=request.url.path,
+            content_type=request.headers.get("content-type", ""),
+            body=b"".join(received),
+        )
+        if size <= _READ_ON_LOOP_BYTES:
+            choice = self._choose(read)
+        else:
+            choice = await asyncio.to_thread(self._choose, read)
         scope = {name: request.scope[name] for name in _SCOPE if name in request.scope}
+        answers = await asyncio.gather(
+            *(_Answer.begin(self._handle(each).remote(scope, read.body, choice.refusal)) for each in choice.placements)
+        )
+        failed = next((answer for answer in answers if answer.start["status"] != HTTPStatus.OK), None)
+        if failed is not None or len(answers) == 1:
+            told = failed or answers[0]
+            for other in answers:
+                if other is not told:
+                    other.messages.cancel()
+            return told.response()
+        bodies = [await answer.body() for answer in answers]
+        response = Response(joined(read.path, answers[0].content_type, bodies))
+        own = [(name, value) for name, value in answers[0].start["headers"] if name != b"content-length"]
+        response.raw_headers = [*own, (b"content-length", str(len(response.body)).encode())]
+        return response
+
+    def _choose(self, request: HttpRequest) -> Choice:
+        return self._placements.choose(*request.asked())
+
+    def _handle(self, placement: Placement) -> DeploymentHandle[Any]:
         handle = self._handles[placement.deployment].options(stream=True, method_name="http")
-        if placement.model_id:
-            handle = handle.options(multiplexed_model_id=placement.model_id)
-        messages = handle.remote(scope, body)
-        start = await anext(messages)
+        return handle.options(multiplexed_model_id=placement.model_id) if placement.model_id else handle
 
-        async def parts() -> AsyncGenerator[bytes, None]:
-            try:
-                async for message in messages:
-                    yield message.get("body", b"")
-            finally:
-                messages.cancel()
 
-        response = StreamingResponse(parts(), start["status"])
-        response.raw_headers = start["headers"]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    """What a replica answers over HTTP."""
+
+    start: Mapping[str, Any]
+    """The first message of ASGI."""
+    messages: Any
+    """The others."""
+
+    @classmethod
+    async def begin(cls, messages: Any) -> Self:
+        """Waits for the status."""
+        return cls(start=await anext(messages), messages=messages)
+
+    @property
+    def content_type(self) -> str:
+        """Of the body."""
+        return next((value.decode() for name, value in self.start["headers"] if name == b"content-type"), "")
+
+    async def parts(self) -> AsyncGenerator[bytes, None]:
+        """Yields the body as it comes."""
+        try:
+            async for message in self.messages:
+                yield message.get("body", b"")
+        finally:
+            self.messages.cancel()
+
+    async def body(self) -> bytes:
+        """Returns the whole body."""
+        return b"".join([part async for part in self.parts()])
+
+    def response(self) -> Response:
+        """Hands it on."""
+        response = StreamingResponse(self.parts(), self.start["status"])
+        response.raw_headers = self.start["headers"]
         return response
 
 
 _SCOPE: Final = ("type", "http_version", "method", "path", "raw_path", "query_string", "headers", "client", "scheme")
 """What a replica is told of a request."""
-
-
-def _model_of(path: str, body: bytes) -> str:
-    """Returns the name of the model in the path of the Open Inference Protocol, or in a body of JSON."""
-    before, _, after = path.partition("/v2/models/")
-    if not before and after:
-        return after.partition("/")[0]
-    try:
-        found = json.loads(body)
-    except ValueError:
-        return ""
-    name = found.get("model", "") if isinstance(found, dict) else ""
-    return name if isinstance(name, str) else ""
 
 
 def app(arguments: Mapping[str, str]) -> serve.Application:
@@ -129,15 +166,15 @@ def app(arguments: Mapping[str, str]) -> serve.Application:
     settings = settings.model_copy(update={"threads": settings.threads or 1, "store": settings.store.resolve()})
     paths, routes = read_store(settings)
     bundles = ((path, read_manifest(settings.store / path)) for path in paths)
-    placements = place(bundles, routes, is_shared=bool(scaling.models_per_replica))
+    placements = place(bundles, routes, settings, is_shared=bool(scaling.models_per_replica))
     if scaling.models_per_replica:
-        own = {each.model_id: each.paths for each in placements}
+        own = {each.model_id: each.paths for each in placements.all}
         shared = _deployment(SHARED, SharedReplica, settings, scaling)
         handles = {SHARED: shared.bind(settings, own, routes, scaling.models_per_replica)}
     else:
         handles = {
             each.deployment: _deployment(each.deployment, Replica, settings, scaling).bind(settings, each.paths, routes)
-            for each in placements
+            for each in placements.all
         }
     ingress = serve.deployment(name="ingress", ray_actor_options={"num_cpus": 0})(Ingress)
     return ingress.bind(placements, handles, settings.max_message_bytes)

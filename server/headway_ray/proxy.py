@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable
+from dataclasses import replace
 from typing import Any, Final, NoReturn
 
 import grpc
@@ -23,9 +24,11 @@ from ray.exceptions import RayActorError, TaskCancelledError
 from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from headway_ray.placement import Placement, choose
+from headway_ray.placement import Choice, Placement, Placements
 from headway_ray.replica import CallHead, Part
+from headway_ray.requests import joined_messages
 from headway_server.errors import DrainingError, InvalidInputError, OverloadedError, is_failure
+from headway_server.serving.abilities import RPCS
 from headway_server.serving.calls import REQUEST_ID, request_id_of
 from headway_server.transports.grpc import service_descriptors, to_status
 
@@ -37,8 +40,6 @@ _APPLICATION: Final = "application"
 _DEFAULT_APPLICATION: Final = "default"
 _KNOWN_FOR_S: Final = 5.0
 """How long a table of the deployments is used."""
-_OF_ALL: Final = frozenset({"ListModels", "ListBundles", "RepositoryIndex"})
-"""Methods that are asked of every deployment; their answers are joined."""
 _RETRY_S: Final = 0.1
 _HEALTH_INTERVAL_S: Final = 1.0
 
@@ -48,16 +49,16 @@ class Deployments:
 
     def __init__(self, application: str) -> None:
         self._application = application
-        self._placements: Sequence[Placement] = ()
+        self._placements: Placements | None = None
         self._known_until = 0.0
         self._handles: dict[tuple[str, str, bool], DeploymentHandle[Any]] = {}
         self._looking = asyncio.Lock()
 
-    async def placements(self) -> Sequence[Placement]:
+    async def placements(self) -> Placements:
         """Returns which models they have."""
-        if time.monotonic() > self._known_until:
+        if self._placements is None or time.monotonic() > self._known_until:
             async with self._looking:
-                if time.monotonic() > self._known_until:
+                if self._placements is None or time.monotonic() > self._known_until:
                     ingress = await asyncio.to_thread(serve.get_app_handle, self._application)
                     self._placements = await ingress.placements.remote()
                     self._known_until = time.monotonic() + _KNOWN_FOR_S
@@ -78,12 +79,10 @@ class _Method:
     """A method of the protocol, answered by deployments."""
 
     def __init__(self, descriptor: MethodDescriptor, applications: dict[str, Deployments]) -> None:
-        self._service, self._name = descriptor.containing_service.full_name, descriptor.name
-        self._full_name = f"/{self._service}/{self._name}"
+        self._full_name = f"/{descriptor.containing_service.full_name}/{descriptor.name}"
         self._request: type[Message] = GetMessageClass(descriptor.input_type)
         self._response: type[Message] = GetMessageClass(descriptor.output_type)
-        fields = descriptor.input_type.fields_by_name
-        self._field = next((name for name in ("model", "model_name", "name") if name in fields), "")
+        self._rpc = RPCS[descriptor.name]
         self._applications = applications
         make: Any = grpc.unary_stream_rpc_method_handler if descriptor.server_streaming else None
         behaviour: Any = self.stream if descriptor.server_streaming else self.call
@@ -94,10 +93,8 @@ class _Method:
         head = _head(self._full_name, context)
         try:
             deployments = self._deployments(head)
-            if self._name in _OF_ALL:
-                message, status = await self._call_all(deployments, head, data)
-            else:
-                message, status = await self._call_one(deployments, await self._choose(deployments, data), head, data)
+            choice = await self._choose(deployments, data)
+            message, status = await self._call(deployments, choice, replace(head, refusal=choice.refusal), data)
         except BaseException as error:
             if not is_failure(error):
                 raise
@@ -112,8 +109,9 @@ class _Method:
         status = b""
         try:
             deployments = self._deployments(head)
-            handle = await deployments.handle(await self._choose(deployments, data), streams=True)
-            parts = handle.remote(head, data)
+            choice = await self._choose(deployments, data)
+            handle = await deployments.handle(choice.placements[0], streams=True)
+            parts = handle.remote(replace(head, refusal=choice.refusal), data)
             try:
                 async for message, status in parts:
                     if not status:
@@ -131,14 +129,13 @@ class _Method:
         name = _application(head.metadata)
         return self._applications.setdefault(name, Deployments(name))
 
-    async def _choose(self, deployments: Deployments, data: bytes) -> Placement:
-        model = ""
-        if self._field:
-            try:
-                model = getattr(self._request.FromString(data), self._field)
-            except DecodeError as error:
-                raise InvalidInputError("request", f"is no {self._request.DESCRIPTOR.name}") from error
-        return choose(await deployments.placements(), self._name, model)
+    async def _choose(self, deployments: Deployments, data: bytes) -> Choice:
+        try:
+            request = self._request.FromString(data)
+        except DecodeError as error:
+            raise InvalidInputError("request", f"is no {self._request.DESCRIPTOR.name}") from error
+        placements = await deployments.placements()
+        return placements.choose(self._rpc, lambda field: getattr(request, field, None))
 
     async def _call_one(self, deployments: Deployments, placement: Placement, head: CallHead, data: bytes) -> Part:
         handle = await deployments.handle(placement)
@@ -150,15 +147,13 @@ class _Method:
             raise
         return part
 
-    async def _call_all(self, deployments: Deployments, head: CallHead, data: bytes) -> Part:
-        placements = await deployments.placements()
-        parts = await asyncio.gather(*(self._call_one(deployments, each, head, data) for each in placements))
-        joined = self._response()
-        for message, status in parts:
-            if status:
-                return message, status
-            joined.MergeFromString(message)
-        return joined.SerializeToString(), b""
+    async def _call(self, deployments: Deployments, choice: Choice, head: CallHead, data: bytes) -> Part:
+        calls = (self._call_one(deployments, each, head, data) for each in choice.placements)
+        parts = await asyncio.gather(*calls)
+        failed = next((part for part in parts if part[1]), None)
+        if failed is not None or len(parts) == 1:
+            return failed or parts[0]
+        return joined_messages(self._response, [message for message, _ in parts]), b""
 
 
 class _Health:
@@ -179,9 +174,9 @@ class _Health:
         except Exception as error:  # whatever keeps Serve from answering
             if not is_failure(error):
                 raise
-            placements = ()
+            placements = None
         kind = health_pb2.HealthCheckResponse
-        found: bytes = kind(status=kind.SERVING if placements else kind.NOT_SERVING).SerializeToString()
+        found: bytes = kind(status=kind.SERVING if placements is not None else kind.NOT_SERVING).SerializeToString()
         return found
 
     async def watch(self, data: bytes, context: Context) -> AsyncGenerator[bytes, None]:

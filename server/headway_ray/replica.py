@@ -8,16 +8,19 @@ import time
 import weakref
 from collections.abc import AsyncGenerator, Mapping, MutableMapping, Sequence
 from contextlib import aclosing
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from ray import serve
 
+from headway_ray.placement import Refusal
 from headway_server.errors import ForbiddenError, is_failure
 from headway_server.log import configure_logging
 from headway_server.observers import Call
 from headway_server.runtime import Runtime
+from headway_server.serving.families import ServedModel
 from headway_server.serving.host import ModelHost
 from headway_server.serving.routes import Routes
 from headway_server.settings import ServerSettings
@@ -39,6 +42,12 @@ class CallHead:
     """Seconds until the deadline, when the proxy sent it on."""
     caller: str
     request_id: str
+    refusal: Refusal | None = None
+    """What the replica answers in place of a model."""
+
+
+_refusal: ContextVar[Refusal | None] = ContextVar("refusal", default=None)
+"""Of the present request over HTTP."""
 
 
 class _Context:
@@ -64,6 +73,19 @@ class _FixedModels(ModelHost):
         raise ForbiddenError("on Ray the models are those of the deployment; change the store and deploy it anew")
 
     load = unload = scan = set_route = set_alias = _refuse
+
+    def _find(self, *args: Any, **options: Any) -> ServedModel:
+        _check_refusal()
+        return super()._find(*args, **options)
+
+    def _named(self, *args: Any, **options: Any) -> ServedModel:
+        _check_refusal()
+        return super()._named(*args, **options)
+
+
+def _check_refusal() -> None:
+    if (refusal := _refusal.get()) is not None:
+        raise refusal.error
 
 
 class Replica:
@@ -138,6 +160,8 @@ class Replica:
                 request_id=head.request_id,
             ) as answered:
                 request = await procedure.parse(data)
+                if head.refusal is not None:
+                    raise head.refusal.error
                 context: Any = _Context(head)
                 if procedure.is_stream:
                     async with aclosing(procedure.behaviour(request, context)) as responses:
@@ -152,8 +176,16 @@ class Replica:
             status = to_status(error, head.method, answered, request_id=head.request_id)
             yield b"", status.SerializeToString()
 
-    async def http(self, scope: dict[str, Any], body: bytes) -> AsyncGenerator[MutableMapping[str, Any], None]:
-        """Answers a request over HTTP; yields the messages of ASGI."""
+    async def http(
+        self, scope: dict[str, Any], body: bytes, refusal: Refusal | None
+    ) -> AsyncGenerator[MutableMapping[str, Any], None]:
+        """Answers a request over HTTP; yields the messages of ASGI.
+
+        Args:
+            scope: Of ASGI.
+            body: Of the request.
+            refusal: What is answered in place of a model; None: the model is here.
+        """
         messages: asyncio.Queue[MutableMapping[str, Any] | None] = asyncio.Queue(maxsize=16)
         received = False
 
@@ -165,6 +197,7 @@ class Replica:
             return {"type": "http.request", "body": body, "more_body": False}
 
         async def answer() -> None:
+            _refusal.set(refusal)  # of this task alone
             try:
                 await self._http({**scope, "state": {}}, receive, messages.put)
             finally:
@@ -215,9 +248,11 @@ class SharedReplica:
             async for part in parts:
                 yield part
 
-    async def http(self, scope: dict[str, Any], body: bytes) -> AsyncGenerator[MutableMapping[str, Any], None]:
+    async def http(
+        self, scope: dict[str, Any], body: bytes, refusal: Refusal | None
+    ) -> AsyncGenerator[MutableMapping[str, Any], None]:
         """See `Replica`."""
         replica = await self._get(serve.get_multiplexed_model_id())
-        async with aclosing(replica.http(scope, body)) as messages:
+        async with aclosing(replica.http(scope, body, refusal)) as messages:
             async for message in messages:
                 yield message

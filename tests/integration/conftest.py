@@ -4,30 +4,38 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from headway_client import Client
+from headway_server.bundles import Manifest, read_manifest
 
 COMPUTE_ALL = ("--max-image-outputs-mib", "0")
 """Flags of a server that computes an image each time it comes."""
 
 
 def serve(store: Path, precision: str, log: Path, *flags: str) -> Iterator[str]:
-    """Runs a server until the generator is closed; yields its address.
+    """Runs a server until the generator is closed; yields its address."""
+    for line in serve_saying(store, log, "--precision", precision, *flags):
+        yield line.split()[0]
+
+
+def serve_saying(store: Path, log: Path, *flags: str) -> Iterator[str]:
+    """Runs a server until the generator is closed; yields its address and what else it says when it is ready.
 
     `TESTED_SERVER` names another program that takes the flags and says the line: `tests/support/ray_server.py`.
     """
     program = os.environ.get("TESTED_SERVER", "-m headway_server").split()
-    command = [sys.executable, *program, "--store", str(store), "--port", "0", "--precision", precision, *flags]
+    command = [sys.executable, *program, "--store", str(store), "--port", "0", *flags]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADWAY_")}
     with log.open("w") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
     try:
         line = process.stdout.readline()
         assert "ready on" in line, log.read_text()
-        yield line.split("ready on ")[1].split()[0]
+        yield line.split("ready on ")[1]
     finally:
         process.terminate()
         code = process.wait(60)
@@ -122,6 +130,39 @@ def shipped_alone_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
     for address in serve(store, "int8", tmp_path_factory.mktemp("log") / "server.log", *flags):
         with Client(address) as connected:
             yield connected
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doors:
+    """The ways into a server that has a model of every task."""
+
+    address: str
+    """Of gRPC."""
+    http: str
+    manifests: dict[str, Manifest]
+    """Of the models that answer, by name."""
+    folder: Path
+    """With files to call it with: `picture.png`, `speech.wav`."""
+
+
+@pytest.fixture(scope="session")
+def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
+    """A server with a model of every task, the shipped ones among them."""
+    import every_task
+    from PIL import Image
+    from tiny_transcriber import tones, write_wav
+
+    if not (every_task.MODELS / "shakespeare").is_dir():
+        pytest.skip("needs the shipped models")
+    folder = tmp_path_factory.mktemp("doors")
+    every_task.write_every_task(folder / "store")
+    Image.new("RGB", (32, 32), (200, 60, 60)).save(folder / "picture.png")
+    write_wav(folder / "speech.wav", tones("low high"))
+    found = {path.parent.parent.name: read_manifest(path.parent) for path in (folder / "store").glob("*/1/bundle.json")}
+    flags = ("--http-port", "0", "--log-level", "warning")
+    for line in serve_saying(folder / "store", folder / "server.log", *flags):
+        address, http = line.split()[0], line.partition("http=")[2].split()[0]
+        yield Doors(address=address, http=f"http://{http}", manifests=found, folder=folder)
 
 
 @pytest.fixture(scope="session")

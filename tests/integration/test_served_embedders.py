@@ -127,7 +127,7 @@ def test_a_model_for_embeddings_says_what_it_is(client):
     model = client.get_model("e5").model
     assert (model.task, model.embedding_dimension, model.labels) == (Task.TEXT_EMBEDDING, 32, ())
     assert model.prompt_names == ("query", "document", "passage")
-    with pytest.raises(FailedPreconditionError, match="cannot do text_classification; ask nli, topics"):
+    with pytest.raises(FailedPreconditionError, match="cannot classify texts; ask nli, topics"):
         client.classify_text("rain", model="e5")
 
 
@@ -223,7 +223,7 @@ def test_many_documents_are_scored_with_several_calls(client):
     assert max(scores) - min(scores) < 1e-6
     with pytest.raises(ValueError, match="text_pairs has 3 elements for 2 texts"):
         client.score_text(["a", "b"], text_pairs=["a", "b", "c"], model="reranker")
-    with pytest.raises(FailedPreconditionError, match="cannot do text_scoring; ask"):
+    with pytest.raises(FailedPreconditionError, match="cannot score texts; ask"):
         client.score_text("rain", model="topics")
 
 

@@ -115,7 +115,7 @@ def test_every_model_of_the_store_answers_and_is_listed(client: Client) -> None:
 
 
 def test_errors_have_their_code_and_their_details(client: Client) -> None:
-    with pytest.raises(NotFoundError, match="no model nope; there are ag-news, shakespeare") as not_found:
+    with pytest.raises(NotFoundError, match="model 'nope' is not loaded; loaded are ag-news, shakespeare") as not_found:
         client.classify_text([TEXT], model="nope")
     assert not_found.value.reason == "MODEL_NOT_FOUND"
     with pytest.raises(InvalidArgumentError) as invalid:
@@ -175,6 +175,13 @@ def test_http_requests_go_to_the_model_that_they_name(cluster, deployed) -> None
             lines = [line for line in stream.iter_lines() if line]
         assert lines[-1] == "data: [DONE]"
         assert http.get("/v2/models/ag-news").json()["name"] == "ag-news"
+        assert [model["id"] for model in http.get("/v1/models").json()["data"]] == ["ag-news", "shakespeare"]
+        listed = http.post("/headway.v1.ModelService/ListModels", json={}).json()
+        assert [model["name"] for model in listed["models"]] == ["ag-news", "shakespeare"]
+        assert http.post("/v1/embeddings", json={"input": TEXT}).json()["model"] == "ag-news"
+        answer = http.post("/v1/audio/transcriptions", files={"file": ("a.wav", b"RIFF")})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "wrong_task")
+        assert "loaded are ag-news, shakespeare" in answer.json()["error"]["message"]  # and not those of one replica
         assert http.post(path, content=b"a" * (21 * 2**20)).status_code == 413
 
 

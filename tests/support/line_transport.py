@@ -7,8 +7,8 @@ import json
 from contextlib import asynccontextmanager
 from typing import Any
 
-from headway_server.bundles import Task
 from headway_server.errors import InvalidInputError, OverloadedError, RequestError
+from headway_server.serving.abilities import CLASSIFY_TEXTS
 from headway_server.serving.calls import Calls
 from headway_server.serving.host import ModelHost
 
@@ -49,7 +49,7 @@ class LineTransport:
             num_bytes=len(line),
             timeout_s=request.get("timeout_s"),
         ):
-            model = self._host.find(Task.TEXT_CLASSIFICATION, request.get("model", ""), "")
+            model = self._host.find(CLASSIFY_TEXTS, request.get("model", ""), "")
             answer = await model.reverse(request["texts"], pause_s=request.get("pause_s", 0.0))
             return {"results": answer.results}
 

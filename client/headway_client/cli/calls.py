@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
 
 import typer
 
@@ -14,12 +15,16 @@ from headway_client.cli.output import (
     print_answer_json,
     print_heading,
     print_json,
+    read_inputs,
     with_inputs,
 )
+from headway_client.options import CaptionImageOptions, ClassifyImageOptions, EmbedImageOptions, RankImagesOptions
 from headway_client.results import Answer
 from headway_client.streams import TextStream
 
 ResultT = TypeVar("ResultT")
+_ImageOptions: TypeAlias = CaptionImageOptions | ClassifyImageOptions | EmbedImageOptions | RankImagesOptions
+"""Of calls that take several images or their ids."""
 
 
 def print_answers(
@@ -44,6 +49,45 @@ def print_answers(
             continue
         for text, result in with_inputs(batch, answer):
             show(text, result)
+
+
+def read_images(
+    images: Sequence[str] | None, file: Path | None, options: _ImageOptions
+) -> tuple[Iterator[str], Callable[[list[str]], dict[str, Any]]]:
+    """Reads the images of a command: files, or prepared images, whose ids are taken out of the options of the call.
+
+    Args:
+        images: The arguments.
+        file: Lists more of them.
+        options: Of the call.
+
+    Returns:
+        The files or ids, and what makes arguments of a call of some of them.
+
+    Raises:
+        typer.BadParameter: There is neither, or both.
+        OSError: The file cannot be read.
+    """
+    ids = options.pop("image_ids", None)
+    if not ids:
+        return read_inputs(images, file), lambda batch: {"images": [Path(path) for path in batch]}
+    if images or file is not None:
+        raise typer.BadParameter("--image-id stands for images that the server keeps; leave out image files, or it")
+    return iter(ids), lambda batch: {"images": [], "image_ids": batch}
+
+
+def read_image(image: Path | None, options: Mapping[str, Any]) -> bytes:
+    """Reads the one image of a command; empty where its options name a prepared one.
+
+    Raises:
+        typer.BadParameter: There is neither.
+        OSError: The file cannot be read.
+    """
+    if options.get("image_id"):
+        return b""
+    if image is None:
+        raise typer.BadParameter("there is no image; give a file, or --image-id")
+    return image.read_bytes()
 
 
 def print_streams(

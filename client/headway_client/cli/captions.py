@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from headway_client import pictures
-from headway_client.cli.calls import options_for_stream, print_answers, print_streams
+from headway_client.cli.calls import options_for_stream, print_answers, print_streams, read_images
 from headway_client.cli.flags import AsJson, BatchSize, ConnectionFlags, File, ImageArguments, connected, takes_options
-from headway_client.cli.output import print_heading, print_table, read_inputs
+from headway_client.cli.output import print_heading, print_table
 from headway_client.options import CaptionImageOptions, StreamCaptionImageOptions
 from headway_client.results import ImageCaption
 
@@ -41,11 +41,13 @@ def caption(
     options: CaptionImageOptions,
     connection: ConnectionFlags,
 ) -> None:
-    """Say what image files show."""
-    inputs = list(read_inputs(images, file))
+    """Say what image files, or prepared images, show."""
+    are_files = not options.get("image_ids")
+    found, arguments = read_images(images, file, options)
+    inputs = list(found)
     if attention is not None:
-        if len(inputs) != 1:
-            raise typer.BadParameter(f"--attention draws one image, and there are {len(inputs)}; give one")
+        if len(inputs) != 1 or not are_files:
+            raise typer.BadParameter("--attention draws over one image file; give one, and no --image-id")
         options["include_attention"] = True
     show = _Show(headed=len(inputs) != 1, attention=attention)
     if stream:
@@ -55,7 +57,7 @@ def caption(
         with connected(connection) as client:
             print_streams(
                 inputs,
-                lambda path: client.stream_caption_image(Path(path), **streamed),
+                lambda one: client.stream_caption_image(**_of_stream(arguments([one])), **streamed),
                 None if as_json else show.maps,
                 headed=show.headed,
             )
@@ -66,9 +68,15 @@ def caption(
         print_answers(
             inputs,
             batch_size,
-            lambda batch: client.caption_image([Path(path) for path in batch], **options),
+            lambda batch: client.caption_image(**arguments(batch), **options),
             None if as_json else show.whole,
         )
+
+
+def _of_stream(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Makes arguments of a call with one image those of a stream."""
+    names = {"images": "image", "image_ids": "image_id"}
+    return {names[name]: value[0] for name, value in arguments.items() if value}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from headway_client.cli.calls import print_answers
+from headway_client.cli.calls import print_answers, read_images
 from headway_client.cli.flags import (
     AsJson,
     BatchSize,
@@ -117,16 +116,16 @@ def classify_image(
     options: ClassifyImageOptions,
     connection: ConnectionFlags,
 ) -> None:
-    """Label image files.
+    """Label image files, or prepared images.
 
-    Prints the labels with their probabilities, a tab, the file: those that --top-k asks for, or three.
+    Prints the labels with their probabilities, a tab, the file or the id: those that --top-k asks for, or three.
     """
-    inputs = read_inputs(images, file)
+    inputs, arguments = read_images(images, file, options)
     with connected(connection) as client:
         print_answers(
             inputs,
             batch_size,
-            lambda batch: client.classify_image([Path(path) for path in batch], **options),
+            lambda batch: client.classify_image(**arguments(batch), **options),
             None if as_json else lambda path, result: _show_labels(path, result, options.get("top_k")),
         )
 
@@ -199,16 +198,16 @@ def embed_image(
     options: EmbedImageOptions,
     connection: ConnectionFlags,
 ) -> None:
-    """Turn image files into vectors.
+    """Turn image files, or prepared images, into vectors.
 
-    Prints the numbers with spaces between them, a tab, the file.
+    Prints the numbers with spaces between them, a tab, the file or the id.
     """
-    inputs = read_inputs(images, file)
+    inputs, arguments = read_images(images, file, options)
     with connected(connection) as client:
         print_answers(
             inputs,
             batch_size,
-            lambda batch: client.embed_image([Path(path) for path in batch], **options),
+            lambda batch: client.embed_image(**arguments(batch), **options),
             None if as_json else _show_vector,
         )
 

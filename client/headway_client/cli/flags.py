@@ -27,6 +27,7 @@ TextArguments = Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", 
 ImageArguments = Annotated[
     list[str] | None, typer.Argument(metavar="[IMAGE]...", help="Image files; or use --file or stdin.")
 ]
+ImageArgument = Annotated[Path | None, typer.Argument(metavar="[IMAGE]", help="Image file; or --image-id.")]
 File = Annotated[
     Path | None,
     typer.Option("--file", "-f", metavar="FILE", help="Read inputs from FILE, one per line; - is stdin."),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from headway_client.cli.calls import print_answers
+from headway_client.cli.calls import print_answers, read_images
 from headway_client.cli.flags import (
     AsJson,
     BatchSize,
@@ -64,10 +64,10 @@ def rank_images(
 
     Prints the similarity, a tab, the file or the id, the most similar first.
     """
-    ids = list(options.get("image_ids") or ())
-    inputs = ids if ids and not images and file is None else list(read_inputs(images, file))
+    found, arguments = read_images(images, file, options)
+    inputs = list(found)
     with connected(connection) as client, named_inputs(inputs):
-        answer = client.rank_images([] if inputs is ids else [Path(path) for path in inputs], **options)
+        answer = client.rank_images(**arguments(inputs), **options)
     _print(inputs, answer.results, as_json=as_json)
 
 

@@ -9,7 +9,8 @@ from typing import Annotated, TypeVar
 import typer
 
 from headway_client import pictures
-from headway_client.cli.flags import AsJson, ConnectionFlags, connected, takes_options
+from headway_client.cli.calls import read_image
+from headway_client.cli.flags import AsJson, ConnectionFlags, ImageArgument, connected, takes_options
 from headway_client.cli.output import print_answer_json, print_heading, print_table
 from headway_client.options import (
     InspectGenerationOptions,
@@ -96,7 +97,7 @@ def inspect_translation(
 
 @takes_options
 def inspect_image(
-    image: Annotated[Path, typer.Argument(metavar="IMAGE", help="Image file.")],
+    image: ImageArgument = None,
     *,
     picture: Picture = None,
     as_json: AsJson = False,
@@ -106,10 +107,13 @@ def inspect_image(
     """Show what the patches of an image attend to.
 
     Prints, for each map of weights, the patches that the class token attends to most, or all patches together where
-    there is none; --picture lays the weights over the image.
+    there is none; --picture lays the weights over the image file.
     """
     with connected(connection) as client:
-        _show(client.inspect_image(image, **options), image, picture, as_json, _show_image)
+        if picture is not None and image is None:
+            raise typer.BadParameter("--picture draws over an image file; give it beside --image-id")
+        answer = client.inspect_image(read_image(image, options), **options)
+        _show(answer, image or str(options.get("image_id")), picture, as_json, _show_image)
 
 
 def _show(
@@ -119,7 +123,7 @@ def _show(
     as_json: bool,
     show: Callable[[ResultT], None],
 ) -> None:
-    """Prints and draws a result; `read` is the text, or the image's file."""
+    """Prints and draws a result; `read` is the text, the id of an image or its file."""
     if picture is not None:
         pictures.save(answer[0], picture, image=read if isinstance(read, Path) else None)  # type: ignore[arg-type]
     if as_json:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from headway_client.cli.flags import AsJson, ConnectionFlags, connected, takes_options
+from headway_client.cli.calls import read_image
+from headway_client.cli.flags import AsJson, ConnectionFlags, ImageArgument, connected, takes_options
 from headway_client.cli.output import as_dict, print_json, print_table
 from headway_client.options import SegmentEverythingOptions, SegmentImageOptions, options_of
 from headway_client.requests import SegmentPrompt
@@ -40,7 +40,7 @@ class SegmentOptions(SegmentEverythingOptions, SegmentImageOptions, total=False)
 
 @takes_options
 def segment(
-    image: Annotated[Path, typer.Argument(metavar="IMAGE", help="Image file.")],
+    image: ImageArgument = None,
     *,
     point: Places = None,
     outside: OutsidePlaces = None,
@@ -52,7 +52,7 @@ def segment(
     options: SegmentOptions,
     connection: ConnectionFlags,
 ) -> None:
-    """Cut out of an image file what points or a box mean, or everything.
+    """Cut out of an image file, or a prepared image, what points or a box mean, or everything.
 
     Prints a line for each mask, the best first: predicted IoU, stability, pixels, and the box around it.
     """
@@ -68,9 +68,10 @@ def segment(
     if refused := [name for name in options if name not in options_of(kind)]:
         of = "--everything alone" if not everything else "points and boxes alone"
         raise typer.BadParameter(f"--{refused[0].replace('_', '-')} is for {of}")
+    if overlay is not None and image is None:
+        raise typer.BadParameter("--overlay draws over an image file; give it beside --image-id")
     with connected(connection) as client:
-        data = image.read_bytes()
-        sent = b"" if options.get("image_id") else data
+        sent = read_image(image, options)
         if everything:
             with client.segment_everything(sent, **options) as stream:  # type: ignore[misc]
                 masks: Sequence[Mask] = tuple(stream)
@@ -78,9 +79,9 @@ def segment(
             masks = client.segment_image(sent, prompts=prompt, **options)[0].masks  # type: ignore[misc]
         shown = masks if everything else masks[:1]
         if output is not None:
-            _save_masks(shown, data, output)
-        if overlay is not None:
-            _save_overlay(shown, data, overlay)
+            _save_masks(shown, image, output)
+        if overlay is not None and image is not None:
+            _save_overlay(shown, image, overlay)
     if as_json:
         for mask in masks:
             print_json({name: value for name, value in as_dict(mask).items() if name != "png"})
@@ -113,13 +114,15 @@ def _picture_library() -> Any:
     return Image, ImageOps
 
 
-def _save_masks(masks: Sequence[Mask], data: bytes, file: Path) -> None:
+def _save_masks(masks: Sequence[Mask], image: Path | None, file: Path) -> None:
     """Writes one mask in white; of several, each in a grey level of its own, the smaller over the larger."""
     import numpy as np  # noqa: PLC0415 (an extra)
 
     image_module, image_operations = _picture_library()
     if not masks:
-        with image_module.open(io.BytesIO(data)) as opened:
+        if image is None:
+            raise ValueError(f"{file}: no mask was found, and without the image file nothing says how large it is")
+        with image_module.open(image) as opened:
             size = image_operations.exif_transpose(opened).size
         levels = np.zeros(size[::-1], np.uint8)
     else:
@@ -130,12 +133,12 @@ def _save_masks(masks: Sequence[Mask], data: bytes, file: Path) -> None:
     image_module.fromarray(levels).save(file)
 
 
-def _save_overlay(masks: Sequence[Mask], data: bytes, file: Path) -> None:
+def _save_overlay(masks: Sequence[Mask], image: Path, file: Path) -> None:
     """Writes the image with a colour over each segment."""
     import numpy as np  # noqa: PLC0415 (an extra)
 
     image_module, image_operations = _picture_library()
-    with image_module.open(io.BytesIO(data)) as opened:
+    with image_module.open(image) as opened:
         picture = np.asarray(image_operations.exif_transpose(opened).convert("RGB")).astype(np.float32)
     for number, mask in enumerate(sorted(masks, key=lambda mask: -mask.area)):
         inside = mask.to_numpy()

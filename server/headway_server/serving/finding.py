@@ -3,40 +3,56 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
+from collections.abc import Iterable, Sequence
+from typing import Generic, Protocol, TypeVar
 
-from headway_server.bundles import Task
+from headway_server.bundles import Bundle, Precision, Task
 from headway_server.errors import InvalidInputError, ModelNotFoundError, WrongTaskError
 from headway_server.observers import Call, ModelId, current_call
-from headway_server.serving.families import ServedModel
+from headway_server.serving.abilities import TRANSLATE_TEXTS, Ability, space_of
 from headway_server.serving.routes import Routes
 
 
-class ModelFinder(ABC):
+class Findable(Protocol):
+    """What is known of a model that calls can find."""
+
+    @property
+    def bundle(self) -> Bundle:
+        """Its bundle."""
+
+    @property
+    def precision(self) -> Precision:
+        """In which it runs."""
+
+
+ModelT = TypeVar("ModelT", bound=Findable)
+
+
+class ModelFinder(ABC, Generic[ModelT]):
     """The models that calls can find. Belongs to the event loop."""
 
-    models: tuple[ServedModel, ...] = ()
+    models: tuple[ModelT, ...] = ()
     """Those that calls can find, by name and version."""
     routes: Routes
     """Which version answers a call that names none."""
 
-    def find(self, task: Task, name: str, version: str) -> ServedModel:
+    def find(self, ability: Ability, name: str, version: str) -> ModelT:
         """Finds the model for a call.
 
         Args:
-            task: What the call asks for.
-            name: Of the model; empty for the only one that can.
+            ability: What the call asks for; one without a partner.
+            name: Of the model; empty for the only one to take.
             version: Of the model; empty for the latest one that can.
 
         Raises:
-            InvalidInputError: The name is empty and several models can.
+            InvalidInputError: The name is empty and there are several models to take.
             ModelNotFoundError: There is no such model or version.
             WrongTaskError: The model, or every model, was made for something else.
         """
-        return self._find(f"do {task}", lambda model: task_of(model) is task, name, version)
+        capable = [model for model in self.models if ability.covers(model.bundle.manifest)]
+        return self._find(ability, ability.words, capable, name, version)
 
-    def find_translation(self, name: str, version: str, source_language: str, target_language: str) -> ServedModel:
+    def find_translation(self, name: str, version: str, source_language: str, target_language: str) -> ModelT:
         """Finds the model for a translation.
 
         Args:
@@ -51,13 +67,12 @@ class ModelFinder(ABC):
             ModelNotFoundError: There is no such model or version.
             WrongTaskError: The model, or every model, was made for something else.
         """
-        candidates = [model for model in self.models if task_of(model) is Task.TRANSLATION]
+        ability = TRANSLATE_TEXTS
+        candidates = [model for model in self.models if ability.covers(model.bundle.manifest)]
         matching = [model for model in candidates if _wrong_language(model, source_language, target_language) is None]
         if not name and candidates and not matching:
             name = candidates[0].bundle.manifest.name  # which has the wrong languages, and the error below says which
-        model = self._find(
-            f"do {Task.TRANSLATION}", candidates.__contains__, name, version, prefers=matching.__contains__
-        )
+        model = self._find(ability, ability.words, candidates, name, version, among=matching)
         if wrong := _wrong_language(model, source_language, target_language):
             value = source_language if wrong == "source_language" else target_language
             raise InvalidInputError(
@@ -65,69 +80,35 @@ class ModelFinder(ABC):
             )
         return model
 
-    def find_embedder(self, tasks: Sequence[Task], nouns: str, name: str, version: str) -> ServedModel:
-        """Finds the model for a call that asks for embeddings; errors are those of `find`.
+    def find_pair(self, ability: Ability, name: str, version: str) -> tuple[ModelT, ModelT]:
+        """Finds the two models in one space for a call that compares images and texts; errors are those of `find`.
 
         Args:
-            tasks: What models that read such inputs are made for; the first of them that has one is preferred.
-            nouns: What the inputs are, for messages: texts, or images.
-            name: Of the model; empty for the only one of the preferred task that gives embeddings.
-            version: Of the model; empty for the latest one that does.
-        """
-        by_task = [[m for m in self.models if task_of(m) is task and m.bundle.manifest.embedding] for task in tasks]
-        return self._find(
-            f"embed {nouns}",
-            list(chain.from_iterable(by_task)).__contains__,
-            name,
-            version,
-            prefers=next(filter(None, by_task), []).__contains__,
-        )
-
-    def find_in_space(
-        self, name: str, version: str, *, ability: str, task: Task = Task.IMAGE_EMBEDDING
-    ) -> tuple[ServedModel, ServedModel]:
-        """Finds the models for a call that compares images and texts; errors are those of `find`.
-
-        Args:
-            name: Of the model of `task`; empty for the only one that has a partner in its space.
+            ability: What the call asks for; one with a partner.
+            name: Of the model that has it; empty for the only one that has a partner in its space.
             version: Of that model; empty for the latest one.
-            ability: What the two are asked for, for messages.
-            task: `image_embedding` or `text_embedding`; the partner is of the other one.
 
         Returns:
-            The model of `task`, and its partner.
+            The model that has the ability, and its partner.
         """
-        other = Task.TEXT_EMBEDDING if task is Task.IMAGE_EMBEDDING else Task.IMAGE_EMBEDDING
-        partners = {space: model for model in self.models if (space := _space(model, other))}
-        nouns = "texts" if other is Task.TEXT_EMBEDDING else "images"
-        model = self._find(
-            f"{ability}, as no model of {nouns} in its space is loaded",
-            lambda one: _space(one, task) in partners,
-            name,
-            version,
-        )
-        partner = partners[_space(model, task)]
+        partners = {
+            space: model
+            for model in self.models
+            if task_of(model) is ability.partner and (space := space_of(model.bundle.manifest))
+        }
+        capable = [
+            model
+            for model in self.models
+            if ability.covers(model.bundle.manifest) and space_of(model.bundle.manifest) in partners
+        ]
+        nouns = "texts" if ability.partner is Task.TEXT_EMBEDDING else "images"
+        words = f"{ability.words}, as no model of {nouns} in its space is loaded"
+        model = self._find(ability, words, capable, name, version)
+        partner = partners[space_of(model.bundle.manifest)]
         self._hold(partner)
         return model, partner
 
-    def find_inspected(self, tasks: Sequence[Task], name: str, version: str) -> ServedModel:
-        """Finds the model for a call that asks what it attends to; errors are those of `find`.
-
-        Args:
-            tasks: What models that read such inputs are made for; the first of them that has one is preferred.
-            name: Of the model; empty for the only one of the preferred task whose bundle has the graph for it.
-            version: Of the model; empty for the latest one.
-        """
-        able = [[m for m in self.models if task_of(m) is task and _shows_attention(m)] for task in tasks]
-        return self._find(
-            "show what it attends to in such an input",
-            lambda model: task_of(model) in tasks,
-            name,
-            version,
-            prefers=next(filter(None, able), []).__contains__,
-        )
-
-    def get(self, name: str, version: str) -> ServedModel:
+    def get(self, name: str, version: str) -> ModelT:
         """Finds a model by its name or alias, whatever its task; without a version, the default one.
 
         Raises:
@@ -137,7 +118,7 @@ class ModelFinder(ABC):
         self._note_use(model)
         return model
 
-    def find_named(self, name: str, version: str) -> ServedModel:
+    def find_named(self, name: str, version: str) -> ModelT:
         """Finds the model for a call that names it, whatever its task; without a version, as its route says.
 
         Raises:
@@ -147,7 +128,7 @@ class ModelFinder(ABC):
         self._note_use(model)
         return model
 
-    def peek(self, name: str, version: str) -> ServedModel:
+    def peek(self, name: str, version: str) -> ModelT:
         """Returns what `get` finds, for a look that is no call of the model.
 
         Raises:
@@ -157,41 +138,42 @@ class ModelFinder(ABC):
 
     def _find(
         self,
-        ability: str,
-        can: Callable[[ServedModel], bool],
+        ability: Ability,
+        words: str,
+        capable: Sequence[ModelT],
         name: str,
         version: str,
         *,
-        prefers: Callable[[ServedModel], bool] = lambda _: True,
-    ) -> ServedModel:
+        among: Sequence[ModelT] | None = None,
+    ) -> ModelT:
         """Finds a model that can do something.
 
         Args:
-            ability: What it must be able to do, for messages, such as "embed texts".
-            can: Says whether a model can.
-            name: Of the model; empty for the only preferred one.
+            ability: What it must be able to do.
+            words: The same for messages, such as "embed texts".
+            capable: The models that can.
+            name: Of the model; empty for the only one to take.
             version: Of the model; empty for the latest one that can.
-            prefers: Says of a model that can whether it is one to take where none is named.
+            among: Those of the capable ones from which a call that names none takes its model; None: all.
         """
-        capable = [model for model in self.models if can(model)]
         name, version = self.routes.resolve(name, version)
         if not name:
-            names = list(dict.fromkeys(model.bundle.manifest.name for model in filter(prefers, capable)))
+            names = list(dict.fromkeys(map(_name_of, _preferred(ability, capable if among is None else among))))
             if not names:
-                raise WrongTaskError(f"no loaded model can {ability}; loaded are {names_of(self.models)}")
+                raise WrongTaskError(f"no loaded model can {words}; loaded are {names_of(self.models)}")
             if len(names) > 1:
                 raise InvalidInputError(
-                    "model", f"is empty and several models can {ability}; name one of {names_of(capable)}"
+                    "model", f"is empty and several models can {words}; name one of {names_of(capable)}"
                 )
             [name] = names
         model = self._named(name, version, capable)
         if model not in capable:
             advice = f"ask {names_of(capable)}" if capable else "no loaded model can"
-            raise WrongTaskError(f"model {path_of(model)} is for {task_of(model)} and cannot {ability}; {advice}")
+            raise WrongTaskError(f"model {path_of(model)} is for {task_of(model)} and cannot {words}; {advice}")
         self._note_use(model)
         return model
 
-    def _named(self, name: str, version: str, capable: Sequence[ServedModel] | None = None) -> ServedModel:
+    def _named(self, name: str, version: str, capable: Sequence[ModelT] | None = None) -> ModelT:
         """Returns a version of a model.
 
         Args:
@@ -213,14 +195,14 @@ class ModelFinder(ABC):
         have = ", ".join(model.bundle.manifest.version for model in versions)
         raise ModelNotFoundError(f"model {name} has no version {quoted(version)}; loaded are {have}")
 
-    def _note_use(self, model: ServedModel) -> None:
+    def _note_use(self, model: ModelT) -> None:
         """Takes a model for the present call, as the one that answers it."""
         call, manifest = current_call(), model.bundle.manifest
         self._hold(model)
         if call is not None:
             call.model = ModelId(manifest.name, manifest.version)
 
-    def _hold(self, model: ServedModel) -> None:
+    def _hold(self, model: ModelT) -> None:
         """Checks that the present call may use a model, and keeps it open until that call ends."""
         call = current_call()
         if call is None:
@@ -230,21 +212,21 @@ class ModelFinder(ABC):
         self._keep_open(model, call)
 
     @abstractmethod
-    def _keep_open(self, model: ServedModel, call: Call) -> None:
+    def _keep_open(self, model: ModelT, call: Call) -> None:
         """Has a model stay open until a call ends."""
 
 
-def task_of(model: ServedModel) -> Task:
+def task_of(model: Findable) -> Task:
     """Returns what a model was made for."""
     return model.bundle.manifest.task
 
 
-def path_of(model: ServedModel) -> str:
+def path_of(model: Findable) -> str:
     """Returns where the bundle of a model is below its store."""
     return f"{model.bundle.manifest.name}/{model.bundle.manifest.version}"
 
 
-def names_of(models: Iterable[ServedModel]) -> str:
+def names_of(models: Iterable[Findable]) -> str:
     """Lists the names of models, each once, for messages."""
     return ", ".join(dict.fromkeys(model.bundle.manifest.name for model in models)) or "none"
 
@@ -254,17 +236,18 @@ def quoted(text: str) -> str:
     return repr(text if len(text) <= 64 else text[:64] + "…")
 
 
-def _shows_attention(model: ServedModel) -> bool:
-    return "attention" in model.bundle.manifest.variants[model.precision].graphs
+def _name_of(model: Findable) -> str:
+    return model.bundle.manifest.name
 
 
-def _space(model: ServedModel, task: Task) -> str:
-    """Name of the space of a model for a task; empty for models of other tasks and those without one."""
-    embedding = model.bundle.manifest.embedding
-    return embedding.space.name if task_of(model) is task and embedding and embedding.space else ""
+def _preferred(ability: Ability, models: Sequence[ModelT]) -> list[ModelT]:
+    """Returns the models from which a call takes one that names none: those of the first task that has any."""
+    taken = [model for model in models if ability.prefers(model.bundle.manifest, model.precision)]
+    by_task = ([model for model in taken if task_of(model) is task] for task in ability.tasks)
+    return next(filter(None, by_task), [])
 
 
-def _wrong_language(model: ServedModel, source: str, target: str) -> str | None:
+def _wrong_language(model: Findable, source: str, target: str) -> str | None:
     """Returns the field of a request that asks for a language the model does not have; None where there is none."""
     languages = model.bundle.manifest.languages
     assert languages is not None  # the manifest's own check
@@ -275,7 +258,7 @@ def _wrong_language(model: ServedModel, source: str, target: str) -> str | None:
     return None
 
 
-def _pairs(models: Iterable[ServedModel]) -> str:
+def _pairs(models: Iterable[Findable]) -> str:
     return ", ".join(
         f"{manifest.name} ({manifest.languages})"
         for manifest in (model.bundle.manifest for model in models)

@@ -206,7 +206,7 @@ def _routes_file(settings: ServerSettings) -> Path:
     return settings.versions.routes_file or settings.store / ROUTES_FILE
 
 
-class ModelHost(ModelFinder):
+class ModelHost(ModelFinder[ServedModel]):
     """The models that calls are answered by. Belongs to the event loop once that is running.
 
     A call keeps the model it has found until it ends: a model that is unloaded or replaced is closed when the last of

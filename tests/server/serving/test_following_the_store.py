@@ -24,6 +24,7 @@ from headway_server.errors import (
 )
 from headway_server.runtime import Runtime
 from headway_server.serving import host as host_module
+from headway_server.serving.abilities import CLASSIFY_TEXTS
 from headway_server.serving.calls import Calls
 from headway_server.serving.families import FAMILIES
 from headway_server.serving.host import ModelHost, ModelState
@@ -70,7 +71,7 @@ def reasons(host: ModelHost) -> dict[str, str | None]:
 
 async def ask(host: ModelHost, *, name: str = "mirror", version: str = "") -> str:
     async with Calls().answer("/reverse"):
-        return (await host.find(TASK, name, version).reverse(["a"])).results[0].removeprefix("a by ")
+        return (await host.find(CLASSIFY_TEXTS, name, version).reverse(["a"])).results[0].removeprefix("a by ")
 
 
 async def poll(host: ModelHost) -> None:

@@ -12,6 +12,7 @@ import tiny_bundles
 from headway_server.bundles import Languages, Manifest, Precision, Task, open_bundle
 from headway_server.errors import BundleRejectedError, InvalidInputError, ModelNotFoundError, StoreError, WrongTaskError
 from headway_server.runtime import Runtime
+from headway_server.serving.abilities import CLASSIFY_IMAGES, CLASSIFY_TOKENS, GENERATE_TEXTS
 from headway_server.serving.families import FAMILIES
 from headway_server.serving.host import ModelHost
 from headway_server.settings import ServerSettings
@@ -200,33 +201,33 @@ def found(model) -> str:
 
 def test_the_only_model_of_a_task_needs_no_name_and_the_latest_version_is_taken(make):
     host = make(("a", "1.9", "generation"), ("a", "1.10", "generation"), ("b", "1", "image_classification"))
-    assert found(host.find(Task.GENERATION, "", "")) == "a/1.10"
-    assert found(host.find(Task.GENERATION, "a", "")) == "a/1.10"
-    assert found(host.find(Task.GENERATION, "a", "1.9")) == "a/1.9"
-    assert found(host.find(Task.GENERATION, "", "1.9")) == "a/1.9"
+    assert found(host.find(GENERATE_TEXTS, "", "")) == "a/1.10"
+    assert found(host.find(GENERATE_TEXTS, "a", "")) == "a/1.10"
+    assert found(host.find(GENERATE_TEXTS, "a", "1.9")) == "a/1.9"
+    assert found(host.find(GENERATE_TEXTS, "", "1.9")) == "a/1.9"
 
 
 def test_of_several_models_one_must_be_named(make):
     host = make(("a", "1", "generation"), ("b", "1", "generation"))
-    with pytest.raises(InvalidInputError, match="several models can do generation; name one of a, b") as caught:
-        host.find(Task.GENERATION, "", "")
+    with pytest.raises(InvalidInputError, match="several models can generate text; name one of a, b") as caught:
+        host.find(GENERATE_TEXTS, "", "")
     assert caught.value.field == "model"
 
 
 def test_a_version_that_was_made_for_the_task_is_preferred_to_a_later_one_that_was_not(make):
     host = make(("a", "1", "token_classification"), ("a", "2", "text_classification"))
-    assert found(host.find(Task.TOKEN_CLASSIFICATION, "a", "")) == "a/1"
+    assert found(host.find(CLASSIFY_TOKENS, "a", "")) == "a/1"
     assert found(host.get("a", "")) == "a/2"
 
 
 def test_a_wrong_task_names_who_can(make):
     host = make(("a", "1", "generation"), ("b", "1", "image_classification"))
-    with pytest.raises(WrongTaskError, match="a/1 is for generation and cannot do image_classification; ask b"):
-        host.find(Task.IMAGE_CLASSIFICATION, "a", "")
-    with pytest.raises(WrongTaskError, match="no loaded model can do translation; loaded are a, b"):
+    with pytest.raises(WrongTaskError, match="a/1 is for generation and cannot classify images; ask b"):
+        host.find(CLASSIFY_IMAGES, "a", "")
+    with pytest.raises(WrongTaskError, match="no loaded model can translate texts; loaded are a, b"):
         host.find_translation("", "", "", "")
     with pytest.raises(ModelNotFoundError, match="model 'c' is not loaded; loaded are a, b"):
-        host.find(Task.GENERATION, "c", "")
+        host.find(GENERATE_TEXTS, "c", "")
 
 
 def test_a_translation_is_found_by_its_languages(make):
@@ -234,7 +235,7 @@ def test_a_translation_is_found_by_its_languages(make):
     assert found(host.find_translation("", "", "en", "fr")) == "en-fr/1"
     assert found(host.find_translation("", "", "", "DE")) == "en-de/1"
     assert found(host.find_translation("en-fr", "", "", "")) == "en-fr/1"
-    with pytest.raises(InvalidInputError, match="several models can do translation; name one of en-de, en-fr"):
+    with pytest.raises(InvalidInputError, match="several models can translate texts; name one of en-de, en-fr"):
         host.find_translation("", "", "en", "")
 
 

@@ -22,6 +22,7 @@ from headway_server.errors import (
 )
 from headway_server.observers import Observer
 from headway_server.runtime import Runtime
+from headway_server.serving.abilities import CLASSIFY_TEXTS
 from headway_server.serving.calls import Calls
 from headway_server.serving.families import FAMILIES
 from headway_server.serving.host import BundleStatus, ModelHost, ModelState
@@ -65,7 +66,7 @@ def calls() -> Calls:
 
 async def ask(host: ModelHost, calls: Calls, *, pause_s: float = 0.0, version: str = "") -> str:
     async with calls.answer("/reverse"):
-        model = host.find(TASK, "mirror", version)
+        model = host.find(CLASSIFY_TEXTS, "mirror", version)
         await asyncio.sleep(pause_s)
         return (await model.reverse(["ab"], pause_s=pause_s)).results[0]
 
@@ -259,7 +260,7 @@ async def test_real_models_are_replaced_under_load(tmp_path, runtime):
         nonlocal num_answers
         while not end.is_set():
             async with calls.answer("/classify"):
-                model = host.find(TASK, "", "")
+                model = host.find(CLASSIFY_TEXTS, "", "")
                 inputs = TextInputs(texts=["goal team"])
                 answer = await model.classify(inputs, top_k=1, deadline=None)
             assert answer.results[0].labels[0].label == "sports"
@@ -289,7 +290,7 @@ async def test_nothing_holds_a_real_model_that_was_unloaded(tmp_path, runtime):
     gc.disable()
     try:
         async with calls.answer("/classify"):
-            model = host.find(TASK, "topics", "2")
+            model = host.find(CLASSIFY_TEXTS, "topics", "2")
             await model.classify(TextInputs(texts=["goal team"]), top_k=1, deadline=None)
         alive = weakref.ref(model)
         del model

@@ -149,10 +149,10 @@ class Prompt:
 class EverythingRequest:
     """How everything is looked for in an image: by a point at each place of a grid."""
 
-    points_per_side: int
-    min_predicted_iou: float
-    min_stability: float
-    max_overlap: float
+    points_per_side: int = 16
+    min_predicted_iou: float = 0.7
+    min_stability: float = 0.8
+    max_overlap: float = 0.7
     """Intersection over union from which the worse of two masks is left out."""
 
     def __post_init__(self) -> None:

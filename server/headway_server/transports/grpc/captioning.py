@@ -13,7 +13,6 @@ import grpc
 from headway.v1 import caption_service_pb2 as pb
 from headway.v1 import caption_service_pb2_grpc as pb_grpc
 from headway.v1 import translation_service_pb2
-from headway_server.bundles import Task
 from headway_server.decoding.sequence import Delta
 from headway_server.preprocessing.pool import text_pool
 from headway_server.serving.answers import Answer
@@ -22,7 +21,7 @@ from headway_server.tasks.captioning.model import Caption, CaptioningModel
 from headway_server.tasks.text_to_text.alignment import Alignment
 from headway_server.tasks.text_to_text.request import TextToTextRequest
 from headway_server.transports.grpc.images import image_of, images_of
-from headway_server.transports.grpc.messages import deadline_of, model_reference, timings_of_call
+from headway_server.transports.grpc.messages import deadline_of, find_model, model_reference, timings_of_call
 from headway_server.transports.grpc.text_to_text import hypothesis_fields, text_fields
 from headway_server.transports.grpc.text_to_text_requests import parse_parameters
 
@@ -63,7 +62,7 @@ class CaptionService(pb_grpc.CaptionServiceServicer):
                     yield _last_message(part, model, arrived)
 
     def _find(self, request: pb.CaptionImageRequest | pb.StreamCaptionImageRequest) -> CaptioningModel:
-        model = self._host.find(Task.CAPTIONING, request.model, request.model_version)
+        model = find_model(self._host, request)
         assert isinstance(model, CaptioningModel)  # by the table of families
         return model
 

@@ -13,13 +13,19 @@ import grpc
 from headway.v1 import common_pb2
 from headway.v1 import generation_service_pb2 as pb
 from headway.v1 import generation_service_pb2_grpc as pb_grpc
-from headway_server.bundles import Task
 from headway_server.decoding.sequence import Delta, FinishReason, TokenLogProbability
 from headway_server.serving.answers import Answer
 from headway_server.serving.host import ModelHost
 from headway_server.tasks.generation.model import GeneratedText, GenerationModel
 from headway_server.transports.grpc.generation_requests import parse_request, read_prompt, read_prompts
-from headway_server.transports.grpc.messages import Response, build, deadline_of, model_reference, timings_of_call
+from headway_server.transports.grpc.messages import (
+    Response,
+    build,
+    deadline_of,
+    find_model,
+    model_reference,
+    timings_of_call,
+)
 
 FINISH_REASONS = {
     FinishReason.END_OF_SEQUENCE: common_pb2.FINISH_REASON_END_OF_SEQUENCE,
@@ -71,7 +77,7 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
                     yield await _build(part, partial(_last_message, part, model, arrived))
 
     def _find(self, request: pb.GenerateTextRequest | pb.StreamGenerateTextRequest) -> GenerationModel:
-        model = self._host.find(Task.GENERATION, request.model, request.model_version)
+        model = find_model(self._host, request)
         assert isinstance(model, GenerationModel)  # by the table of families
         return model
 

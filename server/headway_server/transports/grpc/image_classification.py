@@ -9,8 +9,8 @@ import grpc
 
 from headway.v1 import image_classification_service_pb2 as pb
 from headway.v1 import image_classification_service_pb2_grpc as pb_grpc
-from headway_server.bundles import Task
 from headway_server.errors import InvalidInputError
+from headway_server.serving.abilities import LABEL_IMAGES
 from headway_server.serving.answers import Answer
 from headway_server.serving.families import ServedModel
 from headway_server.serving.host import ModelHost
@@ -18,9 +18,9 @@ from headway_server.tasks.images.classifier import ClassifiedImage, EmbeddedImag
 from headway_server.tasks.text.model import TextModel
 from headway_server.transports.grpc.images import images_of
 from headway_server.transports.grpc.messages import (
-    EMBED_IMAGES,
     build,
     deadline_of,
+    find_model,
     label_scores,
     model_reference,
     timings_of_call,
@@ -43,7 +43,7 @@ class ImageClassificationService(pb_grpc.ImageClassificationServiceServicer):
         else:
             if request.templates:
                 raise InvalidInputError("templates", "is set without candidate_labels, which it is for; leave it out")
-            model = _image_model(self._host.find(Task.IMAGE_CLASSIFICATION, request.model, request.model_version))
+            model = _image_model(find_model(self._host, request))
             images = await images_of(self._host, request.images, request.image_ids)
             answer = await model.classify(images, top_k=request.top_k, deadline=deadline_of(context))
         return await build(
@@ -59,9 +59,7 @@ class ImageClassificationService(pb_grpc.ImageClassificationServiceServicer):
         self, request: pb.ClassifyImageRequest, deadline: float | None
     ) -> tuple[ImageClassifier, Answer[ClassifiedImage]]:
         """Labels images with the labels of the request."""
-        found, texts = self._host.find_in_space(
-            request.model, request.model_version, ability="label images with labels of the caller's"
-        )
+        found, texts = self._host.find_pair(LABEL_IMAGES, request.model, request.model_version)
         model = _image_model(found)
         assert isinstance(texts, TextModel)  # by the table of families
         images, labels = await images_of(self._host, request.images, request.image_ids), list(request.candidate_labels)
@@ -74,7 +72,7 @@ class ImageClassificationService(pb_grpc.ImageClassificationServiceServicer):
     ) -> pb.EmbedImageResponse:
         """Turns every image into a vector."""
         arrived = time.monotonic()
-        model = self._host.find_embedder(EMBED_IMAGES, "images", request.model, request.model_version)
+        model = find_model(self._host, request)
         assert isinstance(model, ImageClassifier)  # by the table of families
         answer = await model.embed(
             await images_of(self._host, request.images, request.image_ids),

@@ -11,7 +11,6 @@ import grpc
 
 from headway.v1 import image_generation_service_pb2 as pb
 from headway.v1 import image_generation_service_pb2_grpc as pb_grpc
-from headway_server.bundles import Task
 from headway_server.diffusion import Sampler
 from headway_server.errors import InvalidInputError
 from headway_server.serving.host import ModelHost
@@ -19,7 +18,13 @@ from headway_server.serving.images import name_images
 from headway_server.tasks.image_generation.model import DrawingProgress, DrawnImage, ImageGenerationModel
 from headway_server.tasks.image_generation.request import DrawingRequest
 from headway_server.transports.grpc.images import image_of
-from headway_server.transports.grpc.messages import deadline_of, model_reference, set_fields, timings_of_call
+from headway_server.transports.grpc.messages import (
+    deadline_of,
+    find_model,
+    model_reference,
+    set_fields,
+    timings_of_call,
+)
 
 _SAMPLERS: Final = {
     pb.DIFFUSION_SAMPLER_UNSPECIFIED: Sampler.DPM_SOLVER_PP_2M,
@@ -75,7 +80,7 @@ class ImageGenerationService(pb_grpc.ImageGenerationServiceServicer):
                     )
 
     def _find(self, request: pb.GenerateImageRequest | pb.StreamGenerateImageRequest) -> ImageGenerationModel:
-        model = self._host.find(Task.IMAGE_GENERATION, request.model, request.model_version)
+        model = find_model(self._host, request)
         assert isinstance(model, ImageGenerationModel)  # by the table of families
         return model
 

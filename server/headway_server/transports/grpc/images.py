@@ -11,7 +11,8 @@ import grpc
 from headway.v1 import image_service_pb2 as pb
 from headway.v1 import image_service_pb2_grpc as pb_grpc
 from headway_server.batching.settings import MAX_IMAGES
-from headway_server.errors import InvalidInputError, WrongTaskError
+from headway_server.errors import InvalidInputError
+from headway_server.serving.abilities import KEEP_IMAGES
 from headway_server.serving.answers import NO_TIMINGS
 from headway_server.serving.host import ModelHost
 from headway_server.serving.images import SentImage, name_images
@@ -54,9 +55,8 @@ class ImageService(pb_grpc.ImageServiceServicer):
             if version:
                 raise InvalidInputError("model_version", "is set without model; name the model too")
             return None
-        model = self._host.find_named(name, version)
-        if not isinstance(model, ImageModel):
-            raise WrongTaskError(f"model {name} is for {model.bundle.manifest.task} and reads no images; name another")
+        model = self._host.find(KEEP_IMAGES, name, version)
+        assert isinstance(model, ImageModel)  # by the table of families
         return model
 
 

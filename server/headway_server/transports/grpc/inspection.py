@@ -10,7 +10,6 @@ import grpc
 
 from headway.v1 import inspection_service_pb2 as pb
 from headway.v1 import inspection_service_pb2_grpc as pb_grpc
-from headway_server.bundles import Task
 from headway_server.errors import InvalidInputError
 from headway_server.serving.host import ModelHost
 from headway_server.serving.limits import check_count
@@ -21,10 +20,8 @@ from headway_server.tasks.inspection.maps import AttentionMap, AttentionRequest,
 from headway_server.tasks.text.model import TextModel
 from headway_server.tasks.text_to_text.translation import TranslationModel
 from headway_server.transports.grpc.images import image_of
-from headway_server.transports.grpc.messages import build, deadline_of, model_reference, timings_of_call
+from headway_server.transports.grpc.messages import build, deadline_of, find_model, model_reference, timings_of_call
 
-_READ_TEXTS: Final = (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.TEXT_EMBEDDING, Task.TEXT_SCORING)
-_READ_IMAGES: Final = (Task.IMAGE_CLASSIFICATION, Task.IMAGE_EMBEDDING)
 _SUMMARIES: Final = {
     pb.ATTENTION_SUMMARY_UNSPECIFIED: Summary.EACH_HEAD,
     pb.ATTENTION_SUMMARY_MEAN: Summary.MEAN,
@@ -48,7 +45,7 @@ class InspectionService(pb_grpc.InspectionServiceServicer):
     ) -> pb.InspectTextResponse:
         """Shows what the tokens of a text attend to."""
         arrived = time.monotonic()
-        model = self._host.find_inspected(_READ_TEXTS, request.model, request.model_version)
+        model = find_model(self._host, request)
         assert isinstance(model, TextModel)  # by the table of families
         found = await model.inspect(
             request.text,
@@ -71,7 +68,7 @@ class InspectionService(pb_grpc.InspectionServiceServicer):
     ) -> pb.InspectImageResponse:
         """Shows what the patches of an image attend to."""
         arrived = time.monotonic()
-        model = self._host.find_inspected(_READ_IMAGES, request.model, request.model_version)
+        model = find_model(self._host, request)
         assert isinstance(model, ImageClassifier)  # by the table of families
         image = await image_of(self._host, request.image, request.image_id)
         found = await model.inspect(image, request=_asked(request.attention), deadline=deadline_of(context))
@@ -89,7 +86,7 @@ class InspectionService(pb_grpc.InspectionServiceServicer):
     ) -> pb.InspectGenerationResponse:
         """Shows what the tokens of a text attend to in a generation model."""
         arrived = time.monotonic()
-        model = self._host.find_inspected((Task.GENERATION,), request.model, request.model_version)
+        model = find_model(self._host, request)
         assert isinstance(model, GenerationModel)  # by the table of families
         found = await model.inspect(
             request.text,
@@ -111,7 +108,7 @@ class InspectionService(pb_grpc.InspectionServiceServicer):
     ) -> pb.InspectTranslationResponse:
         """Shows what the tokens of a source and of its translation attend to."""
         arrived = time.monotonic()
-        model = self._host.find_inspected((Task.TRANSLATION,), request.model, request.model_version)
+        model = find_model(self._host, request)
         assert isinstance(model, TranslationModel)  # by the table of families
         found = await model.inspect(
             request.text,

@@ -12,19 +12,23 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from headway.v1 import common_pb2
-from headway_server.bundles import Task
 from headway_server.preprocessing.pool import text_pool
+from headway_server.serving.abilities import RPCS, Ability
 from headway_server.serving.answers import CallTimings
 from headway_server.serving.families import ServedModel
+from headway_server.serving.host import ModelHost
 from headway_server.tasks.outputs import ScoredLabel
 
 Response = TypeVar("Response")
 
-EMBED_TEXTS: Final = (Task.TEXT_EMBEDDING, Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION)
-EMBED_IMAGES: Final = (Task.IMAGE_EMBEDDING, Task.IMAGE_CLASSIFICATION)
-"""What models that give vectors were made for, the preferred ones first."""
-
 _MAX_PARTS_ON_LOOP: Final = 1_000
+
+
+def find_model(host: ModelHost, request: Any) -> ServedModel:
+    """Finds the model for a request whose RPC asks for one ability; errors are those of `ModelFinder.find`."""
+    asked = RPCS[request.DESCRIPTOR.name.removesuffix("Request")].asked
+    assert isinstance(asked, Ability)
+    return host.find(asked, request.model, request.model_version)
 
 
 def model_reference(model: ServedModel) -> common_pb2.ModelReference:

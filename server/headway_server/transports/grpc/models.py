@@ -19,22 +19,7 @@ from headway_server.serving.families import ServedModel
 from headway_server.serving.host import BundleStatus, ModelHost, ModelState
 from headway_server.serving.routes import Alias, Route
 
-_TASKS: dict[Task, pb.Task.ValueType] = {
-    Task.GENERATION: pb.TASK_GENERATION,
-    Task.TRANSLATION: pb.TASK_TRANSLATION,
-    Task.TEXT_TO_TEXT: pb.TASK_TEXT_TO_TEXT,
-    Task.CAPTIONING: pb.TASK_CAPTIONING,
-    Task.TRANSCRIPTION: pb.TASK_TRANSCRIPTION,
-    Task.TEXT_CLASSIFICATION: pb.TASK_TEXT_CLASSIFICATION,
-    Task.TOKEN_CLASSIFICATION: pb.TASK_TOKEN_CLASSIFICATION,
-    Task.IMAGE_CLASSIFICATION: pb.TASK_IMAGE_CLASSIFICATION,
-    Task.TEXT_EMBEDDING: pb.TASK_TEXT_EMBEDDING,
-    Task.TEXT_SCORING: pb.TASK_TEXT_SCORING,
-    Task.IMAGE_EMBEDDING: pb.TASK_IMAGE_EMBEDDING,
-    Task.SEGMENTATION: pb.TASK_SEGMENTATION,
-    Task.IMAGE_GENERATION: pb.TASK_IMAGE_GENERATION,
-    Task.SPEECH_SYNTHESIS: pb.TASK_SPEECH_SYNTHESIS,
-}
+_TASKS: dict[Task, pb.Task.ValueType] = {task: pb.Task.Value(f"TASK_{task.name}") for task in Task}
 _STATES: dict[ModelState, pb.BundleState.ValueType] = {
     state: pb.BundleState.Value(f"BUNDLE_STATE_{state.name}") for state in ModelState
 }

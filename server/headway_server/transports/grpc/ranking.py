@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from headway.v1 import ranking_service_pb2 as pb
 from headway.v1 import ranking_service_pb2_grpc as pb_grpc
-from headway_server.bundles import Task
 from headway_server.errors import InvalidInputError
+from headway_server.serving.abilities import RANK_IMAGES_BY_TEXT, RANK_TEXTS_BY_IMAGE
 from headway_server.serving.answers import CallTimings
 from headway_server.serving.families import ServedModel
 from headway_server.serving.host import ModelHost
@@ -22,10 +22,9 @@ from headway_server.tasks.ranking import MAX_RANKED_IMAGES, Ranked, embed_images
 from headway_server.tasks.text.model import TextModel
 from headway_server.transports.grpc.images import image_of, images_of
 from headway_server.transports.grpc.messages import (
-    EMBED_IMAGES,
-    EMBED_TEXTS,
     build,
     deadline_of,
+    find_model,
     model_reference,
     timings_of_call,
 )
@@ -47,11 +46,9 @@ class RankingService(pb_grpc.RankingServiceServicer):
         arrived, deadline = time.monotonic(), deadline_of(context)
         images: ServedModel
         if _kind_of_query(request) == _TEXT:
-            images, texts = self._host.find_in_space(
-                request.model, request.model_version, ability="rank images by a text"
-            )
+            images, texts = self._host.find_pair(RANK_IMAGES_BY_TEXT, request.model, request.model_version)
         else:
-            images = texts = self._host.find_embedder(EMBED_IMAGES, "images", request.model, request.model_version)
+            images = texts = find_model(self._host, request)
         assert isinstance(images, ImageClassifier)  # by the table of families
         candidates = await images_of(self._host, request.images, request.image_ids, MAX_RANKED_IMAGES)
         query, query_timings = await self._query(request, texts, deadline, prompt_name="", truncate=False)
@@ -73,11 +70,9 @@ class RankingService(pb_grpc.RankingServiceServicer):
         arrived, deadline = time.monotonic(), deadline_of(context)
         texts: ServedModel
         if _kind_of_query(request) == _TEXT:
-            texts = of_query = self._host.find_embedder(EMBED_TEXTS, "texts", request.model, request.model_version)
+            texts = of_query = find_model(self._host, request)
         else:
-            texts, of_query = self._host.find_in_space(
-                request.model, request.model_version, ability="rank texts by an image", task=Task.TEXT_EMBEDDING
-            )
+            texts, of_query = self._host.find_pair(RANK_TEXTS_BY_IMAGE, request.model, request.model_version)
         assert isinstance(texts, TextModel)  # by the table of families
         query, timings = await self._query(
             request, of_query, deadline, prompt_name=request.query_prompt_name, truncate=request.truncate

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import fields
 from functools import partial
 from typing import Any, Final
 
@@ -12,8 +13,8 @@ import grpc
 
 from headway.v1 import segmentation_service_pb2 as pb
 from headway.v1 import segmentation_service_pb2_grpc as pb_grpc
-from headway_server.bundles import Task
 from headway_server.errors import DeadlineError, DrainingError, InvalidInputError
+from headway_server.serving.abilities import SEGMENT_IMAGES
 from headway_server.serving.answers import NO_TIMINGS
 from headway_server.serving.host import ModelHost
 from headway_server.tasks.segmentation.masks import Box
@@ -28,15 +29,15 @@ from headway_server.tasks.segmentation.model import (
 )
 from headway_server.transports.grpc.images import image_of
 from headway_server.transports.grpc.interceptor import StreamedCall, StreamedCalls
-from headway_server.transports.grpc.messages import build, deadline_of, model_reference, timings_of_call
+from headway_server.transports.grpc.messages import build, deadline_of, model_reference, set_fields, timings_of_call
 
 _FORMATS: Final[dict[int, MaskFormat]] = {
     pb.MASK_FORMAT_UNSPECIFIED: "runs",
     pb.MASK_FORMAT_RUNS: "runs",
     pb.MASK_FORMAT_PNG: "png",
 }
-_POINTS_PER_SIDE, _MIN_PREDICTED_IOU, _MIN_STABILITY, _MAX_OVERLAP = 16, 0.7, 0.8, 0.7
-"""What SegmentEverything takes where the request does not say."""
+_EVERYTHING: Final = tuple(field.name for field in fields(EverythingRequest))
+"""Fields of the request that have the names of `EverythingRequest`."""
 
 
 class SegmentationService(pb_grpc.SegmentationServiceServicer):
@@ -73,12 +74,8 @@ class SegmentationService(pb_grpc.SegmentationServiceServicer):
         """Sends the segments of an image, and at last what answered."""
         arrived = time.monotonic()
         model = self._find(request.model, request.model_version)
-        wanted = EverythingRequest(
-            points_per_side=request.points_per_side or _POINTS_PER_SIDE,
-            min_predicted_iou=_or(request, "min_predicted_iou", _MIN_PREDICTED_IOU),
-            min_stability=_or(request, "min_stability", _MIN_STABILITY),
-            max_overlap=_or(request, "max_overlap", _MAX_OVERLAP),
-        )
+        given = set_fields(request)
+        wanted = EverythingRequest(**{name: given[name] for name in _EVERYTHING if name in given})
         segments = await model.segment_everything(
             await image_of(self._host, request.image, request.image_id),
             wanted,
@@ -104,7 +101,7 @@ class SegmentationService(pb_grpc.SegmentationServiceServicer):
             stream.close()
 
     def _find(self, name: str, version: str) -> SegmentationModel:
-        model = self._host.find(Task.SEGMENTATION, name, version)
+        model = self._host.find(SEGMENT_IMAGES, name, version)
         assert isinstance(model, SegmentationModel)  # by the table of families
         return model
 
@@ -198,10 +195,6 @@ def _format(value: int) -> MaskFormat:
     if value not in _FORMATS:
         raise InvalidInputError("mask_format", f"is {value}, which is none; leave it out for runs")
     return _FORMATS[value]
-
-
-def _or(request: pb.SegmentEverythingRequest, name: str, default: float) -> float:
-    return float(getattr(request, name)) if request.HasField(name) else default  # type: ignore[arg-type]
 
 
 def _num_parts(mask: SegmentMask) -> int:

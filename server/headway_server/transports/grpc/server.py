@@ -48,6 +48,7 @@ from headway_server.bundles import Task
 from headway_server.errors import DrainingError, ServerError
 from headway_server.observers import NO_OBSERVER, Observer
 from headway_server.runtime import CLOSE_TIMEOUT_S, available_bytes
+from headway_server.serving.abilities import RPCS
 from headway_server.serving.callers import Callers, WaitLimits
 from headway_server.serving.calls import Calls
 from headway_server.serving.counts import Counts
@@ -95,8 +96,6 @@ class _Service:
     """One service of the protocol."""
 
     descriptor: Any
-    tasks: frozenset[Task]
-    """It is healthy when a model for one of these is; when empty, always."""
     servicer: Callable[[ModelHost], Any]
     """Makes what answers its calls."""
     add: Callable[[Any, Any], None]
@@ -109,95 +108,93 @@ class _Service:
         """Its full name."""
         return str(self.descriptor.full_name)
 
+    @property
+    def tasks(self) -> frozenset[Task]:
+        """See `service_tasks`: it is healthy when one of these is; when empty, always."""
+        return service_tasks(self.descriptor)
+
 
 _SERVICES = (
     _Service(
         descriptor=generation_service_pb2.DESCRIPTOR.services_by_name["GenerationService"],
-        tasks=frozenset({Task.GENERATION}),
         servicer=GenerationService,
         add=generation_service_pb2_grpc.add_GenerationServiceServicer_to_server,
     ),
     _Service(
         descriptor=translation_service_pb2.DESCRIPTOR.services_by_name["TranslationService"],
-        tasks=frozenset({Task.TRANSLATION}),
         servicer=TranslationService,
         add=translation_service_pb2_grpc.add_TranslationServiceServicer_to_server,
     ),
     _Service(
         descriptor=text_to_text_service_pb2.DESCRIPTOR.services_by_name["TextToTextService"],
-        tasks=frozenset({Task.TEXT_TO_TEXT}),
         servicer=TextToTextService,
         add=text_to_text_service_pb2_grpc.add_TextToTextServiceServicer_to_server,
     ),
     _Service(
         descriptor=caption_service_pb2.DESCRIPTOR.services_by_name["CaptionService"],
-        tasks=frozenset({Task.CAPTIONING}),
         servicer=CaptionService,
         add=caption_service_pb2_grpc.add_CaptionServiceServicer_to_server,
         reads_texts=False,
     ),
     _Service(
         descriptor=speech_service_pb2.DESCRIPTOR.services_by_name["SpeechService"],
-        tasks=frozenset({Task.TRANSCRIPTION, Task.SPEECH_SYNTHESIS}),
         servicer=SpeechService,
         add=speech_service_pb2_grpc.add_SpeechServiceServicer_to_server,
         reads_texts=False,
     ),
     _Service(
         descriptor=text_classification_service_pb2.DESCRIPTOR.services_by_name["TextClassificationService"],
-        tasks=frozenset({Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.TEXT_EMBEDDING, Task.TEXT_SCORING}),
         servicer=TextClassificationService,
         add=text_classification_service_pb2_grpc.add_TextClassificationServiceServicer_to_server,
     ),
     _Service(
         descriptor=image_classification_service_pb2.DESCRIPTOR.services_by_name["ImageClassificationService"],
-        tasks=frozenset({Task.IMAGE_CLASSIFICATION, Task.IMAGE_EMBEDDING}),
         servicer=ImageClassificationService,
         add=image_classification_service_pb2_grpc.add_ImageClassificationServiceServicer_to_server,
         reads_texts=False,
     ),
     _Service(
         descriptor=image_generation_service_pb2.DESCRIPTOR.services_by_name["ImageGenerationService"],
-        tasks=frozenset({Task.IMAGE_GENERATION}),
         servicer=ImageGenerationService,
         add=image_generation_service_pb2_grpc.add_ImageGenerationServiceServicer_to_server,
         reads_texts=False,
     ),
     _Service(
         descriptor=image_service_pb2.DESCRIPTOR.services_by_name["ImageService"],
-        tasks=frozenset({Task.IMAGE_CLASSIFICATION, Task.IMAGE_EMBEDDING, Task.SEGMENTATION}),
         servicer=ImageService,
         add=image_service_pb2_grpc.add_ImageServiceServicer_to_server,
         reads_texts=False,
     ),
     _Service(
         descriptor=ranking_service_pb2.DESCRIPTOR.services_by_name["RankingService"],
-        tasks=frozenset({Task.IMAGE_EMBEDDING, Task.TEXT_EMBEDDING}),
         servicer=RankingService,
         add=ranking_service_pb2_grpc.add_RankingServiceServicer_to_server,
         reads_texts=False,
     ),
     _Service(
         descriptor=segmentation_service_pb2.DESCRIPTOR.services_by_name["SegmentationService"],
-        tasks=frozenset({Task.SEGMENTATION}),
         servicer=SegmentationService,
         add=segmentation_service_pb2_grpc.add_SegmentationServiceServicer_to_server,
         reads_texts=False,
     ),
     _Service(
         descriptor=inspection_service_pb2.DESCRIPTOR.services_by_name["InspectionService"],
-        tasks=frozenset(),
         servicer=InspectionService,
         add=inspection_service_pb2_grpc.add_InspectionServiceServicer_to_server,
         reads_texts=False,
     ),
     _Service(
         descriptor=model_service_pb2.DESCRIPTOR.services_by_name["ModelService"],
-        tasks=frozenset(),
         servicer=ModelService,
         add=model_service_pb2_grpc.add_ModelServiceServicer_to_server,
     ),
 )
+
+
+def service_tasks(descriptor: Any) -> frozenset[Task]:
+    """Returns the tasks of the models that calls of a service ask for."""
+    abilities = (ability for method in descriptor.methods for ability in RPCS[method.name].abilities)
+    return frozenset(task for ability in abilities for task in ability.tasks)
 
 
 def service_descriptors() -> list[Any]:

@@ -11,7 +11,6 @@ import grpc
 
 from headway.v1 import speech_service_pb2 as pb
 from headway.v1 import speech_service_pb2_grpc as pb_grpc
-from headway_server.bundles import Task
 from headway_server.errors import InvalidInputError
 from headway_server.serving.answers import Answer
 from headway_server.serving.host import ModelHost
@@ -28,7 +27,13 @@ from headway_server.tasks.synthesis.encoding import AudioFormat
 from headway_server.tasks.synthesis.model import SpeechPart, SpokenText, SynthesisModel
 from headway_server.tasks.synthesis.request import SynthesisRequest
 from headway_server.transports.grpc.generation import FINISH_REASONS
-from headway_server.transports.grpc.messages import deadline_of, model_reference, set_fields, timings_of_call
+from headway_server.transports.grpc.messages import (
+    deadline_of,
+    find_model,
+    model_reference,
+    set_fields,
+    timings_of_call,
+)
 from headway_server.transports.grpc.text_to_text_requests import parse_parameters
 
 _TASKS: Final[dict[int, SpeechTask]] = {
@@ -124,12 +129,12 @@ class SpeechService(pb_grpc.SpeechServiceServicer):
                     )
 
     def _find_speaker(self, request: pb.SynthesizeSpeechRequest | pb.StreamSynthesizeSpeechRequest) -> SynthesisModel:
-        model = self._host.find(Task.SPEECH_SYNTHESIS, request.model, request.model_version)
+        model = find_model(self._host, request)
         assert isinstance(model, SynthesisModel)  # by the table of families
         return model
 
     def _find(self, request: pb.TranscribeSpeechRequest | pb.StreamTranscribeSpeechRequest) -> SpeechModel:
-        model = self._host.find(Task.TRANSCRIPTION, request.model, request.model_version)
+        model = find_model(self._host, request)
         assert isinstance(model, SpeechModel)  # by the table of families
         return model
 

@@ -9,7 +9,6 @@ import grpc
 
 from headway.v1 import text_classification_service_pb2 as pb
 from headway.v1 import text_classification_service_pb2_grpc as pb_grpc
-from headway_server.bundles import Task
 from headway_server.errors import InvalidInputError
 from headway_server.serving.host import ModelHost
 from headway_server.tasks.text.classifier import ClassifiedText, TextClassifier
@@ -18,9 +17,9 @@ from headway_server.tasks.text.model import EmbeddedText, TextInputs, TextModel
 from headway_server.tasks.text.scorer import ScoredText, TextScorer
 from headway_server.tasks.tokens.classifier import TaggedText, TokenClassifier
 from headway_server.transports.grpc.messages import (
-    EMBED_TEXTS,
     build,
     deadline_of,
+    find_model,
     label_scores,
     model_reference,
     timings_of_call,
@@ -38,7 +37,7 @@ class TextClassificationService(pb_grpc.TextClassificationServiceServicer):
     ) -> pb.ClassifyTextResponse:
         """Gives every text its most likely labels."""
         arrived = time.monotonic()
-        model = self._host.find(Task.TEXT_CLASSIFICATION, request.model, request.model_version)
+        model = find_model(self._host, request)
         assert isinstance(model, TextClassifier)  # by the table of families
         threshold = request.threshold if request.HasField("threshold") else None
         deadline, given = deadline_of(context), _given_labels(request)
@@ -62,7 +61,7 @@ class TextClassificationService(pb_grpc.TextClassificationServiceServicer):
     ) -> pb.ClassifyTokensResponse:
         """Labels spans of every text."""
         arrived = time.monotonic()
-        model = self._host.find(Task.TOKEN_CLASSIFICATION, request.model, request.model_version)
+        model = find_model(self._host, request)
         assert isinstance(model, TokenClassifier)  # by the table of families
         inputs = TextInputs(texts=list(request.texts), truncate=request.truncate)
         answer = await model.classify(inputs, deadline=deadline_of(context))
@@ -80,7 +79,7 @@ class TextClassificationService(pb_grpc.TextClassificationServiceServicer):
     ) -> pb.EmbedTextResponse:
         """Turns every text into a vector."""
         arrived = time.monotonic()
-        model = self._host.find_embedder(EMBED_TEXTS, "texts", request.model, request.model_version)
+        model = find_model(self._host, request)
         assert isinstance(model, TextModel)  # by the table of families
         answer = await model.embed(
             _inputs(request),
@@ -99,7 +98,7 @@ class TextClassificationService(pb_grpc.TextClassificationServiceServicer):
     ) -> pb.ScoreTextResponse:
         """Gives every text or pair its score."""
         arrived = time.monotonic()
-        model = self._host.find(Task.TEXT_SCORING, request.model, request.model_version)
+        model = find_model(self._host, request)
         assert isinstance(model, TextScorer)  # by the table of families
         answer = await model.score(_inputs(request), deadline=deadline_of(context))
         return pb.ScoreTextResponse(

@@ -11,14 +11,13 @@ import grpc
 
 from headway.v1 import text_to_text_service_pb2 as pb
 from headway.v1 import text_to_text_service_pb2_grpc as pb_grpc
-from headway_server.bundles import Task
 from headway_server.decoding.sequence import Delta
 from headway_server.serving.answers import Answer
 from headway_server.serving.host import ModelHost
 from headway_server.tasks.text_to_text.answer import WrittenHypothesis, WrittenText
 from headway_server.tasks.text_to_text.model import TextToTextModel
 from headway_server.transports.grpc.generation import FINISH_REASONS
-from headway_server.transports.grpc.messages import deadline_of, model_reference, timings_of_call
+from headway_server.transports.grpc.messages import deadline_of, find_model, model_reference, timings_of_call
 from headway_server.transports.grpc.text_to_text_requests import parse_rewrite_request, parse_stream_rewrite_request
 
 
@@ -57,7 +56,7 @@ class TextToTextService(pb_grpc.TextToTextServiceServicer):
                     yield _last_message(part, model, arrived)
 
     def _find(self, request: pb.RewriteTextRequest | pb.StreamRewriteTextRequest) -> TextToTextModel:
-        model = self._host.find(Task.TEXT_TO_TEXT, request.model, request.model_version)
+        model = find_model(self._host, request)
         assert isinstance(model, TextToTextModel)  # by the table of families
         return model
 

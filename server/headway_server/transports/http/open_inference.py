@@ -38,6 +38,11 @@ _MAX_COMMAND_BYTES: Final = 64 * 2**10
 _WRITTEN_ON_LOOP_BYTES: Final = 32 * 2**10
 """Outputs of so few bytes are written as JSON on the event loop, in a few milliseconds."""
 _BYTES: Final = "BYTES"
+_DATATYPES: Final = tuple(
+    name.removeprefix("TYPE_").replace("STRING", _BYTES) for name, number in pb.DataType.items() if number
+)
+_NOT_IN_JSON: Final = "BF16"
+"""The one that NumPy does not have."""
 
 Parameters: TypeAlias = dict[str, bool | int | float | str]
 _Count = Annotated[int, Field(ge=0, lt=2**31)]
@@ -254,6 +259,10 @@ def _read(
     by_default = parameters.pop("binary_data_output", False) is True
     _set_parameters(message.parameters, parameters)
     for index, part in enumerate(body.inputs):
+        if part.datatype not in _DATATYPES:
+            raise InvalidInputError(
+                f"inputs[{index}].datatype", f"is {part.datatype[:20]!r}; must be one of {', '.join(_DATATYPES)}"
+            )
         of_part = dict(part.parameters)
         size = of_part.pop("binary_data_size", None)
         tensor = message.inputs.add(name=part.name, datatype=part.datatype, shape=part.shape)
@@ -288,11 +297,12 @@ def _to_raw(field: str, part: InputPart) -> bytes:
     """
     if part.data is None:
         raise InvalidInputError(field, "is missing; give the elements, or binary_data_size")
+    if part.datatype == _NOT_IN_JSON:
+        raise InvalidInputError(field, f"of {_NOT_IN_JSON} has no form in JSON; send it in binary")
     try:
-        dtype = np.dtype(object) if part.datatype == _BYTES else _dtype(part.datatype)
         elements = np.array(part.data, object if part.datatype == _BYTES else None).ravel()
     except (TypeError, ValueError):
-        raise InvalidInputError(field, f"of {part.datatype[:20]!r} has no form in JSON, or its rows differ") from None
+        raise InvalidInputError(field, f"is no array of {part.datatype}: its rows differ in length") from None
     if (count := math.prod(part.shape)) != elements.size:
         raise InvalidInputError(field, f"has {elements.size} elements, and the shape {part.shape} {count}")
     if part.datatype == _BYTES:
@@ -300,6 +310,7 @@ def _to_raw(field: str, part: InputPart) -> bytes:
             raise InvalidInputError(field, "has an element that is no string")
         texts = (element.encode(errors="surrogatepass") for element in elements)
         return b"".join(piece for text in texts for piece in (len(text).to_bytes(4, "little"), text))
+    dtype = _dtype(part.datatype)
     with np.errstate(over="ignore"):  # what is past the range of floats becomes infinite, which tasks refuse
         values = elements.astype(dtype) if not elements.size or elements.dtype.kind in _KINDS[dtype.kind] else None
     if values is None or (dtype.kind in "iu" and (values != elements).any()):
@@ -312,9 +323,7 @@ _KINDS: Final = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
 
 
 def _dtype(datatype: str) -> np.dtype[Any]:
-    """Returns how elements of a datatype lie in memory; raises TypeError where NumPy has none."""
-    if datatype != datatype.upper():
-        raise TypeError(datatype)
+    """Returns how elements of a datatype lie in memory."""
     return np.dtype(datatype.lower().replace("fp", "float")).newbyteorder("<")
 
 
@@ -328,7 +337,7 @@ def _reply(response: pb.ModelInferResponse, wants_binary: Callable[[str], bool])
             behind.append(raw)
             outputs.append(written | {"parameters": {"binary_data_size": len(raw)}})
         else:
-            outputs.append(written | {"data": _elements(output.datatype, raw)})
+            outputs.append(written | {"data": _elements(output.name, output.datatype, raw)})
     head = {"model_name": response.model_name, "model_version": response.model_version}
     body = to_json(head | ({"id": response.id} if response.id else {}) | {"outputs": outputs})
     if not behind:
@@ -337,7 +346,12 @@ def _reply(response: pb.ModelInferResponse, wants_binary: Callable[[str], bool])
     return Reply(body=b"".join((body, *behind)), media_type=b"application/octet-stream", headers=length)
 
 
-def _elements(datatype: str, raw: bytes) -> list[Any]:
+def _elements(name: str, datatype: str, raw: bytes) -> list[Any]:
+    """Returns elements as JSON has them.
+
+    Raises:
+        InvalidInputError: They are files, not texts.
+    """
     if datatype != _BYTES:
         values: list[Any] = np.frombuffer(raw, _dtype(datatype)).tolist()
         return values
@@ -345,7 +359,12 @@ def _elements(datatype: str, raw: bytes) -> list[Any]:
     while end < len(raw):
         start = end + 4
         end = start + int.from_bytes(raw[end:start], "little")
-        texts.append(raw[start:end].decode())
+        try:
+            texts.append(raw[start:end].decode())
+        except UnicodeDecodeError:
+            raise InvalidInputError(
+                "outputs", f"have {name}, whose elements are files; name it with binary_data, or set binary_data_output"
+            ) from None
     return texts
 
 

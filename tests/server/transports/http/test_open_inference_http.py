@@ -100,7 +100,13 @@ WRONG = [
     ({"inputs": [TEXT | {"shape": [-1]}]}, 400, "inputs[0].shape[0]: "),
     ({"inputs": [TEXT | {"data": ["a", 5]}]}, 400, "inputs[0].data: has an element that is no string"),
     ({"inputs": [TEXT | {"data": None}]}, 400, "inputs[0].data: is missing"),
-    ({"inputs": [TEXT | {"datatype": "TEXT"}]}, 400, "inputs[0].data: of 'TEXT' has no form in JSON"),
+    *(
+        ({"inputs": [each | {"datatype": name}]}, 400, f"inputs[0].datatype: is {name!r}; must be one of BOOL, UINT8")
+        for name in ("OBJECT", "STR", "COMPLEX", "COMPLEX64", "VOID", "DATETIME64", "INT128", "STRING", "int64", "")
+        for each in (TEXT, IDS, IDS | {"data": None, "parameters": {"binary_data_size": 0}})
+    ),
+    ({"inputs": [IDS | {"datatype": "BF16"}]}, 400, "inputs[0].data: of BF16 has no form in JSON; send it in binary"),
+    ({"inputs": [IDS | {"datatype": "FP32"}]}, 400, "inputs[0].datatype: is 'FP32'; input_ids must be INT64 or"),
     ({"inputs": [TEXT | {"name": "words"}]}, 400, "inputs[0].name: is 'words'; the model reads text"),
     ({"inputs": [TEXT | {"parameters": {"shared_memory_region": "a"}}]}, 400, "inputs have none here"),
     ({"inputs": [TEXT | {"parameters": {"binary_data_size": 5}}]}, 400, "binary_data_size: is 5"),

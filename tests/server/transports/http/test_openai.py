@@ -251,7 +251,7 @@ WRONG = [
     ("chat/completions", {"logit_bias": {"5": 101}}, 400, "logit_bias", "must be from -100 to 100"),
     ("chat/completions", {"stream_options": {"include_usage": True}}, 400, "stream_options", "without stream"),
     ("chat/completions", {"response_format": {"type": "xml"}}, 400, "response_format", "json_object"),
-    ("chat/completions", {"model": "topics"}, 400, None, "cannot do generation"),
+    ("chat/completions", {"model": "topics"}, 400, None, "cannot generate text"),
     ("chat/completions", {"model": "none"}, 404, None, "model 'none' is not loaded"),
     ("chat/completions", {"model": "tiny-generation/9"}, 404, None, "model tiny-generation has no version '9'"),
     ("completions", {"prompt": ["a", "b"], "stream": True}, 400, "prompt", "a stream continues one"),

@@ -14,7 +14,7 @@ from typing import Final
 
 from headway.oip import grpc_predict_v2_pb2 as pb
 from headway.oip import grpc_predict_v2_pb2_grpc as pb_grpc
-from headway_server.errors import InvalidInputError, ModelNotFoundError, WrongTaskError
+from headway_server.errors import InvalidInputError, ModelNotFoundError
 from headway_server.observers import current_call
 from headway_server.preprocessing.pool import text_pool
 from headway_server.serving.families import ServedModel
@@ -23,7 +23,14 @@ from headway_server.transports.grpc.interceptor import Context, StreamedCall, St
 from headway_server.transports.grpc.messages import deadline_of
 from headway_server.transports.grpc.oip.parameters import read_parameters
 from headway_server.transports.grpc.oip.statistics import Statistics
-from headway_server.transports.grpc.oip.tasks import FINISH_REASON, TASKS, InferCall, TensorTask, earlier_deadline
+from headway_server.transports.grpc.oip.tasks import (
+    FINISH_REASON,
+    PARAMETER_FIELDS,
+    TASKS,
+    InferCall,
+    TensorTask,
+    earlier_deadline,
+)
 from headway_server.transports.grpc.oip.tensors import Arrays, TensorSpec, add_output, num_typed_elements, read_inputs
 
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
@@ -51,11 +58,14 @@ _DATA_TYPES: Final[dict[str, pb.DataType.ValueType]] = {
 } | {"BYTES": pb.TYPE_STRING}
 _OWN_NAMES: Final = (
     (re.compile(r"^parameters\.(sampling|constraint)\."), "parameters."),
-    (re.compile(r"^(top_k|threshold|sample_count|truncate|priority)$"), r"parameters.\1"),
+    (re.compile(rf"^({'|'.join(PARAMETER_FIELDS)})$"), r"parameters.\1"),
     (re.compile(r"^texts\b"), "text"),
     (re.compile(r"^text_pairs\b"), "text_pair"),
     (re.compile(r"^target_prefixes\b"), "target_prefix"),
     (re.compile(r"^images\b"), "image"),
+    (re.compile(r"^audios\b"), "audio"),
+    (re.compile(r"^prompts\[0\]\.box\b"), "box"),
+    (re.compile(r"^prompts(\[0\](\.points)?)?(?=$|\[)"), "point"),
     (re.compile(r"^choices\.texts\b"), "choices"),
 )
 """What a field of headway's own protocol is called in this one."""
@@ -350,11 +360,7 @@ def _own_names() -> Iterator[None]:
 
 
 def _task_of(model: ServedModel) -> TensorTask:
-    manifest = model.bundle.manifest
-    task = TASKS.get(manifest.task)
-    if task is None:
-        raise WrongTaskError(f"model {manifest.name} is for {manifest.task}, which has no tensors in this protocol")
-    return task
+    return TASKS[model.bundle.manifest.task]
 
 
 def _wanted_outputs(message: pb.ModelInferRequest, specs: Iterable[TensorSpec]) -> frozenset[str]:

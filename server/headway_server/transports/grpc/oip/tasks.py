@@ -1,7 +1,7 @@
 """What tensors and parameters mean to each task: the one table, `TASKS`. A new task adds an entry.
 
 N is the number of inputs of a call, T the number of tokens of a text, K the number of labels that are answered, D the
-width of an embedding, M the number of spans or continuations of all inputs together.
+width of an embedding, M the number of spans, continuations, segments, images or masks of all inputs together.
 """
 
 from __future__ import annotations
@@ -23,15 +23,34 @@ from headway_server.bundles import CHAT_TEMPLATE_FILE, Task
 from headway_server.decoding.constraints import ConstraintRequest
 from headway_server.decoding.parameters import EarlyStopping
 from headway_server.decoding.sequence import Delta
+from headway_server.diffusion import Sampler
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing import ChatTurn
 from headway_server.preprocessing.pool import text_pool
 from headway_server.serving.families import ServedModel
+from headway_server.serving.images import SentImage, name_images
 from headway_server.tasks.captioning.model import CaptioningModel
 from headway_server.tasks.generation.model import GeneratedText, GenerationModel
 from headway_server.tasks.generation.request import MAX_PROMPTS, GenerationRequest, Prompt
+from headway_server.tasks.image_generation.model import ImageGenerationModel
+from headway_server.tasks.image_generation.request import DrawingRequest
 from headway_server.tasks.images.classifier import ImageClassifier
 from headway_server.tasks.outputs import ScoredLabel
+from headway_server.tasks.segmentation.decoder import MAX_POINTS
+from headway_server.tasks.segmentation.model import EverythingRequest, Point, SegmentationModel
+from headway_server.tasks.segmentation.model import Prompt as SegmentPrompt
+from headway_server.tasks.speech.model import (
+    MAX_AUDIOS,
+    SpeechDelta,
+    SpeechModel,
+    SpeechRequest,
+    SpeechTask,
+    Transcript,
+)
+from headway_server.tasks.synthesis.encoding import AudioFormat
+from headway_server.tasks.synthesis.model import SpeechPart, SpokenText, SynthesisModel
+from headway_server.tasks.synthesis.request import MAX_TEXTS as MAX_SPOKEN
+from headway_server.tasks.synthesis.request import SynthesisRequest
 from headway_server.tasks.text.classifier import TextClassifier
 from headway_server.tasks.text.model import TextInputs, TextModel, TokenInputs
 from headway_server.tasks.text.scorer import TextScorer
@@ -41,7 +60,7 @@ from headway_server.tasks.text_to_text.request import MAX_TEXTS as MAX_SOURCES
 from headway_server.tasks.text_to_text.request import TextToTextParameters, TextToTextRequest
 from headway_server.tasks.tokens.classifier import TokenClassifier
 from headway_server.transports.grpc.oip.parameters import Kind
-from headway_server.transports.grpc.oip.tensors import BYTES, Arrays, TensorSpec, decode_texts, texts_array
+from headway_server.transports.grpc.oip.tensors import BYTES, Arrays, TensorSpec, decode_texts, files_array, texts_array
 
 _FEW_BYTES: Final = 2**16
 """Conversations of so many are parsed on the event loop, in half a millisecond."""
@@ -429,19 +448,23 @@ _TRANSLATION: Final = {
 """What only translations may ask for."""
 
 
-def _text_to_text_request(call: InferCall) -> TextToTextRequest:
+def _search_parameters(call: InferCall) -> TextToTextParameters:
     given = call.parameters
     early_stopping = given.get("early_stopping", EarlyStopping.HEURISTIC.value)
     if early_stopping not in (kinds := [kind.value for kind in EarlyStopping]):
         raise InvalidInputError("parameters.early_stopping", f"is {early_stopping[:64]!r}; must be {', '.join(kinds)}")
+    return TextToTextParameters(
+        num_hypotheses=given.get("hypothesis_count", 1),
+        early_stopping=EarlyStopping(early_stopping),
+        sampling=call.select(*_DRAWING),
+        **call.select(*_SEARCH),
+    )
+
+
+def _text_to_text_request(call: InferCall) -> TextToTextRequest:
     prefixes = decode_texts("target_prefix", call.arrays.get("target_prefix", ()))
     return TextToTextRequest(
-        parameters=TextToTextParameters(
-            num_hypotheses=given.get("hypothesis_count", 1),
-            early_stopping=EarlyStopping(early_stopping),
-            sampling=call.select(*_DRAWING),
-            **call.select(*_SEARCH),
-        ),
+        parameters=_search_parameters(call),
         target_prefixes=tuple(prefixes),
         deadline=call.deadline,
         **call.select("truncate", *_TRANSLATION),
@@ -517,12 +540,12 @@ def _written_specs(name: str) -> tuple[TensorSpec, ...]:
 
 
 async def _caption_images(model: CaptioningModel, call: InferCall) -> Arrays:
-    answer = await model.caption(_images(call), request=_text_to_text_request(call))
+    answer = await model.caption(_files(call, "image"), request=_text_to_text_request(call))
     return _all_written("caption", [one.written for one in answer.results])
 
 
 async def _stream_caption(model: CaptioningModel, call: InferCall) -> AsyncGenerator[Arrays, None]:
-    [image] = _images(call)
+    [image] = _files(call, "image")
     parts = model.stream_caption(image, field="image[0]", request=_text_to_text_request(call))
     async with aclosing(parts):
         async for part in parts:
@@ -532,11 +555,235 @@ async def _stream_caption(model: CaptioningModel, call: InferCall) -> AsyncGener
                 yield _written_arrays("caption", [one.written for one in part.results], [""])
 
 
-def _images(call: InferCall) -> list[bytes]:
-    if "image" not in call.arrays:
-        raise InvalidInputError("inputs", "lack image; give it")
-    images: list[bytes] = call.arrays["image"].tolist()
-    return images
+def _files(call: InferCall, name: str) -> list[bytes]:
+    """Reads an input of files.
+
+    Raises:
+        InvalidInputError: It is not given.
+    """
+    if name not in call.arrays:
+        raise InvalidInputError("inputs", f"lack {name}; give it")
+    files: list[bytes] = call.arrays[name].tolist()
+    return files
+
+
+async def _image(call: InferCall, name: str) -> SentImage:
+    """Reads an input that is one image.
+
+    Raises:
+        InvalidInputError: It is not given, or is several.
+    """
+    files = _files(call, name)
+    if len(files) != 1:
+        raise InvalidInputError(name, f"has {len(files)} elements; a call is about one image")
+    [image] = await name_images(files, name)
+    return image
+
+
+# Speech
+
+
+_SEGMENTS: Final = (
+    TensorSpec(name="segment_audio_index", datatype="INT64", shape=(-1,)),
+    TensorSpec(name="segment_text", datatype=BYTES, shape=(-1,)),
+    TensorSpec(name="segment_start", datatype="FP32", shape=(-1,)),
+    TensorSpec(name="segment_end", datatype="FP32", shape=(-1,)),
+)
+_TRANSCRIPTION: Final = {
+    "language": Kind.TEXT,
+    "task": Kind.TEXT,
+    "prompt": Kind.TEXT,
+    "include_timestamps": Kind.BOOLEAN,
+    "condition_on_previous": Kind.BOOLEAN,
+}
+
+
+def _speech_request(call: InferCall) -> SpeechRequest:
+    task = call.parameters.get("task", SpeechTask.TRANSCRIBE.value)
+    if task not in (tasks := [each.value for each in SpeechTask]):
+        raise InvalidInputError("parameters.task", f"is {task[:64]!r}; must be {' or '.join(tasks)}")
+    return SpeechRequest(
+        parameters=_search_parameters(call),
+        task=SpeechTask(task),
+        timestamps=call.parameters.get("include_timestamps", False),
+        deadline=call.deadline,
+        **call.select("language", "prompt", "condition_on_previous"),
+    )
+
+
+def _transcript_arrays(transcripts: Sequence[Transcript], texts: Sequence[str]) -> Arrays:
+    segments = [(index, segment) for index, one in enumerate(transcripts) for segment in one.segments]
+    hypotheses = [(index, found) for index, one in enumerate(transcripts) for found in one.hypotheses or (one,)]
+    return {
+        "text": texts_array(texts),
+        "language": texts_array([one.language for one in transcripts]),
+        "duration": np.array([one.duration_s for one in transcripts], np.float32),
+        FINISH_REASON: texts_array([one.finish_reason.value for one in transcripts]),
+        "new_token_count": np.array([one.num_new_tokens for one in transcripts], np.int64),
+        "log_probability": np.array([one.log_probability for one in transcripts], np.float32),
+        "score": np.array([one.score for one in transcripts], np.float32),
+        "segment_audio_index": np.array([index for index, _ in segments], np.int64),
+        "segment_text": texts_array([segment.text for _, segment in segments]),
+        "segment_start": np.array([segment.start_s for _, segment in segments], np.float32),
+        "segment_end": np.array([segment.end_s for _, segment in segments], np.float32),
+        "hypothesis_audio_index": np.array([index for index, _ in hypotheses], np.int64),
+        "hypothesis_text": texts_array([found.text for _, found in hypotheses]),
+        "hypothesis_score": np.array([found.score for _, found in hypotheses], np.float32),
+    }
+
+
+async def _transcribe(model: SpeechModel, call: InferCall) -> Arrays:
+    answer = await model.transcribe(_files(call, "audio"), request=_speech_request(call))
+    return _transcript_arrays(answer.results, [one.text for one in answer.results])
+
+
+async def _stream_transcript(model: SpeechModel, call: InferCall) -> AsyncGenerator[Arrays, None]:
+    [audio] = _files(call, "audio")
+    async with aclosing(model.stream(audio, name="audio[0]", request=_speech_request(call))) as parts:
+        async for part in parts:
+            if isinstance(part, SpeechDelta):
+                count = np.array([part.num_new_tokens], np.int64)
+                yield {"text": texts_array([part.text]), "new_token_count": count}
+            else:
+                yield _transcript_arrays(part.results, [""])
+
+
+_AUDIO_FORMATS: Final = {form.name.lower(): form for form in AudioFormat}
+_VOICE: Final = ("temperature", "top_k", "top_p", "min_p", "seed")
+
+
+def _synthesis_request(call: InferCall) -> SynthesisRequest:
+    form = call.parameters.get("format", "wav")
+    if form not in _AUDIO_FORMATS:
+        raise InvalidInputError("parameters.format", f"is {form[:64]!r}; must be one of {', '.join(_AUDIO_FORMATS)}")
+    return SynthesisRequest(
+        sampling=call.select(*_VOICE),
+        max_seconds=call.parameters.get("max_duration"),
+        format=_AUDIO_FORMATS[form],
+        deadline=call.deadline,
+        **call.select("voice"),
+    )
+
+
+def _spoken_arrays(model: SynthesisModel, texts: Sequence[SpokenText]) -> Arrays:
+    return {
+        "audio": files_array([one.audio for one in texts]),
+        "sampling_rate": np.array([model.codec.sampling_rate] * len(texts), np.int64),
+        "duration": np.array([one.duration_s for one in texts], np.float32),
+        FINISH_REASON: texts_array([one.finish_reason.value for one in texts]),
+        "new_token_count": np.array([one.num_new_tokens for one in texts], np.int64),
+        "seed": np.array([one.seed for one in texts], np.uint64),
+    }
+
+
+async def _synthesize(model: SynthesisModel, call: InferCall) -> Arrays:
+    answer = await model.synthesize(_texts(call, "text"), request=_synthesis_request(call))
+    return _spoken_arrays(model, answer.results)
+
+
+async def _stream_speech(model: SynthesisModel, call: InferCall) -> AsyncGenerator[Arrays, None]:
+    [text] = _texts(call, "text")
+    async with aclosing(model.stream(text, field="text[0]", request=_synthesis_request(call))) as parts:
+        async for part in parts:
+            if isinstance(part, SpeechPart):
+                count = np.array([part.num_new_tokens], np.int64)
+                yield {"audio": files_array([part.pcm]), "new_token_count": count}
+            else:
+                yield _spoken_arrays(model, part.results)
+
+
+# Images that are drawn, and segments of images
+
+
+_SAMPLERS: Final = {sampler.value: sampler for sampler in Sampler}
+_DRAWN: Final = {
+    "image_count": Kind.INTEGER,
+    "step_count": Kind.INTEGER,
+    "guidance_scale": Kind.NUMBER,
+    "sampler": Kind.TEXT,
+    "seed": Kind.UINT64,
+    "strength": Kind.NUMBER,
+}
+
+
+async def _draw(model: ImageGenerationModel, call: InferCall) -> Arrays:
+    given = call.select("guidance_scale", "seed", "strength")
+    own_names = {"image_count": "num_images", "step_count": "num_steps"}
+    given |= {own: call.parameters[name] for name, own in own_names.items() if name in call.parameters}
+    if (sampler := call.parameters.get("sampler")) is not None:
+        if sampler not in _SAMPLERS:
+            known = ", ".join(_SAMPLERS)
+            raise InvalidInputError("parameters.sampler", f"is {sampler[:64]!r}; must be one of {known}")
+        given["sampler"] = _SAMPLERS[sampler]
+    for name in ("prompt", "negative_prompt"):
+        if name == "prompt" or name in call.arrays:
+            texts = _texts(call, name)
+            if len(texts) != 1:
+                raise InvalidInputError(name, f"has {len(texts)} elements; a call has one, and image_count images")
+            [given[name]] = texts
+    for name in ("image", "mask"):
+        if name in call.arrays:
+            given[name] = await _image(call, name)
+    answer = await model.draw(DrawingRequest(**given), deadline=call.deadline)
+    return {
+        "image": files_array([one.png for one in answer.results]),
+        "seed": np.array([one.seed for one in answer.results], np.uint64),
+        "step_count": np.array([one.num_steps for one in answer.results], np.int64),
+    }
+
+
+_EVERYTHING: Final = {
+    "points_per_side": Kind.INTEGER,
+    "min_predicted_iou": Kind.NUMBER,
+    "min_stability": Kind.NUMBER,
+    "max_overlap": Kind.NUMBER,
+}
+"""Parameters that have the names of `EverythingRequest`."""
+
+
+def _segment_prompt(call: InferCall) -> SegmentPrompt | None:
+    """Reads what points at a segment; None where everything is asked for."""
+    points, inside = call.arrays.get("point"), call.arrays.get("point_is_inside")
+    box = call.arrays.get("box")
+    if inside is not None and (points is None or len(inside) != len(points)):
+        count = 0 if points is None else len(points)
+        raise InvalidInputError("point_is_inside", f"has {len(inside)} elements for {count} points; give one for each")
+    if box is not None and len(box) != 1:
+        raise InvalidInputError("box", f"has {len(box)} rows; a call has one box")
+    if points is None and box is None:
+        return None
+    places = [] if points is None else points.tolist()
+    are_inside = [True] * len(places) if inside is None else inside.tolist()
+    return SegmentPrompt(
+        points=tuple(Point(x, y, is_inside) for (x, y), is_inside in zip(places, are_inside, strict=True)),
+        box=None if box is None else tuple(box[0].tolist()),
+    )
+
+
+async def _segment(model: SegmentationModel, call: InferCall) -> Arrays:
+    prompt, asked = _segment_prompt(call), call.select(*_EVERYTHING)
+    image = await _image(call, "image")
+    if prompt is None:
+        if "max_mask_count" in call.parameters:
+            raise InvalidInputError("max_mask_count", "is set without point and box, which it is for; leave it out")
+        found, _ = await model.segment_everything(
+            image, EverythingRequest(**asked), mask_format="png", deadline=call.deadline
+        )
+        async with aclosing(found):
+            masks = [mask async for mask in found]
+    else:
+        if asked:
+            raise InvalidInputError(min(asked), "is set beside point or box; it is for calls that have neither")
+        most = call.parameters.get("max_mask_count", 0)
+        answer = await model.segment(image, [prompt], max_masks=most, mask_format="png", deadline=call.deadline)
+        [masks] = answer.results
+    return {
+        "mask": files_array([mask.png or b"" for mask in masks]),
+        "predicted_iou": np.array([mask.predicted_iou for mask in masks], np.float32),
+        "stability": np.array([mask.stability for mask in masks], np.float32),
+        "mask_box": np.array([mask.box for mask in masks], np.int64).reshape(-1, 4),
+        "area": np.array([mask.area for mask in masks], np.int64),
+    }
 
 
 def _text_to_text(name: str, further: dict[str, Kind]) -> TensorTask:
@@ -643,8 +890,86 @@ TASKS: Final[Mapping[Task, TensorTask]] = {
         streams=_streams_written,
         reads_texts=False,
     ),
+    Task.TRANSCRIPTION: TensorTask(
+        inputs=lambda _: (TensorSpec(name="audio", datatype=BYTES, shape=(-1,)),),
+        outputs=lambda _: (
+            TensorSpec(name="text", datatype=BYTES, shape=(-1,)),
+            TensorSpec(name="language", datatype=BYTES, shape=(-1,)),
+            TensorSpec(name="duration", datatype="FP32", shape=(-1,)),
+            TensorSpec(name=FINISH_REASON, datatype=BYTES, shape=(-1,)),
+            TensorSpec(name="new_token_count", datatype="INT64", shape=(-1,)),
+            TensorSpec(name="log_probability", datatype="FP32", shape=(-1,)),
+            TensorSpec(name="score", datatype="FP32", shape=(-1,)),
+            *_SEGMENTS,
+            TensorSpec(name="hypothesis_audio_index", datatype="INT64", shape=(-1,)),
+            TensorSpec(name="hypothesis_text", datatype=BYTES, shape=(-1,)),
+            TensorSpec(name="hypothesis_score", datatype="FP32", shape=(-1,)),
+        ),
+        parameters=_COMMON | _SEARCHING | _TRANSCRIPTION,
+        max_rows=MAX_AUDIOS,
+        infer=_transcribe,
+        stream=_stream_transcript,
+        streams=_streams_written,
+        reads_texts=False,
+    ),
+    Task.SPEECH_SYNTHESIS: TensorTask(
+        inputs=lambda _: (_TEXT,),
+        outputs=lambda _: (
+            TensorSpec(name="audio", datatype=BYTES, shape=(-1,)),
+            TensorSpec(name="sampling_rate", datatype="INT64", shape=(-1,)),
+            TensorSpec(name="duration", datatype="FP32", shape=(-1,)),
+            TensorSpec(name=FINISH_REASON, datatype=BYTES, shape=(-1,)),
+            TensorSpec(name="new_token_count", datatype="INT64", shape=(-1,)),
+            TensorSpec(name="seed", datatype="UINT64", shape=(-1,)),
+        ),
+        parameters=_COMMON
+        | {name: _DRAWING[name] for name in _VOICE}
+        | {"voice": Kind.TEXT, "format": Kind.TEXT, "max_duration": Kind.NUMBER},
+        max_rows=MAX_SPOKEN,
+        infer=_synthesize,
+        stream=_stream_speech,
+        streams=lambda call: _has_one_row(call) and "format" not in call.parameters,  # which is of whole audio
+    ),
+    Task.IMAGE_GENERATION: TensorTask(
+        inputs=lambda _: (
+            TensorSpec(name="prompt", datatype=BYTES, shape=(-1,)),
+            TensorSpec(name="negative_prompt", datatype=BYTES, shape=(-1,), is_optional=True),
+            TensorSpec(name="image", datatype=BYTES, shape=(-1,), is_optional=True),
+            TensorSpec(name="mask", datatype=BYTES, shape=(-1,), is_optional=True),
+        ),
+        outputs=lambda _: (
+            TensorSpec(name="image", datatype=BYTES, shape=(-1,)),
+            TensorSpec(name="seed", datatype="UINT64", shape=(-1,)),
+            TensorSpec(name="step_count", datatype="INT64", shape=(-1,)),
+        ),
+        parameters=_COMMON | _DRAWN,
+        max_rows=1,
+        infer=_draw,
+        reads_texts=False,
+    ),
+    Task.SEGMENTATION: TensorTask(
+        inputs=lambda _: (
+            TensorSpec(name="image", datatype=BYTES, shape=(-1,)),
+            TensorSpec(name="point", datatype="FP32", shape=(-1, 2), is_optional=True),
+            TensorSpec(name="point_is_inside", datatype="BOOL", shape=(-1,), is_optional=True),
+            TensorSpec(name="box", datatype="FP32", shape=(-1, 4), is_optional=True),
+        ),
+        outputs=lambda _: (
+            TensorSpec(name="mask", datatype=BYTES, shape=(-1,)),
+            TensorSpec(name="predicted_iou", datatype="FP32", shape=(-1,)),
+            TensorSpec(name="stability", datatype="FP32", shape=(-1,)),
+            TensorSpec(name="mask_box", datatype="INT64", shape=(-1, 4)),
+            TensorSpec(name="area", datatype="INT64", shape=(-1,)),
+        ),
+        parameters=_COMMON | _EVERYTHING | {"max_mask_count": Kind.INTEGER},
+        max_rows=MAX_POINTS,
+        infer=_segment,
+        reads_texts=False,
+    ),
 }
 """A line for each task of `serving/families.py`."""
+PARAMETER_FIELDS: Final = frozenset(name for task in TASKS.values() for name in task.parameters) - {"prompt"}
+"""Fields of requests of headway's own protocol that are parameters here. A prompt is an input of some tasks."""
 
 
 def earlier_deadline(deadline: float | None, parameters: Mapping[str, Any]) -> float | None:

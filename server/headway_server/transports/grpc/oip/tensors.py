@@ -259,6 +259,11 @@ def texts_array(texts: Sequence[Sequence[str]] | Sequence[str]) -> NDArray[Any]:
     return array
 
 
+def files_array(files: Sequence[bytes]) -> NDArray[Any]:
+    """Makes a tensor of BYTES, (N,), of files."""
+    return _object_array(files)
+
+
 def add_output(response: pb.ModelInferResponse, name: str, array: NDArray[Any], *, is_raw: bool) -> None:
     """Adds an output to a response; raw, its elements go into `raw_output_contents`."""
     datatype = _NAMES[array.dtype]

@@ -415,7 +415,7 @@ class ImageBody(_Body):
 
 
 class SpeechBody(_Body):
-    """A request of `/v1/audio/speech`; the last five are this server's own."""
+    """A request of `/v1/audio/speech`; the last six are this server's own."""
 
     input: str
     voice: str = ""
@@ -425,6 +425,7 @@ class SpeechBody(_Body):
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
+    min_p: float | None = None
     seed: int | None = None
     max_duration: float | None = None
 
@@ -434,6 +435,7 @@ class SpeechBody(_Body):
             "temperature": self.temperature,
             "top_k": self.top_k,
             "top_p": self.top_p,
+            "min_p": self.min_p,
             "seed": None if self.seed is None else self.seed % 2**64,
         }
         is_pcm = self.response_format == "pcm"
@@ -446,12 +448,13 @@ class SpeechBody(_Body):
 
 
 class EmbeddingBody(_Body):
-    """A request of `/v1/embeddings`; the last one is this server's own."""
+    """A request of `/v1/embeddings`; the last two are this server's own."""
 
     input: str | _Tokens | list[str] | list[_Tokens]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = None
     truncate: bool = False
+    prompt_name: str = ""
 
     def inputs(self) -> list[str] | list[NDArray[np.int64]]:
         """Returns the texts, or the tokens of each text, (T,)."""

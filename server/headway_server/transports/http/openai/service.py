@@ -7,7 +7,7 @@ import base64
 import secrets
 import string
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -15,12 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 from starlette.routing import BaseRoute, Route
 
-from headway_server.bundles import Task
 from headway_server.decoding.sequence import Delta, FinishReason, TokenLogProbability
 from headway_server.errors import InvalidInputError
 from headway_server.observers import current_call
 from headway_server.preprocessing import Argued, CallBegun, CallForm, CallReader, Said
 from headway_server.preprocessing.pool import text_pool
+from headway_server.serving.abilities import (
+    EMBED_TEXTS,
+    GENERATE_IMAGES,
+    GENERATE_TEXTS,
+    SYNTHESIZE_SPEECH,
+    TRANSCRIBE_SPEECH,
+    Ability,
+)
 from headway_server.serving.answers import Answer
 from headway_server.serving.families import ServedModel
 from headway_server.serving.host import ModelHost
@@ -55,7 +62,16 @@ _REASONS: Final = {
     FinishReason.LENGTH: "length",
     FinishReason.CONSTRAINT: "stop",
 }
-_READ_TEXTS: Final = (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION)
+OPENAI_ABILITIES: Final[Mapping[str, Ability]] = {
+    "/v1/chat/completions": GENERATE_TEXTS,
+    "/v1/completions": GENERATE_TEXTS,
+    "/v1/embeddings": EMBED_TEXTS,
+    "/v1/images/generations": GENERATE_IMAGES,
+    "/v1/audio/speech": SYNTHESIZE_SPEECH,
+    "/v1/audio/transcriptions": TRANSCRIBE_SPEECH,
+    "/v1/audio/translations": TRANSCRIBE_SPEECH,
+}
+"""What calls at these paths ask of a model; the API has no others that do."""
 _SPEECH: Final = {
     "/v1/audio/transcriptions": SpeechTask.TRANSCRIBE,
     "/v1/audio/translations": SpeechTask.TRANSLATE,
@@ -112,7 +128,7 @@ class OpenAIService:
     async def embed(self, request: Request) -> Reply:
         """Turns texts into vectors of length 1."""
         body = await request.parse(EmbeddingBody.read)
-        model = self._host.find_embedder(_READ_TEXTS, "texts", *body.name_and_version)
+        model = self._host.find(EMBED_TEXTS, *body.name_and_version)
         assert isinstance(model, TextModel)  # by the table of families
         embedding = model.bundle.manifest.embedding
         assert embedding is not None, "the host has looked for it"
@@ -123,14 +139,16 @@ class OpenAIService:
         inputs: TextInputs | TokenInputs = TextInputs(texts=texts, truncate=body.truncate)
         if given and not texts:
             inputs = TokenInputs(input_ids=[one for one in given if not isinstance(one, str)])
-        answer = await model.embed(inputs, normalize=body.dimensions is None, deadline=None)
+        answer = await model.embed(
+            inputs, normalize=body.dimensions is None, prompt_name=body.prompt_name, deadline=None
+        )
         num_numbers = len(answer.results) * embedding.dimension
         return await _reply(lambda: _embeddings(answer, model, body), is_long=num_numbers > _MAX_NUMBERS_ON_LOOP)
 
     async def draw(self, request: Request) -> Reply:
         """Draws images."""
         body = await request.parse(ImageBody.read)
-        model = self._host.find(Task.IMAGE_GENERATION, *body.name_and_version)
+        model = self._host.find(GENERATE_IMAGES, *body.name_and_version)
         assert isinstance(model, ImageGenerationModel)  # by the table of families
         answer = await model.draw(body.request(*model.size), deadline=None)
         return await _reply(lambda: _images(answer), is_long=True)
@@ -138,7 +156,7 @@ class OpenAIService:
     async def speak(self, request: Request) -> Reply | Stream:
         """Speaks a text: whole, or as samples that are sent as they are made."""
         body = await request.parse(SpeechBody.read)
-        model = self._host.find(Task.SPEECH_SYNTHESIS, *body.name_and_version)
+        model = self._host.find(SYNTHESIZE_SPEECH, *body.name_and_version)
         assert isinstance(model, SynthesisModel)  # by the table of families
         if body.response_format == "pcm":
             rate = model.codec.sampling_rate
@@ -147,7 +165,7 @@ class OpenAIService:
         return Reply(body=answer.results[0].audio, media_type=_AUDIO[body.response_format])
 
     def _generator(self, name_and_version: tuple[str, str]) -> GenerationModel:
-        model = self._host.find(Task.GENERATION, *name_and_version)
+        model = self._host.find(GENERATE_TEXTS, *name_and_version)
         assert isinstance(model, GenerationModel)  # by the table of families
         return model
 

@@ -14,9 +14,9 @@ from python_multipart import FormParser
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import Field, File, parse_options_header
 
-from headway_server.bundles import Task
 from headway_server.errors import InvalidInputError, MediaTypeError
 from headway_server.preprocessing.pool import request_pool
+from headway_server.serving.abilities import TRANSCRIBE_SPEECH
 from headway_server.serving.answers import Answer
 from headway_server.serving.host import ModelHost
 from headway_server.tasks.speech.model import (
@@ -112,7 +112,7 @@ class SpeechEndpoint:
         """Writes what is said in a file."""
         asked = await asyncio.get_running_loop().run_in_executor(request_pool(), _Asked.read, request, self._task)
         name, _, version = asked.model.partition("/")
-        model = self._host.find(Task.TRANSCRIPTION, name, version)
+        model = self._host.find(TRANSCRIBE_SPEECH, name, version)
         assert isinstance(model, SpeechModel)  # by the table of families
         if asked.stream:
             return Stream(parts=_events(model, asked), media_type=EVENT_STREAM)

@@ -10,9 +10,11 @@ export const METHODS = {
   TASK_TEXT_CLASSIFICATION: "InspectText",
   TASK_TOKEN_CLASSIFICATION: "InspectText",
   TASK_TEXT_EMBEDDING: "InspectText",
+  TASK_TEXT_SCORING: "InspectText",
   TASK_GENERATION: "InspectGeneration",
   TASK_TRANSLATION: "InspectTranslation",
   TASK_IMAGE_CLASSIFICATION: "InspectImage",
+  TASK_IMAGE_EMBEDDING: "InspectImage",
 };
 const SUMMARIES = [
   ["ATTENTION_SUMMARY_UNSPECIFIED", "Every head"],

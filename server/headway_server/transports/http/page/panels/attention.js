@@ -26,7 +26,7 @@ export const attention = {
 
     function fit() {
       const { task } = chosen(model, served);
-      const isImage = task === "TASK_IMAGE_CLASSIFICATION";
+      const isImage = METHODS[task] === "InspectImage";
       textField.hidden = isImage;
       text.required = !isImage;
       imageField.hidden = !isImage;

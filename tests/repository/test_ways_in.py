@@ -1,0 +1,95 @@
+"""What the documents say that each door offers is what the tables of the code say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import typer
+
+from headway_client.cli import app
+from headway_server.bundles import Task
+from headway_server.serving.abilities import RPCS, Ability
+from headway_server.transports.grpc.oip.tasks import TASKS
+from headway_server.transports.http import OPENAI_ABILITIES
+
+LIKE_ANOTHER = {"RankTexts with `query_image_id`", "PrepareImage"}
+"""What has no row: it asks for what its neighbour does, or for no model."""
+
+
+def rows(document: Path, head: str) -> list[list[str]]:
+    """The rows of the table below a row that begins with `head`."""
+    lines = document.read_text(encoding="utf-8").split("\n")
+    start = next(number for number, line in enumerate(lines) if line.startswith(f"| {head} |"))
+    table = []
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            break
+        table.append([cell.strip() for cell in line.strip("|").split(" | ")])
+    return table
+
+
+def names(cell: str) -> set[str]:
+    return set(re.findall(r"`([^`]+)`", cell))
+
+
+def test_the_table_of_ways_in_is_that_of_the_abilities(root: Path) -> None:
+    table = {row[0]: row[1:] for row in rows(root / "docs" / "api.md", "what is asked")}
+    asked = {
+        name if not field else f"{name} with `{field}`": ability
+        for name, rpc in RPCS.items()
+        for field, ability in (("", rpc.asked), *rpc.with_field.items())
+        if isinstance(ability, Ability) and not name.startswith("Stream")
+    }
+    assert {row.replace("`", "", 2) for row in table} == asked.keys() - LIKE_ANOTHER
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]  # of a group
+    for row, (tasks, _, openai, command, _) in table.items():
+        ability = asked[row.replace("`", "", 2)]
+        assert tasks == ", ".join(ability.tasks), row
+        assert names(openai) == {path for path, own in OPENAI_ABILITIES.items() if own is ability}
+        assert names(command) <= commands.keys(), row
+
+
+def test_panels_of_the_page_offer_every_model_that_can_what_they_call(root: Path) -> None:
+    panels = root / "server" / "headway_server" / "transports" / "http" / "page" / "panels"
+    texts = {file: file.read_text(encoding="utf-8") for file in panels.glob("*.js")}
+    titles = {re.findall(r'^  (?:title|tab): "(.*)"', text, re.MULTILINE)[-1]: text for text in texts.values()}
+    viewer = (panels.parent / "viewer.js").read_text(encoding="utf-8")
+    inspected = dict(re.findall(r'^  TASK_(\w+): "(Inspect\w+)"', viewer, re.MULTILINE))
+    for row in rows(root / "docs" / "api.md", "what is asked"):
+        name, title = row[0].split("`")[1], row[-1]
+        called = f'"{name}"', f'"Stream{name}"'
+        if title.startswith(("no ", "of ")):
+            assert title != "no panel" or not any(call in text for call in called for text in texts.values()), row
+            continue
+        if title == "Attention":
+            tasks = {task for task, method in inspected.items() if method == name}
+        else:
+            assert any(call in titles[title] for call in called), row
+            [listed] = re.findall(r"^  tasks: \[(.*)\]", titles[title], re.MULTILINE)
+            tasks = set(re.findall(r"TASK_(\w+)", listed))
+        assert {task.upper() for task in row[1].split(", ")} <= tasks, row
+
+
+def test_access_md_lists_every_task(root: Path) -> None:
+    text = (root / "docs" / "access.md").read_text(encoding="utf-8")
+    [line] = [line for line in text.split("\n") if line.startswith("| `task:TASK` |")]
+    assert names(line) - {"task:TASK"} == set(Task)
+
+
+def test_oip_md_describes_the_tensors_and_parameters_of_every_task(root: Path) -> None:
+    document = root / "docs" / "oip.md"
+    titles = {task.replace("_", " "): task for task in Task}
+    tensors, parameters = (rows(document, head) for head in ("task | inputs", "task | parameters"))
+    assert {row[0] for row in tensors} == titles.keys()
+    assert {row[0] for row in parameters} == {"all", *titles}
+    common = set.intersection(*(set(task.parameters) for task in TASKS.values()))
+    for title, told in parameters:
+        if title != "all" and "those of" not in told:
+            values = {"first", "heuristic", "never", "wav", "flac", "opus", "ddim", "dpm_solver_pp_2m", "euler"}
+            assert names(told) - values == TASKS[titles[title]].parameters.keys() - common, title
+    for title in ("transcription", "speech synthesis", "image generation", "segmentation"):
+        [(inputs, outputs)] = [row[1:] for row in tensors if row[0] == title]
+        task = TASKS[titles[title]]
+        assert names(inputs) == {spec.name for spec in task.inputs(None)}  # type: ignore[arg-type]  # which is not looked at
+        assert names(outputs) == {spec.name for spec in task.outputs(None)}, title  # type: ignore[arg-type]  # as above
