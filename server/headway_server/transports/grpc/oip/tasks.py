@@ -766,11 +766,10 @@ async def _segment(model: SegmentationModel, call: InferCall) -> Arrays:
     if prompt is None:
         if "max_mask_count" in call.parameters:
             raise InvalidInputError("max_mask_count", "is set without point and box, which it is for; leave it out")
-        found, _ = await model.segment_everything(
+        async with await model.segment_everything(
             image, EverythingRequest(**asked), mask_format="png", deadline=call.deadline
-        )
-        async with aclosing(found):
-            masks = [mask async for mask in found]
+        ) as found:
+            masks = [mask async for mask in found.masks]
     else:
         if asked:
             raise InvalidInputError(min(asked), "is set beside point or box; it is for calls that have neither")
