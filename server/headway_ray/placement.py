@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from headway_server.bundles import Manifest, Task
+from headway_server.bundles import Manifest, Task, path_key
 from headway_server.errors import InvalidInputError, ModelNotFoundError, WrongTaskError
 from headway_server.serving.routes import Routes
 
@@ -73,7 +73,7 @@ def place(bundles: Iterable[tuple[str, Manifest]], routes: Routes, *, is_shared:
         Placement(
             deployment=SHARED if is_shared else name,
             tasks=tasks[name],
-            paths=tuple(sorted(paths[name])),
+            paths=tuple(sorted(paths[name], key=path_key)),
             model_id=name if is_shared else "",
         )
         for name in sorted(tasks)
