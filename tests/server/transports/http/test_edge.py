@@ -122,6 +122,47 @@ async def test_pages_of_other_origins_may_call_only_where_they_are_listed(serve)
         assert "access-control-allow-origin" not in answer.headers
 
 
+@pytest.mark.parametrize("origins", [("https://app.example",), ("*",)], ids=["listed", "all"])
+async def test_every_route_answers_pages_that_may_call(serve, monkeypatch, origins):
+    """What a browser asks first, errors, and what is wrong with the server itself."""
+    origin = {"origin": "https://app.example"}
+    allowed = {"*", "https://app.example"}
+    async with serve(http_cors_origins=origins) as serving:
+        routes = {
+            (route.path.replace("{model:path}", "missing"), method)
+            for route in serving.http.app.app.routes
+            for method in (route.methods or {"POST"}) & {"GET", "POST"}
+        }
+        assert len(routes) > 60
+        for path, method in routes:
+            asks = origin | {"access-control-request-method": method, "access-control-request-headers": "x-own"}
+            answer = await serving.client.options(path, headers=asks)
+            assert (answer.status_code, answer.headers["access-control-allow-origin"] in allowed) == (200, True), path
+            if method == "POST":
+                answer = await serving.client.post(path, headers=origin | {"content-type": "text/x"}, content=b"{")
+                assert answer.headers["access-control-allow-origin"] in allowed, path
+        for path in ("/nothing", "/v1/embeddings"):
+            answer = await serving.client.get(path, headers=origin)
+            assert answer.status_code in (404, 405)
+            assert answer.headers["access-control-allow-origin"] in allowed
+        monkeypatch.setattr(serving.host, "ailing", lambda **_: 1 / 0)
+        answer = await serving.client.get("/livez", headers=origin)
+        assert (answer.status_code, answer.headers["access-control-allow-origin"] in allowed) == (500, True)
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"), [(None, 400), ("own", 400), ("https://app.example", 400), ("https://evil.example", 415)]
+)
+@pytest.mark.parametrize("path", ["/v1/audio/transcriptions", "/v1/audio/translations"])
+async def test_forms_are_taken_from_programs_and_from_pages_that_may_call(serve, path, origin, status):
+    async with serve(http_cors_origins=("https://app.example",)) as serving:
+        headers = {} if origin is None else {"origin": serving.url if origin == "own" else origin}
+        answer = await serving.client.post(path, headers=headers, files={"other": b""})
+        assert answer.status_code == status
+        if status == 415:
+            assert "from a page of another origin" in answer.json()["error"]["message"]
+
+
 async def test_a_body_of_another_type_or_size_is_refused_before_it_is_read(serve):
     async with serve(max_text_kib=1, max_message_mib=1) as serving:
         answer = await serving.client.post("/v1/embeddings", content=b"{}", headers={"content-type": "text/plain"})
@@ -236,13 +277,15 @@ def test_only_this_machine_by_its_own_name_counts_as_local():
     def exchange(client, **headers):
         pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
         scope = {"headers": pairs, "state": {}, "client": (client, 1)}
-        owner = type("_Edge", (), {"allows_origin": False})()
+        owner = edge.Edge(None, None, describe=None, origins=["https://app.example"])
         made = edge._Exchange.__new__(edge._Exchange)
         made._edge, made._scope, made.headers = owner, scope, headers
         return made
 
     assert exchange("127.0.0.1", host="localhost:8080").is_local
     assert exchange("::1", host="[::1]:8080", origin="http://[::1]:8080").is_local
+    assert exchange("::1", host="localhost:8080", origin="https://app.example").is_local
+    assert not exchange("::1", host="localhost:8080", origin="https://evil.example").is_local
     assert not exchange("127.0.0.1", host="evil.example:8080").is_local
     assert not exchange("127.0.0.1", host="localhost", origin="https://evil.example").is_local
     assert not exchange("10.0.0.1", host="localhost").is_local

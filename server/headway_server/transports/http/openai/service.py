@@ -31,7 +31,7 @@ from headway_server.tasks.outputs import read_vector
 from headway_server.tasks.speech.model import SpeechTask
 from headway_server.tasks.synthesis.model import SpeechPart, SynthesisModel
 from headway_server.tasks.text.model import EmbeddedText, TextInputs, TextModel, TokenInputs
-from headway_server.transports.http.edge import Edge, Endpoint, Handler, Reply, Request, Stream, to_json
+from headway_server.transports.http.edge import FORM_DATA, Edge, Endpoint, Handler, Reply, Request, Stream, to_json
 from headway_server.transports.http.openai.form import (
     COMPLETIONS_FORM,
     DONE,
@@ -47,7 +47,7 @@ from headway_server.transports.http.openai.requests import (
     ImageBody,
     SpeechBody,
 )
-from headway_server.transports.http.openai.speech import FORM_DATA, SpeechEndpoint
+from headway_server.transports.http.openai.speech import SpeechEndpoint
 
 _REASONS: Final = {
     FinishReason.END_OF_SEQUENCE: "stop",
@@ -188,7 +188,12 @@ def openai_routes(edge: Edge, host: ModelHost, settings: ServerSettings) -> list
 
 def _hearing(edge: Edge, path: str, endpoint: SpeechEndpoint, settings: ServerSettings) -> Endpoint:
     return Endpoint(
-        edge, path, endpoint.answer, OPENAI_FORM, max_bytes=settings.max_message_bytes, media_types=FORM_DATA
+        edge,
+        path,
+        endpoint.answer,
+        OPENAI_FORM,
+        max_bytes=settings.max_message_bytes,
+        media_types=frozenset({FORM_DATA}),
     )
 
 

@@ -8,14 +8,13 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from python_multipart import FormParser
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import Field, File, parse_options_header
 
 from headway_server.bundles import Task
-from headway_server.errors import InvalidInputError, MediaTypeError
+from headway_server.errors import InvalidInputError
 from headway_server.preprocessing.pool import request_pool
 from headway_server.serving.answers import Answer
 from headway_server.serving.host import ModelHost
@@ -31,7 +30,6 @@ from headway_server.tasks.text_to_text.request import TextToTextParameters
 from headway_server.transports.http.edge import Reply, Request, Stream, to_json
 from headway_server.transports.http.openai.form import EVENT_STREAM, event
 
-FORM_DATA: Final = frozenset({b"multipart/form-data"})
 _FORMATS: Final = ("json", "text", "verbose_json", "srt", "vtt")
 _FIELDS: Final = (
     "file",
@@ -63,11 +61,7 @@ class _Asked:
 
         Raises:
             InvalidInputError: It is no form, or a field is missing, unknown or has no such value.
-            MediaTypeError: A page of another origin sends it, which it may without asking.
         """
-        origin = request.headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
-            raise MediaTypeError("content-type", "is a form of a page of another origin; send it from a program")
         fields = read_form(request.headers.get("content-type", ""), request.body)
         for name in fields:
             if name not in _FIELDS:
