@@ -153,6 +153,7 @@ class Endpoint:
         media_types: frozenset[bytes] = frozenset({_JSON}),
         is_admin: bool = False,
         timeout_of: Callable[[Mapping[str, str]], float | None] = lambda _: None,
+        name_of: Callable[[str], str] = str,
     ) -> None:
         """Describes the method.
 
@@ -165,6 +166,7 @@ class Endpoint:
             media_types: Of its body; an empty one is none.
             is_admin: True if it changes the server.
             timeout_of: Reads from the headers the seconds that the caller waits for; may raise InvalidInputError.
+            name_of: Says what the API calls a field that a task names in an error.
         """
         self._edge = edge
         self._method = method
@@ -174,6 +176,7 @@ class Endpoint:
         self._media_types = media_types
         self._is_admin = is_admin
         self._timeout_of = timeout_of
+        self._name_of = name_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one call."""
@@ -210,7 +213,8 @@ class Endpoint:
         except BaseException as error:  # the one place where every error becomes an answer
             if not is_failure(error):
                 raise
-            failure = self._edge.fail(error, self._method, call, exchange.request_id)
+            told = error.renamed(self._name_of) if isinstance(error, InvalidInputError) else error
+            failure = self._edge.fail(told, self._method, call, exchange.request_id)
         # Outside of the handler: an error that is being handled keeps the frames that hold the request.
         await exchange.fail(failure, self._form)
 

@@ -240,6 +240,22 @@ WRONG = [
         "messages[0].content[0].type",
         "input should be 'text'",
     ),
+    (
+        "chat/completions",
+        {"min_tokens": 63, "max_completion_tokens": None},
+        400,
+        "min_tokens",
+        "or set max_completion_tokens",
+    ),
+    (
+        "completions",
+        {"min_tokens": 63, "max_tokens": None},
+        400,
+        "min_tokens",
+        "follow prompt; ask for fewer, or set max_t",
+    ),
+    ("completions", {"stop": ["a", ""]}, 400, "stop[1]", "stop[1]: has 0 characters"),
+    ("completions", {"logit_bias": {"5": 1, "05": 2}}, 400, "logit_bias", "as is that of logit_bias;"),
     ("chat/completions", {"temperature": 3}, 400, "temperature", "is 3; must be from 0 to 2"),
     ("chat/completions", {"temperature": "1"}, 400, "temperature", "valid number"),
     ("chat/completions", {"n": 17}, 400, "n", "must be from 1 to 16"),
@@ -280,6 +296,50 @@ async def test_what_is_wrong_is_named(serve):
             assert (answer.status_code, error["param"]) == (status, param), (changes, error)
             assert message in error["message"], (changes, error)
             assert error["type"] == "invalid_request_error"
+
+
+NAMES_OF_TASKS = [
+    "parameters.stop_strings",
+    "stop_strings",
+    "min_new_tokens",
+    "max_new_tokens",
+    "texts",
+    "texts[0]",
+    "audios",
+    "sample_count",
+    "messages.messages",
+    "constraint.calls",
+    "logit_biases[0].bias",
+    "log_probabilities.top_token_count",
+    "str",
+    "TextFormat",
+]
+
+
+async def test_the_callers_own_words_stay_as_they_are(serve):
+    """Of a model and a field, though tasks have fields of these names."""
+    posts = {"chat/completions": CHAT, "completions": COMPLETION, "embeddings": {"model": "topics", "input": "a"}}
+    posts |= {"images/generations": {"prompt": "a"}, "audio/speech": {"input": "a"}}
+    async with serve() as serving:
+
+        async def refuse(path, status, **given):
+            answer = await serving.client.post(f"/v1/{path}", **given)
+            assert answer.status_code == status
+            return answer.json()["error"]
+
+        for word in NAMES_OF_TASKS:
+            missing, unknown = f"model {word!r} is not loaded", (word, "unknown_parameter")
+            for path, body in posts.items():
+                error = await refuse(path, 404, json=body | {"model": word})
+                assert missing in error["message"]
+                error = await refuse(path, 400, json=body | {"model": "topics", word: 1})
+                assert (error["param"], error["code"]) == unknown
+                assert error["message"].startswith(f"{word}: is not supported")
+            for path in ("audio/transcriptions", "audio/translations"):
+                error = await refuse(path, 404, data={"model": word}, files={"file": b"x"})
+                assert missing in error["message"]
+                error = await refuse(path, 400, data={word: "1"}, files={"file": b"x"})
+                assert (error["param"], error["code"]) == unknown
 
 
 async def test_what_is_no_json_is_refused(serve):

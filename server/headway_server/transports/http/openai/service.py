@@ -9,6 +9,7 @@ import string
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -33,12 +34,12 @@ from headway_server.tasks.synthesis.model import SpeechPart, SynthesisModel
 from headway_server.tasks.text.model import EmbeddedText, TextInputs, TextModel, TokenInputs
 from headway_server.transports.http.edge import FORM_DATA, Edge, Endpoint, Handler, Reply, Request, Stream, to_json
 from headway_server.transports.http.openai.form import (
-    COMPLETIONS_FORM,
     DONE,
     EVENT_STREAM,
     OPENAI_FORM,
-    OpenAIForm,
     event,
+    name_in_completions,
+    name_of,
 )
 from headway_server.transports.http.openai.requests import (
     ChatBody,
@@ -163,38 +164,34 @@ def openai_routes(edge: Edge, host: ModelHost, settings: ServerSettings) -> list
     """Returns the routes of the API."""
     service = OpenAIService(host)
     num_bytes = settings.max_text_request_bytes
-    handlers: dict[str, tuple[Handler, OpenAIForm]] = {
-        "/v1/chat/completions": (service.chat, OPENAI_FORM),
-        "/v1/completions": (service.complete, COMPLETIONS_FORM),
-        "/v1/embeddings": (service.embed, OPENAI_FORM),
-        "/v1/images/generations": (service.draw, OPENAI_FORM),
-        "/v1/audio/speech": (service.speak, OPENAI_FORM),
+    handlers: dict[str, Handler] = {
+        "/v1/chat/completions": service.chat,
+        "/v1/completions": service.complete,
+        "/v1/embeddings": service.embed,
+        "/v1/images/generations": service.draw,
+        "/v1/audio/speech": service.speak,
     }
-    of_models = Endpoint(edge, "/v1/models", service.list_models, OPENAI_FORM)
-    of_a_model = Endpoint(edge, "/v1/models/MODEL", service.get_model, OPENAI_FORM)
+    endpoint = partial(Endpoint, edge, form=OPENAI_FORM)
+    posted = {
+        path: endpoint(
+            path, handler, max_bytes=num_bytes, name_of=name_in_completions if path == "/v1/completions" else name_of
+        )
+        for path, handler in handlers.items()
+    } | {
+        path: endpoint(
+            path,
+            SpeechEndpoint(host, task).answer,
+            max_bytes=settings.max_message_bytes,
+            media_types=frozenset({FORM_DATA}),
+            name_of=name_of,
+        )
+        for path, task in _SPEECH.items()
+    }
     return [
-        *(
-            Route(path, Endpoint(edge, path, handler, form, max_bytes=num_bytes), methods=["POST"])
-            for path, (handler, form) in handlers.items()
-        ),
-        *(
-            Route(path, _hearing(edge, path, SpeechEndpoint(host, task), settings), methods=["POST"])
-            for path, task in _SPEECH.items()
-        ),
-        Route("/v1/models", of_models, methods=["GET"]),
-        Route("/v1/models/{model:path}", of_a_model, methods=["GET"]),
+        *(Route(path, answers, methods=["POST"]) for path, answers in posted.items()),
+        Route("/v1/models", endpoint("/v1/models", service.list_models), methods=["GET"]),
+        Route("/v1/models/{model:path}", endpoint("/v1/models/MODEL", service.get_model), methods=["GET"]),
     ]
-
-
-def _hearing(edge: Edge, path: str, endpoint: SpeechEndpoint, settings: ServerSettings) -> Endpoint:
-    return Endpoint(
-        edge,
-        path,
-        endpoint.answer,
-        OPENAI_FORM,
-        max_bytes=settings.max_message_bytes,
-        media_types=frozenset({FORM_DATA}),
-    )
 
 
 class _Writer:

@@ -14,7 +14,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import Field, File, parse_options_header
 
 from headway_server.bundles import Task
-from headway_server.errors import InvalidInputError
+from headway_server.errors import InvalidInputError, UnknownFieldError
 from headway_server.preprocessing.pool import request_pool
 from headway_server.serving.answers import Answer
 from headway_server.serving.host import ModelHost
@@ -65,7 +65,7 @@ class _Asked:
         fields = read_form(request.headers.get("content-type", ""), request.body)
         for name in fields:
             if name not in _FIELDS:
-                raise InvalidInputError(name[:64], f"is no field of this call; it takes {', '.join(_FIELDS)}")
+                raise UnknownFieldError(name[:64], f"is no field of this call; it takes {', '.join(_FIELDS)}")
         if "file" not in fields:
             raise InvalidInputError("file", "is missing; send the audio as a part of the form")
         texts = {name: _text(name, value) for name, value in fields.items() if name != "file"}
