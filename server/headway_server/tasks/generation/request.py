@@ -28,6 +28,7 @@ from headway_server.tasks.parameters import (
     check_range,
 )
 
+_CONTEXT_TOKENS: Final = 16
 MAX_PROMPTS: Final = 256
 """Most prompts or conversations of a call."""
 MAX_SALT_LENGTH: Final = 256
@@ -102,6 +103,12 @@ class FittedPrompt:
     """(T,)"""
     max_new_tokens: int
     truncated: bool
+
+    @property
+    def context_ids(self) -> list[int]:
+        """Its last tokens, which may matter for how the text after it reads."""
+        last: list[int] = self.input_ids[-_CONTEXT_TOKENS:].tolist()
+        return last
 
 
 class PromptReader:

@@ -158,10 +158,65 @@ async def test_completions_tell_the_probabilities_of_prompt_and_text(calling):
         answer = await client.completions.create(**COMPLETION, logprobs=3, echo=True)
         choice = answer.choices[0]
         assert choice.text.startswith("the cat")
-        assert "".join(choice.logprobs.tokens) == choice.text or "\ufffd" in choice.text
         assert choice.logprobs.token_logprobs[0] is None
         assert len(choice.logprobs.tokens) == answer.usage.total_tokens
         assert choice.logprobs.text_offset[0] == 0
+
+
+PROMPT = "the cat é → 😀"
+"""Whose last characters have several bytes, each of which is a token."""
+
+
+@pytest.mark.parametrize("echo", [False, True])
+async def test_places_and_bytes_of_tokens_fit_the_text_at_once_and_in_a_stream(calling, echo):
+    asked = COMPLETION | {"prompt": PROMPT, "logprobs": 20, "max_tokens": 24, "seed": 3}
+    async with calling() as (_, client):
+        answer = await client.completions.create(**asked, echo=echo)
+        choice, told = answer.choices[0], answer.choices[0].logprobs
+        stream = await client.completions.create(**asked, echo=echo, stream=True)
+        parts = [chunk.choices[0].logprobs async for chunk in stream if chunk.choices[0].logprobs is not None]
+    num_own = answer.usage.completion_tokens
+    assert [token for part in parts for token in part.tokens] == told.tokens[-num_own:]
+    assert [place for part in parts for place in part.text_offset] == told.text_offset[-num_own:]
+    assert [top for part in parts for top in part.top_logprobs] == told.top_logprobs[-num_own:]
+    data = [_bytes_of(token) for token in told.tokens]
+    for index, place in enumerate(told.text_offset):
+        before = b"".join(data[:index]).decode(errors="replace")
+        assert place == len(before) - (len(before) - len(before.rstrip("\ufffd")) if index else 0)
+        assert choice.text.startswith(before[:place])
+    if echo:
+        assert told.text_offset[len(data) - num_own] == len(PROMPT)
+        assert told.tokens[len(data) - num_own - 4 : len(data) - num_own] == [
+            "bytes:\\xf0",
+            "bytes:\\x9f",
+            "bytes:\\x98",
+            "bytes:\\x80",
+        ]
+
+
+def _bytes_of(token: str) -> bytes:
+    """Returns the bytes of a token of a completion."""
+    written = token.removeprefix("bytes:").replace("\\x", "")
+    return bytes.fromhex(written) if token.startswith("bytes:") else token.encode()
+
+
+async def test_the_likeliest_tokens_are_all_told_the_best_by_its_text(calling):
+    asked = {"logprobs": True, "top_logprobs": 20}
+    async with calling() as (serving, client):
+        completion = await client.completions.create(**COMPLETION, logprobs=20)
+        chat = await client.chat.completions.create(**CHAT | asked)
+        model = next(model for model in serving.host.models if model.bundle.manifest.name == "tiny-generation")
+        for top in completion.choices[0].logprobs.top_logprobs:
+            assert len(top) == 20
+            assert list(top.values()) == sorted(top.values(), reverse=True)
+        for token in chat.choices[0].logprobs.content:
+            assert len(token.top_logprobs) == 20
+            assert all(bytes(one.bytes) for one in token.top_logprobs if not one.token.startswith("<"))
+        model._tokenizer._token_texts = dict.fromkeys(range(TOKENIZER.get_vocab_size()), "same")
+        completion = await client.completions.create(**COMPLETION, logprobs=3)
+        for top in completion.choices[0].logprobs.top_logprobs:
+            assert [name.partition(":")[0] for name in top] == ["same", "token_id", "token_id"]
+            assert list(top.values()) == sorted(top.values(), reverse=True)
 
 
 async def test_parameters_change_what_is_generated(calling):

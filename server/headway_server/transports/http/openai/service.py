@@ -22,6 +22,7 @@ from headway_server.errors import InvalidInputError
 from headway_server.observers import current_call
 from headway_server.preprocessing import Argued, CallBegun, CallForm, CallReader, Said
 from headway_server.preprocessing.pool import text_pool
+from headway_server.preprocessing.text import REPLACEMENT
 from headway_server.serving.answers import Answer
 from headway_server.serving.families import ServedModel
 from headway_server.serving.host import ModelHost
@@ -235,6 +236,13 @@ class _Writer:
     def _choice(self, index: int, text: GeneratedText) -> dict[str, Any]:
         raise NotImplementedError
 
+    def _token(self, token_id: int, mark: str = "") -> tuple[str, bytes | None]:
+        r"""Writes a token, and its bytes if they are known; a part of a character as `\xe2\x82` after the mark."""
+        text, data = self._model.token_text(token_id), self._model.token_bytes(token_id)
+        if data is not None and REPLACEMENT in text and data != text.encode():
+            text = mark + "".join(f"\\x{byte:02x}" for byte in data)
+        return text, data
+
 
 class _CompletionWriter(_Writer):
     """Writes completions."""
@@ -242,15 +250,11 @@ class _CompletionWriter(_Writer):
     kind = kind_of_chunk = "text_completion"
     prefix = "cmpl"
 
-    def __init__(self, model: GenerationModel) -> None:
-        super().__init__(model)
-        self._offsets: dict[int, int] = {}
-
     def delta(self, delta: Delta) -> dict[str, Any] | None:
         """See `_Writer`."""
         if not delta.output and not delta.tokens:
             return None
-        logprobs = self._logprobs(delta.sample, delta.tokens)
+        logprobs = self._logprobs(delta.tokens, delta.places)
         return {"index": delta.sample, "text": delta.output, "logprobs": logprobs, "finish_reason": None}
 
     def last(self, text: GeneratedText) -> Iterator[dict[str, Any]]:
@@ -259,29 +263,34 @@ class _CompletionWriter(_Writer):
         yield {"index": text.sample, "text": "", "logprobs": None, "finish_reason": reason}
 
     def _choice(self, index: int, text: GeneratedText) -> dict[str, Any]:
+        tokens = (*text.result.prompt_tokens, *text.result.tokens)
         return {
             "index": index,
             "text": text.text,
-            "logprobs": self._logprobs(index, (*text.result.prompt_tokens, *text.result.tokens)),
+            "logprobs": self._logprobs(tokens, text.places()) if tokens else None,
             "finish_reason": _REASONS[text.result.finish_reason],
         }
 
-    def _logprobs(self, index: int, tokens: Sequence[TokenLogProbability]) -> dict[str, Any] | None:
+    def _logprobs(self, tokens: Sequence[TokenLogProbability], places: Sequence[int]) -> dict[str, Any] | None:
         if not tokens:
             return None
-        texts = [self._model.token_text(token.token_id) for token in tokens]
-        offset = self._offsets.get(index, 0)
-        offsets = [offset := offset + len(text) for text in ("", *texts)]
-        self._offsets[index] = offsets.pop()
         return {
-            "tokens": texts,
+            "tokens": [self._text(token.token_id) for token in tokens],
             "token_logprobs": [token.log_probability for token in tokens],
-            "top_logprobs": [
-                {self._model.token_text(token_id): value for token_id, value in token.top_tokens} or None
-                for token in tokens
-            ],
-            "text_offset": offsets,
+            "top_logprobs": [self._top(token) or None for token in tokens],
+            "text_offset": list(places),
         }
+
+    def _top(self, token: TokenLogProbability) -> dict[str, float]:
+        """Writes the likeliest tokens; of several with a text, those after the first by their ids."""
+        found: dict[str, float] = {}
+        for token_id, log_probability in token.top_tokens:
+            text = self._text(token_id)
+            found[f"token_id:{token_id}" if text in found else text] = log_probability
+        return found
+
+    def _text(self, token_id: int) -> str:
+        return self._token(token_id, "bytes:")[0]
 
 
 class _ChatWriter(_Writer):
@@ -347,17 +356,16 @@ class _ChatWriter(_Writer):
             return None
         return {
             "content": [
-                self._token(token.token_id, token.log_probability)
-                | {"top_logprobs": [self._token(token_id, value) for token_id, value in token.top_tokens]}
+                self._entry(token.token_id, token.log_probability)
+                | {"top_logprobs": [self._entry(token_id, value) for token_id, value in token.top_tokens]}
                 for token in tokens
             ],
             "refusal": None,
         }
 
-    def _token(self, token_id: int, log_probability: float | None) -> dict[str, Any]:
-        text = self._model.token_text(token_id)
-        is_whole = "\N{REPLACEMENT CHARACTER}" not in text  # of a part of a character, the bytes are not known
-        return {"token": text, "logprob": log_probability, "bytes": list(text.encode()) if is_whole else None}
+    def _entry(self, token_id: int, log_probability: float | None) -> dict[str, Any]:
+        text, data = self._token(token_id)
+        return {"token": text, "logprob": log_probability, "bytes": None if data is None else list(data)}
 
 
 class _CallWriter:
