@@ -7,11 +7,13 @@ import time
 
 import pytest
 import trustme
+from tiny_engine import slow_down
 from waiting import until
 
 from headway_server import errors, keys
 from headway_server.errors import InvalidInputError, RequestError
 from headway_server.transports.http import edge
+from headway_server.transports.http import server as http_server
 from headway_server.transports.http.edge import check_elements
 from headway_server.transports.http.status import STATUS
 
@@ -179,6 +181,58 @@ async def test_a_body_of_another_type_or_size_is_refused_before_it_is_read(serve
         answer = await raw(serving.port, head + b"transfer-encoding: chunked\r\n\r\n" + chunk * 20)
         assert answer.startswith(b"HTTP/1.1 413 ") or answer == b"reset"
         await until(lambda: len(serving.server.callers._arriving) == 0)
+
+
+STREAM = b'{"model":"tiny-generation","prompt":"the cat","max_tokens":8,"seed":5,"stream":true}'
+WHOLE = STREAM.replace(b"true", b"false")
+
+
+def request(body: bytes, version: str) -> bytes:
+    head = f"POST /v1/completions HTTP/{version}\r\nhost: x\r\ncontent-type: application/json\r\n"
+    return head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body
+
+
+@pytest.mark.parametrize("ask", [b"GET /readyz HTTP/1.0\r\n\r\n", request(WHOLE, "1.0"), request(STREAM, "1.0")])
+async def test_a_caller_of_http_1_0_gets_no_chunks(serve, ask):
+    async with serve() as serving:
+        answer = await raw(serving.port, ask)
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 ")
+        assert b"transfer-encoding" not in head
+        assert b"connection: close" in head
+        if b"content-length: " in head:
+            assert int(head.partition(b"content-length: ")[2].split()[0]) == len(body)
+        else:
+            assert body.startswith(b"data: {")
+            assert body.endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize(
+    "ask", [b"GET /readyz HTTP/1.1\r\nhost: x\r\n\r\n", request(WHOLE, "1.1"), request(STREAM, "1.1")]
+)
+async def test_a_caller_who_sends_no_more_is_answered(serve, ask):
+    async with serve() as serving:
+        reader, writer = await asyncio.open_connection("127.0.0.1", serving.port)
+        writer.write(ask)
+        writer.write_eof()
+        answer = await asyncio.wait_for(reader.read(), 20)
+        writer.close()
+        assert b"HTTP/1.1 200 " in answer
+        assert answer.endswith((b"ok\n", b"}", b"data: [DONE]\n\n\r\n0\r\n\r\n"))
+        if b"100 Continue" in answer:
+            assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+
+async def test_a_caller_of_http_1_0_who_sends_no_more_has_until_the_next_sweep(serve, monkeypatch):
+    monkeypatch.setattr(http_server, "_SWEEP_S", 0.02)
+    async with serve() as serving:
+        slow_down(serving.decoder, 0.02)
+        _, writer = await asyncio.open_connection("127.0.0.1", serving.port)
+        writer.write(request(WHOLE.replace(b":8,", b":50,"), "1.0"))
+        await until(lambda: serving.server.calls.num_running == 1)
+        writer.close()
+        await until(lambda: serving.recorder.finished)
+        assert serving.recorder.finished[-1] == ("/v1/completions", "CancelledError")
 
 
 async def test_half_a_request_and_endless_headers_are_cut_off(serve, monkeypatch):

@@ -391,6 +391,9 @@ async def test_the_callers_own_words_stay_as_they_are(serve):
                 assert (error["param"], error["code"]) == unknown
                 assert error["message"].startswith(f"{word}: is not supported")
             for path in ("audio/transcriptions", "audio/translations"):
+                twice = [("file", b"x"), ("file", b"y")]
+                error = await refuse(path, 400, data={"model": word}, files=twice)
+                assert (error["param"], "twice" in error["message"]) == ("file", True)
                 error = await refuse(path, 404, data={"model": word}, files={"file": b"x"})
                 assert missing in error["message"]
                 error = await refuse(path, 400, data={word: "1"}, files={"file": b"x"})

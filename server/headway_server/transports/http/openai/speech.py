@@ -63,9 +63,6 @@ class _Asked:
             InvalidInputError: It is no form, or a field is missing, unknown or has no such value.
         """
         fields = read_form(request.headers.get("content-type", ""), request.body)
-        for name in fields:
-            if name not in _FIELDS:
-                raise UnknownFieldError(name[:64], f"is no field of this call; it takes {', '.join(_FIELDS)}")
         if "file" not in fields:
             raise InvalidInputError("file", "is missing; send the audio as a part of the form")
         texts = {name: _text(name, value) for name, value in fields.items() if name != "file"}
@@ -118,10 +115,10 @@ class SpeechEndpoint:
 
 
 def read_form(content_type: str, body: bytes) -> dict[str, bytes]:
-    """Reads the parts of a form (RFC 7578) by their names; of several with a name, the last.
+    """Reads the parts of a form (RFC 7578) by their names.
 
     Raises:
-        InvalidInputError: It is none.
+        InvalidInputError: It is none, or has a part that is no field, or one twice.
     """
     boundary = parse_options_header(content_type)[1].get(b"boundary")
     if not boundary:
@@ -135,7 +132,12 @@ def read_form(content_type: str, body: bytes) -> dict[str, bytes]:
         if num_parts > _MAX_PARTS:
             raise InvalidInputError("body", f"has more than {_MAX_PARTS} parts, which is the limit")
         content = part.value if isinstance(part, Field) else part.file_object.getvalue()  # type: ignore[union-attr]
-        fields[(part.field_name or b"").decode("utf-8", errors="replace")] = content or b""
+        name = (part.field_name or b"").decode("utf-8", errors="replace")
+        if name not in _FIELDS:
+            raise UnknownFieldError(name[:64], f"is no field of this call; it takes {', '.join(_FIELDS)}")
+        if name in fields:
+            raise InvalidInputError(name, "is given twice; give it once, and send a call for each file")
+        fields[name] = content or b""
 
     def end() -> None:
         nonlocal is_whole
