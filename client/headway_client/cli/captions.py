@@ -52,7 +52,7 @@ def caption(
         streamed: StreamCaptionImageOptions = options_for_stream(options, StreamCaptionImageOptions)
         if prefix:
             streamed["prefix"] = prefix
-        with connected(connection) as client:
+        with connected(connection, attention) as client:
             print_streams(
                 inputs,
                 lambda path: client.stream_caption_image(Path(path), **streamed),
@@ -62,7 +62,7 @@ def caption(
         return
     if prefix:
         options["prefixes"] = prefix
-    with connected(connection) as client:
+    with connected(connection, attention) as client:
         print_answers(
             inputs,
             batch_size,

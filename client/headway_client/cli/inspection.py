@@ -56,7 +56,7 @@ def inspect_text(
 
     Prints, for each map of weights, a line for each token with those that it attends to most.
     """
-    with connected(connection) as client:
+    with connected(connection, picture) as client:
         _show(client.inspect_text(text, **options), text, picture, as_json, _show_text)
 
 
@@ -73,7 +73,7 @@ def inspect_generation(
 
     Prints, for each map of weights, a line for each token with those that it attends to most.
     """
-    with connected(connection) as client:
+    with connected(connection, picture) as client:
         _show(client.inspect_generation(text, **options), text, picture, as_json, _show_text)
 
 
@@ -90,7 +90,7 @@ def inspect_translation(
 
     Prints the translation and, for each map of weights, a line for each token with those that it attends to most.
     """
-    with connected(connection) as client:
+    with connected(connection, picture) as client:
         _show(client.inspect_translation(text, **options), text, picture, as_json, _show_translation)
 
 
@@ -108,7 +108,7 @@ def inspect_image(
     Prints, for each map of weights, the patches that the class token attends to most, or all patches together where
     there is none; --picture lays the weights over the image.
     """
-    with connected(connection) as client:
+    with connected(connection, picture) as client:
         _show(client.inspect_image(image, **options), image, picture, as_json, _show_image)
 
 

@@ -68,7 +68,7 @@ def segment(
     if refused := [name for name in options if name not in options_of(kind)]:
         of = "--everything alone" if not everything else "points and boxes alone"
         raise typer.BadParameter(f"--{refused[0].replace('_', '-')} is for {of}")
-    with connected(connection) as client:
+    with connected(connection, output, overlay) as client:
         data = image.read_bytes()
         sent = b"" if options.get("image_id") else data
         if everything:
