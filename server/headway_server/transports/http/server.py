@@ -80,6 +80,7 @@ class HttpServer:
         self._edge = Edge(calls, callers, describe=describe, origins=settings.http_cors_origins)
         self._server: _Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._grpc_port = settings.port
         self.app = self._make_app()
         """The ASGI application."""
 
@@ -94,7 +95,7 @@ class HttpServer:
         if self._write_metrics is not None:
             metrics = Endpoint(self._edge, "/metrics", self._metrics, OPENAI_FORM)
             routes.append(Route("/metrics", metrics, methods=["GET"]))
-        routes += page_routes()
+        routes += page_routes(lambda: self._grpc_port)
         app = Starlette(routes=routes, exception_handlers={404: _not_found, 405: _not_allowed})
         if not self._settings.http_cors_origins:
             return app
@@ -125,13 +126,14 @@ class HttpServer:
         text = await asyncio.to_thread(self._write_metrics)
         return Reply(body=text, media_type=b"text/plain; version=0.0.4; charset=utf-8")
 
-    async def start(self) -> int:
-        """Listens; returns the port.
+    async def start(self, grpc_port: int) -> int:
+        """Listens; returns the port. Its page tells that of gRPC.
 
         Raises:
             ServerError: The address is taken.
         """
         settings = self._settings
+        self._grpc_port = grpc_port
         listener = _listen(settings.host, settings.http_port or 0, is_shared=settings.workers != 1)
         port: int = listener.getsockname()[1]
         for name in ("uvicorn", "uvicorn.error", "python_multipart"):
