@@ -15,6 +15,7 @@ import hypothesis
 import pytest
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before any test imports ONNX Runtime
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # before any test imports gRPC
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # as PyTorch: threads of tiny models mostly wait for each other
 
 # An example that takes longer than Hypothesis likes, on a busy machine, is no failure.

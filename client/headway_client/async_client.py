@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
@@ -12,7 +13,6 @@ import grpc.aio
 
 from headway_client import requests
 from headway_client.connection import DEFAULT_TIMEOUT_S, BaseClient, ConnectionOptions
-from headway_client.errors import from_rpc_error
 from headway_client.options import (
     CaptionImageOptions,
     ClassifyImageOptions,
@@ -60,6 +60,7 @@ from headway_client.results import (
     ImageClassification,
     ImageEmbedding,
     ImageInspection,
+    Mask,
     Model,
     ModelDetails,
     ModelList,
@@ -86,6 +87,7 @@ from headway_client.streams import (
     AsyncSegmentStream,
     AsyncSpeechStream,
     AsyncTextStream,
+    Later,
     raise_if_closed,
 )
 
@@ -194,28 +196,28 @@ class AsyncClient(BaseClient):
         self, images: Images = (), *, timeout_s: float | None = None, **options: Unpack[CaptionImageOptions]
     ) -> Answer[ImageCaption]:
         """Says what every image shows, which is given as bytes or by path."""
-        return await self._send(requests.caption_image(images, **options), timeout_s)
+        return await self._read_and_send(partial(requests.caption_image, images, **options), timeout_s)
 
     @spell_out
     def stream_caption_image(
         self, image: Image = b"", *, timeout_s: float | None = None, **options: Unpack[StreamCaptionImageOptions]
     ) -> AsyncTextStream[ImageCaption]:
         """Says what one image shows and returns the caption delta by delta, as it is written."""
-        return self._stream(requests.stream_caption_image(image, **options), timeout_s)
+        return self._stream(partial(requests.stream_caption_image, image, **options), timeout_s)
 
     @spell_out
     async def transcribe_speech(
         self, audios: Audios, *, timeout_s: float | None = None, **options: Unpack[TranscribeSpeechOptions]
     ) -> Answer[SpeechTranscript]:
         """Says what is said in each audio, given as bytes or by the path of a file."""
-        return await self._send(requests.transcribe_speech(audios, **options), timeout_s)
+        return await self._read_and_send(partial(requests.transcribe_speech, audios, **options), timeout_s)
 
     @spell_out
     def stream_transcribe_speech(
         self, audio: Audio, *, timeout_s: float | None = None, **options: Unpack[StreamTranscribeSpeechOptions]
     ) -> AsyncTextStream[SpeechTranscript]:
         """Says what is said in one audio and returns the transcript delta by delta, as it is written."""
-        return self._stream(requests.stream_transcribe_speech(audio, **options), timeout_s)
+        return self._stream(partial(requests.stream_transcribe_speech, audio, **options), timeout_s)
 
     @spell_out
     async def synthesize_speech(
@@ -250,8 +252,7 @@ class AsyncClient(BaseClient):
         self, images: Images = (), *, timeout_s: float | None = None, **options: Unpack[ClassifyImageOptions]
     ) -> Answer[ImageClassification]:
         """Returns the most likely labels of every image, which is given as bytes or by path."""
-        call = await asyncio.to_thread(requests.classify_image, images, **options)  # it may read files
-        return await self._send(call, timeout_s)
+        return await self._read_and_send(partial(requests.classify_image, images, **options), timeout_s)
 
     @spell_out
     async def embed_text(
@@ -281,46 +282,44 @@ class AsyncClient(BaseClient):
 
         Any number of images: more than a call may have are sent with several calls, each within `timeout_s`.
         """
-        return requests.join(await self._send_all(requests.embed_image(images, **options), timeout_s, reads_files=True))
+        return requests.join(await self._send_all(requests.embed_image(images, **options), timeout_s))
 
     @spell_out
     async def prepare_image(
         self, images: Images, *, timeout_s: float | None = None, **options: Unpack[PrepareImageOptions]
     ) -> Answer[PreparedImage]:
         """Has the server keep images, and returns an id for each, which other calls take in place of the image."""
-        call = await asyncio.to_thread(requests.prepare_image, images, **options)  # it may read files
-        return await self._send(call, timeout_s)
+        return await self._read_and_send(partial(requests.prepare_image, images, **options), timeout_s)
 
     @spell_out
     async def rank_images(
         self, images: Images = (), *, timeout_s: float | None = None, **options: Unpack[RankImagesOptions]
     ) -> Answer[RankedImage]:
         """Returns images in the order of their similarity to a text or an image, the most similar first."""
-        call = await asyncio.to_thread(requests.rank_images, images, **options)  # it may read files
-        return await self._send(call, timeout_s)
+        return await self._read_and_send(partial(requests.rank_images, images, **options), timeout_s)
 
     @spell_out
     async def rank_texts(
         self, texts: Texts, *, timeout_s: float | None = None, **options: Unpack[RankTextsOptions]
     ) -> Answer[RankedText]:
         """Returns texts in the order of their similarity to an image or a text, the most similar first."""
-        call = await asyncio.to_thread(requests.rank_texts, texts, **options)  # it may read files
-        return await self._send(call, timeout_s)
+        return await self._read_and_send(partial(requests.rank_texts, texts, **options), timeout_s)
 
     @spell_out
     async def generate_image(
         self, prompt: str = "", *, timeout_s: float | None = None, **options: Unpack[GenerateImageOptions]
     ) -> Answer[DrawnImage]:
         """Draws what the prompt says, a label of the model or any text by the model, or draws over an image."""
-        call = await asyncio.to_thread(requests.generate_image, prompt, **options)  # it may read files
-        return await self._send(call, timeout_s)
+        return await self._read_and_send(partial(requests.generate_image, prompt, **options), timeout_s)
 
     @spell_out
     def stream_generate_image(
         self, prompt: str = "", *, timeout_s: float | None = None, **options: Unpack[StreamGenerateImageOptions]
     ) -> AsyncDrawingStream:
         """Draws one image and tells of every step."""
-        return AsyncDrawingStream(*self._open_stream(requests.stream_generate_image(prompt, **options), timeout_s))
+        return AsyncDrawingStream(
+            *self._open_stream(partial(requests.stream_generate_image, prompt, **options), timeout_s)
+        )
 
     @spell_out
     async def segment_image(
@@ -338,14 +337,14 @@ class AsyncClient(BaseClient):
             prompts: One prompt or several, each with a result of its own.
             timeout_s: Longest time of the call.
         """
-        return await self._send(requests.segment_image(image, prompts, **options), timeout_s)
+        return await self._read_and_send(partial(requests.segment_image, image, prompts, **options), timeout_s)
 
     @spell_out
     def segment_everything(
         self, image: Image = b"", *, timeout_s: float | None = None, **options: Unpack[SegmentEverythingOptions]
     ) -> AsyncSegmentStream:
         """Looks for all segments of an image and returns them one by one, the best first."""
-        return AsyncSegmentStream(*self._open_stream(requests.segment_everything(image, **options), timeout_s))
+        return AsyncSegmentStream(*self._open_stream(partial(requests.segment_everything, image, **options), timeout_s))
 
     @spell_out
     def segment_interactively(
@@ -355,14 +354,17 @@ class AsyncClient(BaseClient):
 
         Without `timeout_s` the session lasts until it is closed.
         """
-        call = requests.segment_interactively(image, **options)
-        rpc = self._open_channel().stream_stream(
-            call.path,
-            request_serializer=requests.serialize,
-            response_deserializer=call.response_type.FromString,
-        )
-        metadata = self._connection.call_metadata
-        return AsyncSegmentSession(call, lambda: rpc(timeout=timeout_s, metadata=metadata))
+        channel = self._open_channel()
+
+        def open_rpc(call: Call[Answer[Mask]]) -> Any:
+            rpc = channel.stream_stream(
+                call.path,
+                request_serializer=requests.serialize,
+                response_deserializer=call.response_type.FromString,
+            )
+            return rpc(timeout=timeout_s, metadata=self._connection.call_metadata)
+
+        return AsyncSegmentSession(partial(requests.segment_interactively, image, **options), open_rpc)
 
     @spell_out
     async def inspect_text(
@@ -376,7 +378,7 @@ class AsyncClient(BaseClient):
         self, image: Image = b"", *, timeout_s: float | None = None, **options: Unpack[InspectImageOptions]
     ) -> Answer[ImageInspection]:
         """Shows what the patches of one image attend to; it is given as bytes or by path."""
-        return await self._send(requests.inspect_image(image, **options), timeout_s)
+        return await self._read_and_send(partial(requests.inspect_image, image, **options), timeout_s)
 
     @spell_out
     async def inspect_generation(
@@ -507,7 +509,7 @@ class AsyncClient(BaseClient):
                     call.request, timeout=attempts.remaining_s(), metadata=self._connection.call_metadata
                 )
             except grpc.RpcError as error:
-                failure = from_rpc_error(error)
+                failure = call.error(error)
                 delay_s = attempts.delay_s(failure)
                 if delay_s is None:
                     raise failure from error
@@ -519,12 +521,14 @@ class AsyncClient(BaseClient):
                 attempts.note_success()
                 return call.read(response)
 
-    async def _send_all(
-        self, calls: Iterator[Call[ResultT]], timeout_s: float | None, *, reads_files: bool = False
-    ) -> list[ResultT]:
+    async def _read_and_send(self, make: Callable[[], Call[ResultT]], timeout_s: float | None) -> ResultT:
+        """Makes a call off the event loop, which may read files, and sends it."""
+        return await self._send(await asyncio.to_thread(make), timeout_s)
+
+    async def _send_all(self, calls: Iterator[Call[ResultT]], timeout_s: float | None) -> list[ResultT]:
         """Sends several calls, `MAX_CALLS_AT_ONCE` at a time; returns their results in order.
 
-        A call that fails cancels the others.
+        They are made off the event loop, which may read files. A call that fails cancels the others.
         """
         results: dict[int, ResultT] = {}
         numbered: Iterator[tuple[int, Call[ResultT] | None]] = enumerate(calls)
@@ -534,7 +538,7 @@ class AsyncClient(BaseClient):
         async def send_some() -> None:
             while True:
                 async with building:
-                    number, call = await asyncio.to_thread(next, numbered, end) if reads_files else next(numbered, end)
+                    number, call = await asyncio.to_thread(next, numbered, end)
                 if call is None:
                     return
                 results[number] = await self._send(call, timeout_s)
@@ -548,21 +552,22 @@ class AsyncClient(BaseClient):
             await asyncio.gather(*tasks, return_exceptions=True)
         return [results[number] for number in sorted(results)]
 
-    def _stream(self, call: Call[Answer[ResultT] | None], timeout_s: float | None) -> AsyncTextStream[ResultT]:
+    def _stream(self, call: Later[ResultT], timeout_s: float | None) -> AsyncTextStream[ResultT]:
         return AsyncTextStream(*self._open_stream(call, timeout_s))
 
     def _open_stream(
-        self, call: Call[Answer[ResultT] | None], timeout_s: float | None
-    ) -> tuple[Call[Answer[ResultT] | None], Attempts, Callable[[float], Any]]:
+        self, call: Later[ResultT], timeout_s: float | None
+    ) -> tuple[Later[ResultT], Attempts, Callable[[Call[Any], float], Any]]:
         """Returns what a stream is made of."""
-        rpc = self._open_channel().unary_stream(
-            call.path,
-            request_serializer=requests.serialize,
-            response_deserializer=call.response_type.FromString,
-        )
+        channel = self._open_channel()
 
-        def open_rpc(remaining_s: float) -> Any:
+        def open_rpc(call: Call[Any], remaining_s: float) -> Any:
             self._check_open()
+            rpc = channel.unary_stream(
+                call.path,
+                request_serializer=requests.serialize,
+                response_deserializer=call.response_type.FromString,
+            )
             return rpc(call.request, timeout=remaining_s, metadata=self._connection.call_metadata)
 
         return call, self._attempts(timeout_s), open_rpc

@@ -11,7 +11,6 @@ import grpc
 
 from headway_client import requests
 from headway_client.connection import DEFAULT_TIMEOUT_S, BaseClient, ConnectionOptions
-from headway_client.errors import from_rpc_error
 from headway_client.options import (
     CaptionImageOptions,
     ClassifyImageOptions,
@@ -484,7 +483,7 @@ class Client(BaseClient):
             try:
                 response = rpc(call.request, timeout=attempts.remaining_s(), metadata=self._connection.call_metadata)
             except grpc.RpcError as error:
-                failure = from_rpc_error(error)
+                failure = call.error(error)
                 delay_s = attempts.delay_s(failure)
                 if delay_s is None:
                     raise failure from error

@@ -23,8 +23,8 @@ read an `OSError`. Everything else about a request is for the server to judge.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 import grpc
 from google.rpc import error_details_pb2
@@ -169,11 +169,22 @@ _KINDS: Mapping[grpc.StatusCode, type[CallError]] = {
 }
 
 
-def from_rpc_error(error: grpc.RpcError) -> CallError:
-    """Makes this package's error of gRPC's, with the details of its status."""
+def from_rpc_error(error: grpc.RpcError, name_of: Callable[[str], str] = str) -> CallError:
+    """Makes this package's error of gRPC's, with the details of its status.
+
+    Args:
+        error: The error.
+        name_of: Says what the caller knows a field as that the server names.
+    """
     code = error.code()
     message = error.details() or "the server gave no reason"
-    return _KINDS.get(code, InternalError)(message, code, _details(error))
+    details = _details(error)
+    named = []
+    for violation in details.field_violations:
+        if message.startswith(f"{violation.field}: "):
+            message = name_of(violation.field) + message[len(violation.field) :]
+        named.append(replace(violation, field=name_of(violation.field)))
+    return _KINDS.get(code, InternalError)(message, code, replace(details, field_violations=tuple(named)))
 
 
 def _details(error: grpc.RpcError) -> ErrorDetails:

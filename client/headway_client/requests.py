@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeGuard, TypeVar, Unpack
 
+import grpc
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2
 
@@ -32,7 +34,7 @@ from headway.v1 import speech_service_pb2 as speech_pb2
 from headway.v1 import text_classification_service_pb2 as texts_pb2
 from headway.v1 import text_to_text_service_pb2 as text_to_text_pb2
 from headway.v1 import translation_service_pb2 as translation_pb2
-from headway_client.errors import ProtocolError
+from headway_client.errors import CallError, ProtocolError, from_rpc_error
 from headway_client.options import (
     AttentionSummary,
     AudioFormat,
@@ -124,6 +126,10 @@ MAX_IMAGE_BYTES: Final = 32 * 2**20
 """Bytes of a call's images: half of the largest message that a server accepts by default."""
 
 
+_ELEMENT: Final = re.compile(r"(\w+)\[(\d+)\]")
+"""How the path of a field begins that is in an element of a list."""
+
+
 class Role(StrEnum):
     """Who speaks in a conversation."""
 
@@ -182,6 +188,24 @@ class Call(Generic[ResultT]):
     response_type: type[Message]
     read: Callable[[Any], ResultT]
     """Makes the result of a response; of a stream, None of each message before the last one."""
+    first: Mapping[str, int] = field(default_factory=dict)
+    """Of lists that were split, which element the first of this call is, by the name of the field."""
+
+    def error(self, error: grpc.RpcError) -> CallError:
+        """Makes this package's error of gRPC's; elements have the numbers that they have for the caller."""
+        return from_rpc_error(error, self._own_name)
+
+    def _own_name(self, name: str) -> str:
+        element = _ELEMENT.match(name)
+        if element is None or not (first := self.first.get(element[1], 0)):
+            return name
+        return f"{element[1]}[{int(element[2]) + first}]{name[element.end() :]}"
+
+
+NO_CALL: Final[Call[Any]] = Call(
+    path="", request=health_pb2.HealthCheckRequest(), response_type=Message, read=lambda _: None
+)
+"""In place of one that is not made yet."""
 
 
 def generate_text(prompts: Texts, **options: Unpack[GenerateTextOptions]) -> Call[Answer[GeneratedText]]:
@@ -291,7 +315,8 @@ def embed_text(texts: Texts, **options: Unpack[EmbedTextOptions]) -> Iterator[Ca
     for part in _parts(sizes, MAX_TEXTS, MAX_TEXT_BYTES):
         values = _values(EmbedTextOptions, options, texts=texts[part])
         values["text_pairs"] = None if pairs is None else pairs[part]
-        yield _unary("TextClassificationService/EmbedText", texts_pb2, values, TextEmbedding, len(texts[part]))
+        call = _unary("TextClassificationService/EmbedText", texts_pb2, values, TextEmbedding, len(texts[part]))
+        yield replace(call, first={"texts": part.start, "text_pairs": part.start})
 
 
 def score_text(texts: Texts, **options: Unpack[ScoreTextOptions]) -> Iterator[Call[Answer[TextScore]]]:
@@ -312,7 +337,8 @@ def score_text(texts: Texts, **options: Unpack[ScoreTextOptions]) -> Iterator[Ca
     for part in _parts(sizes, MAX_TEXTS, MAX_TEXT_BYTES):
         values = _values(ScoreTextOptions, options, texts=texts if len(texts) == 1 else texts[part])
         values["text_pairs"] = None if pairs is None else pairs[part]
-        yield _unary("TextClassificationService/ScoreText", texts_pb2, values, TextScore, len(inputs[part]))
+        call = _unary("TextClassificationService/ScoreText", texts_pb2, values, TextScore, len(inputs[part]))
+        yield replace(call, first={"texts": 0 if len(texts) == 1 else part.start, "text_pairs": part.start})
 
 
 def caption_image(images: Images = (), **options: Unpack[CaptionImageOptions]) -> Call[Answer[ImageCaption]]:
@@ -467,13 +493,15 @@ def embed_image(images: Images = (), **options: Unpack[EmbedImageOptions]) -> It
         ids = as_texts("image_ids", given)
         for part in _parts([0] * len(ids), MAX_IMAGES, MAX_IMAGE_BYTES):
             values = _values(EmbedImageOptions, options) | {"image_ids": ids[part]}
-            yield _unary("ImageClassificationService/EmbedImage", images_pb2, values, ImageEmbedding, len(ids[part]))
+            call = _unary("ImageClassificationService/EmbedImage", images_pb2, values, ImageEmbedding, len(ids[part]))
+            yield replace(call, first={"image_ids": part.start})
         return
     for part in _parts([_image_bytes(image) for image in many], MAX_IMAGES, MAX_IMAGE_BYTES):
         contents = _as_images("images", many[part])
         values = _values(EmbedImageOptions, options, images=contents)
         _take_ids(values)
-        yield _unary("ImageClassificationService/EmbedImage", images_pb2, values, ImageEmbedding, len(contents))
+        call = _unary("ImageClassificationService/EmbedImage", images_pb2, values, ImageEmbedding, len(contents))
+        yield replace(call, first={"images": part.start})
 
 
 def segment_image(

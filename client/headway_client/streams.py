@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from headway_client.errors import CallCancelledError, ProtocolError, StreamNotFinishedError, from_rpc_error
-from headway_client.requests import Call, Place, SegmentPrompt, click
+from headway_client.errors import CallCancelledError, ProtocolError, StreamNotFinishedError
+from headway_client.requests import NO_CALL, Call, Place, SegmentPrompt, click
 from headway_client.results import (
     Answer,
     DrawingProgress,
@@ -39,6 +39,8 @@ from headway_client.retry import Attempts
 
 ResultT = TypeVar("ResultT")
 PartT = TypeVar("PartT")
+Later: TypeAlias = Call[Answer[ResultT] | None] | Callable[[], Call[Answer[ResultT] | None]]
+"""A call, or what makes it and may read files."""
 
 
 class _Stream(ABC, Generic[ResultT, PartT]):
@@ -85,7 +87,7 @@ class _Stream(ABC, Generic[ResultT, PartT]):
 
     def _delay_after(self, error: grpc.RpcError) -> float:
         """Returns the seconds to wait before the call is opened again; raises the error if it is final."""
-        failure = from_rpc_error(error)
+        failure = self._call.error(error)
         delay_s = None if self._num_parts or self._closed else self._attempts.delay_s(failure)
         if delay_s is None:
             self._closed = True
@@ -159,13 +161,15 @@ class _BlockingStream(_Stream[ResultT, PartT]):
 class _AsyncStream(_Stream[ResultT, PartT]):
     """Asynchronous iterator over the parts. Leaving its `async with` block early cancels the call."""
 
-    def __init__(
-        self, call: Call[Answer[ResultT] | None], attempts: Attempts, open_rpc: Callable[[float], Any]
-    ) -> None:
-        """Starts the call. `open_rpc` takes the seconds that it may last and returns gRPC's stream of messages."""
-        super().__init__(call, attempts)
+    def __init__(self, call: Later[ResultT], attempts: Attempts, open_rpc: Callable[[Call[Any], float], Any]) -> None:
+        """Starts the call; one that has to be made first starts when the first part is asked for.
+
+        `open_rpc` takes the call and the seconds that it may last, and returns gRPC's stream of messages.
+        """
+        self._make = None if isinstance(call, Call) else call
+        super().__init__(call if isinstance(call, Call) else NO_CALL, attempts)
         self._open_rpc = open_rpc
-        self._rpc = open_rpc(attempts.remaining_s())
+        self._rpc: Any = None if self._make is not None else open_rpc(self._call, attempts.remaining_s())
         self._closing = asyncio.Event()
 
     def __aiter__(self) -> Self:
@@ -180,6 +184,10 @@ class _AsyncStream(_Stream[ResultT, PartT]):
         """
         if self._closed:
             raise StopAsyncIteration
+        if self._make is not None:
+            make, self._make = self._make, None
+            self._call = await asyncio.to_thread(make)
+            self._rpc = self._open_rpc(self._call, self._attempts.remaining_s())
         while True:
             try:
                 message = await self._rpc.read()
@@ -198,7 +206,7 @@ class _AsyncStream(_Stream[ResultT, PartT]):
                     return part
                 continue
             await self._pause(delay_s)
-            self._rpc = self._open_rpc(self._attempts.remaining_s())
+            self._rpc = self._open_rpc(self._call, self._attempts.remaining_s())
 
     async def _pause(self, delay_s: float) -> None:
         """Waits before the next attempt.
@@ -217,7 +225,8 @@ class _AsyncStream(_Stream[ResultT, PartT]):
         """Ends the call if it is still running, so that the server stops working on it."""
         self._closed = True
         self._closing.set()
-        self._rpc.cancel()
+        if self._rpc is not None:
+            self._rpc.cancel()
 
     async def __aenter__(self) -> Self:
         return self
@@ -244,7 +253,7 @@ class _Text(_Stream[ResultT, TextDelta]):
 
 
 class _Segments(_Stream[Mask, Mask]):
-    def __init__(self, call: Call[Answer[Mask] | None], attempts: Attempts, *more: Any) -> None:
+    def __init__(self, call: Any, attempts: Attempts, *more: Any) -> None:  # of the other base
         super().__init__(call, attempts, *more)
         self._masks: list[Mask] = []
 
@@ -376,7 +385,7 @@ class SegmentSession:
             return self._call.read(next(self._rpc))
         except grpc.RpcError as error:
             self.close()
-            raise from_rpc_error(error) from error
+            raise self._call.error(error) from error
         except StopIteration:
             raise ProtocolError(f"{self._call.path}: the stream ended without an answer") from None
 
@@ -397,10 +406,12 @@ class SegmentSession:
 class AsyncSegmentSession:
     """The methods of `SegmentSession`, awaited; the image is sent when its `async with` block is entered."""
 
-    def __init__(self, call: Call[Answer[Mask]], open_rpc: Callable[[], Any]) -> None:
-        """Prepares a session. `open_rpc` returns gRPC's stream."""
-        self._call = call
-        self._rpc = open_rpc()
+    def __init__(self, make: Callable[[], Call[Answer[Mask]]], open_rpc: Callable[[Call[Answer[Mask]]], Any]) -> None:
+        """Prepares a session. `make` may read the image's file, and `open_rpc` returns gRPC's stream of the call."""
+        self._make = make
+        self._open_rpc = open_rpc
+        self._call: Call[Answer[Mask]] = NO_CALL
+        self._rpc: Any = None
 
     async def add(
         self,
@@ -420,7 +431,7 @@ class AsyncSegmentSession:
                 await self._rpc.write(request)
             message = await self._rpc.read()
         except grpc.RpcError as error:
-            raise from_rpc_error(error) from error
+            raise self._call.error(error) from error
         except asyncio.CancelledError as error:
             raise_if_closed(error)
             raise
@@ -430,9 +441,12 @@ class AsyncSegmentSession:
 
     async def aclose(self) -> None:
         """Ends the session; the server lets go of the image."""
-        self._rpc.cancel()
+        if self._rpc is not None:
+            self._rpc.cancel()
 
     async def __aenter__(self) -> Self:
+        self._call = await asyncio.to_thread(self._make)
+        self._rpc = self._open_rpc(self._call)
         await self._exchange(self._call.request)
         return self
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from headway_server.bundles import Bundle, Manifest, Precision, version_key
+from headway_server.bundles import Bundle, Manifest, Precision, path_key
 from headway_server.errors import InvalidInputError, ModelNotFoundError, RequestError
 from headway_server.observers import Call
 from headway_server.serving.abilities import TRANSLATE_TEXTS, Ability, Rpc, Scope, space_of
@@ -138,7 +138,7 @@ def place(
         settings: Of the server.
         is_shared: True for one deployment whose replicas load each of these when it is called.
     """
-    found = sorted(bundles, key=lambda bundle: (bundle[1].name, version_key(bundle[1].version)))
+    found = sorted(bundles, key=lambda bundle: path_key(f"{bundle[1].name}/{bundle[1].version}"))
     names: dict[str, str] = {}
     paths: dict[str, list[str]] = {}
     for path, manifest in found:
@@ -148,7 +148,7 @@ def place(
     placements = {
         name: Placement(
             deployment=SHARED if is_shared else name,
-            paths=tuple(sorted(paths[name])),
+            paths=tuple(sorted(paths[name], key=path_key)),
             model_id=name if is_shared else "",
         )
         for name in sorted(paths)

@@ -45,6 +45,9 @@ def main() -> None:
     """Runs the server."""
     for number in _ENDING:
         signal.signal(number, _end_at_once)
+    # gRPC's core writes to stderr by itself and quotes what a peer sent; what fails raises an error besides. It reads
+    # this when it is imported.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     _take_huge_pages()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)  # which were held back while this program was started anew
     from headway_server.cli import main as serve  # noqa: PLC0415 (after the handlers are there)

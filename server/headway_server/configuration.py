@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
@@ -39,6 +40,14 @@ def nearest_name(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {found[0]}?" if found else ""
 
 
+_LINK: Final = re.compile(r"(tcp|udp|sctp)://")
+"""How the value of a variable begins that Kubernetes sets for a Service."""
+
+
+_LINK_NAME: Final = re.compile(r"\w+_(SERVICE_(HOST|PORT\w*)|PORT_\d+_(TCP|UDP|SCTP)\w*)")
+"""The names of the others that it sets, which are like no setting's."""
+
+
 class ConfigFile(PydanticBaseSettingsSource):
     """Reads the TOML file that the sources before it name."""
 
@@ -56,10 +65,11 @@ class ConfigFile(PydanticBaseSettingsSource):
         return read_toml(Path(path)) if path else {}
 
 
-def without_mappings(source: EnvSettingsSource) -> EnvSettingsSource:
-    """Has a source leave out settings by names of models: variables cannot have such names.
+def own_variables(source: EnvSettingsSource) -> EnvSettingsSource:
+    """Has a source leave out variables of the environment that are somebody else's, though a setting has their name.
 
-    A variable of the group's name is somebody else's, such as the HEADWAY_MODELS of the compose file.
+    Variables cannot be of settings by names of models; one of the group's name may be, such as the HEADWAY_MODELS of
+    the compose file. Where a Service is named headway-http, Kubernetes sets HEADWAY_HTTP_PORT to `tcp://10.0.0.1:80`.
     """
     kind = source.settings_cls
     hidden = tuple(
@@ -67,7 +77,11 @@ def without_mappings(source: EnvSettingsSource) -> EnvSettingsSource:
         for name, field in kind.model_fields.items()
         if get_origin(field.annotation) is Mapping
     )
-    source.env_vars = {name: value for name, value in source.env_vars.items() if not name.startswith(hidden)}
+    source.env_vars = {
+        name: value
+        for name, value in source.env_vars.items()
+        if not name.startswith(hidden) and not (name.endswith("_port") and _LINK.match(value or ""))
+    }
     return source
 
 
@@ -101,7 +115,7 @@ class Sources:
         """
         self._kind = kind
         flags = CliSettingsSource[Any](kind, cli_parse_args=list(arguments))()
-        environment = without_mappings(EnvSettingsSource(kind))()
+        environment = own_variables(EnvSettingsSource(kind))()
         self.file: str | None = flags.get(FILE_SETTING) or environment.get(FILE_SETTING)
         """Path of the file, if there is one."""
         self._values: dict[Origin, Any] = {
@@ -191,7 +205,7 @@ def misspelt_variable(kind: type[BaseSettings]) -> str | None:
     prefix = str(kind.model_config.get("env_prefix", ""))
     bare = [name.removeprefix(prefix) for name in known]
     for name in sorted(os.environ):
-        if not name.startswith(prefix) or not os.environ[name] or name in known | groups:
+        if not name.startswith(prefix) or not os.environ[name] or name in known | groups or _LINK_NAME.fullmatch(name):
             continue
         if name.partition("__")[0] in groups and "__" in name:
             continue  # one of a group, which checks its own

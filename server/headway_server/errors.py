@@ -11,6 +11,7 @@ ServerError                   what this package raises
 ├── ModelRunError             a model could not be run; logged where it was raised, and the caller learns no more
 └── RequestError              a call cannot be answered; each transport has one table from these to its codes
     ├── InvalidInputError     a field of the request is wrong; names the field
+    │   ├── UnknownFieldError     there is no such field; its name is the caller's
     │   ├── RequestTooLargeError  it has more bytes than the method takes
     │   └── MediaTypeError    it is of a type that the method does not read
     ├── ModelNotFoundError    there is no such model or version
@@ -32,7 +33,7 @@ ServerError                   what this package raises
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
@@ -82,11 +83,37 @@ class RequestError(ServerError):
 class InvalidInputError(RequestError):
     """A field of a request is wrong."""
 
-    def __init__(self, field: str, description: str) -> None:
-        """`description` says what is wrong with the `field`, such as `texts[3]`: the value, the limit, what to do."""
-        super().__init__(f"{field}: {description}")
+    def __init__(self, field: str, *parts: str) -> None:
+        """Describes what is wrong.
+
+        Args:
+            field: Such as `texts[3]`.
+            parts: Of the description: the value, the limit, what to do. Where they name another field, it is a part of
+                its own, a `FieldName`.
+        """
         self.field = field
-        self.description = description
+        self.parts = parts
+        self.description = "".join(parts)
+        super().__init__(f"{field}: {self.description}")
+
+    def renamed(self, name_of: Callable[[str], str]) -> InvalidInputError:
+        """Returns the error with the names that an API has for its fields; the rest stays as it is."""
+        parts = (FieldName(name_of(part)) if isinstance(part, FieldName) else part for part in self.parts)
+        return type(self)(name_of(self.field), *parts)
+
+
+class FieldName(str):
+    """The name of a field within a description."""
+
+    __slots__ = ()
+
+
+class UnknownFieldError(InvalidInputError):
+    """The request has a field that there is not. Its name is the caller's, and no API has another for it."""
+
+    def renamed(self, name_of: Callable[[str], str]) -> InvalidInputError:  # noqa: ARG002 (there is none)
+        """Returns the error itself."""
+        return self
 
 
 class RequestTooLargeError(InvalidInputError):

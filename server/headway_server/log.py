@@ -7,6 +7,7 @@ libraries quote in it what they were given. Where a line holds what callers sent
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import select
@@ -103,6 +104,19 @@ def configure_logging(
     logging.basicConfig(handlers=[handler], level=max(number, logging.WARNING), force=True)
     logging.captureWarnings(True)
     logging.getLogger(_GRPC_LOGGER).addFilter(_is_about_the_server)
+    _silence_c()
+
+
+def _silence_c() -> None:
+    """Has C's own stream of errors write nowhere: what decodes MP3 prints there what is wrong with a caller's file.
+
+    What is written to the descriptor stays: Python's tracebacks, and the last words of a process that crashes.
+    """
+    with suppress(OSError, ValueError, AttributeError):  # a C library that has no such variable prints on
+        library = ctypes.CDLL(None)
+        library.fopen.restype = ctypes.c_void_p
+        if nowhere := library.fopen(os.fsencode(os.devnull), b"w"):
+            ctypes.c_void_p.in_dll(library, "stderr").value = nowhere
 
 
 def _renderers(line_format: Literal["text", "json"], *, texts: bool) -> list[Processor]:

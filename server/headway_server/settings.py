@@ -22,7 +22,7 @@ from pydantic_settings import (
 
 from headway_server.batching.settings import BatchingSettings
 from headway_server.bundles import Precision, VersionSettings
-from headway_server.configuration import ConfigFile, without_mappings
+from headway_server.configuration import ConfigFile, own_variables
 from headway_server.decoding.settings import EngineSettings
 from headway_server.preprocessing import ImageLimits
 from headway_server.preprocessing.audio import AudioLimits
@@ -40,11 +40,6 @@ TEXTS_OF_A_CALL: Final = 16
 """How many texts of the largest size a call may hold, or as many bytes in more and smaller ones."""
 DEFAULT_MAX_TEXT_KIB: Final = 256
 """A thousand times the length of a news item; tokenized in a third of a second."""
-
-
-def _own_port(value: object) -> object:
-    """Ignores the address that Kubernetes puts into HEADWAY_PORT where there is a Service named headway."""
-    return _DEFAULT_PORT if isinstance(value, str) and value.startswith("tcp://") else value
 
 
 def _number_of_workers(value: object) -> object:
@@ -152,7 +147,7 @@ class ServerSettings(BaseSettings):
     """Folder that holds the bundles, `<store>/<model>/<version>/`."""
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     """Address to listen on; 0.0.0.0 for all of IPv4, :: for all."""
-    port: Annotated[int, BeforeValidator(_own_port), Field(ge=0, le=65535)] = _DEFAULT_PORT
+    port: Annotated[int, Field(ge=0, le=65535)] = _DEFAULT_PORT
     """Port to listen on; 0 takes a free one, which the ready line names."""
     workers: Annotated[Literal["auto"] | int, BeforeValidator(_number_of_workers)] = 1
     """Processes that answer at the port, each with cores of its own and models of its own; for many small calls on many
@@ -276,7 +271,7 @@ class ServerSettings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Puts the configuration file behind the environment; see `BaseSettings`."""
         assert isinstance(env_settings, EnvSettingsSource)
-        return init_settings, without_mappings(env_settings), ConfigFile(settings_cls)
+        return init_settings, own_variables(env_settings), ConfigFile(settings_cls)
 
     @model_validator(mode="after")
     def _check_tls(self) -> Self:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+import json
+import os
+import re
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +20,16 @@ import pytest
 import headway_client
 from headway.v1 import common_pb2
 from headway.v1 import generation_service_pb2 as pb
-from headway_client import ChatMessage, Role, TranslatedText, results
+from headway_client import (
+    AsyncClient,
+    ChatMessage,
+    HeadwayError,
+    RetryPolicy,
+    Role,
+    SegmentPrompt,
+    TranslatedText,
+    results,
+)
 
 Connect = Callable[..., Any]
 
@@ -314,3 +328,76 @@ def test_no_module_of_the_client_brings_in_numpy_or_a_framework() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == "[]"
+
+
+def _takes_files(name: str) -> list[str]:
+    """Parameters of a method of the asyncio client that may be paths of files."""
+    parameters = inspect.signature(getattr(AsyncClient, name)).parameters.values()
+    return [one.name for one in parameters if re.search(r"\b(Images?|Audios?|bytes)\b", str(one.annotation))]
+
+
+async def _used(made: Any) -> None:
+    """Waits for a call's answer, or reads its stream."""
+    if not hasattr(made, "__aenter__"):
+        await made
+        return
+    async with made as entered:
+        async for _ in entered:
+            pass
+
+
+METHODS = [name for name, method in vars(AsyncClient).items() if callable(method) and not name.startswith("_")]
+READS_FILES = [(name, parameter) for name in METHODS for parameter in _takes_files(name)]
+
+
+@pytest.mark.parametrize(("name", "parameter"), READS_FILES)
+async def test_the_asyncio_client_reads_files_off_the_event_loop(
+    name: str, parameter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"content")
+    readers: list[threading.Thread] = []
+    for way in ("read_bytes", "stat", "open"):
+        own = getattr(Path, way)
+
+        def read(path: Path, *args: Any, own: Any = own, **options: Any) -> Any:
+            if path == file:
+                readers.append(threading.current_thread())
+            return own(path, *args, **options)
+
+        monkeypatch.setattr(Path, way, read)
+    needed = {"prompt": "x", "texts": ["x"], "text": "x", "prompts": SegmentPrompt(points=[(1, 1)])}
+    signature = inspect.signature(getattr(AsyncClient, name)).parameters
+    given = {
+        key: value
+        for key, value in needed.items()
+        if key in signature and signature[key].default is inspect.Parameter.empty
+    }
+    if name == "rank_images" and parameter == "images":
+        given["query_text"] = "x"
+    given[parameter] = file
+    async with AsyncClient("127.0.0.1:1", retry=RetryPolicy(max_attempts=1), timeout_s=5) as client:
+        with pytest.raises(HeadwayError):
+            await _used(getattr(client, name)(**given))
+    assert readers
+    assert threading.main_thread() not in readers
+
+
+def test_the_asyncio_client_takes_files_in_more_than_a_dozen_methods() -> None:
+    assert {"caption_image", "segment_interactively", "generate_image", "rank_texts"} <= {
+        name for name, _ in READS_FILES
+    }
+    assert len({name for name, _ in READS_FILES}) >= 14
+
+
+def test_importing_the_client_leaves_the_process_as_it_is() -> None:
+    program = (
+        "import json, os; before = dict(os.environ)\n"
+        "import {0}, headway_client; headway_client.Client, headway_client.AsyncClient\n"
+        "print(json.dumps(sorted({{*before.items()}} ^ {{*os.environ.items()}})))"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
+    for module, changes in (("headway_client", []), ("headway_client.cli", [["GRPC_VERBOSITY", "NONE"]])):
+        command = [sys.executable, "-c", program.format(module)]
+        printed = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+        assert json.loads(printed) == changes

@@ -1,5 +1,6 @@
 """Embeddings and pairs of texts, from Python and from the command line."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,41 @@ def test_a_call_that_fails_ends_the_others(new_server: Any, connect: Any, fault:
     with pytest.raises(headway_client.FailedPreconditionError):
         connect(server.address).call("embed_text", ["x"] * 3000)
     assert len(server.rules.requests) <= MAX_CALLS_AT_ONCE
+
+
+class Refused(grpc.RpcError):
+    """What gRPC raises for a status."""
+
+    def __init__(self, status: Any) -> None:
+        self.code, self.details = (lambda: status.code), (lambda: status.details)
+        self.trailing_metadata = lambda: status.trailing_metadata
+
+
+MANY = [str(number) for number in range(600)]
+
+
+@pytest.mark.parametrize(
+    ("calls", "field", "own"),
+    [
+        (requests.embed_text(MANY), "texts[3]", "texts[259]"),
+        (requests.embed_text(MANY, text_pairs=MANY), "text_pairs[3]", "text_pairs[259]"),
+        (requests.score_text(MANY, text_pairs=MANY), "texts[3]", "texts[259]"),
+        (requests.score_text("one", text_pairs=MANY), "text_pairs[3]", "text_pairs[259]"),
+        (requests.score_text("one", text_pairs=MANY), "texts[0]", "texts[0]"),
+        (requests.embed_image([b"x"] * 200), "images[3].data", "images[67].data"),
+        (requests.embed_image(image_ids=MANY), "image_ids[3]", "image_ids[67]"),
+        (requests.embed_text(MANY), "normalize", "normalize"),
+    ],
+)
+def test_an_error_names_the_element_that_the_caller_gave(calls: Any, field: str, own: str, fault: Any) -> None:
+    """Though what was given has been split into several calls."""
+    message = "has texts[9] in its own words"
+    status = fault(grpc.StatusCode.INVALID_ARGUMENT, f"{field}: {message}", violations={field: message}).status()
+    first, second = itertools.islice(calls, 2)
+    assert str(first.error(Refused(status))) == f"INVALID_ARGUMENT: {field}: {message}"
+    error = second.error(Refused(status))
+    assert [violation.field for violation in error.field_violations] == [own]
+    assert str(error) == f"INVALID_ARGUMENT: {own}: {message}"
 
 
 def test_vectors_of_two_models_are_not_joined() -> None:

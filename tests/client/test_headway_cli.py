@@ -436,3 +436,33 @@ def test_a_scan_that_finds_nothing_says_so(run: Run, monkeypatch: pytest.MonkeyP
     ended = run("scan-store")
     assert (ended.stdout, ended.stderr) == ("", "headway: nothing has changed\n")
     assert run("scan-store", "--json").stdout == ""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["draw", "a", "-o"],
+        ["speak", "a", "--format", "wav", "-o"],
+        ["caption", "IMAGE", "--attention"],
+        ["segment", "IMAGE", "--everything", "--output"],
+        ["segment", "IMAGE", "--everything", "--overlay"],
+        ["inspect-text", "a", "--picture"],
+        ["inspect-image", "IMAGE", "--picture"],
+        ["inspect-generation", "a", "--picture"],
+        ["inspect-translation", "a", "--picture"],
+        ["load", "classify-text", "--concurrency", "1", "--report"],
+        ["load", "classify-text", "--concurrency", "1", "--html"],
+    ],
+    ids=" ".join,
+)
+def test_a_file_in_no_folder_is_refused_before_a_call_is_made(command: list[str], tmp_path: Path, server: Any) -> None:
+    image = tmp_path / "image.png"
+    image.write_bytes(b"x")
+    file = tmp_path / "missing" / "out.png"
+    words = [str(image) if word == "IMAGE" else word for word in command]
+    ended = CliRunner().invoke(app, [*words, str(file)], env={"HEADWAY_SERVER": server.address})
+    assert (ended.exit_code, ended.stdout) == (2, "")
+    assert (
+        ended.stderr.replace("\n", "") == f"headway: {file}: cannot be written; name a file in a folder that is there"
+    )
+    assert not server.rules.requests

@@ -26,10 +26,14 @@ def deploy(root: Path) -> Path:
     return root / "deploy"
 
 
+COMPONENTS = ("components/autoscaler", "components/service-monitor")
+
+
 def read(folder: Path) -> Objects:
     """Returns the objects of a folder of Kustomize, patched, by kind and name."""
     kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
-    assert (kustomization["apiVersion"], kustomization["kind"]) == ("kustomize.config.k8s.io/v1beta1", "Kustomization")
+    version, kind = ("v1alpha1", "Component") if folder.parent.name == "components" else ("v1beta1", "Kustomization")
+    assert (kustomization["apiVersion"], kustomization["kind"]) == (f"kustomize.config.k8s.io/{version}", kind)
     assert kustomization.keys() <= {"apiVersion", "kind", "resources", "patches"}
     objects: Objects = {}
     for resource in kustomization["resources"]:
@@ -75,10 +79,15 @@ def patched(one: dict[str, Any], operations: list[dict[str, Any]]) -> dict[str, 
 FOLDERS = ["base", "overlays/secrets", "overlays/fetch", "overlays/gpu"]
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
+def test_the_base_applies_to_a_cluster_without_add_ons(deploy):
+    kinds = {one["apiVersion"] for one in read(deploy / "kubernetes/base").values()}
+    assert kinds == {"apps/v1", "v1", "policy/v1"}
+
+
+@pytest.mark.parametrize("folder", [*FOLDERS, *COMPONENTS])
 def test_every_object_holds_to_the_schema_of_its_kind(deploy, folder):
     objects = read(deploy / "kubernetes" / folder)
-    assert len(objects) >= 6
+    assert objects
     for (kind, _), one in objects.items():
         if kind not in OF_OPERATORS:
             kubernetes_validate.validate(one, "1.37", strict=True)
@@ -130,7 +139,7 @@ def test_services_budget_and_monitor_find_the_pods(deploy):
         assert {port["targetPort"] for port in service["ports"]} <= ports
     assert objects["Service", "headway"]["spec"]["clusterIP"] == "None"
     assert objects["PodDisruptionBudget", "headway"]["spec"]["selector"]["matchLabels"].items() <= labels.items()
-    monitor = objects["ServiceMonitor", "headway"]["spec"]
+    monitor = read(deploy / "kubernetes/components/service-monitor")["ServiceMonitor", "headway"]["spec"]
     service = objects["Service", "headway"]
     assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
     assert {one["port"] for one in monitor["endpoints"]} <= {port["name"] for port in service["spec"]["ports"]}
@@ -140,7 +149,7 @@ def test_the_autoscaler_scales_the_deployment_by_a_metric_that_the_server_tells(
     from headway_server.monitoring.metrics import FAMILIES
 
     objects = read(deploy / "kubernetes/base")
-    spec = objects["HorizontalPodAutoscaler", "headway"]["spec"]
+    spec = read(deploy / "kubernetes/components/autoscaler")["HorizontalPodAutoscaler", "headway"]["spec"]
     target = spec["scaleTargetRef"]
     assert (target["kind"], target["name"]) in objects
     assert "replicas" not in objects["Deployment", "headway"]["spec"]  # or each apply would set them back

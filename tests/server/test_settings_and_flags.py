@@ -5,6 +5,7 @@ import pytest
 from headway_server import cli
 from headway_server.batching.settings import BatchingSettings
 from headway_server.bundles import Precision, VersionSettings
+from headway_server.configuration import misspelt_variable
 from headway_server.decoding.settings import EngineSettings
 from headway_server.settings import ConnectionSettings, ServerSettings
 
@@ -67,13 +68,28 @@ def test_an_empty_variable_is_as_good_as_none(settings_of, monkeypatch):
     assert (settings.precision, settings.threads, settings.engine) == (None, None, EngineSettings())
 
 
-def test_the_links_of_a_kubernetes_service_named_headway_change_nothing(settings_of, monkeypatch):
-    address = {"HEADWAY_PORT": "tcp://10.0.0.1:7", "HEADWAY_SERVICE_HOST": "10.0.0.1", "HEADWAY_SERVICE_PORT": "7"}
-    parts = {"": "tcp://10.0.0.1:7", "_PROTO": "tcp", "_PORT": "7", "_ADDR": "10.0.0.1"}
-    for name, value in (address | {f"HEADWAY_PORT_7_TCP{part}": value for part, value in parts.items()}).items():
-        monkeypatch.setenv(name, value)
-    assert settings_of("--store", "models") == ServerSettings(store="models", port=50051)
-    assert settings_of("--store", "models", "--port", "2222").port == 2222
+PORTS = [name for name in ServerSettings.model_fields if name.endswith("port")]
+
+
+@pytest.mark.parametrize("name", PORTS)
+@pytest.mark.parametrize("protocol", ["tcp", "udp"])
+def test_the_links_of_a_kubernetes_service_change_nothing(settings_of, monkeypatch, tmp_path, name, protocol):
+    """Of one named headway, headway-http and so on, whose variables have the names of settings."""
+    service = f"HEADWAY_{name.upper()}".removesuffix("_PORT")
+    parts = {"": f"{protocol}://10.0.0.1:7", "_PROTO": protocol, "_PORT": "7", "_ADDR": "10.0.0.1"}
+    links = {f"{service}_PORT_7_{protocol.upper()}{part}": value for part, value in parts.items()}
+    links |= {f"{service}_PORT": parts[""], f"{service}_SERVICE_HOST": "10.0.0.1", f"{service}_SERVICE_PORT": "7"}
+    for variable, value in (links | {f"{service}_SERVICE_PORT_HTTP": "7"}).items():
+        monkeypatch.setenv(variable, value)
+    assert settings_of("--store", "models") == ServerSettings(store="models")
+    assert getattr(settings_of("--store", "models", f"--{name.replace('_', '-')}", "2222"), name) == 2222
+    assert misspelt_variable(ServerSettings) is None
+    file = tmp_path / "headway.toml"
+    file.write_text(f"{name} = 3333\n")
+    assert getattr(settings_of("--store", "models", "--config", str(file)), name) == 3333
+    monkeypatch.setenv(f"{service}_PORT", "http")
+    with pytest.raises(SystemExit):
+        settings_of("--store", "models")
 
 
 def test_every_flag_reaches_its_setting(settings_of):

@@ -82,3 +82,16 @@ def is_close_call(log_probabilities: reference.LogProbabilities, *, noise: float
 
     expected = [found.tokens for found in reference.beam_search(log_probabilities, **options)]
     return any([found.tokens for found in reference.beam_search(noisy, **options)] != expected for _ in range(8))
+
+
+class Spelled:
+    """Output that tells every token, or the first ones alone."""
+
+    def __init__(self, length=None):
+        self.length = length
+
+    def push(self, token_id):  # noqa: ARG002 (nothing ends it)
+        return False
+
+    def whole(self, token_ids):
+        return " ".join(map(str, token_ids[: self.length]))

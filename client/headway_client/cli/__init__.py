@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from importlib.metadata import version
 from typing import Annotated
+
+# gRPC's core writes a line of its own to stderr for each handshake that fails; what is wrong is told by the call. It
+# reads this when it is imported.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import typer
 

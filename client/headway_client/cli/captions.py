@@ -54,7 +54,7 @@ def caption(
         streamed: StreamCaptionImageOptions = options_for_stream(options, StreamCaptionImageOptions)
         if prefix:
             streamed["prefix"] = prefix
-        with connected(connection) as client:
+        with connected(connection, attention) as client:
             print_streams(
                 inputs,
                 lambda one: client.stream_caption_image(**_of_stream(arguments([one])), **streamed),
@@ -64,7 +64,7 @@ def caption(
         return
     if prefix:
         options["prefixes"] = prefix
-    with connected(connection) as client:
+    with connected(connection, attention) as client:
         print_answers(
             inputs,
             batch_size,

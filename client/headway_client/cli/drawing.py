@@ -36,16 +36,17 @@ def draw(
 
     Prints a line for each image: its file, seed and size.
     """
-    with connected(connection) as client:
+    with connected(connection, output) as client:
         if progress:
             drawn = [_stream(client, prompt, output, options_for_stream(options, StreamGenerateImageOptions), progress)]
         else:
             drawn = list(client.generate_image(prompt, **options))
-    files = [output]
-    if len(drawn) > 1:
-        files = [output.with_stem(f"{output.stem}-{number}") for number in range(1, len(drawn) + 1)]
+        files = [output]
+        if len(drawn) > 1:
+            files = [output.with_stem(f"{output.stem}-{number}") for number in range(1, len(drawn) + 1)]
+        for file, image in zip(files, drawn, strict=True):
+            file.write_bytes(image.png)
     for file, image in zip(files, drawn, strict=True):
-        file.write_bytes(image.png)
         if as_json:
             shown = {name: value for name, value in as_dict(image).items() if name != "png"}
             print_json({"file": str(file), **shown})

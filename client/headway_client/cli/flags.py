@@ -17,7 +17,7 @@ from typing import Annotated, Any, NamedTuple, NoReturn, get_args, get_origin, i
 import grpc
 import typer
 
-from headway_client.cli.output import shorten
+from headway_client.cli.output import check_outputs, shorten
 from headway_client.client import Client
 from headway_client.connection import ConnectionOptions, settle
 from headway_client.errors import CallError, HeadwayError, UnavailableError
@@ -194,8 +194,10 @@ def _given(names: Sequence[str], arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def connected(connection: ConnectionFlags) -> Iterator[Client]:
-    """Opens a client for the length of a command."""
+def connected(connection: ConnectionFlags, *outputs: Path | None) -> Iterator[Client]:
+    """Opens a client for the length of a command that writes such files; they are written within."""
+    with reported_failures(connection):
+        check_outputs(*outputs)
     with reported_failures(connection), Client(**connection) as client, _told_of_waits(client):
         yield client
 

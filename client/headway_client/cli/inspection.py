@@ -57,7 +57,7 @@ def inspect_text(
 
     Prints, for each map of weights, a line for each token with those that it attends to most.
     """
-    with connected(connection) as client:
+    with connected(connection, picture) as client:
         _show(client.inspect_text(text, **options), text, picture, as_json, _show_text)
 
 
@@ -74,7 +74,7 @@ def inspect_generation(
 
     Prints, for each map of weights, a line for each token with those that it attends to most.
     """
-    with connected(connection) as client:
+    with connected(connection, picture) as client:
         _show(client.inspect_generation(text, **options), text, picture, as_json, _show_text)
 
 
@@ -91,7 +91,7 @@ def inspect_translation(
 
     Prints the translation and, for each map of weights, a line for each token with those that it attends to most.
     """
-    with connected(connection) as client:
+    with connected(connection, picture) as client:
         _show(client.inspect_translation(text, **options), text, picture, as_json, _show_translation)
 
 
@@ -109,7 +109,7 @@ def inspect_image(
     Prints, for each map of weights, the patches that the class token attends to most, or all patches together where
     there is none; --picture lays the weights over the image file.
     """
-    with connected(connection) as client:
+    with connected(connection, picture) as client:
         if picture is not None and image is None:
             raise typer.BadParameter("--picture draws over an image file; give it beside --image-id")
         answer = client.inspect_image(read_image(image, options), **options)

@@ -18,7 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 
 from headway_client.cli.flags import AsJson, ConnectionFlags, fail, reported_failures, takes_options
-from headway_client.cli.output import print_json, print_table
+from headway_client.cli.output import check_outputs, print_json, print_table
 from headway_client.cli.output import read_inputs as read_lines
 from headway_client.connection import DEFAULT_TIMEOUT_S
 from headway_client.load import (
@@ -183,7 +183,7 @@ def load(
         made = make_plan(**plan | {name: value for name, value in flags.items() if value is not None})
         if search and (made.rate_per_s is None or made.ramp_to_per_s is not None or not made.objectives):
             raise ValueError("--find-max needs a --slo, and a --rate without --ramp-to if you name the first rate")
-        _check_outputs(report, html)
+        check_outputs(report, html)
         typer.echo(made.describe(), err=True)
         started_at = datetime.now(UTC)
         with LoadProcesses(dict(connection), processes) as running:
@@ -205,6 +205,7 @@ def load_compare(
 ) -> None:
     """Compare two reports of the load tester."""
     with reported_failures({}):
+        check_outputs(html)
         reports = {_name(before, after): read_report(before), _name(after, before): read_report(after)}
         if len(reports) == 1:
             raise ValueError(f"{before} is given twice; name two reports")
@@ -283,13 +284,6 @@ def _live(plan: LoadPlan) -> Iterator[Callable[[Snapshot], None] | None]:
             live.update(Group(bar, table, f"{snapshot.outstanding_count} outstanding"), refresh=True)
 
         yield show
-
-
-def _check_outputs(*files: Path | None) -> None:
-    """Checks before a test that what it finds can be kept."""
-    for file in filter(None, files):
-        if not file.parent.is_dir() or file.is_dir():
-            raise ValueError(f"{file}: cannot be written; name a file in a folder that is there")
 
 
 def _write(result: Report, report: Path | None, html: Path | None, *, as_json: bool) -> None:

@@ -63,6 +63,17 @@ def with_inputs(inputs: Sequence[InputT], answer: Answer[ResultT]) -> Iterator[t
         yield inputs[index * len(inputs) // len(answer)], result
 
 
+def check_outputs(*files: Path | None) -> None:
+    """Checks before a command does anything that what it finds can be kept.
+
+    Raises:
+        ValueError: A file lies in no folder, or is one.
+    """
+    for file in filter(None, files):
+        if not file.parent.is_dir() or file.is_dir():
+            raise ValueError(f"{file}: cannot be written; name a file in a folder that is there")
+
+
 def print_json(value: dict[str, Any]) -> None:
     """Prints one object on one line."""
     typer.echo(json.dumps(value, ensure_ascii=False))

@@ -70,7 +70,7 @@ def segment(
         raise typer.BadParameter(f"--{refused[0].replace('_', '-')} is for {of}")
     if overlay is not None and image is None:
         raise typer.BadParameter("--overlay draws over an image file; give it beside --image-id")
-    with connected(connection) as client:
+    with connected(connection, output, overlay) as client:
         sent = read_image(image, options)
         if everything:
             with client.segment_everything(sent, **options) as stream:  # type: ignore[misc]

@@ -88,14 +88,14 @@ def speak(
     Prints a line: the file, the seed and the seconds. To hear it at once, where a model has 8 kHz:
     headway speak TEXT -o - | aplay -f S16_LE -r 8000
     """
-    with connected(connection) as client:
+    with connected(connection, None if output == "-" else Path(output)) as client:
         if output == "-":
             _play(client, text, options_for_stream(options, StreamSynthesizeSpeechOptions))
             return
         if options.get("format") is None:
             options["format"] = _format_of(output)
         [spoken] = client.synthesize_speech(text, **options)
-    Path(output).write_bytes(spoken.audio)
+        Path(output).write_bytes(spoken.audio)
     if as_json:
         shown = {name: value for name, value in as_dict(spoken).items() if name != "audio"}
         print_json({"file": output, **shown})

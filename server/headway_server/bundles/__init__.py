@@ -46,7 +46,7 @@ from headway_server.bundles.manifest import (
     Variant,
     attention_layers,
 )
-from headway_server.bundles.reader import NAME, Bundle, find_bundles, open_bundle, read_manifest, version_key
+from headway_server.bundles.reader import NAME, Bundle, find_bundles, open_bundle, path_key, read_manifest
 from headway_server.bundles.settings import ROUTES_FILE, VersionSettings
 from headway_server.bundles.signing import TrustedKeys, sign_bundle
 from headway_server.bundles.writer import describe_files, publish, staging_folder, write_manifest
@@ -107,10 +107,10 @@ __all__ = [
     "fingerprint_of",
     "list_store",
     "open_bundle",
+    "path_key",
     "publish",
     "read_manifest",
     "sign_bundle",
     "staging_folder",
-    "version_key",
     "write_manifest",
 ]

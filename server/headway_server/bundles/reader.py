@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISREG
-from typing import Final
+from typing import Final, TypeAlias
 
 from pydantic import ValidationError
 
@@ -22,6 +22,21 @@ _MAX_MANIFEST_BYTES = 16 * 2**20
 """A hundred thousand labels of a hundred characters fit."""
 NAME: Final = re.compile(NAME_PATTERN)
 """What a model or a version may be called."""
+VersionKey: TypeAlias = tuple[tuple[tuple[int, int, str], ...], str]
+"""By which versions are ordered: what their parts say, and the version itself where two say the same."""
+_STAGE, _END, _WORD, _NUMBER = range(4)
+"""Kinds of a version's parts, in their order; the end is one of them."""
+_STAGES: Final = {
+    name: rank
+    for rank, names in enumerate(("dev snapshot nightly", "alpha a", "beta b", "pre preview rc c"))
+    for name in names.split()
+}
+"""What a pre-release is called, and how far it is from the release."""
+_VERSION_PARTS: Final = re.compile(
+    r"(?:(?<![a-z])v)?(?P<number>\d+)"
+    rf"|(?P<stage>(?<=\d)[abc](?=\d)|(?:{'|'.join(name for name in _STAGES if len(name) > 1)})(?![a-z]))"
+    r"|(?P<word>[a-z]+)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +66,7 @@ def find_bundles(store: Path) -> list[Path]:
         models = subfolders(store)
     except OSError as error:
         raise StoreError(f"store {store}: cannot be read ({error.strerror}); check its permissions") from error
-    folders = sorted(folder for model in models for folder in _versions(model))
+    folders = [folder for model in sorted(models) for folder in _versions(model)]
     if not folders:
         raise StoreError(
             f"store {store}: holds no bundle (<model>/<version>/{MANIFEST_FILE}); "
@@ -61,9 +76,12 @@ def find_bundles(store: Path) -> list[Path]:
 
 
 def _versions(model: Path) -> list[Path]:
-    """Returns the folders of a model's versions, or the model's own if it cannot be read: opening that says why."""
+    """Returns the folders of a model's versions, the latest last.
+
+    Of a model that cannot be read it returns the model's own: opening that says why.
+    """
     try:
-        return subfolders(model)
+        return sorted(subfolders(model), key=lambda folder: _version_key(folder.name))
     except OSError:
         return [model]
 
@@ -77,9 +95,27 @@ def subfolders(folder: Path) -> list[Path]:
     return [below for below in folder.iterdir() if NAME.match(below.name) and below.is_dir()]
 
 
-def version_key(version: str) -> tuple[tuple[int, int, str], ...]:
-    """Returns a key that orders versions, 10 after 9 and 1.10 after 1.9; the largest is the latest."""
-    return tuple((1, int(part), "") if part.isdigit() else (0, 0, part) for part in re.split(r"[._-]", version))
+def _version_key(version: str) -> VersionKey:
+    """Returns a key that orders versions; the largest is the latest.
+
+    Numbers are compared as numbers, wherever they stand: 10 after 9 and v9, 1.10 after 1.9, rc10 after rc9. A
+    pre-release, such as 1.0-rc1, 1.0.dev3 or 1.0b2 (PEP 440), is before its release; any other addition is after it.
+    """
+    parts: list[tuple[int, int, str]] = []
+    for match in _VERSION_PARTS.finditer(version):
+        if match["number"]:
+            parts.append((_NUMBER, int(match["number"]), ""))
+        elif match["stage"]:
+            parts.append((_STAGE, _STAGES[match["stage"]], ""))
+        else:
+            parts.append((_WORD, 0, match["word"]))
+    return (*parts, (_END, 0, "")), version
+
+
+def path_key(path: str) -> tuple[str, VersionKey]:
+    """Returns a key that orders bundles of the paths `<model>/<version>`: by model, the latest version last."""
+    name, _, version = path.partition("/")
+    return name, _version_key(version)
 
 
 def open_bundle(path: Path, trusted: TrustedKeys | None = None) -> Bundle:

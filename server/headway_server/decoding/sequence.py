@@ -119,6 +119,8 @@ class Delta:
     """Tokens produced so far."""
     tokens: tuple[TokenLogProbability, ...] = ()
     """Those produced since the last delta, if log-probabilities were asked for."""
+    places: tuple[int, ...] = ()
+    """At which character of the text each of them begins, if the task has looked."""
     sample: int = 0
     """Number of the continuation among those of its prompt."""
 

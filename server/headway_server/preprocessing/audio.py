@@ -1,15 +1,16 @@
 """Encoded audio to mono samples at a model's rate, and samples to log-mel spectrograms, as the bundle's manifest says.
 
 A header of a few bytes can announce hours, and a few bytes of FLAC can hold minutes of silence. So formats are told by
-their first bytes before a decoder sees them, channels and rate are held to limits by the header, samples are decoded
-block by block and counted whatever the header says, and each block is mixed and resampled before the next is decoded:
-what is held is the mono audio at the model's rate.
+their first bytes before a decoder sees them, and channels and rate are held to limits by the header. Samples are
+decoded block by block to the end of the file and counted, whatever the header says. Each block is mixed and resampled
+before the next is decoded: what is held is the mono audio at the model's rate.
 
 N samples, F frames, M mel bins, W samples of a Fourier transform.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -33,6 +34,22 @@ _SAMPLES_A_SECOND: Final = 192_000
 _FORMATS: Final = ("WAV", "WAVEX", "RF64", "FLAC", "OGG", "MP3")
 FORMATS_AS_TEXT: Final = "WAV, FLAC, OGG (Vorbis or Opus) or MP3"
 _BEGINNINGS: Final = (b"RIFF", b"RF64", b"fLaC", b"OggS", b"ID3")
+_OTHERS: Final = (
+    ("M4A or MP4", re.compile(rb".{4}ftyp", re.DOTALL)),
+    ("WebM or Matroska", re.compile(rb"\x1aE\xdf\xa3")),
+    ("AAC", re.compile(rb"\xff[\xf0\xf1\xf8\xf9]|ADIF")),
+    ("AMR", re.compile(rb"#!AMR")),
+    ("AIFF", re.compile(rb"FORM.{4}AIF", re.DOTALL)),
+    ("CAF", re.compile(rb"caff")),
+    ("ASF or WMA", re.compile(rb"\x30\x26\xb2\x75")),
+)
+"""Formats that are known by name and not read, and how they begin."""
+_UNKNOWN_FRAMES: Final = (1 << 36) - 1
+"""So many frames and more are no length: the most that a header of FLAC can tell."""
+_NO_SIZES: Final = (0, 0xFFFFFFFF)
+"""What is in place of sizes in the header of a WAV file that was written to a pipe."""
+_FIRST_PAGE: Final = 2
+"""Mark of the first page of a stream in OGG."""
 _BLOCK_FRAMES: Final = 1 << 16
 _FRAMES_AT_A_TIME: Final = 1 << 10
 """Frames of a spectrogram that are computed at a time."""
@@ -86,30 +103,27 @@ class AudioDecoder:
         Raises:
             InvalidInputError: It is none of these, is damaged, has no samples, or is past a limit.
         """
-        rate = self._rate
         if (size := len(data)) > self._limits.max_bytes:
             raise InvalidInputError(
                 field, f"has {size} bytes, the limit is {self._limits.max_bytes}; compress or cut it"
             )
         if not data:
             raise InvalidInputError(field, f"is empty; give {FORMATS_AS_TEXT}")
+        for name, beginning in _OTHERS:
+            if beginning.match(data):
+                raise InvalidInputError(
+                    field,
+                    f"is {name}, which is not read here; convert it, as with ffmpeg -i FILE out.flac, and give "
+                    f"{FORMATS_AS_TEXT}",
+                )
         if not data.startswith(_BEGINNINGS) and not (data[0] == 0xFF and data[1:2] >= b"\xe0"):
             raise InvalidInputError(field, f"is no audio that is read here; give {FORMATS_AS_TEXT}")
-        soundfile, soxr = audio_libraries()
+        soundfile, _ = audio_libraries()
+        parts: list[NDArray[np.float32]] = []
+        duration_s = 0.0
         try:
-            with soundfile.SoundFile(BytesIO(data)) as file:
-                self._check_header(file, field)
-                resampler = (
-                    None if file.samplerate == rate else soxr.ResampleStream(file.samplerate, rate, 1, "float32")
-                )
-                parts: list[NDArray[np.float32]] = []
-                num_frames = 0
-                for block in self._mono_blocks(file, field):
-                    num_frames += len(block)
-                    parts.append(block if resampler is None else resampler.resample_chunk(block))
-                if resampler is not None:
-                    parts.append(resampler.resample_chunk(np.empty(0, np.float32), last=True))
-                duration_s = num_frames / file.samplerate
+            for link in _links(_with_sizes(data)):
+                duration_s += self._decode_link(link, parts, self._limits.max_seconds - duration_s, field)
         except soundfile.SoundFileError as error:
             reason = str(error).rpartition(": ")[2].rstrip(".")
             raise InvalidInputError(field, f"cannot be decoded ({reason}); give {FORMATS_AS_TEXT}") from error
@@ -118,7 +132,27 @@ class AudioDecoder:
             raise InvalidInputError(field, "has no samples; give audio that sounds")
         return PreparedAudio(samples=np.clip(samples, -1.0, 1.0), duration_s=duration_s)
 
-    def _check_header(self, file: Any, field: str) -> None:
+    def _decode_link(self, data: bytes, parts: list[NDArray[np.float32]], most: float, field: str) -> float:
+        """Decodes a file, or one of the files that are chained in it, and appends what is heard to the parts.
+
+        Returns:
+            Its seconds, at most `most`.
+        """
+        soundfile, soxr = audio_libraries()
+        rate = self._rate
+        with soundfile.SoundFile(BytesIO(data)) as file:
+            file.seekable = lambda: False  # or no more is read than the header says, and each block is sought
+            self._check_header(file, most, field)
+            resampler = None if file.samplerate == rate else soxr.ResampleStream(file.samplerate, rate, 1, "float32")
+            num_frames = 0
+            for block in self._mono_blocks(file, most, field):
+                num_frames += len(block)
+                parts.append(block if resampler is None else resampler.resample_chunk(block))
+            if resampler is not None:
+                parts.append(resampler.resample_chunk(np.empty(0, np.float32), last=True))
+            return float(num_frames / file.samplerate)
+
+    def _check_header(self, file: Any, most: float, field: str) -> None:
         """Checks what the header says; it may promise less than there is, which `_mono_blocks` finds.
 
         Raises:
@@ -134,22 +168,25 @@ class AudioDecoder:
             raise InvalidInputError(
                 field, f"has {file.samplerate} samples a second; {MIN_RATE} to {MAX_RATE} are read; resample it"
             )
-        most = self._limits.max_seconds
-        if (seconds := file.frames / file.samplerate) > most and file.frames < 2**62:  # that many: it is not known
-            raise InvalidInputError(field, f"has {seconds:.1f} seconds by its header, the limit is {most:g}; cut it")
+        if (seconds := file.frames / file.samplerate) > most and file.frames < _UNKNOWN_FRAMES:
+            limit = self._limits.max_seconds
+            before = "" if most == limit else f" and {limit - most:.1f} before"
+            raise InvalidInputError(
+                field, f"has {seconds:.1f} seconds by its header{before}, the limit is {limit:g}; cut it"
+            )
 
-    def _mono_blocks(self, file: Any, field: str) -> Iterator[NDArray[np.float32]]:
+    def _mono_blocks(self, file: Any, most: float, field: str) -> Iterator[NDArray[np.float32]]:
         """Yields the mean of all channels, block by block.
 
         Raises:
             InvalidInputError: There is more than the limits allow, or a sample is no finite number.
         """
-        most = self._limits.max_seconds
+        limit_s = self._limits.max_seconds
         num_frames = 0
         while len(block := file.read(_BLOCK_FRAMES, dtype="float32", always_2d=True)):  # (frames, channels)
             num_frames += len(block)
             if num_frames > most * file.samplerate:
-                raise InvalidInputError(field, f"has more than {most:g} seconds, which is the limit; cut it")
+                raise InvalidInputError(field, f"has more than {limit_s:g} seconds, which is the limit; cut it")
             if num_frames * file.channels > (limit := int(most * _SAMPLES_A_SECOND)):
                 raise InvalidInputError(
                     field,
@@ -159,6 +196,35 @@ class AudioDecoder:
             if not np.isfinite(block).all():
                 raise InvalidInputError(field, "has samples that are no finite numbers; repair it")
             yield np.clip(block, -1.0, 1.0).mean(axis=1, dtype=np.float32)
+
+
+def _with_sizes(data: bytes) -> bytes:
+    """Returns a WAV file with the sizes that it has; what was written to a pipe has none in its header."""
+    if data[:4] != b"RIFF" or data[8:12] != b"WAVE" or int.from_bytes(data[4:8], "little") == len(data) - 8:
+        return data
+    place = 12
+    while (name := data[place : place + 4]) and name != b"data":
+        place += 8 + (size := int.from_bytes(data[place + 4 : place + 8], "little")) + size % 2
+    start = place + 8
+    if not name or len(data) < start or int.from_bytes(data[place + 4 : start], "little") not in _NO_SIZES:
+        return data
+    sizes = [size.to_bytes(4, "little") for size in (len(data) - 8, len(data) - start)]
+    return b"".join((data[:4], sizes[0], data[8 : place + 4], sizes[1], data[start:]))
+
+
+def _links(data: bytes) -> Iterator[bytes]:
+    """Yields the files that are chained to an OGG file (RFC 3533), one after the other; anything else as it is."""
+    start = place = 0
+    was_first = True
+    while data[place : place + 4] == b"OggS" and len(data) > place + 26:
+        is_first = bool(data[place + 5] & _FIRST_PAGE)
+        if is_first and not was_first:
+            yield data[start:place]
+            start = place
+        was_first = is_first
+        num_segments = data[place + 26]
+        place += 27 + num_segments + sum(data[place + 27 : place + 27 + num_segments])
+    yield data[start:] if start else data
 
 
 class LogMel:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import unicodedata
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
@@ -25,6 +26,8 @@ from tokenizers import Encoding, Tokenizer
 from headway_server.errors import BundleError, InvalidInputError, no_panics
 from headway_server.preprocessing.pool import LONG_TEXT, text_pool
 
+REPLACEMENT: Final = "\ufffd"
+"""What stands in a text for bytes that are no character."""
 _SLICE_LENGTH: Final = LONG_TEXT
 """Characters of the texts that are encoded at a time: what the library makes of a text is many times its size."""
 _FEW_CHARACTERS: Final = 1000
@@ -227,6 +230,16 @@ class TextTokenizer:
             self._token_texts[token_id] = text
         return text
 
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """Returns the bytes of `token_text`, and of a part of a character its own.
+
+        Returns None if they cannot be told: of a token that is no whole character, and no token of bytes either.
+        """
+        text = self.token_text(token_id)
+        if REPLACEMENT not in text:
+            return text.encode(errors="replace")
+        return _bytes_of(self._tokenizer.id_to_token(token_id) or "")
+
     async def _encode_slice(
         self,
         texts: Sequence[str],
@@ -283,6 +296,27 @@ class TextTokenizer:
 
     def __repr__(self) -> str:
         return f"TextTokenizer({self.vocabulary_size} tokens, {self.num_special_tokens} special tokens a text)"
+
+
+def _byte_level_alphabet() -> dict[str, bytes]:
+    """Returns the character that stands for each byte in byte-level vocabularies (Radford et al. 2019)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in printable]
+    alphabet = {chr(byte): bytes([byte]) for byte in printable}
+    return alphabet | {chr(0x100 + index): bytes([byte]) for index, byte in enumerate(others)}
+
+
+BYTE_LEVEL: Final = _byte_level_alphabet()
+"""The byte of each character of a byte-level token."""
+BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-F]{2})>")
+"""Names of tokens that stand for a byte in vocabularies that fall back to them."""
+
+
+def _bytes_of(token: str) -> bytes | None:
+    """Returns what a token stands for whose text is no whole character."""
+    if (byte := BYTE_TOKEN.fullmatch(token)) is not None:
+        return bytes.fromhex(byte[1])
+    return b"".join(map(BYTE_LEVEL.__getitem__, token)) if token and BYTE_LEVEL.keys() >= set(token) else None
 
 
 def _encoded_text(

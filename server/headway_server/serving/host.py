@@ -25,7 +25,7 @@ from headway_server.bundles import (
     find_bundles,
     fingerprint_of,
     open_bundle,
-    version_key,
+    path_key,
 )
 from headway_server.errors import (
     BundleError,
@@ -310,7 +310,7 @@ class ModelHost(ModelFinder[ServedModel]):
     @property
     def bundles(self) -> tuple[BundleStatus, ...]:
         """Every bundle that the host knows of, by path."""
-        return tuple(self._status(path, entry) for path, entry in sorted(self._entries.items()))
+        return tuple(self._status(path, self._entries[path]) for path in sorted(self._entries, key=path_key))
 
     @property
     def rejected(self) -> tuple[BundleStatus, ...]:
@@ -607,7 +607,7 @@ class ModelHost(ModelFinder[ServedModel]):
 
     def _list_models(self) -> None:
         models = (entry.hosted.model for entry in self._entries.values() if entry.hosted is not None)
-        self.models = tuple(sorted(models, key=_name_and_version))
+        self.models = tuple(sorted(models, key=lambda model: path_key(path_of(model))))
 
     def _status(self, path: str, entry: _Entry) -> BundleStatus:
         if self._is_started and entry.hosted is not None and not entry.hosted.model.is_alive:
@@ -819,9 +819,9 @@ class ModelHost(ModelFinder[ServedModel]):
 def _by_model(paths: Iterable[str]) -> list[list[str]]:
     """Returns the paths of each model's versions, the newest first."""
     models: dict[str, list[str]] = {}
-    for path in sorted(paths):
-        models.setdefault(path.partition("/")[0], []).append(path)
-    return [sorted(group, key=lambda path: version_key(_version_of(path)), reverse=True) for group in models.values()]
+    for path in sorted(paths, key=path_key):
+        models.setdefault(path.partition("/")[0], []).insert(0, path)
+    return list(models.values())
 
 
 def _version_of(path: str) -> str:
@@ -829,10 +829,10 @@ def _version_of(path: str) -> str:
 
 
 def _latest(name: str, paths: Iterable[str]) -> str:
-    versions = [_version_of(path) for path in paths if path.startswith(f"{name}/")]
-    if not versions:
+    own = [path for path in paths if path.startswith(f"{name}/")]
+    if not own:
         raise ModelNotFoundError(f"the store has no model {quoted(name)}")
-    return max(versions, key=version_key)
+    return _version_of(max(own, key=path_key))
 
 
 def _check_name(field: str, name: str) -> None:
@@ -852,7 +852,3 @@ def _reason(error: Exception, path: str, store: Path | None) -> str:
     if not isinstance(error, ServerError):  # its text may hold anything
         return "cannot be loaded; the server's log says why"
     return str(error).replace(f"{store}/", "").removeprefix(f"{path}: ")
-
-
-def _name_and_version(model: ServedModel) -> tuple[str, tuple[tuple[int, int, str], ...]]:
-    return model.bundle.manifest.name, version_key(model.bundle.manifest.version)

@@ -18,7 +18,7 @@ import numpy as np
 from headway_server.bundles import SamplingDefaults
 from headway_server.decoding.constraints import ConstraintRequest
 from headway_server.decoding.parameters import SamplingParameters
-from headway_server.errors import InvalidInputError
+from headway_server.errors import FieldName, InvalidInputError
 
 Given: TypeAlias = Mapping[str, Any]
 """Parameters that a call sets, by the names of `SamplingParameters`; for generation also `constraint`, a
@@ -225,5 +225,8 @@ def _check_logit_biases(logit_biases: Elements[tuple[int, float]], vocab_size: i
         check_range(f"{field}.bias", bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
         if (first := places.setdefault(token_id, index)) != index:
             raise InvalidInputError(
-                f"{field}.token_id", f"is {token_id}, as is that of logit_biases[{first}]; give a token one bias"
+                f"{field}.token_id",
+                f"is {token_id}, as is that of ",
+                FieldName(f"logit_biases[{first}]"),
+                "; give a token one bias",
             )

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,10 @@ from headway_server.bundles import (
     attention_layers,
     find_bundles,
     open_bundle,
+    path_key,
     publish,
     read_manifest,
     staging_folder,
-    version_key,
 )
 from headway_server.errors import BundleError, StoreError
 
@@ -144,11 +145,31 @@ def test_a_folder_that_cannot_be_read_is_a_bad_bundle_and_no_more(bundle):
         open_bundle(closed)
 
 
-def test_versions_are_ordered_as_people_read_them():
-    versions = ["1", "2", "10", "1.9", "1.10", "2026-11-21", "1.0-rc"]
-    assert max(versions, key=version_key) == "2026-11-21"
-    assert version_key("10") > version_key("9")
-    assert version_key("1.10") > version_key("1.9")
+ORDERS = [
+    "1 1.9 1.10 2 10 2026-11-21",
+    "8 v9 10 v11",
+    "v1.9 v1.10",
+    "1.0.0-dev 1.0.0-alpha1 1.0.0-alpha.2 1.0.0-beta 1.0.0-rc1 1.0.0-rc2 1.0.0-rc10 1.0.0 1.0.0-gpu 1.0.1-rc1 1.0.1",
+    "1.0.dev3 1.0a1 1.0b2 1.0rc1 1.0 1.0.1",
+    "1-nightly 1-snapshot.2 1-pre 1 1-post1",
+    "candidate 1",
+    "1.0 1.0-a 1.0-b",
+    "run9 run10",
+    "2026-11-21 2026-11-21.1 2026-12-02",
+    "01 1",
+]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_versions_are_ordered_as_people_read_them(order):
+    keys = [path_key(f"model/{version}") for version in order.split()]
+    assert all(earlier < later for earlier, later in pairwise(keys))
+
+
+def test_a_store_lists_the_versions_of_a_model_in_their_order(tmp_path):
+    for version in ("10", "v9", "11-rc1", "11"):
+        (tmp_path / "model" / version).mkdir(parents=True)
+    assert [folder.name for folder in find_bundles(tmp_path)] == ["v9", "10", "11-rc1", "11"]
 
 
 def test_a_version_that_exists_is_not_overwritten(bundle):

@@ -178,9 +178,15 @@ class BeamSearch:
         else:
             self.is_finished = not self.beams or self._may_stop()
 
-    def hypotheses(self) -> list[Found]:
-        """Returns the best hypotheses, the best first: as many as were asked for, or as there are."""
-        return self._found[: self._parameters.num_hypotheses]
+    @property
+    def num_hypotheses(self) -> int:
+        """How many are asked for."""
+        return self._parameters.num_hypotheses
+
+    @property
+    def found(self) -> Sequence[Found]:
+        """The best K hypotheses, or as many as there are, the best first. Several may read alike."""
+        return self._found
 
     def _banks(self, continuations: Iterable[Continuation]) -> list[list[Beam]]:
         """Returns the best K of every bank that go on, ranked; ends among a bank's best K become hypotheses."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence as Elements
 from collections.abc import Set as AbstractSet
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,8 +110,15 @@ class SearchStep:
 
     def result(self, sequence: Sequence) -> SequenceResult:
         """Returns the result of a search that has ended, of a sequence that still has its slots."""
-        found = _block(sequence).search.hypotheses()
-        hypotheses = tuple(self._hypothesis(sequence, one) for one in found)
+        search = _block(sequence).search
+        found: list[tuple[Any, Found]] = []  # of several that read alike, the best
+        for one in search.found:
+            output = sequence.output.whole(one.token_ids)
+            if all(output != other for other, _ in found):
+                found.append((output, one))
+            if len(found) == search.num_hypotheses:
+                break
+        hypotheses = tuple(self._hypothesis(sequence, output, one) for output, one in found)
         best = hypotheses[0]
         return SequenceResult(
             output=best.output,
@@ -123,10 +131,10 @@ class SearchStep:
             hypotheses=hypotheses,
         )
 
-    def _hypothesis(self, sequence: Sequence, found: Found) -> Hypothesis:
+    def _hypothesis(self, sequence: Sequence, output: Any, found: Found) -> Hypothesis:
         return Hypothesis(
             token_ids=found.token_ids,
-            output=sequence.output.whole(found.token_ids),
+            output=output,
             log_probability=found.log_probability,
             score=found.score,
             num_new_tokens=found.num_new_tokens,

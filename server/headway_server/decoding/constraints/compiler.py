@@ -79,7 +79,7 @@ class _Refusal:
 
     path: str
     """Of the field below the constraint, such as `.regex`."""
-    description: str
+    description: tuple[str, ...]
 
 
 class Held:
@@ -238,13 +238,13 @@ class ConstraintCompiler:
             if known is not None:
                 self._known.move_to_end(request)
         if isinstance(known, _Refusal):
-            raise InvalidInputError(field + known.path, known.description)
+            raise InvalidInputError(field + known.path, *known.description)
         if known is not None:
             return self._constraint(parts, known)
         try:
             grammar, constraint = self._check(parts, request, field)
         except InvalidInputError as error:
-            self._remember(request, _Refusal(error.field.removeprefix(field), error.description))
+            self._remember(request, _Refusal(error.field.removeprefix(field), error.parts))
             raise
         self._remember(request, grammar)
         return constraint

@@ -13,7 +13,7 @@ from typing import Any
 from llguidance import regex_to_lark
 
 from headway_server.decoding.constraints.vocabulary import Vocabulary
-from headway_server.errors import InvalidInputError
+from headway_server.errors import FieldName, InvalidInputError
 from headway_server.preprocessing import CALL_ID, CALL_ID_PATTERN, CallForm
 
 MAX_SCHEMA_BYTES = 64 * 1024
@@ -107,7 +107,8 @@ def _check_choices(field: str, choices: tuple[str, ...]) -> None:
                 f"{field}[{index}]", f"has {len(choice)} characters; must be 1 to {MAX_CHOICE_LENGTH}"
             )
         if choice in first:
-            raise InvalidInputError(f"{field}[{index}]", f"is the same as {field}[{first[choice]}]; give each once")
+            earlier = FieldName(f"{field}[{first[choice]}]")
+            raise InvalidInputError(f"{field}[{index}]", "is the same as ", earlier, "; give each once")
         first[choice] = index
 
 

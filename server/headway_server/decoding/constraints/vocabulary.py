@@ -10,7 +10,6 @@ refused.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+from headway_server.preprocessing.text import BYTE_LEVEL, BYTE_TOKEN
+
 _NOT_IN_TEXT = 0xFF
 """A byte that no UTF-8 text has; the library uses it for something else."""
 _UTF8_BYTES = frozenset(bytes([byte]) for byte in (*range(0xC0), *range(0xC2, 0xF5)))
@@ -152,20 +152,9 @@ class _Decoder:
     def decode(self, token: str) -> bytes:
         """Returns what a token adds to a text."""
         if self._is_byte_level:
-            return b"".join(map(_BYTES.__getitem__, token)) if _BYTES.keys() >= set(token) else token.encode()
+            return b"".join(map(BYTE_LEVEL.__getitem__, token)) if BYTE_LEVEL.keys() >= set(token) else token.encode()
         for mark, content in self._replaced:
             token = token.replace(mark, content)
-        if self._has_byte_tokens and (byte := _BYTE_TOKEN.fullmatch(token)):
+        if self._has_byte_tokens and (byte := BYTE_TOKEN.fullmatch(token)):
             return bytes.fromhex(byte[1])
         return token.encode(errors="replace")
-
-
-def _byte_level_alphabet() -> dict[str, bytes]:
-    """Returns the character that stands for each byte in byte-level vocabularies (Radford et al. 2019)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(0x100) if byte not in printable]
-    alphabet = {chr(byte): bytes([byte]) for byte in printable}
-    return alphabet | {chr(0x100 + index): bytes([byte]) for index, byte in enumerate(others)}
-
-
-_BYTES = _byte_level_alphabet()

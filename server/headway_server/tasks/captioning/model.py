@@ -5,6 +5,7 @@ S patches of an image.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import AsyncGenerator, Iterator
 from collections.abc import Sequence as Elements
@@ -200,4 +201,4 @@ def _named_prefixes() -> Iterator[None]:
     try:
         yield
     except InvalidInputError as error:
-        raise InvalidInputError(error.field.replace("target_prefix", "prefix"), error.description) from None
+        raise error.renamed(lambda field: re.sub("^target_prefix", "prefix", field)) from None

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway_server.decoding.constraints import CallRequest, ConstraintRequest
-from headway_server.errors import InvalidInputError, NoChatTemplateError
+from headway_server.errors import FieldName, InvalidInputError, NoChatTemplateError
 from headway_server.preprocessing import CallForm, ChatTemplate, ChatTurn, NoToolsError, TextTokenizer, Tool
 from headway_server.serving.limits import check_count, check_size_of_call, check_text, check_token_ids, num_bytes
 from headway_server.tasks.parameters import (
@@ -28,6 +28,7 @@ from headway_server.tasks.parameters import (
     check_range,
 )
 
+_CONTEXT_TOKENS: Final = 16
 MAX_PROMPTS: Final = 256
 """Most prompts or conversations of a call."""
 MAX_SALT_LENGTH: Final = 256
@@ -104,6 +105,12 @@ class FittedPrompt:
     truncated: bool
     shown: str = ""
     """What the text begins with: nothing, or the prompt where the call wants it repeated."""
+
+    @property
+    def context_ids(self) -> list[int]:
+        """Its last tokens, which may matter for how the text after it reads."""
+        last: list[int] = self.input_ids[-_CONTEXT_TOKENS:].tolist()
+        return last
 
 
 class PromptReader:
@@ -326,8 +333,11 @@ def fit_prompt(
     if plan.parameters.min_new_tokens > max_new_tokens:
         raise InvalidInputError(
             "parameters.min_new_tokens",
-            f"is {plan.parameters.min_new_tokens}; must be from 0 to {max_new_tokens}, the most tokens that follow "
-            f"{field}; ask for fewer, or set max_new_tokens too",
+            f"is {plan.parameters.min_new_tokens}; must be from 0 to {max_new_tokens}, the most tokens that follow ",
+            FieldName(field),
+            "; ask for fewer, or set ",
+            FieldName("max_new_tokens"),
+            " too",
         )
     return FittedPrompt(text=text, input_ids=input_ids, max_new_tokens=max_new_tokens, truncated=truncated)
 
@@ -339,7 +349,9 @@ def _too_long(
     if length <= min(limits.max_input_tokens, total - 1):
         return InvalidInputError(
             "parameters.max_new_tokens",
-            f"is {requested_new_tokens}; {field} has {length} tokens and the model holds {total}, so at most "
+            f"is {requested_new_tokens}; ",
+            FieldName(field),
+            f" has {length} tokens and the model holds {total}, so at most "
             f"{total - length} can follow; ask for fewer, shorten the prompt, or set truncate to have it cut",
         )
     return InvalidInputError(

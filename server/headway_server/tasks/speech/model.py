@@ -26,7 +26,7 @@ from headway_server.decoding.output.text import Detokenizer
 from headway_server.decoding.output.tokens import TokenAssembly
 from headway_server.decoding.parameters import SamplingParameters
 from headway_server.decoding.sequence import FinishReason, Sequence, SequenceResult
-from headway_server.errors import InvalidInputError
+from headway_server.errors import FieldName, InvalidInputError
 from headway_server.preprocessing.audio import AudioDecoder, LogMel, PreparedAudio
 from headway_server.preprocessing.pool import audio_pool
 from headway_server.serving.answers import Answer, CallTimings
@@ -377,7 +377,9 @@ class SpeechModel(DecodingModel):
             if (seconds := len(audio.samples) / self._audio.sampling_rate) > self._audio.window_s:
                 raise InvalidInputError(
                     "parameters.hypothesis_count",
-                    f"is {call.plan.num_hypotheses}, and audios[{number}] has {seconds:.1f} seconds; of more than "
+                    f"is {call.plan.num_hypotheses}, and ",
+                    FieldName(f"audios[{number}]"),
+                    f" has {seconds:.1f} seconds; of more than "
                     f"{self._audio.window_s:g}, one window, there is one transcript; ask for 1, or cut the audio",
                 )
 

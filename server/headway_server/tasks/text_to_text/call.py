@@ -201,7 +201,7 @@ def named_passages(passages: Elements[Passage]) -> Iterator[None]:
         yield
     except InvalidInputError as error:
         passage = passages[int(error.field)]
-        raise InvalidInputError(passage.field, passage.place + error.description) from None
+        raise InvalidInputError(passage.field, passage.place, *error.parts) from None
 
 
 def _check_room(field: str, phrases: EncodedPhrases, prefix_ids: Tokens, max_new_tokens: int) -> None:

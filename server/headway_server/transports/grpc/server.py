@@ -222,8 +222,8 @@ class _UnregisteredMethods:
 class Beside(Protocol):
     """A transport beside gRPC, which holds its calls to the same `Calls`."""
 
-    async def start(self) -> int:
-        """Listens, once the models are started; returns the port."""
+    async def start(self, grpc_port: int) -> int:
+        """Listens, once the models are started; returns the port. Callers may be told that of gRPC."""
 
     async def stop(self) -> None:
         """Closes its connections, once no call runs; until then it answers."""
@@ -351,7 +351,7 @@ class HeadwayServer:
         await self.doors.open(self._health, interceptor, _options(self._settings))
         self._sweep = asyncio.create_task(self.callers.watch())
         if self.beside is not None:
-            self.port_beside = await self.beside.start()
+            self.port_beside = await self.beside.start(port)
         return port
 
     async def _watch_health(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Final, Self
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
 
 from headway_server.configuration import nearest_name
-from headway_server.errors import InvalidInputError
+from headway_server.errors import InvalidInputError, UnknownFieldError
 
 JSON_OBJECT: Final = TypeAdapter(dict[str, Any])
 
@@ -53,13 +53,17 @@ class Body(Part):
         """Names the first wrong field; of a union's members, the one that the value came closest to."""
         errors = error.errors(include_url=False, include_input=False)
         first = max(errors, key=lambda each: len(each["loc"]) if each["loc"][0] == errors[0]["loc"][0] else 0)
+        is_unknown = first["type"] == "extra_forbidden"
+        given = {0, len(first["loc"]) - 1} if is_unknown else {0}  # of these none is a member of a union
         names = [
-            part for part in first["loc"] if not (isinstance(part, str) and ("[" in part or part in cls._unions()))
+            part
+            for index, part in enumerate(first["loc"])
+            if index in given or not (isinstance(part, str) and ("[" in part or part in cls._unions()))
         ]
         field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in names).lstrip(".")
-        if first["type"] == "extra_forbidden":
+        if is_unknown:
             near = nearest_name(field, cls.model_fields) if len(names) == 1 else ""
-            return InvalidInputError(field, f"is not supported by this server; leave it out{near}")
+            return UnknownFieldError(field, f"is not supported by this server; leave it out{near}")
         if first["type"] == "missing":
             return InvalidInputError(field, "is missing; give it")
         return InvalidInputError(field, str(first["msg"])[:1].lower() + str(first["msg"])[1:])

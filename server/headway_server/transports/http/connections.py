@@ -9,6 +9,24 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 _MAX_HEAD_BYTES: Final = 64 * 2**10
 """Largest request line with its headers."""
+_PROBE_AGAIN_S: Final = 0.05
+_PROBE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+"""What a caller who waits reads over, and what one who has gone answers with a reset."""
+
+
+class _AnyLength(int):
+    """The rest of a body whose end is that of its connection."""
+
+    def __lt__(self, other: object) -> bool:
+        return False
+
+    def __sub__(self, other: object) -> _AnyLength:
+        return self
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+    __hash__ = int.__hash__
 
 
 class Connection(HttpToolsProtocol):
@@ -25,6 +43,7 @@ class Connection(HttpToolsProtocol):
         self._reads_head, self._head_bytes = True, 0
         self._awaits_head_since: float | None = time.monotonic()
         self._unread: tuple[int, float] | None = None
+        self._sends_no_more = False
 
     def connection_made(self, transport: Any) -> None:
         """See `asyncio.Protocol`."""
@@ -67,6 +86,24 @@ class Connection(HttpToolsProtocol):
         """See httptools."""
         self._awaits_head_since, self._reads_head, self._head_bytes = None, False, 0
         super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":  # which knows no chunks: the end of the connection ends a stream
+            self.cycle.chunked_encoding, self.cycle.expected_content_length = False, _AnyLength()
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn's returns nothing
+        """Answers a caller who sends no more and reads on; whether one has gone instead, a probe finds out."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or cycle.more_body or self.scope["scheme"] == "https":
+            return False
+        self._sends_no_more = True
+        cycle.keep_alive = False
+        self._probe()
+        self.loop.call_later(_PROBE_AGAIN_S, self._probe)  # what answers the first one is seen when more is written
+        return True
+
+    def _probe(self) -> None:
+        """Finds out if the caller has gone, where no answer does."""
+        if self.scope["http_version"] != "1.0" and not self.cycle.response_started and not self.transport.is_closing():
+            self.transport.write(_PROBE)
 
     def on_message_complete(self) -> None:
         """See httptools: what follows is the next request's head, though this one may not be answered yet."""
@@ -87,6 +124,11 @@ class Connection(HttpToolsProtocol):
         if head_timeout_s and self._awaits_head_since is not None and now - self._awaits_head_since > head_timeout_s:
             self.abort()
             return
+        if self._sends_no_more and not self.cycle.response_started:
+            if self.scope["http_version"] == "1.0":  # which has no answer before the answer
+                self.abort()
+                return
+            self._probe()
         size = self.transport.get_write_buffer_size()
         if not size:
             self._unread = None

@@ -11,7 +11,7 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn, Protocol, TypeAlias, TypeVar
@@ -47,6 +47,9 @@ MAX_ELEMENTS: Final = 65_536
 _READ_TO_ITS_END_BYTES: Final = 64 * 2**10
 """The rest of a refused request is read up to this size, so that its connection can be used again."""
 _JSON: Final = b"application/json"
+FORM_DATA: Final = b"multipart/form-data"
+_SENT_UNASKED: Final = frozenset({b"", b"text/plain", b"application/x-www-form-urlencoded", FORM_DATA})
+"""Types of a body that browsers let any page send, without asking the server before (CORS-safelisted)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,19 +113,23 @@ class Form(Protocol):
 class Edge:
     """What all endpoints share."""
 
-    def __init__(self, calls: Calls, callers: Callers, *, describe: Describe, allows_origin: bool) -> None:
+    def __init__(self, calls: Calls, callers: Callers, *, describe: Describe, origins: Collection[str]) -> None:
         """Prepares to make endpoints.
 
         Args:
             calls: What every call is held to.
             callers: What waits for callers.
             describe: See `Describe`.
-            allows_origin: True if pages of other origins may call.
+            origins: Those whose pages may call beside the server's own; `*` stands for all.
         """
         self.calls = calls
         self.callers = callers
         self.describe = describe
-        self.allows_origin = allows_origin
+        self._origins = origins
+
+    def allows(self, origin: str) -> bool:
+        """True if pages of an origin may call, though it is not the server's own."""
+        return "*" in self._origins or origin in self._origins
 
     def fail(self, error: BaseException, method: str, call: Call | None, request_id: str) -> Failure:
         """Describes an error to the caller; logs it if it is the server's own."""
@@ -147,6 +154,7 @@ class Endpoint:
         is_admin: bool = False,
         is_probe: bool = False,
         timeout_of: Callable[[Mapping[str, str]], float | None] = lambda _: None,
+        name_of: Callable[[str], str] = str,
     ) -> None:
         """Describes the method.
 
@@ -156,10 +164,11 @@ class Endpoint:
             handler: Answers it.
             form: Of its errors.
             max_bytes: Largest body; 0 where there is none.
-            media_types: Of its body; an empty one is none, which pages may not send.
+            media_types: Of its body; an empty one is none.
             is_admin: True if it changes the server.
             is_probe: True if what it answers is a look at the server, which is no call and uses up no budget.
             timeout_of: Reads from the headers the seconds that the caller waits for; may raise InvalidInputError.
+            name_of: Says what the API calls a field that a task names in an error.
         """
         self._edge = edge
         self._method = method
@@ -170,6 +179,7 @@ class Endpoint:
         self._is_admin = is_admin
         self._is_probe = is_probe
         self._timeout_of = timeout_of
+        self._name_of = name_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one call."""
@@ -210,7 +220,8 @@ class Endpoint:
         except BaseException as error:  # the one place where every error becomes an answer
             if not is_failure(error):
                 raise
-            failure = self._edge.fail(error, self._method, call, exchange.request_id)
+            told = error.renamed(self._name_of) if isinstance(error, InvalidInputError) else error
+            failure = self._edge.fail(told, self._method, call, exchange.request_id)
         # Outside of the handler: an error that is being handled keeps the frames that hold the request.
         await exchange.fail(failure, self._form)
 
@@ -282,20 +293,33 @@ class _Exchange:
         host = (self._scope.get("client") or ("unknown",))[0]
         origin = self.headers.get("origin")
         names = [self.headers.get("host", "")]
-        if origin is not None and not self._edge.allows_origin:
+        if origin is not None and not self._edge.allows(origin):
             names.append(urlsplit(origin).netloc)
         return is_local(host) and all(is_local(_host_of(name)) for name in names)
 
+    @property
+    def is_foreign(self) -> bool:
+        """True if a page has sent this whose origin is neither the server's nor allowed."""
+        origin = self.headers.get("origin")
+        own = self.headers.get("host")
+        return origin is not None and urlsplit(origin).netloc != own and not self._edge.allows(origin)
+
     def check_media_type(self, accepted: frozenset[bytes]) -> None:
-        """Checks what the body is said to be: a page of another origin may send other types without asking.
+        """Checks what the body is said to be: the browser of a page that may not call sends some types without asking.
 
         Raises:
-            MediaTypeError: That is none of those accepted, or it is compressed.
+            MediaTypeError: That is none of those accepted, or one of those from such a page, or it is compressed.
         """
-        given = self.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if given.encode("latin-1") not in accepted or (not given and "origin" in self.headers):
+        given = self.headers.get("content-type", "").partition(";")[0].strip().lower().encode("latin-1")
+        if given in _SENT_UNASKED and self.is_foreign:
+            raise MediaTypeError(
+                "content-type",
+                f"is {given[:100].decode()!r}, from a page of another origin; send it from a program, or have the "
+                "origin listed in --http-cors-origins",
+            )
+        if given not in accepted:
             listed = " or ".join(sorted(name.decode() for name in accepted if name))
-            raise MediaTypeError("content-type", f"is {given[:100]!r}; send {listed}")
+            raise MediaTypeError("content-type", f"is {given[:100].decode('latin-1')!r}; send {listed}")
         if (encoding := self.headers.get("content-encoding", "identity")) != "identity":
             raise MediaTypeError("content-encoding", f"is {encoding[:100]!r}; send the body as it is")
 

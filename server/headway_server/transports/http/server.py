@@ -15,11 +15,11 @@ from typing import Final
 import structlog
 import uvicorn
 from starlette.applications import Starlette
-from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as StarletteRequest
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
 
 from headway_server.errors import ServerError
 from headway_server.serving.callers import Callers
@@ -77,13 +77,14 @@ class HttpServer:
         self._procedures = procedures or {}
         self._tls = tls
         self._write_metrics = write_metrics
-        self._edge = Edge(calls, callers, describe=describe, allows_origin=bool(settings.http_cors_origins))
+        self._edge = Edge(calls, callers, describe=describe, origins=settings.http_cors_origins)
         self._server: _Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._grpc_port = settings.port
         self.app = self._make_app()
         """The ASGI application."""
 
-    def _make_app(self) -> Starlette:
+    def _make_app(self) -> ASGIApp:
         routes: list[BaseRoute] = [
             *openai_routes(self._edge, self._host, self._settings),
             *connect_routes(self._edge, self._procedures),
@@ -94,20 +95,17 @@ class HttpServer:
         if self._write_metrics is not None:
             metrics = Endpoint(self._edge, "/metrics", self._metrics, OPENAI_FORM, is_probe=True)
             routes.append(Route("/metrics", metrics, methods=["GET"]))
-        routes += page_routes()
-        middleware = []
-        if origins := self._settings.http_cors_origins:
-            middleware.append(
-                Middleware(
-                    CORSMiddleware,
-                    allow_origins=list(origins),
-                    allow_methods=["GET", "POST"],
-                    allow_headers=["*"],
-                    expose_headers=[REQUEST_ID, "retry-after", "inference-header-content-length"],
-                    max_age=600,
-                )
-            )
-        return Starlette(routes=routes, middleware=middleware, exception_handlers={404: _not_found, 405: _not_allowed})
+        routes += page_routes(lambda: self._grpc_port)
+        app = Starlette(routes=routes, exception_handlers={404: _not_found, 405: _not_allowed})
+        if not self._settings.http_cors_origins:
+            return app
+        return CORSMiddleware(  # around all of it: what Starlette itself answers has the headers too
+            app,
+            allow_origins=self._settings.http_cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=[REQUEST_ID, "retry-after", "retry-after-ms", "inference-header-content-length"],
+        )
 
     async def _live(self, _: StarletteRequest) -> Response:
         """Says whether an orchestrator should leave the process as it is."""
@@ -128,13 +126,14 @@ class HttpServer:
         text = await asyncio.to_thread(self._write_metrics)
         return Reply(body=text, media_type=b"text/plain; version=0.0.4; charset=utf-8")
 
-    async def start(self) -> int:
-        """Listens; returns the port.
+    async def start(self, grpc_port: int) -> int:
+        """Listens; returns the port. Its page tells that of gRPC.
 
         Raises:
             ServerError: The address is taken.
         """
         settings = self._settings
+        self._grpc_port = grpc_port
         listener = _listen(settings.host, settings.http_port or 0, is_shared=settings.workers != 1)
         port: int = listener.getsockname()[1]
         for name in ("uvicorn", "uvicorn.error", "python_multipart"):

@@ -27,6 +27,7 @@ from headway_server.errors import (
     RequestTooLargeError,
     StoreUnavailableError,
     UnknownCallerError,
+    UnknownFieldError,
     WrongTaskError,
 )
 
@@ -41,6 +42,7 @@ _RETRY_S: Final = 1.0
 STATUS: Final[dict[type[RequestError], tuple[int, str, str]]] = {
     RequestTooLargeError: (413, _INVALID, "request_too_large"),  # before their base
     MediaTypeError: (415, _INVALID, "unsupported_media_type"),
+    UnknownFieldError: (400, _INVALID, "unknown_parameter"),
     InvalidInputError: (400, _INVALID, "invalid_value"),
     ModelNotFoundError: (404, _INVALID, "model_not_found"),
     ImageNotFoundError: (404, _INVALID, "image_not_found"),

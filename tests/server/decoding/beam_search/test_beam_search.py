@@ -2,13 +2,14 @@
 
 import asyncio
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from naive_beam_search import beam_search
 from numpy_decoder import NumpyDecoder, NumpyEncoder
-from random_searches import differences, is_close_call, random_search, reference_config
+from random_searches import Spelled, differences, is_close_call, random_search, reference_config
 from tiny_engine import BOS_ID, EOS_ID, make_sequence, running_engine
 
 from headway_server.decoding.interfaces import EncoderInput
@@ -65,7 +66,9 @@ async def test_random_searches_of_all_widths_find_what_the_reference_finds(seed)
 
         async def answer(source, search, max_new_tokens):
             await asyncio.sleep(rng.random() * 0.1)
-            sequence = make_sequence(source, start_ids=[BOS_ID], search=search, max_new_tokens=max_new_tokens)
+            sequence = make_sequence(
+                source, start_ids=[BOS_ID], search=search, max_new_tokens=max_new_tokens, output=Spelled()
+            )
             return (await engine.run([sequence]))[0]
 
         results = await asyncio.gather(*(answer(*case) for case in cases))
@@ -115,6 +118,18 @@ async def test_a_result_is_that_of_its_best_hypothesis():
     scores = [hypothesis.score for hypothesis in result.hypotheses]
     assert scores == sorted(scores, reverse=True)
     assert len({hypothesis.token_ids for hypothesis in result.hypotheses}) == 5
+
+
+async def test_no_output_is_found_twice_and_the_next_best_takes_its_place():
+    search = SearchParameters(beam_size=5, num_hypotheses=5, early_stopping=EarlyStopping.NEVER)
+    every = await search_alone(np.array([5, 6, 7]), search, output=Spelled())
+    read = [Spelled(9).whole(hypothesis.token_ids) for hypothesis in every.hypotheses]
+    first = {text: number for number, text in reversed(list(enumerate(read)))}
+    assert 1 < len(first) < 5
+    for count in (1, 2, 5):
+        result = await search_alone(np.array([5, 6, 7]), replace(search, num_hypotheses=count), output=Spelled(9))
+        expected = [every.hypotheses[number].token_ids for number in sorted(first.values())][:count]
+        assert [hypothesis.token_ids for hypothesis in result.hypotheses] == expected
 
 
 async def test_phrases_that_must_appear_do_and_those_that_must_not_do_not():

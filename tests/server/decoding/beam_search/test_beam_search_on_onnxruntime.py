@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from naive_beam_search import next_log_probabilities, translate_with_beams
-from random_searches import differences, is_close_call, random_search, reference_config
+from random_searches import Spelled, differences, is_close_call, random_search, reference_config
 from tiny_engine import make_sequence, running_engine
 from tiny_models import NUMBERS
 
@@ -59,7 +59,9 @@ def random_cases(seed: int, count: int, **options) -> list[tuple[np.ndarray, Sea
 
 
 def new_sequence(source, search, max_new_tokens):
-    return make_sequence(source, start_ids=[BOS_ID], eos_id=EOS_ID, search=search, max_new_tokens=max_new_tokens)
+    return make_sequence(
+        source, start_ids=[BOS_ID], eos_id=EOS_ID, search=search, max_new_tokens=max_new_tokens, output=Spelled()
+    )
 
 
 async def search_together(runners, cases, seed: int = 0):

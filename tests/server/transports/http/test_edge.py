@@ -14,6 +14,7 @@ from waiting import until
 from headway_server import errors, keys
 from headway_server.errors import InvalidInputError, RequestError
 from headway_server.transports.http import edge
+from headway_server.transports.http import server as http_server
 from headway_server.transports.http.edge import check_elements
 from headway_server.transports.http.status import STATUS
 
@@ -125,6 +126,47 @@ async def test_pages_of_other_origins_may_call_only_where_they_are_listed(serve)
         assert "access-control-allow-origin" not in answer.headers
 
 
+@pytest.mark.parametrize("origins", [("https://app.example",), ("*",)], ids=["listed", "all"])
+async def test_every_route_answers_pages_that_may_call(serve, monkeypatch, origins):
+    """What a browser asks first, errors, and what is wrong with the server itself."""
+    origin = {"origin": "https://app.example"}
+    allowed = {"*", "https://app.example"}
+    async with serve(http_cors_origins=origins) as serving:
+        routes = {
+            (route.path.replace("{model:path}", "missing"), method)
+            for route in serving.http.app.app.routes
+            for method in (route.methods or {"POST"}) & {"GET", "POST"}
+        }
+        assert len(routes) > 60
+        for path, method in routes:
+            asks = origin | {"access-control-request-method": method, "access-control-request-headers": "x-own"}
+            answer = await serving.client.options(path, headers=asks)
+            assert (answer.status_code, answer.headers["access-control-allow-origin"] in allowed) == (200, True), path
+            if method == "POST":
+                answer = await serving.client.post(path, headers=origin | {"content-type": "text/x"}, content=b"{")
+                assert answer.headers["access-control-allow-origin"] in allowed, path
+        for path in ("/nothing", "/v1/embeddings"):
+            answer = await serving.client.get(path, headers=origin)
+            assert answer.status_code in (404, 405)
+            assert answer.headers["access-control-allow-origin"] in allowed
+        monkeypatch.setattr(serving.host, "ailing", lambda **_: 1 / 0)
+        answer = await serving.client.get("/livez", headers=origin)
+        assert (answer.status_code, answer.headers["access-control-allow-origin"] in allowed) == (500, True)
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"), [(None, 400), ("own", 400), ("https://app.example", 400), ("https://evil.example", 415)]
+)
+@pytest.mark.parametrize("path", ["/v1/audio/transcriptions", "/v1/audio/translations"])
+async def test_forms_are_taken_from_programs_and_from_pages_that_may_call(serve, path, origin, status):
+    async with serve(http_cors_origins=("https://app.example",)) as serving:
+        headers = {} if origin is None else {"origin": serving.url if origin == "own" else origin}
+        answer = await serving.client.post(path, headers=headers, files={"other": b""})
+        assert answer.status_code == status
+        if status == 415:
+            assert "from a page of another origin" in answer.json()["error"]["message"]
+
+
 async def test_a_body_of_another_type_or_size_is_refused_before_it_is_read(serve):
     async with serve(max_text_kib=1, max_message_mib=1) as serving:
         answer = await serving.client.post("/v1/embeddings", content=b"{}", headers={"content-type": "text/plain"})
@@ -141,6 +183,58 @@ async def test_a_body_of_another_type_or_size_is_refused_before_it_is_read(serve
         answer = await raw(serving.port, head + b"transfer-encoding: chunked\r\n\r\n" + chunk * 20)
         assert answer.startswith(b"HTTP/1.1 413 ") or answer == b"reset"
         await until(lambda: len(serving.server.callers._arriving) == 0)
+
+
+STREAM = b'{"model":"tiny-generation","prompt":"the cat","max_tokens":8,"seed":5,"stream":true}'
+WHOLE = STREAM.replace(b"true", b"false")
+
+
+def request(body: bytes, version: str) -> bytes:
+    head = f"POST /v1/completions HTTP/{version}\r\nhost: x\r\ncontent-type: application/json\r\n"
+    return head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body
+
+
+@pytest.mark.parametrize("ask", [b"GET /readyz HTTP/1.0\r\n\r\n", request(WHOLE, "1.0"), request(STREAM, "1.0")])
+async def test_a_caller_of_http_1_0_gets_no_chunks(serve, ask):
+    async with serve() as serving:
+        answer = await raw(serving.port, ask)
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 ")
+        assert b"transfer-encoding" not in head
+        assert b"connection: close" in head
+        if b"content-length: " in head:
+            assert int(head.partition(b"content-length: ")[2].split()[0]) == len(body)
+        else:
+            assert body.startswith(b"data: {")
+            assert body.endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize(
+    "ask", [b"GET /readyz HTTP/1.1\r\nhost: x\r\n\r\n", request(WHOLE, "1.1"), request(STREAM, "1.1")]
+)
+async def test_a_caller_who_sends_no_more_is_answered(serve, ask):
+    async with serve() as serving:
+        reader, writer = await asyncio.open_connection("127.0.0.1", serving.port)
+        writer.write(ask)
+        writer.write_eof()
+        answer = await asyncio.wait_for(reader.read(), 20)
+        writer.close()
+        assert b"HTTP/1.1 200 " in answer
+        assert answer.endswith((b"ok\n", b"}", b"data: [DONE]\n\n\r\n0\r\n\r\n"))
+        if b"100 Continue" in answer:
+            assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+
+async def test_a_caller_of_http_1_0_who_sends_no_more_has_until_the_next_sweep(serve, monkeypatch):
+    monkeypatch.setattr(http_server, "_SWEEP_S", 0.02)
+    async with serve() as serving:
+        slow_down(serving.decoder, 0.02)
+        _, writer = await asyncio.open_connection("127.0.0.1", serving.port)
+        writer.write(request(WHOLE.replace(b":8,", b":50,"), "1.0"))
+        await until(lambda: serving.server.calls.num_running == 1)
+        writer.close()
+        await until(lambda: serving.recorder.finished)
+        assert serving.recorder.finished[-1] == ("/v1/completions", "CancelledError")
 
 
 async def test_half_a_request_and_endless_headers_are_cut_off(serve, monkeypatch):
@@ -265,13 +359,15 @@ def test_only_this_machine_by_its_own_name_counts_as_local():
     def exchange(client, **headers):
         pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
         scope = {"headers": pairs, "state": {}, "client": (client, 1)}
-        owner = type("_Edge", (), {"allows_origin": False})()
+        owner = edge.Edge(None, None, describe=None, origins=["https://app.example"])
         made = edge._Exchange.__new__(edge._Exchange)
         made._edge, made._scope, made.headers = owner, scope, headers
         return made
 
     assert exchange("127.0.0.1", host="localhost:8080").is_local
     assert exchange("::1", host="[::1]:8080", origin="http://[::1]:8080").is_local
+    assert exchange("::1", host="localhost:8080", origin="https://app.example").is_local
+    assert not exchange("::1", host="localhost:8080", origin="https://evil.example").is_local
     assert not exchange("127.0.0.1", host="evil.example:8080").is_local
     assert not exchange("127.0.0.1", host="localhost", origin="https://evil.example").is_local
     assert not exchange("10.0.0.1", host="localhost").is_local

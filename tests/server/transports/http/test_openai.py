@@ -158,10 +158,65 @@ async def test_completions_tell_the_probabilities_of_prompt_and_text(calling):
         answer = await client.completions.create(**COMPLETION, logprobs=3, echo=True)
         choice = answer.choices[0]
         assert choice.text.startswith("the cat")
-        assert "".join(choice.logprobs.tokens) == choice.text or "\ufffd" in choice.text
         assert choice.logprobs.token_logprobs[0] is None
         assert len(choice.logprobs.tokens) == answer.usage.total_tokens
         assert choice.logprobs.text_offset[0] == 0
+
+
+PROMPT = "the cat é → 😀"
+"""Whose last characters have several bytes, each of which is a token."""
+
+
+@pytest.mark.parametrize("echo", [False, True])
+async def test_places_and_bytes_of_tokens_fit_the_text_at_once_and_in_a_stream(calling, echo):
+    asked = COMPLETION | {"prompt": PROMPT, "logprobs": 20, "max_tokens": 24, "seed": 3}
+    async with calling() as (_, client):
+        answer = await client.completions.create(**asked, echo=echo)
+        choice, told = answer.choices[0], answer.choices[0].logprobs
+        stream = await client.completions.create(**asked, echo=echo, stream=True)
+        parts = [chunk.choices[0].logprobs async for chunk in stream if chunk.choices[0].logprobs is not None]
+    num_own = answer.usage.completion_tokens
+    assert [token for part in parts for token in part.tokens] == told.tokens[-num_own:]
+    assert [place for part in parts for place in part.text_offset] == told.text_offset[-num_own:]
+    assert [top for part in parts for top in part.top_logprobs] == told.top_logprobs[-num_own:]
+    data = [_bytes_of(token) for token in told.tokens]
+    for index, place in enumerate(told.text_offset):
+        before = b"".join(data[:index]).decode(errors="replace")
+        assert place == len(before) - (len(before) - len(before.rstrip("\ufffd")) if index else 0)
+        assert choice.text.startswith(before[:place])
+    if echo:
+        assert told.text_offset[len(data) - num_own] == len(PROMPT)
+        assert told.tokens[len(data) - num_own - 4 : len(data) - num_own] == [
+            "bytes:\\xf0",
+            "bytes:\\x9f",
+            "bytes:\\x98",
+            "bytes:\\x80",
+        ]
+
+
+def _bytes_of(token: str) -> bytes:
+    """Returns the bytes of a token of a completion."""
+    written = token.removeprefix("bytes:").replace("\\x", "")
+    return bytes.fromhex(written) if token.startswith("bytes:") else token.encode()
+
+
+async def test_the_likeliest_tokens_are_all_told_the_best_by_its_text(calling):
+    asked = {"logprobs": True, "top_logprobs": 20}
+    async with calling() as (serving, client):
+        completion = await client.completions.create(**COMPLETION, logprobs=20)
+        chat = await client.chat.completions.create(**CHAT | asked)
+        model = next(model for model in serving.host.models if model.bundle.manifest.name == "tiny-generation")
+        for top in completion.choices[0].logprobs.top_logprobs:
+            assert len(top) == 20
+            assert list(top.values()) == sorted(top.values(), reverse=True)
+        for token in chat.choices[0].logprobs.content:
+            assert len(token.top_logprobs) == 20
+            assert all(bytes(one.bytes) for one in token.top_logprobs if not one.token.startswith("<"))
+        model._tokenizer._token_texts = dict.fromkeys(range(TOKENIZER.get_vocab_size()), "same")
+        completion = await client.completions.create(**COMPLETION, logprobs=3)
+        for top in completion.choices[0].logprobs.top_logprobs:
+            assert [name.partition(":")[0] for name in top] == ["same", "token_id", "token_id"]
+            assert list(top.values()) == sorted(top.values(), reverse=True)
 
 
 async def test_parameters_change_what_is_generated(calling):
@@ -240,6 +295,22 @@ WRONG = [
         "messages[0].content[0].type",
         "input should be 'text'",
     ),
+    (
+        "chat/completions",
+        {"min_tokens": 63, "max_completion_tokens": None},
+        400,
+        "min_tokens",
+        "or set max_completion_tokens",
+    ),
+    (
+        "completions",
+        {"min_tokens": 63, "max_tokens": None},
+        400,
+        "min_tokens",
+        "follow prompt; ask for fewer, or set max_t",
+    ),
+    ("completions", {"stop": ["a", ""]}, 400, "stop[1]", "stop[1]: has 0 characters"),
+    ("completions", {"logit_bias": {"5": 1, "05": 2}}, 400, "logit_bias", "as is that of logit_bias;"),
     ("chat/completions", {"temperature": 3}, 400, "temperature", "is 3; must be from 0 to 2"),
     ("chat/completions", {"temperature": "1"}, 400, "temperature", "valid number"),
     ("chat/completions", {"n": 17}, 400, "n", "must be from 1 to 16"),
@@ -280,6 +351,53 @@ async def test_what_is_wrong_is_named(serve):
             assert (answer.status_code, error["param"]) == (status, param), (changes, error)
             assert message in error["message"], (changes, error)
             assert error["type"] == "invalid_request_error"
+
+
+NAMES_OF_TASKS = [
+    "parameters.stop_strings",
+    "stop_strings",
+    "min_new_tokens",
+    "max_new_tokens",
+    "texts",
+    "texts[0]",
+    "audios",
+    "sample_count",
+    "messages.messages",
+    "constraint.calls",
+    "logit_biases[0].bias",
+    "log_probabilities.top_token_count",
+    "str",
+    "TextFormat",
+]
+
+
+async def test_the_callers_own_words_stay_as_they_are(serve):
+    """Of a model and a field, though tasks have fields of these names."""
+    posts = {"chat/completions": CHAT, "completions": COMPLETION, "embeddings": {"model": "topics", "input": "a"}}
+    posts |= {"images/generations": {"prompt": "a"}, "audio/speech": {"input": "a"}}
+    async with serve() as serving:
+
+        async def refuse(path, status, **given):
+            answer = await serving.client.post(f"/v1/{path}", **given)
+            assert answer.status_code == status
+            return answer.json()["error"]
+
+        for word in NAMES_OF_TASKS:
+            missing, unknown = f"model {word!r} is not loaded", (word, "unknown_parameter")
+            for path, body in posts.items():
+                error = await refuse(path, 404, json=body | {"model": word})
+                assert missing in error["message"]
+                error = await refuse(path, 400, json=body | {"model": "topics", word: 1})
+                assert (error["param"], error["code"]) == unknown
+                assert error["message"].startswith(f"{word}: is not supported")
+            for path in ("audio/transcriptions", "audio/translations"):
+                twice = [("file", b"x"), ("file", b"y")]
+                error = await refuse(path, 400, data={"model": word}, files=twice)
+                assert (error["param"], "twice" in error["message"]) == ("file", True)
+                error = await refuse(path, 404, data={"model": word}, files={"file": b"x"})
+                assert missing in error["message"]
+                error = await refuse(path, 400, data={word: "1"}, files={"file": b"x"})
+                assert (error["param"], error["code"]) == unknown
 
 
 async def test_what_is_no_json_is_refused(serve):

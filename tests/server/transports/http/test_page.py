@@ -18,6 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 from PIL import Image
@@ -347,6 +348,73 @@ def test_the_call_is_shown_as_a_command_that_works(page: Page, address: str) -> 
     open_panel(page, address, "classify")
     answer(page)
     assert answer_of_shown_command(page)["results"][0]["labels"][0]["label"] == "Business"
+
+
+def test_commands_name_the_port_of_grpc_that_the_server_has(page: Page, address: str) -> None:
+    open_panel(page, address, "classify")
+    port = page.locator('meta[name="grpc-port"]').get_attribute("content")
+    assert port != "50051"
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        grpc.channel_ready_future(channel).result(timeout=20)
+    answer(page)
+    page.get_by_text("The call that this panel made").click()
+    for kind in ("Python", "gRPC"):
+        page.get_by_label(kind, exact=True).check()
+        assert f"127.0.0.1:{port}" in page.locator(".commands code").inner_text()
+
+
+def test_what_was_written_chosen_and_answered_is_there_when_a_panel_is_opened_again(page: Page, address: str) -> None:
+    open_panel(page, address, "classify")
+    texts = page.locator("main textarea").first
+    texts.fill("The rocket has reached the moon.")
+    found = answer(page)
+    requests: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
+    for panel in ("models", "server", "tag"):
+        page.locator(f'#tabs a[href="#/{panel}"]').click()
+        expect(page.locator(f".panel.{panel}")).to_be_visible()
+    page.locator('#tabs a[href="#/classify"]').click()
+    expect(page.locator("main textarea").first).to_have_value("The rocket has reached the moon.")
+    assert page.locator(".output").inner_text() == found
+    assert not any("ClassifyText" in url for url in requests)
+
+
+@pytest.mark.parametrize("has_clipboard", [True, False])
+def test_a_command_is_copied_with_and_without_a_clipboard(browser: Browser, address: str, has_clipboard: bool) -> None:
+    """A page over plain HTTP has none, unless it is of this machine."""
+    context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
+    try:
+        page = context.new_page()
+        if not has_clipboard:
+            page.add_init_script("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+        open_panel(page, address, "classify")
+        answer(page)
+        page.get_by_text("The call that this panel made").click()
+        copy = page.get_by_role("button", name="Copy")
+        copy.click()
+        expect(page.get_by_role("button", name="Copied")).to_be_visible()
+        command = page.locator(".commands code").inner_text()
+        page.locator("main textarea").first.fill("")
+        page.locator("main textarea").first.press("Control+v")
+        assert page.locator("main textarea").first.input_value() == command
+    finally:
+        context.close()
+
+
+def test_nothing_is_asked_while_nobody_sees_the_page(page: Page, address: str) -> None:
+    page.clock.install()
+    open_panel(page, address, "server")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.clock.run_for(10_000)
+    assert {url.rpartition("/")[2] for url in asked} == {"ListModels", "metrics"}
+    page.evaluate("Object.defineProperty(document, 'hidden', { value: true, configurable: true })")
+    asked.clear()
+    page.clock.run_for(60_000)
+    assert asked == []
+    page.evaluate("delete document.hidden; document.dispatchEvent(new Event('visibilitychange'))")
+    page.wait_for_timeout(0)
+    assert {url.rpartition("/")[2] for url in asked} == {"ListModels", "metrics"}
 
 
 def test_a_refused_call_says_why(page: Page, address: str) -> None:

@@ -349,14 +349,17 @@ class _Request:
 
 @contextmanager
 def _own_names() -> Iterator[None]:
-    """Calls the field of an error what it is called in this protocol."""
+    """Calls the fields of an error what they are called in this protocol."""
     try:
         yield
     except InvalidInputError as error:
-        field = error.field
-        for pattern, replacement in _OWN_NAMES:
-            field = pattern.sub(replacement, field)
-        raise InvalidInputError(field, error.description) from None
+        raise error.renamed(_own_name) from None
+
+
+def _own_name(field: str) -> str:
+    for pattern, replacement in _OWN_NAMES:
+        field = pattern.sub(replacement, field)
+    return field
 
 
 def _task_of(model: ServedModel) -> TensorTask:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, Final
 
 from headway_server.transports.http.edge import Headers, Reply, to_json
@@ -15,30 +14,41 @@ EVENT_STREAM: Final = b"text/event-stream"
 DONE: Final = b"data: [DONE]\n\n"
 
 _NAMES: Final = (
-    (re.compile(r"\bparameters\.(?:sampling\.)?"), ""),
-    (re.compile(r"\bmessages\.messages\b"), "messages"),
-    (re.compile(r"\bconstraint\.json_schema\b"), "response_format.json_schema.schema"),
-    (re.compile(r"\bconstraint\.calls\b"), "tools"),
-    (re.compile(r"\blogit_biases\[\d+\](?:\.token_id|\.bias)?"), "logit_bias"),
-    (re.compile(r"\bstop_strings\b"), "stop"),
-    (re.compile(r"\bmin_new_tokens\b"), "min_tokens"),
-    (re.compile(r"\blog_probabilities\.top_token_count\b"), "top_logprobs"),
-    (re.compile(r"\b(?:sample|image)_count\b"), "n"),
-    (re.compile(r"\baudios(?:\[0\])?"), "file"),
-    (re.compile(r"\btexts\b(?=\[|:|$)"), "input"),
-    (re.compile(r"\bmax_new_tokens\b"), "max_completion_tokens"),
+    (re.compile(r"^parameters\.(?:sampling\.)?"), ""),
+    (re.compile(r"^messages\.messages\b"), "messages"),
+    (re.compile(r"^constraint\.calls\b"), "tools"),
+    (re.compile(r"^constraint\.json_schema\b"), "response_format.json_schema.schema"),
+    (re.compile(r"^constraint$"), "response_format"),
+    (re.compile(r"^logit_biases\[\d+\](?:\.token_id|\.bias)?"), "logit_bias"),
+    (re.compile(r"^stop_strings\b"), "stop"),
+    (re.compile(r"^min_new_tokens\b"), "min_tokens"),
+    (re.compile(r"^log_probabilities\.top_token_count\b"), "top_logprobs"),
+    (re.compile(r"^(?:sample|image)_count\b"), "n"),
+    (re.compile(r"^audios(?:\[0\])?"), "file"),
+    (re.compile(r"^texts\b"), "input"),
+    (re.compile(r"^(?:format|include_timestamps)$"), "response_format"),
+    (re.compile(r"^max_new_tokens\b"), "max_completion_tokens"),
 )
 """What the tasks call a field, and what OpenAI's API does."""
 _OF_COMPLETIONS: Final = {"top_logprobs": "logprobs", "max_completion_tokens": "max_tokens"}
 """What the older API of completions calls the same."""
 
 
+def name_of(field: str) -> str:
+    """Says what OpenAI's API calls a field that a task names."""
+    for pattern, name in _NAMES:
+        field = pattern.sub(name, field)
+    return field
+
+
+def name_in_completions(field: str) -> str:
+    """Says what its API of completions calls a field that a task names."""
+    name = name_of(field)
+    return _OF_COMPLETIONS.get(name, name)
+
+
 class OpenAIForm:
     """How OpenAI's API writes errors."""
-
-    def __init__(self, others: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Takes the names that an API has in place of the usual ones."""
-        self._names = tuple((pattern, others.get(name, name)) for pattern, name in _NAMES)
 
     def refuse(self, failure: Failure, headers: Mapping[str, str]) -> Reply:  # noqa: ARG002 (the protocol's)
         """See `Form`."""
@@ -59,24 +69,18 @@ class OpenAIForm:
     def _error(self, failure: Failure) -> dict[str, Any]:
         return {
             "error": {
-                "message": self._renamed(failure.status.message),
+                "message": failure.status.message,
                 "type": failure.kind,
-                "param": None if failure.field is None else self._renamed(failure.field),
+                "param": failure.field,
                 "code": failure.code,
             }
         }
-
-    def _renamed(self, text: str) -> str:
-        for pattern, name in self._names:
-            text = pattern.sub(name, text)
-        return text
 
     def __repr__(self) -> str:
         return "OpenAIForm()"
 
 
 OPENAI_FORM: Final = OpenAIForm()
-COMPLETIONS_FORM: Final = OpenAIForm(_OF_COMPLETIONS)
 
 
 def event(value: Any) -> bytes:

@@ -9,6 +9,7 @@ import string
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -20,6 +21,7 @@ from headway_server.errors import InvalidInputError
 from headway_server.observers import current_call
 from headway_server.preprocessing import Argued, CallBegun, CallForm, CallReader, Said
 from headway_server.preprocessing.pool import text_pool
+from headway_server.preprocessing.text import REPLACEMENT
 from headway_server.serving.abilities import (
     EMBED_TEXTS,
     GENERATE_IMAGES,
@@ -38,14 +40,14 @@ from headway_server.tasks.outputs import read_vector
 from headway_server.tasks.speech.model import SpeechTask
 from headway_server.tasks.synthesis.model import SpeechPart, SynthesisModel
 from headway_server.tasks.text.model import EmbeddedText, TextInputs, TextModel, TokenInputs
-from headway_server.transports.http.edge import Edge, Endpoint, Handler, Reply, Request, Stream, to_json
+from headway_server.transports.http.edge import FORM_DATA, Edge, Endpoint, Handler, Reply, Request, Stream, to_json
 from headway_server.transports.http.openai.form import (
-    COMPLETIONS_FORM,
     DONE,
     EVENT_STREAM,
     OPENAI_FORM,
-    OpenAIForm,
     event,
+    name_in_completions,
+    name_of,
 )
 from headway_server.transports.http.openai.requests import (
     ChatBody,
@@ -54,7 +56,7 @@ from headway_server.transports.http.openai.requests import (
     ImageBody,
     SpeechBody,
 )
-from headway_server.transports.http.openai.speech import FORM_DATA, SpeechEndpoint
+from headway_server.transports.http.openai.speech import SpeechEndpoint
 
 _REASONS: Final = {
     FinishReason.END_OF_SEQUENCE: "stop",
@@ -184,33 +186,34 @@ def openai_routes(edge: Edge, host: ModelHost, settings: ServerSettings) -> list
     """Returns the routes of the API."""
     service = OpenAIService(host)
     num_bytes = settings.max_text_request_bytes
-    handlers: dict[str, tuple[Handler, OpenAIForm]] = {
-        "/v1/chat/completions": (service.chat, OPENAI_FORM),
-        "/v1/completions": (service.complete, COMPLETIONS_FORM),
-        "/v1/embeddings": (service.embed, OPENAI_FORM),
-        "/v1/images/generations": (service.draw, OPENAI_FORM),
-        "/v1/audio/speech": (service.speak, OPENAI_FORM),
+    handlers: dict[str, Handler] = {
+        "/v1/chat/completions": service.chat,
+        "/v1/completions": service.complete,
+        "/v1/embeddings": service.embed,
+        "/v1/images/generations": service.draw,
+        "/v1/audio/speech": service.speak,
     }
-    of_models = Endpoint(edge, "/v1/models", service.list_models, OPENAI_FORM)
-    of_a_model = Endpoint(edge, "/v1/models/MODEL", service.get_model, OPENAI_FORM)
+    endpoint = partial(Endpoint, edge, form=OPENAI_FORM)
+    posted = {
+        path: endpoint(
+            path, handler, max_bytes=num_bytes, name_of=name_in_completions if path == "/v1/completions" else name_of
+        )
+        for path, handler in handlers.items()
+    } | {
+        path: endpoint(
+            path,
+            SpeechEndpoint(host, task).answer,
+            max_bytes=settings.max_message_bytes,
+            media_types=frozenset({FORM_DATA}),
+            name_of=name_of,
+        )
+        for path, task in _SPEECH.items()
+    }
     return [
-        *(
-            Route(path, Endpoint(edge, path, handler, form, max_bytes=num_bytes), methods=["POST"])
-            for path, (handler, form) in handlers.items()
-        ),
-        *(
-            Route(path, _hearing(edge, path, SpeechEndpoint(host, task), settings), methods=["POST"])
-            for path, task in _SPEECH.items()
-        ),
-        Route("/v1/models", of_models, methods=["GET"]),
-        Route("/v1/models/{model:path}", of_a_model, methods=["GET"]),
+        *(Route(path, answers, methods=["POST"]) for path, answers in posted.items()),
+        Route("/v1/models", endpoint("/v1/models", service.list_models), methods=["GET"]),
+        Route("/v1/models/{model:path}", endpoint("/v1/models/MODEL", service.get_model), methods=["GET"]),
     ]
-
-
-def _hearing(edge: Edge, path: str, endpoint: SpeechEndpoint, settings: ServerSettings) -> Endpoint:
-    return Endpoint(
-        edge, path, endpoint.answer, OPENAI_FORM, max_bytes=settings.max_message_bytes, media_types=FORM_DATA
-    )
 
 
 class _Writer:
@@ -254,6 +257,13 @@ class _Writer:
     def _choice(self, index: int, text: GeneratedText) -> dict[str, Any]:
         raise NotImplementedError
 
+    def _token(self, token_id: int, mark: str = "") -> tuple[str, bytes | None]:
+        r"""Writes a token, and its bytes if they are known; a part of a character as `\xe2\x82` after the mark."""
+        text, data = self._model.token_text(token_id), self._model.token_bytes(token_id)
+        if data is not None and REPLACEMENT in text and data != text.encode():
+            text = mark + "".join(f"\\x{byte:02x}" for byte in data)
+        return text, data
+
 
 class _CompletionWriter(_Writer):
     """Writes completions."""
@@ -261,15 +271,11 @@ class _CompletionWriter(_Writer):
     kind = kind_of_chunk = "text_completion"
     prefix = "cmpl"
 
-    def __init__(self, model: GenerationModel) -> None:
-        super().__init__(model)
-        self._offsets: dict[int, int] = {}
-
     def delta(self, delta: Delta) -> dict[str, Any] | None:
         """See `_Writer`."""
         if not delta.output and not delta.tokens:
             return None
-        logprobs = self._logprobs(delta.sample, delta.tokens)
+        logprobs = self._logprobs(delta.tokens, delta.places)
         return {"index": delta.sample, "text": delta.output, "logprobs": logprobs, "finish_reason": None}
 
     def last(self, text: GeneratedText) -> Iterator[dict[str, Any]]:
@@ -278,29 +284,34 @@ class _CompletionWriter(_Writer):
         yield {"index": text.sample, "text": "", "logprobs": None, "finish_reason": reason}
 
     def _choice(self, index: int, text: GeneratedText) -> dict[str, Any]:
+        tokens = (*text.result.prompt_tokens, *text.result.tokens)
         return {
             "index": index,
             "text": text.text,
-            "logprobs": self._logprobs(index, (*text.result.prompt_tokens, *text.result.tokens)),
+            "logprobs": self._logprobs(tokens, text.places()) if tokens else None,
             "finish_reason": _REASONS[text.result.finish_reason],
         }
 
-    def _logprobs(self, index: int, tokens: Sequence[TokenLogProbability]) -> dict[str, Any] | None:
+    def _logprobs(self, tokens: Sequence[TokenLogProbability], places: Sequence[int]) -> dict[str, Any] | None:
         if not tokens:
             return None
-        texts = [self._model.token_text(token.token_id) for token in tokens]
-        offset = self._offsets.get(index, 0)
-        offsets = [offset := offset + len(text) for text in ("", *texts)]
-        self._offsets[index] = offsets.pop()
         return {
-            "tokens": texts,
+            "tokens": [self._text(token.token_id) for token in tokens],
             "token_logprobs": [token.log_probability for token in tokens],
-            "top_logprobs": [
-                {self._model.token_text(token_id): value for token_id, value in token.top_tokens} or None
-                for token in tokens
-            ],
-            "text_offset": offsets,
+            "top_logprobs": [self._top(token) or None for token in tokens],
+            "text_offset": list(places),
         }
+
+    def _top(self, token: TokenLogProbability) -> dict[str, float]:
+        """Writes the likeliest tokens; of several with a text, those after the first by their ids."""
+        found: dict[str, float] = {}
+        for token_id, log_probability in token.top_tokens:
+            text = self._text(token_id)
+            found[f"token_id:{token_id}" if text in found else text] = log_probability
+        return found
+
+    def _text(self, token_id: int) -> str:
+        return self._token(token_id, "bytes:")[0]
 
 
 class _ChatWriter(_Writer):
@@ -366,17 +377,16 @@ class _ChatWriter(_Writer):
             return None
         return {
             "content": [
-                self._token(token.token_id, token.log_probability)
-                | {"top_logprobs": [self._token(token_id, value) for token_id, value in token.top_tokens]}
+                self._entry(token.token_id, token.log_probability)
+                | {"top_logprobs": [self._entry(token_id, value) for token_id, value in token.top_tokens]}
                 for token in tokens
             ],
             "refusal": None,
         }
 
-    def _token(self, token_id: int, log_probability: float | None) -> dict[str, Any]:
-        text = self._model.token_text(token_id)
-        is_whole = "\N{REPLACEMENT CHARACTER}" not in text  # of a part of a character, the bytes are not known
-        return {"token": text, "logprob": log_probability, "bytes": list(text.encode()) if is_whole else None}
+    def _entry(self, token_id: int, log_probability: float | None) -> dict[str, Any]:
+        text, data = self._token(token_id)
+        return {"token": text, "logprob": log_probability, "bytes": None if data is None else list(data)}
 
 
 class _CallWriter:

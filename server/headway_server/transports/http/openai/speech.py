@@ -8,13 +8,12 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from python_multipart import FormParser
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import Field, File, parse_options_header
 
-from headway_server.errors import InvalidInputError, MediaTypeError
+from headway_server.errors import InvalidInputError, UnknownFieldError
 from headway_server.preprocessing.pool import request_pool
 from headway_server.serving.abilities import TRANSCRIBE_SPEECH
 from headway_server.serving.answers import Answer
@@ -31,7 +30,6 @@ from headway_server.tasks.text_to_text.request import TextToTextParameters
 from headway_server.transports.http.edge import Reply, Request, Stream, to_json
 from headway_server.transports.http.openai.form import EVENT_STREAM, event
 
-FORM_DATA: Final = frozenset({b"multipart/form-data"})
 _FORMATS: Final = ("json", "text", "verbose_json", "srt", "vtt")
 _FIELDS: Final = (
     "file",
@@ -63,15 +61,8 @@ class _Asked:
 
         Raises:
             InvalidInputError: It is no form, or a field is missing, unknown or has no such value.
-            MediaTypeError: A page of another origin sends it, which it may without asking.
         """
-        origin = request.headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
-            raise MediaTypeError("content-type", "is a form of a page of another origin; send it from a program")
         fields = read_form(request.headers.get("content-type", ""), request.body)
-        for name in fields:
-            if name not in _FIELDS:
-                raise InvalidInputError(name[:64], f"is no field of this call; it takes {', '.join(_FIELDS)}")
         if "file" not in fields:
             raise InvalidInputError("file", "is missing; send the audio as a part of the form")
         texts = {name: _text(name, value) for name, value in fields.items() if name != "file"}
@@ -124,10 +115,10 @@ class SpeechEndpoint:
 
 
 def read_form(content_type: str, body: bytes) -> dict[str, bytes]:
-    """Reads the parts of a form (RFC 7578) by their names; of several with a name, the last.
+    """Reads the parts of a form (RFC 7578) by their names.
 
     Raises:
-        InvalidInputError: It is none.
+        InvalidInputError: It is none, or has a part that is no field, or one twice.
     """
     boundary = parse_options_header(content_type)[1].get(b"boundary")
     if not boundary:
@@ -141,7 +132,12 @@ def read_form(content_type: str, body: bytes) -> dict[str, bytes]:
         if num_parts > _MAX_PARTS:
             raise InvalidInputError("body", f"has more than {_MAX_PARTS} parts, which is the limit")
         content = part.value if isinstance(part, Field) else part.file_object.getvalue()  # type: ignore[union-attr]
-        fields[(part.field_name or b"").decode("utf-8", errors="replace")] = content or b""
+        name = (part.field_name or b"").decode("utf-8", errors="replace")
+        if name not in _FIELDS:
+            raise UnknownFieldError(name[:64], f"is no field of this call; it takes {', '.join(_FIELDS)}")
+        if name in fields:
+            raise InvalidInputError(name, "is given twice; give it once, and send a call for each file")
+        fields[name] = content or b""
 
     def end() -> None:
         nonlocal is_whole

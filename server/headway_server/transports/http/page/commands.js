@@ -1,9 +1,10 @@
 // The call that a panel has made, as other programs make it.
 
 import { address, key } from "./api.js";
-import { element, newId } from "./dom.js";
+import { copied, element, newId } from "./dom.js";
 
-const GRPC = `${address.hostname}:50051`; // the page does not know the port: this is the one that a server has if it is told none
+const GRPC = `${address.hostname}:${document.querySelector('meta[name="grpc-port"]').content}`;
+const IS_ENCRYPTED = address.protocol === "https:";
 const SHORTENED = 400; // characters of a value that nobody reads, such as an image
 
 function shortened(value) {
@@ -38,16 +39,16 @@ function python({ service, method, request, whole }) {
     "",
     `request = json_format.Parse(${JSON.stringify(JSON.stringify(shortened(request)))},`,
     `                            ${module}_pb2.${method}Request())`,
-    `with grpc.insecure_channel("${GRPC}") as channel:`,
+    `with grpc.${IS_ENCRYPTED ? "secure" : "insecure"}_channel("${GRPC}"${IS_ENCRYPTED ? ", grpc.ssl_channel_credentials()" : ""}) as channel:`,
     `    stub = ${module}_pb2_grpc.${service}Stub(channel)`,
     whole ? `    for message in stub.${method}(request${metadata}):\n        print(message)` : `    print(stub.${method}(request${metadata}))`,
   ];
-  return `# or with headway-client: Client("${GRPC}").${name}(...)\n${lines.join("\n")}`;
+  return `# or with headway-client: Client("${GRPC}"${IS_ENCRYPTED ? ", tls=True" : ""}).${name}(...)\n${lines.join("\n")}`;
 }
 
 function grpcurl({ service, method, request }) {
   const body = quoted(JSON.stringify(shortened(request)));
-  return `grpcurl -plaintext ${key.get() ? '-H "x-api-key: $HEADWAY_API_KEY" ' : ""}-d ${body} \\\n  ${GRPC} headway.v1.${service}/${method}`;
+  return `grpcurl ${IS_ENCRYPTED ? "" : "-plaintext "}${key.get() ? '-H "x-api-key: $HEADWAY_API_KEY" ' : ""}-d ${body} \\\n  ${GRPC} headway.v1.${service}/${method}`;
 }
 
 /** Shows a call {service, method, request} as commands to copy; one of a stream has the request without a stream as `whole`. */
@@ -73,8 +74,10 @@ export function commands(call, title = "The call that this panel made") {
     {
       type: "button",
       onclick: async () => {
-        await navigator.clipboard.writeText(code.textContent);
-        copy.textContent = "Copied";
+        copy.textContent = await copied(code.textContent).then(
+          () => "Copied",
+          () => "Select the text and copy it",
+        );
         setTimeout(() => {
           copy.textContent = "Copy";
         }, 1500);

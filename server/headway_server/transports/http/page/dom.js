@@ -63,3 +63,34 @@ export function duration(seconds) {
   if (seconds < 0.01) return `${(seconds * 1000).toFixed(1)} ms`;
   return seconds < 1 ? `${Math.round(seconds * 1000)} ms` : `${seconds.toFixed(2)} s`;
 }
+
+/** Looks now and then again and again, but not while nobody sees the page; returns what ends it. */
+export function repeat(look, everyMs) {
+  const seen = () => document.hidden || look();
+  look();
+  const timer = setInterval(seen, everyMs);
+  document.addEventListener("visibilitychange", seen);
+  return () => {
+    clearInterval(timer);
+    document.removeEventListener("visibilitychange", seen);
+  };
+}
+
+/** Copies a text. Browsers have a clipboard for pages of HTTPS or of this machine alone; on others what is selected is copied. */
+export async function copied(text) {
+  if (navigator.clipboard) {
+    await navigator.clipboard.writeText(text);
+    return;
+  }
+  const area = element("textarea", { readonly: true, "aria-hidden": "true" });
+  const focused = document.activeElement;
+  area.style.position = "fixed"; // in sight, as what is copied must be, and seen by nobody
+  area.style.opacity = "0";
+  area.value = text;
+  document.body.append(area);
+  area.select();
+  const isCopied = document.execCommand("copy");
+  area.remove();
+  focused?.focus();
+  if (!isCopied) throw new Error("The browser does not copy.");
+}

@@ -2,7 +2,7 @@
 
 import { call, key } from "./api.js";
 import { problem } from "./controls.js";
-import { element, show } from "./dom.js";
+import { element, repeat, show } from "./dom.js";
 import { attention } from "./panels/attention.js";
 import { caption } from "./panels/caption.js";
 import { classify } from "./panels/classify.js";
@@ -24,7 +24,8 @@ const LOOK_EVERY_MS = 3000;
 const main = document.getElementById("main");
 const tabs = document.getElementById("tabs");
 const status = document.getElementById("status");
-const open = { panel: null, close: null };
+const open = { panel: null, leave: null };
+const kept = new Map(); // what was opened and has a form, by the panel: {place, models, leave, close}
 let served = null; // the models; null until the server has answered
 
 /** The panel's own end of the page's address: a place to go, and no part of this page to jump to. */
@@ -36,16 +37,33 @@ function panelOf(hash) {
   return PANELS.find((panel) => route(panel) === hash) ?? PANELS[0];
 }
 
-function openPanel(panel) {
-  open.close?.();
-  const place = element("article", { class: `panel ${panel.id}`, "aria-labelledby": "panel-title" });
+/**
+ * Makes a panel, or returns the one that was made for these models: what was written, chosen and answered is still there.
+ *
+ * `panel.open` returns `leave`, which ends what runs, and `close`, which also lets go of what is kept.
+ */
+function made(panel) {
   const tasks = panel.tasks ?? [];
   const fitting = tasks.length ? served.filter((model) => tasks.includes(model.task)) : served;
+  const before = kept.get(panel);
+  if (before?.models === names(fitting)) return before;
+  before?.close?.();
+  kept.delete(panel);
+  const place = element("article", { class: `panel ${panel.id}`, "aria-labelledby": "panel-title" });
   place.append(element("h2", { id: "panel-title" }, panel.title), element("p", { class: "lead" }, panel.lead));
   if (tasks.length && !fitting.length) {
     place.append(element("p", { class: "empty" }, "This server has no model for that. Put a bundle into its store."));
-    open.close = null;
-  } else open.close = panel.open(place, fitting) ?? null;
+    return { place };
+  }
+  const one = { place, models: names(fitting), ...panel.open(place, fitting) };
+  if (tasks.length) kept.set(panel, one);
+  return one;
+}
+
+function openPanel(panel) {
+  open.leave?.();
+  const { place, leave } = made(panel);
+  open.leave = leave;
   open.panel = panel;
   show(main, place);
   document.title = `${panel.title} · headway`;
@@ -118,5 +136,4 @@ addEventListener("hashchange", () => {
   main.focus({ preventScroll: true });
 });
 addEventListener("resize", revealTab);
-await look();
-setInterval(look, LOOK_EVERY_MS);
+repeat(look, LOOK_EVERY_MS);

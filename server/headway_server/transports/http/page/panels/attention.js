@@ -33,6 +33,8 @@ export const attention = {
       if (!text.value || Object.values(EXAMPLES).includes(text.value)) text.value = EXAMPLES[task] ?? "";
     }
 
+    let url = null; // of the picture that was looked into
+
     const form = caller({
       fields: [field("Model", model), textField, imageField, field("Heads", summary)],
       label: "Look",
@@ -45,12 +47,19 @@ export const attention = {
       },
       async run(prepared, signal, output) {
         const answer = await call(prepared.service, prepared.method, prepared.request, { signal });
-        const url = input.files.length ? URL.createObjectURL(input.files[0]) : null;
+        URL.revokeObjectURL(url);
+        url = input.files.length ? URL.createObjectURL(input.files[0]) : null;
         show(output, ...pictures(answer.result, url), timings(answer));
       },
     });
     fit();
     place.append(form.node);
-    return form.stop;
+    return {
+      leave: form.stop,
+      close() {
+        URL.revokeObjectURL(url);
+        form.stop();
+      },
+    };
   },
 };

@@ -118,9 +118,12 @@ export const caption = {
       },
     });
     place.append(form.node);
-    return () => {
-      if (url) URL.revokeObjectURL(url);
-      form.stop();
+    return {
+      leave: form.stop,
+      close() {
+        if (url) URL.revokeObjectURL(url);
+        form.stop();
+      },
     };
   },
 };

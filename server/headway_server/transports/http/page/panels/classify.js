@@ -45,6 +45,6 @@ export const classify = {
       },
     });
     place.append(form.node);
-    return form.stop;
+    return { leave: form.stop, close: form.stop };
   },
 };

@@ -70,6 +70,6 @@ export const compare = {
       },
     });
     place.append(form.node);
-    return form.stop;
+    return { leave: form.stop, close: form.stop };
   },
 };

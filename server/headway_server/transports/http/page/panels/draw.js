@@ -257,10 +257,13 @@ export const draw = {
       },
     });
     place.append(form.node);
-    return () => {
-      forget();
-      over.close();
-      form.stop();
+    return {
+      leave: form.stop,
+      close() {
+        forget();
+        over.close();
+        form.stop();
+      },
     };
   },
 };

@@ -177,6 +177,6 @@ export const generate = {
     });
     fit();
     place.append(form.node);
-    return form.stop;
+    return { leave: form.stop, close: form.stop };
   },
 };

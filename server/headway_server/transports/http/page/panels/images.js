@@ -111,13 +111,17 @@ export const images = {
     });
     input.addEventListener("change", () => take(input.files));
     const pasted = (event) => {
-      if (event.clipboardData?.files.length) take(event.clipboardData.files);
+      if (place.isConnected && event.clipboardData?.files.length) take(event.clipboardData.files);
     };
     addEventListener("paste", pasted);
     place.append(form.node);
-    return () => {
-      removeEventListener("paste", pasted);
-      form.stop();
+    return {
+      leave: form.stop,
+      close() {
+        removeEventListener("paste", pasted);
+        urls.forEach((url) => URL.revokeObjectURL(url));
+        form.stop();
+      },
     };
   },
 };

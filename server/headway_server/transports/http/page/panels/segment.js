@@ -135,9 +135,12 @@ export const segment = {
     });
     input.addEventListener("change", () => take(input.files));
     place.append(form.node);
-    return () => {
-      picture.close();
-      form.stop();
+    return {
+      leave: form.stop,
+      close() {
+        picture.close();
+        form.stop();
+      },
     };
   },
 };

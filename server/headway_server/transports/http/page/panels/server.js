@@ -1,6 +1,6 @@
 import { metrics } from "../api.js";
 import { problem } from "../controls.js";
-import { drawn, duration, element, show, written } from "../dom.js";
+import { drawn, duration, element, repeat, show, written } from "../dom.js";
 
 const EVERY_MS = 2000;
 const NUM_POINTS = 60;
@@ -99,8 +99,6 @@ export const server = {
       }
     }
 
-    look();
-    const timer = setInterval(look, EVERY_MS);
-    return () => clearInterval(timer);
+    return { leave: repeat(look, EVERY_MS) };
   },
 };

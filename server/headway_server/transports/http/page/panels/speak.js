@@ -88,9 +88,12 @@ export const speak = {
       },
     });
     place.append(form.node);
-    return () => {
-      URL.revokeObjectURL(url);
-      form.stop();
+    return {
+      leave: form.stop,
+      close() {
+        URL.revokeObjectURL(url);
+        form.stop();
+      },
     };
   },
 };

@@ -47,6 +47,6 @@ export const tag = {
       },
     });
     place.append(form.node);
-    return form.stop;
+    return { leave: form.stop, close: form.stop };
   },
 };

@@ -63,6 +63,10 @@ export const transcribe = {
         show(form.output, problem(error));
       }
       button.disabled = false;
+      tell();
+    }
+
+    function tell() {
       button.setAttribute("aria-pressed", String(recording !== null));
       button.textContent = recording ? "Stop and read" : "Record";
     }
@@ -105,10 +109,18 @@ export const transcribe = {
       },
     });
     place.append(form.node);
-    return () => {
+    const leave = () => {
       recording?.stop();
-      if (audio) URL.revokeObjectURL(audio.url);
+      recording = null;
+      tell();
       form.stop();
+    };
+    return {
+      leave,
+      close() {
+        if (audio) URL.revokeObjectURL(audio.url);
+        leave();
+      },
     };
   },
 };

@@ -188,6 +188,6 @@ export const translate = {
       },
     });
     place.append(form.node);
-    return form.stop;
+    return { leave: form.stop, close: form.stop };
   },
 };
