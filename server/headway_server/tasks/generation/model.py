@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Iterator
 from collections.abc import Sequence as Elements
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -20,7 +21,7 @@ from headway_server.decoding.parameters import SamplingParameters
 from headway_server.decoding.sequence import Delta, Sequence, SequenceResult, share_prompt
 from headway_server.errors import InvalidInputError
 from headway_server.observers import current_call
-from headway_server.preprocessing import CallForm, ChatTemplate, Tool
+from headway_server.preprocessing import CallForm, ChatTemplate, ReasoningForm, Tool
 from headway_server.serving.answers import Answer, CallTimings
 from headway_server.serving.calls import current_caller
 from headway_server.serving.limits import check_text
@@ -38,6 +39,7 @@ from headway_server.tasks.inspection.inspector import InspectedText, inspected_t
 from headway_server.tasks.inspection.maps import AttentionRequest
 from headway_server.tasks.parameters import SamplingPlan, plan_sampling
 
+_VARIABLES_FIELD: Final = "chat_template_kwargs"
 _CONTEXT_TOKENS: Final = 16
 """Last tokens of a prompt that may matter for how its continuation reads."""
 
@@ -149,11 +151,17 @@ class GenerationModel(DecodingModel):
         plan = self._plan(request)
         check_prompts(prompts, fields, self._max_text_bytes)
         self._reader.check_kind(prompts)
+        self._reader.check_variables(request.variables, _VARIABLES_FIELD)
         with self._admit_samples(fields, request.sample_count, plan, request.deadline) as permit:
             began = time.monotonic()
             constraint = await self._compile(plan.constraint)
             fitted = await self._reader.read(
-                prompts, fields=fields, plan=plan, truncate=request.truncate, tools=_tools(request)
+                prompts,
+                fields=fields,
+                plan=plan,
+                truncate=request.truncate,
+                tools=_tools(request),
+                variables=request.variables,
             )
             preprocessing_s = time.monotonic() - began
             pairs = [
@@ -166,7 +174,7 @@ class GenerationModel(DecodingModel):
             with counted(sum(len(prompt.input_ids) for prompt in fitted), sequences):
                 results = await self._lanes.run(sequences)
         texts = [
-            self._generated(prompt, sequence.parameters, result, request)
+            self._generated(prompt, sequence.parameters, result, self._opening(prompt, request, plan))
             for (prompt, sequence), result in zip(pairs, results, strict=True)
         ]
         return Answer(results=texts, timings=CallTimings.of(results, preprocessing_s=preprocessing_s))
@@ -181,18 +189,24 @@ class GenerationModel(DecodingModel):
         plan = self._plan(request)
         check_prompt(prompt, field, self._max_text_bytes)
         self._reader.check_kind([prompt])
+        self._reader.check_variables(request.variables, _VARIABLES_FIELD)
         with self._admit_samples([field], request.sample_count, plan, request.deadline) as permit:
             began = time.monotonic()
             constraint = await self._compile(plan.constraint)
             (fitted,) = await self._reader.read(
-                [prompt], fields=[field], plan=plan, truncate=request.truncate, tools=_tools(request)
+                [prompt],
+                fields=[field],
+                plan=plan,
+                truncate=request.truncate,
+                tools=_tools(request),
+                variables=request.variables,
             )
             preprocessing_s = time.monotonic() - began
             sequences = self._sequences(fitted, request, plan, constraint, is_stream=True)
             self._release_with(permit, sequences)
-            if request.echo:
+            if opening := self._opening(fitted, request, plan):
                 for sequence in sequences:
-                    yield Delta(output=self._echo(fitted), num_new_tokens=0, sample=sequence.parameters.sample)
+                    yield Delta(output=opening, num_new_tokens=0, sample=sequence.parameters.sample)
             with counted(len(fitted.input_ids), sequences):
                 streams = [self._lanes.stream(sequence) for sequence in sequences]
                 async with aclosing(streams[0] if len(streams) == 1 else _samples(streams)) as deltas:
@@ -200,10 +214,15 @@ class GenerationModel(DecodingModel):
                         yield delta
             results = [sequence.reply.result.result() for sequence in sequences]
             texts = [
-                self._generated(fitted, sequence.parameters, result, request)
+                self._generated(fitted, sequence.parameters, result, opening)
                 for sequence, result in zip(sequences, results, strict=True)
             ]
             yield Answer(results=texts, timings=CallTimings.of(results, preprocessing_s=preprocessing_s))
+
+    @property
+    def reasoning_form(self) -> ReasoningForm | None:
+        """How the model marks what it thinks, by its chat template; None if it does not."""
+        return self._reader.reasoning_form
 
     def call_form(self) -> CallForm:
         """Returns how the model calls tools, by its chat template.
@@ -218,7 +237,9 @@ class GenerationModel(DecodingModel):
     def _plan(self, request: GenerationRequest) -> SamplingPlan:
         parameters = request.parameters
         if request.tools is not None:
-            parameters = {**parameters, "constraint": request.tools.constraint(self.call_form())}
+            thinks_by = self._reader.thinks_by(request.variables)
+            constraint = request.tools.constraint(self.call_form(), thinks_by)
+            parameters = {**parameters, "constraint": constraint}
         return plan_sampling(
             parameters,
             defaults=self.bundle.manifest.sampling_defaults,
@@ -259,13 +280,16 @@ class GenerationModel(DecodingModel):
         caller, cache_salt = current_caller(), _cache_salt(request.cache_salt)
         context_ids = prompt.input_ids[-_CONTEXT_TOKENS:].tolist()
         follows_text = constraint is not None and bool(self._tokenizer.decode(context_ids))
-        shows_special = plan.constraint is not None and bool(plan.constraint.special_ids)
+        shown = frozenset[int]() if plan.constraint is None else plan.constraint.special_ids
+        if request.shows_reasoning and self.reasoning_form is not None:
+            shown |= {index for _, index in self.reasoning_form.special_tokens}
+        decode = partial(self._tokenizer.decode_with, shown) if shown else self._tokenizer.decode
         sequences = [
             Sequence(
                 prompt_ids=prompt.input_ids,
                 parameters=parameters,
                 output=TextAssembly(
-                    self._tokenizer.decode_whole if shows_special else self._tokenizer.decode,
+                    decode,
                     context_ids=context_ids,
                     stop_strings=parameters.stop_strings,
                     eager=is_stream,
@@ -290,16 +314,25 @@ class GenerationModel(DecodingModel):
         return sequences
 
     def _generated(
-        self, prompt: FittedPrompt, parameters: SamplingParameters, result: SequenceResult, request: GenerationRequest
+        self, prompt: FittedPrompt, parameters: SamplingParameters, result: SequenceResult, opening: str
     ) -> GeneratedText:
         return GeneratedText(
-            text=self._echo(prompt) + result.output if request.echo else result.output,
+            text=opening + result.output,
             result=result,
             num_prompt_tokens=len(prompt.input_ids),
             truncated=prompt.truncated,
             seed=parameters.seed,
             sample=parameters.sample,
         )
+
+    def _opening(self, prompt: FittedPrompt, request: GenerationRequest, plan: SamplingPlan) -> str:
+        """Returns what a text begins with before what is generated: the prompt, the mark of thinking, or nothing."""
+        if request.echo:
+            return self._echo(prompt)
+        form = self.reasoning_form if request.shows_reasoning else None
+        if form is None or prompt.text is None or not form.is_open(prompt.text):
+            return ""
+        return form.begin if plan.constraint is None or plan.constraint.allows_thoughts else ""
 
     def _echo(self, prompt: FittedPrompt) -> str:
         """Returns the prompt that the text continues, without what was cut from it."""
