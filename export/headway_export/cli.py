@@ -307,7 +307,8 @@ def hf(
             replace=replace,
         )
         for source in sources:
-            _export(source, options)
+            with huggingface.in_a_sentence(folder):
+                _export(source, options)
         if precision is None and not is_judged:
             note = (
                 "fp32 alone: int8 is judged on evaluation data, which --evaluation FILE gives, or by fp32's answers to "

@@ -8,6 +8,10 @@ ExportError              what this package raises; its message is for the user
 
 from __future__ import annotations
 
+from typing import Final
+
+_MOST_CHARACTERS: Final = 300
+
 
 class ExportError(Exception):
     """Base of every error this package raises."""
@@ -23,3 +27,9 @@ class TraceError(ExportError):
 
 class ParityError(ExportError):
     """An exported graph does not compute the same function as the module."""
+
+
+def reason_of(error: BaseException) -> str:
+    """Returns what a foreign error says, in a line of readable length: a tracer tells whole graphs."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]} ..."

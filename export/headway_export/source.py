@@ -785,8 +785,8 @@ def read_chat_template(file: Path) -> str | None:
     return named["default"]
 
 
-def check_chat_template(template: str, tokenizer: Tokenizer, special_tokens: SpecialTokens) -> None:
-    """Tries a template as a server will, before anything takes time.
+def check_chat_template(template: str, tokenizer: Tokenizer, special_tokens: SpecialTokens) -> ChatTemplate:
+    """Tries a template as a server will, before anything takes time, and returns it as one.
 
     Raises:
         SourceError: A server would refuse it.
@@ -796,7 +796,7 @@ def check_chat_template(template: str, tokenizer: Tokenizer, special_tokens: Spe
         (folder / CHAT_TEMPLATE_FILE).write_text(template, encoding="utf-8", newline="")
         tokenizer.save(str(folder / TOKENIZER_FILE))
         try:
-            ChatTemplate.load(
+            return ChatTemplate.load(
                 folder / CHAT_TEMPLATE_FILE, tokenizer_file=folder / TOKENIZER_FILE, special_tokens=special_tokens
             )
         except BundleError as error:

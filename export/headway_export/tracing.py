@@ -11,8 +11,9 @@ from __future__ import annotations
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass, replace
+from io import StringIO
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -21,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from headway_export.errors import SourceError, TraceError
+from headway_export.errors import SourceError, TraceError, reason_of
 from headway_export.graphs import (
     FRAMES_PER_RUN,
     CodecDecoderGraph,
@@ -519,7 +520,9 @@ def _following_the_protocol(module: nn.Module) -> Iterator[None]:
     except SourceError:
         raise
     except Exception as error:  # whatever the module raises
-        raise SourceError(f"{type(module).__name__} does not follow docs/bring-your-own.md: {error}") from error
+        raise SourceError(
+            f"{type(module).__name__} does not follow docs/bring-your-own.md: {reason_of(error)}"
+        ) from error
 
 
 def _example_of(specs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> tuple[Tensor, ...]:
@@ -583,7 +586,12 @@ def _trace_graph(role: Role, module: nn.Module, graph: nn.Module, inputs: Sequen
     shapes = tuple({axis: dynamic for axis, size in enumerate(spec.shape) if isinstance(size, str)} for spec in inputs)
     try:
         # Where gradients are kept, a module's own `torch.no_grad()` becomes a graph within the graph.
-        with _shortcuts(), torch.no_grad(), warnings.catch_warnings():
+        with (
+            _shortcuts(),
+            torch.no_grad(),
+            warnings.catch_warnings(),
+            redirect_stderr(StringIO()),  # it prints graphs that it fails on
+        ):
             warnings.simplefilter("ignore")  # the tracer warns of its own internals
             program = torch.onnx.export(
                 _Positional(graph),
@@ -596,7 +604,7 @@ def _trace_graph(role: Role, module: nn.Module, graph: nn.Module, inputs: Sequen
                 verbose=False,
             )
     except Exception as error:
-        raise TraceError(f"{role}: PyTorch cannot trace {type(module).__name__}: {error}") from error
+        raise TraceError(f"{role}: PyTorch cannot trace {type(module).__name__}: {reason_of(error)}") from error
     assert program is not None, "the tracer returns a program when it is given no file"
     model: ir.Model = program.model
     _share_weights(model, module)

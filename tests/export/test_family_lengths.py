@@ -25,6 +25,14 @@ REFUSED = {
     "xmod": "XmodForSequenceClassification does not read a text of 3 tokens by itself (Input language unknown.",
 }
 """Families that do not read texts of tokens alone, and what is said of them."""
+READ_MORE = {
+    "layoutlm": "bbox",
+    "layoutlmv3": "bbox",
+    "lilt": "bbox",
+    "markuplm": "xpath_tags_seq, xpath_subs_seq",
+    "roc_bert": "input_shape_ids, input_pronunciation_ids",
+}
+"""Families that read more of a text than its tokens: trained on texts alone, they are exported, others are not."""
 ENDLESS = {"funnel"}
 """Families that state no most length, as their positions are relative."""
 LABELS = ("LABEL_0", "LABEL_1", "LABEL_2")
@@ -46,12 +54,17 @@ def train_and_export(folder):
 def test_the_families_are_those_of_the_library():
     assert set(tiny_families.NOT_TINY) <= set(tiny_families.ENCODERS)
     assert len(FAMILIES) > 40
-    assert REFUSED.keys() | ENDLESS <= set(FAMILIES)
+    assert REFUSED.keys() | READ_MORE.keys() | ENDLESS <= set(FAMILIES)
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *tiny_families.DECODERS_WITH_TABLES])
-def test_training_and_export_read_a_text_of_the_same_most_length_or_refuse_the_family(tmp_path, family):
+def test_training_and_export_read_a_text_of_the_same_most_length_or_refuse_the_family(tmp_path, family, monkeypatch):
     folder = tiny_families.write_family(tmp_path / family, family)
+    if family in READ_MORE:
+        with pytest.raises(SourceError, match=f"reads {READ_MORE[family]} beside tokens, which no call gives"):
+            from_folder(folder, FolderOptions(task=TASK))
+        # As if it had been trained here, on texts alone.
+        monkeypatch.setattr("headway_export.huggingface.folder.checkpoint_beside", lambda _: True)
     if family in REFUSED:
         with pytest.raises(CheckpointError, match=REFUSED[family].replace("(", r"\(")):
             open_folder(folder, TASK).build(LABELS)
@@ -76,6 +89,12 @@ def test_training_and_export_read_a_text_of_the_same_most_length_or_refuse_the_f
             open_folder(folder, TASK, opened.max_length + 1)
         with pytest.raises(SourceError, match=f"the model takes {opened.max_length} tokens"):
             from_folder(folder, FolderOptions(task=TASK, max_length=opened.max_length + 1))
+
+
+def test_an_embedder_that_reads_more_than_tokens_is_refused_too(tmp_path):
+    folder = tiny_families.write_family(tmp_path / "layoutlm", "layoutlm")
+    with pytest.raises(SourceError, match="LayoutLMModel reads bbox beside tokens, which no call gives"):
+        from_folder(folder, FolderOptions(task="text_embedding", pooling="mean"))
 
 
 @pytest.mark.parametrize(("stated", "expected"), [(None, 0), (3, 3)])

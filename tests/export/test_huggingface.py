@@ -191,14 +191,17 @@ def test_a_sliding_window_bounds_the_length(tmp_path):
 
 
 def test_sampling_defaults_and_end_tokens_come_from_the_generation_config(llama):
-    tiny.write_generation_config(
-        llama, eos_token_id=[7, 2], pad_token_id=0, do_sample=True, temperature=0.6, top_p=0.9, no_repeat_ngram_size=3
-    )
+    draws = {"do_sample": True, "temperature": 0.6, "top_p": 0.9}
+    others = {"no_repeat_ngram_size": 3, "stop_strings": ["x"], "min_new_tokens": 2, "num_beams": 4}
+    tiny.write_generation_config(llama, eos_token_id=[7, 2], pad_token_id=0, **draws, **others)
     source, notes = from_folder(llama, FolderOptions())
     assert (source.special_tokens.eos, source.special_tokens.more_eos) == (2, (7,))
     defaults = source.sampling_defaults
     assert (defaults.temperature, defaults.top_k, defaults.top_p) == (0.6, 50, 0.9)
-    assert notes == ("generation_config: no_repeat_ngram_size: not applied by the server",)
+    assert notes == (
+        "generation_config: num_beams, no_repeat_ngram_size: not applied by the server",
+        "generation_config: min_new_tokens 2, stop_strings ['x']: give these with a call, whose defaults are others",
+    )
     assert source.prompt_prefix == (1,)
 
 

@@ -1,7 +1,12 @@
 """Chat templates of the shapes that are in use, written for these tests, and tokenizers to go with them."""
 
+import json
+from datetime import datetime
 from pathlib import Path
 
+import jinja2
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from headway_server.bundles import SpecialTokens
@@ -137,3 +142,36 @@ def turns(*contents: str, system: str | None = None) -> list[ChatTurn]:
         for index, content in enumerate(contents)
     ]
     return [*([ChatTurn(role="system", content=system)] if system is not None else []), *said]
+
+
+def rendered(source: str, conversation) -> str:
+    """What transformers writes: its environment, filters and names (`utils/chat_template_utils.py`, version 5.23.0)."""
+
+    class Generation(jinja2.ext.Extension):
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser):
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
+            call = self.call_method("_write")
+            return jinja2.nodes.CallBlock(call, [], [], body).set_lineno(line)
+
+        def _write(self, caller):
+            return caller()
+
+    def refuse(message):
+        raise jinja2.exceptions.TemplateError(message)
+
+    def to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = to_json
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = lambda layout: datetime.now().strftime(layout)
+    messages = [turn.shown(lambda value: value) for turn in conversation]
+    return environment.from_string(source).render(
+        messages=messages, tools=None, documents=None, add_generation_prompt=True, bos_token="<s>", eos_token="</s>"
+    )

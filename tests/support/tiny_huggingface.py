@@ -45,8 +45,17 @@ DECODERS = {
 }
 """Prefix of the classes of a family and its configuration, by model type."""
 _SCALED = {"logits_scaling": 3.0, "embedding_multiplier": 2.0, "attention_multiplier": 0.3, "residual_multiplier": 0.5}
+_ATTENTION_ALONE = {
+    "num_hidden_layers": 2,
+    "layer_types": ["attention", "attention"],
+    "num_local_experts": 0,
+    "shared_intermediate_size": 48,
+    "mamba_n_heads": 4,
+}
+"""Of a family that has other layers, too."""
 FURTHER_DECODERS = {
     "granite": ("Granite", {**_GROUPED, **_SCALED}),
+    "granitemoehybrid": ("GraniteMoeHybrid", {**_GROUPED, **_SCALED, **_ATTENTION_ALONE}),
     "stablelm": ("StableLm", _GROUPED),
     "starcoder2": ("Starcoder2", {**_GROUPED, "sliding_window": None}),
     "mistral": ("Mistral", {**_GROUPED, "sliding_window": None}),

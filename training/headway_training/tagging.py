@@ -6,7 +6,8 @@ names itself, in raw text. If spans are all the words, there is no `O`.
 
 **Subwords** here are the tokens that still have characters when white space around them is cut off; special tokens and
 tokens of white space have no tag. No span begins or ends between two subwords that share a character (one character may
-be several tokens of bytes), or of which the second continues a sign (with an accent, a skin tone, a variant).
+be several tokens of bytes), or within a grapheme: an extended grapheme cluster (Unicode Standard Annex 29), as the
+regular expressions of `tokenizers` find them, with the conjuncts of Indic scripts (rule GB9c).
 
 The spans of a text are those of the likeliest sequence of tags that the scheme allows, by the product of the tags'
 probabilities. The probability of a span is the geometric mean of its tags'.
@@ -19,15 +20,26 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Regex, pre_tokenizers
 
 from headway_training.data.examples import Span
 
 IGNORED = -100
 """Tag of a token that has none."""
+_GRAPHEMES = pre_tokenizers.Split(Regex(r"\X"), "isolated")
+_JOINER = "\u200d"
+_MOST_MARKS = 64
+"""Between two consonants."""
+_LINKERS = frozenset(
+    "\u094d\u09cd\u0acd\u0b4d\u0c4d\u0d4d\u1039\u17d2\u1a60\u1b44\u1bab\ua9c0\uaaf6"
+    "\U00010a3f\U00011133\U000113d0\U0001193e\U00011a47\U00011a99\U00011f42"
+)
+"""Marks that join the consonants around them (`InCB=Linker` of Unicode 17)."""
 
 
 class Subword(NamedTuple):
@@ -40,7 +52,7 @@ class Subword(NamedTuple):
     end: int
     """The character after its last one that is not white space."""
     joined: bool
-    """True if no span can begin here: it shares a character with the subword before, or continues its sign."""
+    """True if no span can begin here: it shares a character with the subword before, or continues its grapheme."""
 
 
 class PredictedSpan(NamedTuple):
@@ -99,17 +111,32 @@ def find_subwords(text: str, offsets: Sequence[tuple[int, int]]) -> list[Subword
         if trimmed:
             start = text.index(trimmed, first)
             end = start + len(trimmed)
-            joined = bool(subwords) and (start < covered or _continues_sign(text, start))
+            joined = bool(subwords) and (start < covered or _continues_grapheme(text, start))
             subwords.append(Subword(token, start, end, joined))
             covered = max(covered, end)
     return subwords
 
 
-def _continues_sign(text: str, position: int) -> bool:
-    """True if a character is an accent, a skin tone or a variant of the one before, or is joined to it."""
-    before, character = text[position - 1 : position], text[position]
-    marks = unicodedata.category(character) in ("Mn", "Mc", "Me") or "\U0001f3fb" <= character <= "\U0001f3ff"
-    return position > 0 and (marks or "\u200d" in (before, character))
+def _continues_grapheme(text: str, position: int) -> bool:
+    """True if a character is in the grapheme of the one before; for flags and conjuncts what is before that counts."""
+    if position == 0 or text[position - 1 : position + 1].isascii():
+        return False
+    if unicodedata.category(text[position]) in ("Mn", "Mc", "Me") or text[position - 1] == _JOINER:
+        return True
+    if _is_flag(text[position]) and _is_flag(text[position - 1]):
+        run = next((n for n in range(position) if not _is_flag(text[position - 1 - n])), position)
+        return run % 2 == 1
+    if unicodedata.category(text[position]) == "Lo":
+        before = reversed(text[max(0, position - _MOST_MARKS) : position])
+        marks = takewhile(lambda mark: mark == _JOINER or unicodedata.category(mark) in ("Mn", "Sk"), before)
+        if not _LINKERS.isdisjoint(marks):
+            return True
+    return len(_GRAPHEMES.pre_tokenize_str(text[position - 1 : position + 1])) == 1
+
+
+def _is_flag(character: str) -> bool:
+    """True for a letter of those that make a flag two by two."""
+    return "\U0001f1e6" <= character <= "\U0001f1ff"
 
 
 def subword_tags(subwords: Sequence[Subword], spans: Sequence[Span], scheme: TagScheme) -> list[int]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Unpack, cast
+from typing import Any, Final, Unpack, cast
 
 import numpy as np
 import torch
@@ -25,17 +25,19 @@ from transformers import AutoModelForCausalLM
 
 from headway_export.errors import SourceError
 from headway_export.huggingface.attention import ATTENTION, asked_logits, attending, check_logits, layer_of
-from headway_export.huggingface.folder import (
-    IGNORED_GENERATION,
-    NEUTRAL,
-    ModelFolder,
-    as_ids,
-)
+from headway_export.huggingface.conversations import read_chat_template
+from headway_export.huggingface.folder import ModelFolder, as_ids
+from headway_export.huggingface.settings import SAMPLING, generation_notes
 from headway_export.reference import CAUSAL, OwnText, generation_logits
-from headway_export.source import ExportSource, find_chat_template
+from headway_export.source import ExportSource
 from headway_server.bundles import SamplingDefaults, SpecialTokens
-from headway_training.folders import first_line, quiet
+from headway_training.folders import first_line, plain_tokenizer, quiet
 from headway_training.models.parts.attention import Attend, Scoring
+
+_ATTENTION_LAYERS: Final = frozenset(("full_attention", "sliding_attention"))
+_APPLIED: Final = ("do_sample", *SAMPLING, "max_new_tokens", "repetition_penalty")
+_ASKED_FOR: Final = {name: name for name in ("min_new_tokens", "stop_strings")} | {"max_length": "max_new_tokens"}
+"""Settings of generation that a bundle has no defaults for, and what calls call them."""
 
 
 class HuggingFaceDecoder(nn.Module):
@@ -58,6 +60,11 @@ class HuggingFaceDecoder(nn.Module):
         ) -> Tensor:
             if bias is not None:
                 raise SourceError("its attention has position_bias, which the key/value cache's operator is not given")
+            if value.shape[-1] != key.shape[-1]:
+                raise SourceError(
+                    f"the values of its attention are {value.shape[-1]} wide and the keys {key.shape[-1]}, and a "
+                    "key/value cache has one width"
+                )
             return attend(query, key, value, layer=layer_of(module), scale=scale)
 
         with attending(attend_layer):
@@ -102,12 +109,14 @@ def read_decoder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
     Raises:
         SourceError: The folder is incomplete, or its model is none that can be served.
     """
-    tokenizer = folder.tokenizer()
+    own = folder.own_tokenizer()
+    tokenizer = plain_tokenizer(own)
+    special_tokens, defaults, more_notes = _generation_settings(folder, tokenizer)
+    chat_template, chat_notes = read_chat_template(folder, own, tokenizer, special_tokens)
     model = folder.load(AutoModelForCausalLM, attention=ATTENTION)
     length, notes = folder.length(model, _window_of(folder.config))
     module = HuggingFaceDecoder(model, max_length=length)
     _check_against_own_attention(folder, module)
-    special_tokens, defaults, more_notes = _generation_settings(folder, tokenizer)
     return (
         folder.source(
             model,
@@ -116,11 +125,11 @@ def read_decoder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
             tokenizer=tokenizer,
             special_tokens=special_tokens,
             prompt_prefix=_prompt_prefix(tokenizer),
-            chat_template=find_chat_template(folder.path),
+            chat_template=chat_template,
             sampling_defaults=defaults,
             evaluation=folder.evaluation(),
         ),
-        notes + more_notes,
+        notes + more_notes + chat_notes,
     )
 
 
@@ -131,7 +140,9 @@ def check_decoder(path: Path, config: Any) -> None:
         SourceError: The model needs something that the exported graph does not compute.
     """
     config = config.get_text_config()
-    if getattr(transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), "_is_stateful", False):
+    layers = set(getattr(config, "layer_types", None) or ())
+    may_keep_state = getattr(transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), "_is_stateful", False)
+    if may_keep_state and not (layers and layers <= _ATTENTION_LAYERS):  # a class may have both kinds of layers
         raise SourceError(
             f"{path}: has layers that keep a recurrent state ({config.model_type}: a state-space model, linear "
             "attention or the like); a bundle's decoder keeps keys and values, so this family is not supported"
@@ -231,6 +242,5 @@ def _generation_settings(
         values["temperature"] = 1.0 if settings.temperature is None else settings.temperature
         values["top_k"] = 50 if settings.top_k is None else settings.top_k  # what `generate` takes without one
         values |= {name: getattr(settings, name) for name in ("top_p", "min_p") if getattr(settings, name) is not None}
-    ignored = [name for name in IGNORED_GENERATION if getattr(settings, name, None) not in NEUTRAL]
-    notes = (f"generation_config: {', '.join(ignored)}: not applied by the server",) if ignored else ()
+    notes = generation_notes(settings, applied=_APPLIED, asked=_ASKED_FOR)
     return special, SamplingDefaults.model_validate(values), notes

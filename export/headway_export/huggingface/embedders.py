@@ -208,6 +208,7 @@ def read_embedder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
         _lower(tokenizer)
     encoder.config.use_cache = False  # a decoder that embeds keeps none
     model = _load_encoder(encoder)
+    encoder.check_inputs(model)
     stated = settings.get("max_seq_length") or _read_json(encoder.path / TOKENIZER_CONFIG_FILE).get("model_max_length")
     length, notes = _length_of(encoder, model, stated)
     poolings = layout.poolings if layout is not None else (_NAMES[str(asked)],)

@@ -28,11 +28,10 @@ from transformers import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, AutoModelForSeq
 from headway_export.errors import SourceError
 from headway_export.huggingface.attention import ATTENTION, asked_logits, attending, check_logits, layer_of
 from headway_export.huggingface.folder import (
-    IGNORED_GENERATION,
-    NEUTRAL,
     ModelFolder,
     as_ids,
 )
+from headway_export.huggingface.settings import generation_notes
 from headway_export.reference import OwnTarget, translation_logits
 from headway_export.source import ExportSource
 from headway_export.tracing import alignment_layer
@@ -385,16 +384,9 @@ def read_generation_config(folder: ModelFolder, *, applied: Collection[str] = ()
     ends = as_ids(settings.eos_token_id) or as_ids(folder.config.eos_token_id)
     bad_words = [list(word) for word in settings.bad_words_ids or ()]
     suppressed = {word[0] for word in bad_words if len(word) == 1} | set(settings.suppress_tokens or ())
-    known = {"suppress_tokens", "forced_bos_token_id", *_ASKED_FOR, *applied}
+    known = {"suppress_tokens", "forced_bos_token_id", *applied}
     if all(len(word) == 1 for word in bad_words):
         known.add("bad_words_ids")
-    names = ("repetition_penalty", *IGNORED_GENERATION)
-    ignored = [name for name in names if name not in known and getattr(settings, name, None) not in NEUTRAL]
-    notes = [f"generation_config: {', '.join(ignored)}: not applied by the server"] if ignored else []
-    asked = {name: getattr(settings, key, None) for key, name in _ASKED_FOR.items()}
-    given = [f"{name} {value}" for name, value in asked.items() if value not in (*NEUTRAL, 1)]
-    if given:
-        notes.append(f"generation_config: {', '.join(given)}: give these with a call, whose defaults are others")
     special = SpecialTokens(
         pad=settings.pad_token_id, bos=int(start), eos=ends[0] if ends else None, more_eos=tuple(ends[1:])
     )
@@ -402,7 +394,7 @@ def read_generation_config(folder: ModelFolder, *, applied: Collection[str] = ()
         special_tokens=special,
         prefix=tuple(as_ids(settings.forced_bos_token_id)),
         suppressed_tokens=tuple(sorted(suppressed)),
-        notes=tuple(notes),
+        notes=generation_notes(settings, applied=known, asked=_ASKED_FOR),
     )
 
 
@@ -412,5 +404,7 @@ _ASKED_FOR: Final = {
     "num_beams": "beam_size",
     "length_penalty": "length_penalty",
     "no_repeat_ngram_size": "no_repeat_ngram_size",
+    "max_length": "max_new_tokens",
+    "max_new_tokens": "max_new_tokens",
 }
 """Settings of a search and what calls call them; a bundle has no defaults for them."""

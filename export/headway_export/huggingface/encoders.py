@@ -56,6 +56,7 @@ def read_classifier(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]
     tokenizer, has_types = plain_tokenizer(own), "token_type_ids" in own.model_input_names
     auto_class = _AUTO_CLASSES.get(folder.task, AutoModelForSequenceClassification)
     model = folder.load(auto_class)
+    folder.check_inputs(model)
     length, notes = folder.length(model)
     adapt = partial(HuggingFaceClassifier, max_length=length, has_types=has_types)
     module = adapt(model)

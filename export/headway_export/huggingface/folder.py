@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -11,40 +12,38 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 import transformers
+from pydantic import ValidationError
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import GenerationConfig
 
-from headway_export.errors import SourceError
+from headway_export.errors import ExportError, SourceError, reason_of
 from headway_export.given import GivenInputs
 from headway_export.graphs import parameter_count
-from headway_export.source import EvaluationData, ExportSource, limits_of, read_evaluation
+from headway_export.source import EvaluationData, ExportSource, checkpoint_beside, limits_of, read_evaluation
 from headway_server.bundles import Architecture, Languages, Origin, Task
+from headway_server.errors import ServerError
 from headway_server.runtime import available_bytes
 from headway_training import folders
 from headway_training.errors import CheckpointError
 from headway_training.folders import plain_tokenizer
 
-IGNORED_GENERATION: Final = (
-    "no_repeat_ngram_size",
-    "encoder_repetition_penalty",
-    "bad_words_ids",
-    "suppress_tokens",
-    "begin_suppress_tokens",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "exponential_decay_length_penalty",
-    "sequence_bias",
-    "typical_p",
-    "epsilon_cutoff",
-    "eta_cutoff",
-)
-"""Entries of `generation_config.json` that change what is generated and that a bundle has no place for."""
-NEUTRAL: Final[tuple[Any, ...]] = (None, 0, 0.0, 1.0, [], {})
 _COPIES: Final = 2.5
 """Of the weights in fp32 that an export holds at least: the module, which the graph shares, and the session that proves
 it. The libraries left out, a GPT-2 small took 2.9 times its weights (docs/huggingface.md)."""
 _FLOAT_BYTES: Final = 4
+_TEXT_INPUTS: Final = frozenset((
+    "attention_mask", "cache", "decoder_attention_mask", "decoder_input_ids", "decoder_inputs_embeds",
+    "decoder_position_ids", "deprecated_arguments", "encoder_attention_mask", "encoder_hidden_states",
+    "encoder_outputs", "entity_attention_mask", "entity_ids", "entity_position_ids", "entity_token_type_ids",
+    "global_attention_mask", "input_ids", "input_mask", "inputs", "inputs_embeds", "kwargs", "labels", "lang_ids",
+    "langs", "lengths", "logits_to_keep", "mems", "num_hashes", "output_attentions", "output_hidden_states",
+    "past_key_values", "perm_mask", "position_ids", "return_dict", "target_mapping", "task_type_ids",
+    "token_type_ids", "use_cache", "use_mems",
+))  # fmt: skip
+"""What models of texts are called with: tokens and what follows from them, and what may always be left out."""
+_OF_OTHER_KINDS: Final = re.compile("pixel_|image|video|vision|audio|input_features|input_values|mm_|num_frames")
+"""Begins what a model reads in place of a text."""
 _LICENSE: Final = re.compile(r"^(license|license_name):\s*(?:-\s*)?(\S+)", re.MULTILINE)
 DOCUMENTS: Final = re.compile(r"README\.md|(?:LICEN[SC]E|NOTICE)[A-Za-z0-9_.-]*")
 """Files of a folder that go into a bundle as they are."""
@@ -256,6 +255,22 @@ class ModelFolder:
                 )
         return cast("nn.Module", loaded.model)
 
+    def check_inputs(self, model: nn.Module) -> None:
+        """Checks that a model reads no more of a text than its tokens, as far as it was trained elsewhere.
+
+        Raises:
+            SourceError: It does, and no call gives that.
+        """
+        names = inspect.signature(model.forward).parameters
+        further = [name for name in names if name not in _TEXT_INPUTS and not _OF_OTHER_KINDS.match(name)]
+        if getattr(self.config, "n_langs", 1) > 1 and getattr(self.config, "use_lang_emb", False):
+            further.append("langs")
+        if further and checkpoint_beside(self.path) is None:
+            raise SourceError(
+                f"{self.path}: {type(model).__name__} reads {', '.join(further)} beside tokens, which no call gives; "
+                "not supported, but for a model that headway-train has trained without"
+            )
+
     def length(
         self, model: nn.Module, window: int | None = None, read: Callable[[Tensor, Tensor], object] | None = None
     ) -> tuple[int, tuple[str, ...]]:
@@ -298,6 +313,19 @@ def _dense_length(config: Any) -> int | None:
     if getattr(config, "attention_type", None) != "block_sparse":
         return None
     return (5 + 2 * int(config.num_random_blocks)) * int(config.block_size)
+
+
+@contextmanager
+def in_a_sentence(owner: str) -> Iterator[None]:
+    """Turns whatever the library's code raises over a folder, which `owner` names, into the error of this package."""
+    try:
+        yield
+    except (ExportError, ServerError, ValidationError, OSError):
+        raise
+    except Exception as error:  # whatever its code raises
+        raise SourceError(
+            f"{owner}: cannot be exported, and is not supported ({type(error).__name__}: {reason_of(error)})"
+        ) from error
 
 
 @contextmanager

@@ -21,11 +21,13 @@ from headway_export.huggingface.folder import (
     ModelFolder,
     check_is_dense,
     check_weights,
+    in_a_sentence,
     parse_configuration,
     read_configuration,
 )
 from headway_export.huggingface.hub import HubModel
 from headway_export.huggingface.images import PREPROCESSOR_FILE, read_image_classifier, read_image_embedder
+from headway_export.huggingface.settings import folder_notes
 from headway_export.huggingface.speech import SPEECH_HEADS, read_transcriber
 from headway_export.huggingface.towers import is_two_towers, read_towers
 from headway_export.huggingface.translators import TRANSLATORS, read_translator
@@ -85,10 +87,11 @@ def sources_from_folder(path: Path, options: FolderOptions) -> tuple[Sources, tu
     Raises:
         SourceError: The folder is incomplete, or its model is of a kind that cannot be served.
     """
-    if (checkpoint := checkpoint_beside(path)) is None:
-        return _Description.read(path, options).load(options)
-    options = _asked_by(checkpoint, path, options)
-    sources, notes = _Description.read(path, options).load(options)
+    with in_a_sentence(str(path)):
+        if (checkpoint := checkpoint_beside(path)) is None:
+            return _Description.read(path, options).load(options)
+        options = _asked_by(checkpoint, path, options)
+        sources, notes = _Description.read(path, options).load(options)
     return tuple(with_record(source, checkpoint, license_name=options.license_name) for source in sources), notes
 
 
@@ -117,10 +120,11 @@ def sources_from_hub(
     """
     model = HubModel.find(model_id, revision)
     try:
-        model.fetch_descriptions()
-        description = _Description.read(model.path, options)
-        model.fetch_weights(description.weights, allow_pickle=options.allow_pickle, tell=tell)
-        return description.load(options, model.origin)
+        with in_a_sentence(model_id):
+            model.fetch_descriptions()
+            description = _Description.read(model.path, options)
+            model.fetch_weights(description.weights, allow_pickle=options.allow_pickle, tell=tell)
+            return description.load(options, model.origin)
     except SourceError as error:
         raise SourceError(str(error).replace(str(model.path), model_id)) from error
 
@@ -179,7 +183,8 @@ class _Description:
         else:
             source, notes = self.kind.read(folder)
             sources = (source,)
-        return options.given.add_to(sources), notes + _note_of_version(self.content) + _note_of_code(self.content)
+        notes += folder_notes(self.weights, self.content, task) + _note_of_version(self.content)
+        return options.given.add_to(sources), notes + _note_of_code(self.content)
 
 
 def _note_of_code(content: Mapping[str, Any]) -> tuple[str, ...]:

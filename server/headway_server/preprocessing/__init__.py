@@ -2,6 +2,7 @@
 
 from headway_server.preprocessing.chat import ChatPrompt, ChatTemplate, ChatTurn
 from headway_server.preprocessing.image import ImageLimits, ImagePreprocessor, ImageTransform, PreparedImage
+from headway_server.preprocessing.reasoning import ReasoningForm, ReasoningReader, Thought
 from headway_server.preprocessing.sentences import Sentence, SplitText, split_sentences
 from headway_server.preprocessing.text import EncodedText, TextTokenizer, written_length
 from headway_server.preprocessing.tools import (
@@ -33,10 +34,13 @@ __all__ = [
     "ImageTransform",
     "NoToolsError",
     "PreparedImage",
+    "ReasoningForm",
+    "ReasoningReader",
     "Said",
     "Sentence",
     "SplitText",
     "TextTokenizer",
+    "Thought",
     "Tool",
     "ToolCall",
     "split_sentences",

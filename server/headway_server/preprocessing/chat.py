@@ -4,10 +4,14 @@ The template is a program that the operator trusts, as the graphs beside it. It 
 immutable sandbox (`template.py`), with a cap on how much it writes and how long it takes.
 
 What people write is not trusted: "<|im_end|>" in it must stay text. So while the template runs, a twin stands in what
-people wrote for every character that a special token begins or ends with: a character that no text has. The special
-tokens in what the template then writes are its own. Each of them becomes one stand-in character, twins become what they
-were, and the tokenizer that reads the result knows special tokens by their stand-ins alone. In all else that tokenizer
-is the bundle's own, so for any other conversation the ids are those of the written prompt.
+people wrote for every character that a special token begins or ends with: a symbol that hardly any text has, and that
+Python prints as it is. The special tokens in what the template then writes are its own. Each of them becomes one
+stand-in character, twins become what they were, and the tokenizer that reads the result knows special tokens by their
+stand-ins alone. In all else that tokenizer is the bundle's own, so for any other conversation the ids are those of the
+written prompt.
+
+The assistant's turns are the model's own text, by the caller's word. They keep the tokens that mark thinking, such as
+`</think>`: templates cut an earlier turn there.
 """
 
 from __future__ import annotations
@@ -16,8 +20,10 @@ import asyncio
 import json
 import re
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
@@ -29,11 +35,13 @@ from tokenizers import Tokenizer
 from headway_server.bundles.manifest import SpecialTokens
 from headway_server.errors import BundleError, InvalidInputError, MachineBusyError, no_panics
 from headway_server.preprocessing.pool import text_pool
+from headway_server.preprocessing.reasoning import ReasoningForm, marks_thinking
 from headway_server.preprocessing.template import (
     CPU_LIMIT_S,
-    FIRST_TWIN,
     MAX_TEXT_LENGTH,
     MEMORY_LIMIT_BYTES,
+    PRINTED_TWINS,
+    UNASSIGNED_TWINS,
     WALL_LIMIT_S,
     LimitError,
     RefusedConversationError,
@@ -51,6 +59,10 @@ MAX_TEMPLATE_BYTES: Final = 64 * 2**10
 _FIRST_STAND_IN: Final = 0x50000
 """The first of the characters that stand for special tokens, of a plane of Unicode where none is assigned."""
 _REASON_LENGTH: Final = 300
+_MAX_NAMES_SHOWN: Final = 10
+_MAX_NAME_SHOWN: Final = 64
+_GIVEN: Final = ("messages", "add_generation_prompt", "tools")
+"""What a template is given of every conversation, beside special tokens by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +71,8 @@ class ChatTurn:
 
     role: Role
     content: str
+    reasoning: str = ""
+    """Of the assistant: what it thought before it said `content`."""
     tool_calls: tuple[ToolCall, ...] = ()
     """Of the assistant."""
     tool_call_id: str = ""
@@ -67,13 +81,18 @@ class ChatTurn:
     @property
     def texts(self) -> tuple[str, ...]:
         """All that a person may have written."""
-        return (self.content, *(text for call in self.tool_calls for text in (call.name, call.arguments)))
+        return (
+            self.content,
+            self.reasoning,
+            *(text for call in self.tool_calls for text in (call.name, call.arguments)),
+        )
 
     def shown(self, disguise: Callable[[Any], Any]) -> dict[str, Any]:
         """Returns the turn as templates expect it, with all that people wrote disguised."""
         calls = {"tool_calls": [call.shown(disguise) for call in self.tool_calls]} if self.tool_calls else {}
         answered = {"tool_call_id": disguise(self.tool_call_id)} if self.role == "tool" else {}
-        return {"role": self.role, "content": disguise(self.content), **calls, **answered}
+        thought = {"reasoning_content": disguise(self.reasoning)} if self.reasoning else {}
+        return {"role": self.role, "content": disguise(self.content), **thought, **calls, **answered}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +131,13 @@ class ChatTemplate:
         self._template = template
         self._file = file
         self._tokens = tokens
-        self._names = names
+        self.names = names
+        """Special tokens that it is given, by name."""
         self._form: CallForm | NoToolsError
+        self._reasoning: ReasoningForm | None = None
+        self.variables: frozenset[str] = frozenset()
+        """Names that the template reads."""
+        self._no_tools: list[Tool] | None = None
 
     @property
     def call_form(self) -> CallForm:
@@ -126,6 +150,28 @@ class ChatTemplate:
             raise self._form
         return self._form
 
+    @property
+    def reasoning_form(self) -> ReasoningForm | None:
+        """How the model marks what it thinks; None if its template names no such marks."""
+        return self._reasoning
+
+    def check_variables(self, variables: Mapping[str, Any], field: str) -> None:
+        """Checks what a caller gives the template beside a conversation; the request calls it `field`.
+
+        Raises:
+            InvalidInputError: The template reads no variable of such a name, or the server gives it.
+        """
+        own = frozenset((*_GIVEN, *self.names))
+        for name in variables:
+            if name in own:
+                raise InvalidInputError(f"{field}.{name}", "is given by the server; leave it out")
+            if name not in self.variables:
+                known = ", ".join(sorted(self.variables - own)[:_MAX_NAMES_SHOWN]) or "none"
+                raise InvalidInputError(
+                    f"{field}.{name[:_MAX_NAME_SHOWN]}",
+                    f"is not read by the model's chat template, which reads {known}; leave it out",
+                )
+
     @classmethod
     def load(cls, file: Path, *, tokenizer_file: Path, special_tokens: SpecialTokens) -> ChatTemplate:
         """Loads a `chat_template.jinja` and tries it with small conversations.
@@ -133,7 +179,7 @@ class ChatTemplate:
         Args:
             file: The template.
             tokenizer_file: The bundle's `tokenizer.json`.
-            special_tokens: Of the bundle: a template knows `bos` and `eos` as `bos_token` and `eos_token`.
+            special_tokens: Of the bundle: a template knows `bos`, `eos`, `pad` and `unk` as `bos_token` and so on.
 
         Raises:
             BundleError: It is too large, is not a template, or does not work with the tokenizer.
@@ -159,10 +205,13 @@ class ChatTemplate:
             template = environment.from_string(source)
         except Exception as error:  # besides Jinja's own, what deep nesting leads to
             raise BundleError(f"{file}: is not a template ({error}); correct it and export the model again") from error
-        ids = {"bos_token": special_tokens.bos, "eos_token": special_tokens.eos}
-        names = {name: (tokenizer.id_to_token(i) or "") if i is not None else "" for name, i in ids.items()}
+        names = {"bos_token": "", "eos_token": ""}
+        for name in ("bos", "eos", "pad", "unk"):
+            if (index := getattr(special_tokens, name)) is not None and (token := tokenizer.id_to_token(index)):
+                names[f"{name}_token"] = token
         tokens = _ControlTokens(tokenizer, source + "".join(names.values()), parsed, tokenizer_file)
         chat = cls(template, file=file, tokens=tokens, names=names)
+        chat.variables = frozenset(node.name for node in parsed.find_all(nodes.Name) if node.ctx == "load")
         chat._try(tokenizer)
         special = {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
         try:
@@ -170,10 +219,16 @@ class ChatTemplate:
             chat._form = find_form(chat._write, ChatTurn, special, ends)
         except NoToolsError as problem:
             chat._form = problem
+        chat._reasoning = ReasoningForm.find(source, tokenizer)
         return chat
 
     async def encode(
-        self, conversations: Sequence[Sequence[ChatTurn]], *, fields: Sequence[str], tools: Sequence[Tool] = ()
+        self,
+        conversations: Sequence[Sequence[ChatTurn]],
+        *,
+        fields: Sequence[str],
+        tools: Sequence[Tool] = (),
+        variables: Mapping[str, Any] | None = None,
     ) -> list[ChatPrompt]:
         """Makes the prompts of conversations, off the event loop, each ready for the model's next turn.
 
@@ -183,6 +238,7 @@ class ChatTemplate:
             conversations: Each of at least one turn.
             fields: What the request calls each of them, such as `conversations[3]`, for messages.
             tools: What the model is shown, if it has a `call_form`.
+            variables: Values of JSON that the template is given by these names, which `check_variables` has passed.
 
         Raises:
             InvalidInputError: The template refuses a conversation, or makes too long a prompt of it.
@@ -190,11 +246,19 @@ class ChatTemplate:
         """
         loop = asyncio.get_running_loop()
         return [
-            await loop.run_in_executor(text_pool(_length(turns, tools)), self.prompt, turns, field, tools)
+            await loop.run_in_executor(
+                text_pool(_length(turns, tools, variables)), self.prompt, turns, field, tools, variables
+            )
             for turns, field in zip(conversations, fields, strict=True)
         ]
 
-    def prompt(self, turns: Sequence[ChatTurn], field: str, tools: Sequence[Tool] = ()) -> ChatPrompt:
+    def prompt(
+        self,
+        turns: Sequence[ChatTurn],
+        field: str,
+        tools: Sequence[Tool] = (),
+        variables: Mapping[str, Any] | None = None,
+    ) -> ChatPrompt:
         """Makes the prompt of one conversation, on the caller's thread; arguments and errors are those of `encode`."""
         for index, turn in enumerate(turns):
             if (turn.role == "tool" or turn.tool_calls) and isinstance(self._form, NoToolsError):
@@ -202,13 +266,13 @@ class ChatTemplate:
                     f"{field}.messages[{index}]",
                     f"is of a tool, and the model's chat template {self._form}; leave it out",
                 )
-        length = _length(turns, tools)
+        length = _length(turns, tools, variables)
         if length > MAX_TEXT_LENGTH:
             raise InvalidInputError(
                 field, f"has {length:,} characters, a prompt at most {MAX_TEXT_LENGTH:,}; leave out older turns"
             )
         try:
-            return self._tokens.read(self._write(turns, tools))
+            return self._tokens.read(self._write(turns, tools, variables=variables))
         except RefusedConversationError as error:
             reason = self._tokens.restore(str(error))[:_REASON_LENGTH]
             raise InvalidInputError(field, f"is not one the model's chat template has a prompt for: {reason}") from None
@@ -219,24 +283,37 @@ class ChatTemplate:
         except Exception as error:  # what a wrong template leads to can be of any kind
             raise self._failure(error) from error
 
-    def _write(self, turns: Sequence[ChatTurn], tools: Sequence[Tool] = (), goes_on: bool = True) -> str:
+    def opens_thought(self, variables: Mapping[str, Any]) -> bool:
+        """Returns True if the prompt of a small conversation, with these switches, ends where the model is to think."""
+        if self._reasoning is None:
+            return False
+        switches = {name: value for name, value in variables.items() if isinstance(value, bool | int | float | str)}
+        try:
+            return self._reasoning.is_open(self._write(_SAMPLES[0], variables=switches))
+        except Exception:  # what it makes of such a conversation is for the caller's own to show
+            return False
+
+    def _write(
+        self,
+        turns: Sequence[ChatTurn],
+        tools: Sequence[Tool] = (),
+        goes_on: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
         """Writes the prompt, with twins in what people wrote."""
+        people, model = self._tokens.disguise, self._tokens.disguise_own
         values = {
-            "messages": [turn.shown(self._disguise) for turn in turns],
-            "add_generation_prompt": goes_on,
-            "tools": [tool.shown(self._disguise) for tool in tools] or None,
             "documents": None,
-            **self._names,
+            **_disguised(dict(variables or {}), people),
+            "messages": [
+                turn.shown(partial(_disguised, disguise=model if turn.role == "assistant" else people))
+                for turn in turns
+            ],
+            "add_generation_prompt": goes_on,
+            "tools": [tool.shown(partial(_disguised, disguise=people)) for tool in tools] or self._no_tools,
+            **self.names,
         }
         return write(self._template, values)
-
-    def _disguise(self, value: Any) -> Any:
-        """Puts twins into all texts of a value of JSON."""
-        if isinstance(value, str):
-            return self._tokens.disguise(value)
-        if isinstance(value, dict):
-            return {self._tokens.disguise(key): self._disguise(element) for key, element in value.items()}
-        return [self._disguise(element) for element in value] if isinstance(value, list) else value
 
     def _failure(self, error: Exception) -> BundleError:
         return BundleError(f"{self._file}: fails ({error}); correct it and export the model again")
@@ -244,9 +321,24 @@ class ChatTemplate:
     def _try(self, tokenizer: Tokenizer) -> None:
         """Checks that prompts can be made, and that they are read as the bundle's tokenizer reads them.
 
+        Without tools a template is given none, as transformers does, or an empty list if it fails without one.
+
         Raises:
             BundleError: No sample can be made a prompt of, or its ids are others.
         """
+        try:
+            self._try_samples(tokenizer)
+        except BundleError:
+            self._no_tools = []
+            try:
+                self._try_samples(tokenizer)
+            except BundleError:
+                self._no_tools = None
+            else:
+                return
+            raise
+
+    def _try_samples(self, tokenizer: Tokenizer) -> None:
         refusals: list[str] = []
         for turns in _SAMPLES:
             try:
@@ -274,26 +366,31 @@ class ChatTemplate:
 class _ControlTokens:
     """The tokens that a template may write and people may not, and a tokenizer that knows them by stand-ins alone.
 
-    These are the tokens that the tokenizer added as special, and further added ones that the template writes. An added
-    token that the template looks for in what was said, such as `</think>`, is for both.
+    These are the tokens that the tokenizer added as special, and further added ones that the template writes. Another
+    added token that the template looks for in what was said, such as `<tool_response>`, is for both. Those that mark
+    thinking are for the template and for the model, whose own text an assistant's turn is.
     """
 
     def __init__(self, tokenizer: Tokenizer, source: str, parsed: nodes.Template, file: Path) -> None:
         added = tokenizer.get_added_tokens_decoder()
         looked_for = set(_texts_looked_for(parsed))
-        control = sorted(
-            token_id
-            for token_id, token in added.items()
-            if token.special
-            or (token.content in source and token.content not in looked_for and not token.content.isspace())
-        )
+        named = {token.content for token in added.values() if token.content in source and not token.content.isspace()}
+        marks = {token.content for token in added.values() if marks_thinking(token.content)}
+        of_template = (named - looked_for) | (marks if marks & named else set())
+        control = sorted(index for index, token in added.items() if token.special or token.content in of_template)
         self._stand_ins = {added[token_id].content: chr(_FIRST_STAND_IN + n) for n, token_id in enumerate(control)}
         self._control = _any_of(self._stand_ins)
         edges = sorted({edge for token in self._stand_ins if token.strip() for edge in (token[0], token[-1])})
-        self._twins = {edge: chr(FIRST_TWIN + n) for n, edge in enumerate(edges) if not edge.isspace()}
-        self._originals = str.maketrans({twin: edge for edge, twin in self._twins.items()})
-        reserved = (*self._stand_ins.values(), *self._twins.values())
-        self._forged = str.maketrans(dict.fromkeys(reserved, "\N{REPLACEMENT CHARACTER}"))
+        edges = [edge for edge in edges if not edge.isspace()]
+        taken = set(source).union(*(token.content for token in added.values()))
+        free = (chr(code) for code in chain(PRINTED_TWINS, UNASSIGNED_TWINS) if chr(code) not in taken)
+        self._twins = dict(zip(edges, free, strict=False))
+        # Where people write a twin, another character stands for it.
+        own = {twin: chr(UNASSIGNED_TWINS[-1] - n) for n, twin in enumerate(self._twins.values())}
+        reserved = (*self._stand_ins.values(), *own.values())
+        self._forged = str.maketrans(dict.fromkeys(reserved, "\N{REPLACEMENT CHARACTER}") | own)
+        meant = {twin: edge for edge, twin in self._twins.items()} | {other: twin for twin, other in own.items()}
+        self._originals = str.maketrans(meant)
         kept = [
             text
             for text in looked_for
@@ -301,6 +398,7 @@ class _ControlTokens:
             and not any(text in token or token in text for token in self._stand_ins)
         ]
         self._disguised = _any_of([*kept, *self._twins])
+        self._own = _any_of([*kept, *self._twins, *(marks & self._stand_ins.keys())])
         try:
             self._tokenizer = Tokenizer.from_str(json.dumps(self._renamed(json.loads(tokenizer.to_str()))))
         except Exception as error:  # the library raises bare Exception
@@ -312,7 +410,14 @@ class _ControlTokens:
 
     def disguise(self, content: str) -> str:
         """Puts twins into what people wrote, except where it says what the template looks for."""
-        return self._disguised.sub(lambda match: self._twins.get(match[0], match[0]), content.translate(self._forged))
+        return self._disguised.sub(self._twin, content.translate(self._forged))
+
+    def disguise_own(self, content: str) -> str:
+        """Puts twins into what the model wrote, except where it marks its thinking, too."""
+        return self._own.sub(self._twin, content.translate(self._forged))
+
+    def _twin(self, found: re.Match[str]) -> str:
+        return self._twins.get(found[0], found[0])
 
     def restore(self, written: str) -> str:
         """Takes the twins out of what the template wrote."""
@@ -346,9 +451,19 @@ class _ControlTokens:
         return f"{len(self._stand_ins)} control tokens"
 
 
-def _length(turns: Sequence[ChatTurn], tools: Sequence[Tool]) -> int:
+def _disguised(value: Any, disguise: Callable[[str], str]) -> Any:
+    """Puts twins into all texts of a value of JSON."""
+    if isinstance(value, str):
+        return disguise(value)
+    if isinstance(value, dict):
+        return {disguise(key): _disguised(element, disguise) for key, element in value.items()}
+    return [_disguised(element, disguise) for element in value] if isinstance(value, list) else value
+
+
+def _length(turns: Sequence[ChatTurn], tools: Sequence[Tool], variables: Mapping[str, Any] | None) -> int:
     """Returns how many characters people wrote."""
     said = sum(len(text) for turn in turns for text in turn.texts)
+    said += len(json.dumps(variables, ensure_ascii=False)) if variables else 0
     return said + sum(len(tool.description) + len(tool.parameters) for tool in tools)
 
 

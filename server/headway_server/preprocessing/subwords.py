@@ -1,5 +1,8 @@
 """The subwords of a text: where its tokens stand in it, so that labels of tokens become labels of characters.
 
+No label begins within a grapheme: an extended grapheme cluster (Unicode Standard Annex 29), as the regular expressions
+of `tokenizers` find them, with the conjuncts of Indic scripts, which those do not know (rule GB9c).
+
 P is the number of subwords of a text.
 """
 
@@ -8,13 +11,21 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Regex, pre_tokenizers
 
 _JOINER = "\u200d"
 """Zero width joiner, which makes one grapheme of two."""
-_SKIN_TONES = range(0x1F3FB, 0x1F400)
+_LETTERS_OF_FLAGS = range(0x1F1E6, 0x1F200)
+_CONJOINERS = frozenset(
+    "\u094d\u09cd\u0acd\u0b4d\u0c4d\u0d4d\u1039\u17d2\u1a60\u1b44\u1bab\ua9c0\uaaf6\U00010a3f\U00011133\U000113d0"
+    "\U0001193e\U00011a47\U00011a99\U00011f42"
+)
+"""Marks that make a conjunct of the consonants around them (`InCB=Linker` of Unicode 17)."""
+_GRAPHEMES = pre_tokenizers.Split(Regex(r"\X"), "isolated")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +43,7 @@ class Subwords:
     """(P,), the character after the last one of each."""
     joined: NDArray[np.bool_]
     """(P,), True where no span can begin: the subword begins within the characters of the one before (a character
-    may be several tokens of bytes), or with a part of the grapheme before it (an accent, a skin tone)."""
+    may be several tokens of bytes), or within a grapheme (at an accent, a skin tone, the second half of a flag)."""
 
     @classmethod
     def find(cls, text: str, offsets: Sequence[tuple[int, int]]) -> Subwords:
@@ -52,10 +63,33 @@ class Subwords:
 
 
 def _continues_grapheme(text: str, position: int) -> bool:
-    """True if a character belongs to the grapheme before it: it is a mark, or joins, or is joined."""
-    if position == 0:
+    """Returns True if a character belongs to the grapheme of the one before it."""
+    pair = text[max(0, position - 1) : position + 1]
+    if len(pair) < 2 or pair.isascii():
         return False
-    character, is_joined = text[position], text[position - 1] == _JOINER
-    if is_joined or character.isascii():
-        return is_joined
-    return unicodedata.category(character).startswith("M") or character == _JOINER or ord(character) in _SKIN_TONES
+    before, character = pair[0], pair[1]
+    if before == _JOINER or unicodedata.category(character).startswith("M"):
+        return True
+    if ord(before) in _LETTERS_OF_FLAGS and ord(character) in _LETTERS_OF_FLAGS:
+        first = position
+        while first and ord(text[first - 1]) in _LETTERS_OF_FLAGS:
+            first -= 1
+        return (position - first) % 2 == 1
+    return _is_grapheme(pair) or _is_conjunct(text, position)
+
+
+def _is_conjunct(text: str, position: int) -> bool:
+    """Returns True if a letter is joined to what is before it by one of the marks between them."""
+    if unicodedata.category(text[position]) != "Lo":
+        return False
+    while position and (mark := text[position - 1]) not in _CONJOINERS:
+        if mark != _JOINER and unicodedata.category(mark) not in ("Mn", "Sk"):
+            return False
+        position -= 1
+    return position > 0
+
+
+@lru_cache(maxsize=4096)
+def _is_grapheme(pair: str) -> bool:
+    """Returns True if there is no border between two characters, whatever is around them."""
+    return len(_GRAPHEMES.pre_tokenize_str(pair)) == 1

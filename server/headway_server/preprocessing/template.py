@@ -37,10 +37,12 @@ _TOO_MUCH: Final = 3
 MAX_TEXT_LENGTH: Final = 2**19
 """Characters of a prompt."""
 _MAX_PROCESSOR_S: Final = 1.0
-FIRST_TWIN: Final = 0x60000
-"""The first of the characters that stand for those which special tokens begin or end with, of a plane of Unicode where
-none is assigned."""
+PRINTED_TWINS: Final = range(0x1D800, 0x1DA00)
+"""Characters that stand for those which special tokens begin or end with: symbols of SignWriting."""
+UNASSIGNED_TWINS: Final = range(0x60000, 0x70000)
+"""Further ones, of a plane of Unicode where none is assigned; and those that stand for the symbols themselves."""
 
+_KEPT: Final = frozenset((*PRINTED_TWINS, *UNASSIGNED_TWINS))
 _LONG: Final = "A word, and \u00e4nother.\n" * 10_000
 _CONVERSATIONS: Final = (
     [("user", "Hello there.")],
@@ -161,9 +163,10 @@ def _to_json(
 
 def _escape_beyond_ascii(text: str) -> str:
     """Escapes as `json.dumps` does, but leaves twins, which later become what they stand for."""
-    twins = range(FIRST_TWIN, FIRST_TWIN + 0x10000)
     return re.sub(
-        r"[^\x00-\x7f]", lambda found: found[0] if ord(found[0]) in twins else json.dumps(found[0])[1:-1], text
+        r"[^\x00-\x7f]",
+        lambda found: found[0] if ord(found[0]) in _KEPT else json.dumps(found[0])[1:-1],
+        text,
     )
 
 

@@ -12,7 +12,7 @@ import asyncio
 import json
 import re
 import unicodedata
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -91,6 +91,8 @@ class TextTokenizer:
         self.num_special_tokens_of_pair: int = tokenizer.num_special_tokens_to_add(is_pair=True)
         vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
         self._largest_id = max(vocabulary.values(), default=0)
+        added = tokenizer.get_added_tokens_decoder()
+        self._special_ids = frozenset(index for index, token in added.items() if token.special)
         self._token_texts: dict[int, str] = {}
 
     @classmethod
@@ -208,10 +210,11 @@ class TextTokenizer:
         with no_panics():
             return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
-    def decode_whole(self, token_ids: Sequence[int]) -> str:
-        """Returns the text of `token_ids` with the names of special tokens. Runs on the caller's thread."""
+    def decode_with(self, shown: Collection[int], token_ids: Sequence[int]) -> str:
+        """Returns the text of `token_ids` with the names of the special tokens that are `shown`, as `decode` does."""
+        ids = [index for index in token_ids if index in shown or index not in self._special_ids]
         with no_panics():
-            return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
+            return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
     def token_text(self, token_id: int) -> str:
         """Returns a token by itself as it reads within a text: with the space before it, if it brings one.

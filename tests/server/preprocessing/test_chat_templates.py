@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import time
-from datetime import datetime
 
-import jinja2
 import pytest
-from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tiny_chat import MARKERS, TEMPLATES, byte_level_tokenizer, load_template, turns
+from tiny_chat import MARKERS, SPECIAL_TOKENS, TEMPLATES, byte_level_tokenizer, load_template, rendered, turns
 
 from headway_server.bundles import SpecialTokens
 from headway_server.errors import BundleError, InvalidInputError, MachineBusyError
-from headway_server.preprocessing import ChatTemplate, template
+from headway_server.preprocessing import ChatTemplate, Tool, template
 from headway_server.preprocessing.chat import MAX_TEMPLATE_BYTES
 from headway_server.preprocessing.template import MAX_TEXT_LENGTH, passes_trial
 
@@ -156,39 +151,6 @@ CONVERSATIONS = (
 )
 
 
-def rendered(source: str, conversation) -> str:
-    """What transformers writes: its environment, filters and names (`utils/chat_template_utils.py`, version 5.23.0)."""
-
-    class Generation(jinja2.ext.Extension):
-        tags = {"generation"}  # noqa: RUF012
-
-        def parse(self, parser):
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
-            call = self.call_method("_write")
-            return jinja2.nodes.CallBlock(call, [], [], body).set_lineno(line)
-
-        def _write(self, caller):
-            return caller()
-
-    def refuse(message):
-        raise jinja2.exceptions.TemplateError(message)
-
-    def to_json(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = to_json
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = lambda layout: datetime.now().strftime(layout)
-    messages = [{"role": turn.role, "content": turn.content} for turn in conversation]
-    return environment.from_string(source).render(
-        messages=messages, tools=None, documents=None, add_generation_prompt=True, bos_token="<s>", eos_token="</s>"
-    )
-
-
 @pytest.mark.parametrize("name", REAL_WORLD)
 @pytest.mark.parametrize("number", range(len(CONVERSATIONS)))
 def test_prompts_are_those_that_transformers_writes(tmp_path, name, number):
@@ -196,6 +158,80 @@ def test_prompts_are_those_that_transformers_writes(tmp_path, name, number):
     prompt = load_template(tmp_path, REAL_WORLD[name]).prompt(conversation, "c")
     assert prompt.text == rendered(REAL_WORLD[name], conversation)
     assert prompt.input_ids.tolist() == byte_level_tokenizer().encode(prompt.text, add_special_tokens=False).ids
+
+
+PRINTED = {
+    "a turn": "{{ messages[0] }}",
+    "as Python writes it": "{{ '%r %s' % (messages[0].content, messages) }}",
+    "in lines": "{{ messages | pprint }}",
+    "after it is changed": "{{ [messages[0].content.strip() ~ '<s>'] }}",
+}
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_values_are_printed_as_transformers_prints_them(tmp_path, name):
+    conversation = turns(" a < b |> 'c' <|im_end|> ")
+    prompt = load_template(tmp_path, PRINTED[name]).prompt(conversation, "c")
+    assert prompt.text == rendered(PRINTED[name], conversation)
+    tokenizer = byte_level_tokenizer()
+    control = [tokenizer.id_to_token(i) for i in prompt.input_ids.tolist() if i < len(SPECIAL_TOKENS)]
+    assert control == (["<s>"] if "<s>" in PRINTED[name] else [])
+
+
+@pytest.mark.parametrize("template", [MARKERS, MARKERS + "\U0001d801"])
+def test_what_looks_like_a_stand_in_is_text(tmp_path, template):
+    said = "".join(map(chr, range(0x1D7FE, 0x1DA02))) + "\U00060000\U00050003\U0006ffff"
+    prompt = load_template(tmp_path, template).prompt(turns(said), "c")
+    kept = said[:-2] + "\N{REPLACEMENT CHARACTER}" * 2
+    assert prompt.text == rendered(template, turns(kept))
+    assert prompt.input_ids.tolist() == byte_level_tokenizer().encode(prompt.text, add_special_tokens=False).ids
+
+
+def test_special_tokens_are_given_by_name(tmp_path):
+    names = "{{ [bos_token, eos_token, pad_token, unk_token] | join(' ') }}{{ sep_token is defined }}"
+    load_template(tmp_path, MARKERS)
+    (tmp_path / "chat_template.jinja").write_text(names)
+    template = ChatTemplate.load(
+        tmp_path / "chat_template.jinja",
+        tokenizer_file=tmp_path / "tokenizer.json",
+        special_tokens=SpecialTokens(bos=0, eos=1, pad=2, unk=3),
+    )
+    assert template.prompt(turns("a"), "c").text == "<s> </s> <|im_start|> <|im_end|>False"
+
+
+def test_a_template_that_needs_a_list_of_tools_is_given_an_empty_one(tmp_path):
+    source = "{% for tool in tools %}{{ tool | tojson }}{% endfor %}{{ messages[-1].content }}"
+    template = load_template(tmp_path, source)
+    assert template.prompt(turns("a"), "c").text == "a"
+    tool = Tool(name="clock", parameters="{}")
+    assert template.prompt(turns("a"), "c", [tool]).text.startswith('{"type": "function"')
+
+
+def test_a_template_is_given_what_a_caller_sets_and_it_reads(tmp_path):
+    source = (
+        "{% set deep = deep or 'no' %}{{ messages[0].content }} {{ deep }} {{ deep is mapping and deep.a }}"
+        "{% if enable_thinking is defined and not enable_thinking %}<s>{% endif %} {{ (documents or []) | length }}"
+    )
+    template = load_template(tmp_path, source)
+    given = {"enable_thinking": False, "deep": {"a": ["<s>"]}, "documents": [{"text": "x"}]}
+    template.check_variables(given, "kwargs")
+    prompt = template.prompt(turns("a"), "c", variables=given)
+    assert prompt.text == "a {'a': ['<s>']} ['<s>']<s> 1"
+    assert prompt.input_ids.tolist().count(0) == 1
+    for name, problem in {
+        "messages": "given by the server",
+        "bos_token": "given by the server",
+        "enable_thinkng": "not read by the model's chat template, which reads deep, documents, enable_thinking;",
+    }.items():
+        with pytest.raises(InvalidInputError, match=problem) as refused:
+            template.check_variables({name: 1}, "kwargs")
+        assert refused.value.field == f"kwargs.{name}"
+
+
+def test_what_a_caller_sets_counts_as_much_as_what_is_said(tmp_path):
+    template = load_template(tmp_path, MARKERS + "{{ a }}")
+    with pytest.raises(InvalidInputError, match="leave out older turns"):
+        template.prompt(turns("a"), "conversation", variables={"a": ["a" * MAX_TEXT_LENGTH]})
 
 
 @pytest.mark.parametrize("arguments", ["", "(ensure_ascii=true)", "(indent=2, sort_keys=true)"])

@@ -4,8 +4,26 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from headway_server.preprocessing.subwords import Subwords
+from headway_training.tagging import find_subwords
 
 E_ACUTE, E_COMBINING = "é", "e\u0301"
+GRAPHEMES = [
+    [E_COMBINING],
+    ["👍🏽"],
+    ["👩\u200d🚀"],
+    ["❤\ufe0f", "1\ufe0f\u20e3"],
+    ["🇩🇪"],
+    ["🇩🇪", "🇫🇷", "🇺"],
+    ["🏴\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f"],
+    ["\u1112\u1161\u11ab", "각", "가\u11a8"],
+    ["न", "म", "स्ते"],
+    ["क़्षि", "ক্ষ"],
+    ["ப்", "போ"],
+    ["ก็ำ", "แ"],
+    ["မြ", "န်", "မာ", "က္က"],
+    ["\u06001"],
+]
+"""Of emoji, flags, Hangul, Devanagari, Bengali, Tamil, Thai, Myanmar, and an Arabic sign of numbers."""
 
 
 def byte_level(normalizer: normalizers.Normalizer | None = None) -> Tokenizer:
@@ -53,11 +71,21 @@ def test_a_character_of_several_tokens_cannot_be_taken_apart(text):
     assert [joined for _, joined in found[1:-1]] == [False, *[True] * (len(text.encode()) - 1)]
 
 
-@pytest.mark.parametrize("text", [E_COMBINING, "👍🏽", "👩\u200d🚀", "❤\ufe0f"])
-def test_what_belongs_to_a_grapheme_cannot_begin_anything(text):
-    found = find(f"x{text}y")
+@pytest.mark.parametrize("graphemes", GRAPHEMES)
+def test_what_belongs_to_a_grapheme_cannot_begin_anything(graphemes):
+    found = find(f"x{''.join(graphemes)}y")
     begins = [characters for characters, joined in found if not joined]
-    assert begins == ["x", text[0], "y"]
+    assert begins == ["x", *(grapheme[0] for grapheme in graphemes), "y"]
+
+
+@pytest.mark.parametrize("graphemes", GRAPHEMES)
+def test_training_and_the_server_find_the_same_subwords(graphemes):
+    text = f"x{''.join(graphemes)}y {''.join(graphemes[::-1])}"
+    encoding = byte_level().encode(text)
+    found = Subwords.find(text, encoding.offsets)
+    expected = find_subwords(text, encoding.offsets)
+    columns = (found.tokens, found.starts, found.ends, found.joined)
+    assert list(zip(*(column.tolist() for column in columns), strict=True)) == [tuple(one) for one in expected]
 
 
 @pytest.mark.parametrize("follower", ["a", ".", "क"])

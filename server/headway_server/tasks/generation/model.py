@@ -26,7 +26,7 @@ from headway_server.decoding.output.text import Decode, TextAssembly, TokenPlace
 from headway_server.decoding.parameters import SamplingParameters
 from headway_server.decoding.sequence import Delta, Sequence, SequenceResult, share_prompt
 from headway_server.errors import InvalidInputError
-from headway_server.preprocessing import CallForm, ChatTemplate, Tool
+from headway_server.preprocessing import CallForm, ChatTemplate, ReasoningForm, Tool
 from headway_server.preprocessing.pool import constraint_pool, text_pool
 from headway_server.serving.answers import Answer, CallTimings
 from headway_server.serving.calls import cache_scope, current_caller
@@ -47,6 +47,7 @@ from headway_server.tasks.parameters import SamplingPlan, plan_sampling
 
 _STATES_AT_A_TIME: Final = 8
 """States of a constraint that are made before other work is taken up; a few take milliseconds where they are large."""
+_VARIABLES_FIELD: Final = "chat_template_kwargs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,13 +164,19 @@ class GenerationModel(DecodingModel):
         plan = self._plan(request)
         check_prompts(prompts, fields, self._max_text_bytes)
         self._reader.check_kind(prompts)
+        self._reader.check_variables(request.variables, _VARIABLES_FIELD)
         with self._admit_samples(fields, request.sample_count, plan, request.deadline) as permit:
             began = time.monotonic()
             constraint = await self._compile(plan.constraint)
             fitted = await self._reader.read(
-                prompts, fields=fields, plan=plan, truncate=request.truncate, tools=_tools(request)
+                prompts,
+                fields=fields,
+                plan=plan,
+                truncate=request.truncate,
+                tools=_tools(request),
+                variables=request.variables,
             )
-            fitted = await self._shown(fitted) if request.echo else fitted
+            fitted = await self._opened(fitted, request, plan)
             states = await self._start_constraint(constraint, fitted, request, plan)
             preprocessing_s = time.monotonic() - began
             pairs = [
@@ -179,7 +186,7 @@ class GenerationModel(DecodingModel):
             self._release_with(permit, sequences)
             results = await self._run(sequences, num_read=sum(len(prompt.input_ids) for prompt in fitted))
         texts = [
-            self._generated(prompt, sequence.parameters, result, plan)
+            self._generated(prompt, sequence.parameters, result, request, plan)
             for (prompt, sequence), result in zip(pairs, results, strict=True)
         ]
         return Answer(results=texts, timings=CallTimings.of(results, preprocessing_s=preprocessing_s))
@@ -194,24 +201,29 @@ class GenerationModel(DecodingModel):
         plan = self._plan(request)
         check_prompt(prompt, field, self._max_text_bytes)
         self._reader.check_kind([prompt])
+        self._reader.check_variables(request.variables, _VARIABLES_FIELD)
         with self._admit_samples([field], request.sample_count, plan, request.deadline) as permit:
             began = time.monotonic()
             constraint = await self._compile(plan.constraint)
             (fitted,) = await self._reader.read(
-                [prompt], fields=[field], plan=plan, truncate=request.truncate, tools=_tools(request)
+                [prompt],
+                fields=[field],
+                plan=plan,
+                truncate=request.truncate,
+                tools=_tools(request),
+                variables=request.variables,
             )
-            if request.echo:
-                [fitted] = await self._shown([fitted])
+            [fitted] = await self._opened([fitted], request, plan)
             states = await self._start_constraint(constraint, [fitted], request, plan)
             preprocessing_s = time.monotonic() - began
             sequences = self._sequences(fitted, request, plan, states, is_stream=True)
             self._release_with(permit, sequences)
             places = {
-                sequence.parameters.sample: self._places(fitted, plan)
+                sequence.parameters.sample: self._places(fitted, request, plan)
                 for sequence in sequences
                 if request.log_probabilities is not None
             }
-            if request.echo:
+            if fitted.shown:
                 for sequence in sequences:
                     yield Delta(output=fitted.shown, num_new_tokens=0, sample=sequence.parameters.sample)
             sizes = (len(fitted.input_ids), *repeat(0, len(sequences) - 1))
@@ -225,10 +237,15 @@ class GenerationModel(DecodingModel):
                     yield delta
             results = [sequence.reply.result.result() for sequence in sequences]
             texts = [
-                self._generated(fitted, sequence.parameters, result, plan)
+                self._generated(fitted, sequence.parameters, result, request, plan)
                 for sequence, result in zip(sequences, results, strict=True)
             ]
             yield Answer(results=texts, timings=CallTimings.of(results, preprocessing_s=preprocessing_s))
+
+    @property
+    def reasoning_form(self) -> ReasoningForm | None:
+        """How the model marks what it thinks, by its chat template; None if it does not."""
+        return self._reader.reasoning_form
 
     def call_form(self) -> CallForm:
         """Returns how the model calls tools, by its chat template.
@@ -243,7 +260,9 @@ class GenerationModel(DecodingModel):
     def _plan(self, request: GenerationRequest) -> SamplingPlan:
         parameters = request.parameters
         if request.tools is not None:
-            parameters = {**parameters, "constraint": request.tools.constraint(self.call_form())}
+            thinks_by = self._reader.thinks_by(request.variables)
+            constraint = request.tools.constraint(self.call_form(), thinks_by)
+            parameters = {**parameters, "constraint": constraint}
         return plan_sampling(
             parameters,
             defaults=self.bundle.manifest.sampling_defaults,
@@ -308,12 +327,13 @@ class GenerationModel(DecodingModel):
         Each takes the next of the states of the call's constraint.
         """
         caller, cache_salt = current_caller(), cache_scope(request.cache_salt)
+        decode = self._decode(request, plan)
         sequences = [
             Sequence(
                 prompt_ids=prompt.input_ids,
                 parameters=parameters,
                 output=TextAssembly(
-                    self._decode(plan),
+                    decode,
                     context_ids=prompt.context_ids,
                     stop_strings=parameters.stop_strings,
                     eager=is_stream,
@@ -333,11 +353,15 @@ class GenerationModel(DecodingModel):
             share_prompt(sequences)
         return sequences
 
-    async def _shown(self, prompts: Elements[FittedPrompt]) -> list[FittedPrompt]:
-        """Completes prompts by what their texts begin with: all of a prompt, without what was cut from it."""
+    async def _opened(
+        self, prompts: Elements[FittedPrompt], request: GenerationRequest, plan: SamplingPlan
+    ) -> list[FittedPrompt]:
+        """Completes prompts by what their texts begin with: the prompt, the mark of thinking, or nothing."""
+        if not request.echo:
+            return [replace(prompt, shown=self._mark(prompt, request, plan)) for prompt in prompts]
 
         def shown(prompt: FittedPrompt) -> FittedPrompt:
-            if prompt.truncated or prompt.text is None:
+            if prompt.truncated or prompt.text is None:  # without what was cut from it
                 return replace(prompt, shown=self._tokenizer.decode(prompt.input_ids.tolist()))
             return replace(prompt, shown=prompt.text)
 
@@ -346,18 +370,29 @@ class GenerationModel(DecodingModel):
             text_pool(num_tokens), lambda: [shown(prompt) for prompt in prompts]
         )
 
-    def _decode(self, plan: SamplingPlan) -> Decode:
+    def _mark(self, prompt: FittedPrompt, request: GenerationRequest, plan: SamplingPlan) -> str:
+        """Returns the mark of thinking if a prompt ends with it and the text is to show it."""
+        form = self.reasoning_form if request.shows_reasoning else None
+        if form is None or prompt.text is None or not form.is_open(prompt.text):
+            return ""
+        return form.begin if plan.constraint is None or plan.constraint.allows_thoughts else ""
+
+    def _decode(self, request: GenerationRequest, plan: SamplingPlan) -> Decode:
         """Returns what makes text of the tokens that follow a prompt."""
-        shows_special = plan.constraint is not None and bool(plan.constraint.special_ids)
-        return self._tokenizer.decode_whole if shows_special else self._tokenizer.decode
+        shown = frozenset[int]() if plan.constraint is None else plan.constraint.special_ids
+        if request.shows_reasoning and self.reasoning_form is not None:
+            shown |= {index for _, index in self.reasoning_form.special_tokens}
+        return partial(self._tokenizer.decode_with, shown) if shown else self._tokenizer.decode
 
-    def _places(self, prompt: FittedPrompt, plan: SamplingPlan) -> TokenPlaces:
+    def _places(self, prompt: FittedPrompt, request: GenerationRequest, plan: SamplingPlan) -> TokenPlaces:
         """Returns what finds the places of the tokens that follow a prompt."""
-        return TokenPlaces(self._decode(plan), prompt.context_ids, start=len(prompt.shown))
+        return TokenPlaces(self._decode(request, plan), prompt.context_ids, start=len(prompt.shown))
 
-    def _all_places(self, prompt: FittedPrompt, result: SequenceResult, plan: SamplingPlan) -> tuple[int, ...]:
+    def _all_places(
+        self, prompt: FittedPrompt, result: SequenceResult, request: GenerationRequest, plan: SamplingPlan
+    ) -> tuple[int, ...]:
         """See `GeneratedText.places`."""
-        own = self._places(prompt, plan).push([token.token_id for token in result.tokens])
+        own = self._places(prompt, request, plan).push([token.token_id for token in result.tokens])
         if not result.prompt_tokens:
             return own
         if prompt.truncated or prompt.text is None:
@@ -366,7 +401,12 @@ class GenerationModel(DecodingModel):
         return (0,) * (len(result.prompt_tokens) - len(starts)) + starts + own  # the model's own tokens come first
 
     def _generated(
-        self, prompt: FittedPrompt, parameters: SamplingParameters, result: SequenceResult, plan: SamplingPlan
+        self,
+        prompt: FittedPrompt,
+        parameters: SamplingParameters,
+        result: SequenceResult,
+        request: GenerationRequest,
+        plan: SamplingPlan,
     ) -> GeneratedText:
         return GeneratedText(
             text=prompt.shown + result.output,
@@ -375,7 +415,7 @@ class GenerationModel(DecodingModel):
             truncated=prompt.truncated,
             seed=parameters.seed,
             sample=parameters.sample,
-            places=partial(self._all_places, prompt, result, plan),
+            places=partial(self._all_places, prompt, result, request, plan),
         )
 
 

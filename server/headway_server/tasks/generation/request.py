@@ -6,17 +6,25 @@ Shapes: T tokens of a prompt.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headway_server.decoding.constraints import CallRequest, ConstraintRequest
 from headway_server.errors import FieldName, InvalidInputError, NoChatTemplateError
-from headway_server.preprocessing import CallForm, ChatTemplate, ChatTurn, NoToolsError, TextTokenizer, Tool
+from headway_server.preprocessing import (
+    CallForm,
+    ChatTemplate,
+    ChatTurn,
+    NoToolsError,
+    ReasoningForm,
+    TextTokenizer,
+    Tool,
+)
 from headway_server.serving.limits import check_count, check_size_of_call, check_text, check_token_ids, num_bytes
 from headway_server.tasks.parameters import (
     MAX_PRIORITY,
@@ -52,11 +60,15 @@ class ToolUse:
     allows_several: bool = True
     """True: the answer may have several calls, if the model's template writes several in a turn."""
 
-    def constraint(self, form: CallForm) -> ConstraintRequest:
-        """Returns what holds the answer to calls of this form."""
+    def constraint(self, form: CallForm, thinks_by: tuple[int, ...]) -> ConstraintRequest:
+        """Returns what holds the answer to calls of this form; `thinks_by` is that of `CallRequest`."""
         tools = tuple((tool.name, tool.parameters) for tool in self.tools if tool.name in self.callable_names)
         calls = CallRequest(
-            form=form, tools=tools, allows_text=not self.is_required, allows_several=self.allows_several
+            form=form,
+            tools=tools,
+            allows_text=not self.is_required,
+            allows_several=self.allows_several,
+            thinks_by=thinks_by,
         )
         return ConstraintRequest(calls=calls)
 
@@ -83,6 +95,10 @@ class GenerationRequest:
     """When the caller stops waiting, by `time.monotonic`."""
     tools: ToolUse | None = None
     """Beside a conversation, and instead of a constraint among the parameters."""
+    variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Values of JSON that the chat template is given by these names, beside a conversation."""
+    shows_reasoning: bool = False
+    """True: the texts show the marks around what the model thinks, also the first one if the prompt ends with it."""
 
     def __post_init__(self) -> None:
         check_range("sample_count", self.sample_count, 1, MAX_SAMPLES)
@@ -167,6 +183,26 @@ class PromptReader:
                 f"are set, and the chat template of {self._owner} {problem}; leave them out, or ask another model",
             ) from None
 
+    def check_variables(self, variables: Mapping[str, Any], field: str) -> None:
+        """Checks what a caller gives the chat template; arguments and errors are those of its `check_variables`."""
+        if variables:
+            assert self._chat_template is not None, "see check_kind"
+            self._chat_template.check_variables(variables, field)
+
+    @property
+    def reasoning_form(self) -> ReasoningForm | None:
+        """How the model marks what it thinks, by its chat template; None if it does not."""
+        return None if self._chat_template is None else self._chat_template.reasoning_form
+
+    def thinks_by(self, variables: Mapping[str, Any]) -> tuple[int, ...]:
+        """Returns the special tokens around what the model thinks, for `CallRequest.thinks_by`."""
+        form = self.reasoning_form
+        if form is None or len(form.special_tokens) < 2:
+            return ()
+        assert self._chat_template is not None, "it has the form"
+        begin, end = (index for _, index in form.special_tokens)
+        return (end,) if self._chat_template.opens_thought(variables) else (begin, end)
+
     async def read(
         self,
         prompts: Sequence[Prompt],
@@ -175,6 +211,7 @@ class PromptReader:
         plan: SamplingPlan,
         truncate: bool,
         tools: Sequence[Tool] = (),
+        variables: Mapping[str, Any] | None = None,
     ) -> list[FittedPrompt]:
         """Tokenizes prompts and fits them to the model's limits; stops at the first prompt that is refused.
 
@@ -184,13 +221,14 @@ class PromptReader:
             plan: The call's parameters.
             truncate: True cuts the beginning off a prompt that is too long; False refuses it.
             tools: What the model is shown with a conversation.
+            variables: What its chat template is given beside one, which `check_variables` has passed.
 
         Raises:
             InvalidInputError: The chat template refuses a conversation, `fit_prompt` a prompt, or a token is not one of
                 the model's.
         """
         fitted: list[FittedPrompt] = []
-        async with aclosing(self._encode(prompts, fields, tools)) as encoded:
+        async with aclosing(self._encode(prompts, fields, tools, variables)) as encoded:
             async for text, input_ids in encoded:
                 index = len(fitted)
                 fitted.append(
@@ -207,7 +245,11 @@ class PromptReader:
         return fitted
 
     async def _encode(
-        self, prompts: Sequence[Prompt], fields: Sequence[str], tools: Sequence[Tool]
+        self,
+        prompts: Sequence[Prompt],
+        fields: Sequence[str],
+        tools: Sequence[Tool],
+        variables: Mapping[str, Any] | None,
     ) -> AsyncGenerator[tuple[str | None, NDArray[np.int64]], None]:
         """Yields the text and the tokens (T,) of each prompt.
 
@@ -226,7 +268,9 @@ class PromptReader:
                 index += 1
         for conversation, field in zip(conversations, fields, strict=False):
             assert self._chat_template is not None, "see check_kind"
-            (prompt,) = await self._chat_template.encode([conversation], fields=[field], tools=tools)
+            (prompt,) = await self._chat_template.encode(
+                [conversation], fields=[field], tools=tools, variables=variables
+            )
             yield prompt.text, prompt.input_ids
         for input_ids, field in zip(prompts, fields, strict=True):
             if isinstance(input_ids, np.ndarray):

@@ -213,6 +213,8 @@ class Message(Part):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
+    reasoning_content: str | None = None
+    """This server's own: what the assistant thought, as its answer had it."""
     tool_calls: Annotated[list[CallPart], Field(max_length=_MAX_TOOLS)] = Field(default_factory=list)
     tool_call_id: str | None = None
 
@@ -220,11 +222,15 @@ class Message(Part):
         """Returns the turn as models read it; `field` names the message.
 
         Raises:
-            InvalidInputError: Somebody else than the assistant says nothing or calls, or it is not said what a tool
-                answers.
+            InvalidInputError: Somebody else than the assistant says nothing, thinks or calls, or it is not said what
+                a tool answers.
         """
         if self.content is None and self.role != "assistant":
             raise InvalidInputError(f"{field}.content", "is missing; give a text")
+        if self.reasoning_content and self.role != "assistant":
+            raise InvalidInputError(
+                f"{field}.reasoning_content", f"is set, and the role is {self.role}; the assistant thinks"
+            )
         if self.tool_calls and self.role != "assistant":
             raise InvalidInputError(f"{field}.tool_calls", f"is set, and the role is {self.role}; the assistant calls")
         if (self.tool_call_id is not None) != (self.role == "tool"):
@@ -233,6 +239,7 @@ class Message(Part):
         return ChatTurn(
             role=_ROLES[self.role],
             content=content if isinstance(content, str) else "".join(part.text for part in content),
+            reasoning=self.reasoning_content or "",
             tool_calls=tuple(call.call(f"{field}.tool_calls[{n}]") for n, call in enumerate(self.tool_calls)),
             tool_call_id=self.tool_call_id or "",
         )
@@ -313,6 +320,8 @@ class ChatBody(_GenerationBody):
     tools: Annotated[list[ToolPart], Field(max_length=_MAX_TOOLS)] = Field(default_factory=list)
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """This server's own: what the chat template is given by these names, such as `enable_thinking`."""
 
     def conversation(self) -> tuple[ChatTurn, ...]:
         """Returns the conversation; errors are those of `Message.turn`."""
@@ -342,6 +351,8 @@ class ChatBody(_GenerationBody):
             priority=self.priority,
             cache_salt=self.cache_salt,
             tools=self._tools(),
+            variables=self.chat_template_kwargs,
+            shows_reasoning=True,
         )
 
     def _tools(self) -> ToolUse | None:

@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,16 @@ from starlette.routing import BaseRoute, Route
 from headway_server.decoding.sequence import Delta, FinishReason, TokenLogProbability
 from headway_server.errors import InvalidInputError
 from headway_server.observers import current_call
-from headway_server.preprocessing import Argued, CallBegun, CallForm, CallReader, Said
+from headway_server.preprocessing import (
+    Argued,
+    CallBegun,
+    CallForm,
+    CallReader,
+    ReasoningForm,
+    ReasoningReader,
+    Said,
+    Thought,
+)
 from headway_server.preprocessing.pool import text_pool
 from headway_server.preprocessing.text import REPLACEMENT
 from headway_server.serving.abilities import (
@@ -64,6 +73,7 @@ _REASONS: Final = {
     FinishReason.LENGTH: "length",
     FinishReason.CONSTRAINT: "stop",
 }
+_AnswerPart: TypeAlias = Thought | Said | CallBegun | Argued
 OPENAI_ABILITIES: Final[Mapping[str, Ability]] = {
     "/v1/chat/completions": GENERATE_TEXTS,
     "/v1/completions": GENERATE_TEXTS,
@@ -325,7 +335,7 @@ class _ChatWriter(_Writer):
         """Writes what a model has generated; with a form, calls of tools too."""
         super().__init__(model)
         self._form = form
-        self._calls: dict[int, _CallWriter] = {}
+        self._answers: dict[int, _AnswerWriter] = {}
 
     def first(self, count: int) -> Iterator[dict[str, Any]]:
         """See `_Writer`."""
@@ -334,42 +344,32 @@ class _ChatWriter(_Writer):
 
     def delta(self, delta: Delta) -> dict[str, Any] | None:
         """See `_Writer`."""
-        said = {"content": delta.output} if delta.output or delta.tokens else {}
-        if (calls := self._calls_of(delta.sample)) is not None:
-            said = calls.delta(calls.reader.feed(delta.output))
+        said = self._answer(delta.sample).feed(delta.output)
         return self._chunk(delta.sample, said, delta.tokens) if said or delta.tokens else None
 
     def last(self, text: GeneratedText) -> Iterator[dict[str, Any]]:
         """See `_Writer`."""
-        calls, reason = self._calls_of(text.sample), _REASONS[text.result.finish_reason]
-        if calls is not None:
-            if rest := calls.delta(calls.reader.end()):
-                yield self._chunk(text.sample, rest)
-            reason = calls.reason(reason)
-        yield self._chunk(text.sample, {}) | {"finish_reason": reason}
+        answer = self._answer(text.sample)
+        if rest := answer.end():
+            yield self._chunk(text.sample, rest)
+        yield self._chunk(text.sample, {}) | {"finish_reason": answer.reason(_REASONS[text.result.finish_reason])}
 
     def _chunk(self, index: int, delta: dict[str, Any], tokens: Sequence[TokenLogProbability] = ()) -> dict[str, Any]:
+        delta = delta or ({"content": ""} if tokens else {})
         return {"index": index, "delta": delta, "logprobs": self._logprobs(tokens), "finish_reason": None}
 
-    def _calls_of(self, sample: int) -> _CallWriter | None:
-        if self._form is None:
-            return None
-        return self._calls.setdefault(sample, _CallWriter(self._form))
+    def _answer(self, sample: int) -> _AnswerWriter:
+        if sample not in self._answers:
+            self._answers[sample] = _AnswerWriter(self._form, self._model.reasoning_form)
+        return self._answers[sample]
 
     def _choice(self, index: int, text: GeneratedText) -> dict[str, Any]:
-        message, reason = (
-            {"role": "assistant", "content": text.text, "refusal": None},
-            _REASONS[text.result.finish_reason],
-        )
-        if self._form is not None:
-            calls = _CallWriter(self._form)
-            message |= calls.message(text.text)
-            reason = calls.reason(reason)
+        answer = _AnswerWriter(self._form, self._model.reasoning_form)
         return {
             "index": index,
-            "message": message,
+            "message": answer.message(text.text),
             "logprobs": self._logprobs(text.result.tokens),
-            "finish_reason": reason,
+            "finish_reason": answer.reason(_REASONS[text.result.finish_reason]),
         }
 
     def _logprobs(self, tokens: Sequence[TokenLogProbability]) -> dict[str, Any] | None:
@@ -389,41 +389,67 @@ class _ChatWriter(_Writer):
         return {"token": text, "logprob": log_probability, "bytes": None if data is None else list(data)}
 
 
-class _CallWriter:
-    """Writes the calls of one answer, and what is said beside them."""
+class _AnswerWriter:
+    """Writes one answer: what the model thinks, what it says, and the calls that it makes."""
 
-    def __init__(self, form: CallForm) -> None:
-        self.reader = CallReader(form)
-        self._count = 0
+    def __init__(self, calls: CallForm | None, reasoning: ReasoningForm | None) -> None:
+        self._calls = None if calls is None else CallReader(calls)
+        self._reasoning = None if reasoning is None else ReasoningReader(reasoning)
+        self._num_calls = 0
 
-    def delta(self, parts: Iterable[Said | CallBegun | Argued]) -> dict[str, Any]:
-        """Writes what has appeared; nothing if that is nothing."""
-        content, calls = "", dict[int, dict[str, Any]]()
+    def feed(self, text: str) -> dict[str, Any]:
+        """Takes a further part of the text; returns what has appeared, nothing if that is nothing."""
+        return self._write(self._read(text))
+
+    def end(self) -> dict[str, Any]:
+        """Returns what was held back: the text has ended."""
+        return self._write(self._rest())
+
+    def _read(self, text: str) -> Iterator[_AnswerPart]:
+        yield from self._called([Said(text)] if self._reasoning is None else self._reasoning.feed(text))
+
+    def _rest(self) -> Iterator[_AnswerPart]:
+        if self._reasoning is not None:
+            yield from self._called(self._reasoning.end())
+        if self._calls is not None:
+            yield from self._calls.end()
+
+    def _called(self, parts: Iterable[Thought | Said]) -> Iterator[_AnswerPart]:
+        for part in parts:
+            if self._calls is None or isinstance(part, Thought):
+                yield part
+            else:
+                yield from self._calls.feed(part.text)
+
+    def _write(self, parts: Iterable[_AnswerPart]) -> dict[str, Any]:
+        thoughts, content, calls = "", "", dict[int, dict[str, Any]]()
         for part in parts:
             match part:
+                case Thought(text):
+                    thoughts += text
                 case Said(text):
                     content += text
                 case CallBegun(name):
-                    self._count += 1
+                    self._num_calls += 1
                     function = {"name": name, "arguments": ""}
                     identity = {"id": _new_call_id(), "type": "function"}
-                    calls[self._count - 1] = {"index": self._count - 1, **identity, "function": function}
+                    calls[self._num_calls - 1] = {"index": self._num_calls - 1, **identity, "function": function}
                 case Argued(text):
-                    begun = {"index": self._count - 1, "function": {"arguments": ""}}
-                    calls.setdefault(self._count - 1, begun)["function"]["arguments"] += text
-        said = {"content": content} if content else {}
-        return said | ({"tool_calls": list(calls.values())} if calls else {})
+                    begun = {"index": self._num_calls - 1, "function": {"arguments": ""}}
+                    calls.setdefault(self._num_calls - 1, begun)["function"]["arguments"] += text
+        written = {"reasoning_content": thoughts, "content": content, "tool_calls": list(calls.values())}
+        return {name: value for name, value in written.items() if value}
 
     def message(self, text: str) -> dict[str, Any]:
-        """Writes what a whole text becomes."""
-        found = self.delta((*self.reader.feed(text), *self.reader.end()))
+        """Returns what a whole text becomes."""
+        found = self._write(part for parts in (self._read(text), self._rest()) for part in parts)
         for call in found.get("tool_calls", ()):
             del call["index"]
-        return {"content": None if self._count else "", **found}
+        return {"role": "assistant", "content": None if self._num_calls else "", "refusal": None, **found}
 
     def reason(self, reason: str) -> str:
         """Returns why the answer has ended."""
-        return "tool_calls" if self._count and reason == "stop" else reason
+        return "tool_calls" if self._num_calls and reason == "stop" else reason
 
 
 def _new_call_id() -> str:

@@ -1,0 +1,220 @@
+"""Settings of a model folder: each is read, or named in a note; its chat template writes transformers' prompts."""
+
+import json
+import sys
+
+import pytest
+import tiny_families
+import tiny_huggingface as tiny
+import transformers
+from tiny_chat import DEFAULT_SYSTEM, MARKERS
+from typer.testing import CliRunner
+
+from headway_export.cli import app
+from headway_export.errors import SourceError, reason_of
+from headway_export.huggingface import FolderOptions, from_folder, in_a_sentence
+from headway_export.huggingface.conversations import read_chat_template
+from headway_export.huggingface.folder import ModelFolder
+from headway_export.huggingface.settings import (
+    _ENDS,
+    _HOW_IT_RUNS,
+    _OF_TOKENIZERS,
+    folder_notes,
+    generation_notes,
+)
+from headway_server.bundles import SpecialTokens, Task
+from headway_server.errors import InvalidInputError
+
+SETTINGS = transformers.GenerationConfig().to_dict()
+CALLS = """\
+{%- for message in messages %}{{ '<s>' + message.role + ': ' + message.content }}
+    {%- for call in message.tool_calls or [] %}<call>{{ call.function.name }}</call>{% endfor %}
+{%- endfor %}{{ tools | length if tools else '' }}"""
+"""Calls without their arguments."""
+
+
+# Generation
+
+
+@pytest.mark.parametrize("name", SETTINGS.keys() - _HOW_IT_RUNS - set(_ENDS))
+def test_a_setting_of_generation_that_nothing_applies_is_named(name):
+    settings = transformers.GenerationConfig()
+    settings.do_sample, settings.num_beams = True, 2
+    setattr(settings, name, 7)
+    [note] = generation_notes(settings, applied=(), asked={})
+    assert name in note.removeprefix("generation_config: ").partition(":")[0].split(", ")
+
+
+def test_a_setting_that_the_library_does_not_know_is_named():
+    settings = transformers.GenerationConfig(length_of_breath=3)
+    assert generation_notes(settings, applied=(), asked={}) == (
+        "generation_config: length_of_breath: not applied by the server",
+    )
+
+
+def test_settings_that_change_no_answer_are_those_of_the_library_and_not_named():
+    assert SETTINGS.keys() >= _HOW_IT_RUNS
+    settings = transformers.GenerationConfig(use_cache=True, num_beams=1, length_penalty=2.0, top_k=5, do_sample=False)
+    assert generation_notes(settings, applied=(), asked={}) == ()
+
+
+def test_what_a_call_may_give_is_named_as_calls_name_it():
+    settings = transformers.GenerationConfig(max_length=50, min_new_tokens=3, num_beams=4, early_stopping=True)
+    asked = {"max_length": "max_new_tokens", "min_new_tokens": "min_new_tokens"}
+    assert generation_notes(settings, applied=(), asked=asked) == (
+        "generation_config: early_stopping, num_beams: not applied by the server",
+        "generation_config: max_new_tokens 50, min_new_tokens 3: give these with a call, whose defaults are others",
+    )
+    settings.max_new_tokens = 20
+    assert "max_new_tokens 50" not in generation_notes(settings, applied=("max_new_tokens",), asked=asked)[1]
+
+
+# Tokenizers and pipelines
+
+
+def notes_of(folder, task=Task.TEXT_CLASSIFICATION, *, config=None, **settings):
+    tiny.write_tokenizer(folder)
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+    return folder_notes(folder, config or {}, task)
+
+
+def test_what_the_library_writes_is_all_known(tmp_path):
+    assert notes_of(tmp_path) == ()
+    settings = dict.fromkeys(sorted(_OF_TOKENIZERS - {"tokenizer_class", "split_special_tokens"}), "right")
+    assert folder_notes(tmp_path, {}, Task.TEXT_CLASSIFICATION) == ()
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert folder_notes(tmp_path, {}, Task.TEXT_CLASSIFICATION) == ()
+
+
+@pytest.mark.parametrize("task", [task for task in Task if task is not Task.GENERATION])
+def test_the_side_that_is_cut_is_named_where_the_server_cuts_the_other(tmp_path, task):
+    [note] = notes_of(tmp_path, task, truncation_side="left")
+    assert note.startswith("tokenizer_config.json: truncation_side left: where a call says truncate, the server cuts")
+    assert notes_of(tmp_path, task, truncation_side="right") == ()
+
+
+def test_a_prompt_is_cut_at_its_beginning_whatever_the_folder_says(tmp_path):
+    for side in ("left", "right"):
+        assert notes_of(tmp_path, Task.GENERATION, truncation_side=side) == ()
+
+
+def test_what_is_not_known_of_a_tokenizer_is_named(tmp_path):
+    [note] = notes_of(tmp_path, reads_backwards=True)
+    assert note == "tokenizer_config.json: reads_backwards: not applied by the server"
+    [note] = notes_of(tmp_path, split_special_tokens=True)
+    assert "split_special_tokens: special tokens in a text are read as such" in note
+
+
+def test_spaces_that_the_library_takes_out_are_named_of_models_that_write(tmp_path, monkeypatch):
+    assert notes_of(tmp_path, clean_up_tokenization_spaces=True) == ()
+    monkeypatch.setattr("headway_export.huggingface.settings._cleans", lambda _: True)
+    [note] = notes_of(tmp_path, Task.GENERATION, clean_up_tokenization_spaces=True)
+    assert "transformers takes out spaces before punctuation" in note
+
+
+def test_what_pipelines_apply_is_named(tmp_path):
+    [note] = notes_of(tmp_path, config={"task_specific_params": {"summarization": {"num_beams": 4}}})
+    assert note.startswith("config.json: task_specific_params (summarization): pipelines of transformers apply them")
+
+
+@pytest.mark.parametrize("content", ["{", "[]"])
+def test_settings_that_are_no_object_are_refused(tmp_path, content):
+    (tmp_path / "tokenizer_config.json").write_text(content)
+    with pytest.raises(SourceError, match=r"tokenizer_config\.json: "):
+        folder_notes(tmp_path, {}, Task.GENERATION)
+
+
+# Chat templates
+
+
+def read(path, template, special_tokens=None, **settings):
+    tiny.write_tokenizer(path)
+    file = path / "tokenizer_config.json"
+    content = {name: value for name, value in (json.loads(file.read_text()) | settings).items() if value is not None}
+    file.write_text(json.dumps(content))
+    (path / "chat_template.jinja").write_text(template)
+    own = transformers.AutoTokenizer.from_pretrained(path)
+    folder = ModelFolder(path=path, task=Task.GENERATION, config=None, options=FolderOptions())
+    special_tokens = special_tokens or SpecialTokens(bos=1, eos=2)
+    return read_chat_template(folder, own, own.backend_tokenizer, special_tokens)
+
+
+@pytest.mark.parametrize("template", [MARKERS, DEFAULT_SYSTEM])
+def test_a_template_whose_prompts_are_those_of_the_library_is_taken_as_it_is(tmp_path, template):
+    assert read(tmp_path, template) == (template, ())
+
+
+def test_special_tokens_that_a_template_names_and_a_server_does_not_give_go_with_it(tmp_path):
+    named = "\n{{ pad_token }}{{ cls_token }}{% for message in messages %}{{ message.content }}{% endfor %}"
+    template, notes = read(tmp_path, named, cls_token="<unk>")
+    assert (template.removesuffix(named), notes) == (
+        '{% set cls_token = "<unk>" +%}{% set pad_token = "<pad>" +%}',
+        (),
+    )
+
+
+def test_prompts_of_plain_conversations_that_differ_are_refused(tmp_path):
+    template = "{{ bos_token is defined }}{{ messages[-1].content }}"
+    with pytest.raises(SourceError, match=r"with one turn is not that of transformers .*'TrueHello"):
+        read(tmp_path, template, SpecialTokens(eos=2), bos_token=None)
+
+
+def test_prompts_of_further_conversations_that_differ_are_named(tmp_path):
+    _, [note] = read(tmp_path, "<s>{% for message in messages %}{{ message.content | e }}{% endfor %}")
+    assert note.startswith("chat template: prompts of conversations with characters that special tokens have (from")
+    _, [note] = read(tmp_path, CALLS)
+    assert note.startswith("chat template: prompts of conversations with calls of tools (refused: ")
+
+
+# Whatever a folder holds
+
+
+def test_whatever_goes_wrong_is_a_sentence():
+    said = r"^model: cannot be exported, and is not supported \(KeyError: 'x'\)$"
+    with pytest.raises(SourceError, match=said), in_a_sentence("model"):
+        raise KeyError("x")
+    for known in (SourceError("a"), InvalidInputError("a", "b")):
+        with pytest.raises(type(known)), in_a_sentence("model"):
+            raise known
+
+
+def test_a_model_that_cannot_be_traced_is_refused_in_a_sentence(tmp_path, monkeypatch):
+    def fail(*_, **__):
+        sys.stderr.write("a graph\n" * 1000)
+        raise RuntimeError("a graph\n" * 1000)
+
+    monkeypatch.setattr("torch.onnx.export", fail)
+    folder = tiny_families.write_family(tmp_path / "model", "bert")
+    arguments = ["hf", str(folder), "--store", str(tmp_path / "store"), "--task", "text_classification"]
+    result = CliRunner().invoke(app, arguments)
+    assert (result.exit_code, len(result.output.splitlines())) == (2, 1), result.output
+    assert "PyTorch cannot trace" in result.output
+    assert len(result.output) < 500
+
+
+def test_a_folder_whose_code_fails_is_refused_in_a_sentence(tmp_path):
+    sizes = {"patch_size": [7, 7], "patch_stride": [4, 4], "patch_padding": [3, 3], "masked_unit_size": [4, 4]}
+    config = transformers.HieraConfig(
+        image_size=[32, 32], embed_dim=16, depths=[1, 1], num_heads=[1, 2], num_query_pool=1, num_labels=3, **sizes
+    )
+    transformers.HieraForImageClassification(config).save_pretrained(tmp_path)
+    transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path)
+    with pytest.raises(SourceError, match=r"cannot be exported, and is not supported \(TypeError: int\(\) argument"):
+        from_folder(tmp_path, FolderOptions())
+
+
+def test_keys_and_values_of_two_widths_are_refused(tmp_path):
+    config = transformers.MiniCPM3Config(
+        **tiny.SIZES, num_key_value_heads=4, q_lora_rank=8, kv_lora_rank=8, qk_nope_head_dim=12, qk_rope_head_dim=4,
+        v_head_dim=8,
+    )  # fmt: skip
+    transformers.MiniCPM3ForCausalLM(config).save_pretrained(tmp_path)
+    tiny.write_tokenizer(tmp_path)
+    with pytest.raises(SourceError, match="the values of its attention are 8 wide and the keys 16, and a key/value"):
+        from_folder(tmp_path, FolderOptions())
+
+
+def test_what_a_tracer_says_is_cut():
+    assert len(reason_of(ValueError("a graph\n" * 10_000))) < 310
+    assert reason_of(ValueError()) == "ValueError"
