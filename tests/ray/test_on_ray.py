@@ -178,7 +178,7 @@ def test_http_requests_go_to_the_model_that_they_name(cluster, deployed) -> None
         assert [model["id"] for model in http.get("/v1/models").json()["data"]] == ["ag-news", "shakespeare"]
         listed = http.post("/headway.v1.ModelService/ListModels", json={}).json()
         assert [model["name"] for model in listed["models"]] == ["ag-news", "shakespeare"]
-        assert http.post("/v1/embeddings", json={"input": TEXT}).json()["model"] == "ag-news"
+        assert http.post("/v1/embeddings", json={"model": "ag-news", "input": TEXT}).json()["model"] == "ag-news"
         answer = http.post("/v1/audio/transcriptions", files={"file": ("a.wav", b"RIFF")})
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "wrong_task")
         assert "loaded are ag-news, shakespeare" in answer.json()["error"]["message"]  # and not those of one replica
