@@ -2,7 +2,7 @@
 
 import pytest
 import tiny_sequences as tiny
-from served_sequences import TEXTS, export, generate, shown
+from served_sequences import TEXTS, export, find_best, generate, shown
 
 from headway_client import Client
 
@@ -47,10 +47,8 @@ def test_texts_of_a_beam_search_are_those_of_generate(folders, client, family, l
     options = {"beam_size": 4, "hypothesis_count": 3, "length_penalty": length_penalty}
     results = client.rewrite_text(TEXTS, model=family, max_new_tokens=NEW_TOKENS, **options).results
     for text, result in zip(TEXTS, results, strict=True):
-        expected = generate(
-            folders[family], text, NEW_TOKENS, num_beams=4, num_return_sequences=3, length_penalty=length_penalty
-        )
-        assert [shown(one.text) for one in result.hypotheses] == expected.texts
+        expected = find_best(folders[family], text, NEW_TOKENS, 3, length_penalty=length_penalty)
+        assert [shown(one.text) for one in result.hypotheses] == expected
 
 
 @pytest.mark.parametrize("beam_size", [1, 3])

@@ -49,7 +49,15 @@ def shown(text: str) -> str:
     return text.rstrip("\ufffd").strip()
 
 
-def generate(folder: Path, text: str, new_tokens: int, *, languages: tuple[str, str] | None = None, **options):
+def generate(
+    folder: Path,
+    text: str,
+    new_tokens: int,
+    *,
+    languages: tuple[str, str] | None = None,
+    most: int | None = None,
+    **options,
+):
     """Returns what `generate` writes.
 
     Args:
@@ -57,6 +65,7 @@ def generate(folder: Path, text: str, new_tokens: int, *, languages: tuple[str, 
         text: The source.
         new_tokens: Most tokens that the model chooses; those that it is forced to begin with are not among them.
         languages: Source and target, as the folder's tokenizer names them.
+        most: Most texts.
         options: Of `generate`.
     """
     model, tokenizer = _load(folder)
@@ -75,5 +84,11 @@ def generate(folder: Path, text: str, new_tokens: int, *, languages: tuple[str, 
         **options,
     }
     ids = model.generate(**encoded, do_sample=False, **settings)
-    texts = [shown(text) for text in tokenizer.batch_decode(ids, skip_special_tokens=True)]
-    return Generated(texts, encoded.input_ids.shape[1])
+    # Of texts that are the same the best alone is told.
+    texts = [shown(text) for text in dict.fromkeys(tokenizer.batch_decode(ids, skip_special_tokens=True))]
+    return Generated(texts[:most], encoded.input_ids.shape[1])
+
+
+def find_best(folder: Path, text: str, new_tokens: int, count: int, **options):
+    """Returns the best texts of `generate` with four beams, so many as there are, but no more than `count`."""
+    return generate(folder, text, new_tokens, num_beams=4, num_return_sequences=4, most=count, **options).texts

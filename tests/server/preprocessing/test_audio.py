@@ -13,7 +13,7 @@ from headway_server.errors import InvalidInputError
 from headway_server.preprocessing.audio import AudioDecoder, AudioLimits
 
 RATE = 16_000
-LIMITS = AudioLimits(max_bytes=2**20, max_seconds=5.0, max_held_bytes=2**24)
+LIMITS = AudioLimits(max_bytes=2**20, max_seconds=5.0)
 DECODER = AudioDecoder(RATE, LIMITS)
 
 

@@ -76,7 +76,7 @@ METHODS = {
 }
 MOST_S = 0.05
 ENDS = ("OK", "200")
-READ_AND_REFUSED = re.compile(r"has \d+ tokens|no loaded model can do|has no tensors in this|only writes what is said")
+READ_AND_REFUSED = re.compile(r"has \d+ tokens|no loaded model can|has no tensors in this|only writes what is said")
 """What a text of the most bytes is too long for, and what no model here does."""
 TRIES = 3
 """A machine that does much besides may make a turn seem long once, hardly thrice."""
