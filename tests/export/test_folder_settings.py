@@ -36,7 +36,7 @@ CALLS = """\
 # Generation
 
 
-@pytest.mark.parametrize("name", SETTINGS.keys() - _HOW_IT_RUNS - set(_ENDS))
+@pytest.mark.parametrize("name", sorted(SETTINGS.keys() - _HOW_IT_RUNS - set(_ENDS)))
 def test_a_setting_of_generation_that_nothing_applies_is_named(name):
     settings = transformers.GenerationConfig()
     settings.do_sample, settings.num_beams = True, 2
