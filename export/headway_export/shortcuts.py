@@ -32,7 +32,7 @@ def shortcuts() -> Iterator[None]:
 
 @contextmanager
 def _decomposing_if_needed() -> Iterator[None]:
-    """Lets the tracer decompose a program only where that changes more than casts and shapes.
+    """Lets the tracer decompose a program only where that changes more than what is written here.
 
     To decompose a program PyTorch traces it once more, which takes longer than the first time
     (docs/decisions/decompositions.md).
@@ -46,7 +46,7 @@ def _decomposing_if_needed() -> Iterator[None]:
         _write_shapes(program.graph)
         _write_chunks(program.graph)
         for node in program.graph.nodes:
-            node.target = (_OTHER_NAMES | _IN_PLACE).get(node.target, node.target)
+            node.target = _RENAMED.get(node.target, node.target)
             if node.target is _SQUARE:
                 node.target, node.args = torch.ops.aten.mul.Tensor, node.args * 2
         return program
@@ -72,6 +72,7 @@ _IN_PLACE = {
     torch.ops.aten.add_.Tensor: torch.ops.aten.add.Tensor,
     torch.ops.aten.mul_.Tensor: torch.ops.aten.mul.Tensor,
 }
+_RENAMED = _OTHER_NAMES | _IN_PLACE
 _PRODUCTS = (torch.ops.aten.matmul.default, torch.ops.aten.linear.default)
 """Composite operators that return a tensor of their own."""
 _UNCHANGED = (

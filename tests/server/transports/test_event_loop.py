@@ -24,22 +24,6 @@ from PIL import Image
 from tiny_engine import byte_tokenizer, make_chat_template, make_decoder, make_generation_model
 from tiny_hearing import make_speech_model
 
-from headway.oip import grpc_predict_v2_pb2
-from headway.v1 import (
-    caption_service_pb2,
-    generation_service_pb2,
-    image_classification_service_pb2,
-    image_generation_service_pb2,
-    image_service_pb2,
-    inspection_service_pb2,
-    model_service_pb2,
-    ranking_service_pb2,
-    segmentation_service_pb2,
-    speech_service_pb2,
-    text_classification_service_pb2,
-    text_to_text_service_pb2,
-    translation_service_pb2,
-)
 from headway_server.errors import InvalidInputError
 from headway_server.observers import NO_OBSERVER
 from headway_server.runtime import Runtime
@@ -49,29 +33,13 @@ from headway_server.settings import ServerSettings
 from headway_server.tasks.generation.model import GenerationModel
 from headway_server.tasks.speech.model import SpeechRequest
 from headway_server.transports.grpc import HeadwayServer, to_status
+from headway_server.transports.grpc.server import service_descriptors
 from headway_server.transports.http import HttpServer
 
 MODELS = Path(__file__).parents[3] / "models"
-FILES = (
-    caption_service_pb2,
-    generation_service_pb2,
-    grpc_predict_v2_pb2,
-    image_classification_service_pb2,
-    image_generation_service_pb2,
-    image_service_pb2,
-    inspection_service_pb2,
-    model_service_pb2,
-    ranking_service_pb2,
-    segmentation_service_pb2,
-    speech_service_pb2,
-    text_classification_service_pb2,
-    text_to_text_service_pb2,
-    translation_service_pb2,
-)
 METHODS = {
     f"{service.full_name.rpartition('.')[2]}/{method.name}": method
-    for file in FILES
-    for service in file.DESCRIPTOR.services_by_name.values()
+    for service in service_descriptors()
     for method in service.methods
 }
 MOST_S = 0.05
