@@ -235,7 +235,7 @@ def test_models_and_model(server: Any, connect: Connect) -> None:
     caller = connect(server.address)
     listing = caller.call("list_models")
     (model,) = listing
-    assert (model.name, model.task, model.parameter_count) == ("rule", results.Task.GENERATION, 1_234_567)
+    assert (model.name, model.task, model.parameter_count) == ("rule", "generation", 1_234_567)
     expected = results.GenerationParameters(
         max_new_tokens=None,
         sampling=results.SamplingParameters(0.5, None, None, 0.0),
