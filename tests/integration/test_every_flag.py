@@ -235,7 +235,7 @@ CALLS: dict[str, tuple[str, tuple[str | Refused, ...]]] = {
             "Hund --picture out.svg --summary mean --model multi30k-de-en",
         ),
     ),
-    "list-models": ("", ("--task generation", "--json")),
+    "list-models": ("", ("--task generation", "--capability generate_text", "--json")),
     "get-model": ("", ("spare --model-version 1", "spare --json")),
     "list-bundles": ("", ("--json",)),
     "unload-model": ("", ("spare --model-version 1",)),

@@ -378,7 +378,8 @@ class Models(model_service_pb2_grpc.ModelServiceServicer):
     async def ListModels(self, request: Any, context: Any) -> Any:
         await self.rules.admit(request, context)
         rejected = [model_service_pb2.RejectedBundle(path="broken/1", reason="model.onnx: wrong SHA-256")]
-        models = [self.model] if request.task in ("", self.model.task) else []
+        is_asked_for = request.task in ("", self.model.task) and request.capability in ("", *self.model.capabilities)
+        models = [self.model] if is_asked_for else []
         return model_service_pb2.ListModelsResponse(models=models, rejected_bundles=rejected)
 
     async def GetModel(self, request: Any, context: Any) -> Any:
