@@ -22,7 +22,6 @@ from headway_client import (
     HeadwayError,
     LabelScore,
     SegmentPrompt,
-    Task,
     TextDelta,
 )
 from headway_client.options import SamplingOptions
@@ -61,7 +60,7 @@ class Calls:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._models: dict[Task, str] = {}
+        self._models: dict[str, str] = {}
         self._pictures = draw_pictures()
         self._image, self._image_id, self._segment = b"", "", b""
         self._drawable = ""
@@ -105,7 +104,7 @@ class Calls:
         _section("ListModels", "the models that the server has loaded")
         listing = self._client.list_models()
         for model in listing:
-            if model.task is Task.IMAGE_GENERATION and model.task not in self._models:
+            if model.task == "image_generation" and model.task not in self._models:
                 self._drawable = model.labels[-1] if model.labels else "a red fox"
             self._models.setdefault(model.task, model.name)
             _line("model", f"{model.name} {model.version}, {model.task.replace('_', ' ')}")
@@ -133,7 +132,7 @@ class Calls:
         answer, seconds = _timed(
             lambda: self._client.generate_text(
                 PROMPTS,
-                model=self._model(Task.GENERATION),
+                model=self._model("generation"),
                 truncate=True,
                 max_new_tokens=_MAX_NEW_TOKENS,
                 **_SAMPLING,
@@ -151,7 +150,7 @@ class Calls:
         start_s = time.perf_counter()
         with self._client.stream_generate_text(
             STREAMED_PROMPT,
-            model=self._model(Task.GENERATION),
+            model=self._model("generation"),
             truncate=True,
             max_new_tokens=_MAX_NEW_TOKENS,
             **_SAMPLING,
@@ -183,7 +182,7 @@ class Calls:
         """ClassifyText."""
         _section("ClassifyText", "headlines and their topics")
         answer, seconds = _timed(
-            lambda: self._client.classify_text(HEADLINES, model=self._model(Task.TEXT_CLASSIFICATION))
+            lambda: self._client.classify_text(HEADLINES, model=self._model("text_classification"))
         )
         for headline, result in zip(HEADLINES, answer, strict=True):
             _line("question", headline)
@@ -195,7 +194,7 @@ class Calls:
         _section("ClassifyTokens", "labelled spans of a text, such as names")
         _line("question", HEADLINES[0])
         try:
-            answer = self._client.classify_tokens(HEADLINES[0], model=self._model(Task.TOKEN_CLASSIFICATION))
+            answer = self._client.classify_tokens(HEADLINES[0], model=self._model("token_classification"))
         except FailedPreconditionError as error:
             _line("answer", str(error))
             return
@@ -208,7 +207,7 @@ class Calls:
         _section("EmbedText", "a text as a vector")
         _line("question", HEADLINES[0])
         try:
-            answer = self._client.embed_text(HEADLINES[0], model=self._model(Task.TEXT_EMBEDDING))
+            answer = self._client.embed_text(HEADLINES[0], model=self._model("text_embedding"))
         except FailedPreconditionError as error:
             _line("answer", str(error))
             return
@@ -222,7 +221,7 @@ class Calls:
         _line("question", HEADLINES[1])
         try:
             answer = self._client.inspect_text(
-                HEADLINES[1], model=self._model(Task.TEXT_CLASSIFICATION), summary="rollout"
+                HEADLINES[1], model=self._model("text_classification"), summary="rollout"
             )
         except FailedPreconditionError as error:
             _line("answer", str(error))
@@ -249,7 +248,7 @@ class Calls:
     def classify_image(self, images: list[Path]) -> None:
         """ClassifyImage, with the demo's drawings in one call and each of the user's images in a call of its own."""
         _section("ClassifyImage", "pictures drawn by demo/draw.py" + (", and yours" if images else ""))
-        model = self._model(Task.IMAGE_CLASSIFICATION)
+        model = self._model("image_classification")
         pictures = list(self._pictures.values())
         answer, seconds = _timed(lambda: self._client.classify_image(pictures, model=model, top_k=3))
         for name, result in zip(self._pictures, answer, strict=True):
@@ -269,7 +268,7 @@ class Calls:
         _line("question", f"a drawing of: {first}")
         try:
             pictures = list(self._pictures.values())
-            answer = self._client.embed_image(pictures, model=self._model(Task.IMAGE_EMBEDDING))
+            answer = self._client.embed_image(pictures, model=self._model("image_embedding"))
         except FailedPreconditionError as error:
             _line("answer", str(error))
             return
@@ -284,7 +283,7 @@ class Calls:
         _section("SynthesizeSpeech", "a text said aloud")
         try:
             answer, seconds = _timed(
-                lambda: self._client.synthesize_speech([SAID], seed=1, model=self._model(Task.SPEECH_SYNTHESIS))
+                lambda: self._client.synthesize_speech([SAID], seed=1, model=self._model("speech_synthesis"))
             )
         except FailedPreconditionError as error:
             _line("answer", str(error))
@@ -300,9 +299,7 @@ class Calls:
         _section("TranscribeSpeech", "what was said, heard again")
         try:
             answer, seconds = _timed(
-                lambda: self._client.transcribe_speech(
-                    [self._spoken or _silence()], model=self._model(Task.TRANSCRIPTION)
-                )
+                lambda: self._client.transcribe_speech([self._spoken or _silence()], model=self._model("transcription"))
             )
         except FailedPreconditionError as error:
             _line("answer", str(error))
@@ -317,7 +314,7 @@ class Calls:
         try:
             answer, seconds = _timed(
                 lambda: self._client.generate_image(
-                    self._drawable, step_count=20, seed=7, model=self._model(Task.IMAGE_GENERATION)
+                    self._drawable, step_count=20, seed=7, model=self._model("image_generation")
                 )
             )
         except FailedPreconditionError as error:
@@ -350,7 +347,7 @@ class Calls:
                 lambda: self._client.segment_image(
                     image_id=self._image_id,
                     prompts=SegmentPrompt(points=[click]),
-                    model=self._model(Task.SEGMENTATION),
+                    model=self._model("segmentation"),
                 )
             )
         except FailedPreconditionError as error:
@@ -389,7 +386,7 @@ class Calls:
         try:
             answer, seconds = _timed(
                 lambda: self._client.caption_image(
-                    image_ids=[self._image_id], language="de", model=self._model(Task.CAPTIONING)
+                    image_ids=[self._image_id], language="de", model=self._model("captioning")
                 )
             )
         except FailedPreconditionError as error:
@@ -398,7 +395,7 @@ class Calls:
         _line("answer", answer[0].text)
         _footer(answer, seconds)
 
-    def _model(self, task: Task) -> str | None:
+    def _model(self, task: str) -> str | None:
         """Returns the model to call; without one the server is called all the same, and says what it has."""
         return self._models.get(task)
 

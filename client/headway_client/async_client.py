@@ -71,7 +71,6 @@ from headway_client.results import (
     RewrittenText,
     SpeechTranscript,
     SynthesizedSpeech,
-    Task,
     TextClassification,
     TextEmbedding,
     TextInspection,
@@ -394,9 +393,9 @@ class AsyncClient(BaseClient):
         """Shows what the tokens of one source and of its translation attend to."""
         return await self._send(requests.inspect_translation(text, **options), timeout_s)
 
-    async def list_models(self, task: Task | str | None = None, *, timeout_s: float | None = None) -> ModelList:
-        """Lists the loaded models, for one task or all."""
-        return await self._send(requests.list_models(task), timeout_s)
+    async def list_models(self, task: str = "", capability: str = "", *, timeout_s: float | None = None) -> ModelList:
+        """Lists the loaded models, for one task or with one capability (`Model.capabilities`), or all."""
+        return await self._send(requests.list_models(task, capability), timeout_s)
 
     async def get_model(
         self, model: str, *, model_version: str | None = None, timeout_s: float | None = None

@@ -68,7 +68,6 @@ from headway_client.results import (
     RewrittenText,
     SpeechTranscript,
     SynthesizedSpeech,
-    Task,
     TextClassification,
     TextEmbedding,
     TextInspection,
@@ -375,9 +374,9 @@ class Client(BaseClient):
         """Shows what the tokens of one source and of its translation attend to."""
         return self._send(requests.inspect_translation(text, **options), timeout_s)
 
-    def list_models(self, task: Task | str | None = None, *, timeout_s: float | None = None) -> ModelList:
-        """Lists the loaded models, for one task or all."""
-        return self._send(requests.list_models(task), timeout_s)
+    def list_models(self, task: str = "", capability: str = "", *, timeout_s: float | None = None) -> ModelList:
+        """Lists the loaded models, for one task or with one capability (`Model.capabilities`), or all."""
+        return self._send(requests.list_models(task, capability), timeout_s)
 
     def get_model(
         self, model: str, *, model_version: str | None = None, timeout_s: float | None = None

@@ -100,7 +100,6 @@ from headway_client.results import (
     RewrittenText,
     SpeechTranscript,
     SynthesizedSpeech,
-    Task,
     TextClassification,
     TextEmbedding,
     TextInspection,
@@ -650,16 +649,11 @@ def _inspect(method: str, values: dict[str, Any], result_type: type[ResultT]) ->
     )
 
 
-def list_models(task: Task | str | None = None) -> Call[ModelList]:
-    """ListModels.
-
-    Raises:
-        ValueError: There is no such task.
-    """
-    number = models_pb2.Task.Value(f"TASK_{Task('unspecified' if task is None else task).name}")
+def list_models(task: str = "", capability: str = "") -> Call[ModelList]:
+    """ListModels."""
     return _model_call(
         "ListModels",
-        models_pb2.ListModelsRequest(task=number),
+        models_pb2.ListModelsRequest(task=task, capability=capability),
         models_pb2.ListModelsResponse,
         lambda response: read(ModelList, response),
     )

@@ -41,26 +41,6 @@ class FinishReason(StrEnum):
     CONSTRAINT = "constraint"
 
 
-class Task(StrEnum):
-    """What a model does."""
-
-    UNSPECIFIED = "unspecified"
-    GENERATION = "generation"
-    TRANSLATION = "translation"
-    TEXT_TO_TEXT = "text_to_text"
-    CAPTIONING = "captioning"
-    TRANSCRIPTION = "transcription"
-    TEXT_CLASSIFICATION = "text_classification"
-    TOKEN_CLASSIFICATION = "token_classification"  # noqa: S105 (a task, not a password)
-    IMAGE_CLASSIFICATION = "image_classification"
-    TEXT_EMBEDDING = "text_embedding"
-    TEXT_SCORING = "text_scoring"
-    IMAGE_EMBEDDING = "image_embedding"
-    SEGMENTATION = "segmentation"
-    IMAGE_GENERATION = "image_generation"
-    SPEECH_SYNTHESIS = "speech_synthesis"
-
-
 class HealthStatus(StrEnum):
     """Health of the server or of one service (`grpc.health.v1`)."""
 
@@ -824,7 +804,8 @@ class Model:
 
     name: str
     version: str
-    task: Task
+    task: str
+    """What it was made for, such as "generation"."""
     description: str
     architecture: str
     parameter_count: int
@@ -838,21 +819,18 @@ class Model:
     default_parameters: GenerationParameters | None
     quality: tuple[QualityFigure, ...]
     license: str
-    has_chat_template: bool
+    capabilities: tuple[str, ...] = ()
+    """What calls can ask of it, such as "generate_text" and "chat"; docs/api.md lists them."""
     embedding_dimension: int = 0
     """Numbers of an embedding; 0 if the model gives none."""
     prompt_names: tuple[str, ...] = ()
+    """Prompts that `embed_text` can put before each text."""
     embedding_space: str = ""
     """Name of the space that its vectors share with those of other models; empty if they share none."""
-    """Prompts that `embed_text` can put before each text."""
     source_languages: tuple[str, ...] = ()
     """Languages that a translation model reads; it translates from each of them to each of `target_languages`."""
     target_languages: tuple[str, ...] = ()
     """Languages that a model of translations or captions writes, or that a model of speech hears."""
-    translates_speech: bool = False
-    """True if a model of speech can also write what is said in English."""
-    has_speech_timestamps: bool = False
-    """True if a model of speech can tell when segments begin and end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -979,7 +957,6 @@ def read_timings(message: common_pb2.Timings) -> Timings:
 
 _NUMBERED: dict[type[StrEnum], Any] = {
     FinishReason: common_pb2.FinishReason,
-    Task: model_service_pb2.Task,
     BundleState: model_service_pb2.BundleState,
 }
 """The protocol's enum of each of ours."""

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from headway_server.bundles import Bundle, Manifest, Precision, path_key
 from headway_server.errors import InvalidInputError, ModelNotFoundError, RequestError
 from headway_server.observers import Call
-from headway_server.serving.abilities import TRANSLATE_TEXTS, Ability, Rpc, Scope, space_of
+from headway_server.serving.abilities import Ability, PairAbility, Rpc, Scope, space_of
 from headway_server.serving.finding import ModelFinder
 from headway_server.serving.routes import Routes
 from headway_server.settings import ServerSettings
+from headway_server.tasks.table import TRANSLATE_TEXTS
 
 SHARED: Final = "models"
 """Name of the deployment that models share."""
@@ -112,11 +113,11 @@ class Placements(ModelFinder[PlacedModel]):
                 return Choice(placements=self.all[:1])
             raise
 
-    def _find_able(self, ability: Ability, name: str, version: str, value_of: ValueOf) -> PlacedModel:
+    def _find_able(self, ability: Ability[Any], name: str, version: str, value_of: ValueOf) -> PlacedModel:
         if ability is TRANSLATE_TEXTS:
             languages = (_text(value_of, field) for field in ("source_language", "target_language"))
-            return self.find_translation(name, version, *languages)
-        if ability.partner is not None:
+            return self.find_translation(ability, name, version, *languages)
+        if isinstance(ability, PairAbility):
             return self.find_pair(ability, name, version)[0]
         return self.find(ability, name, version)
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import grpc
 import pytest
@@ -20,8 +20,7 @@ from typer.testing import CliRunner
 from headway.v1 import common_pb2
 from headway.v1 import generation_service_pb2 as pb
 from headway_client import Client
-from headway_client.cli import app, flags, models
-from headway_client.results import Task
+from headway_client.cli import app, flags
 
 Run = Callable[..., Any]
 
@@ -369,7 +368,6 @@ def test_a_server_that_is_not_there_is_named(run: Run) -> None:
         (["generate-text", "one", "--sample-count", "2", "--stream"], "a stream cannot have --sample-count"),
         (["chat", "-m", "hello"], "'hello' does not begin with system:, user:, assistant:"),
         (["chat", "-m", "human:hello"], "'human:hello' does not begin with"),
-        (["list-models", "--task", "juggling"], "juggling"),
         (["load", "juggling", "--rate", "1"], "juggling"),
         (["load", "classify-text"], "give one of a rate, a replay"),
         (["load", "classify-text", "--rate", "1", "--concurrency", "1"], "give one of a rate, a replay"),
@@ -425,10 +423,6 @@ def test_who_waits_for_a_server_that_is_not_there_is_told_so(monkeypatch: pytest
 def test_who_is_answered_late_is_told_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flags, "_TOLD_AFTER_S", 0.5)
     assert "waiting for" not in run("list-models").stderr
-
-
-def test_every_task_can_be_asked_for_and_no_other() -> None:
-    assert {*get_args(models.TaskName), "unspecified"} == {task.value for task in Task}
 
 
 def test_a_scan_that_finds_nothing_says_so(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

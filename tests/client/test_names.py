@@ -176,7 +176,6 @@ def test_every_result_of_an_rpc_has_a_class() -> None:
     ("enum", "protocol"),
     [
         (results.FinishReason, common_pb2.FinishReason),
-        (results.Task, model_service_pb2.Task),
         (results.BundleState, model_service_pb2.BundleState),
         (AttentionSummary, inspection_service_pb2.AttentionSummary),
         (EarlyStopping, translation_service_pb2.EarlyStopping),

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from tokenizers import Tokenizer
 
-from headway_client import Client, FailedPreconditionError, InvalidArgumentError, Task
+from headway_client import Client, FailedPreconditionError, InvalidArgumentError
 from headway_training.checkpoint import load_model
 from headway_training.models import CLIP
 
@@ -52,7 +52,7 @@ def expected_logits(checkpoint: Path, images: np.ndarray, texts: list[list[str]]
 
 def test_models_of_one_space_say_so(towers_client: Client) -> None:
     models = {model.task: model for model in towers_client.list_models()}
-    assert models[Task.IMAGE_EMBEDDING].embedding_space == models[Task.TEXT_EMBEDDING].embedding_space != ""
+    assert models["image_embedding"].embedding_space == models["text_embedding"].embedding_space != ""
 
 
 @pytest.mark.parametrize("templates", [None, ["{}", "a picture of {}"]])

@@ -15,7 +15,7 @@ def template(tmp_path_factory):
 
 
 def test_the_model_says_that_it_can_be_talked_to(chat_client):
-    assert chat_client.get_model("tiny-chat").model.has_chat_template
+    assert "chat" in chat_client.get_model("tiny-chat").model.capabilities
 
 
 def test_a_conversation_is_continued_as_the_prompt_that_the_template_makes(chat_client, template):

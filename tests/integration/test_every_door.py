@@ -23,7 +23,9 @@ from headway.oip import grpc_predict_v2_pb2 as oip_pb
 from headway.oip import grpc_predict_v2_pb2_grpc as oip_grpc
 from headway_client.cli import app
 from headway_server.bundles import Manifest, Task
-from headway_server.serving.abilities import RPCS, Ability, space_of
+from headway_server.serving.abilities import Ability, PairAbility, space_of
+from headway_server.serving.families import has_ability
+from headway_server.tasks.table import FAMILIES, RPCS
 from headway_server.transports.grpc import service_descriptors
 from headway_server.transports.http import OPENAI_ABILITIES
 
@@ -86,8 +88,13 @@ def asked_by(key: str) -> Ability:
 
 def has(ability: Ability, manifest: Manifest, manifests: dict[str, Manifest]) -> bool:
     """True if a model can do that, in the company of the others."""
-    partners = {space_of(each) for each in manifests.values() if each.task is ability.partner}
-    return ability.covers(manifest) and (ability.partner is None or space_of(manifest) in partners)
+    if not has_ability(FAMILIES, manifest, ability):
+        return False
+    return not isinstance(ability, PairAbility) or any(
+        space_of(each) == space_of(manifest)
+        for each in manifests.values()
+        if ability.partner in FAMILIES[each.task].made_for
+    )
 
 
 def filled(value: Any, doors: Doors) -> Any:
@@ -289,7 +296,7 @@ def test_openai_answers_for_every_model_that_can(doors: Doors, http: Any, path: 
             answer = http.post(path, data={"model": name}, files={"file": ("speech.wav", audio)})
         else:
             answer = http.post(path, json={"model": name, **OPENAI[path]})
-        if not OPENAI_ABILITIES[path].covers(manifest):
+        if not has_ability(FAMILIES, manifest, OPENAI_ABILITIES[path]):
             assert (answer.status_code, answer.json()["error"]["code"]) == (400, "wrong_task"), (name, answer.text)
             continue
         answered.append(name)

@@ -235,7 +235,7 @@ CALLS: dict[str, tuple[str, tuple[str | Refused, ...]]] = {
             "Hund --picture out.svg --summary mean --model multi30k-de-en",
         ),
     ),
-    "list-models": ("", ("--task generation", "--json")),
+    "list-models": ("", ("--task generation", "--capability generate_text", "--json")),
     "get-model": ("", ("spare --model-version 1", "spare --json")),
     "list-bundles": ("", ("--json",)),
     "unload-model": ("", ("spare --model-version 1",)),
@@ -254,7 +254,7 @@ CALLS: dict[str, tuple[str, tuple[str | Refused, ...]]] = {
             "generate-text --concurrency 1 --duration 0.3 --warmup 0 --stream --option max_new_tokens=2 "
             "--model shakespeare",
             "classify-text --find-max --max-probes 1 --slo p99<60s --duration 0.3 --warmup 0 --model pairs",
-            "--scenario scenario.toml --duration 0.3 --warmup 0",
+            "--scenario scenario.toml --duration 1 --warmup 0",
         ),
     ),
     "load-compare": ("", ("one.json two.json --html both.html --json",)),

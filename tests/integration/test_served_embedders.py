@@ -13,7 +13,7 @@ from tiny_bundles import write_topic_bundle
 from torch import nn
 from typer.testing import CliRunner
 
-from headway_client import Client, FailedPreconditionError, InvalidArgumentError, Task
+from headway_client import Client, FailedPreconditionError, InvalidArgumentError
 from headway_client.cli import app as headway
 from headway_export.cli import app
 from headway_server.bundles import Precision, open_bundle
@@ -125,7 +125,7 @@ def test_a_prompt_comes_before_every_text(folders, client):
 
 def test_a_model_for_embeddings_says_what_it_is(client):
     model = client.get_model("e5").model
-    assert (model.task, model.embedding_dimension, model.labels) == (Task.TEXT_EMBEDDING, 32, ())
+    assert (model.task, model.embedding_dimension, model.labels) == ("text_embedding", 32, ())
     assert model.prompt_names == ("query", "document", "passage")
     with pytest.raises(FailedPreconditionError, match="cannot classify texts; ask nli, topics"):
         client.classify_text("rain", model="e5")

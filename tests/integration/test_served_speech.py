@@ -165,9 +165,8 @@ def test_a_model_of_one_language_is_told_none(folders, client):
     assert result.language == ""
     models = {model.name: model for model in client.list_models()}
     assert models["whisper"].target_languages == tiny.LANGUAGES
-    assert models["whisper"].translates_speech
-    assert models["whisper"].has_speech_timestamps
-    assert not models["english"].translates_speech
+    assert {"translate_speech", "time_speech"} <= set(models["whisper"].capabilities)
+    assert "translate_speech" not in models["english"].capabilities
 
 
 @pytest.mark.parametrize("data", [WHOLE, LONG], ids=["window", "long"])

@@ -10,7 +10,7 @@ import transformers
 from PIL import Image
 from typer.testing import CliRunner
 
-from headway_client import Client, Task
+from headway_client import Client
 from headway_export.cli import app
 
 from .conftest import serve
@@ -74,7 +74,7 @@ def test_probabilities_are_those_of_transformers(folders, client, images, family
 def test_vectors_are_those_of_transformers(folders, client, images, family):
     name = f"{family}-vectors"
     found = client.embed_image([encode(image) for image in images], model=name, normalize=False).to_numpy()
-    assert client.get_model(name).model.task is Task.IMAGE_EMBEDDING
+    assert client.get_model(name).model.task == "image_embedding"
     for image, vector in zip(images, found, strict=True):
         output = run(folders[name], transformers.AutoModel, image)
         expected = output.last_hidden_state[0, 0] if family == "vit" else output.pooler_output[0].flatten()

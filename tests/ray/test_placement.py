@@ -18,9 +18,11 @@ from headway_ray.placement import Placements, place
 from headway_ray.requests import HttpRequest, joined
 from headway_server.bundles import Task, read_manifest
 from headway_server.errors import InvalidInputError, ModelNotFoundError, WrongTaskError
-from headway_server.serving.abilities import RPCS, Ability, Scope
+from headway_server.serving.abilities import Ability, Scope
+from headway_server.serving.families import has_ability, tasks_with
 from headway_server.serving.host import read_store
 from headway_server.settings import ServerSettings
+from headway_server.tasks.table import FAMILIES, RPCS
 from headway_server.transports.grpc import service_descriptors
 from headway_server.transports.http import OPENAI_ABILITIES
 
@@ -80,9 +82,11 @@ def bodies(name: str, /, **fields: Any) -> list[tuple[str, bytes]]:
 def test_a_call_without_a_model_goes_to_the_one_that_can_and_else_is_refused(shipped, name):
     """As a server with the same models does: several translate, and several images are embedded."""
     ability = RPCS[name].asked
-    able = [model for model in shipped.models if ability.covers(model.bundle.manifest)]
+    able = [model for model in shipped.models if has_ability(FAMILIES, model.bundle.manifest, ability)]
     taken = [model for model in able if ability.prefers(model.bundle.manifest, model.precision)]
-    by_task = ([model for model in taken if model.bundle.manifest.task is task] for task in ability.tasks)
+    by_task = (
+        [model for model in taken if model.bundle.manifest.task is task] for task in tasks_with(FAMILIES, ability)
+    )
     preferred = next(filter(None, by_task), [])
     for content_type, body in bodies(name):
         found = chosen(shipped, METHODS[name][0], content_type, body)
@@ -102,7 +106,7 @@ def test_a_call_that_names_a_model_goes_to_it_or_hears_who_can(shipped, name):
         for content_type, body in bodies(name, model=manifest.name):
             found = chosen(shipped, METHODS[name][0], content_type, body)
             asked = RPCS[name].asked_by({"model": manifest.name}.get)
-            if asked.covers(manifest):
+            if has_ability(FAMILIES, manifest, asked):
                 assert found == model.placement.deployment, (name, manifest.name, content_type)
             else:
                 assert isinstance(found, WrongTaskError), (name, manifest.name, content_type)
@@ -131,11 +135,11 @@ def test_calls_of_openai_go_to_the_model_that_they_name_or_mean(shipped, path):
         for content_type, body in (*sent, form(f"{model}/1")):
             found = chosen(shipped, path, content_type, body)
             manifest = shipped.find_named(model, "").bundle.manifest
-            if ability.covers(manifest):
+            if has_ability(FAMILIES, manifest, ability):
                 assert found == shipped.find_named(model, "").placement.deployment, (path, content_type)
             else:
                 assert isinstance(found, WrongTaskError), (path, content_type)
-    able = [model for model in shipped.models if ability.covers(model.bundle.manifest)]
+    able = [model for model in shipped.models if has_ability(FAMILIES, model.bundle.manifest, ability)]
     found = chosen(shipped, path, *form(None))
     assert found == shipped.find(ability, "", "").placement.deployment if able else isinstance(found, WrongTaskError)
 

@@ -126,7 +126,7 @@ HANGING = """
 import sys, threading
 from headway_server import cli
 from headway_server.bundles import Task
-from headway_server.serving.families import FAMILIES
+from headway_server.tasks.table import FAMILIES
 import tiny_family
 
 def start(self):

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from headway_server.errors import InvalidInputError, OverloadedError, RequestError
-from headway_server.serving.abilities import CLASSIFY_TEXTS
 from headway_server.serving.calls import Calls
 from headway_server.serving.host import ModelHost
+from headway_server.tasks.table import CLASSIFY_TEXTS
 
 
 class LineTransport:

@@ -364,7 +364,7 @@ class Models(model_service_pb2_grpc.ModelServiceServicer):
         self.model = model_service_pb2.Model(
             name="rule",
             version="1",
-            task=model_service_pb2.TASK_GENERATION,
+            task="generation",
             description="Answers by rule.",
             variant="fp32",
             device="cpu",
@@ -378,7 +378,8 @@ class Models(model_service_pb2_grpc.ModelServiceServicer):
     async def ListModels(self, request: Any, context: Any) -> Any:
         await self.rules.admit(request, context)
         rejected = [model_service_pb2.RejectedBundle(path="broken/1", reason="model.onnx: wrong SHA-256")]
-        models = [self.model] if request.task in (0, model_service_pb2.TASK_GENERATION) else []
+        is_asked_for = request.task in ("", self.model.task) and request.capability in ("", *self.model.capabilities)
+        models = [self.model] if is_asked_for else []
         return model_service_pb2.ListModelsResponse(models=models, rejected_bundles=rejected)
 
     async def GetModel(self, request: Any, context: Any) -> Any:

@@ -16,8 +16,9 @@ from headway_server.serving.families import Family
 from headway_server.serving.limits import check_texts
 from headway_server.serving.permits import Admission
 from headway_server.settings import ServerSettings
+from headway_server.tasks.table import CLASSIFY_TEXTS
 
-FAMILY = Family(loader="tiny_family:Mirror.load")
+FAMILY = Family(loader="tiny_family:Mirror.load", made_for=(CLASSIFY_TEXTS,))
 MAY_GO_ON = threading.Event()
 """What loading a bundle waits for whose description is `slow`."""
 

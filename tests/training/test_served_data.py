@@ -10,7 +10,7 @@ from PIL import Image
 from rich.console import Console
 from tiny_pictures import write_picture_data
 
-from headway_client import Model, Task
+from headway_client import Model
 from headway_training.data.sources import read_splits
 from headway_training.errors import EvaluationError
 from headway_training.recipes import read_recipe
@@ -20,7 +20,7 @@ from headway_training.served.evaluation import EvaluationOptions, _check_setting
 DRAWS_TEXTS = Model(
     name="painter",
     version="1",
-    task=Task.IMAGE_GENERATION,
+    task="image_generation",
     description="",
     architecture="",
     parameter_count=0,
@@ -34,7 +34,6 @@ DRAWS_TEXTS = Model(
     default_parameters=None,
     quality=(),
     license="",
-    has_chat_template=False,
 )
 
 
@@ -64,9 +63,9 @@ def test_an_option_of_other_data_is_refused_before_the_server_is_asked(options: 
 
 
 def test_an_option_that_the_measured_data_does_not_read_is_refused(tmp_path: Path) -> None:
-    captioner = replace(DRAWS_TEXTS, task=Task.CAPTIONING)
+    captioner = replace(DRAWS_TEXTS, task="captioning")
     _check_settings({"language": "de"}, captioner, of_file=True)
     with pytest.raises(EvaluationError, match="language is no option of measuring captioning"):
         _check_settings({"language": "de"}, captioner, of_file=False)
     with pytest.raises(EvaluationError, match="--label-separator is for texts that may have several labels"):
-        read_file(replace(DRAWS_TEXTS, task=Task.TEXT_CLASSIFICATION), str(tmp_path / "a.csv"), {}, ";")
+        read_file(replace(DRAWS_TEXTS, task="text_classification"), str(tmp_path / "a.csv"), {}, ";")

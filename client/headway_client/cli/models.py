@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -12,29 +12,16 @@ from headway_client import results
 from headway_client.cli.flags import AsJson, ConnectionFlags, connected, fail, takes_options
 from headway_client.cli.output import as_dict, print_json, print_table
 
-TaskName = Literal[
-    "generation",
-    "translation",
-    "text_to_text",
-    "captioning",
-    "transcription",
-    "text_classification",
-    "token_classification",
-    "image_classification",
-    "text_embedding",
-    "text_scoring",
-    "image_embedding",
-    "segmentation",
-    "image_generation",
-    "speech_synthesis",
-]
 ModelArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the model.")]
 
 
 @takes_options
 def list_models(
     *,
-    task: Annotated[TaskName | None, typer.Option("--task", help="List only models for this task.")] = None,
+    task: Annotated[str, typer.Option("--task", help='List only models for this task, such as "generation".')] = "",
+    capability: Annotated[
+        str, typer.Option("--capability", help='List only models that can do this, such as "embed_text" or "chat".')
+    ] = "",
     as_json: AsJson = False,
     connection: ConnectionFlags,
 ) -> None:
@@ -43,7 +30,7 @@ def list_models(
     Bundles that could not be loaded are listed on stderr.
     """
     with connected(connection) as client:
-        listing = client.list_models(task and results.Task(task))
+        listing = client.list_models(task, capability)
     if as_json:
         for model in listing:
             print_json(as_dict(model))
@@ -258,7 +245,7 @@ def _row(model: results.Model) -> tuple[str, ...]:
     return (
         model.name,
         model.version,
-        model.task.value,
+        model.task,
         model.variant,
         model.device,
         f"{model.parameter_count:,}",

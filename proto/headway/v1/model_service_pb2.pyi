@@ -20,78 +20,6 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class _Task:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _TaskEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Task.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    TASK_UNSPECIFIED: _Task.ValueType  # 0
-    """Not known."""
-    TASK_GENERATION: _Task.ValueType  # 1
-    """GenerationService."""
-    TASK_TRANSLATION: _Task.ValueType  # 2
-    """TranslationService."""
-    TASK_TEXT_CLASSIFICATION: _Task.ValueType  # 3
-    """TextClassificationService.ClassifyText."""
-    TASK_TOKEN_CLASSIFICATION: _Task.ValueType  # 4
-    """TextClassificationService.ClassifyTokens."""
-    TASK_IMAGE_CLASSIFICATION: _Task.ValueType  # 5
-    """ImageClassificationService."""
-    TASK_TEXT_TO_TEXT: _Task.ValueType  # 6
-    """TextToTextService."""
-    TASK_TEXT_EMBEDDING: _Task.ValueType  # 7
-    """TextClassificationService.EmbedText, without labels."""
-    TASK_TEXT_SCORING: _Task.ValueType  # 8
-    """TextClassificationService.ScoreText."""
-    TASK_IMAGE_EMBEDDING: _Task.ValueType  # 9
-    """ImageClassificationService.EmbedImage, without labels."""
-    TASK_SEGMENTATION: _Task.ValueType  # 10
-    """SegmentationService."""
-    TASK_CAPTIONING: _Task.ValueType  # 11
-    """CaptionService."""
-    TASK_IMAGE_GENERATION: _Task.ValueType  # 12
-    """ImageGenerationService."""
-    TASK_TRANSCRIPTION: _Task.ValueType  # 13
-    """SpeechService.TranscribeSpeech."""
-    TASK_SPEECH_SYNTHESIS: _Task.ValueType  # 14
-    """SpeechService.SynthesizeSpeech."""
-
-class Task(_Task, metaclass=_TaskEnumTypeWrapper):
-    """What a model does."""
-
-TASK_UNSPECIFIED: Task.ValueType  # 0
-"""Not known."""
-TASK_GENERATION: Task.ValueType  # 1
-"""GenerationService."""
-TASK_TRANSLATION: Task.ValueType  # 2
-"""TranslationService."""
-TASK_TEXT_CLASSIFICATION: Task.ValueType  # 3
-"""TextClassificationService.ClassifyText."""
-TASK_TOKEN_CLASSIFICATION: Task.ValueType  # 4
-"""TextClassificationService.ClassifyTokens."""
-TASK_IMAGE_CLASSIFICATION: Task.ValueType  # 5
-"""ImageClassificationService."""
-TASK_TEXT_TO_TEXT: Task.ValueType  # 6
-"""TextToTextService."""
-TASK_TEXT_EMBEDDING: Task.ValueType  # 7
-"""TextClassificationService.EmbedText, without labels."""
-TASK_TEXT_SCORING: Task.ValueType  # 8
-"""TextClassificationService.ScoreText."""
-TASK_IMAGE_EMBEDDING: Task.ValueType  # 9
-"""ImageClassificationService.EmbedImage, without labels."""
-TASK_SEGMENTATION: Task.ValueType  # 10
-"""SegmentationService."""
-TASK_CAPTIONING: Task.ValueType  # 11
-"""CaptionService."""
-TASK_IMAGE_GENERATION: Task.ValueType  # 12
-"""ImageGenerationService."""
-TASK_TRANSCRIPTION: Task.ValueType  # 13
-"""SpeechService.TranscribeSpeech."""
-TASK_SPEECH_SYNTHESIS: Task.ValueType  # 14
-"""SpeechService.SynthesizeSpeech."""
-Global___Task: _TypeAlias = Task  # noqa: Y015
-
 class _BundleState:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -158,20 +86,21 @@ class Model(_message.Message):
     DEFAULT_PARAMETERS_FIELD_NUMBER: _builtins.int
     QUALITY_FIELD_NUMBER: _builtins.int
     LICENSE_FIELD_NUMBER: _builtins.int
-    HAS_CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
+    CAPABILITIES_FIELD_NUMBER: _builtins.int
     EMBEDDING_DIMENSION_FIELD_NUMBER: _builtins.int
     PROMPT_NAMES_FIELD_NUMBER: _builtins.int
     SOURCE_LANGUAGES_FIELD_NUMBER: _builtins.int
     TARGET_LANGUAGES_FIELD_NUMBER: _builtins.int
     EMBEDDING_SPACE_FIELD_NUMBER: _builtins.int
-    TRANSLATES_SPEECH_FIELD_NUMBER: _builtins.int
-    HAS_SPEECH_TIMESTAMPS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the model."""
     version: _builtins.str
     """Version of the model."""
-    task: Global___Task.ValueType
-    """What it does."""
+    task: _builtins.str
+    """What it was made for: "generation", "translation", "text_to_text", "captioning", "transcription",
+    "text_classification", "token_classification", "image_classification", "text_embedding", "text_scoring",
+    "image_embedding", "segmentation", "image_generation", "speech_synthesis", or a task that the server's operator added.
+    """
     description: _builtins.str
     """One sentence about the model."""
     architecture: _builtins.str
@@ -192,18 +121,12 @@ class Model(_message.Message):
     """Language that a translation model writes, as a BCP 47 code; empty if it writes several."""
     license: _builtins.str
     """Licence of the model."""
-    has_chat_template: _builtins.bool
-    """True if the model takes conversations: its bundle has a chat template."""
     embedding_dimension: _builtins.int
     """Numbers of an embedding; 0 if the model gives none."""
     embedding_space: _builtins.str
     """Name of the space of the embeddings. Models of the same space go together: their vectors of texts and images can be
     compared. Empty if the model shares none.
     """
-    translates_speech: _builtins.bool
-    """True if a model of speech can also write what is said in English."""
-    has_speech_timestamps: _builtins.bool
-    """True if a model of speech can tell when segments begin and end."""
     @_builtins.property
     def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Labels of a classifier, in the order of its outputs; for token classification, the labels that a span may have; what
@@ -217,6 +140,12 @@ class Model(_message.Message):
     @_builtins.property
     def quality(self) -> _containers.RepeatedCompositeFieldContainer[Global___QualityFigure]:
         """Task metric of each variant, measured when the model was exported."""
+
+    @_builtins.property
+    def capabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What calls can ask of it, such as "generate_text", "chat" for one that takes conversations, "embed_text",
+        "translate_speech" or "time_speech"; docs/api.md lists them.
+        """
 
     @_builtins.property
     def prompt_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -237,7 +166,7 @@ class Model(_message.Message):
         *,
         name: _builtins.str = ...,
         version: _builtins.str = ...,
-        task: Global___Task.ValueType = ...,
+        task: _builtins.str = ...,
         description: _builtins.str = ...,
         architecture: _builtins.str = ...,
         parameter_count: _builtins.int = ...,
@@ -251,18 +180,16 @@ class Model(_message.Message):
         default_parameters: _generation_service_pb2.GenerationParameters | None = ...,
         quality: _abc.Iterable[Global___QualityFigure] | None = ...,
         license: _builtins.str = ...,
-        has_chat_template: _builtins.bool = ...,
+        capabilities: _abc.Iterable[_builtins.str] | None = ...,
         embedding_dimension: _builtins.int = ...,
         prompt_names: _abc.Iterable[_builtins.str] | None = ...,
         source_languages: _abc.Iterable[_builtins.str] | None = ...,
         target_languages: _abc.Iterable[_builtins.str] | None = ...,
         embedding_space: _builtins.str = ...,
-        translates_speech: _builtins.bool = ...,
-        has_speech_timestamps: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["default_parameters", b"default_parameters"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "default_parameters", b"default_parameters", "description", b"description", "device", b"device", "embedding_dimension", b"embedding_dimension", "embedding_space", b"embedding_space", "has_chat_template", b"has_chat_template", "has_speech_timestamps", b"has_speech_timestamps", "labels", b"labels", "license", b"license", "max_input_token_count", b"max_input_token_count", "max_token_count", b"max_token_count", "name", b"name", "parameter_count", b"parameter_count", "prompt_names", b"prompt_names", "quality", b"quality", "source_language", b"source_language", "source_languages", b"source_languages", "target_language", b"target_language", "target_languages", b"target_languages", "task", b"task", "translates_speech", b"translates_speech", "variant", b"variant", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "capabilities", b"capabilities", "default_parameters", b"default_parameters", "description", b"description", "device", b"device", "embedding_dimension", b"embedding_dimension", "embedding_space", b"embedding_space", "labels", b"labels", "license", b"license", "max_input_token_count", b"max_input_token_count", "max_token_count", b"max_token_count", "name", b"name", "parameter_count", b"parameter_count", "prompt_names", b"prompt_names", "quality", b"quality", "source_language", b"source_language", "source_languages", b"source_languages", "target_language", b"target_language", "target_languages", b"target_languages", "task", b"task", "variant", b"variant", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -339,16 +266,20 @@ class ListModelsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TASK_FIELD_NUMBER: _builtins.int
-    task: Global___Task.ValueType
+    CAPABILITY_FIELD_NUMBER: _builtins.int
+    task: _builtins.str
     """List only models for this task. Default: all models."""
+    capability: _builtins.str
+    """List only models that can do this. Default: all models."""
     def __init__(
         self,
         *,
-        task: Global___Task.ValueType = ...,
+        task: _builtins.str = ...,
+        capability: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["task", b"task"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capability", b"capability", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

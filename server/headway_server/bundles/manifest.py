@@ -18,7 +18,7 @@ Axis names used in tensor shapes:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Final, Literal
@@ -102,6 +102,23 @@ class Task(StrEnum):
     SEGMENTATION = "segmentation"
     IMAGE_GENERATION = "image_generation"
     SPEECH_SYNTHESIS = "speech_synthesis"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Task | None:
+        return next((task for task in TASK_PARTS if task == value), None)
+
+    @classmethod
+    def add(cls, name: str, parts: TaskParts) -> Task:
+        """Adds a task that is no part of headway.
+
+        Args:
+            name: As in manifests: lower case with underscores.
+            parts: What its bundles must hold.
+        """
+        task = str.__new__(cls, name)
+        task._name_, task._value_ = name.upper(), name
+        TASK_PARTS[task] = parts
+        return task
 
 
 ENCODER_DECODER_TASKS = (Task.TRANSLATION, Task.TEXT_TO_TEXT, Task.CAPTIONING, Task.TRANSCRIPTION)
@@ -825,7 +842,7 @@ def _check_codec(manifest: Manifest) -> None:
 
 
 _OF_TEXTS = ("special_tokens", "limits.max_input_tokens")
-TASK_PARTS: Final[Mapping[Task, TaskParts]] = {
+TASK_PARTS: Final[dict[Task, TaskParts]] = {
     Task.GENERATION: TaskParts(
         graphs=("decoder",),
         needs=(*_OF_TEXTS, "limits.max_total_tokens"),
@@ -874,4 +891,4 @@ TASK_PARTS: Final[Mapping[Task, TaskParts]] = {
         check=_check_codec,
     ),
 }
-"""The manifest's part of each task; how it is served is in `serving/families.py`."""
+"""The manifest's part of each task; how it is served is in `tasks/table.py`."""

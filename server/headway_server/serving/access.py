@@ -25,7 +25,7 @@ from typing import Annotated, Any, Final, Self, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from headway_server.bundles import Task
+from headway_server.bundles import TASK_PARTS
 from headway_server.configuration import nearest_name
 from headway_server.errors import AccessError, BudgetError, ForbiddenError, UnknownCallerError
 from headway_server.serving.counts import Counts, Row
@@ -54,9 +54,9 @@ def _check_scope(scope: str) -> str:
     if scope == ADMIN or (kind == "model" and name):
         return scope
     if kind == "task":
-        if name in list(Task):
+        if name in list(TASK_PARTS):
             return scope
-        raise ValueError(f"there is no task {name!r}{nearest_name(name, list(Task))}")
+        raise ValueError(f"there is no task {name!r}{nearest_name(name, list(TASK_PARTS))}")
     raise ValueError("must be admin, task:TASK or model:NAME, such as task:generation or model:*")
 
 

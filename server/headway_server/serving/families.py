@@ -1,15 +1,16 @@
-"""The one table of the tasks that are served: what loads a bundle of each, and what a loaded model offers."""
+"""How a task is served, and what every loaded model offers: the kinds of rows of `tasks/table.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pkgutil import resolve_name
-from typing import Final, Protocol, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, cast
 
-from headway_server.bundles import Bundle, Precision, Task
+from headway_server.bundles import Bundle, Manifest, Precision, Task
 from headway_server.observers import ModelUsage, Observer
 from headway_server.runtime import Device, Runtime
+from headway_server.serving.abilities import Ability
 from headway_server.settings import ServerSettings
 
 
@@ -62,25 +63,43 @@ class Family:
     loader: str
     """Name of a `Loader`, `module:object`. It is imported with the first bundle of the task, so that nobody pays for
     families that are not used, and so that this layer knows none of them."""
+    made_for: tuple[Ability[Any], ...] = ()
+    """What a call that names no model takes a model of this task for, before models that can do it besides."""
+    can: tuple[Ability[Any], ...] = ()
+    """What its models can do besides."""
+    tensors: str | None = None
+    """Name of a `TensorTask` of the Open Inference Protocol, `module:object`; None: its models have no tensors."""
+
+    @property
+    def abilities(self) -> tuple[Ability[Any], ...]:
+        """All that its models may be able to do."""
+        return self.made_for + self.can
+
+    def has(self, ability: Ability[Any]) -> bool:
+        """Returns True if some of its models can do that."""
+        return ability in self.made_for or ability in self.can
 
     def load(self, bundle: Bundle, runtime: Runtime, settings: ServerSettings, observer: Observer) -> ServedModel:
         """Loads a bundle of this family; errors are those of `Loader`."""
         return cast("Loader", resolve_name(self.loader))(bundle, runtime, settings, observer)
 
 
-FAMILIES: Final[Mapping[Task, Family]] = {
-    Task.GENERATION: Family(loader="headway_server.tasks.generation.model:GenerationModel.load"),
-    Task.TRANSLATION: Family(loader="headway_server.tasks.text_to_text.translation:TranslationModel.load"),
-    Task.TEXT_TO_TEXT: Family(loader="headway_server.tasks.text_to_text.model:TextToTextModel.load"),
-    Task.CAPTIONING: Family(loader="headway_server.tasks.captioning.model:CaptioningModel.load"),
-    Task.TRANSCRIPTION: Family(loader="headway_server.tasks.speech.model:SpeechModel.load"),
-    Task.TEXT_CLASSIFICATION: Family(loader="headway_server.tasks.text.classifier:TextClassifier.load"),
-    Task.TOKEN_CLASSIFICATION: Family(loader="headway_server.tasks.tokens.classifier:TokenClassifier.load"),
-    Task.IMAGE_CLASSIFICATION: Family(loader="headway_server.tasks.images.classifier:ImageClassifier.load"),
-    Task.TEXT_EMBEDDING: Family(loader="headway_server.tasks.text.model:TextModel.load"),
-    Task.TEXT_SCORING: Family(loader="headway_server.tasks.text.scorer:TextScorer.load"),
-    Task.IMAGE_EMBEDDING: Family(loader="headway_server.tasks.images.classifier:ImageClassifier.load"),
-    Task.SEGMENTATION: Family(loader="headway_server.tasks.segmentation.model:SegmentationModel.load"),
-    Task.IMAGE_GENERATION: Family(loader="headway_server.tasks.image_generation.model:ImageGenerationModel.load"),
-    Task.SPEECH_SYNTHESIS: Family(loader="headway_server.tasks.synthesis.model:SynthesisModel.load"),
-}
+Families: TypeAlias = Mapping[Task, Family]
+"""By task, in the order in which calls that name no model prefer those that can do something besides."""
+
+
+def served_families() -> Families:
+    """Returns the table of `tasks/table.py`, by its name: this layer does not know which tasks there are."""
+    return cast("Families", resolve_name("headway_server.tasks.table:FAMILIES"))
+
+
+def has_ability(families: Families, manifest: Manifest, ability: Ability[Any]) -> bool:
+    """Returns True if a model can do something, given a partner where it needs one."""
+    family = families.get(manifest.task)
+    return family is not None and family.has(ability) and bool(ability.needs(manifest))
+
+
+def tasks_with(families: Families, ability: Ability[Any]) -> list[Task]:
+    """Returns the tasks whose models can do something, in the order in which calls that name no model prefer them."""
+    able = [task for task, family in families.items() if family.has(ability)]
+    return sorted(able, key=lambda task: ability not in families[task].made_for)

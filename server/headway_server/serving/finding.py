@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from headway_server.bundles import Bundle, Precision, Task
 from headway_server.errors import InvalidInputError, ModelNotFoundError, WrongTaskError
 from headway_server.observers import Call, ModelId, current_call
-from headway_server.serving.abilities import TRANSLATE_TEXTS, Ability, space_of
+from headway_server.serving.abilities import Ability, PairAbility, space_of
+from headway_server.serving.families import Families, has_ability, served_families, tasks_with
 from headway_server.serving.routes import Routes
 
 
@@ -36,11 +37,16 @@ class ModelFinder(ABC, Generic[ModelT]):
     routes: Routes
     """Which version answers a call that names none."""
 
-    def find(self, ability: Ability, name: str, version: str) -> ModelT:
+    @property
+    def families(self) -> Families:
+        """What models of each task can do."""
+        return served_families()
+
+    def find(self, ability: Ability[Any], name: str, version: str) -> ModelT:
         """Finds the model for a call.
 
         Args:
-            ability: What the call asks for; one without a partner.
+            ability: What the call asks for.
             name: Of the model; empty for the only one to take.
             version: Of the model; empty for the latest one that can.
 
@@ -49,13 +55,16 @@ class ModelFinder(ABC, Generic[ModelT]):
             ModelNotFoundError: There is no such model or version.
             WrongTaskError: The model, or every model, was made for something else.
         """
-        capable = [model for model in self.models if ability.covers(model.bundle.manifest)]
+        capable = self._capable(ability)
         return self._find(ability, ability.words, capable, name, version)
 
-    def find_translation(self, name: str, version: str, source_language: str, target_language: str) -> ModelT:
+    def find_translation(
+        self, ability: Ability[Any], name: str, version: str, source_language: str, target_language: str
+    ) -> ModelT:
         """Finds the model for a translation.
 
         Args:
+            ability: To translate.
             name: Of the model; empty for the only one that translates between the languages.
             version: Of the model; empty for the latest one.
             source_language: BCP 47 code of the texts; empty for the model's.
@@ -67,8 +76,7 @@ class ModelFinder(ABC, Generic[ModelT]):
             ModelNotFoundError: There is no such model or version.
             WrongTaskError: The model, or every model, was made for something else.
         """
-        ability = TRANSLATE_TEXTS
-        candidates = [model for model in self.models if ability.covers(model.bundle.manifest)]
+        candidates = self._capable(ability)
         matching = [model for model in candidates if _wrong_language(model, source_language, target_language) is None]
         if not name and candidates and not matching:
             name = candidates[0].bundle.manifest.name  # which has the wrong languages, and the error below says which
@@ -80,11 +88,11 @@ class ModelFinder(ABC, Generic[ModelT]):
             )
         return model
 
-    def find_pair(self, ability: Ability, name: str, version: str) -> tuple[ModelT, ModelT]:
+    def find_pair(self, ability: PairAbility[Any, Any], name: str, version: str) -> tuple[ModelT, ModelT]:
         """Finds the two models in one space for a call that compares images and texts; errors are those of `find`.
 
         Args:
-            ability: What the call asks for; one with a partner.
+            ability: What the call asks for.
             name: Of the model that has it; empty for the only one that has a partner in its space.
             version: Of that model; empty for the latest one.
 
@@ -93,16 +101,11 @@ class ModelFinder(ABC, Generic[ModelT]):
         """
         partners = {
             space: model
-            for model in self.models
-            if task_of(model) is ability.partner and (space := space_of(model.bundle.manifest))
+            for model in self._capable(ability.partner)
+            if ability.partner in self.families[task_of(model)].made_for and (space := space_of(model.bundle.manifest))
         }
-        capable = [
-            model
-            for model in self.models
-            if ability.covers(model.bundle.manifest) and space_of(model.bundle.manifest) in partners
-        ]
-        nouns = "texts" if ability.partner is Task.TEXT_EMBEDDING else "images"
-        words = f"{ability.words}, as no model of {nouns} in its space is loaded"
+        capable = [model for model in self._capable(ability) if space_of(model.bundle.manifest) in partners]
+        words = f"{ability.words}, as no model that can {ability.partner.words} in its space is loaded"
         model = self._find(ability, words, capable, name, version)
         partner = partners[space_of(model.bundle.manifest)]
         self._hold(partner)
@@ -136,9 +139,20 @@ class ModelFinder(ABC, Generic[ModelT]):
         """
         return self._named(*self.routes.resolve(name, version))
 
+    def _capable(self, ability: Ability[Any]) -> list[ModelT]:
+        """Returns the models that have an ability, given a partner."""
+        families = self.families
+        return [model for model in self.models if has_ability(families, model.bundle.manifest, ability)]
+
+    def _preferred(self, ability: Ability[Any], models: Sequence[ModelT]) -> list[ModelT]:
+        """Returns the models from which a call takes one that names none: those of the first task that has any."""
+        taken = [model for model in models if ability.prefers(model.bundle.manifest, model.precision)]
+        by_task = ([model for model in taken if task_of(model) == task] for task in tasks_with(self.families, ability))
+        return next(filter(None, by_task), [])
+
     def _find(
         self,
-        ability: Ability,
+        ability: Ability[Any],
         words: str,
         capable: Sequence[ModelT],
         name: str,
@@ -158,7 +172,7 @@ class ModelFinder(ABC, Generic[ModelT]):
         """
         name, version = self.routes.resolve(name, version)
         if not name:
-            names = list(dict.fromkeys(map(_name_of, _preferred(ability, capable if among is None else among))))
+            names = list(dict.fromkeys(map(_name_of, self._preferred(ability, capable if among is None else among))))
             if not names:
                 raise WrongTaskError(f"no loaded model can {words}; loaded are {names_of(self.models)}")
             if len(names) > 1:
@@ -238,13 +252,6 @@ def quoted(text: str) -> str:
 
 def _name_of(model: Findable) -> str:
     return model.bundle.manifest.name
-
-
-def _preferred(ability: Ability, models: Sequence[ModelT]) -> list[ModelT]:
-    """Returns the models from which a call takes one that names none: those of the first task that has any."""
-    taken = [model for model in models if ability.prefers(model.bundle.manifest, model.precision)]
-    by_task = ([model for model in taken if task_of(model) is task] for task in ability.tasks)
-    return next(filter(None, by_task), [])
 
 
 def _wrong_language(model: Findable, source: str, target: str) -> str | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias, TypeVar
+from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias, TypeVar, cast
 
 import structlog
 
@@ -20,7 +20,6 @@ from headway_server.bundles import (
     ROUTES_FILE,
     Fingerprint,
     ListedBundle,
-    Task,
     TrustedKeys,
     find_bundles,
     fingerprint_of,
@@ -41,8 +40,9 @@ from headway_server.errors import (
 )
 from headway_server.observers import NO_OBSERVER, Call, ModelEvent, ModelId, Observer
 from headway_server.runtime import Runtime, close_together, give_back_memory, join_threads, run_nicely
+from headway_server.serving.abilities import Ability, KindT, PairAbility, PartnerT
 from headway_server.serving.apart import run_apart
-from headway_server.serving.families import FAMILIES, Family, ServedModel
+from headway_server.serving.families import Families, ServedModel, served_families
 from headway_server.serving.finding import ModelFinder, names_of, path_of, quoted, task_of
 from headway_server.serving.images import PreparedImages
 from headway_server.serving.routes import Alias, Route, Routes, read_routes, write_routes
@@ -149,7 +149,7 @@ class BundleLoader:
 
     runtime: Runtime
     settings: ServerSettings
-    families: Mapping[Task, Family] = field(default_factory=lambda: FAMILIES)
+    families: Families = field(default_factory=served_families)
 
     @property
     def routes_file(self) -> Path:
@@ -260,7 +260,7 @@ class ModelHost(ModelFinder[ServedModel]):
         runtime: Runtime,
         settings: ServerSettings,
         *,
-        families: Mapping[Task, Family] = FAMILIES,
+        families: Families | None = None,
         observer: Observer = NO_OBSERVER,
         asked_for: Mapping[str, bool] | None = None,
     ) -> Self:
@@ -271,7 +271,7 @@ class ModelHost(ModelFinder[ServedModel]):
         Args:
             runtime: Where they run.
             settings: Of the server.
-            families: Load them, by task.
+            families: Load them, by task; None: those of `tasks/table.py`.
             observer: Learns of every change.
             asked_for: By path below the store, True for bundles that are to be loaded whatever the settings say, and
                 False for those that are not; None: none.
@@ -281,7 +281,8 @@ class ModelHost(ModelFinder[ServedModel]):
                 trusted keys is wrong.
         """
         found, routes = read_store(settings)
-        host = cls(loader=BundleLoader(runtime=runtime, settings=settings, families=families), observer=observer)
+        loader = BundleLoader(runtime=runtime, settings=settings, families=families or served_families())
+        host = cls(loader=loader, observer=observer)
         host.routes = host._routes_in_file = routes
         for paths in _by_model(found):
             num_ready = 0
@@ -316,6 +317,19 @@ class ModelHost(ModelFinder[ServedModel]):
     def rejected(self) -> tuple[BundleStatus, ...]:
         """The bundles that could not be loaded, by path."""
         return tuple(bundle for bundle in self.bundles if bundle.state is ModelState.REJECTED)
+
+    @property
+    def families(self) -> Families:
+        """What models of each task can do."""
+        return super().families if self._loader is None else self._loader.families
+
+    def find_able(self, ability: Ability[KindT], name: str, version: str) -> KindT:
+        """Finds the model for a call as `find` does, in the class that models with the ability have."""
+        return cast("KindT", self.find(ability, name, version))
+
+    def find_able_pair(self, ability: PairAbility[KindT, PartnerT], name: str, version: str) -> tuple[KindT, PartnerT]:
+        """Finds two models as `find_pair` does, in the classes that such models have."""
+        return cast("tuple[KindT, PartnerT]", self.find_pair(ability, name, version))
 
     def _keep_open(self, model: ServedModel, call: Call) -> None:
         hosted = self._entries[path_of(model)].hosted
@@ -787,12 +801,13 @@ class ModelHost(ModelFinder[ServedModel]):
         loading = partial(join_threads, list(self._loading), owner="store")
         return close_together([*(model.close for model in models), loading])
 
-    def serving(self, *, stall_timeout_s: float) -> set[Task]:
-        """Returns the tasks that a healthy model is ready for."""
+    def serving(self, *, stall_timeout_s: float) -> set[Ability[Any]]:
+        """Returns what models of the tasks that a healthy model is ready for can do."""
         return {
-            task_of(model)
+            ability
             for model in self.models
             if model.is_alive and (not stall_timeout_s or model.stalled_s() <= stall_timeout_s)
+            for ability in self.families[task_of(model)].abilities
         }
 
     def ailing(self, *, stall_timeout_s: float) -> dict[str, str]:

@@ -1,12 +1,15 @@
 """The table of abilities: every RPC of the protocols and every task has its place in it."""
 
+from pkgutil import resolve_name
+
 import pytest
 
 from headway_server.bundles import Task
-from headway_server.serving.abilities import RPCS, Ability
+from headway_server.serving.abilities import Ability
+from headway_server.tasks.table import FAMILIES, READ_IMAGES, RPCS, SYNTHESIZE_SPEECH, TRANSCRIBE_SPEECH
 from headway_server.transports.grpc import service_descriptors
-from headway_server.transports.grpc.oip.tasks import TASKS
-from headway_server.transports.grpc.server import service_tasks
+from headway_server.transports.grpc.oip.tasks import TensorTask
+from headway_server.transports.grpc.server import service_abilities
 from headway_server.transports.http import OPENAI_ABILITIES
 
 METHODS = {method.name: method for service in service_descriptors() for method in service.methods}
@@ -27,22 +30,31 @@ def test_the_fields_that_an_entry_names_are_fields_of_the_request(name):
 
 
 def test_every_task_is_asked_for_by_an_rpc_and_has_tensors():
-    asked = {task for rpc in RPCS.values() for ability in rpc.abilities for task in ability.tasks}
-    assert asked == TASKS.keys() == set(Task)
+    asked = {ability for rpc in RPCS.values() for ability in rpc.abilities}
+    assert FAMILIES.keys() == set(Task)
+    for task, family in FAMILIES.items():
+        assert asked.intersection(family.made_for), task
+        assert isinstance(resolve_name(family.tensors), TensorTask), task
+
+
+def test_no_two_abilities_have_one_name():
+    abilities = {ability for family in FAMILIES.values() for ability in family.abilities}
+    assert len({ability.name for ability in abilities}) == len(abilities)
+    assert abilities.issuperset(ability for rpc in RPCS.values() for ability in rpc.abilities)
 
 
 def test_a_service_is_healthy_by_the_models_that_its_calls_ask_for():
-    tasks = {service.name: service_tasks(service) for service in service_descriptors()}
-    assert tasks["TextClassificationService"] == {
-        Task.TEXT_CLASSIFICATION,
-        Task.TOKEN_CLASSIFICATION,
-        Task.TEXT_EMBEDDING,
-        Task.TEXT_SCORING,
+    abilities = {service.name: service_abilities(service) for service in service_descriptors()}
+    assert {one.name for one in abilities["TextClassificationService"]} == {
+        "classify_text",
+        "classify_tokens",
+        "embed_text",
+        "score_text",
     }
-    assert tasks["SpeechService"] == {Task.TRANSCRIPTION, Task.SPEECH_SYNTHESIS}
-    assert Task.CAPTIONING in tasks["ImageService"]
-    assert not tasks["ModelService"]
-    assert not tasks["GRPCInferenceService"]
+    assert abilities["SpeechService"] == {TRANSCRIBE_SPEECH, SYNTHESIZE_SPEECH}
+    assert READ_IMAGES in abilities["ImageService"]
+    assert not abilities["ModelService"]
+    assert not abilities["GRPCInferenceService"]
 
 
 def test_openai_asks_for_abilities_that_an_rpc_asks_for_too():

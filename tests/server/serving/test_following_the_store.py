@@ -24,12 +24,11 @@ from headway_server.errors import (
 )
 from headway_server.runtime import Runtime
 from headway_server.serving import host as host_module
-from headway_server.serving.abilities import CLASSIFY_TEXTS
 from headway_server.serving.calls import Calls
-from headway_server.serving.families import FAMILIES
 from headway_server.serving.host import ModelHost, ModelState
 from headway_server.serving.routes import Alias, Route, Routes, read_routes, write_routes
 from headway_server.settings import ServerSettings
+from headway_server.tasks.table import CLASSIFY_TEXTS, FAMILIES
 
 TASK = Task.TEXT_CLASSIFICATION
 OFF = 0

@@ -12,10 +12,9 @@ import tiny_bundles
 from headway_server.bundles import Languages, Manifest, Precision, Task, open_bundle
 from headway_server.errors import BundleRejectedError, InvalidInputError, ModelNotFoundError, StoreError, WrongTaskError
 from headway_server.runtime import Runtime
-from headway_server.serving.abilities import CLASSIFY_IMAGES, CLASSIFY_TOKENS, GENERATE_TEXTS
-from headway_server.serving.families import FAMILIES
 from headway_server.serving.host import ModelHost
 from headway_server.settings import ServerSettings
+from headway_server.tasks.table import CLASSIFY_IMAGES, CLASSIFY_TOKENS, FAMILIES, GENERATE_TEXTS, TRANSLATE_TEXTS
 from headway_server.tasks.text.classifier import TextClassifier
 
 
@@ -225,18 +224,18 @@ def test_a_wrong_task_names_who_can(make):
     with pytest.raises(WrongTaskError, match="a/1 is for generation and cannot classify images; ask b"):
         host.find(CLASSIFY_IMAGES, "a", "")
     with pytest.raises(WrongTaskError, match="no loaded model can translate texts; loaded are a, b"):
-        host.find_translation("", "", "", "")
+        host.find_translation(TRANSLATE_TEXTS, "", "", "", "")
     with pytest.raises(ModelNotFoundError, match="model 'c' is not loaded; loaded are a, b"):
         host.find(GENERATE_TEXTS, "c", "")
 
 
 def test_a_translation_is_found_by_its_languages(make):
     host = make(("en-de", "1", "en", "de"), ("en-fr", "1", "en", "fr"))
-    assert found(host.find_translation("", "", "en", "fr")) == "en-fr/1"
-    assert found(host.find_translation("", "", "", "DE")) == "en-de/1"
-    assert found(host.find_translation("en-fr", "", "", "")) == "en-fr/1"
+    assert found(host.find_translation(TRANSLATE_TEXTS, "", "", "en", "fr")) == "en-fr/1"
+    assert found(host.find_translation(TRANSLATE_TEXTS, "", "", "", "DE")) == "en-de/1"
+    assert found(host.find_translation(TRANSLATE_TEXTS, "en-fr", "", "", "")) == "en-fr/1"
     with pytest.raises(InvalidInputError, match="several models can translate texts; name one of en-de, en-fr"):
-        host.find_translation("", "", "en", "")
+        host.find_translation(TRANSLATE_TEXTS, "", "", "en", "")
 
 
 @pytest.mark.parametrize(
@@ -246,5 +245,5 @@ def test_a_translation_is_found_by_its_languages(make):
 def test_languages_nobody_translates_between_are_named_with_those_there_are(make, name, source, target, field):
     host = make(("en-de", "1", "en", "de"), ("en-fr", "1", "en", "fr"))
     with pytest.raises(InvalidInputError, match=r"en-de \(en to de\), en-fr \(en to fr\)") as caught:
-        host.find_translation(name, "", source, target)
+        host.find_translation(TRANSLATE_TEXTS, name, "", source, target)
     assert caught.value.field == field

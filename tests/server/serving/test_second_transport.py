@@ -18,9 +18,9 @@ from headway.v1 import model_service_pb2, model_service_pb2_grpc
 from headway_server.bundles import Task
 from headway_server.observers import Observer, Observers
 from headway_server.serving.calls import Calls
-from headway_server.serving.families import FAMILIES
 from headway_server.serving.host import ModelHost
 from headway_server.settings import ServerSettings
+from headway_server.tasks.table import FAMILIES
 from headway_server.transports.grpc.server import HeadwayServer
 
 SERVING = health_pb2.HealthCheckResponse.SERVING

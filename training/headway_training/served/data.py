@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from headway_client import Model, Task
+from headway_client import Model
 from headway_training.checkpoint import TaskName
 from headway_training.data.captions import CaptionedImages
 from headway_training.data.examples import (
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 DEFAULT_LABEL_SEPARATOR = "|"
 """Between the labels of a text."""
-_RECIPE_TASKS: Mapping[str, tuple[str, ...]] = {Task.IMAGE_EMBEDDING: ("image_text_embedding", "image_embedding")}
+_RECIPE_TASKS: Mapping[str, tuple[str, ...]] = {"image_embedding": ("image_text_embedding", "image_embedding")}
 """Of recipes' tasks that are not the model's alone: an image tower is measured with the text tower of its space."""
 
 
@@ -107,7 +107,7 @@ def read_dataset(model: Model, name: str | None, folder: Path) -> TestData:
     test = splits.test
     if isinstance(test, Pictures):
         return TestData(splits.test_name, test)
-    if model.task is Task.SEGMENTATION:
+    if model.task == "segmentation":
         from headway_training.tasks.segmentation import SegmentationTask  # noqa: PLC0415 (torch, which others need not)
 
         return TestData(splits.test_name, SegmentedFiles(pictures=SegmentationTask(recipe, splits).measured("test")))
@@ -116,7 +116,7 @@ def read_dataset(model: Model, name: str | None, folder: Path) -> TestData:
             {one: test.captions[one][row] for one in test.captions} for row in range(len(test))
         ]
         return TestData(splits.test_name, CaptionedFiles(images=list(map(encode_png, test.images)), captions=captions))
-    if model.task is Task.IMAGE_EMBEDDING:
+    if model.task == "image_embedding":
         known = _encode_images(splits.train)
         nearest = NeighbouringImages(images=_encode_images(test).images, labels=test.labels.tolist(), known=known)
         return TestData(splits.test_name, nearest, splits.labels)
@@ -125,7 +125,7 @@ def read_dataset(model: Model, name: str | None, folder: Path) -> TestData:
             f"{recipe.data.dataset}: the label {unknown[0]!r} is not one that {model.name} answers: "
             f"{', '.join(model.labels[:20])}"
         )
-    if model.task is Task.IMAGE_GENERATION:
+    if model.task == "image_generation":
         names = test.names if isinstance(test, DescribedImages) else [splits.labels[one] for one in test.labels]
         return TestData(splits.test_name, _prompted(splits.train, test, names))
     if isinstance(test, LabeledImages):
@@ -193,34 +193,34 @@ def read_file(
         EvaluationError: There is a separator, and a text has one label or none.
     """
     several = (manifest.get("classification") or {}).get("kind") == "multi_label"
-    if label_separator != DEFAULT_LABEL_SEPARATOR and not (several and model.task is Task.TEXT_CLASSIFICATION):
+    if label_separator != DEFAULT_LABEL_SEPARATOR and not (several and model.task == "text_classification"):
         raise EvaluationError(
             f"--label-separator is for texts that may have several labels, and {model.name} gives none of them; "
             "leave it out"
         )
-    if model.task is Task.IMAGE_CLASSIFICATION or (
-        model.labels and model.task is Task.IMAGE_GENERATION
+    if model.task == "image_classification" or (
+        model.labels and model.task == "image_generation"
     ):  # as they are: the server brings them to the model's size
         return _read_labeled_images(model, file)
-    if model.task is Task.IMAGE_GENERATION:
+    if model.task == "image_generation":
         captioned = _read_captioned(Path(file), language)
         prompts = [next(iter(one.values()))[0] for one in captioned.captions]
         return TestData(file_names(file), PromptedFiles(images=captioned.images, prompts=prompts))
-    if model.task in (Task.IMAGE_EMBEDDING, Task.CAPTIONING):
+    if model.task in ("image_embedding", "captioning"):
         return TestData(file_names(file), _read_captioned(Path(file), language))
-    if model.task is Task.TRANSCRIPTION:
+    if model.task == "transcription":
         rate = int((manifest.get("audio_preprocessing") or {})["sampling_rate"])
         return TestData(file_names(file), read_recordings(Path(file), rate))
-    if model.task is Task.SPEECH_SYNTHESIS:
+    if model.task == "speech_synthesis":
         return TestData(file_names(file), read_recordings(Path(file), with_speakers=True))
-    if model.task is Task.SEGMENTATION:
+    if model.task == "segmentation":
         raise DataError("--file: masks are read from no file of your own; --data names a data set to measure on")
     classification = ClassificationSettings(
         multi_label=several,
         text_pairs=manifest.get("text_pairs") or "never",
         label_separator=label_separator,
     )
-    task = cast("TaskName", model.task.value)
+    task = cast("TaskName", model.task)
     examples, labels = read_examples(task, file, model.labels, classification=classification)
     return TestData(file_names(file), examples, labels)
 
@@ -232,7 +232,7 @@ def _read_labeled_images(model: Model, file: str) -> TestData:
     if unknown := sorted(set(labels) - set(model.labels)):
         raise DataError(f"{file}: the label {unknown[0]!r} is not among those of the model")
     files = [path.read_bytes() for path, _ in found]
-    if model.task is Task.IMAGE_GENERATION:
+    if model.task == "image_generation":
         return TestData(file_names(file), PromptedFiles(images=files, prompts=[label for _, label in found]))
     images = EncodedImages(images=files, labels=[labels.index(label) for _, label in found])
     return TestData(file_names(file), images, labels)

@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 
 from rich.console import Console
 
-from headway_client import Client, HeadwayError, Model, QualityFigure, Task
+from headway_client import Client, HeadwayError, Model, QualityFigure
 from headway_client.options import (
     CaptionImageOptions,
     ClassifyImageOptions,
@@ -33,35 +33,35 @@ TOLERANCES = {"nats_per_character": 0.005}
 """Largest difference from the card that still agrees; a text is not cut quite as for the card (`_score_text`)."""
 DEFAULT_TOLERANCE = 0.05
 """Of other metrics, in points: what rounding to one decimal hides."""
-_CALL_OPTIONS: Mapping[Task, type] = {
-    Task.TRANSLATION: TranslateTextOptions,
-    Task.TEXT_CLASSIFICATION: ClassifyTextOptions,
-    Task.TOKEN_CLASSIFICATION: ClassifyTokensOptions,
-    Task.IMAGE_CLASSIFICATION: ClassifyImageOptions,
-    Task.CAPTIONING: CaptionImageOptions,
-    Task.TRANSCRIPTION: TranscribeSpeechOptions,
-    Task.SPEECH_SYNTHESIS: SynthesizeSpeechOptions,
-    Task.SEGMENTATION: SegmentImageOptions,
-    Task.IMAGE_GENERATION: GenerateImageOptions,
+_CALL_OPTIONS: Mapping[str, type] = {
+    "translation": TranslateTextOptions,
+    "text_classification": ClassifyTextOptions,
+    "token_classification": ClassifyTokensOptions,
+    "image_classification": ClassifyImageOptions,
+    "captioning": CaptionImageOptions,
+    "transcription": TranscribeSpeechOptions,
+    "speech_synthesis": SynthesizeSpeechOptions,
+    "segmentation": SegmentImageOptions,
+    "image_generation": GenerateImageOptions,
 }
 """Options of the client's call; those of generation do not bear on how likely a text is."""
 _SET_BY_MEASUREMENT = {"model", "model_version", "top_k", "text_pairs", "image_id", "image_ids", "mask_format"}
 _SET_OF_A_TASK = {
-    Task.IMAGE_GENERATION: {"seed", "image_count", "image", "mask", "strength"},
-    Task.SPEECH_SYNTHESIS: {"seed", "voice", "format"},
+    "image_generation": {"seed", "image_count", "image", "mask", "strength"},
+    "speech_synthesis": {"seed", "voice", "format"},
 }
 """Options that the measurement sets, and of a drawing those that would draw over an image."""
 _OTHER_LABELS = {"candidate_labels", "hypothesis_template", "independent_labels"}
 """Options that would have a model choose among other labels than the data's."""
 _UNITS = {
-    Task.IMAGE_EMBEDDING: "pictures",
-    Task.TRANSLATION: "sentences",
-    Task.IMAGE_CLASSIFICATION: "images",
-    Task.CAPTIONING: "images",
-    Task.TRANSCRIPTION: "recordings",
-    Task.SEGMENTATION: "pictures",
-    Task.IMAGE_GENERATION: "images",
-    Task.GENERATION: "characters",
+    "image_embedding": "pictures",
+    "translation": "sentences",
+    "image_classification": "images",
+    "captioning": "images",
+    "transcription": "recordings",
+    "segmentation": "pictures",
+    "image_generation": "images",
+    "generation": "characters",
 }
 
 
@@ -158,7 +158,7 @@ class Report:
                 "version": model.version,
                 "variant": model.variant,
                 "device": model.device,
-                "task": model.task.value,
+                "task": model.task,
                 "dataset": self.dataset,
                 "example_count": self.example_count,
                 "unit": self.unit,
@@ -244,7 +244,7 @@ def _check_settings(settings: Mapping[str, Any], model: Model, *, of_file: bool)
     """Checks that the client's call takes the options."""
     kind = _CALL_OPTIONS.get(model.task)
     set_here = _SET_BY_MEASUREMENT | _SET_OF_A_TASK.get(model.task, set())
-    if model.task is Task.CAPTIONING and not of_file:  # a data set says the languages of its captions
+    if model.task == "captioning" and not of_file:  # a data set says the languages of its captions
         set_here = set_here | {"language"}
     known = sorted(set(get_type_hints(kind)) - set_here - _OTHER_LABELS) if kind else []
     for name in settings:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 
-from headway_client import Client, Model, SegmentPrompt, Task
+from headway_client import Client, Model, SegmentPrompt
 from headway_training.data.audio import encode_audio
 from headway_training.data.examples import (
     LabeledTexts,
@@ -103,7 +103,7 @@ class Measurement:
             return {"sacrebleu": score, "sacrebleu_signature": signature}
         if isinstance(examples, Recordings):
             audios = [encode_audio(samples, examples.sampling_rate) for samples in examples.samples]
-            if self._model.task is Task.SPEECH_SYNTHESIS:
+            if self._model.task == "speech_synthesis":
                 return self._measure_speech(examples, audios)
             transcripts = self._ask(audios, partial(self._transcribe, self._options))
             return dict(score_transcripts(transcripts, examples.texts, examples.sources))
@@ -132,7 +132,7 @@ class Measurement:
             return self._measure_neighbours(examples)
         if isinstance(examples, SegmentedFiles):
             return self._measure_segments(examples)
-        if isinstance(examples, CaptionedFiles) and self._model.task is Task.CAPTIONING:
+        if isinstance(examples, CaptionedFiles) and self._model.task == "captioning":
             return self._measure_captions(examples)
         return self._measure_recalls(examples)
 
@@ -184,7 +184,7 @@ class Measurement:
         """
         models = self._client.list_models().models
         if self._model.labels:
-            classifiers = [one for one in models if one.task is Task.IMAGE_CLASSIFICATION and one.embedding_dimension]
+            classifiers = [one for one in models if one.task == "image_classification" and one.embedding_dimension]
             knowing = [one for one in classifiers if set(self._model.labels) <= set(one.labels)]
             if not knowing:
                 raise EvaluationError(
@@ -192,9 +192,9 @@ class Measurement:
                     "load one too"
                 )
             return knowing[-1], None
-        readers = {one.embedding_space: one for one in models if one.task is Task.TEXT_EMBEDDING}
+        readers = {one.embedding_space: one for one in models if one.task == "text_embedding"}
         for one in reversed(models):
-            if one.task is Task.IMAGE_EMBEDDING and one.embedding_space and one.embedding_space in readers:
+            if one.task == "image_embedding" and one.embedding_space and one.embedding_space in readers:
                 return one, readers[one.embedding_space]
         raise EvaluationError(
             "no loaded embedder of images shares its space with a loaded embedder of texts; load two such models too"
@@ -211,7 +211,7 @@ class Measurement:
         )
 
         space = self._model.embedding_space
-        models = self._client.list_models(Task.TEXT_EMBEDDING).models
+        models = self._client.list_models("text_embedding").models
         partners = [model for model in models if space and model.embedding_space == space]
         if not partners:
             raise EvaluationError(f"{self._model.name} shares its space with no loaded model of texts; load that too")
@@ -328,7 +328,7 @@ class Measurement:
         Each text is said once, in the voice of its recording where the model has that, with its index as the seed.
         Figures that begin with `recorded_` are of the recordings themselves.
         """
-        judges = self._client.list_models(Task.TRANSCRIPTION).models
+        judges = self._client.list_models("transcription").models
         if not judges:
             raise EvaluationError("no loaded model transcribes speech, which tells what is said; load one too")
         judge = judges[-1]

@@ -18,6 +18,7 @@ from headway_server.preprocessing.pool import text_pool
 from headway_server.serving.answers import Answer
 from headway_server.serving.host import ModelHost
 from headway_server.tasks.captioning.model import Caption, CaptioningModel
+from headway_server.tasks.table import CAPTION_IMAGES
 from headway_server.tasks.text_to_text.alignment import Alignment
 from headway_server.tasks.text_to_text.request import TextToTextRequest
 from headway_server.transports.grpc.images import image_of, images_of
@@ -62,9 +63,7 @@ class CaptionService(pb_grpc.CaptionServiceServicer):
                     yield _last_message(part, model, arrived)
 
     def _find(self, request: pb.CaptionImageRequest | pb.StreamCaptionImageRequest) -> CaptioningModel:
-        model = find_model(self._host, request)
-        assert isinstance(model, CaptioningModel)  # by the table of families
-        return model
+        return find_model(self._host, CAPTION_IMAGES, request)
 
 
 def _asked(

@@ -17,6 +17,7 @@ from headway_server.decoding.sequence import Delta, FinishReason, TokenLogProbab
 from headway_server.serving.answers import Answer
 from headway_server.serving.host import ModelHost
 from headway_server.tasks.generation.model import GeneratedText, GenerationModel
+from headway_server.tasks.table import GENERATE_TEXTS
 from headway_server.transports.grpc.generation_requests import parse_request, read_prompt, read_prompts
 from headway_server.transports.grpc.messages import (
     Response,
@@ -77,9 +78,7 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
                     yield await _build(part, partial(_last_message, part, model, arrived))
 
     def _find(self, request: pb.GenerateTextRequest | pb.StreamGenerateTextRequest) -> GenerationModel:
-        model = find_model(self._host, request)
-        assert isinstance(model, GenerationModel)  # by the table of families
-        return model
+        return find_model(self._host, GENERATE_TEXTS, request)
 
 
 async def _build(answer: Answer[GeneratedText], make: Callable[[], Response]) -> Response:

@@ -10,12 +10,10 @@ import grpc
 from headway.v1 import image_classification_service_pb2 as pb
 from headway.v1 import image_classification_service_pb2_grpc as pb_grpc
 from headway_server.errors import InvalidInputError
-from headway_server.serving.abilities import LABEL_IMAGES
 from headway_server.serving.answers import Answer
-from headway_server.serving.families import ServedModel
 from headway_server.serving.host import ModelHost
 from headway_server.tasks.images.classifier import ClassifiedImage, EmbeddedImage, ImageClassifier
-from headway_server.tasks.text.model import TextModel
+from headway_server.tasks.table import CLASSIFY_IMAGES, EMBED_IMAGES, LABEL_IMAGES
 from headway_server.transports.grpc.images import images_of
 from headway_server.transports.grpc.messages import (
     build,
@@ -43,7 +41,7 @@ class ImageClassificationService(pb_grpc.ImageClassificationServiceServicer):
         else:
             if request.templates:
                 raise InvalidInputError("templates", "is set without candidate_labels, which it is for; leave it out")
-            model = _image_model(find_model(self._host, request))
+            model = find_model(self._host, CLASSIFY_IMAGES, request)
             images = await images_of(self._host, request.images, request.image_ids)
             answer = await model.classify(images, top_k=request.top_k, deadline=deadline_of(context))
         return await build(
@@ -59,9 +57,7 @@ class ImageClassificationService(pb_grpc.ImageClassificationServiceServicer):
         self, request: pb.ClassifyImageRequest, deadline: float | None
     ) -> tuple[ImageClassifier, Answer[ClassifiedImage]]:
         """Labels images with the labels of the request."""
-        found, texts = self._host.find_pair(LABEL_IMAGES, request.model, request.model_version)
-        model = _image_model(found)
-        assert isinstance(texts, TextModel)  # by the table of families
+        model, texts = self._host.find_able_pair(LABEL_IMAGES, request.model, request.model_version)
         images, labels = await images_of(self._host, request.images, request.image_ids), list(request.candidate_labels)
         vectors = await texts.embed_labels(labels, list(request.templates), deadline=deadline)
         answer = await model.match(images, labels, vectors, top_k=request.top_k, deadline=deadline)
@@ -72,8 +68,7 @@ class ImageClassificationService(pb_grpc.ImageClassificationServiceServicer):
     ) -> pb.EmbedImageResponse:
         """Turns every image into a vector."""
         arrived = time.monotonic()
-        model = find_model(self._host, request)
-        assert isinstance(model, ImageClassifier)  # by the table of families
+        model = find_model(self._host, EMBED_IMAGES, request)
         answer = await model.embed(
             await images_of(self._host, request.images, request.image_ids),
             normalize=request.normalize if request.HasField("normalize") else True,
@@ -84,11 +79,6 @@ class ImageClassificationService(pb_grpc.ImageClassificationServiceServicer):
             model=model_reference(model),
             timings=timings_of_call(answer.timings, arrived),
         )
-
-
-def _image_model(model: ServedModel) -> ImageClassifier:
-    assert isinstance(model, ImageClassifier)  # by the table of families
-    return model
 
 
 def _image_embedding(result: EmbeddedImage) -> pb.ImageEmbedding:

@@ -17,6 +17,7 @@ from headway_server.serving.host import ModelHost
 from headway_server.serving.images import name_images
 from headway_server.tasks.image_generation.model import DrawingProgress, DrawnImage, ImageGenerationModel
 from headway_server.tasks.image_generation.request import DrawingRequest
+from headway_server.tasks.table import GENERATE_IMAGES
 from headway_server.transports.grpc.images import image_of
 from headway_server.transports.grpc.messages import (
     deadline_of,
@@ -80,9 +81,7 @@ class ImageGenerationService(pb_grpc.ImageGenerationServiceServicer):
                     )
 
     def _find(self, request: pb.GenerateImageRequest | pb.StreamGenerateImageRequest) -> ImageGenerationModel:
-        model = find_model(self._host, request)
-        assert isinstance(model, ImageGenerationModel)  # by the table of families
-        return model
+        return find_model(self._host, GENERATE_IMAGES, request)
 
     async def _asked(
         self, request: pb.GenerateImageRequest | pb.StreamGenerateImageRequest, **more: Any

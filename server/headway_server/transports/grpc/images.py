@@ -12,12 +12,12 @@ from headway.v1 import image_service_pb2 as pb
 from headway.v1 import image_service_pb2_grpc as pb_grpc
 from headway_server.batching.settings import MAX_IMAGES
 from headway_server.errors import InvalidInputError
-from headway_server.serving.abilities import KEEP_IMAGES
 from headway_server.serving.answers import NO_TIMINGS
 from headway_server.serving.host import ModelHost
 from headway_server.serving.images import SentImage, name_images
 from headway_server.serving.limits import check_count
 from headway_server.tasks.images.model import ImageModel
+from headway_server.tasks.table import KEEP_IMAGES
 from headway_server.transports.grpc.messages import deadline_of, model_reference, timings_of_call
 
 
@@ -55,9 +55,7 @@ class ImageService(pb_grpc.ImageServiceServicer):
             if version:
                 raise InvalidInputError("model_version", "is set without model; name the model too")
             return None
-        model = self._host.find(KEEP_IMAGES, name, version)
-        assert isinstance(model, ImageModel)  # by the table of families
-        return model
+        return self._host.find_able(KEEP_IMAGES, name, version)
 
 
 async def images_of(

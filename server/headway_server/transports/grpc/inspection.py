@@ -13,12 +13,10 @@ from headway.v1 import inspection_service_pb2_grpc as pb_grpc
 from headway_server.errors import InvalidInputError
 from headway_server.serving.host import ModelHost
 from headway_server.serving.limits import check_count
-from headway_server.tasks.generation.model import GenerationModel
-from headway_server.tasks.images.classifier import ImageClassifier, InspectedImage
+from headway_server.tasks.images.classifier import InspectedImage
 from headway_server.tasks.inspection.inspector import InspectedText, InspectedToken, InspectedTranslation
 from headway_server.tasks.inspection.maps import AttentionMap, AttentionRequest, Maps, Summary
-from headway_server.tasks.text.model import TextModel
-from headway_server.tasks.text_to_text.translation import TranslationModel
+from headway_server.tasks.table import INSPECT_GENERATION, INSPECT_IMAGES, INSPECT_TEXTS, INSPECT_TRANSLATION
 from headway_server.transports.grpc.images import image_of
 from headway_server.transports.grpc.messages import build, deadline_of, find_model, model_reference, timings_of_call
 
@@ -45,8 +43,7 @@ class InspectionService(pb_grpc.InspectionServiceServicer):
     ) -> pb.InspectTextResponse:
         """Shows what the tokens of a text attend to."""
         arrived = time.monotonic()
-        model = find_model(self._host, request)
-        assert isinstance(model, TextModel)  # by the table of families
+        model = find_model(self._host, INSPECT_TEXTS, request)
         found = await model.inspect(
             request.text,
             text_pair=request.text_pair or None,
@@ -68,8 +65,7 @@ class InspectionService(pb_grpc.InspectionServiceServicer):
     ) -> pb.InspectImageResponse:
         """Shows what the patches of an image attend to."""
         arrived = time.monotonic()
-        model = find_model(self._host, request)
-        assert isinstance(model, ImageClassifier)  # by the table of families
+        model = find_model(self._host, INSPECT_IMAGES, request)
         image = await image_of(self._host, request.image, request.image_id)
         found = await model.inspect(image, request=_asked(request.attention), deadline=deadline_of(context))
         return await build(
@@ -86,8 +82,7 @@ class InspectionService(pb_grpc.InspectionServiceServicer):
     ) -> pb.InspectGenerationResponse:
         """Shows what the tokens of a text attend to in a generation model."""
         arrived = time.monotonic()
-        model = find_model(self._host, request)
-        assert isinstance(model, GenerationModel)  # by the table of families
+        model = find_model(self._host, INSPECT_GENERATION, request)
         found = await model.inspect(
             request.text,
             request=_asked(request.attention),
@@ -108,8 +103,7 @@ class InspectionService(pb_grpc.InspectionServiceServicer):
     ) -> pb.InspectTranslationResponse:
         """Shows what the tokens of a source and of its translation attend to."""
         arrived = time.monotonic()
-        model = find_model(self._host, request)
-        assert isinstance(model, TranslationModel)  # by the table of families
+        model = find_model(self._host, INSPECT_TRANSLATION, request)
         found = await model.inspect(
             request.text,
             translation=request.translation or None,

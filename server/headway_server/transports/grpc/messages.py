@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 
 from headway.v1 import common_pb2
 from headway_server.preprocessing.pool import text_pool
-from headway_server.serving.abilities import RPCS, Ability
+from headway_server.serving.abilities import Ability, KindT
 from headway_server.serving.answers import CallTimings
 from headway_server.serving.families import ServedModel
 from headway_server.serving.host import ModelHost
@@ -24,11 +24,9 @@ Response = TypeVar("Response")
 _MAX_PARTS_ON_LOOP: Final = 1_000
 
 
-def find_model(host: ModelHost, request: Any) -> ServedModel:
-    """Finds the model for a request whose RPC asks for one ability; errors are those of `ModelFinder.find`."""
-    asked = RPCS[request.DESCRIPTOR.name.removesuffix("Request")].asked
-    assert isinstance(asked, Ability)
-    return host.find(asked, request.model, request.model_version)
+def find_model(host: ModelHost, ability: Ability[KindT], request: Any) -> KindT:
+    """Finds the model for a request that asks for an ability; errors are those of `ModelFinder.find`."""
+    return host.find_able(ability, request.model, request.model_version)
 
 
 def model_reference(model: ServedModel) -> common_pb2.ModelReference:

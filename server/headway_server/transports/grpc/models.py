@@ -12,14 +12,14 @@ from pydantic import ValidationError
 from headway.v1 import common_pb2, generation_service_pb2
 from headway.v1 import model_service_pb2 as pb
 from headway.v1 import model_service_pb2_grpc as pb_grpc
-from headway_server.bundles import CHAT_TEMPLATE_FILE, LEARNING_CURVE_FILE, Bundle, Manifest, SamplingDefaults, Task
+from headway_server.bundles import LEARNING_CURVE_FILE, Bundle, Manifest, SamplingDefaults, Task
 from headway_server.bundles.tags import TagSet
 from headway_server.errors import InvalidInputError
 from headway_server.serving.families import ServedModel
+from headway_server.serving.finding import quoted
 from headway_server.serving.host import BundleStatus, ModelHost, ModelState
 from headway_server.serving.routes import Alias, Route
 
-_TASKS: dict[Task, pb.Task.ValueType] = {task: pb.Task.Value(f"TASK_{task.name}") for task in Task}
 _STATES: dict[ModelState, pb.BundleState.ValueType] = {
     state: pb.BundleState.Value(f"BUNDLE_STATE_{state.name}") for state in ModelState
 }
@@ -41,11 +41,18 @@ class ModelService(pb_grpc.ModelServiceServicer):
         self, request: pb.ListModelsRequest, _context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.ListModelsResponse:
         """Lists the loaded models and the bundles that could not be loaded."""
-        if request.task not in pb.Task.values():
-            raise InvalidInputError("task", f"is {request.task}, which is no task; leave it out for all")
-        models = [_model_message(model) for model in self._host.models]
+        families = self._host.families
+        _check_known("task", request.task, families)
+        _check_known(
+            "capability", request.capability, [one.name for family in families.values() for one in family.abilities]
+        )
+        models = [self._message(model) for model in self._host.models]
         return pb.ListModelsResponse(
-            models=[model for model in models if request.task in (pb.TASK_UNSPECIFIED, model.task)],
+            models=[
+                model
+                for model in models
+                if request.task in ("", model.task) and request.capability in ("", *model.capabilities)
+            ],
             rejected_bundles=[
                 pb.RejectedBundle(path=rejected.path, reason=rejected.reason or "") for rejected in self._host.rejected
             ],
@@ -59,7 +66,7 @@ class ModelService(pb_grpc.ModelServiceServicer):
             raise InvalidInputError("model", "is empty; name one of the models that ListModels lists")
         model = self._host.get(request.model, request.model_version)
         return pb.GetModelResponse(
-            model=_model_message(model),
+            model=self._message(model),
             manifest_json=model.bundle.manifest.model_dump_json(),
             learning_curve_svg=await asyncio.to_thread(_learning_curve, model.bundle),
         )
@@ -92,7 +99,7 @@ class ModelService(pb_grpc.ModelServiceServicer):
     ) -> pb.LoadModelResponse:
         """Loads a version, or replaces it by what is in the store now."""
         model = await self._host.load(request.model, request.model_version)
-        return pb.LoadModelResponse(model=_model_message(model))
+        return pb.LoadModelResponse(model=self._message(model))
 
     async def UnloadModel(  # noqa: N802 (the method's name in the protocol)
         self, request: pb.UnloadModelRequest, _context: grpc.aio.ServicerContext[Any, Any]
@@ -135,6 +142,36 @@ class ModelService(pb_grpc.ModelServiceServicer):
             raise _invalid(error) from error
         return pb.SetAliasResponse(not_kept_reason=await self._host.set_alias(request.alias, alias) or "")
 
+    def _message(self, model: ServedModel) -> pb.Model:
+        manifest = model.bundle.manifest
+        languages = manifest.languages
+        return pb.Model(
+            name=manifest.name,
+            version=manifest.version,
+            task=manifest.task,
+            description=manifest.description,
+            architecture=manifest.architecture.kind,
+            parameter_count=manifest.architecture.parameter_count,
+            variant=model.precision.value,
+            device=model.device,
+            max_input_token_count=manifest.limits.max_input_tokens or 0,
+            max_token_count=manifest.limits.max_total_tokens or 0,
+            labels=_labels(manifest),
+            source_language=languages.source if languages else "",
+            target_language=languages.target if languages else "",
+            source_languages=languages.sources if languages else (),
+            target_languages=languages.targets if languages else (),
+            default_parameters=_parameters(manifest.sampling_defaults) if manifest.sampling_defaults else None,
+            quality=_quality(manifest),
+            license=manifest.license,
+            capabilities=[
+                ability.name for ability in self._host.families[manifest.task].abilities if ability.needs(manifest)
+            ],
+            embedding_dimension=manifest.embedding.dimension if manifest.embedding else 0,
+            prompt_names=manifest.embedding.prompts if manifest.embedding else (),
+            embedding_space=manifest.embedding.space.name if manifest.embedding and manifest.embedding.space else "",
+        )
+
 
 def _learning_curve(bundle: Bundle) -> str:
     """Reads the drawing of a bundle; empty where it has none, or one that is gone, or too large to be one."""
@@ -164,35 +201,11 @@ def _bundles(bundles: Iterable[BundleStatus]) -> list[pb.BundleStatus]:
     ]
 
 
-def _model_message(model: ServedModel) -> pb.Model:
-    manifest = model.bundle.manifest
-    languages = manifest.languages
-    return pb.Model(
-        name=manifest.name,
-        version=manifest.version,
-        task=_TASKS[manifest.task],
-        description=manifest.description,
-        architecture=manifest.architecture.kind,
-        parameter_count=manifest.architecture.parameter_count,
-        variant=model.precision.value,
-        device=model.device,
-        max_input_token_count=manifest.limits.max_input_tokens or 0,
-        max_token_count=manifest.limits.max_total_tokens or 0,
-        labels=_labels(manifest),
-        source_language=languages.source if languages else "",
-        target_language=languages.target if languages else "",
-        source_languages=languages.sources if languages else (),
-        target_languages=languages.targets if languages else (),
-        default_parameters=_parameters(manifest.sampling_defaults) if manifest.sampling_defaults else None,
-        quality=_quality(manifest),
-        license=manifest.license,
-        has_chat_template=CHAT_TEMPLATE_FILE in manifest.files,
-        embedding_dimension=manifest.embedding.dimension if manifest.embedding else 0,
-        prompt_names=manifest.embedding.prompts if manifest.embedding else (),
-        embedding_space=manifest.embedding.space.name if manifest.embedding and manifest.embedding.space else "",
-        translates_speech=manifest.speech is not None and manifest.speech.translate is not None,
-        has_speech_timestamps=manifest.speech is not None and manifest.speech.first_timestamp is not None,
-    )
+def _check_known(field: str, name: str, known: Iterable[str]) -> None:
+    """Refuses a name by which no model is listed."""
+    if name and name not in known:
+        names = ", ".join(dict.fromkeys(known))
+        raise InvalidInputError(field, f"is {quoted(name)}; must be one of {names}, or left out for all models")
 
 
 def _labels(manifest: Manifest) -> tuple[str, ...]:

@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 from headway.v1 import ranking_service_pb2 as pb
 from headway.v1 import ranking_service_pb2_grpc as pb_grpc
 from headway_server.errors import InvalidInputError
-from headway_server.serving.abilities import RANK_IMAGES_BY_TEXT, RANK_TEXTS_BY_IMAGE
 from headway_server.serving.answers import CallTimings
-from headway_server.serving.families import ServedModel
 from headway_server.serving.host import ModelHost
 from headway_server.tasks.images.classifier import ImageClassifier
 from headway_server.tasks.ranking import MAX_RANKED_IMAGES, Ranked, embed_images, embed_text, rank
+from headway_server.tasks.table import EMBED_IMAGES, EMBED_TEXTS, RANK_IMAGES_BY_TEXT, RANK_TEXTS_BY_IMAGE
 from headway_server.tasks.text.model import TextModel
 from headway_server.transports.grpc.images import image_of, images_of
 from headway_server.transports.grpc.messages import (
@@ -44,12 +43,11 @@ class RankingService(pb_grpc.RankingServiceServicer):
     ) -> pb.RankImagesResponse:
         """Ranks images."""
         arrived, deadline = time.monotonic(), deadline_of(context)
-        images: ServedModel
+        texts: ImageClassifier | TextModel
         if _kind_of_query(request) == _TEXT:
-            images, texts = self._host.find_pair(RANK_IMAGES_BY_TEXT, request.model, request.model_version)
+            images, texts = self._host.find_able_pair(RANK_IMAGES_BY_TEXT, request.model, request.model_version)
         else:
-            images = texts = find_model(self._host, request)
-        assert isinstance(images, ImageClassifier)  # by the table of families
+            images = texts = find_model(self._host, EMBED_IMAGES, request)
         candidates = await images_of(self._host, request.images, request.image_ids, MAX_RANKED_IMAGES)
         query, query_timings = await self._query(request, texts, deadline, prompt_name="", truncate=False)
         vectors, timings = await embed_images(images, candidates, deadline=deadline)
@@ -68,12 +66,11 @@ class RankingService(pb_grpc.RankingServiceServicer):
     ) -> pb.RankTextsResponse:
         """Ranks texts."""
         arrived, deadline = time.monotonic(), deadline_of(context)
-        texts: ServedModel
+        of_query: ImageClassifier | TextModel
         if _kind_of_query(request) == _TEXT:
-            texts = of_query = find_model(self._host, request)
+            texts = of_query = find_model(self._host, EMBED_TEXTS, request)
         else:
-            texts, of_query = self._host.find_pair(RANK_TEXTS_BY_IMAGE, request.model, request.model_version)
-        assert isinstance(texts, TextModel)  # by the table of families
+            texts, of_query = self._host.find_able_pair(RANK_TEXTS_BY_IMAGE, request.model, request.model_version)
         query, timings = await self._query(
             request, of_query, deadline, prompt_name=request.query_prompt_name, truncate=request.truncate
         )
@@ -93,7 +90,7 @@ class RankingService(pb_grpc.RankingServiceServicer):
     async def _query(
         self,
         request: pb.RankImagesRequest | pb.RankTextsRequest,
-        model: ServedModel,
+        model: ImageClassifier | TextModel,
         deadline: float | None,
         *,
         prompt_name: str,
@@ -104,7 +101,6 @@ class RankingService(pb_grpc.RankingServiceServicer):
             return await embed_text(
                 model, request.query_text, prompt_name=prompt_name, truncate=truncate, deadline=deadline
             )
-        assert isinstance(model, ImageClassifier)  # by the table of families
         if prompt_name:
             raise InvalidInputError("query_prompt_name", "is set for a query that is an image; leave it out")
         image = await image_of(self._host, request.query_image, request.query_image_id, "query_")

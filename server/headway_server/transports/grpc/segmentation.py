@@ -14,7 +14,6 @@ import grpc
 from headway.v1 import segmentation_service_pb2 as pb
 from headway.v1 import segmentation_service_pb2_grpc as pb_grpc
 from headway_server.errors import DeadlineError, DrainingError, InvalidInputError
-from headway_server.serving.abilities import SEGMENT_IMAGES
 from headway_server.serving.answers import NO_TIMINGS
 from headway_server.serving.host import ModelHost
 from headway_server.tasks.segmentation.masks import Box
@@ -27,6 +26,7 @@ from headway_server.tasks.segmentation.model import (
     SegmentationModel,
     SegmentMask,
 )
+from headway_server.tasks.table import SEGMENT_IMAGES
 from headway_server.transports.grpc.images import image_of
 from headway_server.transports.grpc.interceptor import StreamedCall, StreamedCalls
 from headway_server.transports.grpc.messages import build, deadline_of, model_reference, set_fields, timings_of_call
@@ -101,9 +101,7 @@ class SegmentationService(pb_grpc.SegmentationServiceServicer):
             stream.close()
 
     def _find(self, name: str, version: str) -> SegmentationModel:
-        model = self._host.find(SEGMENT_IMAGES, name, version)
-        assert isinstance(model, SegmentationModel)  # by the table of families
-        return model
+        return self._host.find_able(SEGMENT_IMAGES, name, version)
 
     async def _point_at(
         self, request: pb.SegmentInteractivelyRequest, deadline: float | None

@@ -44,17 +44,17 @@ from headway.v1 import (
     translation_service_pb2,
     translation_service_pb2_grpc,
 )
-from headway_server.bundles import Task
 from headway_server.errors import DrainingError, ServerError
 from headway_server.observers import NO_OBSERVER, Observer
 from headway_server.runtime import CLOSE_TIMEOUT_S, available_bytes
-from headway_server.serving.abilities import RPCS
+from headway_server.serving.abilities import Ability
 from headway_server.serving.callers import Callers, WaitLimits
 from headway_server.serving.calls import Calls
 from headway_server.serving.counts import Counts
 from headway_server.serving.host import ModelHost
 from headway_server.serving.watchdog import Watchdog
 from headway_server.settings import ServerSettings
+from headway_server.tasks.table import RPCS
 from headway_server.transports.grpc import oip
 from headway_server.transports.grpc.captioning import CaptionService
 from headway_server.transports.grpc.doors import Doors, format_address
@@ -109,9 +109,9 @@ class _Service:
         return str(self.descriptor.full_name)
 
     @property
-    def tasks(self) -> frozenset[Task]:
-        """See `service_tasks`: it is healthy when one of these is; when empty, always."""
-        return service_tasks(self.descriptor)
+    def abilities(self) -> frozenset[Ability[Any]]:
+        """See `service_abilities`: it is healthy when a model has one of these; when there are none, always."""
+        return service_abilities(self.descriptor)
 
 
 _SERVICES = (
@@ -191,10 +191,9 @@ _SERVICES = (
 )
 
 
-def service_tasks(descriptor: Any) -> frozenset[Task]:
-    """Returns the tasks of the models that calls of a service ask for."""
-    abilities = (ability for method in descriptor.methods for ability in RPCS[method.name].abilities)
-    return frozenset(task for ability in abilities for task in ability.tasks)
+def service_abilities(descriptor: Any) -> frozenset[Ability[Any]]:
+    """Returns what the calls of a service ask of models."""
+    return frozenset(ability for method in descriptor.methods for ability in RPCS[method.name].abilities)
 
 
 def service_descriptors() -> list[Any]:
@@ -374,10 +373,10 @@ class HeadwayServer:
         for path in self._ailing.keys() - ailing.keys():
             _log.info("a model is in order again", model=path)
         self._ailing = ailing
-        tasks = self._host.serving(stall_timeout_s=limit)
+        abilities = self._host.serving(stall_timeout_s=limit)
         self._health.set("", is_serving=not ailing)
         for service in _SERVICES:
-            self._health.set(service.name, is_serving=not service.tasks or bool(service.tasks & tasks))
+            self._health.set(service.name, is_serving=not service.abilities or bool(service.abilities & abilities))
 
     async def stop(self, hurry: asyncio.Event | None = None) -> bool:
         """Sends every connection away, lets running calls finish for as long as the settings say, and closes.

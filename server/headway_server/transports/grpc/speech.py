@@ -26,6 +26,7 @@ from headway_server.tasks.speech.model import (
 from headway_server.tasks.synthesis.encoding import AudioFormat
 from headway_server.tasks.synthesis.model import SpeechPart, SpokenText, SynthesisModel
 from headway_server.tasks.synthesis.request import SynthesisRequest
+from headway_server.tasks.table import SYNTHESIZE_SPEECH, TRANSCRIBE_SPEECH
 from headway_server.transports.grpc.generation import FINISH_REASONS
 from headway_server.transports.grpc.messages import (
     deadline_of,
@@ -129,14 +130,10 @@ class SpeechService(pb_grpc.SpeechServiceServicer):
                     )
 
     def _find_speaker(self, request: pb.SynthesizeSpeechRequest | pb.StreamSynthesizeSpeechRequest) -> SynthesisModel:
-        model = find_model(self._host, request)
-        assert isinstance(model, SynthesisModel)  # by the table of families
-        return model
+        return find_model(self._host, SYNTHESIZE_SPEECH, request)
 
     def _find(self, request: pb.TranscribeSpeechRequest | pb.StreamTranscribeSpeechRequest) -> SpeechModel:
-        model = find_model(self._host, request)
-        assert isinstance(model, SpeechModel)  # by the table of families
-        return model
+        return find_model(self._host, TRANSCRIBE_SPEECH, request)
 
 
 def _asked(

@@ -11,11 +11,12 @@ from headway.v1 import text_classification_service_pb2 as pb
 from headway.v1 import text_classification_service_pb2_grpc as pb_grpc
 from headway_server.errors import InvalidInputError
 from headway_server.serving.host import ModelHost
-from headway_server.tasks.text.classifier import ClassifiedText, TextClassifier
+from headway_server.tasks.table import CLASSIFY_TEXTS, CLASSIFY_TOKENS, EMBED_TEXTS, SCORE_TEXTS
+from headway_server.tasks.text.classifier import ClassifiedText
 from headway_server.tasks.text.entailment import GivenLabels
-from headway_server.tasks.text.model import EmbeddedText, TextInputs, TextModel
-from headway_server.tasks.text.scorer import ScoredText, TextScorer
-from headway_server.tasks.tokens.classifier import TaggedText, TokenClassifier
+from headway_server.tasks.text.model import EmbeddedText, TextInputs
+from headway_server.tasks.text.scorer import ScoredText
+from headway_server.tasks.tokens.classifier import TaggedText
 from headway_server.transports.grpc.messages import (
     build,
     deadline_of,
@@ -37,8 +38,7 @@ class TextClassificationService(pb_grpc.TextClassificationServiceServicer):
     ) -> pb.ClassifyTextResponse:
         """Gives every text its most likely labels."""
         arrived = time.monotonic()
-        model = find_model(self._host, request)
-        assert isinstance(model, TextClassifier)  # by the table of families
+        model = find_model(self._host, CLASSIFY_TEXTS, request)
         threshold = request.threshold if request.HasField("threshold") else None
         deadline, given = deadline_of(context), _given_labels(request)
         if given is None:
@@ -61,8 +61,7 @@ class TextClassificationService(pb_grpc.TextClassificationServiceServicer):
     ) -> pb.ClassifyTokensResponse:
         """Labels spans of every text."""
         arrived = time.monotonic()
-        model = find_model(self._host, request)
-        assert isinstance(model, TokenClassifier)  # by the table of families
+        model = find_model(self._host, CLASSIFY_TOKENS, request)
         inputs = TextInputs(texts=list(request.texts), truncate=request.truncate)
         answer = await model.classify(inputs, deadline=deadline_of(context))
         return await build(
@@ -79,8 +78,7 @@ class TextClassificationService(pb_grpc.TextClassificationServiceServicer):
     ) -> pb.EmbedTextResponse:
         """Turns every text into a vector."""
         arrived = time.monotonic()
-        model = find_model(self._host, request)
-        assert isinstance(model, TextModel)  # by the table of families
+        model = find_model(self._host, EMBED_TEXTS, request)
         answer = await model.embed(
             _inputs(request),
             normalize=request.normalize if request.HasField("normalize") else True,
@@ -98,8 +96,7 @@ class TextClassificationService(pb_grpc.TextClassificationServiceServicer):
     ) -> pb.ScoreTextResponse:
         """Gives every text or pair its score."""
         arrived = time.monotonic()
-        model = find_model(self._host, request)
-        assert isinstance(model, TextScorer)  # by the table of families
+        model = find_model(self._host, SCORE_TEXTS, request)
         answer = await model.score(_inputs(request), deadline=deadline_of(context))
         return pb.ScoreTextResponse(
             results=[_text_score(result) for result in answer.results],

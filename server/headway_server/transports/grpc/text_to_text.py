@@ -14,6 +14,7 @@ from headway.v1 import text_to_text_service_pb2_grpc as pb_grpc
 from headway_server.decoding.sequence import Delta
 from headway_server.serving.answers import Answer
 from headway_server.serving.host import ModelHost
+from headway_server.tasks.table import REWRITE_TEXTS
 from headway_server.tasks.text_to_text.answer import WrittenHypothesis, WrittenText
 from headway_server.tasks.text_to_text.model import TextToTextModel
 from headway_server.transports.grpc.generation import FINISH_REASONS
@@ -56,9 +57,7 @@ class TextToTextService(pb_grpc.TextToTextServiceServicer):
                     yield _last_message(part, model, arrived)
 
     def _find(self, request: pb.RewriteTextRequest | pb.StreamRewriteTextRequest) -> TextToTextModel:
-        model = find_model(self._host, request)
-        assert isinstance(model, TextToTextModel)  # by the table of families
-        return model
+        return find_model(self._host, REWRITE_TEXTS, request)
 
 
 def text_fields(text: WrittenText) -> dict[str, Any]:

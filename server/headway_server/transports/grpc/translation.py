@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
+from typing import Any, cast
 
 import grpc
 
@@ -16,6 +16,7 @@ from headway_server.decoding.sequence import Delta
 from headway_server.preprocessing.pool import text_pool
 from headway_server.serving.answers import Answer
 from headway_server.serving.host import ModelHost
+from headway_server.tasks.table import TRANSLATE_TEXTS
 from headway_server.tasks.text_to_text.alignment import Alignment
 from headway_server.tasks.text_to_text.answer import WrittenHypothesis, WrittenText
 from headway_server.tasks.text_to_text.translation import TranslationModel
@@ -56,11 +57,9 @@ class TranslationService(pb_grpc.TranslationServiceServicer):
                 yield _delta(part) if isinstance(part, Delta) else _last_message(part, model, arrived)
 
     def _find(self, request: pb.TranslateTextRequest | pb.StreamTranslateTextRequest) -> TranslationModel:
-        model = self._host.find_translation(
-            request.model, request.model_version, request.source_language, request.target_language
-        )
-        assert isinstance(model, TranslationModel)  # by the table of families
-        return model
+        languages = request.source_language, request.target_language
+        model = self._host.find_translation(TRANSLATE_TEXTS, request.model, request.model_version, *languages)
+        return cast("TranslationModel", model)
 
 
 def _response(answer: Answer[WrittenText], model: TranslationModel, arrived: float) -> pb.TranslateTextResponse:

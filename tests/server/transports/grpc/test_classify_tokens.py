@@ -89,7 +89,7 @@ async def test_a_model_of_another_task_names_one_that_can(tagging):
 
 
 async def test_the_model_is_listed_with_the_labels_of_its_spans(tagging):
-    response = await tagging.models.ListModels(models_pb.ListModelsRequest(task=models_pb.TASK_TOKEN_CLASSIFICATION))
+    response = await tagging.models.ListModels(models_pb.ListModelsRequest(task="token_classification"))
     [model] = response.models
     assert list(model.labels) == ["person", "place"]
 

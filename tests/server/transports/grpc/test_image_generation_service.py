@@ -276,5 +276,5 @@ async def test_both_clients_and_the_command_line_draw_the_same(drawing, tmp_path
 
 async def test_models_tell_what_they_draw(drawing):
     [model] = (await drawing.models.ListModels(model_service_pb2.ListModelsRequest())).models
-    assert model.task == model_service_pb2.TASK_IMAGE_GENERATION
+    assert model.task == "image_generation"
     assert list(model.labels) == list(COLOURS)

@@ -18,26 +18,33 @@ async def test_models_are_listed_by_name_and_version_with_what_they_are(serving)
     response = await serving.models.ListModels(pb.ListModelsRequest())
     assert [(model.name, model.version) for model in response.models] == [("colours", "1"), ("topics", "1")]
     colours, topics = response.models
-    assert (topics.task, topics.variant, topics.device) == (pb.TASK_TEXT_CLASSIFICATION, "fp32", "cpu")
+    assert (topics.task, topics.variant, topics.device) == ("text_classification", "fp32", "cpu")
     assert (topics.max_input_token_count, topics.max_token_count) == (tiny_bundles.MAX_INPUT_TOKENS, 0)
     assert list(topics.labels) == list(tiny_bundles.TOPICS)
-    assert (colours.task, colours.max_input_token_count) == (pb.TASK_IMAGE_CLASSIFICATION, 0)
+    assert (colours.task, colours.max_input_token_count) == ("image_classification", 0)
     figure = topics.quality[0]
     assert (figure.variant, figure.metric, figure.value, figure.example_count) == ("fp32", "accuracy", 99.5, 200)
-    assert not topics.has_chat_template
+    assert list(topics.capabilities) == ["classify_text", "embed_text", "inspect_text"]
     assert not response.rejected_bundles
 
 
 async def test_models_are_listed_for_one_task(serving):
-    response = await serving.models.ListModels(pb.ListModelsRequest(task=pb.TASK_IMAGE_CLASSIFICATION))
+    response = await serving.models.ListModels(pb.ListModelsRequest(task="image_classification"))
     assert [model.name for model in response.models] == ["colours"]
-    response = await serving.models.ListModels(pb.ListModelsRequest(task=pb.TASK_TRANSLATION))
+    response = await serving.models.ListModels(pb.ListModelsRequest(task="translation"))
     assert not response.models
 
 
-async def test_a_task_that_does_not_exist_is_refused(serving):
-    failure = await failure_of(serving.models.ListModels(pb.ListModelsRequest(task=99)))
-    assert (failure.code, failure.field) == (grpc.StatusCode.INVALID_ARGUMENT, "task")
+async def test_models_are_listed_that_can_do_something(serving):
+    response = await serving.models.ListModels(pb.ListModelsRequest(capability="embed_text"))
+    assert [model.name for model in response.models] == ["topics"]
+
+
+@pytest.mark.parametrize("field", ["task", "capability"])
+async def test_a_name_by_which_no_model_is_listed_is_refused_with_those_there_are(serving, field):
+    failure = await failure_of(serving.models.ListModels(pb.ListModelsRequest(**{field: "nothing"})))
+    assert (failure.code, failure.field) == (grpc.StatusCode.INVALID_ARGUMENT, field)
+    assert "'nothing'; must be one of " in failure.message
 
 
 async def test_a_model_comes_with_its_whole_manifest(serving):

@@ -93,7 +93,7 @@ async def test_texts_are_ranked_by_a_text_and_a_set_that_comes_again_is_kept(ran
             "RankImages",
             {"query_text": "red", "images": [encoded("red")]},
             "FAILED_PRECONDITION",
-            "no loaded model can rank images by a text, as no model of texts in its space is loaded",
+            "no loaded model can rank images by a text, as no model that can embed texts in its space is loaded",
         ),
         ("RankTexts", {"query_text": "goal"}, "INVALID_ARGUMENT", "texts: is empty"),
         ("RankTexts", {"query_text": "", "texts": ["a"]}, "INVALID_ARGUMENT", "query_text: is empty"),
@@ -105,7 +105,7 @@ async def test_texts_are_ranked_by_a_text_and_a_set_that_comes_again_is_kept(ran
             "RankTexts",
             {"query_image": encoded("red"), "texts": ["a"]},
             "FAILED_PRECONDITION",
-            "no loaded model can rank texts by an image, as no model of images in its space is loaded",
+            "no loaded model can rank texts by an image, as no model that can embed images in its space is loaded",
         ),
     ],
 )

@@ -14,7 +14,7 @@ from typing import Final
 
 from headway.oip import grpc_predict_v2_pb2 as pb
 from headway.oip import grpc_predict_v2_pb2_grpc as pb_grpc
-from headway_server.errors import InvalidInputError, ModelNotFoundError
+from headway_server.errors import InvalidInputError, ModelNotFoundError, WrongTaskError
 from headway_server.observers import current_call
 from headway_server.preprocessing.pool import text_pool
 from headway_server.serving.families import ServedModel
@@ -25,11 +25,10 @@ from headway_server.transports.grpc.oip.parameters import read_parameters
 from headway_server.transports.grpc.oip.statistics import Statistics
 from headway_server.transports.grpc.oip.tasks import (
     FINISH_REASON,
-    PARAMETER_FIELDS,
-    TASKS,
     InferCall,
     TensorTask,
     earlier_deadline,
+    tensors_of,
 )
 from headway_server.transports.grpc.oip.tensors import Arrays, TensorSpec, add_output, num_typed_elements, read_inputs
 
@@ -58,7 +57,6 @@ _DATA_TYPES: Final[dict[str, pb.DataType.ValueType]] = {
 } | {"BYTES": pb.TYPE_STRING}
 _OWN_NAMES: Final = (
     (re.compile(r"^parameters\.(sampling|constraint)\."), "parameters."),
-    (re.compile(rf"^({'|'.join(PARAMETER_FIELDS)})$"), r"parameters.\1"),
     (re.compile(r"^texts\b"), "text"),
     (re.compile(r"^text_pairs\b"), "text_pair"),
     (re.compile(r"^target_prefixes\b"), "target_prefix"),
@@ -112,8 +110,8 @@ class OpenInferenceService(pb_grpc.GRPCInferenceServiceServicer):
     async def ModelReady(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:
         """Says whether a model can be called; one that is not known cannot."""
         try:
-            manifest = self._host.peek(request.name, request.version).bundle.manifest
-        except ModelNotFoundError:
+            manifest = self._describe(request.name, request.version)[0].bundle.manifest
+        except (ModelNotFoundError, WrongTaskError):
             return pb.ModelReadyResponse(ready=False)
         ailing = self._host.ailing(stall_timeout_s=self._stall_timeout_s)
         is_ready = f"{manifest.name}/{manifest.version}" not in ailing
@@ -274,7 +272,7 @@ class OpenInferenceService(pb_grpc.GRPCInferenceServiceServicer):
         if not message.model_name:
             raise InvalidInputError("model_name", "is empty; name one of the models that RepositoryIndex lists")
         model = self._host.find_named(message.model_name, message.model_version)
-        task = _task_of(model)
+        task = tensors_of(self._host.families, model)
         call = current_call()
         size = 0 if call is None else call.num_bytes  # to ask the message would be to write it anew
         if task.reads_texts and size > self._max_text_request_bytes:
@@ -303,7 +301,7 @@ class OpenInferenceService(pb_grpc.GRPCInferenceServiceServicer):
 
     def _describe(self, name: str, version_name: str) -> tuple[ServedModel, TensorTask]:
         model = self._host.peek(name, version_name)
-        return model, _task_of(model)
+        return model, tensors_of(self._host.families, model)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,7 +314,7 @@ class _Request:
     call: InferCall
 
     async def infer(self) -> pb.ModelInferResponse:
-        with _own_names():
+        with self._own_names():
             arrays = await self.task.infer(self.model, self.call)
         if sum(array.size for array in arrays.values()) <= _FEW_ELEMENTS:
             return self._response(arrays)
@@ -329,12 +327,27 @@ class _Request:
             response.parameters[_FINAL].bool_param = True
             yield response
             return
-        with _own_names():
+        with self._own_names():
             async with aclosing(self.task.stream(self.model, self.call)) as parts:
                 async for arrays in parts:
                     response = self._response(arrays)
                     response.parameters[_FINAL].bool_param = FINISH_REASON in arrays
                     yield response
+
+    @contextmanager
+    def _own_names(self) -> Iterator[None]:
+        """Calls the fields of an error what they are called in this protocol."""
+        try:
+            yield
+        except InvalidInputError as error:
+            raise error.renamed(self._own_name) from None
+
+    def _own_name(self, field: str) -> str:
+        if field in self.task.parameters and field not in (spec.name for spec in self.task.inputs(self.model)):
+            return f"parameters.{field}"
+        for pattern, replacement in _OWN_NAMES:
+            field = pattern.sub(replacement, field)
+        return field
 
     def _response(self, arrays: Arrays) -> pb.ModelInferResponse:
         """Makes a response of those arrays that are wanted."""
@@ -345,25 +358,6 @@ class _Request:
             if name in self.call.outputs:
                 add_output(response, name, array, is_raw=is_raw)
         return response
-
-
-@contextmanager
-def _own_names() -> Iterator[None]:
-    """Calls the fields of an error what they are called in this protocol."""
-    try:
-        yield
-    except InvalidInputError as error:
-        raise error.renamed(_own_name) from None
-
-
-def _own_name(field: str) -> str:
-    for pattern, replacement in _OWN_NAMES:
-        field = pattern.sub(replacement, field)
-    return field
-
-
-def _task_of(model: ServedModel) -> TensorTask:
-    return TASKS[model.bundle.manifest.task]
 
 
 def _wanted_outputs(message: pb.ModelInferRequest, specs: Iterable[TensorSpec]) -> frozenset[str]:

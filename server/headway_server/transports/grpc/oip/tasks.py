@@ -1,4 +1,4 @@
-"""What tensors and parameters mean to each task: the one table, `TASKS`. A new task adds an entry.
+"""What tensors and parameters mean to each task: a `TensorTask` for each, which `tasks/table.py` names.
 
 N is the number of inputs of a call, T the number of tokens of a text, K the number of labels that are answered, D the
 width of an embedding, M the number of spans, continuations, segments, images or masks of all inputs together.
@@ -13,21 +13,22 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Literal, TypeAlias
+from pkgutil import resolve_name
+from typing import Any, Final, Literal, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headway_server.batching.settings import MAX_IMAGES, MAX_TEXTS
-from headway_server.bundles import CHAT_TEMPLATE_FILE, Task
+from headway_server.bundles import CHAT_TEMPLATE_FILE
 from headway_server.decoding.constraints import ConstraintRequest
 from headway_server.decoding.parameters import EarlyStopping
 from headway_server.decoding.sequence import Delta
 from headway_server.diffusion import Sampler
-from headway_server.errors import InvalidInputError
+from headway_server.errors import InvalidInputError, WrongTaskError
 from headway_server.preprocessing import ChatTurn
 from headway_server.preprocessing.pool import text_pool
-from headway_server.serving.families import ServedModel
+from headway_server.serving.families import Families, ServedModel
 from headway_server.serving.images import SentImage, name_images
 from headway_server.tasks.captioning.model import CaptioningModel
 from headway_server.tasks.generation.model import GeneratedText, GenerationModel
@@ -798,177 +799,185 @@ def _text_to_text(name: str, further: dict[str, Kind]) -> TensorTask:
     )
 
 
-TASKS: Final[Mapping[Task, TensorTask]] = {
-    Task.TEXT_CLASSIFICATION: TensorTask(
-        inputs=_text_specs,
-        outputs=lambda model: (*_LABELS, *_embedding(model), _TOKEN_COUNT, _TRUNCATED),
-        parameters=_COMMON
-        | {"top_k": Kind.INTEGER, "threshold": Kind.NUMBER, "truncate": Kind.BOOLEAN, "normalize": Kind.BOOLEAN},
-        max_rows=MAX_TEXTS,
-        infer=_classify_texts,
+TEXT_CLASSIFICATION: Final = TensorTask(
+    inputs=_text_specs,
+    outputs=lambda model: (*_LABELS, *_embedding(model), _TOKEN_COUNT, _TRUNCATED),
+    parameters=_COMMON
+    | {"top_k": Kind.INTEGER, "threshold": Kind.NUMBER, "truncate": Kind.BOOLEAN, "normalize": Kind.BOOLEAN},
+    max_rows=MAX_TEXTS,
+    infer=_classify_texts,
+)
+TOKEN_CLASSIFICATION: Final = TensorTask(
+    inputs=lambda _: (_TEXT,),
+    outputs=lambda model: (
+        TensorSpec(name="text_index", datatype="INT64", shape=(-1,)),
+        TensorSpec(name="label", datatype=BYTES, shape=(-1,)),
+        TensorSpec(name="probability", datatype="FP32", shape=(-1,)),
+        TensorSpec(name="start", datatype="INT64", shape=(-1,)),
+        TensorSpec(name="end", datatype="INT64", shape=(-1,)),
+        *_embedding(model),
+        _TOKEN_COUNT,
+        _TRUNCATED,
     ),
-    Task.TOKEN_CLASSIFICATION: TensorTask(
-        inputs=lambda _: (_TEXT,),
-        outputs=lambda model: (
-            TensorSpec(name="text_index", datatype="INT64", shape=(-1,)),
-            TensorSpec(name="label", datatype=BYTES, shape=(-1,)),
-            TensorSpec(name="probability", datatype="FP32", shape=(-1,)),
-            TensorSpec(name="start", datatype="INT64", shape=(-1,)),
-            TensorSpec(name="end", datatype="INT64", shape=(-1,)),
-            *_embedding(model),
-            _TOKEN_COUNT,
-            _TRUNCATED,
-        ),
-        parameters=_COMMON | {"truncate": Kind.BOOLEAN, "normalize": Kind.BOOLEAN},
-        max_rows=MAX_TEXTS,
-        infer=_classify_tokens,
+    parameters=_COMMON | {"truncate": Kind.BOOLEAN, "normalize": Kind.BOOLEAN},
+    max_rows=MAX_TEXTS,
+    infer=_classify_tokens,
+)
+IMAGE_CLASSIFICATION: Final = TensorTask(
+    inputs=_image_specs,
+    outputs=lambda model: (*_LABELS, *_embedding(model)),
+    parameters=_COMMON | {"top_k": Kind.INTEGER, "normalize": Kind.BOOLEAN},
+    max_rows=MAX_IMAGES,
+    infer=_classify_images,
+    reads_texts=False,
+)
+TEXT_EMBEDDING: Final = TensorTask(
+    inputs=_text_specs,
+    outputs=lambda model: (*_embedding(model), _TOKEN_COUNT, _TRUNCATED),
+    parameters=_COMMON | {"truncate": Kind.BOOLEAN, "normalize": Kind.BOOLEAN, "prompt_name": Kind.TEXT},
+    max_rows=MAX_TEXTS,
+    infer=_embed_texts,
+)
+TEXT_SCORING: Final = TensorTask(
+    inputs=_text_specs,
+    outputs=lambda _: (TensorSpec(name="score", datatype="FP32", shape=(-1,)), _TOKEN_COUNT, _TRUNCATED),
+    parameters=_COMMON | {"truncate": Kind.BOOLEAN},
+    max_rows=MAX_TEXTS,
+    infer=_score_texts,
+)
+IMAGE_EMBEDDING: Final = TensorTask(
+    inputs=_image_specs,
+    outputs=_embedding,
+    parameters=_COMMON | {"normalize": Kind.BOOLEAN},
+    max_rows=MAX_IMAGES,
+    infer=_classify_images,
+    reads_texts=False,
+)
+GENERATION: Final = TensorTask(
+    inputs=_generation_specs,
+    outputs=lambda _: (
+        TensorSpec(name="generated_text", datatype=BYTES, shape=(-1,)),
+        TensorSpec(name=FINISH_REASON, datatype=BYTES, shape=(-1,)),
+        TensorSpec(name="prompt_token_count", datatype="INT64", shape=(-1,)),
+        TensorSpec(name="new_token_count", datatype="INT64", shape=(-1,)),
+        TensorSpec(name="seed", datatype="UINT64", shape=(-1,)),
+        _TRUNCATED,
     ),
-    Task.IMAGE_CLASSIFICATION: TensorTask(
-        inputs=_image_specs,
-        outputs=lambda model: (*_LABELS, *_embedding(model)),
-        parameters=_COMMON | {"top_k": Kind.INTEGER, "normalize": Kind.BOOLEAN},
-        max_rows=MAX_IMAGES,
-        infer=_classify_images,
-        reads_texts=False,
+    parameters=_COMMON
+    | _GENERATION
+    | _CONSTRAINTS
+    | {
+        "sample_count": Kind.INTEGER,
+        "truncate": Kind.BOOLEAN,
+        "echo": Kind.BOOLEAN,
+        "priority": Kind.UINT64,
+    },
+    max_rows=MAX_PROMPTS,
+    infer=_generate,
+    stream=_stream_generation,
+    streams=lambda call: _has_one_row(call) and call.parameters.get("sample_count", 1) == 1,
+)
+TRANSLATION: Final = _text_to_text("translated_text", _TRANSLATION)
+TEXT_TO_TEXT: Final = _text_to_text("rewritten_text", {})
+CAPTIONING: Final = TensorTask(
+    inputs=lambda _: (TensorSpec(name="image", datatype=BYTES, shape=(-1,)), _TARGET_PREFIX),
+    outputs=lambda _: _written_specs("caption"),
+    parameters=_COMMON | _SEARCHING | {"target_language": Kind.TEXT},
+    max_rows=MAX_IMAGES,
+    infer=_caption_images,
+    stream=_stream_caption,
+    streams=_streams_written,
+    reads_texts=False,
+)
+TRANSCRIPTION: Final = TensorTask(
+    inputs=lambda _: (TensorSpec(name="audio", datatype=BYTES, shape=(-1,)),),
+    outputs=lambda _: (
+        TensorSpec(name="text", datatype=BYTES, shape=(-1,)),
+        TensorSpec(name="language", datatype=BYTES, shape=(-1,)),
+        TensorSpec(name="duration", datatype="FP32", shape=(-1,)),
+        TensorSpec(name=FINISH_REASON, datatype=BYTES, shape=(-1,)),
+        TensorSpec(name="new_token_count", datatype="INT64", shape=(-1,)),
+        TensorSpec(name="log_probability", datatype="FP32", shape=(-1,)),
+        TensorSpec(name="score", datatype="FP32", shape=(-1,)),
+        *_SEGMENTS,
+        TensorSpec(name="hypothesis_audio_index", datatype="INT64", shape=(-1,)),
+        TensorSpec(name="hypothesis_text", datatype=BYTES, shape=(-1,)),
+        TensorSpec(name="hypothesis_score", datatype="FP32", shape=(-1,)),
     ),
-    Task.TEXT_EMBEDDING: TensorTask(
-        inputs=_text_specs,
-        outputs=lambda model: (*_embedding(model), _TOKEN_COUNT, _TRUNCATED),
-        parameters=_COMMON | {"truncate": Kind.BOOLEAN, "normalize": Kind.BOOLEAN, "prompt_name": Kind.TEXT},
-        max_rows=MAX_TEXTS,
-        infer=_embed_texts,
+    parameters=_COMMON | _SEARCHING | _TRANSCRIPTION,
+    max_rows=MAX_AUDIOS,
+    infer=_transcribe,
+    stream=_stream_transcript,
+    streams=_streams_written,
+    reads_texts=False,
+)
+SPEECH_SYNTHESIS: Final = TensorTask(
+    inputs=lambda _: (_TEXT,),
+    outputs=lambda _: (
+        TensorSpec(name="audio", datatype=BYTES, shape=(-1,)),
+        TensorSpec(name="sampling_rate", datatype="INT64", shape=(-1,)),
+        TensorSpec(name="duration", datatype="FP32", shape=(-1,)),
+        TensorSpec(name=FINISH_REASON, datatype=BYTES, shape=(-1,)),
+        TensorSpec(name="new_token_count", datatype="INT64", shape=(-1,)),
+        TensorSpec(name="seed", datatype="UINT64", shape=(-1,)),
     ),
-    Task.TEXT_SCORING: TensorTask(
-        inputs=_text_specs,
-        outputs=lambda _: (TensorSpec(name="score", datatype="FP32", shape=(-1,)), _TOKEN_COUNT, _TRUNCATED),
-        parameters=_COMMON | {"truncate": Kind.BOOLEAN},
-        max_rows=MAX_TEXTS,
-        infer=_score_texts,
+    parameters=_COMMON
+    | {name: _DRAWING[name] for name in _VOICE}
+    | {"voice": Kind.TEXT, "format": Kind.TEXT, "max_duration": Kind.NUMBER},
+    max_rows=MAX_SPOKEN,
+    infer=_synthesize,
+    stream=_stream_speech,
+    streams=lambda call: _has_one_row(call) and "format" not in call.parameters,  # which is of whole audio
+)
+IMAGE_GENERATION: Final = TensorTask(
+    inputs=lambda _: (
+        TensorSpec(name="prompt", datatype=BYTES, shape=(-1,)),
+        TensorSpec(name="negative_prompt", datatype=BYTES, shape=(-1,), is_optional=True),
+        TensorSpec(name="image", datatype=BYTES, shape=(-1,), is_optional=True),
+        TensorSpec(name="mask", datatype=BYTES, shape=(-1,), is_optional=True),
     ),
-    Task.IMAGE_EMBEDDING: TensorTask(
-        inputs=_image_specs,
-        outputs=_embedding,
-        parameters=_COMMON | {"normalize": Kind.BOOLEAN},
-        max_rows=MAX_IMAGES,
-        infer=_classify_images,
-        reads_texts=False,
+    outputs=lambda _: (
+        TensorSpec(name="image", datatype=BYTES, shape=(-1,)),
+        TensorSpec(name="seed", datatype="UINT64", shape=(-1,)),
+        TensorSpec(name="step_count", datatype="INT64", shape=(-1,)),
     ),
-    Task.GENERATION: TensorTask(
-        inputs=_generation_specs,
-        outputs=lambda _: (
-            TensorSpec(name="generated_text", datatype=BYTES, shape=(-1,)),
-            TensorSpec(name=FINISH_REASON, datatype=BYTES, shape=(-1,)),
-            TensorSpec(name="prompt_token_count", datatype="INT64", shape=(-1,)),
-            TensorSpec(name="new_token_count", datatype="INT64", shape=(-1,)),
-            TensorSpec(name="seed", datatype="UINT64", shape=(-1,)),
-            _TRUNCATED,
-        ),
-        parameters=_COMMON
-        | _GENERATION
-        | _CONSTRAINTS
-        | {
-            "sample_count": Kind.INTEGER,
-            "truncate": Kind.BOOLEAN,
-            "echo": Kind.BOOLEAN,
-            "priority": Kind.UINT64,
-        },
-        max_rows=MAX_PROMPTS,
-        infer=_generate,
-        stream=_stream_generation,
-        streams=lambda call: _has_one_row(call) and call.parameters.get("sample_count", 1) == 1,
+    parameters=_COMMON | _DRAWN,
+    max_rows=1,
+    infer=_draw,
+    reads_texts=False,
+)
+SEGMENTATION: Final = TensorTask(
+    inputs=lambda _: (
+        TensorSpec(name="image", datatype=BYTES, shape=(-1,)),
+        TensorSpec(name="point", datatype="FP32", shape=(-1, 2), is_optional=True),
+        TensorSpec(name="point_is_inside", datatype="BOOL", shape=(-1,), is_optional=True),
+        TensorSpec(name="box", datatype="FP32", shape=(-1, 4), is_optional=True),
     ),
-    Task.TRANSLATION: _text_to_text("translated_text", _TRANSLATION),
-    Task.TEXT_TO_TEXT: _text_to_text("rewritten_text", {}),
-    Task.CAPTIONING: TensorTask(
-        inputs=lambda _: (TensorSpec(name="image", datatype=BYTES, shape=(-1,)), _TARGET_PREFIX),
-        outputs=lambda _: _written_specs("caption"),
-        parameters=_COMMON | _SEARCHING | {"target_language": Kind.TEXT},
-        max_rows=MAX_IMAGES,
-        infer=_caption_images,
-        stream=_stream_caption,
-        streams=_streams_written,
-        reads_texts=False,
+    outputs=lambda _: (
+        TensorSpec(name="mask", datatype=BYTES, shape=(-1,)),
+        TensorSpec(name="predicted_iou", datatype="FP32", shape=(-1,)),
+        TensorSpec(name="stability", datatype="FP32", shape=(-1,)),
+        TensorSpec(name="mask_box", datatype="INT64", shape=(-1, 4)),
+        TensorSpec(name="area", datatype="INT64", shape=(-1,)),
     ),
-    Task.TRANSCRIPTION: TensorTask(
-        inputs=lambda _: (TensorSpec(name="audio", datatype=BYTES, shape=(-1,)),),
-        outputs=lambda _: (
-            TensorSpec(name="text", datatype=BYTES, shape=(-1,)),
-            TensorSpec(name="language", datatype=BYTES, shape=(-1,)),
-            TensorSpec(name="duration", datatype="FP32", shape=(-1,)),
-            TensorSpec(name=FINISH_REASON, datatype=BYTES, shape=(-1,)),
-            TensorSpec(name="new_token_count", datatype="INT64", shape=(-1,)),
-            TensorSpec(name="log_probability", datatype="FP32", shape=(-1,)),
-            TensorSpec(name="score", datatype="FP32", shape=(-1,)),
-            *_SEGMENTS,
-            TensorSpec(name="hypothesis_audio_index", datatype="INT64", shape=(-1,)),
-            TensorSpec(name="hypothesis_text", datatype=BYTES, shape=(-1,)),
-            TensorSpec(name="hypothesis_score", datatype="FP32", shape=(-1,)),
-        ),
-        parameters=_COMMON | _SEARCHING | _TRANSCRIPTION,
-        max_rows=MAX_AUDIOS,
-        infer=_transcribe,
-        stream=_stream_transcript,
-        streams=_streams_written,
-        reads_texts=False,
-    ),
-    Task.SPEECH_SYNTHESIS: TensorTask(
-        inputs=lambda _: (_TEXT,),
-        outputs=lambda _: (
-            TensorSpec(name="audio", datatype=BYTES, shape=(-1,)),
-            TensorSpec(name="sampling_rate", datatype="INT64", shape=(-1,)),
-            TensorSpec(name="duration", datatype="FP32", shape=(-1,)),
-            TensorSpec(name=FINISH_REASON, datatype=BYTES, shape=(-1,)),
-            TensorSpec(name="new_token_count", datatype="INT64", shape=(-1,)),
-            TensorSpec(name="seed", datatype="UINT64", shape=(-1,)),
-        ),
-        parameters=_COMMON
-        | {name: _DRAWING[name] for name in _VOICE}
-        | {"voice": Kind.TEXT, "format": Kind.TEXT, "max_duration": Kind.NUMBER},
-        max_rows=MAX_SPOKEN,
-        infer=_synthesize,
-        stream=_stream_speech,
-        streams=lambda call: _has_one_row(call) and "format" not in call.parameters,  # which is of whole audio
-    ),
-    Task.IMAGE_GENERATION: TensorTask(
-        inputs=lambda _: (
-            TensorSpec(name="prompt", datatype=BYTES, shape=(-1,)),
-            TensorSpec(name="negative_prompt", datatype=BYTES, shape=(-1,), is_optional=True),
-            TensorSpec(name="image", datatype=BYTES, shape=(-1,), is_optional=True),
-            TensorSpec(name="mask", datatype=BYTES, shape=(-1,), is_optional=True),
-        ),
-        outputs=lambda _: (
-            TensorSpec(name="image", datatype=BYTES, shape=(-1,)),
-            TensorSpec(name="seed", datatype="UINT64", shape=(-1,)),
-            TensorSpec(name="step_count", datatype="INT64", shape=(-1,)),
-        ),
-        parameters=_COMMON | _DRAWN,
-        max_rows=1,
-        infer=_draw,
-        reads_texts=False,
-    ),
-    Task.SEGMENTATION: TensorTask(
-        inputs=lambda _: (
-            TensorSpec(name="image", datatype=BYTES, shape=(-1,)),
-            TensorSpec(name="point", datatype="FP32", shape=(-1, 2), is_optional=True),
-            TensorSpec(name="point_is_inside", datatype="BOOL", shape=(-1,), is_optional=True),
-            TensorSpec(name="box", datatype="FP32", shape=(-1, 4), is_optional=True),
-        ),
-        outputs=lambda _: (
-            TensorSpec(name="mask", datatype=BYTES, shape=(-1,)),
-            TensorSpec(name="predicted_iou", datatype="FP32", shape=(-1,)),
-            TensorSpec(name="stability", datatype="FP32", shape=(-1,)),
-            TensorSpec(name="mask_box", datatype="INT64", shape=(-1, 4)),
-            TensorSpec(name="area", datatype="INT64", shape=(-1,)),
-        ),
-        parameters=_COMMON | _EVERYTHING | {"max_mask_count": Kind.INTEGER},
-        max_rows=MAX_POINTS,
-        infer=_segment,
-        reads_texts=False,
-    ),
-}
-"""A line for each task of `serving/families.py`."""
-PARAMETER_FIELDS: Final = frozenset(name for task in TASKS.values() for name in task.parameters) - {"prompt"}
-"""Fields of requests of headway's own protocol that are parameters here. A prompt is an input of some tasks."""
+    parameters=_COMMON | _EVERYTHING | {"max_mask_count": Kind.INTEGER},
+    max_rows=MAX_POINTS,
+    infer=_segment,
+    reads_texts=False,
+)
+
+
+def tensors_of(families: Families, model: ServedModel) -> TensorTask:
+    """Returns how a model is called with tensors.
+
+    Raises:
+        WrongTaskError: It is not.
+    """
+    manifest = model.bundle.manifest
+    name = families[manifest.task].tensors
+    if name is None:
+        raise WrongTaskError(f"model {manifest.name} is for {manifest.task}, which has no tensors; call its own RPC")
+    return cast("TensorTask", resolve_name(name))
 
 
 def earlier_deadline(deadline: float | None, parameters: Mapping[str, Any]) -> float | None:

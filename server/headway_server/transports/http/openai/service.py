@@ -31,23 +31,23 @@ from headway_server.preprocessing import (
 )
 from headway_server.preprocessing.pool import text_pool
 from headway_server.preprocessing.text import REPLACEMENT
-from headway_server.serving.abilities import (
-    EMBED_TEXTS,
-    GENERATE_IMAGES,
-    GENERATE_TEXTS,
-    SYNTHESIZE_SPEECH,
-    TRANSCRIBE_SPEECH,
-    Ability,
-)
+from headway_server.serving.abilities import Ability
 from headway_server.serving.answers import Answer
 from headway_server.serving.families import ServedModel
 from headway_server.serving.host import ModelHost
 from headway_server.settings import ServerSettings
 from headway_server.tasks.generation.model import GeneratedText, GenerationModel
-from headway_server.tasks.image_generation.model import DrawnImage, ImageGenerationModel
+from headway_server.tasks.image_generation.model import DrawnImage
 from headway_server.tasks.outputs import read_vector
 from headway_server.tasks.speech.model import SpeechTask
 from headway_server.tasks.synthesis.model import SpeechPart, SynthesisModel
+from headway_server.tasks.table import (
+    EMBED_TEXTS,
+    GENERATE_IMAGES,
+    GENERATE_TEXTS,
+    SYNTHESIZE_SPEECH,
+    TRANSCRIBE_SPEECH,
+)
 from headway_server.tasks.text.model import EmbeddedText, TextInputs, TextModel, TokenInputs
 from headway_server.transports.http.edge import FORM_DATA, Edge, Endpoint, Handler, Reply, Request, Stream, to_json
 from headway_server.transports.http.openai.form import (
@@ -74,7 +74,7 @@ _REASONS: Final = {
     FinishReason.CONSTRAINT: "stop",
 }
 _AnswerPart: TypeAlias = Thought | Said | CallBegun | Argued
-OPENAI_ABILITIES: Final[Mapping[str, Ability]] = {
+OPENAI_ABILITIES: Final[Mapping[str, Ability[Any]]] = {
     "/v1/chat/completions": GENERATE_TEXTS,
     "/v1/completions": GENERATE_TEXTS,
     "/v1/embeddings": EMBED_TEXTS,
@@ -140,8 +140,7 @@ class OpenAIService:
     async def embed(self, request: Request) -> Reply:
         """Turns texts into vectors of length 1."""
         body = await request.parse(EmbeddingBody.read)
-        model = self._host.find(EMBED_TEXTS, *body.name_and_version)
-        assert isinstance(model, TextModel)  # by the table of families
+        model = self._host.find_able(EMBED_TEXTS, *body.name_and_version)
         embedding = model.bundle.manifest.embedding
         assert embedding is not None, "the host has looked for it"
         if body.dimensions is not None and not 1 <= body.dimensions <= embedding.dimension:
@@ -160,16 +159,14 @@ class OpenAIService:
     async def draw(self, request: Request) -> Reply:
         """Draws images."""
         body = await request.parse(ImageBody.read)
-        model = self._host.find(GENERATE_IMAGES, *body.name_and_version)
-        assert isinstance(model, ImageGenerationModel)  # by the table of families
+        model = self._host.find_able(GENERATE_IMAGES, *body.name_and_version)
         answer = await model.draw(body.request(*model.size), deadline=None)
         return await _reply(lambda: _images(answer), is_long=True)
 
     async def speak(self, request: Request) -> Reply | Stream:
         """Speaks a text: whole, or as samples that are sent as they are made."""
         body = await request.parse(SpeechBody.read)
-        model = self._host.find(SYNTHESIZE_SPEECH, *body.name_and_version)
-        assert isinstance(model, SynthesisModel)  # by the table of families
+        model = self._host.find_able(SYNTHESIZE_SPEECH, *body.name_and_version)
         if body.response_format == "pcm":
             rate = model.codec.sampling_rate
             return Stream(parts=_samples(model, body), media_type=f"audio/pcm; rate={rate}; channels=1".encode())
@@ -177,9 +174,7 @@ class OpenAIService:
         return Reply(body=answer.results[0].audio, media_type=_AUDIO[body.response_format])
 
     def _generator(self, name_and_version: tuple[str, str]) -> GenerationModel:
-        model = self._host.find(GENERATE_TEXTS, *name_and_version)
-        assert isinstance(model, GenerationModel)  # by the table of families
-        return model
+        return self._host.find_able(GENERATE_TEXTS, *name_and_version)
 
     def __repr__(self) -> str:
         return f"OpenAIService({self._host!r})"

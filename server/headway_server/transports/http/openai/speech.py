@@ -15,7 +15,6 @@ from python_multipart.multipart import Field, File, parse_options_header
 
 from headway_server.errors import InvalidInputError, UnknownFieldError
 from headway_server.preprocessing.pool import request_pool
-from headway_server.serving.abilities import TRANSCRIBE_SPEECH
 from headway_server.serving.answers import Answer
 from headway_server.serving.host import ModelHost
 from headway_server.tasks.speech.model import (
@@ -26,6 +25,7 @@ from headway_server.tasks.speech.model import (
     SpeechTask,
     Transcript,
 )
+from headway_server.tasks.table import TRANSCRIBE_SPEECH
 from headway_server.tasks.text_to_text.request import TextToTextParameters
 from headway_server.transports.http.edge import Reply, Request, Stream, to_json
 from headway_server.transports.http.openai.form import EVENT_STREAM, event
@@ -103,8 +103,7 @@ class SpeechEndpoint:
         """Writes what is said in a file."""
         asked = await asyncio.get_running_loop().run_in_executor(request_pool(), _Asked.read, request, self._task)
         name, _, version = asked.model.partition("/")
-        model = self._host.find(TRANSCRIBE_SPEECH, name, version)
-        assert isinstance(model, SpeechModel)  # by the table of families
+        model = self._host.find_able(TRANSCRIBE_SPEECH, name, version)
         if asked.stream:
             return Stream(parts=_events(model, asked), media_type=EVENT_STREAM)
         answer = await model.transcribe([asked.file], request=asked.request)

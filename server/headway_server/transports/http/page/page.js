@@ -43,20 +43,20 @@ function panelOf(hash) {
  * `panel.open` returns `leave`, which ends what runs, and `close`, which also lets go of what is kept.
  */
 function made(panel) {
-  const tasks = panel.tasks ?? [];
-  const fitting = tasks.length ? served.filter((model) => tasks.includes(model.task)) : served;
+  const wanted = panel.capabilities ?? [];
+  const fitting = wanted.length ? served.filter((model) => model.capabilities.some((one) => wanted.includes(one))) : served;
   const before = kept.get(panel);
   if (before?.models === names(fitting)) return before;
   before?.close?.();
   kept.delete(panel);
   const place = element("article", { class: `panel ${panel.id}`, "aria-labelledby": "panel-title" });
   place.append(element("h2", { id: "panel-title" }, panel.title), element("p", { class: "lead" }, panel.lead));
-  if (tasks.length && !fitting.length) {
+  if (wanted.length && !fitting.length) {
     place.append(element("p", { class: "empty" }, "This server has no model for that. Put a bundle into its store."));
     return { place };
   }
   const one = { place, models: names(fitting), ...panel.open(place, fitting) };
-  if (tasks.length) kept.set(panel, one);
+  if (wanted.length) kept.set(panel, one);
   return one;
 }
 
@@ -103,7 +103,7 @@ async function look() {
     const isFirst = served === null;
     served = models;
     // A panel with a form is left as it is, since somebody may be writing there; it shows other models when it is opened.
-    if (isFirst || !open.panel.tasks) openPanel(panelOf(location.hash));
+    if (isFirst || !open.panel.capabilities) openPanel(panelOf(location.hash));
   } catch (error) {
     say("down", error.code === "unauthenticated" ? "API key needed" : "No answer");
     if (served === null) show(main, problem(error));

@@ -5,16 +5,12 @@ import { commands } from "./commands.js";
 import { choice, field, problem } from "./controls.js";
 import { element, show, steppable } from "./dom.js";
 
-/** The method that shows what a model of each task attends to. */
+/** The method that shows what a model attends to, by its capability. */
 export const METHODS = {
-  TASK_TEXT_CLASSIFICATION: "InspectText",
-  TASK_TOKEN_CLASSIFICATION: "InspectText",
-  TASK_TEXT_EMBEDDING: "InspectText",
-  TASK_TEXT_SCORING: "InspectText",
-  TASK_GENERATION: "InspectGeneration",
-  TASK_TRANSLATION: "InspectTranslation",
-  TASK_IMAGE_CLASSIFICATION: "InspectImage",
-  TASK_IMAGE_EMBEDDING: "InspectImage",
+  inspect_text: "InspectText",
+  inspect_image: "InspectImage",
+  inspect_generation: "InspectGeneration",
+  inspect_translation: "InspectTranslation",
 };
 const SUMMARIES = [
   ["ATTENTION_SUMMARY_UNSPECIFIED", "Every head"],
@@ -29,13 +25,14 @@ export function summaryChoice(options) {
 }
 
 /** Returns the call {service, method, request} that looks into a model which reads `input`: texts, or an image in base64. */
-export function inspection({ name, version, task }, input, summary) {
-  return { service: "InspectionService", method: METHODS[task], request: { model: name, modelVersion: version, ...input, attention: { summary } } };
+export function inspection({ name, version, capabilities }, input, summary) {
+  const method = METHODS[capabilities.find((one) => one in METHODS)];
+  return { service: "InspectionService", method, request: { model: name, modelVersion: version, ...input, attention: { summary } } };
 }
 
 /** A button below an answer, which opens the viewer on what the model read; null for a model that cannot be looked into. */
 export function looked(model, input, { url, summary = SUMMARIES[0][0] } = {}) {
-  if (!(model.task in METHODS)) return null;
+  if (!model.capabilities.some((one) => one in METHODS)) return null;
   const place = element("div", { class: "looked", hidden: true });
   const heads = summaryChoice({ value: summary, onchange: () => look() });
   const choosing = field("Heads", heads);

@@ -5,17 +5,17 @@ import { base64 } from "../images.js";
 import { inspection, METHODS, pictures, summaryChoice } from "../viewer.js";
 
 const EXAMPLES = {
-  TASK_TEXT_CLASSIFICATION: "The central bank raised interest rates because prices rose.",
-  TASK_TOKEN_CLASSIFICATION: "The old sailor told another story about the sea.",
-  TASK_GENERATION: "ROMEO:\nBut, soft! what light through yonder window breaks?",
-  TASK_TRANSLATION: "Ein kleiner Junge springt in eine Pfütze.",
+  text_classification: "The central bank raised interest rates because prices rose.",
+  token_classification: "The old sailor told another story about the sea.",
+  generation: "ROMEO:\nBut, soft! what light through yonder window breaks?",
+  translation: "Ein kleiner Junge springt in eine Pfütze.",
 };
 
 export const attention = {
   id: "attention",
   title: "Attention",
   lead: "What a model looks at: every head of every layer, or what they add up to.",
-  tasks: Object.keys(METHODS),
+  capabilities: Object.keys(METHODS),
   open(place, served) {
     const model = modelChoice(served, () => fit());
     const text = textArea("", 3, { required: true });
@@ -25,8 +25,8 @@ export const attention = {
     const imageField = field("Picture", input);
 
     function fit() {
-      const { task } = chosen(model, served);
-      const isImage = METHODS[task] === "InspectImage";
+      const { task, capabilities } = chosen(model, served);
+      const isImage = capabilities.includes("inspect_image");
       textField.hidden = isImage;
       text.required = !isImage;
       imageField.hidden = !isImage;

@@ -46,7 +46,7 @@ export const caption = {
   id: "caption",
   title: "Caption",
   lead: "What a picture shows, in words, and where the model looked when it wrote each of them.",
-  tasks: ["TASK_CAPTIONING"],
+  capabilities: ["caption_image"],
   open(place, served) {
     let url = null; // of the picture
     const to = choice([]);

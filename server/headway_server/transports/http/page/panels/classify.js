@@ -13,7 +13,7 @@ export const classify = {
   title: "Classify texts",
   tab: "Classify",
   lead: "One text a line; each gets its labels with their probabilities.",
-  tasks: ["TASK_TEXT_CLASSIFICATION"],
+  capabilities: ["classify_text"],
   open(place, served) {
     const model = modelChoice(served);
     const texts = textArea(EXAMPLE, 5, { required: true });

@@ -41,7 +41,7 @@ export const compare = {
   title: "Compare texts",
   tab: "Compare",
   lead: "How near texts are to each other in a model's space.",
-  tasks: ["TASK_TEXT_EMBEDDING", "TASK_TEXT_CLASSIFICATION", "TASK_TOKEN_CLASSIFICATION"],
+  capabilities: ["embed_text"],
   open(place, served) {
     const model = modelChoice(served);
     const texts = textArea(EXAMPLE, 6, { required: true });

@@ -145,7 +145,7 @@ export const draw = {
   id: "draw",
   title: "Draw",
   lead: "A picture as it comes out of the noise, step by step; or one of yours, drawn over where you paint.",
-  tasks: ["TASK_IMAGE_GENERATION"],
+  capabilities: ["generate_image"],
   open(place, served) {
     let urls = []; // of the answer's images
     const words = { prompt: null, negativePrompt: null };

@@ -42,7 +42,7 @@ export const generate = {
   title: "Generate and chat",
   tab: "Generate",
   lead: "Text as the model writes it, with how sure it was of each token.",
-  tasks: ["TASK_GENERATION"],
+  capabilities: ["generate_text"],
   open(place, served) {
     const turns = [];
     const model = modelChoice(served, () => fit());
@@ -77,8 +77,8 @@ export const generate = {
       const defaults = model_.defaultParameters ?? {};
       sampled.expect(defaults.sampling);
       for (const [input, value] of [[penalty, defaults.repetitionPenalty ?? 1], [presence, 0], [frequency, 0]]) expect(input, value);
-      isChat.hidden = !model_.hasChatTemplate;
-      if (!model_.hasChatTemplate) isChat.box.checked = false;
+      isChat.hidden = !model_.capabilities.includes("chat");
+      if (isChat.hidden) isChat.box.checked = false;
       const chats = isChat.box.checked;
       systemField.hidden = !chats;
       again.hidden = !chats;

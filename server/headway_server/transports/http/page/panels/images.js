@@ -29,7 +29,7 @@ export const images = {
   title: "Classify images",
   tab: "Images",
   lead: "Drop, paste or choose pictures; the model names what they show.",
-  tasks: ["TASK_IMAGE_CLASSIFICATION", "TASK_IMAGE_EMBEDDING"],
+  capabilities: ["classify_image", "label_image"],
   open(place, served) {
     let files = [];
     let urls = []; // of the files, in the same order

@@ -13,7 +13,7 @@ const STATES = {
 };
 
 function taskName(task) {
-  return task.replace("TASK_", "").replaceAll("_", " ").toLowerCase();
+  return task.replaceAll("_", " ");
 }
 
 function languages(one, several) {

@@ -24,7 +24,7 @@ export const segment = {
   title: "Cut out",
   tab: "Segments",
   lead: "Choose a picture and click on something in it: a click is inside, shift and a click outside, and a drag makes a box.",
-  tasks: ["TASK_SEGMENTATION"],
+  capabilities: ["segment_image"],
   open(place, served) {
     let file = null;
     let imageId = null;

@@ -8,7 +8,7 @@ export const speak = {
   id: "speak",
   title: "Speak",
   lead: "A text, spoken in one of the model's voices and heard as it is made.",
-  tasks: ["TASK_SPEECH_SYNTHESIS"],
+  capabilities: ["synthesize_speech"],
   open(place, served) {
     let url = ""; // of what was spoken
     const voice = choice([]);

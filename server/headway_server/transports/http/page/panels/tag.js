@@ -27,7 +27,7 @@ export const tag = {
   title: "Tag words",
   tab: "Tag",
   lead: "Marks the words or names of a text with their kinds.",
-  tasks: ["TASK_TOKEN_CLASSIFICATION"],
+  capabilities: ["classify_tokens"],
   open(place, served) {
     const model = modelChoice(served);
     const text = textArea(EXAMPLE, 4, { required: true });

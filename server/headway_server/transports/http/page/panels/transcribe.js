@@ -19,19 +19,19 @@ export const transcribe = {
   id: "transcribe",
   title: "Transcribe",
   lead: "What is said: record it, or choose a file, and read it.",
-  tasks: ["TASK_TRANSCRIPTION"],
+  capabilities: ["transcribe_speech"],
   open(place, served) {
     let recording = null; // under way
     let audio = null; // {blob, url}: what is transcribed
     const spoken = choice([]);
     const times = check("When each part is said", false);
     const offer = () => {
-      const { targetLanguages: codes = [], hasSpeechTimestamps } = chosen(model, served);
+      const { targetLanguages: codes = [], capabilities } = chosen(model, served);
       const options = codes.map((code) => [code, language(code)]).sort((one, other) => one[1].localeCompare(other[1]));
       if (codes.length !== 1) options.unshift([DETECTED, codes.length ? "Detected" : "The model's"]);
       show(spoken, ...options.map(([code, name]) => element("option", { value: code }, name)));
       spoken.disabled = options.length < 2;
-      times.box.disabled = !hasSpeechTimestamps;
+      times.box.disabled = !capabilities.includes("time_speech");
       times.box.checked &&= !times.box.disabled;
     };
     const model = modelChoice(served, offer);

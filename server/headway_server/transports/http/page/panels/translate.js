@@ -91,7 +91,7 @@ export const translate = {
   id: "translate",
   title: "Translate",
   lead: "A text in another language, with what else the model considered and where it looked.",
-  tasks: ["TASK_TRANSLATION"],
+  capabilities: ["translate_text"],
   open(place, served) {
     const isExample = (value) => Object.values(EXAMPLES).includes(value);
     const unaligned = new Set(); // models that do not tell where they looked

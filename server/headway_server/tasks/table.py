@@ -1,0 +1,256 @@
+"""The one table of tasks, of what their models can do, and of what each RPC asks for.
+
+Every door reads it: servicers and OpenAI's API find models by an `Ability`, health and Ray's placement by the name of
+an RPC, the Open Inference Protocol by the tensors of a family. The names of RPCs are those of the protocols; what their
+messages mean is the transports' part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from headway_server.bundles import CHAT_TEMPLATE_FILE, Manifest, Precision, Task, TaskParts
+from headway_server.serving.abilities import Ability, PairAbility, Rpc, Scope, space_of
+from headway_server.serving.families import Family
+
+if TYPE_CHECKING:  # families are imported with their first bundle
+    from headway_server.tasks.captioning.model import CaptioningModel
+    from headway_server.tasks.generation.model import GenerationModel
+    from headway_server.tasks.image_generation.model import ImageGenerationModel
+    from headway_server.tasks.images.classifier import ImageClassifier
+    from headway_server.tasks.images.model import ImageModel
+    from headway_server.tasks.segmentation.model import SegmentationModel
+    from headway_server.tasks.speech.model import SpeechModel
+    from headway_server.tasks.synthesis.model import SynthesisModel
+    from headway_server.tasks.text.classifier import TextClassifier
+    from headway_server.tasks.text.model import TextModel
+    from headway_server.tasks.text.scorer import TextScorer
+    from headway_server.tasks.text_to_text.model import TextToTextModel
+    from headway_server.tasks.text_to_text.translation import TranslationModel
+    from headway_server.tasks.tokens.classifier import TokenClassifier
+
+
+def _embeds(manifest: Manifest) -> bool:
+    return manifest.embedding is not None
+
+
+def _shows_attention(manifest: Manifest, precision: Precision) -> bool:
+    return "attention" in manifest.variants[precision].graphs
+
+
+def _shares_space(manifest: Manifest) -> bool:
+    return bool(space_of(manifest))
+
+
+def _has_chat_template(manifest: Manifest) -> bool:
+    return CHAT_TEMPLATE_FILE in manifest.files
+
+
+def _translates_speech(manifest: Manifest) -> bool:
+    return manifest.speech is not None and manifest.speech.translate is not None
+
+
+def _times_speech(manifest: Manifest) -> bool:
+    return manifest.speech is not None and manifest.speech.first_timestamp is not None
+
+
+GENERATE_TEXTS: Final[Ability[GenerationModel]] = Ability(name="generate_text", words="generate text")
+CHAT: Final[Ability[GenerationModel]] = Ability(
+    name="chat", words="continue conversations, for which it has no template", needs=_has_chat_template
+)
+TRANSLATE_TEXTS: Final[Ability[TranslationModel]] = Ability(name="translate_text", words="translate texts")
+REWRITE_TEXTS: Final[Ability[TextToTextModel]] = Ability(name="rewrite_text", words="rewrite texts")
+CAPTION_IMAGES: Final[Ability[CaptioningModel]] = Ability(name="caption_image", words="caption images")
+TRANSCRIBE_SPEECH: Final[Ability[SpeechModel]] = Ability(name="transcribe_speech", words="transcribe speech")
+TRANSLATE_SPEECH: Final[Ability[SpeechModel]] = Ability(
+    name="translate_speech", words="translate speech", needs=_translates_speech
+)
+TIME_SPEECH: Final[Ability[SpeechModel]] = Ability(
+    name="time_speech", words="tell when segments of speech begin and end", needs=_times_speech
+)
+SYNTHESIZE_SPEECH: Final[Ability[SynthesisModel]] = Ability(name="synthesize_speech", words="synthesize speech")
+GENERATE_IMAGES: Final[Ability[ImageGenerationModel]] = Ability(name="generate_image", words="generate images")
+SEGMENT_IMAGES: Final[Ability[SegmentationModel]] = Ability(name="segment_image", words="segment images")
+CLASSIFY_TEXTS: Final[Ability[TextClassifier]] = Ability(name="classify_text", words="classify texts")
+CLASSIFY_TOKENS: Final[Ability[TokenClassifier]] = Ability(name="classify_tokens", words="classify tokens")
+CLASSIFY_IMAGES: Final[Ability[ImageClassifier]] = Ability(name="classify_image", words="classify images")
+SCORE_TEXTS: Final[Ability[TextScorer]] = Ability(name="score_text", words="score texts")
+EMBED_TEXTS: Final[Ability[TextModel]] = Ability(name="embed_text", words="embed texts", needs=_embeds)
+EMBED_IMAGES: Final[Ability[ImageClassifier]] = Ability(name="embed_image", words="embed images", needs=_embeds)
+LABEL_IMAGES: Final[PairAbility[ImageClassifier, TextModel]] = PairAbility(
+    name="label_image",
+    words="label images with labels of the caller's",
+    needs=_shares_space,
+    partner=EMBED_TEXTS,
+)
+RANK_IMAGES_BY_TEXT: Final[PairAbility[ImageClassifier, TextModel]] = PairAbility(
+    name="rank_images_by_text", words="rank images by a text", needs=_shares_space, partner=EMBED_TEXTS
+)
+RANK_TEXTS_BY_IMAGE: Final[PairAbility[TextModel, ImageClassifier]] = PairAbility(
+    name="rank_texts_by_image", words="rank texts by an image", needs=_shares_space, partner=EMBED_IMAGES
+)
+INSPECT_TEXTS: Final[Ability[TextModel]] = Ability(
+    name="inspect_text", words="show what it attends to in a text that it reads", prefers=_shows_attention
+)
+INSPECT_IMAGES: Final[Ability[ImageClassifier]] = Ability(
+    name="inspect_image", words="show what it attends to in an image", prefers=_shows_attention
+)
+INSPECT_GENERATION: Final[Ability[GenerationModel]] = Ability(
+    name="inspect_generation", words="show what it attends to in a text that it continues", prefers=_shows_attention
+)
+INSPECT_TRANSLATION: Final[Ability[TranslationModel]] = Ability(
+    name="inspect_translation", words="show what it attends to in a translation", prefers=_shows_attention
+)
+KEEP_IMAGES: Final[Ability[ImageModel]] = Ability(
+    name="prepare_image", words="read an image ahead of the calls that name it"
+)
+READ_IMAGES: Final[Ability[object]] = Ability(name="read_image", words="read images")
+
+
+_TENSORS = "headway_server.transports.grpc.oip.tasks:"
+FAMILIES: Final[dict[Task, Family]] = {
+    Task.GENERATION: Family(
+        loader="headway_server.tasks.generation.model:GenerationModel.load",
+        made_for=(GENERATE_TEXTS, CHAT, INSPECT_GENERATION),
+        tensors=_TENSORS + "GENERATION",
+    ),
+    Task.TRANSLATION: Family(
+        loader="headway_server.tasks.text_to_text.translation:TranslationModel.load",
+        made_for=(TRANSLATE_TEXTS, INSPECT_TRANSLATION),
+        tensors=_TENSORS + "TRANSLATION",
+    ),
+    Task.TEXT_TO_TEXT: Family(
+        loader="headway_server.tasks.text_to_text.model:TextToTextModel.load",
+        made_for=(REWRITE_TEXTS,),
+        tensors=_TENSORS + "TEXT_TO_TEXT",
+    ),
+    Task.TEXT_CLASSIFICATION: Family(
+        loader="headway_server.tasks.text.classifier:TextClassifier.load",
+        made_for=(CLASSIFY_TEXTS,),
+        can=(EMBED_TEXTS, INSPECT_TEXTS),
+        tensors=_TENSORS + "TEXT_CLASSIFICATION",
+    ),
+    Task.TOKEN_CLASSIFICATION: Family(
+        loader="headway_server.tasks.tokens.classifier:TokenClassifier.load",
+        made_for=(CLASSIFY_TOKENS,),
+        can=(EMBED_TEXTS, INSPECT_TEXTS),
+        tensors=_TENSORS + "TOKEN_CLASSIFICATION",
+    ),
+    Task.TEXT_EMBEDDING: Family(
+        loader="headway_server.tasks.text.model:TextModel.load",
+        made_for=(EMBED_TEXTS,),
+        can=(RANK_TEXTS_BY_IMAGE, INSPECT_TEXTS),
+        tensors=_TENSORS + "TEXT_EMBEDDING",
+    ),
+    Task.TEXT_SCORING: Family(
+        loader="headway_server.tasks.text.scorer:TextScorer.load",
+        made_for=(SCORE_TEXTS,),
+        can=(INSPECT_TEXTS,),
+        tensors=_TENSORS + "TEXT_SCORING",
+    ),
+    Task.IMAGE_CLASSIFICATION: Family(
+        loader="headway_server.tasks.images.classifier:ImageClassifier.load",
+        made_for=(CLASSIFY_IMAGES,),
+        can=(EMBED_IMAGES, INSPECT_IMAGES, KEEP_IMAGES, READ_IMAGES),
+        tensors=_TENSORS + "IMAGE_CLASSIFICATION",
+    ),
+    Task.IMAGE_EMBEDDING: Family(
+        loader="headway_server.tasks.images.classifier:ImageClassifier.load",
+        made_for=(EMBED_IMAGES,),
+        can=(LABEL_IMAGES, RANK_IMAGES_BY_TEXT, INSPECT_IMAGES, KEEP_IMAGES, READ_IMAGES),
+        tensors=_TENSORS + "IMAGE_EMBEDDING",
+    ),
+    Task.SEGMENTATION: Family(
+        loader="headway_server.tasks.segmentation.model:SegmentationModel.load",
+        made_for=(SEGMENT_IMAGES,),
+        can=(KEEP_IMAGES, READ_IMAGES),
+        tensors=_TENSORS + "SEGMENTATION",
+    ),
+    Task.CAPTIONING: Family(
+        loader="headway_server.tasks.captioning.model:CaptioningModel.load",
+        made_for=(CAPTION_IMAGES,),
+        can=(READ_IMAGES,),
+        tensors=_TENSORS + "CAPTIONING",
+    ),
+    Task.IMAGE_GENERATION: Family(
+        loader="headway_server.tasks.image_generation.model:ImageGenerationModel.load",
+        made_for=(GENERATE_IMAGES,),
+        can=(READ_IMAGES,),
+        tensors=_TENSORS + "IMAGE_GENERATION",
+    ),
+    Task.TRANSCRIPTION: Family(
+        loader="headway_server.tasks.speech.model:SpeechModel.load",
+        made_for=(TRANSCRIBE_SPEECH, TRANSLATE_SPEECH, TIME_SPEECH),
+        tensors=_TENSORS + "TRANSCRIPTION",
+    ),
+    Task.SPEECH_SYNTHESIS: Family(
+        loader="headway_server.tasks.synthesis.model:SynthesisModel.load",
+        made_for=(SYNTHESIZE_SPEECH,),
+        tensors=_TENSORS + "SPEECH_SYNTHESIS",
+    ),
+}
+"""By task, in the order in which calls that name no model prefer those that can do something besides."""
+
+
+def add_task(name: str, parts: TaskParts, family: Family) -> Task:
+    """Declares a task that is no part of headway, before the server starts.
+
+    Args:
+        name: As in manifests: lower case with underscores.
+        parts: What its bundles must hold.
+        family: How it is served. Its abilities may be those of this table, whose RPCs its models answer then.
+    """
+    task = Task.add(name, parts)
+    FAMILIES[task] = family
+    return task
+
+
+RPCS: Final[Mapping[str, Rpc]] = {
+    "GenerateText": Rpc(asked=GENERATE_TEXTS),
+    "StreamGenerateText": Rpc(asked=GENERATE_TEXTS),
+    "TranslateText": Rpc(asked=TRANSLATE_TEXTS),
+    "StreamTranslateText": Rpc(asked=TRANSLATE_TEXTS),
+    "RewriteText": Rpc(asked=REWRITE_TEXTS),
+    "StreamRewriteText": Rpc(asked=REWRITE_TEXTS),
+    "CaptionImage": Rpc(asked=CAPTION_IMAGES),
+    "StreamCaptionImage": Rpc(asked=CAPTION_IMAGES),
+    "TranscribeSpeech": Rpc(asked=TRANSCRIBE_SPEECH),
+    "StreamTranscribeSpeech": Rpc(asked=TRANSCRIBE_SPEECH),
+    "SynthesizeSpeech": Rpc(asked=SYNTHESIZE_SPEECH),
+    "StreamSynthesizeSpeech": Rpc(asked=SYNTHESIZE_SPEECH),
+    "ClassifyText": Rpc(asked=CLASSIFY_TEXTS),
+    "ClassifyTokens": Rpc(asked=CLASSIFY_TOKENS),
+    "EmbedText": Rpc(asked=EMBED_TEXTS),
+    "ScoreText": Rpc(asked=SCORE_TEXTS),
+    "ClassifyImage": Rpc(asked=CLASSIFY_IMAGES, with_field={"candidate_labels": LABEL_IMAGES}),
+    "EmbedImage": Rpc(asked=EMBED_IMAGES),
+    "GenerateImage": Rpc(asked=GENERATE_IMAGES),
+    "StreamGenerateImage": Rpc(asked=GENERATE_IMAGES),
+    "SegmentImage": Rpc(asked=SEGMENT_IMAGES),
+    "SegmentEverything": Rpc(asked=SEGMENT_IMAGES),
+    "SegmentInteractively": Rpc(asked=SEGMENT_IMAGES),
+    "RankImages": Rpc(asked=EMBED_IMAGES, with_field={"query_text": RANK_IMAGES_BY_TEXT}),
+    "RankTexts": Rpc(
+        asked=EMBED_TEXTS, with_field={"query_image": RANK_TEXTS_BY_IMAGE, "query_image_id": RANK_TEXTS_BY_IMAGE}
+    ),
+    "InspectText": Rpc(asked=INSPECT_TEXTS),
+    "InspectImage": Rpc(asked=INSPECT_IMAGES),
+    "InspectGeneration": Rpc(asked=INSPECT_GENERATION),
+    "InspectTranslation": Rpc(asked=INSPECT_TRANSLATION),
+    "PrepareImage": Rpc(asked=READ_IMAGES, with_field={"model": KEEP_IMAGES}),
+    "ListModels": Rpc(asked=Scope.SERVER, is_of_all=True),
+    "GetModel": Rpc(asked=Scope.NAMED),
+    "ListBundles": Rpc(asked=Scope.SERVER, is_of_all=True),
+    **{name: Rpc(asked=Scope.SERVER) for name in ("LoadModel", "UnloadModel", "ScanStore", "SetRoute", "SetAlias")},
+    # The Open Inference Protocol
+    **{
+        name: Rpc(asked=Scope.SERVER)
+        for name in ("ServerLive", "ServerReady", "ServerMetadata", "RepositoryModelLoad", "RepositoryModelUnload")
+    },
+    "ModelReady": Rpc(asked=Scope.PROBED),
+    **{name: Rpc(asked=Scope.NAMED) for name in ("ModelMetadata", "ModelConfig", "ModelInfer", "ModelStreamInfer")},
+    "ModelStatistics": Rpc(asked=Scope.SERVER, is_of_all=True, with_field={"name": Scope.NAMED}),
+    "RepositoryIndex": Rpc(asked=Scope.SERVER, is_of_all=True),
+}
+"""By the name of the RPC, without its service: no two services have one in common."""
