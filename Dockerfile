@@ -48,7 +48,7 @@ EXPOSE 50051
 # The server drains on this signal: it refuses new calls and finishes those it has.
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --start-interval=1s --retries=3 \
-    CMD ["python", "-IS", "/headway/health_probe.py"]
+    CMD ["python", "-I", "/headway/health_probe.py"]
 ENTRYPOINT ["headway-server"]
 
 FROM server AS server-gpu

@@ -2,7 +2,7 @@
 
     python -m benchmarks.http_port --store models
 
-Labels of one text by `ag-news`: calls a second over gRPC, over Connect in binary and in JSON, over gRPC-Web, and over
+Labels of one text by `ag-news`: calls a second over gRPC, over Connect in binary and in JSON, and over
 the Open Inference Protocol (KServe v2) by gRPC and by HTTP. Text of `shakespeare`: milliseconds until the first text,
 over gRPC and by OpenAI's API. The callers over HTTP are as small as one can write them, so that the server is what is
 measured; the last line is one JSON object.
@@ -141,7 +141,6 @@ async def _measure(port: int, http_port: int) -> dict[str, Any]:
     path = "/headway.v1.TextClassificationService/ClassifyText"
     in_json = json.dumps({"texts": [_TEXT], "model": "ag-news"}).encode()
     message = request.SerializeToString()
-    framed = b"\0" + len(message).to_bytes(4) + message
     tensor = {"name": "text", "shape": [1], "datatype": "BYTES", "data": [_TEXT]}
     tensors = json.dumps({"inputs": [tensor]}).encode()
     chat = json.dumps({"model": "shakespeare", "prompt": "ROMEO:", "max_tokens": 16, "stream": True}).encode()
@@ -151,7 +150,6 @@ async def _measure(port: int, http_port: int) -> dict[str, Any]:
             "gRPC": lambda: _grpc_unary(channel),
             "Connect, binary": lambda: _HttpCaller(http_port, path, message, "application/proto"),
             "Connect, JSON": lambda: _HttpCaller(http_port, path, in_json, "application/json"),
-            "gRPC-Web": lambda: _HttpCaller(http_port, path, framed, "application/grpc-web+proto"),
             "KServe v2 over gRPC": lambda: _inference(channel),
             "KServe v2 over HTTP": lambda: _HttpCaller(
                 http_port, "/v2/models/ag-news/infer", tensors, "application/json"

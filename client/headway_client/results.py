@@ -927,11 +927,10 @@ class BundleList:
 
 @dataclass(frozen=True, slots=True)
 class ModelDetails:
-    """A model, its bundle's manifest as JSON, and its learning curve as SVG; empty where the bundle has none."""
+    """A model, and its bundle's manifest as JSON."""
 
     model: Model
     manifest_json: str
-    learning_curve_svg: str
 
 
 def _import_numpy() -> Any:

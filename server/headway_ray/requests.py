@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +19,7 @@ from headway_server.transports.grpc import service_descriptors
 from headway_server.transports.http import OPENAI_ABILITIES, read_form
 
 _HEAD_BYTES: Final = 5
-"""Of an envelope of Connect and gRPC-Web: flags, and the length of its message."""
+"""Of an envelope of Connect: flags, and the length of its message."""
 _SERVER: Final = Rpc(asked=Scope.SERVER)
 _NAMED: Final = Rpc(asked=Scope.NAMED)
 _ALL: Final = Rpc(asked=Scope.SERVER, is_of_all=True)
@@ -69,12 +67,7 @@ class HttpRequest:
 
     def _message(self, method: MethodDescriptor) -> ValueOf:
         kind, body = self.content_type.lower(), self.body
-        if kind.startswith("application/grpc-web-text"):
-            try:
-                body = base64.b64decode(body)
-            except binascii.Error:
-                return _no_value
-        if kind.startswith(("application/grpc-web", "application/connect+")):
+        if kind.startswith("application/connect+"):
             body = body[_HEAD_BYTES:]
         if "json" in kind:
             fields = _fields(body)
@@ -92,7 +85,7 @@ def joined(path: str, content_type: str, bodies: Sequence[bytes]) -> bytes:
 
     Args:
         path: Of the request.
-        content_type: Of the answers: JSON, or protobuf or gRPC-Web for the path of a method.
+        content_type: Of the answers: JSON, or protobuf for the path of a method.
         bodies: At least one.
     """
     if "json" in content_type:
@@ -100,14 +93,7 @@ def joined(path: str, content_type: str, bodies: Sequence[bytes]) -> bytes:
         for other in others:
             first = _joined(first, other)
         return json.dumps(first, ensure_ascii=False).encode()
-    kind = GetMessageClass(_METHODS[path].output_type)
-    if not content_type.startswith("application/grpc-web"):
-        return joined_messages(kind, bodies)
-    is_text = content_type.startswith("application/grpc-web-text")
-    opened = [_envelopes(_decoded(body) if is_text else body) for body in bodies]
-    message = joined_messages(kind, [envelopes[0] for envelopes in opened])
-    whole = b"\x00" + len(message).to_bytes(4, "big") + message + opened[0][1]
-    return base64.b64encode(whole) if is_text else whole
+    return joined_messages(GetMessageClass(_METHODS[path].output_type), bodies)
 
 
 def joined_messages(kind: type[Message], messages: Iterable[bytes]) -> bytes:
@@ -131,18 +117,6 @@ def _joined(one: Any, other: Any) -> Any:
     if isinstance(one, dict) and isinstance(other, dict):
         return one | {name: _joined(one[name], value) if name in one else value for name, value in other.items()}
     return one
-
-
-def _envelopes(body: bytes) -> tuple[bytes, bytes]:
-    """Takes an answer of gRPC-Web apart: its message, and the envelope of its trailers."""
-    end = _HEAD_BYTES + int.from_bytes(body[1:_HEAD_BYTES], "big")
-    return body[_HEAD_BYTES:end], body[end:]
-
-
-def _decoded(body: bytes) -> bytes:
-    """Reads base64 whose parts were padded one by one."""
-    parts = [part + b"=" * (-len(part) % 4) for part in body.replace(b"=", b" ").split()]
-    return b"".join(map(base64.b64decode, parts))
 
 
 def _fields(body: bytes) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import pickle
 from pathlib import Path
@@ -73,8 +72,6 @@ def bodies(name: str, /, **fields: Any) -> list[tuple[str, bytes]]:
         ("application/proto", data),
         ("application/connect+json", envelope(text)),
         ("application/connect+proto", envelope(data)),
-        ("application/grpc-web+proto", envelope(data)),
-        ("application/grpc-web-text", base64.b64encode(envelope(data))),
     ]
 
 
@@ -188,7 +185,7 @@ def test_what_is_about_the_server_goes_to_one_deployment(shipped, name):
 
 
 def test_what_is_no_request_goes_to_one_that_refuses_it(shipped):
-    for content_type in ("application/json", "application/proto", "application/grpc-web-text", "text/plain", ""):
+    for content_type in ("application/json", "application/proto", "application/grpc-web", "text/plain", ""):
         for body in (b"", b"\xff\xff\xff", b"[" * 100_000, b"[1]", b"null"):
             for path in ("/headway.v1.CaptionService/CaptionImage", "/v1/audio/speech", "/", "/nope", "/v2/x"):
                 assert chosen(shipped, path, content_type, body) is not None
@@ -231,11 +228,6 @@ def test_answers_of_several_are_joined_and_what_they_share_stands_once():
     assert pb.ListBundlesResponse.FromString(joined(path, "application/proto", written)) == expected
     texts = [MessageToJson(answer).encode() for answer in answers]
     assert json.loads(joined(path, "application/json", texts)) == json.loads(MessageToJson(expected))
-    trailers = b"\x80\0\0\0\x10grpc-status: 0\r\n"
-    web = joined(path, "application/grpc-web+proto", [envelope(data) + trailers for data in written])
-    assert web == envelope(expected.SerializeToString()) + trailers
-    parts = [base64.b64encode(envelope(data)) + base64.b64encode(trailers) for data in written]
-    assert base64.b64decode(joined(path, "application/grpc-web-text+proto", parts)) == web
     lists = [b'{"object": "list", "data": [1]}', b'{"object": "list", "data": [2]}']
     assert json.loads(joined("/v1/models", "application/json", lists)) == {"object": "list", "data": [1, 2]}
     assert json.loads(joined("/v2/repository/index", "application/json", [b"[1]", b"[2]"])) == [1, 2]

@@ -98,7 +98,7 @@ def health_service() -> Iterator[tuple[str, health.HealthServicer]]:
 
 
 def _probe(root: Path, address: str) -> int:
-    command = [sys.executable, "-IS", str(root / "docker" / "health_probe.py"), address]
+    command = [sys.executable, "-I", str(root / "docker" / "health_probe.py"), address]
     return subprocess.run(command, capture_output=True, check=False).returncode
 
 

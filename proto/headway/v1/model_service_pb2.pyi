@@ -349,11 +349,8 @@ class GetModelResponse(_message.Message):
 
     MODEL_FIELD_NUMBER: _builtins.int
     MANIFEST_JSON_FIELD_NUMBER: _builtins.int
-    LEARNING_CURVE_SVG_FIELD_NUMBER: _builtins.int
     manifest_json: _builtins.str
     """The bundle's manifest as JSON; docs/bundle.md describes it."""
-    learning_curve_svg: _builtins.str
-    """The training loss and the validation metric over the steps, as SVG. Empty: the bundle has no such drawing."""
     @_builtins.property
     def model(self) -> Global___Model:
         """The model."""
@@ -363,11 +360,10 @@ class GetModelResponse(_message.Message):
         *,
         model: Global___Model | None = ...,
         manifest_json: _builtins.str = ...,
-        learning_curve_svg: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["learning_curve_svg", b"learning_curve_svg", "manifest_json", b"manifest_json", "model", b"model"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["manifest_json", b"manifest_json", "model", b"model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

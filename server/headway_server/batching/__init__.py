@@ -1,7 +1,7 @@
 """Batches of stateless graphs, whatever their inputs and outputs (docs/batching.md)."""
 
 from headway_server.batching.batcher import BatchedResults, Batcher, BatchError
-from headway_server.batching.graph import BatchGraph, Postprocess, RunCosts, Tensors, measure_costs
+from headway_server.batching.graph import BatchGraph, Postprocess, Tensors, measure_padding
 
 __all__ = [
     "BatchError",
@@ -9,7 +9,6 @@ __all__ = [
     "BatchedResults",
     "Batcher",
     "Postprocess",
-    "RunCosts",
     "Tensors",
-    "measure_costs",
+    "measure_padding",
 ]

@@ -6,8 +6,7 @@ about to read run with it, and nothing waits for a batch to fill. While all lane
 takes a batch early only if it is full, since a smaller one would shut out callers who are about to come. Items whose
 caller has gone or is too late are dropped when their batch's turn comes.
 
-Calls wait on the event loop; batches run in threads. `PendingCall` and `_LoneCaller` belong to the loop, all else here
-to the threads. A short item of a caller who is alone is run on the loop itself.
+Calls wait on the event loop; batches run in threads. `PendingCall` belongs to the loop, all else here to the threads.
 
 N is the number of a call's items.
 """
@@ -25,7 +24,7 @@ from typing import Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar, 
 
 import structlog
 
-from headway_server.batching.graph import NO_COSTS, RunCosts, Tensors
+from headway_server.batching.graph import Tensors
 from headway_server.batching.queue import BatchQueue, Entry
 from headway_server.errors import DeadlineError, DrainingError, ModelRunError, is_failure
 from headway_server.observers import NO_OBSERVER, BatchEvent, BatchMember, ModelId, Observer, QueueEvent, current_call
@@ -49,10 +48,6 @@ _IDLE_TURN_S: Final = 30e-6
 """A turn of the event loop that takes less had nothing else to do."""
 _IDLE_TURNS: Final = 4
 """Such turns after which nothing more is expected; gRPC hands over what it has read with a moment's delay."""
-_LEAST_PAUSE_S: Final = 0.1e-3
-"""What the event loop waits at least for the next call of a caller who is alone."""
-_CALLS_OF_A_LONE_CALLER: Final = 16
-"""Calls in turn after which their caller is taken to be alone."""
 
 _log = structlog.get_logger(__name__)
 
@@ -123,40 +118,6 @@ class PendingCall:
             self.future.set_exception(error)
 
 
-class _LoneCaller:
-    """Finds out whether a model has one caller, who waits for each answer before the next call.
-
-    Handing an item to a thread and hearing of it again takes a tenth of a millisecond, which that caller need not wait
-    for. Items of several callers go to the threads, which run them together and on other cores than the event loop's.
-    A caller is alone while nothing of the model runs when a call comes, and the event loop had nothing to do for a
-    moment since it gave the last answer: with a second caller there would have been a call to read. Belongs to the
-    event loop.
-    """
-
-    def __init__(self) -> None:
-        self._idle_s = 0.0  # of this thread, when it gave the last answer
-        self._num_calls = 0
-
-    def is_next(self, *, is_idle: bool) -> bool:
-        """Notes a call, and returns True if it and enough before it came from a caller who is alone.
-
-        Args:
-            is_idle: True if nothing of the model waits or runs.
-        """
-        is_alone = is_idle and _idle_s() - self._idle_s >= _LEAST_PAUSE_S
-        self._num_calls = self._num_calls + 1 if is_alone else 0
-        return self._num_calls > _CALLS_OF_A_LONE_CALLER
-
-    def answered(self) -> None:
-        """Notes that a call was answered on the event loop."""
-        self._idle_s = _idle_s()
-
-
-def _idle_s() -> float:
-    """Returns how long this thread has not been at work, since some moment."""
-    return time.perf_counter() - time.thread_time()
-
-
 class Batcher:
     """Batches the items of all calls to one model."""
 
@@ -167,7 +128,7 @@ class Batcher:
         budget: int,
         model: ModelId,
         session: Session | None = None,
-        costs: RunCosts = NO_COSTS,
+        max_padding: int | None = None,
         observer: Observer = NO_OBSERVER,
     ) -> None:
         """Prepares a batcher.
@@ -177,15 +138,13 @@ class Batcher:
             budget: Most that `longest x count` of a batch may be.
             model: For the threads, the log and the observer.
             session: What `graph` runs, which says how many runs are worth having at a time; None: one.
-            costs: From the warm-up of `graph`.
+            max_padding: From the warm-up of `graph`.
             observer: Is told what leaves the queue and what was run.
         """
         self._graph = graph
         self._model = model
         self._observer = observer
-        self._queue = BatchQueue(budget, costs.max_padding)
-        self._max_inline = costs.max_inline
-        self._lone_caller = _LoneCaller()
+        self._queue = BatchQueue(budget, max_padding)
         self._calls: set[PendingCall] = set()  # of the event loop: all that are not over
         self._changed = threading.Condition()  # guards the queue, the counts below and the busy lanes
         self._num_taken = 0  # batches that were taken and have not run to their end
@@ -247,8 +206,6 @@ class Batcher:
             DeadlineError: The deadline passed before all items ran.
             DrainingError: The batcher was closed.
         """
-        if len(items) == 1 and lengths[0] <= self._max_inline and self._may_run_inline(deadline):
-            return self._run_inline(items[0], lengths[0], outputs, read)
         call = PendingCall(len(items), tuple(outputs), read)
         entries = [
             Entry(item=item, length=length, call=call, index=index, deadline=deadline)
@@ -291,51 +248,6 @@ class Batcher:
         with self._changed:
             self._is_gathering = False
             self._changed.notify()
-
-    def _may_run_inline(self, deadline: float | None) -> bool:
-        """Returns True if the caller is alone and a lane is idle, which is then taken, as is a batch."""
-        if not self._lone_caller.is_next(is_idle=not self._num_taken and not self._queue):
-            return False
-        with self._changed:
-            is_late = deadline is not None and deadline <= time.monotonic()
-            if is_late or self._is_closed or self._failure is not None or not self._lanes.acquire(blocking=False):
-                return False
-            self._num_taken += 1
-            self._count_busy()
-        return True
-
-    def _run_inline(
-        self, item: Tensors, length: int, outputs: Sequence[str], read: Reader[Result] | None
-    ) -> BatchedResults[Result]:
-        """Runs one item on the event loop.
-
-        Raises:
-            BatchError: The model could not be run, or its outputs could not be read.
-        """
-        arrived = time.monotonic()
-        entry = Entry(item=item, length=length, call=PendingCall(1, tuple(outputs), read), index=0, deadline=None)
-        try:
-            with self._heartbeat.working():
-                inputs = self._graph.collate([item])
-                started = time.monotonic()
-                found = self._graph.run(inputs, list(outputs))
-                finished = time.monotonic()
-                [row] = self._graph.split(found, [item])
-                result: Any = row if read is None else read(row, 0)
-        except Exception as error:
-            _log.error("a batch failed", model=self._model.name, num_items=1, exc_info=error)
-            raise _batch_error() from error
-        finally:
-            self._lanes.release()
-            with self._changed:
-                self._num_taken -= 1
-                self._count_busy()
-                if self._can_take():
-                    self._changed.notify()
-            self._lone_caller.answered()
-        self._report_left([entry], "started", started)
-        self._report_batch([entry], started, finished)
-        return BatchedResults(results=[result], runs=[ItemTimes(arrived, started, finished)])
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
         """Fails every call that still waits and ends the threads after what they are running.

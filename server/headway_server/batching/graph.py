@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import structlog
@@ -36,29 +36,9 @@ _SMALL_RUN_S: Final = 2e-3
 _TINY_RUN_S: Final = 1e-3
 """What a call costs beside a graph that one core runs in less is more than that, so one core is left to the calls
 (docs/lanes.md)."""
-_LONGEST_INLINE_RUN_S: Final = 1e-3
-"""A run on the event loop that takes no longer keeps nobody else waiting for long."""
 _NUM_TIMED_RUNS: Final = 3
 
 _log = structlog.get_logger(__name__)
-
-
-class RunCosts(NamedTuple):
-    """What follows for batches from the time that a run takes; lengths as they count towards a batch's budget."""
-
-    max_padding: int | None = None
-    """Most padding that an item may bring to a batch, since more takes longer than a run of its own; None: any."""
-    max_inline: int = 0
-    """Longest item that may be run on the event loop where its caller is alone."""
-
-    @classmethod
-    def of(cls, run_s: float, length: int) -> RunCosts:
-        """Derives them from the seconds that an item of some length takes by itself on the CPU."""
-        return cls(round(_RUN_OVERHEAD_S * length / run_s), int(_LONGEST_INLINE_RUN_S * length / run_s))
-
-
-NO_COSTS = RunCosts()
-"""Any padding, and nothing on the event loop."""
 
 
 class BatchGraph:
@@ -143,7 +123,7 @@ class BatchGraph:
                 row[name] = row[name][tuple(slice(sizes.get(axis)) for axis in self._axes[name])]
         return rows
 
-    def warm_up(self, item: Tensors, length: int, expected: Mapping[str, tuple[int, ...]]) -> RunCosts:
+    def warm_up(self, item: Tensors, length: int, expected: Mapping[str, tuple[int, ...]]) -> int | None:
         """Runs one item, so that the first call does not pay for it and a bundle that cannot run is known now.
 
         A small graph on the CPU keeps to one core a run from then on.
@@ -152,6 +132,10 @@ class BatchGraph:
             item: Of a usual size.
             length: What it takes of a batch's budget.
             expected: The shapes of an item's outputs, without the batch axis.
+
+        Returns:
+            Most padding that an item may bring to a batch, in units of `length`, since more takes longer than a run of
+            its own; None: any.
 
         Raises:
             BundleError: The graph does not run, or has other outputs.
@@ -196,24 +180,32 @@ class BatchGraph:
         return f"BatchGraph({self._session!r})"
 
 
-def measure_costs(session: Session, inputs: Tensors, length: int) -> RunCosts:
+def measure_padding(session: Session, inputs: Tensors, length: int) -> int | None:
     """Runs a graph a few times, and has a small one on the CPU keep to one core a run from then on.
 
     Args:
         session: The graph.
         inputs: Of one item, with the batch axis.
         length: What it takes of a batch's budget.
+
+    Returns:
+        As `BatchGraph.warm_up`.
     """
     return _settle(session, _time_on_one_core(session, inputs), length)
 
 
-def _settle(session: Session, run_s: float | None, length: int) -> RunCosts:
+def _settle(session: Session, run_s: float | None, length: int) -> int | None:
     if run_s is None:
-        return NO_COSTS
+        return None
     if session.num_lanes > 1 and run_s < _SMALL_RUN_S:
         session.keep_to_one_core(session.num_lanes - (run_s < _TINY_RUN_S))
     _log.info("lanes", file=session.graph.file, run_ms=round(1e3 * run_s, 2), lanes=session.num_lanes)
-    return RunCosts.of(run_s, length)
+    return most_padding(run_s, length)
+
+
+def most_padding(run_s: float, length: int) -> int:
+    """Returns the padding that takes as long as a run of its own, where an item of `length` takes `run_s` seconds."""
+    return round(_RUN_OVERHEAD_S * length / run_s)
 
 
 def _time_on_one_core(session: Session, inputs: Tensors) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headway_server.batching import Batcher, BatchGraph, RunCosts
+from headway_server.batching import Batcher, BatchGraph
 from headway_server.bundles import Bundle, ClassificationScheme, Manifest, Precision
 from headway_server.observers import ModelId, ModelUsage, Observer
 from headway_server.runtime import Device, close_together
@@ -28,7 +28,7 @@ class StatelessModel:
         graph: BatchGraph,
         *,
         budget: int,
-        costs: RunCosts,
+        max_padding: int | None,
         max_waiting: int,
         max_waiting_bytes: int,
         observer: Observer,
@@ -40,8 +40,8 @@ class StatelessModel:
             bundle: The bundle.
             precision: Of the variant that runs.
             graph: Of that variant, warmed up.
-            budget: Of the batcher, as `costs` and `observer` are.
-            costs: See `Batcher`.
+            budget: Of the batcher, as `max_padding` and `observer` are.
+            max_padding: See `Batcher`.
             max_waiting: Most inputs that are admitted and not yet answered.
             max_waiting_bytes: Likewise, most bytes of them, and of what else is made for calls that last.
             observer: See `Batcher`.
@@ -60,7 +60,7 @@ class StatelessModel:
             budget=budget,
             model=ModelId(name=manifest.name, version=manifest.version),
             session=graph.session,
-            costs=costs,
+            max_padding=max_padding,
             observer=observer,
         )
         self._admission = Admission(

@@ -9,8 +9,7 @@ import pytest
 import structlog
 from waiting import until
 
-from headway_server.batching import Batcher, BatchError, RunCosts
-from headway_server.batching import batcher as batcher_module
+from headway_server.batching import Batcher, BatchError
 from headway_server.errors import DeadlineError, DrainingError
 from headway_server.observers import BatchEvent, ModelId, Observer, QueueEvent
 from headway_server.runtime import Cores
@@ -388,82 +387,3 @@ async def test_with_two_lanes_what_waits_is_run_in_two_shares_at_a_time():
     batcher.close()
     assert not session.cores.is_shared
     assert repr(session.cores) == "Cores(0 busy on 2)"
-
-
-class LoneCaller:
-    """Asks again and again with short pauses, by a clock that stands still while nothing pauses."""
-
-    def __init__(self, batcher: Batcher, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._batcher = batcher
-        self._idle_s = 100.0
-        self.threads: list[str] = []
-        monkeypatch.setattr(batcher_module, "_idle_s", lambda: self._idle_s)
-
-    def _read(self, row, _index):
-        self.threads.append(threading.current_thread().name)
-        return row.tolist()
-
-    async def ask(self, number: float = 3, *, pause_s: float = 0.001, length: int = 1, deadline=None) -> bool:
-        """Returns True if the item was run on the event loop."""
-        self._idle_s += pause_s
-        answer = await self._batcher.submit(
-            [number], [length], outputs=("squares",), read=self._read, deadline=deadline
-        )
-        assert answer.results == [[number, number**2]]
-        [run] = answer.runs
-        assert run.arrived_at <= run.started_at <= run.finished_at
-        return self.threads[-1] == threading.current_thread().name
-
-
-@pytest.fixture
-async def lone(model, monkeypatch):
-    """The only caller of a model, which has asked sixteen times."""
-    batcher = Batcher(model, budget=4, model=SQUARES, costs=RunCosts(max_inline=2))
-    batcher.start()
-    caller = LoneCaller(batcher, monkeypatch)
-    assert not any([await caller.ask() for _ in range(16)])
-    yield caller
-    model.gate.set()
-    batcher.close()
-
-
-async def test_short_items_of_a_caller_who_is_alone_are_run_on_the_event_loop(lone):
-    assert [await lone.ask(length=length) for length in (2, 3, 1)] == [True, False, True]
-
-
-async def test_a_call_that_was_there_when_the_last_one_was_answered_is_another_callers(lone):
-    assert await lone.ask()
-    assert not await lone.ask(pause_s=0.00001)
-    assert [await lone.ask() for _ in range(17)] == [False] * 16 + [True]
-
-
-async def test_who_comes_while_another_is_answered_is_not_alone(lone, model):
-    model.gate.clear()
-    held = submit(lone._batcher, 5, 6)  # a call of two items, which the threads run
-    await until(lambda: model.batches[-1] == [5, 6])
-    second = asyncio.create_task(lone.ask())
-    await until(lambda: len(lone._batcher._queue) == 1)
-    model.gate.set()
-    await held
-    assert not await second
-    assert [await lone.ask() for _ in range(17)] == [False] * 16 + [True]
-
-
-async def test_what_fails_or_comes_too_late_on_the_event_loop_is_told_as_by_the_threads(lone):
-    with structlog.testing.capture_logs() as logs, pytest.raises(BatchError):
-        await lone.ask(13)
-    assert [log["event"] for log in logs] == ["a batch failed"]
-    assert await lone.ask(), "the lane was given back"
-    with pytest.raises(DeadlineError):
-        await lone.ask(deadline=time.monotonic() - 1)
-    lone._batcher.close()
-    with pytest.raises(DrainingError):
-        await lone.ask()
-
-
-def test_time_that_the_thread_is_at_work_is_no_pause():
-    before = batcher_module._idle_s()
-    sum(range(200_000))
-    at_work = batcher_module._idle_s() - before
-    time.sleep(0.05)
-    assert batcher_module._idle_s() - before - at_work >= 0.045

@@ -1,10 +1,10 @@
-// Calls a server by the Connect protocol and by gRPC-Web, and prints what came as one line of JSON.
+// Calls a server by the Connect protocol, and prints what came as one line of JSON.
 //
 //   NODE_PATH=.../node_modules node connect.cjs URL FILE_OF_DESCRIPTORS
 "use strict";
 
 const { createClient, ConnectError, Code } = require("@connectrpc/connect");
-const { createConnectTransport, createGrpcWebTransport } = require("@connectrpc/connect-node");
+const { createConnectTransport } = require("@connectrpc/connect-node");
 const { createFileRegistry, fromBinary } = require("@bufbuild/protobuf");
 const { FileDescriptorSetSchema } = require("@bufbuild/protobuf/wkt");
 const fs = require("fs");
@@ -48,6 +48,5 @@ const options = { baseUrl, httpVersion: "1.1" };
 const transports = [
   createConnectTransport({ ...options, useBinaryFormat: true }),
   createConnectTransport({ ...options, useBinaryFormat: false }),
-  createGrpcWebTransport(options),
 ];
 Promise.all(transports.map(main)).then((found) => console.log(JSON.stringify(found)));

@@ -17,7 +17,7 @@ from typing import Final, Self
 import numpy as np
 import structlog
 
-from headway_server.batching import Batcher, BatchGraph, RunCosts, Tensors
+from headway_server.batching import Batcher, BatchGraph, Tensors
 from headway_server.batching.batcher import BatchedResults, ItemTimes
 from headway_server.bundles import TOKENIZER_FILE, Bundle, Precision
 from headway_server.diffusion import (
@@ -95,7 +95,7 @@ class ImageGenerationModel:
         decoder: BatchGraph,
         encoder: BatchGraph,
         text_encoder: BatchGraph | None,
-        costs: dict[BatchGraph, RunCosts],
+        max_padding: dict[BatchGraph, int | None],
         observer: Observer,
     ) -> None:
         """Makes a model of its parts; `load` makes the parts."""
@@ -115,7 +115,9 @@ class ImageGenerationModel:
             observer=observer,
         )
         self._decoder, self._encoder, *readers = (
-            Batcher(graph, budget=1, model=model, session=graph.session, costs=costs[graph], observer=observer)
+            Batcher(
+                graph, budget=1, model=model, session=graph.session, max_padding=max_padding[graph], observer=observer
+            )
             for graph in (decoder, encoder, *([] if text_encoder is None else [text_encoder]))
         )
         self._batchers = (self._decoder, self._encoder, *readers)
@@ -157,12 +159,12 @@ class ImageGenerationModel:
         shape = _latent_shape(denoiser)
         blank = np.zeros(shape, np.float32)
         row = {LATENT: blank, TIMESTEP: np.array(1, np.float32), LABEL: np.array(len(manifest.labels))}
-        costs: dict[BatchGraph, RunCosts] = {}
+        max_padding: dict[BatchGraph, int | None] = {}
         text_encoder = None
         if "text_encoder" in variant.graphs:
             text_encoder = BatchGraph(runtime.open(bundle, variant.graphs["text_encoder"]))
             text, states = text_row((), _max_tokens(bundle), _pad_id(bundle)), text_states_shape(text_encoder)
-            costs[text_encoder] = text_encoder.warm_up(text, 1, {TEXT: states})
+            max_padding[text_encoder] = text_encoder.warm_up(text, 1, {TEXT: states})
             row |= {TEXT: np.zeros(states, np.float32), TEXT_MASK: text[ATTENTION_MASK]}
         return cls(
             bundle,
@@ -173,7 +175,7 @@ class ImageGenerationModel:
             decoder=decoder,
             encoder=encoder,
             text_encoder=text_encoder,
-            costs=costs
+            max_padding=max_padding
             | {
                 denoiser: denoiser.warm_up(row, 1, {VELOCITY: shape}),
                 decoder: decoder.warm_up({LATENT: blank}, 1, {PIXELS: size}),

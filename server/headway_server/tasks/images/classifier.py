@@ -91,7 +91,7 @@ class ImageClassifier(ImageModel):
         precision, variant = runtime.choose_variant(manifest, settings.precision)
         graph = BatchGraph(runtime.open(bundle, variant.graphs["model"]), postprocess=logits_postprocess(manifest))
         blank = np.zeros((3, manifest.image_preprocessing.height, manifest.image_preprocessing.width), np.float32)
-        costs = graph.warm_up({"pixel_values": blank}, 1, expected_outputs(manifest))
+        max_padding = graph.warm_up({"pixel_values": blank}, 1, expected_outputs(manifest))
         inspector = Inspector(bundle, precision, runtime, max_mib=settings.max_attention_mib, observer=observer)
         return cls(
             bundle,
@@ -101,7 +101,7 @@ class ImageClassifier(ImageModel):
             settings,
             outputs=tuple(expected_outputs(manifest)),
             kept=Kept("image_outputs", max_bytes=settings.max_image_outputs_mib * MIB, ttl_s=settings.image_ttl),
-            costs=costs,
+            max_padding=max_padding,
             observer=observer,
             inspector=inspector,
         )

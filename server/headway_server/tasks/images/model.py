@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, TypeAlias, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from headway_server.batching import BatchGraph, RunCosts, Tensors
+from headway_server.batching import BatchGraph, Tensors
 from headway_server.batching.settings import MAX_IMAGES
 from headway_server.bundles import Bundle, Precision
 from headway_server.observers import ModelUsage, Observer
@@ -73,7 +73,7 @@ class ImageModel(StatelessModel):
         *,
         outputs: Sequence[str],
         kept: Kept[bytes, Outputs],
-        costs: RunCosts,
+        max_padding: int | None,
         observer: Observer,
         inspector: Inspector,
     ) -> None:
@@ -87,7 +87,7 @@ class ImageModel(StatelessModel):
             settings: Of the server.
             outputs: Names of what is computed of an image and kept.
             kept: Where.
-            costs: See `Batcher`, as `observer`.
+            max_padding: See `Batcher`, as `observer`.
             observer: Learns of every batch.
             inspector: Shows what the model attends to.
         """
@@ -97,7 +97,7 @@ class ImageModel(StatelessModel):
             precision,
             graph,
             budget=batching.batch_images(graph.device, preprocessor.num_pixels),
-            costs=costs,
+            max_padding=max_padding,
             max_waiting=batching.max_waiting_images,
             max_waiting_bytes=batching.max_waiting_bytes,
             observer=observer,

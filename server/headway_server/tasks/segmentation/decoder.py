@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from headway_server.batching import RunCosts, Tensors, measure_costs
+from headway_server.batching import Tensors, measure_padding
 from headway_server.errors import BundleError
 from headway_server.runtime import Session
 
@@ -116,7 +116,7 @@ class PromptGraph:
         """Takes the outputs of a run apart: masks (M, S, S) and predicted IoU (M,) of each prompt."""
         return [{name: tensor[row] for name, tensor in outputs.items()} for row in range(len(items))]
 
-    def warm_up(self) -> RunCosts:
+    def warm_up(self) -> int | None:
         """Runs one prompt, so that the first call does not pay for it and a bundle that cannot run is known now.
 
         Raises:
@@ -127,14 +127,14 @@ class PromptGraph:
         inputs = self.collate([as_item(blank, np.full((1, 2), 0.5, np.float32), np.array([INSIDE]))])
         try:
             outputs = self._session.run(inputs)
-            costs = measure_costs(self._session, inputs, 1)
+            max_padding = measure_padding(self._session, inputs, 1)
         except Exception as error:  # onnxruntime's own kinds, and what a graph of other tensors leads to
             raise BundleError(f"{file}: does not run ({error}); export the model again") from error
         shapes = outputs[MASKS].shape, outputs[PREDICTED_IOU].shape
         expected = (1, self.num_masks, self.mask_size, self.mask_size), (1, self.num_masks)
         if shapes != expected:
             raise BundleError(f"{file}: gives {shapes} for one prompt, {expected} is expected; export the model again")
-        return costs
+        return max_padding
 
     def __repr__(self) -> str:
         return f"PromptGraph({self._session!r})"

@@ -17,7 +17,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from headway_server.batching import Batcher, BatchGraph, RunCosts, Tensors
+from headway_server.batching import Batcher, BatchGraph, Tensors
 from headway_server.bundles import Bundle, Precision
 from headway_server.errors import BundleError, InvalidInputError
 from headway_server.observers import NO_OBSERVER, ModelId, ModelUsage, Observer
@@ -222,8 +222,8 @@ class SegmentationModel(ImageModel):
         settings: ServerSettings,
         *,
         decoder: PromptGraph,
-        costs: RunCosts,
-        decoder_costs: RunCosts,
+        max_padding: int | None,
+        decoder_max_padding: int | None,
         observer: Observer,
         inspector: Inspector,
     ) -> None:
@@ -237,7 +237,7 @@ class SegmentationModel(ImageModel):
             settings,
             outputs=(EMBEDDING,),
             kept=Kept("image_embeddings", max_bytes=max_bytes, ttl_s=settings.image_ttl),
-            costs=costs,
+            max_padding=max_padding,
             observer=observer,
             inspector=inspector,
         )
@@ -250,7 +250,7 @@ class SegmentationModel(ImageModel):
             budget=budget,
             model=ModelId(name=manifest.name, version=manifest.version),
             session=decoder.session,
-            costs=decoder_costs,
+            max_padding=decoder_max_padding,
             observer=observer,
         )
         self._prompts = Admission(
@@ -302,8 +302,8 @@ class SegmentationModel(ImageModel):
             preprocessor,
             settings,
             decoder=decoder,
-            costs=encoder.warm_up({"pixel_values": blank}, 1, {EMBEDDING: decoder.embedding_shape}),
-            decoder_costs=decoder.warm_up(),
+            max_padding=encoder.warm_up({"pixel_values": blank}, 1, {EMBEDDING: decoder.embedding_shape}),
+            decoder_max_padding=decoder.warm_up(),
             observer=observer,
             inspector=Inspector(bundle, precision, runtime, max_mib=settings.max_attention_mib, observer=observer),
         )

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from headway_server.batching import BatchedResults, Batcher, BatchGraph, RunCosts, Tensors, measure_costs
+from headway_server.batching import BatchedResults, Batcher, BatchGraph, Tensors, measure_padding
 from headway_server.bundles import AudioCodec
 from headway_server.errors import BundleError
 from headway_server.observers import NO_OBSERVER, ModelId, Observer
@@ -54,18 +54,18 @@ class WaveformDecoder:
             budget=_MAX_STREAMS,
             model=model,
             session=session,
-            costs=self._warm_up(session),
+            max_padding=self._warm_up(session),
             observer=observer,
         )
 
-    def _warm_up(self, session: Session) -> RunCosts:
+    def _warm_up(self, session: Session) -> int | None:
         inputs = {
             "codes": np.full((1, self.codec.frames_per_run, self.codec.num_books), self.codec.codebook_size - 1),
             "state": np.zeros((1, self.state_size), np.float32),
         }
         try:
             session.run(inputs)
-            return measure_costs(session, inputs, 1)
+            return measure_padding(session, inputs, 1)
         except Exception as error:  # onnxruntime's own kinds
             raise BundleError(f"{session.graph.file}: does not run ({error}); export the model again") from error
 

@@ -13,7 +13,7 @@ from typing import Final, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from headway_server.batching import BatchGraph, Postprocess, RunCosts, Tensors
+from headway_server.batching import BatchGraph, Postprocess, Tensors
 from headway_server.batching.settings import MAX_TEXTS
 from headway_server.bundles import TOKENIZER_FILE, Bundle, Manifest, Precision, SpecialTokens
 from headway_server.errors import InvalidInputError
@@ -129,7 +129,7 @@ class TextModel(StatelessModel):
         tokenizer: TextTokenizer,
         settings: ServerSettings,
         *,
-        costs: RunCosts,
+        max_padding: int | None,
         observer: Observer,
         inspector: Inspector,
     ) -> None:
@@ -139,7 +139,7 @@ class TextModel(StatelessModel):
             precision,
             graph,
             budget=settings.batching.batch_tokens(graph.device),
-            costs=costs,
+            max_padding=max_padding,
             max_waiting=settings.batching.max_waiting_texts,
             max_waiting_bytes=settings.batching.max_waiting_bytes,
             observer=observer,
@@ -173,13 +173,22 @@ class TextModel(StatelessModel):
         session = runtime.open(bundle, variant.graphs["model"])
         graph = text_graph(session, manifest.special_tokens, cls._postprocess(manifest))
         length = min(_WARM_UP_LENGTH, manifest.limits.max_input_tokens or 1)
-        costs = graph.warm_up(
+        max_padding = graph.warm_up(
             text_tensors(np.zeros(length, np.int64), has_types=_TYPES in graph.input_names),
             length,
             expected_outputs(manifest, *((length,) if cls._labels_tokens else ())),
         )
         inspector = Inspector(bundle, precision, runtime, max_mib=settings.max_attention_mib, observer=observer)
-        return cls(bundle, precision, graph, tokenizer, settings, costs=costs, observer=observer, inspector=inspector)
+        return cls(
+            bundle,
+            precision,
+            graph,
+            tokenizer,
+            settings,
+            max_padding=max_padding,
+            observer=observer,
+            inspector=inspector,
+        )
 
     @classmethod
     def _postprocess(cls, manifest: Manifest) -> Postprocess | None:

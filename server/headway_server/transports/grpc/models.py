@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -12,7 +11,7 @@ from pydantic import ValidationError
 from headway.v1 import common_pb2, generation_service_pb2
 from headway.v1 import model_service_pb2 as pb
 from headway.v1 import model_service_pb2_grpc as pb_grpc
-from headway_server.bundles import LEARNING_CURVE_FILE, Bundle, Manifest, SamplingDefaults, Task
+from headway_server.bundles import Manifest, SamplingDefaults, Task
 from headway_server.bundles.tags import TagSet
 from headway_server.errors import InvalidInputError
 from headway_server.serving.families import ServedModel
@@ -23,7 +22,6 @@ from headway_server.serving.routes import Alias, Route
 _STATES: dict[ModelState, pb.BundleState.ValueType] = {
     state: pb.BundleState.Value(f"BUNDLE_STATE_{state.name}") for state in ModelState
 }
-_MAX_DRAWING_BYTES: Final = 1 << 18
 ADMIN_METHODS: Final = frozenset(
     f"/{pb.DESCRIPTOR.package}.ModelService/{name}"
     for name in ("LoadModel", "UnloadModel", "ScanStore", "SetRoute", "SetAlias")
@@ -68,7 +66,6 @@ class ModelService(pb_grpc.ModelServiceServicer):
         return pb.GetModelResponse(
             model=self._message(model),
             manifest_json=model.bundle.manifest.model_dump_json(),
-            learning_curve_svg=await asyncio.to_thread(_learning_curve, model.bundle),
         )
 
     async def ListBundles(  # noqa: N802 (the method's name in the protocol)
@@ -171,17 +168,6 @@ class ModelService(pb_grpc.ModelServiceServicer):
             prompt_names=manifest.embedding.prompts if manifest.embedding else (),
             embedding_space=manifest.embedding.space.name if manifest.embedding and manifest.embedding.space else "",
         )
-
-
-def _learning_curve(bundle: Bundle) -> str:
-    """Reads the drawing of a bundle; empty where it has none, or one that is gone, or too large to be one."""
-    described = bundle.manifest.files.get(LEARNING_CURVE_FILE)
-    if described is None or described.size_bytes > _MAX_DRAWING_BYTES:
-        return ""
-    try:
-        return bundle.file(LEARNING_CURVE_FILE).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return ""
 
 
 def _invalid(error: ValidationError) -> InvalidInputError:

@@ -1,7 +1,5 @@
 """The Connect protocol: every method of the servicers with one request, for browsers and `curl`, in JSON and binary.
 
-At the same paths the same methods answer by gRPC-Web (`grpc_web.py`), where the content type says so.
-
 The protocol: https://connectrpc.com/docs/protocol/
 """
 
@@ -23,7 +21,6 @@ from starlette.types import Receive, Scope, Send
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing.pool import text_pool
 from headway_server.transports.http.edge import Edge, Endpoint, Handler, Reply, Request, Stream, to_json
-from headway_server.transports.http.grpc_web import GRPC_WEB, GRPC_WEB_TEXT, web_endpoint
 from headway_server.transports.http.procedures import HEAD_BYTES, CallContext, Procedure, envelope, open_envelope
 from headway_server.transports.http.status import Failure
 
@@ -99,11 +96,6 @@ class _Methods:
 
     def __init__(self, edge: Edge, procedures: Mapping[str, Procedure]) -> None:
         unary, stream = _UnaryForm(), _StreamForm()
-        self._web = {
-            (name, is_text): web_endpoint(edge, name, procedure, is_text=is_text)
-            for name, procedure in procedures.items()
-            for is_text in (False, True)
-        }
         self._endpoints = {
             name: Endpoint(
                 edge,
@@ -121,11 +113,7 @@ class _Methods:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] != "POST":
             raise HTTPException(405, headers={"Allow": "POST"})
-        media_type = next((value for name, value in scope["headers"] if name == b"content-type"), b"").lower()
-        endpoint = self._endpoints.get(scope["path"])
-        if endpoint is not None and media_type.startswith(GRPC_WEB):
-            endpoint = self._web[scope["path"], media_type.startswith(GRPC_WEB_TEXT)]
-        await (endpoint or self._unknown)(scope, receive, send)
+        await self._endpoints.get(scope["path"], self._unknown)(scope, receive, send)
 
     async def _unknown(self, scope: Scope, _: Receive, send: Send) -> None:
         message = f"there is no method {scope['path'][:200]}; a method with a stream of requests is called by gRPC"

@@ -66,7 +66,7 @@ class HttpServer:
             calls: Those that are being answered, by all transports.
             callers: What waits for callers, of all transports.
             describe: See `Describe`.
-            procedures: By their paths, `/package.Service/Method`, the methods that answer by Connect, gRPC-Web and the
+            procedures: By their paths, `/package.Service/Method`, the methods that answer by Connect and the
                 Open Inference Protocol; None: there are none.
             tls: Encrypts; None: nothing is encrypted.
             write_metrics: Returns the metrics as Prometheus reads them; None: there are none.

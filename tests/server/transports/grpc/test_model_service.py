@@ -52,7 +52,6 @@ async def test_a_model_comes_with_its_whole_manifest(serving):
     assert response.model.name == "topics"
     manifest = Manifest.model_validate_json(response.manifest_json)
     assert manifest.files["model.onnx"].size_bytes > 0
-    assert response.learning_curve_svg == ""  # this bundle has none
 
 
 @pytest.mark.parametrize(
