@@ -10,26 +10,17 @@ Waiting sequences are admitted strictly in the order of their queue (`waiting.py
 free holds up those behind it: fewer slots than it needs stay idle until it fits, while letting others pass could keep
 it waiting for ever.
 
-Sources are encoded together, since each run of the encoder reads all its weights: where enough sequences run, the first
-sources wait a few steps for others (docs/lanes.md has the figures).
+Sources that have slots are encoded together, since each run of the encoder reads all its weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
 
 from headway_server.decoding.core.block_layout import BlockLayout, Group, Move
 from headway_server.decoding.core.waiting import PriorityScope, WaitingQueue
 from headway_server.decoding.sequence import Sequence, Stage
-
-_ENCODED_TOGETHER: Final = 4
-"""Sources that are worth waiting for."""
-_MOST_STEPS_GATHERED: Final = 4
-"""Decode steps that a source waits for others at most."""
-_FEWEST_BUSY: Final = 4
-"""Slots that run for each one that is kept idle so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +59,6 @@ class Scheduler:
         self.waiting = WaitingQueue(priority_scope)
         self.layout = BlockLayout(num_slots)
         self.prefilling: Sequence | None = None
-        self._num_gathered = 0  # steps since sources that wait could have been admitted
 
     def __repr__(self) -> str:
         return (
@@ -116,16 +106,13 @@ class Scheduler:
     def admit_sources(self, now: float, max_padded_tokens: int) -> list[Sequence]:
         """Takes sequences out of the queue whose sources are to be encoded together, as many as have slots.
 
-        The caller encodes the sources and calls `join`. To be called once a step: few sources wait a few steps for
-        others, if enough sequences run meanwhile.
+        The caller encodes the sources and calls `join`.
 
         Args:
             now: The time.
             max_padded_tokens: Limit of their number times the largest cost; the first is taken whatever it costs.
         """
         admitted: list[Sequence] = []
-        if self._gathers():
-            return admitted
         largest, num_free = 0, self.num_free
         while self.waiting and (first := self.waiting.first()).num_beams <= num_free:
             source = first.source
@@ -136,17 +123,6 @@ class Scheduler:
             admitted.append(self._leave_queue(now))
             num_free -= admitted[-1].num_beams
         return admitted
-
-    def _gathers(self) -> bool:
-        """Returns True if sources that could be admitted now shall wait for others."""
-        num_beams = self.waiting.first().num_beams if self.waiting else 1
-        num_ready = min(len(self.waiting), self.num_free // num_beams)
-        is_cheap = num_ready * num_beams * _FEWEST_BUSY < self.layout.num_used
-        if 0 < num_ready < _ENCODED_TOGETHER and is_cheap and self._num_gathered < _MOST_STEPS_GATHERED:
-            self._num_gathered += 1
-            return True
-        self._num_gathered = 0
-        return False
 
     def _leave_queue(self, now: float) -> Sequence:
         sequence = self.waiting.pop()

@@ -8,7 +8,6 @@ import pytest
 from tiny_engine import make_sequence
 
 from headway_server.decoding.core.scheduler import Scheduler
-from headway_server.decoding.parameters import SearchParameters
 from headway_server.decoding.sequence import Stage
 
 CHUNK = 8
@@ -119,50 +118,6 @@ async def test_sentences_are_admitted_up_to_the_free_slots(scheduler):
     sentences = [sequence_of(2, start_ids=[0]) for _ in range(3)]
     scheduler.waiting.add(sentences)
     assert scheduler.admit_sources(now=0.0, max_padded_tokens=1000) == sentences[:1]
-
-
-async def test_sentences_wait_for_others_while_enough_sequences_run():
-    scheduler = Scheduler(num_slots=40, prefill_chunk=CHUNK)
-    let_run(scheduler, 17)
-    sentences = [sequence_of(3, start_ids=[0]) for _ in range(5)]
-    for sentence in sentences[:3]:
-        scheduler.waiting.add([sentence])
-        assert scheduler.admit_sources(now=0.0, max_padded_tokens=1000) == []
-    scheduler.waiting.add([sentences[3]])
-    assert scheduler.admit_sources(now=0.0, max_padded_tokens=1000) == sentences[:4]
-
-
-async def test_a_sentence_waits_four_steps_for_others_at_most():
-    scheduler = Scheduler(num_slots=40, prefill_chunk=CHUNK)
-    let_run(scheduler, 17)
-    for _ in range(2):
-        sentence = sequence_of(3, start_ids=[0])
-        scheduler.waiting.add([sentence])
-        admitted = [scheduler.admit_sources(now=0.0, max_padded_tokens=1000) for _ in range(5)]
-        assert admitted == [[], [], [], [], [sentence]]
-        scheduler.join(sentence)
-
-
-@pytest.mark.parametrize(
-    ("num_running", "num_beams", "waits"), [(4, 1, False), (5, 1, True), (16, 4, False), (17, 4, True)]
-)
-async def test_no_more_than_one_slot_in_four_is_kept_idle_for_sentences_to_come(num_running, num_beams, waits):
-    scheduler = Scheduler(num_slots=40, prefill_chunk=CHUNK)
-    let_run(scheduler, num_running)
-    search = SearchParameters(beam_size=num_beams)
-    sentence = make_sequence(np.arange(2, 5), start_ids=[0], search=search)
-    scheduler.waiting.add([sentence])
-    assert scheduler.admit_sources(now=0.0, max_padded_tokens=1000) == ([] if waits else [sentence])
-
-
-async def test_the_last_free_slots_count_as_many_sentences_as_fit_there():
-    scheduler = Scheduler(num_slots=18, prefill_chunk=CHUNK)
-    let_run(scheduler, 16)
-    sentences = [sequence_of(3, start_ids=[0]) for _ in range(9)]
-    scheduler.waiting.add(sentences)
-    assert scheduler.admit_sources(now=0.0, max_padded_tokens=1000) == []
-    scheduler.retire(scheduler.running[:2])
-    assert scheduler.admit_sources(now=0.0, max_padded_tokens=1000) == sentences[:4]
 
 
 async def test_any_history_keeps_the_running_ones_a_prefix_and_moves_every_sequence_rightly():
