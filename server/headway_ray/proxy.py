@@ -28,9 +28,9 @@ from headway_ray.placement import Choice, Placement, Placements
 from headway_ray.replica import CallHead, Part
 from headway_ray.requests import joined_messages
 from headway_server.errors import DrainingError, InvalidInputError, OverloadedError, is_failure
+from headway_server.services import service_descriptors, to_status
 from headway_server.serving.calls import REQUEST_ID, request_id_of
 from headway_server.tasks.table import RPCS
-from headway_server.transports.grpc import service_descriptors, to_status
 
 Context = Any
 """`grpc.aio.ServicerContext`."""

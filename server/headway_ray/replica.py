@@ -20,11 +20,12 @@ from headway_server.errors import ForbiddenError, is_failure
 from headway_server.log import configure_logging
 from headway_server.observers import Call
 from headway_server.runtime import Runtime
+from headway_server.services import to_status
 from headway_server.serving.families import ServedModel
 from headway_server.serving.host import ModelHost
 from headway_server.serving.routes import Routes
 from headway_server.settings import ServerSettings
-from headway_server.transports.grpc import HeadwayServer, to_status
+from headway_server.transports.grpc import HeadwayServer
 from headway_server.transports.http import HttpServer
 
 Part: TypeAlias = tuple[bytes, bytes]
@@ -48,22 +49,6 @@ class CallHead:
 
 _refusal: ContextVar[Refusal | None] = ContextVar("refusal", default=None)
 """Of the present request over HTTP."""
-
-
-class _Context:
-    """What a servicer may ask of its call."""
-
-    def __init__(self, head: CallHead) -> None:
-        self._deadline = None if head.timeout_s is None else time.monotonic() + head.timeout_s
-        self._metadata = head.metadata
-
-    def time_remaining(self) -> float | None:
-        """Returns the seconds until the deadline; None where there is none."""
-        return None if self._deadline is None else self._deadline - time.monotonic()
-
-    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
-        """Returns what the caller sent beside the request."""
-        return self._metadata
 
 
 class _FixedModels(ModelHost):
@@ -121,7 +106,6 @@ class Replica:
             own,
             calls=server.calls,
             callers=server.callers,
-            describe=to_status,
             procedures=server.procedures,
         ).app
         self._host.start()
@@ -140,6 +124,7 @@ class Replica:
     async def stream(self, head: CallHead, data: bytes) -> AsyncGenerator[Part, None]:
         """Answers a call part by part."""
         procedure = self._procedures[head.method]
+        deadline = None if head.timeout_s is None else time.monotonic() + head.timeout_s
         answered: Call | None = None
         try:
             rights = self._calls.identify(
@@ -162,13 +147,12 @@ class Replica:
                 request = await procedure.parse(data)
                 if head.refusal is not None:
                     raise head.refusal.error
-                context: Any = _Context(head)
                 if procedure.is_stream:
-                    async with aclosing(procedure.behaviour(request, context)) as responses:
+                    async with aclosing(procedure.answer(request, deadline)) as responses:
                         async for response in responses:
                             yield response.SerializeToString(), b""
                 else:
-                    response = await procedure.behaviour(request, context)
+                    response = await procedure.answer(request, deadline)
                     yield response.SerializeToString(), b""
         except BaseException as error:  # the one place where every error becomes a status
             if not is_failure(error):

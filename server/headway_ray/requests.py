@@ -13,9 +13,9 @@ from google.protobuf.message_factory import GetMessageClass
 
 from headway_ray.placement import ValueOf
 from headway_server.errors import InvalidInputError
+from headway_server.services import service_descriptors
 from headway_server.serving.abilities import Rpc, Scope
 from headway_server.tasks.table import RPCS
-from headway_server.transports.grpc import service_descriptors
 from headway_server.transports.http import OPENAI_ABILITIES, read_form
 
 _HEAD_BYTES: Final = 5

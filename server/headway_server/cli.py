@@ -27,16 +27,15 @@ from headway_server.log import configure_logging
 from headway_server.monitoring import Monitoring
 from headway_server.observers import NO_OBSERVER, joined
 from headway_server.runtime import Runtime, describe_cores
+from headway_server.services import Statistics
 from headway_server.serving.host import ModelHost, read_store
 from headway_server.settings import ServerSettings
 from headway_server.transports.grpc import (
     Beside,
     Doors,
     HeadwayServer,
-    Statistics,
     address_problem,
     format_address,
-    to_status,
 )
 from headway_server.workers import Ready, Worker, WorkerHost, choose_workers, supervise
 
@@ -223,7 +222,6 @@ def _open_http(
         settings,
         calls=server.calls,
         callers=server.callers,
-        describe=to_status,
         procedures=server.procedures,
         tls=server.doors.tls,
         write_metrics=write_metrics,

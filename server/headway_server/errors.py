@@ -128,6 +128,10 @@ class ModelNotFoundError(RequestError):
     """No such model or version is loaded."""
 
 
+class ServiceNotFoundError(RequestError):
+    """The server has no service of that name."""
+
+
 class ImageNotFoundError(RequestError):
     """No prepared image has this id, or none any longer."""
 

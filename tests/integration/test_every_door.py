@@ -23,10 +23,10 @@ from headway.oip import grpc_predict_v2_pb2 as oip_pb
 from headway.oip import grpc_predict_v2_pb2_grpc as oip_grpc
 from headway_client.cli import app
 from headway_server.bundles import Manifest, Task
+from headway_server.services import service_descriptors
 from headway_server.serving.abilities import Ability, PairAbility, space_of
 from headway_server.serving.families import has_ability
 from headway_server.tasks.table import FAMILIES, RPCS
-from headway_server.transports.grpc import service_descriptors
 from headway_server.transports.http import OPENAI_ABILITIES
 
 from .conftest import Doors

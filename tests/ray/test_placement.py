@@ -17,12 +17,12 @@ from headway_ray.placement import Placements, place
 from headway_ray.requests import HttpRequest, joined
 from headway_server.bundles import Task, read_manifest
 from headway_server.errors import InvalidInputError, ModelNotFoundError, WrongTaskError
+from headway_server.services import service_descriptors
 from headway_server.serving.abilities import Ability, Scope
 from headway_server.serving.families import has_ability, tasks_with
 from headway_server.serving.host import read_store
 from headway_server.settings import ServerSettings
 from headway_server.tasks.table import FAMILIES, RPCS
-from headway_server.transports.grpc import service_descriptors
 from headway_server.transports.http import OPENAI_ABILITIES
 
 MODELS = Path(__file__).parents[2] / "models"

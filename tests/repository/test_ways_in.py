@@ -12,10 +12,10 @@ import typer
 
 from headway_client.cli import app
 from headway_server.bundles import Task
+from headway_server.services.open_inference.tasks import TensorTask
 from headway_server.serving.abilities import Ability
 from headway_server.serving.families import tasks_with
 from headway_server.tasks.table import FAMILIES, RPCS
-from headway_server.transports.grpc.oip.tasks import TensorTask
 from headway_server.transports.http import OPENAI_ABILITIES
 
 LIKE_ANOTHER = {"RankTexts with `query_image_id`", "PrepareImage"}

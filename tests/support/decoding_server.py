@@ -12,9 +12,9 @@ from waiting import until
 
 from headway.v1 import generation_service_pb2_grpc as generation_grpc
 from headway.v1 import translation_service_pb2_grpc as translation_grpc
+from headway_server.services.generation import GenerationService
+from headway_server.services.translation import TranslationService
 from headway_server.serving.host import ModelHost
-from headway_server.transports.grpc.generation import GenerationService
-from headway_server.transports.grpc.translation import TranslationService
 
 
 @asynccontextmanager
@@ -26,9 +26,8 @@ async def serving(decoder=None, *, max_text_bytes=2**20, **options):
     ]
     host = ModelHost(models)
     host.start()
-    server = grpc.aio.server(interceptors=[make_interceptor()])
-    generation_grpc.add_GenerationServiceServicer_to_server(GenerationService(host), server)
-    translation_grpc.add_TranslationServiceServicer_to_server(TranslationService(host), server)
+    servicers = {"GenerationService": GenerationService(host), "TranslationService": TranslationService(host)}
+    server = grpc.aio.server(interceptors=[make_interceptor(servicers)])
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:

@@ -53,10 +53,10 @@ from headway_server.preprocessing import (
     split_sentences,
 )
 from headway_server.runtime.machine import give_back_memory
+from headway_server.services import generation_requests, text_to_text_requests
+from headway_server.services.wire import check_fields
 from headway_server.serving.limits import check_text
 from headway_server.tasks.parameters import DecodingLimits, plan_sampling
-from headway_server.transports.grpc import generation_requests, text_to_text_requests
-from headway_server.transports.grpc.wire import check_fields
 
 
 @dataclass(frozen=True, kw_only=True)

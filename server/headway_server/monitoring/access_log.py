@@ -5,7 +5,7 @@ from __future__ import annotations
 import structlog
 
 from headway_server.observers import Call, Observer
-from headway_server.transports.grpc.status import outcome_of
+from headway_server.services.status import ending_of
 
 _log = structlog.get_logger(__name__)
 
@@ -19,7 +19,7 @@ class AccessLog(Observer):
 
     def call_finished(self, call: Call, *, error: BaseException | None, duration_s: float) -> None:
         """Writes the line."""
-        code, reason = outcome_of(None if error is None else type(error))
+        code, reason = ending_of(None if error is None else type(error))
         fields: dict[str, object] = {"code": code, "duration_ms": round(duration_s * 1e3, 3)}
         if call.caller:
             fields["caller"] = call.caller

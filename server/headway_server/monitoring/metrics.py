@@ -37,10 +37,10 @@ from headway_server.observers import (
     TokensEvent,
 )
 from headway_server.runtime import Cores
+from headway_server.services.status import ending_of
 from headway_server.serving.calls import Calls
 from headway_server.serving.families import ServedModel
 from headway_server.serving.host import ModelHost, ModelState
-from headway_server.transports.grpc.status import outcome_of
 
 _log = structlog.get_logger(__name__)
 
@@ -506,12 +506,12 @@ def _call_metrics(cells: dict[tuple[Any, ...], list[float]]) -> Iterator[Metric]
     durations: dict[tuple[Any, ...], list[float]] = {}
     numbers: dict[tuple[Any, ...], list[float]] = {}
     for (method, model, kind), cell in cells.items():
-        code, reason = outcome_of(kind)
+        code, reason = ending_of(kind)
         labels = (method.lstrip("/"), *(model or _NO_MODEL), code)
         before = durations.get(labels)
         durations[labels] = cell if before is None else [a + b for a, b in zip(before, cell, strict=True)]
         numbers.setdefault((*labels, reason), [0.0])[0] += sum(cell[:-1])
-        numbers.setdefault((*labels[:-1], *outcome_of(Exception)), [0.0])  # 0, so that the first bug is an increase
+        numbers.setdefault((*labels[:-1], *ending_of(Exception)), [0.0])  # 0, so that the first bug is an increase
     yield _metric(_CALLS, numbers)
     yield _metric(_DURATION, durations)
 

@@ -28,7 +28,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import Attributes, AttributeValue
 
 from headway_server.observers import BatchEvent, Call, Observer, SequenceEvent
-from headway_server.transports.grpc.status import outcome_of
+from headway_server.services.status import ending_of
 
 _SERVICE: Final = "headway-server"
 _CLOSE_TIMEOUT_S: Final = 3.0
@@ -143,7 +143,7 @@ class Tracing(Observer):
         if recorded is None:
             return
         span = recorded.span
-        code, reason = outcome_of(None if error is None else type(error))
+        code, reason = ending_of(None if error is None else type(error))
         span.set_attribute("rpc.grpc.status_code", int(grpc.StatusCode[code].value[0]))
         if call.request_id:
             span.set_attribute("headway.request_id", call.request_id)

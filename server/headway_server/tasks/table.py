@@ -108,7 +108,7 @@ KEEP_IMAGES: Final[Ability[ImageModel]] = Ability(
 READ_IMAGES: Final[Ability[object]] = Ability(name="read_image", words="read images")
 
 
-_TENSORS = "headway_server.transports.grpc.oip.tasks:"
+_TENSORS = "headway_server.services.open_inference.tasks:"
 FAMILIES: Final[dict[Task, Family]] = {
     Task.GENERATION: Family(
         loader="headway_server.tasks.generation.model:GenerationModel.load",

@@ -5,11 +5,10 @@ from pkgutil import resolve_name
 import pytest
 
 from headway_server.bundles import Task
+from headway_server.services import service_abilities, service_descriptors
+from headway_server.services.open_inference.tasks import TensorTask
 from headway_server.serving.abilities import Ability
 from headway_server.tasks.table import FAMILIES, READ_IMAGES, RPCS, SYNTHESIZE_SPEECH, TRANSCRIBE_SPEECH
-from headway_server.transports.grpc import service_descriptors
-from headway_server.transports.grpc.oip.tasks import TensorTask
-from headway_server.transports.grpc.server import service_abilities
 from headway_server.transports.http import OPENAI_ABILITIES
 
 METHODS = {method.name: method for service in service_descriptors() for method in service.methods}

@@ -27,13 +27,13 @@ from tiny_hearing import make_speech_model
 from headway_server.errors import InvalidInputError
 from headway_server.observers import NO_OBSERVER
 from headway_server.runtime import Runtime
+from headway_server.services import service_descriptors
 from headway_server.serving.finding import path_of
 from headway_server.serving.host import ModelHost
 from headway_server.settings import ServerSettings
 from headway_server.tasks.generation.model import GenerationModel
 from headway_server.tasks.speech.model import SpeechRequest
-from headway_server.transports.grpc import HeadwayServer, to_status
-from headway_server.transports.grpc.server import service_descriptors
+from headway_server.transports.grpc import HeadwayServer
 from headway_server.transports.http import HttpServer
 
 MODELS = Path(__file__).parents[3] / "models"
@@ -382,7 +382,6 @@ def serving(tmp_path_factory) -> Iterator[Serving]:
             settings,
             calls=server.calls,
             callers=server.callers,
-            describe=to_status,
             procedures=server.procedures,
         )
         port = await server.start()

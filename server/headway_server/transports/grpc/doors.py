@@ -10,14 +10,12 @@ from typing import Any
 
 import grpc
 import structlog
-from grpc_health.v1 import health_pb2_grpc
 
 from headway_server.errors import ServerError
 from headway_server.serving.access import Access, AccessFile, is_local
 from headway_server.serving.counts import Counts
 from headway_server.serving.files import Certificates, WatchedFiles, watch
 from headway_server.settings import ServerSettings
-from headway_server.transports.grpc.health import Health
 
 _log = structlog.get_logger(__name__)
 
@@ -81,14 +79,11 @@ class Doors:
                 self._tls.verify_mode = ssl.CERT_REQUIRED
         return self._tls
 
-    async def open(
-        self, health: Health, interceptor: grpc.aio.ServerInterceptor, options: Sequence[tuple[str, Any]]
-    ) -> None:
+    async def open(self, interceptor: grpc.aio.ServerInterceptor, options: Sequence[tuple[str, Any]]) -> None:
         """Begins to watch the files and to answer at the port for health; called with the event loop running.
 
         Args:
-            health: Answers health checks.
-            interceptor: Holds their callers to limits, as at the server's own port.
+            interceptor: Answers health checks, and holds their callers to limits as at the server's own port.
             options: What gRPC is told of the connections.
 
         Raises:
@@ -100,7 +95,6 @@ class Doors:
         if self._settings.health_port is None:
             return
         server = grpc.aio.server(interceptors=[interceptor], options=options)
-        health_pb2_grpc.add_HealthServicer_to_server(health, server)
         address = format_address(self._settings.host, self._settings.health_port)
         try:
             self.health_port = server.add_insecure_port(address)

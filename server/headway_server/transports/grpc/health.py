@@ -10,15 +10,19 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any, Final
 
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
+
+from headway_server.errors import ServiceNotFoundError
+from headway_server.services.procedure import PARSED_ON_LOOP_BYTES, Procedure, procedures_of
+from headway_server.serving.finding import quoted
 
 _SERVING: Final = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING
+SERVICE: Final = health_pb2.DESCRIPTOR.services_by_name["Health"]
 _UNKNOWN: Final = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
-class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # its base has no types
+class Health:
     """The health of services by full name, and of the server as a whole by the empty one. Belongs to the event loop."""
 
     def __init__(self) -> None:
@@ -26,6 +30,12 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # its base 
         self._states: dict[str, Any] = {"": _NOT_SERVING}
         self._changed = asyncio.Event()
         self._is_closing = False
+
+    @property
+    def procedures(self) -> dict[str, Procedure]:
+        """Its methods by their full names."""
+        methods = frozenset(method.name for method in SERVICE.methods)
+        return procedures_of(SERVICE, self, max_bytes=PARSED_ON_LOOP_BYTES, probes=methods)
 
     def set(self, service: str, *, is_serving: bool) -> None:
         """Sets the state of a service; of none after `close`."""
@@ -44,24 +54,28 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # its base 
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def Check(  # noqa: N802 (the method's name in the protocol)
-        self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
+    async def Check(
+        self, request: health_pb2.HealthCheckRequest, _deadline: float | None
     ) -> health_pb2.HealthCheckResponse:
-        """Says whether a service is serving."""
+        """Says whether a service is serving.
+
+        Raises:
+            ServiceNotFoundError: There is none of that name.
+        """
         state = self._states.get(request.service)
         if state is None:
-            await context.abort(grpc.StatusCode.NOT_FOUND, "there is no such service")
+            raise ServiceNotFoundError(f"there is no service {quoted(request.service)}")
         return health_pb2.HealthCheckResponse(status=state)
 
-    async def List(  # noqa: N802 (as above)
-        self, _request: health_pb2.HealthListRequest, _context: grpc.aio.ServicerContext[Any, Any]
+    async def List(
+        self, _request: health_pb2.HealthListRequest, _deadline: float | None
     ) -> health_pb2.HealthListResponse:
         """Says of every service whether it is serving."""
         states = {service: health_pb2.HealthCheckResponse(status=state) for service, state in self._states.items()}
         return health_pb2.HealthListResponse(statuses=states)
 
-    async def Watch(  # noqa: N802 (as above)
-        self, request: health_pb2.HealthCheckRequest, _context: grpc.aio.ServicerContext[Any, Any]
+    async def Watch(
+        self, request: health_pb2.HealthCheckRequest, _deadline: float | None
     ) -> AsyncGenerator[health_pb2.HealthCheckResponse, None]:
         """Says it now and whenever that changes; a state that was over before it could be sent is left out."""
         told = None

@@ -6,72 +6,28 @@ import asyncio
 import resource
 import signal
 import socket
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import grpc
 import structlog
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection
 
-from headway.oip import grpc_predict_v2_pb2_grpc
-from headway.v1 import (
-    caption_service_pb2,
-    caption_service_pb2_grpc,
-    generation_service_pb2,
-    generation_service_pb2_grpc,
-    image_classification_service_pb2,
-    image_classification_service_pb2_grpc,
-    image_generation_service_pb2,
-    image_generation_service_pb2_grpc,
-    image_service_pb2,
-    image_service_pb2_grpc,
-    inspection_service_pb2,
-    inspection_service_pb2_grpc,
-    model_service_pb2,
-    model_service_pb2_grpc,
-    ranking_service_pb2,
-    ranking_service_pb2_grpc,
-    segmentation_service_pb2,
-    segmentation_service_pb2_grpc,
-    speech_service_pb2,
-    speech_service_pb2_grpc,
-    text_classification_service_pb2,
-    text_classification_service_pb2_grpc,
-    text_to_text_service_pb2,
-    text_to_text_service_pb2_grpc,
-    translation_service_pb2,
-    translation_service_pb2_grpc,
-)
 from headway_server.errors import DrainingError, ServerError
 from headway_server.observers import NO_OBSERVER, Observer
 from headway_server.runtime import CLOSE_TIMEOUT_S, available_bytes
-from headway_server.serving.abilities import Ability
+from headway_server.services import Statistics, make_procedures, service_abilities
+from headway_server.services.registry import SERVICES
 from headway_server.serving.callers import Callers, WaitLimits
 from headway_server.serving.calls import Calls
 from headway_server.serving.counts import Counts
 from headway_server.serving.host import ModelHost
 from headway_server.serving.watchdog import Watchdog
 from headway_server.settings import ServerSettings
-from headway_server.tasks.table import RPCS
-from headway_server.transports.grpc import oip
-from headway_server.transports.grpc.captioning import CaptionService
 from headway_server.transports.grpc.doors import Doors, format_address
-from headway_server.transports.grpc.generation import GenerationService
 from headway_server.transports.grpc.health import Health
-from headway_server.transports.grpc.image_classification import ImageClassificationService
-from headway_server.transports.grpc.image_generation import ImageGenerationService
-from headway_server.transports.grpc.images import ImageService
-from headway_server.transports.grpc.inspection import InspectionService
-from headway_server.transports.grpc.interceptor import CallInterceptor, Handler, Procedure
-from headway_server.transports.grpc.models import ADMIN_METHODS, ModelService
-from headway_server.transports.grpc.ranking import RankingService
-from headway_server.transports.grpc.segmentation import SegmentationService
-from headway_server.transports.grpc.speech import SpeechService
-from headway_server.transports.grpc.text_classification import TextClassificationService
-from headway_server.transports.grpc.text_to_text import TextToTextService
-from headway_server.transports.grpc.translation import TranslationService
+from headway_server.transports.grpc.interceptor import CallInterceptor
 
 _log = structlog.get_logger(__name__)
 
@@ -89,133 +45,6 @@ _MAX_LASTING = 1024
 """Health watches and reflection streams at a time."""
 _MAX_LASTING_PER_CONNECTION = 16
 _MOST_CONNECTIONS = 10_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Service:
-    """One service of the protocol."""
-
-    descriptor: Any
-    servicer: Callable[[ModelHost], Any]
-    """Makes what answers its calls."""
-    add: Callable[[Any, Any], None]
-    """Adds that to a server."""
-    reads_texts: bool = True
-    """True if its requests are texts, which are held to a smaller size than images."""
-
-    @property
-    def name(self) -> str:
-        """Its full name."""
-        return str(self.descriptor.full_name)
-
-    @property
-    def abilities(self) -> frozenset[Ability[Any]]:
-        """See `service_abilities`: it is healthy when a model has one of these; when there are none, always."""
-        return service_abilities(self.descriptor)
-
-
-_SERVICES = (
-    _Service(
-        descriptor=generation_service_pb2.DESCRIPTOR.services_by_name["GenerationService"],
-        servicer=GenerationService,
-        add=generation_service_pb2_grpc.add_GenerationServiceServicer_to_server,
-    ),
-    _Service(
-        descriptor=translation_service_pb2.DESCRIPTOR.services_by_name["TranslationService"],
-        servicer=TranslationService,
-        add=translation_service_pb2_grpc.add_TranslationServiceServicer_to_server,
-    ),
-    _Service(
-        descriptor=text_to_text_service_pb2.DESCRIPTOR.services_by_name["TextToTextService"],
-        servicer=TextToTextService,
-        add=text_to_text_service_pb2_grpc.add_TextToTextServiceServicer_to_server,
-    ),
-    _Service(
-        descriptor=caption_service_pb2.DESCRIPTOR.services_by_name["CaptionService"],
-        servicer=CaptionService,
-        add=caption_service_pb2_grpc.add_CaptionServiceServicer_to_server,
-        reads_texts=False,
-    ),
-    _Service(
-        descriptor=speech_service_pb2.DESCRIPTOR.services_by_name["SpeechService"],
-        servicer=SpeechService,
-        add=speech_service_pb2_grpc.add_SpeechServiceServicer_to_server,
-        reads_texts=False,
-    ),
-    _Service(
-        descriptor=text_classification_service_pb2.DESCRIPTOR.services_by_name["TextClassificationService"],
-        servicer=TextClassificationService,
-        add=text_classification_service_pb2_grpc.add_TextClassificationServiceServicer_to_server,
-    ),
-    _Service(
-        descriptor=image_classification_service_pb2.DESCRIPTOR.services_by_name["ImageClassificationService"],
-        servicer=ImageClassificationService,
-        add=image_classification_service_pb2_grpc.add_ImageClassificationServiceServicer_to_server,
-        reads_texts=False,
-    ),
-    _Service(
-        descriptor=image_generation_service_pb2.DESCRIPTOR.services_by_name["ImageGenerationService"],
-        servicer=ImageGenerationService,
-        add=image_generation_service_pb2_grpc.add_ImageGenerationServiceServicer_to_server,
-        reads_texts=False,
-    ),
-    _Service(
-        descriptor=image_service_pb2.DESCRIPTOR.services_by_name["ImageService"],
-        servicer=ImageService,
-        add=image_service_pb2_grpc.add_ImageServiceServicer_to_server,
-        reads_texts=False,
-    ),
-    _Service(
-        descriptor=ranking_service_pb2.DESCRIPTOR.services_by_name["RankingService"],
-        servicer=RankingService,
-        add=ranking_service_pb2_grpc.add_RankingServiceServicer_to_server,
-        reads_texts=False,
-    ),
-    _Service(
-        descriptor=segmentation_service_pb2.DESCRIPTOR.services_by_name["SegmentationService"],
-        servicer=SegmentationService,
-        add=segmentation_service_pb2_grpc.add_SegmentationServiceServicer_to_server,
-        reads_texts=False,
-    ),
-    _Service(
-        descriptor=inspection_service_pb2.DESCRIPTOR.services_by_name["InspectionService"],
-        servicer=InspectionService,
-        add=inspection_service_pb2_grpc.add_InspectionServiceServicer_to_server,
-        reads_texts=False,
-    ),
-    _Service(
-        descriptor=model_service_pb2.DESCRIPTOR.services_by_name["ModelService"],
-        servicer=ModelService,
-        add=model_service_pb2_grpc.add_ModelServiceServicer_to_server,
-    ),
-)
-
-
-def service_abilities(descriptor: Any) -> frozenset[Ability[Any]]:
-    """Returns what the calls of a service ask of models."""
-    return frozenset(ability for method in descriptor.methods for ability in RPCS[method.name].abilities)
-
-
-def service_descriptors() -> list[Any]:
-    """Returns the descriptors of the services that are calls: headway's own and the Open Inference Protocol."""
-    return [*(service.descriptor for service in _SERVICES), oip.SERVICE]
-
-
-class _UnregisteredMethods:
-    """Adds services to a server, whose methods it finds by their names when they are called.
-
-    A method that is registered with gRPC as well has a task of its own that waits for calls, and at each call of
-    whichever method gRPC goes through the tasks of all: 23 µs for 34 methods, and 12 µs for two.
-    """
-
-    def __init__(self, server: grpc.aio.Server) -> None:
-        self.add_generic_rpc_handlers = server.add_generic_rpc_handlers
-        self.handlers: dict[str, Handler] = {}
-        """By their full names, `/package.Service/Method`."""
-
-    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
-        """Keeps the methods, and registers none."""
-        self.handlers |= {f"/{service}/{name}": handler for name, handler in handlers.items()}
 
 
 class Beside(Protocol):
@@ -237,7 +66,7 @@ class HeadwayServer:
         settings: ServerSettings,
         *,
         observer: Observer = NO_OBSERVER,
-        statistics: oip.Statistics | None = None,
+        statistics: Statistics | None = None,
         counts: Counts | None = None,
     ) -> None:
         """Makes a server that does not listen yet.
@@ -287,48 +116,21 @@ class HeadwayServer:
         )
         """Those that are being answered."""
         _log.info("calls", max_calls=max_calls, max_inflight_mib=max_bytes >> 20, max_arriving=max_arriving)
-        max_request_bytes = {
-            service.name: settings.max_text_request_bytes if service.reads_texts else settings.max_message_bytes
-            for service in _SERVICES
-        } | {oip.SERVICE.full_name: settings.max_message_bytes}
-        admin_methods = ADMIN_METHODS | oip.ADMIN_METHODS
+        self.procedures = make_procedures(
+            host, settings, is_draining=lambda: self.calls.is_draining, statistics=statistics
+        )
+        """The methods, by their full names; another transport may call them, too."""
         interceptor = CallInterceptor(
             self.calls,
             self.callers,
-            max_request_bytes=max_request_bytes,
-            admin_methods=admin_methods,
-            probes=oip.PROBES,
+            self.procedures | self._health.procedures,
             verifies_clients=settings.tls_client_ca_file is not None,
         )
-        self._server = grpc.aio.server(
-            interceptors=[interceptor],
-            options=_options(settings),
-        )
-        added = _UnregisteredMethods(self._server)
-        methods: Any = added
-        for service in _SERVICES:
-            service.add(service.servicer(host), methods)
-        names = [service.name for service in _SERVICES]
-        if settings.open_inference:
-            names.append(oip.SERVICE.full_name)
-            open_inference = oip.OpenInferenceService(
-                host,
-                statistics=statistics or oip.Statistics(),
-                is_draining=lambda: self.calls.is_draining,
-                stall_timeout_s=settings.stall_timeout,
-                max_text_request_bytes=settings.max_text_request_bytes,
-            )
-            grpc_predict_v2_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(open_inference, methods)
-        self.procedures = {
-            name: Procedure.of(handler, name, max_bytes=max_request_bytes[of], is_admin=name in admin_methods)
-            for name, handler in added.handlers.items()
-            if not handler.request_streaming and (of := name.strip("/").partition("/")[0]) in max_request_bytes
-        }
-        """The methods with one request, for another transport, by their full names."""
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, methods)
+        self._server = grpc.aio.server(interceptors=[interceptor], options=_options(settings))
         if settings.reflection:
-            names += [health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME]
-            reflection.enable_server_reflection(names, self._server)
+            services = {name.strip("/").partition("/")[0] for name in self.procedures}
+            names = [*sorted(services), health_pb2.DESCRIPTOR.services_by_name["Health"].full_name]
+            reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], self._server)
 
     async def start(self) -> int:
         """Starts the models and listens; returns the port.
@@ -346,8 +148,8 @@ class HeadwayServer:
         await self._server.start()
         self._watch = asyncio.create_task(self._watch_health())
         # One of its own: an interceptor keeps the methods of its server, which that port must not answer.
-        interceptor = CallInterceptor(self.calls, self.callers, max_request_bytes={})
-        await self.doors.open(self._health, interceptor, _options(self._settings))
+        interceptor = CallInterceptor(self.calls, self.callers, self._health.procedures)
+        await self.doors.open(interceptor, _options(self._settings))
         self._sweep = asyncio.create_task(self.callers.watch())
         if self.beside is not None:
             self.port_beside = await self.beside.start(port)
@@ -375,8 +177,9 @@ class HeadwayServer:
         self._ailing = ailing
         abilities = self._host.serving(stall_timeout_s=limit)
         self._health.set("", is_serving=not ailing)
-        for service in _SERVICES:
-            self._health.set(service.name, is_serving=not service.abilities or bool(service.abilities & abilities))
+        for service in SERVICES:
+            wanted = service_abilities(service.descriptor)
+            self._health.set(service.descriptor.full_name, is_serving=not wanted or bool(wanted & abilities))
 
     async def stop(self, hurry: asyncio.Event | None = None) -> bool:
         """Sends every connection away, lets running calls finish for as long as the settings say, and closes.

@@ -20,8 +20,9 @@ from starlette.types import Receive, Scope, Send
 
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing.pool import text_pool
+from headway_server.services import Procedure
 from headway_server.transports.http.edge import Edge, Endpoint, Handler, Reply, Request, Stream, to_json
-from headway_server.transports.http.procedures import HEAD_BYTES, CallContext, Procedure, envelope, open_envelope
+from headway_server.transports.http.envelopes import HEAD_BYTES, deadline_of, envelope, open_envelope
 from headway_server.transports.http.status import Failure
 
 _JSON: Final = b"application/json"
@@ -86,7 +87,7 @@ class _StreamForm:
 
 def connect_routes(edge: Edge, procedures: Mapping[str, Procedure]) -> list[BaseRoute]:
     """Returns the routes of the methods."""
-    methods = _Methods(edge, procedures)
+    methods = _Methods(edge, {name: one for name, one in procedures.items() if not one.takes_stream})
     services = sorted({name.rpartition("/")[0] for name in procedures})
     return [Route(f"{service}/{{method}}", methods) for service in services]
 
@@ -130,7 +131,7 @@ def _answer_at_once(procedure: Procedure) -> Handler:
     async def answer(request: Request) -> Reply:
         is_json = _is_json(request, _JSON)
         message = await _read(procedure, request, is_json=is_json)
-        response = await procedure.behaviour(message, CallContext.of(request, _timeout_s(request.headers)))
+        response = await procedure.answer(message, deadline_of(_timeout_s(request.headers)))
         return Reply(body=await _write(response, is_json=is_json), media_type=_JSON if is_json else _PROTO)
 
     return answer
@@ -141,7 +142,7 @@ def _answer_in_parts(procedure: Procedure) -> Handler:
         is_json = _is_json(request, _JSON_STREAM)
         opened = Request(headers=request.headers, path=request.path, body=open_envelope(request.body))
         message = await _read(procedure, opened, is_json=is_json)
-        responses = procedure.behaviour(message, CallContext.of(request, _timeout_s(request.headers)))
+        responses = procedure.answer(message, deadline_of(_timeout_s(request.headers)))
         return Stream(
             parts=_envelopes(responses, is_json=is_json), media_type=_JSON_STREAM if is_json else _PROTO_STREAM
         )

@@ -30,10 +30,11 @@ from headway_server.errors import (
 )
 from headway_server.observers import Call
 from headway_server.preprocessing.pool import request_pool
+from headway_server.services.status import to_status
 from headway_server.serving.access import Caller, is_local
 from headway_server.serving.callers import Callers
 from headway_server.serving.calls import REQUEST_ID, Calls, request_id_of
-from headway_server.transports.http.status import Describe, Failure
+from headway_server.transports.http.status import Failure
 
 Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
 Parsed = TypeVar("Parsed")
@@ -113,18 +114,16 @@ class Form(Protocol):
 class Edge:
     """What all endpoints share."""
 
-    def __init__(self, calls: Calls, callers: Callers, *, describe: Describe, origins: Collection[str]) -> None:
+    def __init__(self, calls: Calls, callers: Callers, *, origins: Collection[str]) -> None:
         """Prepares to make endpoints.
 
         Args:
             calls: What every call is held to.
             callers: What waits for callers.
-            describe: See `Describe`.
             origins: Those whose pages may call beside the server's own; `*` stands for all.
         """
         self.calls = calls
         self.callers = callers
-        self.describe = describe
         self._origins = origins
 
     def allows(self, origin: str) -> bool:
@@ -133,7 +132,7 @@ class Edge:
 
     def fail(self, error: BaseException, method: str, call: Call | None, request_id: str) -> Failure:
         """Describes an error to the caller; logs it if it is the server's own."""
-        return Failure.of(error, self.describe(error, method, call, request_id=request_id))
+        return Failure.of(error, to_status(error, method, call, request_id=request_id))
 
     def __repr__(self) -> str:
         return f"Edge({self.calls!r}, {self.callers!r})"

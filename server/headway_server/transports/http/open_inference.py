@@ -25,9 +25,9 @@ from starlette.routing import BaseRoute, Route
 from headway.oip import grpc_predict_v2_pb2 as pb
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing.pool import text_pool
+from headway_server.services import Procedure
 from headway_server.transports.http.body import Body, Part
 from headway_server.transports.http.edge import Edge, Endpoint, Handler, Reply, Request, to_json
-from headway_server.transports.http.procedures import CallContext, Procedure
 from headway_server.transports.http.status import Failure
 
 _SERVICE: Final = f"/{pb.DESCRIPTOR.services_by_name['GRPCInferenceService'].full_name}"
@@ -202,7 +202,7 @@ def _probe(procedure: Procedure, kind: Callable[..., Message], name: str) -> Cal
     async def answer(request: StarletteRequest) -> Response:
         path = request.path_params
         asked = kind(name=path["model"], version=path.get("version", "")) if path else kind()
-        response = await procedure.behaviour(asked, CallContext(deadline=None, headers={}))
+        response = await procedure.answer(asked, None)
         is_true = getattr(response, name)
         headers = {"cache-control": "no-store"}
         return Response(to_json({name: is_true}), 200 if is_true else 400, headers, media_type="application/json")
@@ -213,7 +213,7 @@ def _probe(procedure: Procedure, kind: Callable[..., Message], name: str) -> Cal
 def _answer(path: _Path, procedure: Procedure) -> Handler:
     async def answer(request: Request) -> Reply:
         body = await request.parse(lambda body: CommandBody.read(body or b"{}"))
-        response = await procedure.behaviour(path.ask(request.path, body), CallContext.of(request, None))
+        response = await procedure.answer(path.ask(request.path, body), None)
         return Reply(body=to_json(path.take(_plain(response))))
 
     return answer
@@ -225,7 +225,7 @@ def _infer(procedure: Procedure) -> Handler:
         message, wants_binary = await Request(headers=request.headers, path=request.path, body=head).parse(
             lambda body: _read(InferBody.read(body), data, request.path)
         )
-        response = await procedure.behaviour(message, CallContext.of(request, None))
+        response = await procedure.answer(message, None)
         if sum(map(len, response.raw_output_contents)) <= _WRITTEN_ON_LOOP_BYTES:
             return _reply(response, wants_binary)
         return await asyncio.get_running_loop().run_in_executor(text_pool(), _reply, response, wants_binary)

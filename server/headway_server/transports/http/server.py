@@ -22,6 +22,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from headway_server.errors import ServerError
+from headway_server.services import Procedure
 from headway_server.serving.callers import Callers
 from headway_server.serving.calls import REQUEST_ID, Calls
 from headway_server.serving.host import ModelHost
@@ -32,8 +33,6 @@ from headway_server.transports.http.edge import Edge, Endpoint, Reply, Request, 
 from headway_server.transports.http.open_inference import open_inference_routes
 from headway_server.transports.http.openai import OPENAI_FORM, openai_routes
 from headway_server.transports.http.page import page_routes
-from headway_server.transports.http.procedures import Procedure
-from headway_server.transports.http.status import Describe
 
 _SWEEP_S: Final = 1.0
 _LAST_WORDS_S: Final = 1
@@ -53,7 +52,6 @@ class HttpServer:
         *,
         calls: Calls,
         callers: Callers,
-        describe: Describe,
         procedures: Mapping[str, Procedure] | None = None,
         tls: ssl.SSLContext | None = None,
         write_metrics: Callable[[], bytes] | None = None,
@@ -65,7 +63,6 @@ class HttpServer:
             settings: Of the server.
             calls: Those that are being answered, by all transports.
             callers: What waits for callers, of all transports.
-            describe: See `Describe`.
             procedures: By their paths, `/package.Service/Method`, the methods that answer by Connect and the
                 Open Inference Protocol; None: there are none.
             tls: Encrypts; None: nothing is encrypted.
@@ -77,7 +74,7 @@ class HttpServer:
         self._procedures = procedures or {}
         self._tls = tls
         self._write_metrics = write_metrics
-        self._edge = Edge(calls, callers, describe=describe, origins=settings.http_cors_origins)
+        self._edge = Edge(calls, callers, origins=settings.http_cors_origins)
         self._server: _Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._grpc_port = settings.port

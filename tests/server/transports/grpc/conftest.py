@@ -25,10 +25,11 @@ from triton_client import triton_process
 from headway_server.bundles import CHAT_TEMPLATE_FILE, BundleFile, Scoring, Task
 from headway_server.observers import Observer, joined
 from headway_server.runtime import Runtime
+from headway_server.services import Statistics
 from headway_server.serving.host import ModelHost
 from headway_server.settings import ServerSettings
 from headway_server.tasks.generation.model import GenerationModel
-from headway_server.transports.grpc import HeadwayServer, Statistics
+from headway_server.transports.grpc import HeadwayServer
 
 TEMPLATE = "{% for message in messages %}<bos>{{ message.role }}: {{ message.content }}\n{% endfor %}<bos>assistant:"
 

@@ -19,32 +19,30 @@ class PanicException(BaseException):
     """Named as what libraries written in Rust raise; it is no Exception."""
 
 
-class Obedient(pb_grpc.GenerationServiceServicer):
-    """Answers "pieces", refuses "bad", breaks on "bug" and "panic", aborts on "abort" and waits on "wait"."""
+class Obedient:
+    """Answers "pieces", refuses "bad", breaks on "bug" and "panic", and waits on "wait"."""
 
     def __init__(self) -> None:
         self.closed = 0
 
-    async def _obey(self, prompt, context):
+    async def _obey(self, prompt):
         if prompt == "bad":
             raise InvalidInputError("prompt", "is bad")
         if prompt == "bug":
             raise KeyError("internals")
         if prompt == "panic":
             raise PanicException("internals")
-        if prompt == "abort":
-            await context.abort(grpc.StatusCode.ABORTED, "as told")
         if prompt == "wait":
             await asyncio.Event().wait()
 
-    async def GenerateText(self, request, context):  # noqa: N802 (the method's name in the protocol)
-        await self._obey(request.prompts[0], context)
+    async def GenerateText(self, request, _deadline):  # noqa: N802 (the method's name in the protocol)
+        await self._obey(request.prompts[0])
         return pb.GenerateTextResponse(results=[pb.GeneratedText(text="pieces")])
 
-    async def StreamGenerateText(self, request, context):  # noqa: N802 (the method's name in the protocol)
+    async def StreamGenerateText(self, request, _deadline):  # noqa: N802 (the method's name in the protocol)
         try:
             yield pb.StreamGenerateTextResponse(text_delta="pie")
-            await self._obey(request.prompt, context)
+            await self._obey(request.prompt)
             yield pb.StreamGenerateTextResponse(text_delta="ces")
         finally:
             self.closed += 1
@@ -62,8 +60,7 @@ def calls() -> Calls:
 
 @pytest.fixture
 async def channel(servicer, calls):
-    server = grpc.aio.server(interceptors=[make_interceptor(calls)])
-    pb_grpc.add_GenerationServiceServicer_to_server(servicer, server)
+    server = grpc.aio.server(interceptors=[make_interceptor({"GenerationService": servicer}, calls)])
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -105,12 +102,6 @@ async def test_bugs_and_panics_become_incidents(stub, calls, call, prompt):
     assert (failure.code, failure.reason) == (grpc.StatusCode.INTERNAL, "INTERNAL")
     assert "internals" not in failure.message
     await until(lambda: calls.num_running == 0)
-
-
-@pytest.mark.parametrize("call", [unary, stream])
-async def test_a_servicers_own_abort_is_left_alone(stub, call):
-    failure = await failure_of(call(stub, "abort"))
-    assert (failure.code, failure.message, failure.reason) == (grpc.StatusCode.ABORTED, "as told", None)
 
 
 async def test_a_stream_that_its_caller_leaves_is_closed(stub, servicer, calls):

@@ -9,7 +9,7 @@ from headway.v1 import generation_service_pb2 as pb
 from headway_server.decoding.constraints import ConstraintRequest
 from headway_server.decoding.parameters import SamplingParameters
 from headway_server.errors import InvalidInputError
-from headway_server.transports.grpc.generation_requests import parse_parameters, parse_request
+from headway_server.services.generation_requests import parse_parameters, parse_request
 
 
 def test_every_parameter_of_the_protocol_is_one_of_the_servers_by_name():

@@ -11,7 +11,7 @@ from tiny_engine import EOS_ID, TOKENIZER, VOCAB_SIZE, make_chat_template, make_
 
 from headway.v1 import common_pb2
 from headway.v1 import generation_service_pb2 as pb
-from headway_server.transports.grpc.generation import FINISH_REASONS
+from headway_server.services.generation import FINISH_REASONS
 
 SAMPLING_FIELDS = {"temperature", "top_k", "top_p", "min_p", "seed"}
 TEMPLATE = "{% for message in messages %}<bos>{{ message.role }}: {{ message.content }}\n{% endfor %}<bos>assistant:"

@@ -18,8 +18,8 @@ from headway.oip import grpc_predict_v2_pb2_grpc as inference_grpc
 from headway.v1 import generation_service_pb2 as pb
 from headway.v1 import generation_service_pb2_grpc as pb_grpc
 from headway.v1 import text_classification_service_pb2 as texts_pb
-from headway_server.transports.grpc.oip import service as oip_service
-from headway_server.transports.grpc.oip import tensors
+from headway_server.services.open_inference import service as oip_service
+from headway_server.services.open_inference import tensors
 
 _PARAMETERS, _LOGIT_BIASES = 5, 7
 

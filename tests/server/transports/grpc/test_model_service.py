@@ -10,8 +10,8 @@ from headway.v1 import model_service_pb2 as pb
 from headway.v1.common_pb2 import SamplingParameters
 from headway.v1.generation_service_pb2 import GenerationParameters
 from headway_server.bundles import Manifest, SamplingDefaults
+from headway_server.services.models import ModelService
 from headway_server.serving.host import ModelHost
-from headway_server.transports.grpc.models import ModelService
 
 
 async def test_models_are_listed_by_name_and_version_with_what_they_are(serving):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headway.v1 import generation_service_pb2 as pb
 from headway.v1 import translation_service_pb2 as translation_pb
 from headway_server.errors import InvalidInputError
-from headway_server.transports.grpc.wire import FEW_BYTES, MAX_FIELDS, MAX_PACKED, check_fields
+from headway_server.services.wire import FEW_BYTES, MAX_FIELDS, MAX_PACKED, check_fields
 
 REQUEST = pb.GenerateTextRequest.DESCRIPTOR
 PARAMETERS = pb.GenerateTextRequest.DESCRIPTOR.fields_by_name["parameters"].number

@@ -12,7 +12,7 @@ from google.rpc import error_details_pb2
 from headway_server import errors
 from headway_server.batching.batcher import BatchError
 from headway_server.decoding.core.step import StepError
-from headway_server.transports.grpc.status import STATUS, to_status
+from headway_server.services.status import OUTCOMES, to_status
 
 
 def detail(status, kind):
@@ -25,12 +25,12 @@ def test_every_kind_of_request_error_has_a_code_and_a_reason_of_its_own():
     kinds = {
         kind
         for _, kind in inspect.getmembers(errors, inspect.isclass)
-        if issubclass(kind, errors.RequestError)
-        and kind is not errors.RequestError
-        and errors.InvalidInputError not in kind.__bases__  # kinds of it have its code and reason over gRPC
+        if issubclass(kind, errors.RequestError) and kind is not errors.RequestError
     }
-    assert set(STATUS) == kinds
-    assert len({reason for _, reason in STATUS.values()}) == len(STATUS)
+    assert set(OUTCOMES) == kinds
+    own = [outcome for kind, outcome in OUTCOMES.items() if errors.InvalidInputError not in kind.__bases__]
+    assert len({outcome.reason for outcome in own}) == len(own)
+    assert len({outcome.openai_code for outcome in OUTCOMES.values()}) == len(OUTCOMES)
 
 
 @pytest.mark.parametrize(

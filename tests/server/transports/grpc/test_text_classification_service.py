@@ -9,7 +9,7 @@ import tiny_bundles
 from rpc_failures import failure_of
 
 from headway.v1 import text_classification_service_pb2 as pb
-from headway_server.transports.grpc import text_classification
+from headway_server.services import text_classification
 
 
 async def test_texts_are_answered_in_order_with_probabilities_that_add_up(serving):

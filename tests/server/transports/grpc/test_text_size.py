@@ -13,9 +13,9 @@ from headway.v1 import generation_service_pb2 as generation
 from headway.v1 import generation_service_pb2_grpc as generation_grpc
 from headway.v1 import translation_service_pb2 as translation
 from headway.v1 import translation_service_pb2_grpc as translation_grpc
+from headway_server.services.generation import GenerationService
+from headway_server.services.translation import TranslationService
 from headway_server.serving.host import ModelHost
-from headway_server.transports.grpc.generation import GenerationService
-from headway_server.transports.grpc.translation import TranslationService
 
 LONG = "a" * 101
 CALLS = {
@@ -40,9 +40,8 @@ async def serving(max_text_bytes: int):
     models = [make_generation_model(make_decoder(), **size), make_translation_model(make_decoder(), encoder, **size)]
     host = ModelHost(models)
     host.start()
-    server = grpc.aio.server(interceptors=[make_interceptor()])
-    generation_grpc.add_GenerationServiceServicer_to_server(GenerationService(host), server)
-    translation_grpc.add_TranslationServiceServicer_to_server(TranslationService(host), server)
+    servicers = {"GenerationService": GenerationService(host), "TranslationService": TranslationService(host)}
+    server = grpc.aio.server(interceptors=[make_interceptor(servicers)])
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:

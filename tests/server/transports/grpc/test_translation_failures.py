@@ -14,8 +14,8 @@ from waiting import until
 from headway.v1 import common_pb2
 from headway.v1 import translation_service_pb2 as pb
 from headway.v1 import translation_service_pb2_grpc as pb_grpc
+from headway_server.services.translation import TranslationService
 from headway_server.serving.host import ModelHost
-from headway_server.transports.grpc.translation import TranslationService
 
 SLOTS = 8
 WISHES = {
@@ -39,8 +39,7 @@ async def serving(*, step_s: float = 0.01, max_waiting: int = 8):
     model = make_translation_model(decoder, NumpyEncoder(vocab_size=VOCAB_SIZE), max_waiting=max_waiting)
     host = ModelHost([model])
     host.start()
-    server = grpc.aio.server(interceptors=[make_interceptor()])
-    pb_grpc.add_TranslationServiceServicer_to_server(TranslationService(host), server)
+    server = grpc.aio.server(interceptors=[make_interceptor({"TranslationService": TranslationService(host)})])
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:

@@ -8,9 +8,9 @@ from headway.v1 import common_pb2
 from headway.v1 import translation_service_pb2 as pb
 from headway_server.decoding.parameters import EarlyStopping
 from headway_server.errors import InvalidInputError
+from headway_server.services.text_to_text_requests import parse_parameters, parse_request, parse_stream_request
 from headway_server.tasks.text_to_text.phrases import PhraseRequest
 from headway_server.tasks.text_to_text.request import TextToTextParameters, TextToTextRequest
-from headway_server.transports.grpc.text_to_text_requests import parse_parameters, parse_request, parse_stream_request
 
 INTEGERS = st.integers(-(2**31), 2**31 - 1)
 FLOATS = st.floats(width=32, allow_nan=False)

@@ -18,9 +18,9 @@ from headway.v1 import translation_service_pb2_grpc as pb_grpc
 from headway_server.bundles import Precision, open_bundle
 from headway_server.decoding.settings import EngineSettings
 from headway_server.runtime import Runtime
+from headway_server.services.translation import TranslationService
 from headway_server.serving.host import ModelHost
 from headway_server.tasks.text_to_text.translation import TranslationModel
-from headway_server.transports.grpc.translation import TranslationService
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +34,7 @@ async def stub(bundle: Any, runtime: Runtime) -> AsyncIterator["pb_grpc.Translat
     model = TranslationModel.load(bundle, runtime, loading(engine=settings, precision=Precision.FP32, max_text_kib=2))
     host = ModelHost([model])
     host.start()
-    server = grpc.aio.server(interceptors=[make_interceptor()])
-    pb_grpc.add_TranslationServiceServicer_to_server(TranslationService(host), server)
+    server = grpc.aio.server(interceptors=[make_interceptor({"TranslationService": TranslationService(host)})])
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:

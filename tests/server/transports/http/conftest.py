@@ -15,7 +15,7 @@ from headway_server.observers import Call, Observer, joined
 from headway_server.runtime import Runtime
 from headway_server.serving.host import ModelHost
 from headway_server.settings import ServerSettings
-from headway_server.transports.grpc import HeadwayServer, to_status
+from headway_server.transports.grpc import HeadwayServer
 from headway_server.transports.http import HttpServer
 
 TEMPLATE = "{% for message in messages %}<bos>{{ message.role }}: {{ message.content }}\n{% endfor %}<bos>assistant:"
@@ -92,7 +92,6 @@ def serve(classifier_store: Path, runtime: Runtime, tmp_path: Path) -> Serve:
             settings,
             calls=server.calls,
             callers=server.callers,
-            describe=to_status,
             procedures=server.procedures,
             tls=server.doors.tls,
             write_metrics=metrics.write,

@@ -11,12 +11,11 @@ import trustme
 from tiny_engine import slow_down
 from waiting import until
 
-from headway_server import errors, keys
-from headway_server.errors import InvalidInputError, RequestError
+from headway_server import keys
+from headway_server.errors import InvalidInputError
 from headway_server.transports.http import edge
 from headway_server.transports.http import server as http_server
 from headway_server.transports.http.edge import check_elements
-from headway_server.transports.http.status import STATUS
 
 MODELS = "/v1/models"
 
@@ -349,17 +348,11 @@ async def test_a_bug_is_told_as_an_incident_and_not_in_its_own_words(serve, monk
         assert "division" not in answer.text
 
 
-def test_every_kind_of_request_error_has_a_status_of_its_own():
-    kinds = {kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, RequestError)}
-    assert set(STATUS) == kinds - {RequestError}
-    assert len({code for _, _, code in STATUS.values()}) == len(STATUS)
-
-
 def test_only_this_machine_by_its_own_name_counts_as_local():
     def exchange(client, **headers):
         pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
         scope = {"headers": pairs, "state": {}, "client": (client, 1)}
-        owner = edge.Edge(None, None, describe=None, origins=["https://app.example"])
+        owner = edge.Edge(None, None, origins=["https://app.example"])
         made = edge._Exchange.__new__(edge._Exchange)
         made._edge, made._scope, made.headers = owner, scope, headers
         return made

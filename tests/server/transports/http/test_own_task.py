@@ -15,15 +15,15 @@ from headway_client import AsyncClient, InvalidArgumentError
 from headway_client.cli import app
 from headway_ray.placement import place
 from headway_server.bundles import TASK_PARTS, TOKENIZER_FILE, Task, TaskParts, read_manifest
+from headway_server.services.open_inference.parameters import Kind
+from headway_server.services.open_inference.tasks import InferCall, TensorTask
+from headway_server.services.open_inference.tensors import BYTES, Arrays, TensorSpec, decode_texts
 from headway_server.serving.abilities import Ability
 from headway_server.serving.families import Family
 from headway_server.serving.host import read_store
 from headway_server.settings import ServerSettings
 from headway_server.tasks.table import EMBED_TEXTS, FAMILIES, RPCS, add_task
 from headway_server.tasks.text.model import TextModel
-from headway_server.transports.grpc.oip.parameters import Kind
-from headway_server.transports.grpc.oip.tasks import InferCall, TensorTask
-from headway_server.transports.grpc.oip.tensors import BYTES, Arrays, TensorSpec, decode_texts
 
 
 class LetterCounter(TextModel):

@@ -15,10 +15,10 @@ from waiting import until
 
 from headway.oip import grpc_predict_v2_pb2_grpc as pb_grpc
 from headway_server.errors import OverloadedError
+from headway_server.services import StreamedCalls
+from headway_server.services.open_inference.service import OpenInferenceService
 from headway_server.serving.host import ModelHost
 from headway_server.settings import ServerSettings
-from headway_server.transports.grpc.interceptor import StreamedCalls
-from headway_server.transports.grpc.oip.service import OpenInferenceService
 
 DRAWN = {"temperature": 1.0, "seed": 5, "max_new_tokens": 30}
 
@@ -214,11 +214,10 @@ async def test_a_stream_reads_no_request_that_it_has_no_room_for():
     async def send(response):
         sent.append(response)
 
-    context = SimpleNamespace(invocation_metadata=tuple, time_remaining=lambda: None)
     service = OpenInferenceService(
         None, statistics=None, is_draining=bool, stall_timeout_s=0, max_text_request_bytes=2**20
     )
-    stream = asyncio.create_task(service.ModelStreamInfer(StreamedCalls(calls(), send), context))
+    stream = asyncio.create_task(service.ModelStreamInfer(StreamedCalls(calls=calls(), write=send)))
     for _ in range(10):
         await asyncio.sleep(0)
     assert num_read == 64

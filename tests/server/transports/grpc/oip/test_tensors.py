@@ -14,7 +14,7 @@ from open_inference import infer_request
 from headway.oip import grpc_predict_v2_pb2 as pb
 from headway.oip import grpc_predict_v2_pb2_grpc as pb_grpc
 from headway_server.errors import InvalidInputError
-from headway_server.transports.grpc.oip.tensors import BYTES, TensorSpec, add_output, read_inputs
+from headway_server.services.open_inference.tensors import BYTES, TensorSpec, add_output, read_inputs
 
 IDS = TensorSpec(name="x", datatype="INT64", shape=(-1, -1))
 PIXELS = TensorSpec(name="x", datatype="FP32", shape=(-1, 2))

@@ -47,29 +47,6 @@ function facts(model) {
   return element("dl", {}, ...rows.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]));
 }
 
-/** The drawing that a model's bundle has of its training, fetched when it is opened. */
-function learningCurve({ name, version }) {
-  const place = element("div");
-  const details = element("details", { ontoggle: () => look() }, element("summary", {}, "Learning curve"), place);
-  let asked = false;
-
-  async function look() {
-    if (!details.open || asked) return;
-    asked = true;
-    try {
-      const { learningCurveSvg } = await call("ModelService", "GetModel", { model: name, modelVersion: version });
-      const url = `data:image/svg+xml,${encodeURIComponent(learningCurveSvg ?? "")}`;
-      if (learningCurveSvg) show(place, element("img", { src: url, alt: `Training loss and validation metric of ${name} over the steps` }));
-      else show(place, element("p", { class: "empty" }, "The bundle has none."));
-    } catch (error) {
-      asked = false;
-      show(place, problem(error));
-    }
-  }
-
-  return details;
-}
-
 function card(model, unload) {
   return element(
     "li",
@@ -78,7 +55,6 @@ function card(model, unload) {
     element("p", { class: "badges" }, element("span", { class: "badge" }, taskName(model.task)), element("span", { class: "badge ready" }, "ready")),
     element("p", {}, model.description),
     facts(model),
-    learningCurve(model),
     element("button", { type: "button", onclick: () => unload(model) }, "Unload"),
   );
 }

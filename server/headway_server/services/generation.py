@@ -6,27 +6,23 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Final
-
-import grpc
+from typing import Final
 
 from headway.v1 import common_pb2
 from headway.v1 import generation_service_pb2 as pb
-from headway.v1 import generation_service_pb2_grpc as pb_grpc
 from headway_server.decoding.sequence import Delta, FinishReason, TokenLogProbability
-from headway_server.serving.answers import Answer
-from headway_server.serving.host import ModelHost
-from headway_server.tasks.generation.model import GeneratedText, GenerationModel
-from headway_server.tasks.table import GENERATE_TEXTS
-from headway_server.transports.grpc.generation_requests import parse_request, read_prompt, read_prompts
-from headway_server.transports.grpc.messages import (
+from headway_server.services.generation_requests import parse_request, read_prompt, read_prompts
+from headway_server.services.messages import (
     Response,
     build,
-    deadline_of,
     find_model,
     model_reference,
     timings_of_call,
 )
+from headway_server.serving.answers import Answer
+from headway_server.serving.host import ModelHost
+from headway_server.tasks.generation.model import GeneratedText, GenerationModel
+from headway_server.tasks.table import GENERATE_TEXTS
 
 FINISH_REASONS = {
     FinishReason.END_OF_SEQUENCE: common_pb2.FINISH_REASON_END_OF_SEQUENCE,
@@ -38,15 +34,13 @@ _MAX_TOKENS_ON_LOOP: Final = 100
 """With their alternatives. To find the text of one that was never asked for takes 20 µs."""
 
 
-class GenerationService(pb_grpc.GenerationServiceServicer):
+class GenerationService:
     """Answers from the host's decoder-only models."""
 
     def __init__(self, host: ModelHost) -> None:
         self._host = host
 
-    async def GenerateText(  # noqa: N802 (the method's name in the protocol)
-        self, request: pb.GenerateTextRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.GenerateTextResponse:
+    async def GenerateText(self, request: pb.GenerateTextRequest, deadline: float | None) -> pb.GenerateTextResponse:
         """Continues every prompt, or every conversation."""
         arrived = time.monotonic()
         model = self._find(request)
@@ -57,19 +51,19 @@ class GenerationService(pb_grpc.GenerationServiceServicer):
             request=parse_request(
                 request,
                 sample_count=request.sample_count if request.HasField("sample_count") else 1,
-                deadline=deadline_of(context),
+                deadline=deadline,
             ),
         )
         return await _build(answer, partial(_response, answer, model, arrived))
 
-    async def StreamGenerateText(  # noqa: N802 (the method's name in the protocol)
-        self, request: pb.StreamGenerateTextRequest, context: grpc.aio.ServicerContext[Any, Any]
+    async def StreamGenerateText(
+        self, request: pb.StreamGenerateTextRequest, deadline: float | None
     ) -> AsyncGenerator[pb.StreamGenerateTextResponse, None]:
         """Continues a prompt or a conversation and sends the text as it appears."""
         arrived = time.monotonic()
         model = self._find(request)
         prompt, field = read_prompt(request)
-        parts = model.stream(prompt, field=field, request=parse_request(request, deadline=deadline_of(context)))
+        parts = model.stream(prompt, field=field, request=parse_request(request, deadline=deadline))
         async with aclosing(parts):
             async for part in parts:
                 if isinstance(part, Delta):

@@ -28,6 +28,15 @@ from headway_server.diffusion import Sampler
 from headway_server.errors import InvalidInputError, WrongTaskError
 from headway_server.preprocessing import ChatTurn
 from headway_server.preprocessing.pool import text_pool
+from headway_server.services.open_inference.parameters import Kind
+from headway_server.services.open_inference.tensors import (
+    BYTES,
+    Arrays,
+    TensorSpec,
+    decode_texts,
+    files_array,
+    texts_array,
+)
 from headway_server.serving.families import Families, ServedModel
 from headway_server.serving.images import SentImage, name_images
 from headway_server.tasks.captioning.model import CaptioningModel
@@ -60,8 +69,6 @@ from headway_server.tasks.text_to_text.model import TextToTextModel
 from headway_server.tasks.text_to_text.request import MAX_TEXTS as MAX_SOURCES
 from headway_server.tasks.text_to_text.request import TextToTextParameters, TextToTextRequest
 from headway_server.tasks.tokens.classifier import TokenClassifier
-from headway_server.transports.grpc.oip.parameters import Kind
-from headway_server.transports.grpc.oip.tensors import BYTES, Arrays, TensorSpec, decode_texts, files_array, texts_array
 
 _FEW_BYTES: Final = 2**16
 """Conversations of so many are parsed on the event loop, in half a millisecond."""

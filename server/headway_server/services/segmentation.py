@@ -7,13 +7,13 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import fields
 from functools import partial
-from typing import Any, Final
-
-import grpc
+from typing import Final
 
 from headway.v1 import segmentation_service_pb2 as pb
-from headway.v1 import segmentation_service_pb2_grpc as pb_grpc
 from headway_server.errors import DeadlineError, DrainingError, InvalidInputError
+from headway_server.services.images import image_of
+from headway_server.services.messages import build, model_reference, set_fields, timings_of_call
+from headway_server.services.procedure import StreamedCall, StreamedCalls
 from headway_server.serving.answers import NO_TIMINGS
 from headway_server.serving.host import ModelHost
 from headway_server.tasks.segmentation.masks import Box
@@ -27,9 +27,6 @@ from headway_server.tasks.segmentation.model import (
     SegmentMask,
 )
 from headway_server.tasks.table import SEGMENT_IMAGES
-from headway_server.transports.grpc.images import image_of
-from headway_server.transports.grpc.interceptor import StreamedCall, StreamedCalls
-from headway_server.transports.grpc.messages import build, deadline_of, model_reference, set_fields, timings_of_call
 
 _FORMATS: Final[dict[int, MaskFormat]] = {
     pb.MASK_FORMAT_UNSPECIFIED: "runs",
@@ -40,15 +37,13 @@ _EVERYTHING: Final = tuple(field.name for field in fields(EverythingRequest))
 """Fields of the request that have the names of `EverythingRequest`."""
 
 
-class SegmentationService(pb_grpc.SegmentationServiceServicer):
+class SegmentationService:
     """Answers from the host's segmentation models."""
 
     def __init__(self, host: ModelHost) -> None:
         self._host = host
 
-    async def SegmentImage(  # noqa: N802 (the method's name in the protocol)
-        self, request: pb.SegmentImageRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.SegmentImageResponse:
+    async def SegmentImage(self, request: pb.SegmentImageRequest, deadline: float | None) -> pb.SegmentImageResponse:
         """Gives every prompt its masks."""
         arrived = time.monotonic()
         model = self._find(request.model, request.model_version)
@@ -57,7 +52,7 @@ class SegmentationService(pb_grpc.SegmentationServiceServicer):
             [_prompt(one.points, one.box if one.HasField("box") else None) for one in request.prompts],
             max_masks=request.max_mask_count,
             mask_format=_format(request.mask_format),
-            deadline=deadline_of(context),
+            deadline=deadline,
         )
         return await build(
             sum(_num_parts(mask) for row in answer.results for mask in row),
@@ -68,8 +63,8 @@ class SegmentationService(pb_grpc.SegmentationServiceServicer):
             ),
         )
 
-    async def SegmentEverything(  # noqa: N802 (the method's name in the protocol)
-        self, request: pb.SegmentEverythingRequest, context: grpc.aio.ServicerContext[Any, Any]
+    async def SegmentEverything(
+        self, request: pb.SegmentEverythingRequest, deadline: float | None
     ) -> AsyncGenerator[pb.SegmentEverythingResponse, None]:
         """Sends the segments of an image, and at last what answered."""
         arrived = time.monotonic()
@@ -80,7 +75,7 @@ class SegmentationService(pb_grpc.SegmentationServiceServicer):
             await image_of(self._host, request.image, request.image_id),
             wanted,
             mask_format=_format(request.mask_format),
-            deadline=deadline_of(context),
+            deadline=deadline,
         )
         async with segments:
             async for mask in segments.masks:
@@ -88,11 +83,9 @@ class SegmentationService(pb_grpc.SegmentationServiceServicer):
         timings = timings_of_call(segments.timings, arrived)
         yield pb.SegmentEverythingResponse(model=model_reference(model), timings=timings)
 
-    async def SegmentInteractively(  # type: ignore[override]  # noqa: N802 (the method's name in the protocol)
-        self, calls: StreamedCalls[pb.SegmentInteractivelyRequest], context: grpc.aio.ServicerContext[Any, Any]
-    ) -> None:
+    async def SegmentInteractively(self, calls: StreamedCalls[pb.SegmentInteractivelyRequest]) -> None:
         """Answers the clicks of a stream, one after another. What is wrong with one ends the stream."""
-        stream = _Clicks(self, deadline_of(context))
+        stream = _Clicks(self, calls.deadline)
         requests = aiter(calls)
         try:
             while (call := await stream.next_call(requests)) is not None:

@@ -7,25 +7,21 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, Final
 
-import grpc
-
 from headway.v1 import image_generation_service_pb2 as pb
-from headway.v1 import image_generation_service_pb2_grpc as pb_grpc
 from headway_server.diffusion import Sampler
 from headway_server.errors import InvalidInputError
-from headway_server.serving.host import ModelHost
-from headway_server.serving.images import name_images
-from headway_server.tasks.image_generation.model import DrawingProgress, DrawnImage, ImageGenerationModel
-from headway_server.tasks.image_generation.request import DrawingRequest
-from headway_server.tasks.table import GENERATE_IMAGES
-from headway_server.transports.grpc.images import image_of
-from headway_server.transports.grpc.messages import (
-    deadline_of,
+from headway_server.services.images import image_of
+from headway_server.services.messages import (
     find_model,
     model_reference,
     set_fields,
     timings_of_call,
 )
+from headway_server.serving.host import ModelHost
+from headway_server.serving.images import name_images
+from headway_server.tasks.image_generation.model import DrawingProgress, DrawnImage, ImageGenerationModel
+from headway_server.tasks.image_generation.request import DrawingRequest
+from headway_server.tasks.table import GENERATE_IMAGES
 
 _SAMPLERS: Final = {
     pb.DIFFUSION_SAMPLER_UNSPECIFIED: Sampler.DPM_SOLVER_PP_2M,
@@ -37,34 +33,32 @@ _PARAMETERS: Final = {"step_count": "num_steps"} | {name: name for name in ("gui
 """What the fields of the message are called in a request for drawings."""
 
 
-class ImageGenerationService(pb_grpc.ImageGenerationServiceServicer):
+class ImageGenerationService:
     """Answers from the host's models that draw images."""
 
     def __init__(self, host: ModelHost) -> None:
         self._host = host
 
-    async def GenerateImage(  # noqa: N802 (the method's name in the protocol)
-        self, request: pb.GenerateImageRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.GenerateImageResponse:
+    async def GenerateImage(self, request: pb.GenerateImageRequest, deadline: float | None) -> pb.GenerateImageResponse:
         """Draws the images of a call."""
         arrived = time.monotonic()
         model = self._find(request)
         count = {"num_images": request.image_count} if request.HasField("image_count") else {}
-        answer = await model.draw(await self._asked(request, **count), deadline=deadline_of(context))
+        answer = await model.draw(await self._asked(request, **count), deadline=deadline)
         return pb.GenerateImageResponse(
             results=[_drawn(image) for image in answer.results],
             model=model_reference(model),
             timings=timings_of_call(answer.timings, arrived),
         )
 
-    async def StreamGenerateImage(  # noqa: N802 (the method's name in the protocol)
-        self, request: pb.StreamGenerateImageRequest, context: grpc.aio.ServicerContext[Any, Any]
+    async def StreamGenerateImage(
+        self, request: pb.StreamGenerateImageRequest, deadline: float | None
     ) -> AsyncGenerator[pb.StreamGenerateImageResponse, None]:
         """Draws an image and tells of every step."""
         arrived = time.monotonic()
         model = self._find(request)
         asked = await self._asked(request, preview_step_count=request.preview_step_count)
-        async with aclosing(model.stream(asked, deadline=deadline_of(context))) as parts:
+        async with aclosing(model.stream(asked, deadline=deadline)) as parts:
             async for part in parts:
                 if isinstance(part, DrawingProgress):
                     yield pb.StreamGenerateImageResponse(

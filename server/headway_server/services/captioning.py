@@ -6,55 +6,49 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
-
-import grpc
 
 from headway.v1 import caption_service_pb2 as pb
-from headway.v1 import caption_service_pb2_grpc as pb_grpc
 from headway.v1 import translation_service_pb2
 from headway_server.decoding.sequence import Delta
 from headway_server.preprocessing.pool import text_pool
+from headway_server.services.images import image_of, images_of
+from headway_server.services.messages import find_model, model_reference, timings_of_call
+from headway_server.services.text_to_text import hypothesis_fields, text_fields
+from headway_server.services.text_to_text_requests import parse_parameters
 from headway_server.serving.answers import Answer
 from headway_server.serving.host import ModelHost
 from headway_server.tasks.captioning.model import Caption, CaptioningModel
 from headway_server.tasks.table import CAPTION_IMAGES
 from headway_server.tasks.text_to_text.alignment import Alignment
 from headway_server.tasks.text_to_text.request import TextToTextRequest
-from headway_server.transports.grpc.images import image_of, images_of
-from headway_server.transports.grpc.messages import deadline_of, find_model, model_reference, timings_of_call
-from headway_server.transports.grpc.text_to_text import hypothesis_fields, text_fields
-from headway_server.transports.grpc.text_to_text_requests import parse_parameters
 
 
-class CaptionService(pb_grpc.CaptionServiceServicer):
+class CaptionService:
     """Answers from the host's models that write captions."""
 
     def __init__(self, host: ModelHost) -> None:
         self._host = host
 
-    async def CaptionImage(  # noqa: N802 (the method's name in the protocol)
-        self, request: pb.CaptionImageRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.CaptionImageResponse:
+    async def CaptionImage(self, request: pb.CaptionImageRequest, deadline: float | None) -> pb.CaptionImageResponse:
         """Writes a caption of every image."""
         arrived = time.monotonic()
         model = self._find(request)
         images = await images_of(self._host, request.images, request.image_ids)
-        asked = _asked(request, tuple(request.prefixes), deadline_of(context))
+        asked = _asked(request, tuple(request.prefixes), deadline)
         answer = await model.caption(images, request=asked)
         if request.include_attention:  # very many numbers
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(text_pool(), _response, answer, model, arrived)
         return _response(answer, model, arrived)
 
-    async def StreamCaptionImage(  # noqa: N802 (the method's name in the protocol)
-        self, request: pb.StreamCaptionImageRequest, context: grpc.aio.ServicerContext[Any, Any]
+    async def StreamCaptionImage(
+        self, request: pb.StreamCaptionImageRequest, deadline: float | None
     ) -> AsyncGenerator[pb.StreamCaptionImageResponse, None]:
         """Writes a caption of an image and sends it as it appears."""
         arrived = time.monotonic()
         model = self._find(request)
         image = await image_of(self._host, request.image, request.image_id)
-        asked = _asked(request, (request.prefix,) if request.prefix else (), deadline_of(context))
+        asked = _asked(request, (request.prefix,) if request.prefix else (), deadline)
         async with aclosing(model.stream_caption(image, field=image.field, request=asked)) as parts:
             async for part in parts:
                 if isinstance(part, Delta):

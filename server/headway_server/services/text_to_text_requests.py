@@ -9,9 +9,9 @@ from headway.v1 import text_to_text_service_pb2
 from headway.v1 import translation_service_pb2 as pb
 from headway_server.decoding.parameters import EarlyStopping
 from headway_server.errors import InvalidInputError
+from headway_server.services.messages import set_fields
 from headway_server.tasks.text_to_text.phrases import PhraseRequest
 from headway_server.tasks.text_to_text.request import TextToTextParameters, TextToTextRequest
-from headway_server.transports.grpc.messages import set_fields
 
 _EARLY_STOPPING: Final[dict[int, EarlyStopping]] = {
     pb.EARLY_STOPPING_UNSPECIFIED: EarlyStopping.HEURISTIC,

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
-import grpc
 from pydantic import ValidationError
 
 from headway.v1 import common_pb2, generation_service_pb2
 from headway.v1 import model_service_pb2 as pb
-from headway.v1 import model_service_pb2_grpc as pb_grpc
 from headway_server.bundles import Manifest, SamplingDefaults, Task
 from headway_server.bundles.tags import TagSet
 from headway_server.errors import InvalidInputError
@@ -22,22 +20,17 @@ from headway_server.serving.routes import Alias, Route
 _STATES: dict[ModelState, pb.BundleState.ValueType] = {
     state: pb.BundleState.Value(f"BUNDLE_STATE_{state.name}") for state in ModelState
 }
-ADMIN_METHODS: Final = frozenset(
-    f"/{pb.DESCRIPTOR.package}.ModelService/{name}"
-    for name in ("LoadModel", "UnloadModel", "ScanStore", "SetRoute", "SetAlias")
-)
-"""The RPCs that change what the server serves: every one of the protocol that is not a question."""
+ADMIN_METHODS: Final = frozenset({"LoadModel", "UnloadModel", "ScanStore", "SetRoute", "SetAlias"})
+"""The RPCs that change what the server serves: every one of the service that is not a question."""
 
 
-class ModelService(pb_grpc.ModelServiceServicer):
+class ModelService:
     """Describes the models of a host, and changes which they are."""
 
     def __init__(self, host: ModelHost) -> None:
         self._host = host
 
-    async def ListModels(  # noqa: N802 (the method's name in the protocol)
-        self, request: pb.ListModelsRequest, _context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.ListModelsResponse:
+    async def ListModels(self, request: pb.ListModelsRequest, _deadline: float | None) -> pb.ListModelsResponse:
         """Lists the loaded models and the bundles that could not be loaded."""
         families = self._host.families
         _check_known("task", request.task, families)
@@ -56,9 +49,7 @@ class ModelService(pb_grpc.ModelServiceServicer):
             ],
         )
 
-    async def GetModel(  # noqa: N802 (the method's name in the protocol)
-        self, request: pb.GetModelRequest, _context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.GetModelResponse:
+    async def GetModel(self, request: pb.GetModelRequest, _deadline: float | None) -> pb.GetModelResponse:
         """Describes one model, manifest included."""
         if not request.model:
             raise InvalidInputError("model", "is empty; name one of the models that ListModels lists")
@@ -68,9 +59,7 @@ class ModelService(pb_grpc.ModelServiceServicer):
             manifest_json=model.bundle.manifest.model_dump_json(),
         )
 
-    async def ListBundles(  # noqa: N802 (the method's name in the protocol)
-        self, _request: pb.ListBundlesRequest, _context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.ListBundlesResponse:
+    async def ListBundles(self, _request: pb.ListBundlesRequest, _deadline: float | None) -> pb.ListBundlesResponse:
         """Lists the bundles of the store, and the routes."""
         routes = self._host.routes
         return pb.ListBundlesResponse(
@@ -91,29 +80,21 @@ class ModelService(pb_grpc.ModelServiceServicer):
             store_problem=self._host.store_problem or "",
         )
 
-    async def LoadModel(  # noqa: N802 (the method's name in the protocol)
-        self, request: pb.LoadModelRequest, _context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.LoadModelResponse:
+    async def LoadModel(self, request: pb.LoadModelRequest, _deadline: float | None) -> pb.LoadModelResponse:
         """Loads a version, or replaces it by what is in the store now."""
         model = await self._host.load(request.model, request.model_version)
         return pb.LoadModelResponse(model=self._message(model))
 
-    async def UnloadModel(  # noqa: N802 (the method's name in the protocol)
-        self, request: pb.UnloadModelRequest, _context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.UnloadModelResponse:
+    async def UnloadModel(self, request: pb.UnloadModelRequest, _deadline: float | None) -> pb.UnloadModelResponse:
         """Unloads one version or all."""
         await self._host.unload(request.model, request.model_version)
         return pb.UnloadModelResponse()
 
-    async def ScanStore(  # noqa: N802 (the method's name in the protocol)
-        self, _request: pb.ScanStoreRequest, _context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.ScanStoreResponse:
+    async def ScanStore(self, _request: pb.ScanStoreRequest, _deadline: float | None) -> pb.ScanStoreResponse:
         """Looks at the store now."""
         return pb.ScanStoreResponse(bundles=_bundles(await self._host.scan()))
 
-    async def SetRoute(  # noqa: N802 (the method's name in the protocol)
-        self, request: pb.SetRouteRequest, _context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.SetRouteResponse:
+    async def SetRoute(self, request: pb.SetRouteRequest, _deadline: float | None) -> pb.SetRouteResponse:
         """Sets default version and canary of a model."""
         try:
             route = Route(
@@ -125,9 +106,7 @@ class ModelService(pb_grpc.ModelServiceServicer):
             raise _invalid(error) from error
         return pb.SetRouteResponse(not_kept_reason=await self._host.set_route(request.model, route) or "")
 
-    async def SetAlias(  # noqa: N802 (the method's name in the protocol)
-        self, request: pb.SetAliasRequest, _context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.SetAliasResponse:
+    async def SetAlias(self, request: pb.SetAliasRequest, _deadline: float | None) -> pb.SetAliasResponse:
         """Sets or removes another name of a model."""
         if request.model_version and not request.model:
             raise InvalidInputError(

@@ -9,9 +9,9 @@ from headway_server.decoding.constraints import ConstraintRequest
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing import ChatTurn
 from headway_server.preprocessing.chat import Role
+from headway_server.services.messages import set_fields
 from headway_server.tasks.generation.request import GenerationRequest, Prompt
 from headway_server.tasks.parameters import LogProbabilityRequest
-from headway_server.transports.grpc.messages import set_fields
 
 _ROLES: Final[dict[int, Role]] = {
     pb.ROLE_SYSTEM: "system",

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
-
-import grpc
+from typing import Final
 
 from headway.v1 import inspection_service_pb2 as pb
-from headway.v1 import inspection_service_pb2_grpc as pb_grpc
 from headway_server.errors import InvalidInputError
+from headway_server.services.images import image_of
+from headway_server.services.messages import build, find_model, model_reference, timings_of_call
 from headway_server.serving.host import ModelHost
 from headway_server.serving.limits import check_count
 from headway_server.tasks.images.classifier import InspectedImage
 from headway_server.tasks.inspection.inspector import InspectedText, InspectedToken, InspectedTranslation
 from headway_server.tasks.inspection.maps import AttentionMap, AttentionRequest, Maps, Summary
 from headway_server.tasks.table import INSPECT_GENERATION, INSPECT_IMAGES, INSPECT_TEXTS, INSPECT_TRANSLATION
-from headway_server.transports.grpc.images import image_of
-from headway_server.transports.grpc.messages import build, deadline_of, find_model, model_reference, timings_of_call
 
 _SUMMARIES: Final = {
     pb.ATTENTION_SUMMARY_UNSPECIFIED: Summary.EACH_HEAD,
@@ -32,15 +29,13 @@ _WEIGHTS_OF_A_PART: Final = 16
 """Weights that take as long to put into a message as a small message takes to make."""
 
 
-class InspectionService(pb_grpc.InspectionServiceServicer):
+class InspectionService:
     """Shows what the host's models attend to."""
 
     def __init__(self, host: ModelHost) -> None:
         self._host = host
 
-    async def InspectText(  # noqa: N802 (the method's name in the protocol)
-        self, request: pb.InspectTextRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.InspectTextResponse:
+    async def InspectText(self, request: pb.InspectTextRequest, deadline: float | None) -> pb.InspectTextResponse:
         """Shows what the tokens of a text attend to."""
         arrived = time.monotonic()
         model = find_model(self._host, INSPECT_TEXTS, request)
@@ -49,7 +44,7 @@ class InspectionService(pb_grpc.InspectionServiceServicer):
             text_pair=request.text_pair or None,
             request=_asked(request.attention),
             truncate=request.truncate,
-            deadline=deadline_of(context),
+            deadline=deadline,
         )
         return await build(
             _num_parts(found.maps),
@@ -60,14 +55,12 @@ class InspectionService(pb_grpc.InspectionServiceServicer):
             ),
         )
 
-    async def InspectImage(  # noqa: N802 (the method's name in the protocol)
-        self, request: pb.InspectImageRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.InspectImageResponse:
+    async def InspectImage(self, request: pb.InspectImageRequest, deadline: float | None) -> pb.InspectImageResponse:
         """Shows what the patches of an image attend to."""
         arrived = time.monotonic()
         model = find_model(self._host, INSPECT_IMAGES, request)
         image = await image_of(self._host, request.image, request.image_id)
-        found = await model.inspect(image, request=_asked(request.attention), deadline=deadline_of(context))
+        found = await model.inspect(image, request=_asked(request.attention), deadline=deadline)
         return await build(
             _num_parts(found.maps),
             lambda: pb.InspectImageResponse(
@@ -77,8 +70,8 @@ class InspectionService(pb_grpc.InspectionServiceServicer):
             ),
         )
 
-    async def InspectGeneration(  # noqa: N802 (the method's name in the protocol)
-        self, request: pb.InspectGenerationRequest, context: grpc.aio.ServicerContext[Any, Any]
+    async def InspectGeneration(
+        self, request: pb.InspectGenerationRequest, deadline: float | None
     ) -> pb.InspectGenerationResponse:
         """Shows what the tokens of a text attend to in a generation model."""
         arrived = time.monotonic()
@@ -87,7 +80,7 @@ class InspectionService(pb_grpc.InspectionServiceServicer):
             request.text,
             request=_asked(request.attention),
             truncate=request.truncate,
-            deadline=deadline_of(context),
+            deadline=deadline,
         )
         return await build(
             _num_parts(found.maps),
@@ -98,8 +91,8 @@ class InspectionService(pb_grpc.InspectionServiceServicer):
             ),
         )
 
-    async def InspectTranslation(  # noqa: N802 (the method's name in the protocol)
-        self, request: pb.InspectTranslationRequest, context: grpc.aio.ServicerContext[Any, Any]
+    async def InspectTranslation(
+        self, request: pb.InspectTranslationRequest, deadline: float | None
     ) -> pb.InspectTranslationResponse:
         """Shows what the tokens of a source and of its translation attend to."""
         arrived = time.monotonic()
@@ -109,7 +102,7 @@ class InspectionService(pb_grpc.InspectionServiceServicer):
             translation=request.translation or None,
             request=_asked(request.attention),
             truncate=request.truncate,
-            deadline=deadline_of(context),
+            deadline=deadline,
         )
         return await build(
             _num_parts(found.maps),

@@ -1,4 +1,4 @@
-"""What the servicers share: the messages of `common.proto`, and a call's deadline."""
+"""What the servicers share: the messages of `common.proto`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeVar
 
-import grpc
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
@@ -67,12 +66,6 @@ def duration(seconds: float) -> Duration:
     """Makes a `Duration` of seconds, to the nanosecond."""
     whole, nanos = divmod(round(seconds * 1e9), 1_000_000_000)
     return Duration(seconds=whole, nanos=nanos)
-
-
-def deadline_of(context: grpc.aio.ServicerContext[Any, Any]) -> float | None:
-    """Returns when the caller stops waiting, by `time.monotonic`; None where it named no deadline."""
-    remaining: float | None = context.time_remaining()
-    return None if remaining is None else time.monotonic() + remaining
 
 
 def set_fields(message: Message) -> dict[str, Any]:

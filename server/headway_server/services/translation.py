@@ -6,52 +6,45 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any, cast
-
-import grpc
+from typing import cast
 
 from headway.v1 import translation_service_pb2 as pb
-from headway.v1 import translation_service_pb2_grpc as pb_grpc
 from headway_server.decoding.sequence import Delta
 from headway_server.preprocessing.pool import text_pool
+from headway_server.services.messages import model_reference, timings_of_call
+from headway_server.services.text_to_text import hypothesis_fields, text_fields
+from headway_server.services.text_to_text_requests import parse_request, parse_stream_request
 from headway_server.serving.answers import Answer
 from headway_server.serving.host import ModelHost
 from headway_server.tasks.table import TRANSLATE_TEXTS
 from headway_server.tasks.text_to_text.alignment import Alignment
 from headway_server.tasks.text_to_text.answer import WrittenHypothesis, WrittenText
 from headway_server.tasks.text_to_text.translation import TranslationModel
-from headway_server.transports.grpc.messages import deadline_of, model_reference, timings_of_call
-from headway_server.transports.grpc.text_to_text import hypothesis_fields, text_fields
-from headway_server.transports.grpc.text_to_text_requests import parse_request, parse_stream_request
 
 
-class TranslationService(pb_grpc.TranslationServiceServicer):
+class TranslationService:
     """Answers from the host's encoder-decoder models."""
 
     def __init__(self, host: ModelHost) -> None:
         self._host = host
 
-    async def TranslateText(  # noqa: N802 (the method's name in the protocol)
-        self, request: pb.TranslateTextRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.TranslateTextResponse:
+    async def TranslateText(self, request: pb.TranslateTextRequest, deadline: float | None) -> pb.TranslateTextResponse:
         """Translates every text."""
         arrived = time.monotonic()
         model = self._find(request)
-        answer = await model.write(list(request.texts), request=parse_request(request, deadline=deadline_of(context)))
+        answer = await model.write(list(request.texts), request=parse_request(request, deadline=deadline))
         if request.include_alignment:  # very many small messages
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(text_pool(), _response, answer, model, arrived)
         return _response(answer, model, arrived)
 
-    async def StreamTranslateText(  # noqa: N802 (the method's name in the protocol)
-        self, request: pb.StreamTranslateTextRequest, context: grpc.aio.ServicerContext[Any, Any]
+    async def StreamTranslateText(
+        self, request: pb.StreamTranslateTextRequest, deadline: float | None
     ) -> AsyncGenerator[pb.StreamTranslateTextResponse, None]:
         """Translates a text and sends the translation as it appears."""
         arrived = time.monotonic()
         model = self._find(request)
-        parts = model.stream(
-            request.text, field="text", request=parse_stream_request(request, deadline=deadline_of(context))
-        )
+        parts = model.stream(request.text, field="text", request=parse_stream_request(request, deadline=deadline))
         async with aclosing(parts):
             async for part in parts:
                 yield _delta(part) if isinstance(part, Delta) else _last_message(part, model, arrived)

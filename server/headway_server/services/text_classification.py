@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import Any
-
-import grpc
 
 from headway.v1 import text_classification_service_pb2 as pb
-from headway.v1 import text_classification_service_pb2_grpc as pb_grpc
 from headway_server.errors import InvalidInputError
+from headway_server.services.messages import (
+    build,
+    find_model,
+    label_scores,
+    model_reference,
+    timings_of_call,
+)
 from headway_server.serving.host import ModelHost
 from headway_server.tasks.table import CLASSIFY_TEXTS, CLASSIFY_TOKENS, EMBED_TEXTS, SCORE_TEXTS
 from headway_server.tasks.text.classifier import ClassifiedText
@@ -17,30 +20,20 @@ from headway_server.tasks.text.entailment import GivenLabels
 from headway_server.tasks.text.model import EmbeddedText, TextInputs
 from headway_server.tasks.text.scorer import ScoredText
 from headway_server.tasks.tokens.classifier import TaggedText
-from headway_server.transports.grpc.messages import (
-    build,
-    deadline_of,
-    find_model,
-    label_scores,
-    model_reference,
-    timings_of_call,
-)
 
 
-class TextClassificationService(pb_grpc.TextClassificationServiceServicer):
+class TextClassificationService:
     """Answers from the host's text models."""
 
     def __init__(self, host: ModelHost) -> None:
         self._host = host
 
-    async def ClassifyText(  # noqa: N802 (the method's name in the protocol)
-        self, request: pb.ClassifyTextRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.ClassifyTextResponse:
+    async def ClassifyText(self, request: pb.ClassifyTextRequest, deadline: float | None) -> pb.ClassifyTextResponse:
         """Gives every text its most likely labels."""
         arrived = time.monotonic()
         model = find_model(self._host, CLASSIFY_TEXTS, request)
         threshold = request.threshold if request.HasField("threshold") else None
-        deadline, given = deadline_of(context), _given_labels(request)
+        given = _given_labels(request)
         if given is None:
             answer = await model.classify(_inputs(request), top_k=request.top_k, threshold=threshold, deadline=deadline)
         else:
@@ -56,14 +49,14 @@ class TextClassificationService(pb_grpc.TextClassificationServiceServicer):
             ),
         )
 
-    async def ClassifyTokens(  # noqa: N802 (the method's name in the protocol)
-        self, request: pb.ClassifyTokensRequest, context: grpc.aio.ServicerContext[Any, Any]
+    async def ClassifyTokens(
+        self, request: pb.ClassifyTokensRequest, deadline: float | None
     ) -> pb.ClassifyTokensResponse:
         """Labels spans of every text."""
         arrived = time.monotonic()
         model = find_model(self._host, CLASSIFY_TOKENS, request)
         inputs = TextInputs(texts=list(request.texts), truncate=request.truncate)
-        answer = await model.classify(inputs, deadline=deadline_of(context))
+        answer = await model.classify(inputs, deadline=deadline)
         return await build(
             sum(len(result.spans) for result in answer.results),
             lambda: pb.ClassifyTokensResponse(
@@ -73,9 +66,7 @@ class TextClassificationService(pb_grpc.TextClassificationServiceServicer):
             ),
         )
 
-    async def EmbedText(  # noqa: N802 (the method's name in the protocol)
-        self, request: pb.EmbedTextRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.EmbedTextResponse:
+    async def EmbedText(self, request: pb.EmbedTextRequest, deadline: float | None) -> pb.EmbedTextResponse:
         """Turns every text into a vector."""
         arrived = time.monotonic()
         model = find_model(self._host, EMBED_TEXTS, request)
@@ -83,7 +74,7 @@ class TextClassificationService(pb_grpc.TextClassificationServiceServicer):
             _inputs(request),
             normalize=request.normalize if request.HasField("normalize") else True,
             prompt_name=request.prompt_name,
-            deadline=deadline_of(context),
+            deadline=deadline,
         )
         return pb.EmbedTextResponse(
             results=[_text_embedding(result) for result in answer.results],
@@ -91,13 +82,11 @@ class TextClassificationService(pb_grpc.TextClassificationServiceServicer):
             timings=timings_of_call(answer.timings, arrived),
         )
 
-    async def ScoreText(  # noqa: N802 (the method's name in the protocol)
-        self, request: pb.ScoreTextRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.ScoreTextResponse:
+    async def ScoreText(self, request: pb.ScoreTextRequest, deadline: float | None) -> pb.ScoreTextResponse:
         """Gives every text or pair its score."""
         arrived = time.monotonic()
         model = find_model(self._host, SCORE_TEXTS, request)
-        answer = await model.score(_inputs(request), deadline=deadline_of(context))
+        answer = await model.score(_inputs(request), deadline=deadline)
         return pb.ScoreTextResponse(
             results=[_text_score(result) for result in answer.results],
             model=model_reference(model),

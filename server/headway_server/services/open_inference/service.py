@@ -1,4 +1,4 @@
-# ruff: noqa: N802, ARG002 -- methods have the names and the arguments of the protocol
+# ruff: noqa: ARG002 -- methods have the names and the arguments of the protocol
 """GRPCInferenceService."""
 
 from __future__ import annotations
@@ -13,31 +13,32 @@ from importlib.metadata import version
 from typing import Final
 
 from headway.oip import grpc_predict_v2_pb2 as pb
-from headway.oip import grpc_predict_v2_pb2_grpc as pb_grpc
 from headway_server.errors import InvalidInputError, ModelNotFoundError, WrongTaskError
 from headway_server.observers import current_call
 from headway_server.preprocessing.pool import text_pool
-from headway_server.serving.families import ServedModel
-from headway_server.serving.host import ModelHost, ModelState
-from headway_server.transports.grpc.interceptor import Context, StreamedCall, StreamedCalls
-from headway_server.transports.grpc.messages import deadline_of
-from headway_server.transports.grpc.oip.parameters import read_parameters
-from headway_server.transports.grpc.oip.statistics import Statistics
-from headway_server.transports.grpc.oip.tasks import (
+from headway_server.services.open_inference.parameters import read_parameters
+from headway_server.services.open_inference.statistics import Statistics
+from headway_server.services.open_inference.tasks import (
     FINISH_REASON,
     InferCall,
     TensorTask,
     earlier_deadline,
     tensors_of,
 )
-from headway_server.transports.grpc.oip.tensors import Arrays, TensorSpec, add_output, num_typed_elements, read_inputs
-
-SERVICE: Final = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
-PROBES: Final = frozenset(f"/{SERVICE.full_name}/{method}" for method in ("ServerLive", "ServerReady", "ModelReady"))
-"""Methods that answer while the server drains, as health does, and count as no calls."""
-ADMIN_METHODS: Final = frozenset(
-    f"/{SERVICE.full_name}/{method}" for method in ("RepositoryModelLoad", "RepositoryModelUnload")
+from headway_server.services.open_inference.tensors import (
+    Arrays,
+    TensorSpec,
+    add_output,
+    num_typed_elements,
+    read_inputs,
 )
+from headway_server.services.procedure import StreamedCall, StreamedCalls
+from headway_server.serving.families import ServedModel
+from headway_server.serving.host import ModelHost, ModelState
+
+PROBES: Final = frozenset({"ServerLive", "ServerReady", "ModelReady"})
+"""Methods that answer while the server drains, as health does, and count as no calls."""
+ADMIN_METHODS: Final = frozenset({"RepositoryModelLoad", "RepositoryModelUnload"})
 """Methods that change the server."""
 
 _EXTENSIONS: Final = ("model_repository", "model_configuration", "statistics", "parameters", "binary_tensor_data")
@@ -69,7 +70,7 @@ _OWN_NAMES: Final = (
 """What a field of headway's own protocol is called in this one."""
 
 
-class OpenInferenceService(pb_grpc.GRPCInferenceServiceServicer):
+class OpenInferenceService:
     """Answers from all models of a host, with the tensors that `tasks.py` gives each task."""
 
     def __init__(
@@ -98,16 +99,16 @@ class OpenInferenceService(pb_grpc.GRPCInferenceServiceServicer):
 
     # Health
 
-    async def ServerLive(self, request: pb.ServerLiveRequest, context: Context) -> pb.ServerLiveResponse:
+    async def ServerLive(self, request: pb.ServerLiveRequest, deadline: float | None) -> pb.ServerLiveResponse:
         """Answers."""
         return pb.ServerLiveResponse(live=True)
 
-    async def ServerReady(self, request: pb.ServerReadyRequest, context: Context) -> pb.ServerReadyResponse:
+    async def ServerReady(self, request: pb.ServerReadyRequest, deadline: float | None) -> pb.ServerReadyResponse:
         """Says whether calls are accepted and every model is in order."""
         ailing = self._host.ailing(stall_timeout_s=self._stall_timeout_s)
         return pb.ServerReadyResponse(ready=not self._is_draining() and not ailing)
 
-    async def ModelReady(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:
+    async def ModelReady(self, request: pb.ModelReadyRequest, deadline: float | None) -> pb.ModelReadyResponse:
         """Says whether a model can be called; one that is not known cannot."""
         try:
             manifest = self._describe(request.name, request.version)[0].bundle.manifest
@@ -119,11 +120,13 @@ class OpenInferenceService(pb_grpc.GRPCInferenceServiceServicer):
 
     # Descriptions
 
-    async def ServerMetadata(self, request: pb.ServerMetadataRequest, context: Context) -> pb.ServerMetadataResponse:
+    async def ServerMetadata(
+        self, request: pb.ServerMetadataRequest, deadline: float | None
+    ) -> pb.ServerMetadataResponse:
         """Names the server and its extensions."""
         return pb.ServerMetadataResponse(name="headway", version=version("headway-server"), extensions=_EXTENSIONS)
 
-    async def ModelMetadata(self, request: pb.ModelMetadataRequest, context: Context) -> pb.ModelMetadataResponse:
+    async def ModelMetadata(self, request: pb.ModelMetadataRequest, deadline: float | None) -> pb.ModelMetadataResponse:
         """Describes the tensors of a model."""
         model, task = self._describe(request.name, request.version)
         name = model.bundle.manifest.name
@@ -136,7 +139,7 @@ class OpenInferenceService(pb_grpc.GRPCInferenceServiceServicer):
             outputs=[_tensor_metadata(spec) for spec in task.outputs(model)],
         )
 
-    async def ModelConfig(self, request: pb.ModelConfigRequest, context: Context) -> pb.ModelConfigResponse:
+    async def ModelConfig(self, request: pb.ModelConfigRequest, deadline: float | None) -> pb.ModelConfigResponse:
         """Describes a model as Triton's clients and load testers read it."""
         model, task = self._describe(request.name, request.version)
         config = pb.ModelConfig(
@@ -158,7 +161,9 @@ class OpenInferenceService(pb_grpc.GRPCInferenceServiceServicer):
         )
         return pb.ModelConfigResponse(config=config)
 
-    async def ModelStatistics(self, request: pb.ModelStatisticsRequest, context: Context) -> pb.ModelStatisticsResponse:
+    async def ModelStatistics(
+        self, request: pb.ModelStatisticsRequest, deadline: float | None
+    ) -> pb.ModelStatisticsResponse:
         """Says what models have computed."""
         if request.name:
             models = [self._host.peek(request.name, request.version)]
@@ -171,7 +176,9 @@ class OpenInferenceService(pb_grpc.GRPCInferenceServiceServicer):
 
     # The repository
 
-    async def RepositoryIndex(self, request: pb.RepositoryIndexRequest, context: Context) -> pb.RepositoryIndexResponse:
+    async def RepositoryIndex(
+        self, request: pb.RepositoryIndexRequest, deadline: float | None
+    ) -> pb.RepositoryIndexResponse:
         """Lists the bundles that the host knows of."""
         _check_repository(request.repository_name)
         return pb.RepositoryIndexResponse(
@@ -185,7 +192,7 @@ class OpenInferenceService(pb_grpc.GRPCInferenceServiceServicer):
         )
 
     async def RepositoryModelLoad(
-        self, request: pb.RepositoryModelLoadRequest, context: Context
+        self, request: pb.RepositoryModelLoadRequest, deadline: float | None
     ) -> pb.RepositoryModelLoadResponse:
         """Loads a model, or replaces it by what the store has now."""
         _check_repository(request.repository_name)
@@ -193,7 +200,7 @@ class OpenInferenceService(pb_grpc.GRPCInferenceServiceServicer):
         return pb.RepositoryModelLoadResponse()
 
     async def RepositoryModelUnload(
-        self, request: pb.RepositoryModelUnloadRequest, context: Context
+        self, request: pb.RepositoryModelUnloadRequest, deadline: float | None
     ) -> pb.RepositoryModelUnloadResponse:
         """Unloads a model once its calls have ended."""
         _check_repository(request.repository_name)
@@ -204,27 +211,23 @@ class OpenInferenceService(pb_grpc.GRPCInferenceServiceServicer):
 
     # Calls
 
-    async def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
+    async def ModelInfer(self, request: pb.ModelInferRequest, deadline: float | None) -> pb.ModelInferResponse:
         """Answers tensors with tensors."""
-        read = await self._read(request, deadline_of(context))
+        read = await self._read(request, deadline)
         return await read.infer()
 
-    # The interceptor makes a call of each message.
-    async def ModelStreamInfer(  # type: ignore[override]
-        self, calls: StreamedCalls[pb.ModelInferRequest], context: Context
-    ) -> None:
+    async def ModelStreamInfer(self, calls: StreamedCalls[pb.ModelInferRequest]) -> None:
         """Answers every message of a stream by itself, many at a time, in the order in which they are done.
 
         What is wrong with one is told by a message, and the stream goes on; unless the caller has said that an error
         ends it, as Triton's clients can.
         """
-        metadata = dict(context.invocation_metadata() or ())
-        errors_end_it = str(metadata.get("triton_grpc_error", "")).lower() == "true"
+        errors_end_it = calls.metadata.get("triton_grpc_error", "").lower() == "true"
         room = asyncio.Semaphore(_MAX_RUNNING)
 
         async def answer(call: StreamedCall[pb.ModelInferRequest]) -> None:
             try:
-                if (failed := await self._answer(call, calls, deadline_of(context), errors_end_it)) is not None:
+                if (failed := await self._answer(call, calls, errors_end_it)) is not None:
                     await calls.send(failed)
             finally:
                 room.release()
@@ -242,7 +245,6 @@ class OpenInferenceService(pb_grpc.GRPCInferenceServiceServicer):
         self,
         call: StreamedCall[pb.ModelInferRequest],
         calls: StreamedCalls[pb.ModelInferRequest],
-        deadline: float | None,
         errors_end_it: bool,
     ) -> pb.ModelStreamInferResponse | None:
         """Answers a call of a stream; returns the message of its error, whose sending holds nothing of the call."""
@@ -250,7 +252,7 @@ class OpenInferenceService(pb_grpc.GRPCInferenceServiceServicer):
         try:
             async with call.answer() as request:
                 request_id = request.id
-                read = await self._read(request, deadline)
+                read = await self._read(request, calls.deadline)
                 async with aclosing(read.stream()) as responses:
                     async for response in responses:
                         await calls.send(pb.ModelStreamInferResponse(infer_response=response))

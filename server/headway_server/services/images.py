@@ -4,32 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
-
-import grpc
 
 from headway.v1 import image_service_pb2 as pb
-from headway.v1 import image_service_pb2_grpc as pb_grpc
 from headway_server.batching.settings import MAX_IMAGES
 from headway_server.errors import InvalidInputError
+from headway_server.services.messages import model_reference, timings_of_call
 from headway_server.serving.answers import NO_TIMINGS
 from headway_server.serving.host import ModelHost
 from headway_server.serving.images import SentImage, name_images
 from headway_server.serving.limits import check_count
 from headway_server.tasks.images.model import ImageModel
 from headway_server.tasks.table import KEEP_IMAGES
-from headway_server.transports.grpc.messages import deadline_of, model_reference, timings_of_call
 
 
-class ImageService(pb_grpc.ImageServiceServicer):
+class ImageService:
     """Keeps images for calls that name them by id."""
 
     def __init__(self, host: ModelHost) -> None:
         self._host = host
 
-    async def PrepareImage(  # noqa: N802 (the method's name in the protocol)
-        self, request: pb.PrepareImageRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.PrepareImageResponse:
+    async def PrepareImage(self, request: pb.PrepareImageRequest, deadline: float | None) -> pb.PrepareImageResponse:
         """Keeps images, and has a model read them if one is named."""
         arrived = time.monotonic()
         check_count("images", len(request.images), MAX_IMAGES)
@@ -38,7 +32,7 @@ class ImageService(pb_grpc.ImageServiceServicer):
         await self._host.images.check(images)
         timings = NO_TIMINGS
         if model is not None:
-            timings = (await model.prepare(images, deadline=deadline_of(context))).timings
+            timings = (await model.prepare(images, deadline=deadline)).timings
         return pb.PrepareImageResponse(
             results=[pb.PreparedImage(image_id=image_id) for image_id in self._host.images.keep(images)],
             model=None if model is None else model_reference(model),

@@ -7,11 +7,16 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from typing import Any, Final
 
-import grpc
-
 from headway.v1 import speech_service_pb2 as pb
-from headway.v1 import speech_service_pb2_grpc as pb_grpc
 from headway_server.errors import InvalidInputError
+from headway_server.services.generation import FINISH_REASONS
+from headway_server.services.messages import (
+    find_model,
+    model_reference,
+    set_fields,
+    timings_of_call,
+)
+from headway_server.services.text_to_text_requests import parse_parameters
 from headway_server.serving.answers import Answer
 from headway_server.serving.host import ModelHost
 from headway_server.tasks.speech.model import (
@@ -27,15 +32,6 @@ from headway_server.tasks.synthesis.encoding import AudioFormat
 from headway_server.tasks.synthesis.model import SpeechPart, SpokenText, SynthesisModel
 from headway_server.tasks.synthesis.request import SynthesisRequest
 from headway_server.tasks.table import SYNTHESIZE_SPEECH, TRANSCRIBE_SPEECH
-from headway_server.transports.grpc.generation import FINISH_REASONS
-from headway_server.transports.grpc.messages import (
-    deadline_of,
-    find_model,
-    model_reference,
-    set_fields,
-    timings_of_call,
-)
-from headway_server.transports.grpc.text_to_text_requests import parse_parameters
 
 _TASKS: Final[dict[int, SpeechTask]] = {
     pb.SPEECH_TASK_UNSPECIFIED: SpeechTask.TRANSCRIBE,
@@ -52,32 +48,32 @@ _MOST_LANGUAGES: Final = 5
 """Languages whose probabilities are sent."""
 
 
-class SpeechService(pb_grpc.SpeechServiceServicer):
+class SpeechService:
     """Answers from the host's models that write what is said, and from those that speak."""
 
     def __init__(self, host: ModelHost) -> None:
         self._host = host
 
-    async def TranscribeSpeech(  # noqa: N802 (the method's name in the protocol)
-        self, request: pb.TranscribeSpeechRequest, context: grpc.aio.ServicerContext[Any, Any]
+    async def TranscribeSpeech(
+        self, request: pb.TranscribeSpeechRequest, deadline: float | None
     ) -> pb.TranscribeSpeechResponse:
         """Writes what is said in every audio."""
         arrived = time.monotonic()
         model = self._find(request)
-        answer = await model.transcribe(list(request.audios), request=_asked(request, deadline_of(context)))
+        answer = await model.transcribe(list(request.audios), request=_asked(request, deadline))
         return pb.TranscribeSpeechResponse(
             results=[_transcript(one, with_segments=request.include_timestamps) for one in answer.results],
             model=model_reference(model),
             timings=timings_of_call(answer.timings, arrived),
         )
 
-    async def StreamTranscribeSpeech(  # noqa: N802 (the method's name in the protocol)
-        self, request: pb.StreamTranscribeSpeechRequest, context: grpc.aio.ServicerContext[Any, Any]
+    async def StreamTranscribeSpeech(
+        self, request: pb.StreamTranscribeSpeechRequest, deadline: float | None
     ) -> AsyncGenerator[pb.StreamTranscribeSpeechResponse, None]:
         """Writes what is said in an audio and sends it as it appears."""
         arrived = time.monotonic()
         model = self._find(request)
-        asked, wants_times = _asked(request, deadline_of(context)), request.include_timestamps
+        asked, wants_times = _asked(request, deadline), request.include_timestamps
         async with aclosing(model.stream(request.audio, name="audio", request=asked)) as parts:
             async for part in parts:
                 if isinstance(part, SpeechDelta):
@@ -89,8 +85,8 @@ class SpeechService(pb_grpc.SpeechServiceServicer):
                 else:
                     yield _last_message(part, model, arrived, with_segments=wants_times)
 
-    async def SynthesizeSpeech(  # noqa: N802 (the method's name in the protocol)
-        self, request: pb.SynthesizeSpeechRequest, context: grpc.aio.ServicerContext[Any, Any]
+    async def SynthesizeSpeech(
+        self, request: pb.SynthesizeSpeechRequest, deadline: float | None
     ) -> pb.SynthesizeSpeechResponse:
         """Speaks every text."""
         arrived = time.monotonic()
@@ -98,7 +94,7 @@ class SpeechService(pb_grpc.SpeechServiceServicer):
         form = _FORMATS.get(request.format)
         if form is None:
             raise InvalidInputError("format", f"is {request.format}; must be a value of AudioFormat from 1 to 3")
-        asked = _to_speak(request, form, deadline_of(context))
+        asked = _to_speak(request, form, deadline)
         answer = await model.synthesize(list(request.texts), request=asked)
         return pb.SynthesizeSpeechResponse(
             results=[_spoken(one, model) for one in answer.results],
@@ -106,13 +102,13 @@ class SpeechService(pb_grpc.SpeechServiceServicer):
             timings=timings_of_call(answer.timings, arrived),
         )
 
-    async def StreamSynthesizeSpeech(  # noqa: N802 (the method's name in the protocol)
-        self, request: pb.StreamSynthesizeSpeechRequest, context: grpc.aio.ServicerContext[Any, Any]
+    async def StreamSynthesizeSpeech(
+        self, request: pb.StreamSynthesizeSpeechRequest, deadline: float | None
     ) -> AsyncGenerator[pb.StreamSynthesizeSpeechResponse, None]:
         """Speaks a text and sends its samples as they are made."""
         arrived = time.monotonic()
         model = self._find_speaker(request)
-        asked = _to_speak(request, AudioFormat.WAV, deadline_of(context))
+        asked = _to_speak(request, AudioFormat.WAV, deadline)
         async with aclosing(model.stream(request.text, field="text", request=asked)) as parts:
             async for part in parts:
                 if isinstance(part, SpeechPart):

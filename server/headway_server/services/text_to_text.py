@@ -7,34 +7,29 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-import grpc
-
 from headway.v1 import text_to_text_service_pb2 as pb
-from headway.v1 import text_to_text_service_pb2_grpc as pb_grpc
 from headway_server.decoding.sequence import Delta
+from headway_server.services.generation import FINISH_REASONS
+from headway_server.services.messages import find_model, model_reference, timings_of_call
+from headway_server.services.text_to_text_requests import parse_rewrite_request, parse_stream_rewrite_request
 from headway_server.serving.answers import Answer
 from headway_server.serving.host import ModelHost
 from headway_server.tasks.table import REWRITE_TEXTS
 from headway_server.tasks.text_to_text.answer import WrittenHypothesis, WrittenText
 from headway_server.tasks.text_to_text.model import TextToTextModel
-from headway_server.transports.grpc.generation import FINISH_REASONS
-from headway_server.transports.grpc.messages import deadline_of, find_model, model_reference, timings_of_call
-from headway_server.transports.grpc.text_to_text_requests import parse_rewrite_request, parse_stream_rewrite_request
 
 
-class TextToTextService(pb_grpc.TextToTextServiceServicer):
+class TextToTextService:
     """Answers from the host's encoder-decoder models that do not translate."""
 
     def __init__(self, host: ModelHost) -> None:
         self._host = host
 
-    async def RewriteText(  # noqa: N802 (the method's name in the protocol)
-        self, request: pb.RewriteTextRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.RewriteTextResponse:
+    async def RewriteText(self, request: pb.RewriteTextRequest, deadline: float | None) -> pb.RewriteTextResponse:
         """Rewrites every text."""
         arrived = time.monotonic()
         model = self._find(request)
-        asked = parse_rewrite_request(request, deadline=deadline_of(context))
+        asked = parse_rewrite_request(request, deadline=deadline)
         answer = await model.write(list(request.texts), request=asked)
         return pb.RewriteTextResponse(
             results=[_rewritten_text(text) for text in answer.results],
@@ -42,13 +37,13 @@ class TextToTextService(pb_grpc.TextToTextServiceServicer):
             timings=timings_of_call(answer.timings, arrived),
         )
 
-    async def StreamRewriteText(  # noqa: N802 (the method's name in the protocol)
-        self, request: pb.StreamRewriteTextRequest, context: grpc.aio.ServicerContext[Any, Any]
+    async def StreamRewriteText(
+        self, request: pb.StreamRewriteTextRequest, deadline: float | None
     ) -> AsyncGenerator[pb.StreamRewriteTextResponse, None]:
         """Rewrites a text and sends the new one as it appears."""
         arrived = time.monotonic()
         model = self._find(request)
-        asked = parse_stream_rewrite_request(request, deadline=deadline_of(context))
+        asked = parse_stream_rewrite_request(request, deadline=deadline)
         async with aclosing(model.stream(request.text, field="text", request=asked)) as parts:
             async for part in parts:
                 if isinstance(part, Delta):

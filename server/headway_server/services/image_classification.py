@@ -3,47 +3,40 @@
 from __future__ import annotations
 
 import time
-from typing import Any
-
-import grpc
 
 from headway.v1 import image_classification_service_pb2 as pb
-from headway.v1 import image_classification_service_pb2_grpc as pb_grpc
 from headway_server.errors import InvalidInputError
-from headway_server.serving.answers import Answer
-from headway_server.serving.host import ModelHost
-from headway_server.tasks.images.classifier import ClassifiedImage, EmbeddedImage, ImageClassifier
-from headway_server.tasks.table import CLASSIFY_IMAGES, EMBED_IMAGES, LABEL_IMAGES
-from headway_server.transports.grpc.images import images_of
-from headway_server.transports.grpc.messages import (
+from headway_server.services.images import images_of
+from headway_server.services.messages import (
     build,
-    deadline_of,
     find_model,
     label_scores,
     model_reference,
     timings_of_call,
 )
+from headway_server.serving.answers import Answer
+from headway_server.serving.host import ModelHost
+from headway_server.tasks.images.classifier import ClassifiedImage, EmbeddedImage, ImageClassifier
+from headway_server.tasks.table import CLASSIFY_IMAGES, EMBED_IMAGES, LABEL_IMAGES
 
 
-class ImageClassificationService(pb_grpc.ImageClassificationServiceServicer):
+class ImageClassificationService:
     """Answers from the host's image models."""
 
     def __init__(self, host: ModelHost) -> None:
         self._host = host
 
-    async def ClassifyImage(  # noqa: N802 (the method's name in the protocol)
-        self, request: pb.ClassifyImageRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.ClassifyImageResponse:
+    async def ClassifyImage(self, request: pb.ClassifyImageRequest, deadline: float | None) -> pb.ClassifyImageResponse:
         """Gives every image its most likely labels."""
         arrived = time.monotonic()
         if request.candidate_labels:
-            model, answer = await self._match(request, deadline_of(context))
+            model, answer = await self._match(request, deadline)
         else:
             if request.templates:
                 raise InvalidInputError("templates", "is set without candidate_labels, which it is for; leave it out")
             model = find_model(self._host, CLASSIFY_IMAGES, request)
             images = await images_of(self._host, request.images, request.image_ids)
-            answer = await model.classify(images, top_k=request.top_k, deadline=deadline_of(context))
+            answer = await model.classify(images, top_k=request.top_k, deadline=deadline)
         return await build(
             sum(len(result.labels) for result in answer.results),
             lambda: pb.ClassifyImageResponse(
@@ -63,16 +56,14 @@ class ImageClassificationService(pb_grpc.ImageClassificationServiceServicer):
         answer = await model.match(images, labels, vectors, top_k=request.top_k, deadline=deadline)
         return model, answer
 
-    async def EmbedImage(  # noqa: N802 (the method's name in the protocol)
-        self, request: pb.EmbedImageRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.EmbedImageResponse:
+    async def EmbedImage(self, request: pb.EmbedImageRequest, deadline: float | None) -> pb.EmbedImageResponse:
         """Turns every image into a vector."""
         arrived = time.monotonic()
         model = find_model(self._host, EMBED_IMAGES, request)
         answer = await model.embed(
             await images_of(self._host, request.images, request.image_ids),
             normalize=request.normalize if request.HasField("normalize") else True,
-            deadline=deadline_of(context),
+            deadline=deadline,
         )
         return pb.EmbedImageResponse(
             results=[_image_embedding(result) for result in answer.results],

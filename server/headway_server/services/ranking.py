@@ -4,45 +4,40 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
-import grpc
 import numpy as np
 from numpy.typing import NDArray
 
 from headway.v1 import ranking_service_pb2 as pb
-from headway.v1 import ranking_service_pb2_grpc as pb_grpc
 from headway_server.errors import InvalidInputError
+from headway_server.services.images import image_of, images_of
+from headway_server.services.messages import (
+    build,
+    find_model,
+    model_reference,
+    timings_of_call,
+)
 from headway_server.serving.answers import CallTimings
 from headway_server.serving.host import ModelHost
 from headway_server.tasks.images.classifier import ImageClassifier
 from headway_server.tasks.ranking import MAX_RANKED_IMAGES, Ranked, embed_images, embed_text, rank
 from headway_server.tasks.table import EMBED_IMAGES, EMBED_TEXTS, RANK_IMAGES_BY_TEXT, RANK_TEXTS_BY_IMAGE
 from headway_server.tasks.text.model import TextModel
-from headway_server.transports.grpc.images import image_of, images_of
-from headway_server.transports.grpc.messages import (
-    build,
-    deadline_of,
-    find_model,
-    model_reference,
-    timings_of_call,
-)
 
 _TEXT: Final = "query_text"
 Message = TypeVar("Message", pb.RankedImage, pb.RankedText)
 
 
-class RankingService(pb_grpc.RankingServiceServicer):
+class RankingService:
     """Ranks with the host's models."""
 
     def __init__(self, host: ModelHost) -> None:
         self._host = host
 
-    async def RankImages(  # noqa: N802 (the method's name in the protocol)
-        self, request: pb.RankImagesRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.RankImagesResponse:
+    async def RankImages(self, request: pb.RankImagesRequest, deadline: float | None) -> pb.RankImagesResponse:
         """Ranks images."""
-        arrived, deadline = time.monotonic(), deadline_of(context)
+        arrived = time.monotonic()
         texts: ImageClassifier | TextModel
         if _kind_of_query(request) == _TEXT:
             images, texts = self._host.find_able_pair(RANK_IMAGES_BY_TEXT, request.model, request.model_version)
@@ -61,11 +56,9 @@ class RankingService(pb_grpc.RankingServiceServicer):
             ),
         )
 
-    async def RankTexts(  # noqa: N802 (the method's name in the protocol)
-        self, request: pb.RankTextsRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> pb.RankTextsResponse:
+    async def RankTexts(self, request: pb.RankTextsRequest, deadline: float | None) -> pb.RankTextsResponse:
         """Ranks texts."""
-        arrived, deadline = time.monotonic(), deadline_of(context)
+        arrived = time.monotonic()
         of_query: ImageClassifier | TextModel
         if _kind_of_query(request) == _TEXT:
             texts = of_query = find_model(self._host, EMBED_TEXTS, request)

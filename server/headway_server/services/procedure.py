@@ -1,0 +1,164 @@
+"""A method of a service, as every transport calls it: bytes become a request, which is answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final, Generic, TypeVar
+
+from google.protobuf.descriptor import Descriptor, MethodDescriptor, ServiceDescriptor
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+from google.rpc import status_pb2
+
+from headway_server.errors import CancelledError, InvalidInputError, RequestError, no_panics
+from headway_server.observers import Call
+from headway_server.preprocessing.pool import request_pool
+from headway_server.services.status import to_status
+from headway_server.services.wire import check_fields, no_message
+
+Request = TypeVar("Request")
+
+PARSED_ON_LOOP_BYTES: Final = 64 * 2**10
+"""A request of so few bytes is parsed on the event loop, in 3 ms at most; 20 MiB of images take 10 ms."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Procedure:
+    """A method of a service."""
+
+    name: str
+    """Full name, `/package.Service/Method`."""
+    request_type: type[Message]
+    request: Descriptor
+    """Describes it."""
+    answer: Callable[..., Any]
+    """Answers one request: takes it and the deadline, by `time.monotonic` (None: there is none), and is a coroutine or,
+    where `is_stream`, an asynchronous generator. Where `takes_stream`: a coroutine that takes `StreamedCalls`."""
+    is_stream: bool
+    """True if there are several responses."""
+    takes_stream: bool
+    """True if there are several requests, each of which is a call."""
+    max_bytes: int
+    """Largest request."""
+    is_admin: bool
+    """True if it changes the server."""
+    is_probe: bool
+    """True if it answers while the server drains, and counts as no call."""
+
+    async def parse(self, data: bytes) -> Any:
+        """Makes a request of its bytes, off the event loop if they are many.
+
+        Raises:
+            InvalidInputError: They are too many, hold too many fields, or are no such message.
+        """
+        if len(data) > self.max_bytes:
+            raise InvalidInputError(
+                "request",
+                f"has {len(data)} bytes, the limit of this service is {self.max_bytes}; send it in several calls",
+            )
+        if len(data) <= PARSED_ON_LOOP_BYTES:
+            return self._read(data)
+        return await asyncio.get_running_loop().run_in_executor(request_pool(), self._read, data)
+
+    def _read(self, data: bytes) -> Message:
+        check_fields(data, self.request)
+        try:
+            return self.request_type.FromString(data)
+        except DecodeError as error:
+            raise no_message() from error
+
+
+def procedures_of(
+    service: ServiceDescriptor,
+    servicer: object,
+    *,
+    max_bytes: int,
+    admin_methods: frozenset[str] = frozenset(),
+    probes: frozenset[str] = frozenset(),
+) -> dict[str, Procedure]:
+    """Returns the methods of a service by their full names.
+
+    Args:
+        service: Its description.
+        servicer: Has a method for each, of its name.
+        max_bytes: Largest request.
+        admin_methods: Names of the methods that change the server.
+        probes: Names of the methods that answer while the server drains; their requests are small.
+    """
+
+    def procedure(method: MethodDescriptor) -> Procedure:
+        return Procedure(
+            name=f"/{service.full_name}/{method.name}",
+            request_type=GetMessageClass(method.input_type),
+            request=method.input_type,
+            answer=getattr(servicer, method.name),
+            is_stream=method.server_streaming,
+            takes_stream=method.client_streaming,
+            max_bytes=min(max_bytes, PARSED_ON_LOOP_BYTES) if method.name in probes else max_bytes,
+            is_admin=method.name in admin_methods,
+            is_probe=method.name in probes,
+        )
+
+    return {made.name: made for made in map(procedure, service.methods)}
+
+
+class StreamedCall(Generic[Request]):
+    """A request of a stream, which is a call of its own."""
+
+    def __init__(
+        self, data: bytes, begin: Callable[[bytes], AbstractAsyncContextManager[Call]], procedure: Procedure
+    ) -> None:
+        self._data = data
+        self._begin = begin
+        self._procedure = procedure
+        self._call: Call | None = None
+
+    @asynccontextmanager
+    async def answer(self) -> AsyncIterator[Request]:
+        """Surrounds all work that is done for the call; gives its request. Errors are those of `Calls.answer`."""
+        data, self._data = self._data, b""  # which is not counted any more when the call has ended
+        async with self._begin(data) as self._call:
+            with no_panics():
+                request = await self._procedure.parse(data)
+                del data
+                yield request
+
+    def status_of(self, error: Exception) -> status_pb2.Status:
+        """Describes an error that has ended the call to its caller; logs it if it is the server's own."""
+        return to_status(error, self._procedure.name, self._call)
+
+
+@dataclass(slots=True, kw_only=True)
+class StreamedCalls(Generic[Request]):
+    """The calls of a stream, as they arrive, and their answers."""
+
+    calls: AsyncIterator[StreamedCall[Request]]
+    write: Callable[[object], Awaitable[None]]
+    """Sends a message. CancelledError where the caller has gone."""
+    metadata: dict[str, str] = field(default_factory=dict)
+    """What came with the stream; keys in lower case."""
+    deadline: float | None = None
+    """When the caller stops waiting, by `time.monotonic`."""
+    is_over: bool = False
+    """True if the caller has gone, or has not read an answer for too long."""
+    _writing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)  # a transport takes one message at a time
+
+    def __aiter__(self) -> AsyncIterator[StreamedCall[Request]]:
+        return self.calls
+
+    async def send(self, response: object) -> None:
+        """Sends a message; may be called by several tasks at a time.
+
+        Raises:
+            CancelledError: The caller has gone.
+            RequestError: See `Callers.unread`.
+        """
+        async with self._writing:
+            try:
+                await self.write(response)
+            except (RequestError, CancelledError):
+                self.is_over = True
+                raise

@@ -1,0 +1,133 @@
+"""The services that the server offers: what every transport calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from google.protobuf.descriptor import ServiceDescriptor
+
+from headway.oip import grpc_predict_v2_pb2
+from headway.v1 import (
+    caption_service_pb2,
+    generation_service_pb2,
+    image_classification_service_pb2,
+    image_generation_service_pb2,
+    image_service_pb2,
+    inspection_service_pb2,
+    model_service_pb2,
+    ranking_service_pb2,
+    segmentation_service_pb2,
+    speech_service_pb2,
+    text_classification_service_pb2,
+    text_to_text_service_pb2,
+    translation_service_pb2,
+)
+from headway_server.services import open_inference
+from headway_server.services.captioning import CaptionService
+from headway_server.services.generation import GenerationService
+from headway_server.services.image_classification import ImageClassificationService
+from headway_server.services.image_generation import ImageGenerationService
+from headway_server.services.images import ImageService
+from headway_server.services.inspection import InspectionService
+from headway_server.services.models import ADMIN_METHODS, ModelService
+from headway_server.services.procedure import Procedure, procedures_of
+from headway_server.services.ranking import RankingService
+from headway_server.services.segmentation import SegmentationService
+from headway_server.services.speech import SpeechService
+from headway_server.services.text_classification import TextClassificationService
+from headway_server.services.text_to_text import TextToTextService
+from headway_server.services.translation import TranslationService
+from headway_server.serving.abilities import Ability
+from headway_server.serving.host import ModelHost
+from headway_server.settings import ServerSettings
+from headway_server.tasks.table import RPCS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """One service of headway's own protocol."""
+
+    file: Any
+    """The module of its `.proto` file, which describes it alone."""
+    servicer: Callable[[ModelHost], object]
+    """Makes what answers its calls."""
+    reads_texts: bool = True
+    """True if its requests are texts, which are held to a smaller size than images."""
+    admin_methods: frozenset[str] = frozenset()
+    """Methods that change the server."""
+
+    @property
+    def descriptor(self) -> ServiceDescriptor:
+        """Its description."""
+        service: ServiceDescriptor
+        [service] = self.file.DESCRIPTOR.services_by_name.values()
+        return service
+
+
+SERVICES: Final = (
+    Service(file=generation_service_pb2, servicer=GenerationService),
+    Service(file=translation_service_pb2, servicer=TranslationService),
+    Service(file=text_to_text_service_pb2, servicer=TextToTextService),
+    Service(file=caption_service_pb2, servicer=CaptionService, reads_texts=False),
+    Service(file=speech_service_pb2, servicer=SpeechService, reads_texts=False),
+    Service(file=text_classification_service_pb2, servicer=TextClassificationService),
+    Service(file=image_classification_service_pb2, servicer=ImageClassificationService, reads_texts=False),
+    Service(file=image_generation_service_pb2, servicer=ImageGenerationService, reads_texts=False),
+    Service(file=image_service_pb2, servicer=ImageService, reads_texts=False),
+    Service(file=ranking_service_pb2, servicer=RankingService, reads_texts=False),
+    Service(file=segmentation_service_pb2, servicer=SegmentationService, reads_texts=False),
+    Service(file=inspection_service_pb2, servicer=InspectionService, reads_texts=False),
+    Service(file=model_service_pb2, servicer=ModelService, admin_methods=ADMIN_METHODS),
+)
+OPEN_INFERENCE: Final[ServiceDescriptor] = grpc_predict_v2_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+
+
+def service_descriptors() -> list[ServiceDescriptor]:
+    """Returns the descriptions of the services: headway's own and the Open Inference Protocol."""
+    return [*(service.descriptor for service in SERVICES), OPEN_INFERENCE]
+
+
+def service_abilities(descriptor: ServiceDescriptor) -> frozenset[Ability[Any]]:
+    """Returns what the calls of a service ask of models; the service is healthy if a model can do one of these."""
+    return frozenset(ability for method in descriptor.methods for ability in RPCS[method.name].abilities)
+
+
+def make_procedures(
+    host: ModelHost,
+    settings: ServerSettings,
+    *,
+    is_draining: Callable[[], bool],
+    statistics: open_inference.Statistics | None = None,
+) -> dict[str, Procedure]:
+    """Returns the methods of all services by their full names, `/package.Service/Method`.
+
+    Args:
+        host: Its models answer.
+        settings: Of the server.
+        is_draining: Says whether the server is shutting down.
+        statistics: What the Open Inference Protocol says that models have computed, an observer of host and calls;
+            None: nothing.
+    """
+    found: dict[str, Procedure] = {}
+    for service in SERVICES:
+        max_bytes = settings.max_text_request_bytes if service.reads_texts else settings.max_message_bytes
+        servicer = service.servicer(host)
+        found |= procedures_of(service.descriptor, servicer, max_bytes=max_bytes, admin_methods=service.admin_methods)
+    if settings.open_inference:
+        servicer = open_inference.OpenInferenceService(
+            host,
+            statistics=statistics or open_inference.Statistics(),
+            is_draining=is_draining,
+            stall_timeout_s=settings.stall_timeout,
+            max_text_request_bytes=settings.max_text_request_bytes,
+        )
+        found |= procedures_of(
+            OPEN_INFERENCE,
+            servicer,
+            max_bytes=settings.max_message_bytes,
+            admin_methods=open_inference.ADMIN_METHODS,
+            probes=open_inference.PROBES,
+        )
+    return found
