@@ -21,11 +21,11 @@ from headway_server.log import configure_logging
 from headway_server.observers import Call
 from headway_server.runtime import Runtime
 from headway_server.services import to_status
+from headway_server.services.application import Application
 from headway_server.serving.families import ServedModel
 from headway_server.serving.host import ModelHost
 from headway_server.serving.routes import Routes
 from headway_server.settings import ServerSettings
-from headway_server.transports.grpc import HeadwayServer
 from headway_server.transports.http import HttpServer
 
 Part: TypeAlias = tuple[bytes, bytes]
@@ -99,15 +99,9 @@ class Replica:
         own = settings.model_copy(update={"store": store, "versions": versions})
         runtime = Runtime(device=own.device, num_threads=own.threads, num_lanes=own.lanes)
         self._host = await asyncio.to_thread(_FixedModels.open, runtime, own)
-        server = HeadwayServer(self._host, own)
-        self._calls, self._procedures = server.calls, server.procedures
-        self._http = HttpServer(
-            self._host,
-            own,
-            calls=server.calls,
-            callers=server.callers,
-            procedures=server.procedures,
-        ).app
+        application = Application(self._host, own)
+        self._calls, self._procedures = application.calls, application.procedures
+        self._http = HttpServer(application).app
         self._host.start()
         weakref.finalize(self, self._host.close).atexit = False  # once its last call has ended
 

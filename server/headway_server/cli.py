@@ -28,15 +28,11 @@ from headway_server.monitoring import Monitoring
 from headway_server.observers import NO_OBSERVER, joined
 from headway_server.runtime import Runtime, describe_cores
 from headway_server.services import Statistics
+from headway_server.services.application import Application, Door
+from headway_server.serving.credentials import Credentials, address_problem, format_address
 from headway_server.serving.host import ModelHost, read_store
 from headway_server.settings import ServerSettings
-from headway_server.transports.grpc import (
-    Beside,
-    Doors,
-    HeadwayServer,
-    address_problem,
-    format_address,
-)
+from headway_server.transports.grpc import GrpcServer
 from headway_server.workers import Ready, Worker, WorkerHost, choose_workers, supervise
 
 if sys.platform == "win32":
@@ -66,7 +62,7 @@ def _print_settings(arguments: Sequence[str]) -> None:
     """Prints the settings that a server would have, and where each was taken from, if it could start with them."""
     settings = _read_settings(arguments)
     try:
-        Doors(settings)
+        Credentials(settings)
         paths, _ = read_store(settings)
         choice = choose_workers(settings)
     except ServerError as error:
@@ -133,7 +129,7 @@ def _serve(settings: ServerSettings, worker: Worker | None = None) -> None:
     Raises:
         ServerError: It cannot start.
     """
-    Doors(settings)  # whose files may be wrong, which is better known before models are loaded
+    Credentials(settings)  # whose files may be wrong, which is better known before models are loaded
     monitoring = Monitoring.open(settings, listens=worker is None)
     runtime = Runtime(
         device=settings.device,
@@ -151,8 +147,8 @@ def _serve(settings: ServerSettings, worker: Worker | None = None) -> None:
     for name, problem in _absent_models(settings, (bundle.path for bundle in host.bundles)):
         _log.warning(problem, model=name)
     counts = None if worker is None else worker.counts
-    server = partial(HeadwayServer, host, settings, observer=observer, statistics=statistics, counts=counts)
-    has_ended = _run_loop(_run(server, host, runtime, settings, monitoring, worker))
+    make = partial(Application, host, settings, observer=observer, statistics=statistics, counts=counts)
+    has_ended = _run_loop(_run(make, runtime, monitoring, worker))
     monitoring.close()
     if not has_ended:  # the interpreter might wait for the thread that hangs
         sys.stderr.flush()
@@ -167,16 +163,14 @@ def _absent_models(settings: ServerSettings, paths: Iterable[str]) -> Iterator[t
 
 
 async def _run(
-    make_server: Callable[[], HeadwayServer],
-    host: ModelHost,
-    runtime: Runtime,
-    settings: ServerSettings,
-    monitoring: Monitoring,
-    worker: Worker | None,
+    make: Callable[[], Application], runtime: Runtime, monitoring: Monitoring, worker: Worker | None
 ) -> bool:
     """Serves until a signal comes; returns True if every thread has ended."""
+    application = make()
+    host, settings = application.host, application.settings
 
-    def announce(port: int) -> None:
+    def announce() -> None:
+        port, *others = application.ports
         ready = Ready(
             address=format_address(settings.host, port),
             num_models=len(host.models),
@@ -184,7 +178,7 @@ async def _run(
             device=runtime.device,
             num_threads=runtime.num_threads,
             num_lanes=runtime.num_lanes,
-            http=format_address(settings.host, server.port_beside) if server.port_beside else None,
+            http=format_address(settings.host, others[0]) if others else None,
         )
         if worker is None:
             ready.announce()
@@ -192,20 +186,18 @@ async def _run(
             worker.announce(ready)
         _log.info("serving", store=str(settings.store), runtime=repr(runtime), cores=describe_cores())
 
-    server = make_server()
     write_metrics = monitoring.write_metrics
     if worker is not None:
         worker.join(host, monitoring.collect)
         write_metrics = worker.write_metrics
+    application.doors.append(GrpcServer(application))
     if settings.http_port is not None:
-        server.beside = _open_http(host, settings, server, write_metrics if settings.http_metrics else None)
-    monitoring.start(host, server.calls, runtime.cores)
-    return await server.run(announce)
+        application.doors.append(_open_http(application, write_metrics if settings.http_metrics else None))
+    monitoring.start(host, application.calls, runtime.cores)
+    return await application.run(announce)
 
 
-def _open_http(
-    host: ModelHost, settings: ServerSettings, server: HeadwayServer, write_metrics: Callable[[], bytes] | None
-) -> Beside:
+def _open_http(application: Application, write_metrics: Callable[[], bytes] | None) -> Door:
     """Makes the HTTP port.
 
     Raises:
@@ -217,15 +209,7 @@ def _open_http(
         raise ServerError(
             f"--http-port needs Starlette and uvicorn ({error}); install headway-server[http], or leave it out"
         ) from error
-    return HttpServer(
-        host,
-        settings,
-        calls=server.calls,
-        callers=server.callers,
-        procedures=server.procedures,
-        tls=server.doors.tls,
-        write_metrics=write_metrics,
-    )
+    return HttpServer(application, write_metrics=write_metrics)
 
 
 def _read_settings(arguments: Sequence[str]) -> ServerSettings:

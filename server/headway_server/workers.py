@@ -37,12 +37,12 @@ from headway_server.decoding.settings import EngineSettings
 from headway_server.errors import BundleError, BundleRejectedError, DrainingError, ModelNotFoundError, ServerError
 from headway_server.runtime import CLOSE_TIMEOUT_S, Runtime, available_bytes, share_memory, usable_cores
 from headway_server.serving.counts import Counts
+from headway_server.serving.credentials import format_address
 from headway_server.serving.families import ServedModel
 from headway_server.serving.host import BundleStatus, ModelHost, read_store
 from headway_server.serving.images import KeptImage
 from headway_server.serving.routes import Alias, Route, Routes
 from headway_server.settings import ModelSettings, ServerSettings
-from headway_server.transports.grpc import format_address
 
 if TYPE_CHECKING:
     from headway_server.monitoring.metrics import Sample

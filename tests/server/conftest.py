@@ -15,15 +15,16 @@ import grpc
 import pytest
 import structlog
 import tiny_bundles
+from edge import make_application
 
 from headway.v1 import image_classification_service_pb2_grpc as images_grpc
 from headway.v1 import model_service_pb2_grpc as models_grpc
 from headway.v1 import text_classification_service_pb2_grpc as texts_grpc
 from headway_server.observers import NO_OBSERVER, Observer
 from headway_server.runtime import Runtime
+from headway_server.services.application import Application
 from headway_server.serving.host import ModelHost
 from headway_server.settings import ServerSettings
-from headway_server.transports.grpc.server import HeadwayServer
 
 
 @pytest.fixture(scope="session")
@@ -57,7 +58,7 @@ def logging_as_it_was() -> Iterator[None]:
 class Serving:
     """A server in this process and a channel to it."""
 
-    server: HeadwayServer
+    server: Application
     host: ModelHost
     port: int
     channel: grpc.aio.Channel
@@ -86,7 +87,7 @@ def serve(runtime: Runtime) -> Serve:
     async def start(store: Path, *, observer: Observer = NO_OBSERVER, **settings: object) -> AsyncIterator[Serving]:
         checked = ServerSettings(store=store, port=0, **settings)
         host = ModelHost.open(runtime, checked, observer=observer)
-        server = HeadwayServer(host, checked, observer=observer)
+        server = make_application(host, checked, observer=observer)
         port = await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             try:

@@ -1,10 +1,16 @@
-"""The edge of a server whose services a test adds one by one."""
+"""Applications with a door, and the edge of a server whose services a test adds one by one."""
+
+from typing import Any
 
 from google.protobuf import descriptor_pool
 
 from headway_server.services import procedures_of
+from headway_server.services.application import Application
 from headway_server.serving.callers import Callers, WaitLimits
 from headway_server.serving.calls import Calls
+from headway_server.serving.host import ModelHost
+from headway_server.settings import ServerSettings
+from headway_server.transports.grpc import GrpcServer
 from headway_server.transports.grpc.interceptor import CallInterceptor
 
 
@@ -19,3 +25,10 @@ def make_interceptor(
         service = descriptor_pool.Default().FindServiceByName(f"headway.v1.{name}")
         procedures |= procedures_of(service, servicer, max_bytes=max_request_bytes)
     return CallInterceptor(calls or Calls(), callers, procedures)
+
+
+def make_application(host: ModelHost, settings: ServerSettings, **options: Any) -> Application:
+    """An application that answers over gRPC."""
+    application = Application(host, settings, **options)
+    application.doors.append(GrpcServer(application))
+    return application

@@ -8,6 +8,7 @@ import asyncio
 import grpc
 import pytest
 import tiny_bundles
+from edge import make_application
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from line_transport import LineTransport, ask
 from rpc_failures import failure_of
@@ -21,7 +22,6 @@ from headway_server.serving.calls import Calls
 from headway_server.serving.host import ModelHost
 from headway_server.settings import ServerSettings
 from headway_server.tasks.table import FAMILIES
-from headway_server.transports.grpc.server import HeadwayServer
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -127,7 +127,7 @@ async def test_its_calls_are_drained(port, calls):
 
 async def test_both_transports_hold_their_calls_to_the_same_limits(host, recorder):
     settings = ServerSettings(store="unused", port=0, max_inflight_mib=1, max_message_mib=1)
-    server = HeadwayServer(host, settings, observer=recorder)
+    server = make_application(host, settings, observer=recorder)
     grpc_port = await server.start()
     async with (
         LineTransport(host, server.calls).listening() as port,
@@ -169,8 +169,8 @@ async def until_health(channel: grpc.aio.Channel, service: str, status: int) -> 
 
 
 async def test_the_health_of_a_family_is_reported_and_follows_its_heartbeat(host, monkeypatch):
-    monkeypatch.setattr("headway_server.transports.grpc.server._HEALTH_INTERVAL_S", 0.01)
-    server = HeadwayServer(host, ServerSettings(store="unused", port=0, stall_timeout=0.05))
+    monkeypatch.setattr("headway_server.services.application._HEALTH_INTERVAL_S", 0.01)
+    server = make_application(host, ServerSettings(store="unused", port=0, stall_timeout=0.05))
     port = await server.start()
     [model] = host.models
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -191,7 +191,7 @@ async def test_the_health_of_a_family_is_reported_and_follows_its_heartbeat(host
 
 
 async def test_a_server_whose_thread_hangs_stops_all_the_same_and_says_so(host):
-    server = HeadwayServer(host, ServerSettings(store="unused", port=0))
+    server = make_application(host, ServerSettings(store="unused", port=0))
     await server.start()
     host.models[0].hang.set()
     assert not await server.stop()

@@ -18,6 +18,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from edge import make_application
 from google.protobuf.message_factory import GetMessageClass
 from loop_turns import LongestTurn, longest_turn
 from PIL import Image
@@ -33,7 +34,6 @@ from headway_server.serving.host import ModelHost
 from headway_server.settings import ServerSettings
 from headway_server.tasks.generation.model import GenerationModel
 from headway_server.tasks.speech.model import SpeechRequest
-from headway_server.transports.grpc import HeadwayServer
 from headway_server.transports.http import HttpServer
 
 MODELS = Path(__file__).parents[3] / "models"
@@ -376,17 +376,11 @@ def serving(tmp_path_factory) -> Iterator[Serving]:
         host = ModelHost.open(Runtime(device="cpu", num_threads=1), settings)
         host._put(path_of(long_model), long_model)
         host._entries[path_of(long_model)].is_asked_for = True  # so that it stays, though the store has no such bundle
-        server = HeadwayServer(host, settings)
-        server.beside = HttpServer(
-            host,
-            settings,
-            calls=server.calls,
-            callers=server.callers,
-            procedures=server.procedures,
-        )
+        server = make_application(host, settings)
+        server.doors.append(HttpServer(server))
         port = await server.start()
         with longest_turn() as turn:
-            started.set_result(Serving(grpc_port=port, http_port=server.port_beside or 0, turn=turn))
+            started.set_result(Serving(grpc_port=port, http_port=server.ports[1], turn=turn))
             await asyncio.to_thread(ended.wait)
         await server.stop()
 

@@ -7,9 +7,8 @@ import contextlib
 import logging
 import resource
 import socket
-import ssl
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import structlog
@@ -22,11 +21,8 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from headway_server.errors import ServerError
-from headway_server.services import Procedure
-from headway_server.serving.callers import Callers
-from headway_server.serving.calls import REQUEST_ID, Calls
-from headway_server.serving.host import ModelHost
-from headway_server.settings import ServerSettings
+from headway_server.services.application import Application
+from headway_server.serving.calls import REQUEST_ID
 from headway_server.transports.http.connect import connect_routes
 from headway_server.transports.http.connections import Connection
 from headway_server.transports.http.edge import Edge, Endpoint, Reply, Request, to_json
@@ -43,41 +39,26 @@ _log = structlog.get_logger(__name__)
 
 
 class HttpServer:
-    """Answers over HTTP from the models of a host."""
+    """A door of the application: answers over HTTP."""
 
-    def __init__(
-        self,
-        host: ModelHost,
-        settings: ServerSettings,
-        *,
-        calls: Calls,
-        callers: Callers,
-        procedures: Mapping[str, Procedure] | None = None,
-        tls: ssl.SSLContext | None = None,
-        write_metrics: Callable[[], bytes] | None = None,
-    ) -> None:
+    def __init__(self, application: Application, *, write_metrics: Callable[[], bytes] | None = None) -> None:
         """Makes a server that does not listen yet.
 
         Args:
-            host: Its models.
-            settings: Of the server.
-            calls: Those that are being answered, by all transports.
-            callers: What waits for callers, of all transports.
-            procedures: By their paths, `/package.Service/Method`, the methods that answer by Connect and the
-                Open Inference Protocol; None: there are none.
-            tls: Encrypts; None: nothing is encrypted.
+            application: Answers.
             write_metrics: Returns the metrics as Prometheus reads them; None: there are none.
         """
-        self._host = host
-        self._settings = settings
-        self._calls = calls
-        self._procedures = procedures or {}
-        self._tls = tls
+        self._host = application.host
+        self._settings = application.settings
+        self._calls = application.calls
+        self._procedures = application.procedures
+        self._tls = application.credentials.tls
         self._write_metrics = write_metrics
-        self._edge = Edge(calls, callers, origins=settings.http_cors_origins)
+        self._edge = Edge(application.calls, application.callers, origins=application.settings.http_cors_origins)
+        self._listener: socket.socket | None = None
         self._server: _Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._grpc_port = settings.port
+        self._grpc_port = application.settings.port
         self.app = self._make_app()
         """The ASGI application."""
 
@@ -123,19 +104,20 @@ class HttpServer:
         text = await asyncio.to_thread(self._write_metrics)
         return Reply(body=text, media_type=b"text/plain; version=0.0.4; charset=utf-8")
 
-    async def start(self, grpc_port: int) -> int:
-        """Listens; returns the port. Its page tells that of gRPC.
-
-        Raises:
-            ServerError: The address is taken.
-        """
+    def listen(self) -> int:
+        """See `Door`."""
         settings = self._settings
-        self._grpc_port = grpc_port
-        listener = _listen(settings.host, settings.http_port or 0, is_shared=settings.workers != 1)
-        port: int = listener.getsockname()[1]
+        self._listener = _listen(settings.host, settings.http_port or 0, is_shared=settings.workers != 1)
+        port: int = self._listener.getsockname()[1]
+        return port
+
+    async def start(self, ports: Sequence[int]) -> None:
+        """See `Door`. The page tells the first of the ports, that of gRPC."""
+        assert self._listener is not None, "it listens"
+        self._grpc_port = ports[0]
         for name in ("uvicorn", "uvicorn.error", "python_multipart"):
             logging.getLogger(name).setLevel(logging.ERROR)  # what callers send wrong is no warning of the server's
-        connection = settings.connection
+        connection = self._settings.connection
         limit = connection.max_connections or _most_connections()
         kind = type("_Connection", (Connection,), {"max_connections": limit})
         tls = self._tls
@@ -154,20 +136,22 @@ class HttpServer:
         )
         self._server = _Server(config)
         self._tasks = [
-            asyncio.create_task(self._server.serve(sockets=[listener])),
+            asyncio.create_task(self._server.serve(sockets=[self._listener])),
             asyncio.create_task(self._sweep(self._server)),
         ]
         await self._server.has_started.wait()
-        _log.info("http", address=settings.host, port=port, tls=tls is not None)
-        return port
+        _log.info("http", address=self._settings.host, port=self._listener.getsockname()[1], tls=tls is not None)
 
     @property
     def is_open(self) -> bool:
-        """True from `start` to `stop`."""
+        """True from `start` to `close`."""
         return self._server is not None and not self._server.should_exit
 
-    async def stop(self) -> None:
-        """Closes the port and its connections; until then calls that come are refused, and probes answered."""
+    async def send_away(self, timeout_s: float) -> None:
+        """Does nothing: calls that come are refused, and probes answered, until the port is closed."""
+
+    async def close(self) -> None:
+        """See `Door`."""
         if self._server is None:
             return
         serving, sweep = self._tasks
@@ -205,7 +189,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leaves signals to the gRPC server, which drains both."""
+        """Leaves signals to the application, which drains all doors."""
         yield
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import tiny_bundles
 import tiny_tagger
+from edge import make_application
 from numpy_decoder import NumpyEncoder
 from tiny_engine import (
     EOS_ID,
@@ -26,10 +27,10 @@ from headway_server.bundles import CHAT_TEMPLATE_FILE, BundleFile, Scoring, Task
 from headway_server.observers import Observer, joined
 from headway_server.runtime import Runtime
 from headway_server.services import Statistics
+from headway_server.services.application import Application
 from headway_server.serving.host import ModelHost
 from headway_server.settings import ServerSettings
 from headway_server.tasks.generation.model import GenerationModel
-from headway_server.transports.grpc import HeadwayServer
 
 TEMPLATE = "{% for message in messages %}<bos>{{ message.role }}: {{ message.content }}\n{% endfor %}<bos>assistant:"
 
@@ -51,7 +52,7 @@ class Served:
 
     port: int
     host: ModelHost
-    server: HeadwayServer
+    server: Application
     recorder: Recorder
     loop: asyncio.AbstractEventLoop
 
@@ -87,7 +88,7 @@ def serve_in_thread() -> Iterator[Callable[..., Served]]:
 
         async def run() -> None:
             parts["host"] = make_host(observer)
-            parts["server"] = HeadwayServer(parts["host"], settings, observer=observer, statistics=statistics)
+            parts["server"] = make_application(parts["host"], settings, observer=observer, statistics=statistics)
             parts["port"] = await parts["server"].start()
             ready.set()
 

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 import grpc
 import pytest
 import structlog
+from edge import make_application
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from h2_caller import Caller, frame
 from rpc_failures import failure_of
@@ -23,7 +24,6 @@ from headway_server.serving.callers import Callers, WaitLimits
 from headway_server.serving.host import ModelHost
 from headway_server.settings import ServerSettings
 from headway_server.transports.grpc.interceptor import receive, send
-from headway_server.transports.grpc.server import HeadwayServer
 
 CLASSIFY = "/headway.v1.TextClassificationService/ClassifyText"
 HEALTH = "/grpc.health.v1.Health"
@@ -83,7 +83,7 @@ async def test_a_health_watch_that_nobody_reads_keeps_no_state_from_being_told(s
             await until(lambda: len(serving.server.callers._unread) == 1)
             reader = health_pb2_grpc.HealthStub(serving.channel).Watch(health_pb2.HealthCheckRequest())
             assert (await reader.read()).status == health_pb2.HealthCheckResponse.SERVING
-            serving.server._health.set("", is_serving=False)
+            serving.server.health.set("", is_serving=False)
             assert (await asyncio.wait_for(reader.read(), 5)).status == health_pb2.HealthCheckResponse.NOT_SERVING
             reader.cancel()
             sweep(serving.server.callers._unread, 3600)
@@ -124,7 +124,7 @@ async def test_a_body_that_never_ends_is_cut_off(serve, classifier_store):
 
 async def test_streams_that_nobody_reads_hold_no_permits():
     model = make_generation_model(make_decoder(num_slots=2), max_waiting=2)
-    server = HeadwayServer(ModelHost([model]), ServerSettings(store="none", port=0))
+    server = make_application(ModelHost([model]), ServerSettings(store="none", port=0))
     port = await server.start()
     request = frame(generation_pb.StreamGenerateTextRequest(prompt="the cat").SerializeToString())
     with Caller(port, window=0) as caller:

@@ -238,7 +238,7 @@ async def test_health_has_a_port_of_its_own_for_probes_without_certificates(
 ):
     settings = write_certificate(authority, tmp_path) | {"health_port": 0}
     async with serve(classifier_store, **settings) as serving:
-        port = serving.server.doors.health_port
+        port = serving.server.doors[0].health_port
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             assert await health(channel) == health_pb2.HealthCheckResponse.SERVING
             assert await _code(classify(channel)) is grpc.StatusCode.UNIMPLEMENTED
@@ -247,7 +247,7 @@ async def test_health_has_a_port_of_its_own_for_probes_without_certificates(
 async def test_watches_at_the_port_for_health_shut_no_probe_out(serve, classifier_store):
     async with serve(classifier_store, health_port=0) as serving:
         assert (await classify(serving.channel)).results
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{serving.server.doors.health_port}") as channel:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{serving.server.doors[0].health_port}") as channel:
             assert await _code(classify(channel)) is grpc.StatusCode.UNIMPLEMENTED
             watch = health_pb2_grpc.HealthStub(channel).Watch
             watches = [watch(health_pb2.HealthCheckRequest()) for _ in range(100)]

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import grpc
 import pytest
 import tiny_bundles
+from edge import make_application
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from h2_caller import Caller, frame
@@ -21,9 +22,9 @@ from headway.v1 import model_service_pb2
 from headway.v1 import text_classification_service_pb2 as texts_pb
 from headway.v1 import text_classification_service_pb2_grpc as texts_grpc
 from headway_server.errors import ServerError
+from headway_server.serving.credentials import address_problem
 from headway_server.serving.host import ModelHost
 from headway_server.settings import ServerSettings
-from headway_server.transports.grpc.server import HeadwayServer, address_problem
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -74,7 +75,7 @@ async def test_health_is_told_for_the_whole_and_for_each_service(serving):
 
 
 async def test_a_model_that_has_ended_by_itself_is_not_serving(classifier_store, serve, monkeypatch):
-    monkeypatch.setattr("headway_server.transports.grpc.server._HEALTH_INTERVAL_S", 0.01)
+    monkeypatch.setattr("headway_server.services.application._HEALTH_INTERVAL_S", 0.01)
     async with serve(classifier_store) as serving:
         [model] = [model for model in serving.host.models if model.bundle.manifest.name == "topics"]
         await asyncio.to_thread(model.close)
@@ -84,7 +85,7 @@ async def test_a_model_that_has_ended_by_itself_is_not_serving(classifier_store,
 
 
 async def test_a_model_that_has_ended_is_told_though_another_does_its_task(serve, tmp_path, monkeypatch):
-    monkeypatch.setattr("headway_server.transports.grpc.server._HEALTH_INTERVAL_S", 0.01)
+    monkeypatch.setattr("headway_server.services.application._HEALTH_INTERVAL_S", 0.01)
     for name in ("one", "other"):
         tiny_bundles.write_topic_bundle(tmp_path, name=name)
     async with serve(tmp_path) as serving:
@@ -94,14 +95,14 @@ async def test_a_model_that_has_ended_is_told_though_another_does_its_task(serve
 
 
 async def test_a_decoder_whose_thread_has_ended_is_not_serving(monkeypatch):
-    monkeypatch.setattr("headway_server.transports.grpc.server._HEALTH_INTERVAL_S", 0.01)
+    monkeypatch.setattr("headway_server.services.application._HEALTH_INTERVAL_S", 0.01)
 
     def end_the_thread(token_ids, positions, *rest):
         raise SystemExit
 
     decoder = make_decoder()
     host = ModelHost([make_generation_model(decoder)])
-    server = HeadwayServer(host, ServerSettings(store="none", port=0))
+    server = make_application(host, ServerSettings(store="none", port=0))
     port = await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         serving = SimpleNamespace(channel=channel)
@@ -169,7 +170,7 @@ async def test_two_servers_do_not_share_a_port(serving, classifier_store):
     taken = serving.port
     problem = address_problem("127.0.0.1", taken)
     assert problem == "Address already in use"
-    second = HeadwayServer(serving.host, ServerSettings(store=classifier_store, port=taken))
+    second = make_application(serving.host, ServerSettings(store=classifier_store, port=taken))
     with pytest.raises(ServerError, match=f"cannot listen on 127.0.0.1:{taken}"):
         await second.start()
 

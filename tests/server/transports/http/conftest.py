@@ -8,14 +8,15 @@ from typing import Any
 
 import httpx2
 import pytest
+from edge import make_application
 from tiny_engine import EOS_ID, MAX_LENGTH, byte_tokenizer, make_chat_template, make_decoder, make_generation_model
 
 from headway_server.monitoring.metrics import Metrics
 from headway_server.observers import Call, Observer, joined
 from headway_server.runtime import Runtime
+from headway_server.services.application import Application
 from headway_server.serving.host import ModelHost
 from headway_server.settings import ServerSettings
-from headway_server.transports.grpc import HeadwayServer
 from headway_server.transports.http import HttpServer
 
 TEMPLATE = "{% for message in messages %}<bos>{{ message.role }}: {{ message.content }}\n{% endfor %}<bos>assistant:"
@@ -37,7 +38,7 @@ class Recorder(Observer):
 class Serving:
     """A server, and a client of its HTTP port."""
 
-    server: HeadwayServer
+    server: Application
     http: HttpServer
     host: ModelHost
     decoder: Any
@@ -47,8 +48,7 @@ class Serving:
 
     @property
     def port(self) -> int:
-        assert self.server.port_beside is not None
-        return self.server.port_beside
+        return self.server.ports[1]
 
     @property
     def url(self) -> str:
@@ -86,20 +86,12 @@ def serve(classifier_store: Path, runtime: Runtime, tmp_path: Path) -> Serve:
             max_total_tokens=max_length,
         )
         host = ModelHost([*ModelHost.open(runtime, settings, observer=observer).models, model])
-        server = HeadwayServer(host, settings, observer=observer)
-        http = HttpServer(
-            host,
-            settings,
-            calls=server.calls,
-            callers=server.callers,
-            procedures=server.procedures,
-            tls=server.doors.tls,
-            write_metrics=metrics.write,
-        )
-        server.beside = http
+        server = make_application(host, settings, observer=observer)
+        http = HttpServer(server, write_metrics=metrics.write)
+        server.doors.append(http)
         port = await server.start()
         scheme = "https" if settings.tls_files else "http"
-        base = f"{scheme}://127.0.0.1:{server.port_beside}"
+        base = f"{scheme}://127.0.0.1:{server.ports[1]}"
         try:
             async with httpx2.AsyncClient(base_url=base, verify=verify, timeout=30) as client:
                 yield Serving(

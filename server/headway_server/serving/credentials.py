@@ -1,0 +1,108 @@
+"""Whom the server knows and who it is: the files of keys and certificates, and addresses to listen at."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from functools import partial
+from typing import Any
+
+import structlog
+
+from headway_server.serving.access import Access, AccessFile, is_local
+from headway_server.serving.counts import Counts
+from headway_server.serving.files import Certificates, WatchedFiles, watch
+from headway_server.settings import ServerSettings
+
+_log = structlog.get_logger(__name__)
+
+
+class Credentials:
+    """The certificates of the settings and the callers of their access file; both are read again when they change."""
+
+    def __init__(self, settings: ServerSettings, counts: Counts | None = None) -> None:
+        """Reads the files.
+
+        Args:
+            settings: Which name them.
+            counts: Where budgets are counted, by all workers of the server; None: there is one.
+
+        Raises:
+            AccessError: One of them cannot be used.
+        """
+        self.access: Access | None = None
+        """Who may call; None: everyone."""
+        self.certificates: Certificates | None = None
+        """By which the server shows who it is; None: nothing is encrypted."""
+        self._tls: ssl.SSLContext | None = None
+        self._is_new = False
+        self._files: list[WatchedFiles[Any]] = []
+        self._settings = settings
+        if (path := settings.access_file) is not None:
+            access_file = WatchedFiles([path], partial(AccessFile.read, path), self._know, noun="access file")
+            self.access = Access(access_file.read(), counts)
+            self._files.append(access_file)
+        if (tls := settings.tls_files) is not None:
+            paths = [path for path in tls if path is not None]
+            certificates = WatchedFiles(paths, partial(Certificates.read, *tls), self._show, noun="certificates")
+            self.certificates = certificates.read()
+            self._files.append(certificates)
+
+    @property
+    def tls(self) -> ssl.SSLContext | None:
+        """How another port encrypts, which shows new certificates too once there are; None: not at all.
+
+        The authorities that it trusts stay those of its start.
+        """
+        if self._tls is None and (files := self._settings.tls_files) is not None:
+            self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            self._tls.load_cert_chain(*files[:2])
+            if files[2] is not None:
+                self._tls.load_verify_locations(files[2])
+                self._tls.verify_mode = ssl.CERT_REQUIRED
+        return self._tls
+
+    async def watch(self) -> None:
+        """Reads the files again when they change, until it is cancelled."""
+        if self.access is not None and self.certificates is None and not is_local(self._settings.host):
+            _log.warning("API keys can be read on their way: this server does not encrypt; give it --tls-cert-file")
+        await watch(self._files)
+
+    def new_certificates(self) -> Certificates | None:
+        """Returns certificates that have changed since it was last asked; None: there are none. Any thread may ask."""
+        if not self._is_new:
+            return None
+        self._is_new = False
+        return self.certificates
+
+    def _know(self, file: AccessFile) -> None:
+        assert self.access is not None, "its file is watched"
+        self.access.change(file)
+
+    def _show(self, certificates: Certificates) -> None:
+        self.certificates, self._is_new = certificates, True
+        if self._tls is not None and (files := self._settings.tls_files) is not None:
+            self._tls.load_cert_chain(*files[:2])  # which were checked as they were read
+
+    def __repr__(self) -> str:
+        return f"Credentials({self.access!r}, {'TLS' if self.certificates else 'not encrypted'})"
+
+
+def format_address(host: str, port: int) -> str:
+    """Joins host and port; an IPv6 address goes into brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def address_problem(host: str, port: int) -> str | None:
+    """Returns why the server could not listen there; None if it could. To be asked before models are loaded."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen(1)  # on Linux a bind with SO_REUSEADDR succeeds beside another listener
+    except OSError as error:
+        return str(error.strerror or error)
+    return None
