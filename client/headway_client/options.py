@@ -120,7 +120,7 @@ class StreamGenerateTextOptions(ModelOptions, SamplingOptions, total=False):
     ]
     prompt_log_probabilities: Annotated[bool | None, "Return log-probabilities of the prompt's tokens too."]
     cache_salt: Annotated[
-        str | None, "What the server keeps of the prompt is used for calls with the same salt alone: one for each user."
+        str | None, "Isolates the prefix cache: only calls with the same salt share it. Use one per user."
     ]
     priority: Annotated[int | None, "Priority among the texts of its caller, -100 to 100: higher goes first."]
 

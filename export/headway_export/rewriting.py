@@ -347,7 +347,7 @@ class QuantizeBlocks(InPlacePass):
         q_w = round(w / scale) + zero, 0 .. 15
 
     The operator quantizes activations to int8, with a scale for 32 numbers of a row, and sums in integers within a
-    block. In AVX-512 with VNNI a row has the same bits in any company with blocks of 16 and 32, and other bits with
+    block. In AVX-512 with VNNI a row has the same bits in any batch with blocks of 16 and 32, and other bits with
     longer ones (docs/decisions/int4-weights.md).
 
     The output projection is left to `QuantizeProducts`, which stores a table that it is tied to once.

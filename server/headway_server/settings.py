@@ -105,8 +105,8 @@ class ConnectionSettings(BaseModel):
     request_timeout: Annotated[float, Field(ge=0)] = 20
     """Seconds that a caller has to send its request once it has begun a call; 0: any time."""
     max_arriving_mib: Annotated[int, Field(ge=1)] = 512
-    """MiB that requests may hold which take longer than a quarter of a second to arrive: as many are waited for as this
-    holds of the largest, and past that the oldest are refused. Also how many streams of requests there may be."""
+    """Memory in MiB reserved for requests still being received after 250 ms, each counted as the largest allowed. When
+    full, the oldest are refused. It also limits the number of open request streams."""
     unread_timeout: Annotated[float, Field(ge=0)] = 60
     """Seconds that a message of a stream may wait for its reader before the call is ended; 0: any time."""
 

@@ -41,7 +41,7 @@ def caption(
     options: CaptionImageOptions,
     connection: ConnectionFlags,
 ) -> None:
-    """Say what image files, or prepared images, show."""
+    """Caption images: files, or images that were prepared."""
     are_files = not options.get("image_ids")
     found, arguments = read_images(images, file, options)
     inputs = list(found)

@@ -32,7 +32,7 @@ def draw(
     options: GenerateImageOptions,
     connection: ConnectionFlags,
 ) -> None:
-    """Draw images, or draw over an image file.
+    """Generate images, or edit an image file.
 
     Prints a line for each image: its file, seed and size.
     """

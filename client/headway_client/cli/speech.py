@@ -41,7 +41,7 @@ def transcribe(
     options: TranscribeSpeechOptions,
     connection: ConnectionFlags,
 ) -> None:
-    """Say what is said in audio files: WAV, FLAC, OGG or MP3."""
+    """Transcribe audio: WAV, FLAC, OGG or MP3 files."""
     inputs = list(read_inputs(audios, file))
     if timestamps:
         options["include_timestamps"] = True

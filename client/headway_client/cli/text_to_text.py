@@ -81,7 +81,7 @@ def rewrite_text(
     options: RewriteTextOptions,
     connection: ConnectionFlags,
 ) -> None:
-    """Make new texts of texts, as the model was trained to: summaries, answers to instructions."""
+    """Rewrite texts as the model was trained to: summaries, answers to instructions."""
     inputs = _Inputs(read_inputs(texts, file), headed=file is not None or len(texts or ()) != 1, as_json=as_json)
     phrases = PhraseConstraints(tuple(required_phrases or ()), tuple(forbidden_phrases or ()))
     if phrases.required or phrases.forbidden:

@@ -34,7 +34,7 @@ _RUN_OVERHEAD_S: Final = 2e-3
 _SMALL_RUN_S: Final = 2e-3
 """A graph that one core runs in less is small: several make it hardly quicker, so its runs keep to one core each."""
 _TINY_RUN_S: Final = 1e-3
-"""What a call costs beside a graph that one core runs in less is more than that, so one core is left to the calls
+"""Below this run time the call's own overhead exceeds the run, so one core is left free for handling calls
 (docs/lanes.md)."""
 _NUM_TIMED_RUNS: Final = 3
 

@@ -71,7 +71,7 @@ class SearchParameters:
     """Exponent of the length that a log-probability is divided by; above 1 favours long outputs."""
     early_stopping: EarlyStopping = EarlyStopping.HEURISTIC
     no_repeat_ngram_size: int = 0
-    """No n tokens may follow each other twice; 0 allows it."""
+    """n-grams of this size may not repeat; 0: no limit."""
     min_new_tokens: int = 0
     """Tokens to produce before the end may follow."""
     prefix_ids: tuple[int, ...] = ()

@@ -110,7 +110,7 @@ class ModelService:
         """Sets or removes another name of a model."""
         if request.model_version and not request.model:
             raise InvalidInputError(
-                "model_version", "is of a model, which is missing; leave it out to remove the alias"
+                "model_version", "requires model; leave it out to remove the alias"
             )
         try:
             alias = Alias(model=request.model, version=request.model_version or None) if request.model else None

@@ -1,4 +1,4 @@
-"""What is kept because it may be asked for again: bounded in bytes, the longest unused forgotten first."""
+"""An LRU cache bounded in bytes, with an optional time to live."""
 
 from __future__ import annotations
 

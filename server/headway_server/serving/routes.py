@@ -46,7 +46,7 @@ class Route(_Part):
     @model_validator(mode="after")
     def _check_canary(self) -> Route:
         if self.canary_share and self.canary_version is None:
-            raise ValueError("canary_share: is of a canary_version, which is missing")
+            raise ValueError("canary_share: requires canary_version")
         if self.canary_version is not None and self.canary_version == self.default_version:
             raise ValueError(f"canary_version: is {self.canary_version}, which is the default version")
         return self

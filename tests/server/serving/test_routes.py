@@ -77,7 +77,7 @@ def test_an_empty_route_and_an_alias_of_nothing_leave_the_table():
 @pytest.mark.parametrize(
     ("route", "problem"),
     [
-        ({"canary_share": 0.1}, "canary_version, which is missing"),
+        ({"canary_share": 0.1}, "requires canary_version"),
         ({"canary_version": "1", "default_version": "1"}, "which is the default version"),
         ({"canary_version": "1", "canary_share": 1.1}, "less than or equal to 1"),
         ({"default_version": "../1"}, "match pattern"),

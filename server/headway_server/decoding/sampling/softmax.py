@@ -1,7 +1,7 @@
 """Softmax of whole rows: weights, their sums, log-probabilities, and the likeliest tokens with theirs.
 
 Log-probabilities are the model's own, log softmax(logits), before anything is done to the logits. Every operation
-concerns one row, so a row gives the same in any company, to the last bit.
+concerns one row, so a row's result does not depend on the rest of the batch, to the last bit.
 
 Shapes: n rows, R rows of a step, T tokens of a prompt, V vocabulary, C candidates of a row, W = V rounded up to whole
 groups, G groups: token i is in group i mod G.

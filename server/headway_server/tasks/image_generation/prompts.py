@@ -67,7 +67,7 @@ class LabelPrompts:
 class TextPrompts:
     """Texts by the states of their tokens, which are padded to always the same length.
 
-    So a row of the denoiser has the same shape in any company, and a text's states are computed by themselves.
+    So a row of the denoiser has one shape whatever the batch, and a text's states are computed alone.
     """
 
     def __init__(
