@@ -252,6 +252,17 @@ def test_a_table_of_a_document_has_what_the_code_has(root: Path, table: str) -> 
     assert told(root) == exists(root)
 
 
+def test_the_page_of_graphs_names_every_tensor_of_the_shipped_models(root: Path) -> None:
+    tensors = {
+        re.sub(r"_\d+$", "_j", re.sub(r"_\d+(?=$|\.)", "_i", spec.name, count=1))
+        for file in (root / "models").glob("*/*/bundle.json")
+        for variant in Manifest.model_validate_json(file.read_bytes()).variants.values()
+        for graph in variant.graphs.values()
+        for spec in (*graph.inputs, *graph.outputs)
+    }
+    assert tensors - names(_text(root, "graphs")) == set()
+
+
 # Commands and files
 
 

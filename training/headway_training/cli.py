@@ -60,7 +60,10 @@ def run(
     ] = None,
     init: Annotated[
         Path | None,
-        typer.Option(help="Folder of a checkpoint to start from: its weights, by name, and its tokenizer."),
+        typer.Option(
+            help="Folder of a checkpoint to start from: its weights, by name, and its tokenizer; or of a model of "
+            "transformers."
+        ),
     ] = None,
     set_: Annotated[
         list[str] | None,
