@@ -234,6 +234,13 @@ _TABLES: Mapping[str, tuple[Callable[[Path], Listed], Callable[[Path], Listed]]]
             | {f"{file.parent.name}/" for file in (root / "benchmarks").glob("*/__init__.py")}
         ),
     ),
+    "libraries of developers": (
+        lambda root: first_names(root / "docs/libraries.md", "library | why"),
+        lambda root: (
+            set(re.findall(r"^[A-Za-z][\w-]*", (root / "requirements-dev.txt").read_text(), flags=re.MULTILINE))
+            | {"hatchling", "editables", "cyclonedx-bom", "pip-audit"}  # of the Makefile, and of docker/sbom.py
+        ),
+    ),
     "users of libraries": (_told_users_of_libraries, _users_of_libraries),
 }
 
