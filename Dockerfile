@@ -1,4 +1,4 @@
-# Images of headway, one target each (docs/operations.md has sizes and flags):
+# Images of headway, one target each (docs/operations.md has flags and variables):
 #   docker build --target server-cpu --tag headway-server .
 #   docker build --target server-gpu --tag headway-server-gpu .
 #   docker build --target client     --tag headway-client .

@@ -25,10 +25,7 @@ from PIL import Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 DOCS = Path(__file__).parent
-PANELS = (
-    *("models", "generate", "translate", "classify", "tag", "compare"),
-    *("images", "segment", "caption", "draw", "attention", "server"),
-)
+PANELS = sorted(file.stem for file in (DOCS.parent / "server/headway_server/transports/http/page/panels").glob("*.js"))
 Scheme: TypeAlias = Literal["light", "dark"]
 SCHEMES: tuple[Scheme, ...] = ("light", "dark")
 LOOKED_INTO = ("generate", "translate", "classify", "tag", "images")
@@ -95,7 +92,7 @@ def prepare(page: Page, panel: str) -> None:
             page.get_by_text("All parameters").click()
             call(page)
             page.locator(".token").nth(3).focus()
-        case "translate" | "classify" | "tag" | "compare":
+        case "translate" | "classify" | "tag" | "compare" | "speak":
             call(page)
         case "attention":
             if page.locator("main form button.primary").is_enabled():

@@ -16,6 +16,7 @@ ServerError                   what this package raises
     │   └── MediaTypeError    it is of a type that the method does not read
     ├── ModelNotFoundError    there is no such model or version
     ├── ImageNotFoundError    there is no prepared image of this id, or none any longer
+    ├── ServiceNotFoundError  there is no service of that name
     ├── BundleRejectedError   a bundle cannot be loaded, and the caller has asked for that
     ├── StoreUnavailableError the store cannot be looked at now
     ├── WrongTaskError        the model cannot do what was asked

@@ -242,17 +242,18 @@ class ServerSettings(BaseSettings):
     trace_sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Share of the calls to trace, where the caller's own trace does not say."""
     http_port: Annotated[int, Field(ge=0, le=65535)] | None = None
-    """Port of the HTTP API, at the same address: OpenAI's API, every method by Connect, /livez, /readyz and /metrics; 0
-    takes a free one, which the ready line names. Left out, there is none. Needs the extra `http`."""
+    """Port for HTTP, at the same address: the page, OpenAI's API, every method by Connect and gRPC-Web, the Open
+    Inference Protocol, /livez, /readyz and /metrics; 0 takes a free one, which the ready line names. Left out, there is
+    none. Needs the extra `http`."""
     http_metrics: bool = True
     """Answer /metrics at the HTTP port too; with an access file, to callers who have a key."""
     http_cors_origins: tuple[Annotated[str, AfterValidator(_check_origin)], ...] = ()
     """Origins whose pages may call the HTTP port, such as https://app.example.org, or * for all. Left out, pages of no
     other origin may."""
     engine: EngineSettings = EngineSettings()
-    """Generation and translation models."""
+    """Models that decode: what they write are texts, translations, captions, transcripts or speech."""
     batching: BatchingSettings = BatchingSettings()
-    """Classifiers and embeddings."""
+    """All others: classifiers, embeddings, segmentation, drawing."""
     versions: VersionSettings = VersionSettings()
     """New versions in the store, and which of them are served."""
     connection: ConnectionSettings = ConnectionSettings()

@@ -2,15 +2,18 @@
 
 import importlib
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from documents import called, flags_of, pages_of_today, unknown_flags
 from safetensors.torch import save_model
 from typer.testing import CliRunner
 
 from headway_export.cli import app
 from headway_export.errors import SourceError
+from headway_export.signing import app as signing_app
 from headway_export.tracing import trace
 from headway_server.bundles import Precision, Task, open_bundle
 
@@ -262,3 +265,14 @@ def test_a_checkpoint_of_another_task_is_refused(tiny_checkpoints, tmp_path):
     result = CliRunner().invoke(app, [checkpoint, "--store", str(tmp_path), "--task", "translation"])
     assert result.exit_code == 1
     assert "is of task generation, and --task translation was asked for" in result.output.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("program", "commands", "default"), [("headway-export", app, "checkpoint"), ("headway-sign", signing_app, "")]
+)
+def test_commands_of_the_documents_exist_with_their_flags(program, commands, default):
+    root = Path(__file__).parents[2]
+    calls = list(called(root, pages_of_today(root), program))
+    assert calls
+    flags = flags_of(commands)
+    assert {where: found for where, words in calls if (found := unknown_flags(words, flags, default))} == {}

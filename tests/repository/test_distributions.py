@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Iterable
+from importlib.metadata import requires
 from pathlib import Path
 
-import pytest
+from packaging.requirements import Requirement
 
 _FOLDERS = ("proto", "server", "client", "training", "export")
 
@@ -16,28 +18,40 @@ def _project(root: Path, folder: str) -> dict[str, object]:
     return project
 
 
-def _names(requirements: object) -> set[str]:
-    """Names of a list of requirements, without extras and versions."""
-    assert isinstance(requirements, list)
-    return {match[0].lower() for text in requirements if (match := re.match(r"[A-Za-z0-9._-]+", text))}
-
-
-def _extras(project: dict[str, object]) -> set[str]:
-    optional = project.get("optional-dependencies", {})
-    assert isinstance(optional, dict)
-    return set().union(*(_names(requirements) for requirements in optional.values()))
-
-
-@pytest.mark.parametrize("folder", _FOLDERS)
-def test_every_declared_library_is_explained(root: Path, folder: str) -> None:
-    project = _project(root, folder)
-    explained = set(re.findall(r"^\| `([^`]+)` \|", (root / "docs" / "libraries.md").read_text(), flags=re.MULTILINE))
-    third_party = {name for name in _names(project["dependencies"]) | _extras(project) if "headway" not in name}
-    assert sorted(third_party - explained) == [], "add a line to docs/libraries.md"
-
-
 def test_all_distributions_have_one_version_and_one_licence(root: Path) -> None:
     projects = [_project(root, folder) for folder in _FOLDERS]
     assert len({str(project["version"]) for project in projects}) == 1
     assert {project["license"] for project in projects} == {"Apache-2.0"}
     assert {project["requires-python"] for project in projects} == {">=3.11"}
+
+
+def _with_all_that_they_need(requirements: Iterable[str]) -> set[str]:
+    """The names of installed packages and of everything that they need, and what that needs."""
+    found: set[tuple[str, frozenset[str]]] = set()
+    waiting = [Requirement(text) for text in requirements]
+    while waiting:
+        one = waiting.pop()
+        place = re.sub(r"[-_.]+", "-", one.name).lower(), frozenset(one.extras)
+        if place not in found:
+            found.add(place)
+            needed = map(Requirement, requires(one.name) or ())
+            extras = one.extras | {""}
+            waiting += [
+                it for it in needed if it.marker is None or any(it.marker.evaluate({"extra": name}) for name in extras)
+            ]
+    return {name for name, _ in found}
+
+
+def test_the_wheels_for_a_gpu_machine_are_all_that_is_needed_there(root: Path) -> None:
+    page = (root / "docs" / "gpu.md").read_text(encoding="utf-8")
+    [there] = re.findall(
+        r"for an interpreter that has torch and the usual scientific packages \((.*?)\)", page, re.DOTALL
+    )
+    [brought] = re.findall(r"^```\n(annotated-doc .*?)^```", page, re.DOTALL | re.MULTILINE)
+    own = [f"headway-{folder}" for folder in _FOLDERS if folder != "client"]
+    needed = _with_all_that_they_need(
+        [*own, "headway-client[load]", "pytest", "pytest-asyncio", "pytest-timeout", "hypothesis"]
+    )
+    had = _with_all_that_they_need(["torch", *there.replace("\n", " ").split(", ")])
+    missing = {name for name in needed - had if not name.startswith("headway-")}
+    assert missing - set(brought.split()) == set()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
+from documents import anchors, called, without_code
 
 _MIB = 1 << 20
 _MAX_FILE_BYTES = 2 * _MIB
 _MAX_MODELS_BYTES = 60 * _MIB
 
 _LOOSE_ENDS = re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME|X" + r"XX|HA" + r"CK)\b")
-_DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/operations.md")
 
 
 def _text(path: Path) -> str | None:
@@ -39,25 +38,26 @@ def test_nothing_is_left_to_be_done_in_a_comment(root: Path, tracked_files: list
     assert loose == []
 
 
-@pytest.mark.parametrize("document", _DOCUMENTS)
-def test_every_make_target_of_a_document_exists(root: Path, document: str) -> None:
+def test_the_readme_draws_every_folder(root: Path, tracked_files: list[Path]) -> None:
+    folders = {path.parts[0] for path in tracked_files if len(path.parts) > 1 and not path.parts[0].startswith(".")}
+    drawn = set(re.findall(r"^(\w+)/ ", (root / "README.md").read_text(), flags=re.MULTILINE))
+    assert drawn == folders
+
+
+def test_every_make_target_of_a_document_exists(root: Path, tracked_files: list[Path]) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (root / "Makefile").read_text(), flags=re.MULTILINE))
-    named = set(re.findall(r"(?:^|`)make ([a-z-]+)", (root / document).read_text(), flags=re.MULTILINE))
-    assert sorted(named - targets) == []
-
-
-def without_code(text: str) -> str:
-    return re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    pages = [path for path in tracked_files if path.suffix == ".md"]
+    assert {where: words for where, words in called(root, pages, "make") if words[0] not in targets} == {}
 
 
 def test_every_relative_link_of_a_document_leads_somewhere(root: Path, tracked_files: list[Path]) -> None:
-    broken = [
-        f"{path}: {link}"
-        for path in tracked_files
-        if path.suffix == ".md"
-        for link in re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", without_code((root / path).read_text()))
-        if not (root / path.parent / link).exists()
-    ]
+    broken = []
+    for path in (path for path in tracked_files if path.suffix == ".md"):
+        text = without_code((root / path).read_text())
+        for file, anchor in re.findall(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)", text):
+            target = root / path.parent / file if file else root / path
+            if not target.exists() or (anchor and anchor not in anchors(target.read_text())):
+                broken.append(f"{path}: {file}#{anchor}")
     assert broken == []
 
 

@@ -9,6 +9,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 import typer
+from documents import names, rows
 
 from headway_client.cli import app
 from headway_server.bundles import Task
@@ -20,22 +21,6 @@ from headway_server.transports.http import OPENAI_ABILITIES
 
 LIKE_ANOTHER = {"RankTexts with `query_image_id`", "PrepareImage"}
 """What has no row: it asks for what its neighbour does, or for no model."""
-
-
-def rows(document: Path, head: str) -> list[list[str]]:
-    """The rows of the table below a row that begins with `head`."""
-    lines = document.read_text(encoding="utf-8").split("\n")
-    start = next(number for number, line in enumerate(lines) if line.startswith(f"| {head} |"))
-    table = []
-    for line in lines[start + 2 :]:
-        if not line.startswith("|"):
-            break
-        table.append([cell.strip() for cell in line.strip("|").split(" | ")])
-    return table
-
-
-def names(cell: str) -> set[str]:
-    return set(re.findall(r"`([^`]+)`", cell))
 
 
 def asked_by_row() -> dict[str, Ability[Any]]:

@@ -1,11 +1,14 @@
 """Checkpoints are read back as they were written, and a folder that is none is refused."""
 
 import json
+import re
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
+from documents import first_names, values_of
 from evaluation_files import read_image_evaluation, read_text_evaluation
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
@@ -14,7 +17,9 @@ from headway_training.checkpoint import (
     Checkpoint,
     Evaluation,
     ImagePreprocessing,
+    Metric,
     SpecialTokens,
+    TaskName,
     load_model,
     load_tokenizer,
     read_checkpoint,
@@ -23,6 +28,7 @@ from headway_training.checkpoint import (
 from headway_training.errors import CheckpointError
 from headway_training.models import build_model
 from headway_training.recipes import TokenizerSettings
+from headway_training.recipes.settings import LoraSettings
 from headway_training.tokenizers import train_tokenizer
 
 GPT = {"vocabulary_size": 260, "max_length": 8, "num_layers": 1, "d_model": 16, "num_heads": 2, "d_ff": 32}
@@ -158,3 +164,14 @@ def test_damaged_weights_and_tokenizers_are_errors(tmp_path):
         load_model(tmp_path)
     with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read as a tokenizer"):
         load_tokenizer(tmp_path)
+
+
+def test_the_documents_name_every_field_and_choice():
+    docs = Path(__file__).parents[2] / "docs"
+    page = docs / "checkpoint.md"
+    fields = Checkpoint.model_fields
+    assert set(re.findall(r"^(\w+) {2,}\S", page.read_text(), flags=re.MULTILINE)) == set(fields)
+    assert values_of(page, "task") == set(get_args(TaskName))
+    assert values_of(page, "architecture") == set(get_args(fields["architecture"].annotation))
+    assert values_of(page, "metric") == set(get_args(Metric))
+    assert first_names(docs / "fine-tuning.md", "`[lora]`") == set(LoraSettings.model_fields)

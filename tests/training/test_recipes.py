@@ -1,12 +1,15 @@
 """Recipes: what comes with the package is valid, and a wrong key or value is named."""
 
+import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from documents import pages_of_today
 
 from headway_training.errors import RecipeError
 from headway_training.models import CONFIGURATIONS
-from headway_training.recipes import list_recipes, read_recipe
+from headway_training.recipes import Recipe, list_recipes, read_recipe, section_kinds
 
 NAMES = [file.stem for file in list_recipes()]
 
@@ -157,3 +160,24 @@ def test_a_missing_section_is_named(tmp_path: Path):
     )
     with pytest.raises(RecipeError, match=r"\[languages\] is missing"):
         read_recipe(str(mine))
+
+
+def test_settings_that_documents_name_exist():
+    root = Path(__file__).parents[2]
+    known = set(Recipe.model_fields)
+    known |= {f"{section}.{name}" for section, kind in section_kinds().items() for name in kind.model_fields}
+    known |= {f"model.{field.name}" for kind in CONFIGURATIONS.values() for field in fields(kind)}
+    sections = "|".join({*section_kinds(), "model"} - {"sampling"})  # which requests have too
+    named = {
+        (str(page), name)
+        for page in pages_of_today(root)
+        for found in re.findall(
+            rf"--set ([\w.]+)=|`((?:{sections})\.\w+)(?: = [^`]*|=[^`]*)?`", (root / page).read_text(encoding="utf-8")
+        )
+        for name in found
+        if name
+        and name != "section.key"
+        and not name.endswith((".py", ".md", ".json", ".onnx", ".safetensors", ".sha256"))
+    }
+    assert len(named) > 30
+    assert {(page, name) for page, name in named if name not in known} == set()

@@ -45,8 +45,9 @@ def run(
         str | None,
         typer.Option(
             help="Your own training data: CSV with the columns text and label; source<TAB>target lines, or two files "
-            "a.en,a.de; CoNLL-U, or a word and its tag on each line; plain text; lines of an audio's path, a tab and "
-            "what is said; or a folder with a folder of images for each label."
+            "a.en,a.de; CoNLL-U, or a word and its tag on each line; plain text, or conversations (.jsonl); a table of "
+            "recordings with the columns file, transcript and, for voices, speaker; or a folder with a folder of "
+            "images for each label."
         ),
     ] = None,
     valid: Annotated[str | None, typer.Option(help="Your own validation data, as --train.")] = None,
@@ -59,7 +60,10 @@ def run(
     ] = None,
     init: Annotated[
         Path | None,
-        typer.Option(help="Folder of a checkpoint to start from: its weights, by name, and its tokenizer."),
+        typer.Option(
+            help="Folder of a checkpoint to start from: its weights, by name, and its tokenizer; or of a model of "
+            "transformers."
+        ),
     ] = None,
     set_: Annotated[
         list[str] | None,
@@ -200,7 +204,7 @@ def synthesise(
     seed: Annotated[int, typer.Option(help="Chooses captions, voices, speeds and pitches.", min=0)] = 0,
     data_dir: DataDir = None,
 ) -> None:
-    """Lets flite and eSpeak NG read captions of Multi30k, for the data set `speech`.
+    """Lets flite and eSpeak NG read captions of Multi30k, for the data sets `speech` and `voices`.
 
     Both must be installed (apt-get install flite espeak-ng); the data set's folder notes their versions.
     """
@@ -228,7 +232,11 @@ def evaluate(
         ),
     ] = None,
     file: Annotated[
-        str | None, typer.Option(help="Your own data instead, in the form that `headway-train run --test` takes.")
+        str | None,
+        typer.Option(
+            help="Your own data instead, in the form that `headway-train run --test` takes; for captions and vectors "
+            "of images, lines of an image's path, a tab and a caption."
+        ),
     ] = None,
     data_dir: DataDir = None,
     label_separator: Annotated[

@@ -153,7 +153,7 @@ _INFO = Family(
 )
 _STATE = Family(
     "headway_model_state",
-    "1 for the state that a bundle is in (loading, ready, unloading, failed, rejected), 0 for the others.",
+    f"1 for the state that a bundle is in ({', '.join(ModelState)}), 0 for the others.",
     (*_MODEL, "state"),
     is_gauge=True,
 )

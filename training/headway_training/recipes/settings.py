@@ -168,7 +168,7 @@ class AugmentationSettings(Record):
     """Probability that a subword is split into the two it was merged from, and each of these again, to the end of
     BPE-dropout (Provilkov et al. 2020). For translation, token classification, and half of the rows of generation."""
     least_crop_area: float = Field(default=1.0, ge=0.05, le=1)
-    """Share of a photograph that is seen at least; for images with texts, as all below but the last, for segmentation,
+    """Share of a photograph that is seen at least; for images with texts, as all below to `holes`, for segmentation,
     as `colour_change`, `grey` and `coarse`, for captioning, as these three and `holes`, and for image_embedding, as
     `colour_change` and `grey`."""
     white_background: float = Field(default=1.0, ge=0, le=1)
@@ -322,7 +322,7 @@ class Recipe(Record):
     captioning: CaptioningSettings = CaptioningSettings()
     """What a model that writes captions is shown in training; captioning only."""
     speech: SpeechSettings = SpeechSettings()
-    """How windows of audio are made of recordings; transcription only."""
+    """How windows of audio are made of recordings; transcription, and `first_book_weight` for speech_synthesis."""
     distillation: DistillationSettings = DistillationSettings()
     """How an image encoder learns from a moving average of itself; image_embedding only."""
     preprocessing: ImagePreprocessing | None = None
