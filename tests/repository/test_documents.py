@@ -29,8 +29,8 @@ from headway_client.load.plan import LoadPlan, Workload
 from headway_server import keys
 from headway_server.bundles import Manifest, Variant
 from headway_server.configuration import flag_name, variable_name
+from headway_server.services.status import INTERNAL, OUTCOMES
 from headway_server.settings import ServerSettings
-from headway_server.transports.grpc.status import INTERNAL_REASON, STATUS
 from headway_training.cli import app as training_app
 
 _FOLDERS = ("proto", "server", "client", "training", "export")
@@ -137,7 +137,7 @@ def _told_users_of_libraries(root: Path) -> dict[str, set[str]]:
 _TABLES: Mapping[str, tuple[Callable[[Path], Listed], Callable[[Path], Listed]]] = {
     "errors": (
         lambda root: {(cells[0], cells[1]) for cells in rows(root / "docs/api.md", "code | reason in `ErrorInfo`")},
-        lambda _: {(code.name, reason) for code, reason in STATUS.values()} | {("INTERNAL", INTERNAL_REASON)},
+        lambda _: {(outcome.code_name, outcome.reason) for outcome in (*OUTCOMES.values(), INTERNAL)},
     ),
     "keys of a manifest": (
         lambda root: first_names(root / "docs/bundle.md", "key") - {"more_eos"},

@@ -109,9 +109,7 @@ class ModelService:
     async def SetAlias(self, request: pb.SetAliasRequest, _deadline: float | None) -> pb.SetAliasResponse:
         """Sets or removes another name of a model."""
         if request.model_version and not request.model:
-            raise InvalidInputError(
-                "model_version", "requires model; leave it out to remove the alias"
-            )
+            raise InvalidInputError("model_version", "requires model; leave it out to remove the alias")
         try:
             alias = Alias(model=request.model, version=request.model_version or None) if request.model else None
         except ValidationError as error:
