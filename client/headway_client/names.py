@@ -1,6 +1,13 @@
 """The names of the package: what a program may rely on."""
 
 from headway_client.async_client import AsyncClient
+from headway_client.async_streams import (
+    AsyncDrawingStream,
+    AsyncSegmentSession,
+    AsyncSegmentStream,
+    AsyncSpeechStream,
+    AsyncTextStream,
+)
 from headway_client.client import Client
 from headway_client.connection import LoadBalancing
 from headway_client.errors import (
@@ -21,6 +28,7 @@ from headway_client.errors import (
     StreamNotFinishedError,
     UnauthenticatedError,
     UnavailableError,
+    UnexpectedStatusError,
     UnimplementedError,
 )
 from headway_client.options import (
@@ -101,18 +109,7 @@ from headway_client.results import (
     WordPair,
 )
 from headway_client.retry import NO_RETRIES, RetryPolicy
-from headway_client.streams import (
-    AsyncDrawingStream,
-    AsyncSegmentSession,
-    AsyncSegmentStream,
-    AsyncSpeechStream,
-    AsyncTextStream,
-    DrawingStream,
-    SegmentSession,
-    SegmentStream,
-    SpeechStream,
-    TextStream,
-)
+from headway_client.streams import DrawingStream, SegmentSession, SegmentStream, SpeechStream, TextStream
 
 __all__ = [
     "NO_RETRIES",
@@ -220,6 +217,7 @@ __all__ = [
     "TranslationInspection",
     "UnauthenticatedError",
     "UnavailableError",
+    "UnexpectedStatusError",
     "UnimplementedError",
     "WordMap",
     "WordPair",

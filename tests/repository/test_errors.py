@@ -6,10 +6,14 @@ import inspect
 from collections import Counter
 from types import ModuleType
 
+import grpc
+
+import headway_client
 import headway_client.errors
 import headway_export.errors
 import headway_server.errors
 import headway_training.errors
+from headway_server.transports.grpc.status import STATUS
 
 PACKAGES = (headway_client.errors, headway_server.errors, headway_training.errors, headway_export.errors)
 
@@ -31,3 +35,9 @@ def test_the_errors_of_a_package_are_one_tree_that_its_docstring_draws() -> None
         roots = [kind for kind in kinds if not set(kind.__mro__[1:]) & set(kinds)]
         assert len(roots) == 1, module.__name__
         assert [kind.__name__ for kind in kinds if kind.__name__ not in (module.__doc__ or "")] == []
+
+
+def test_no_status_of_the_server_is_unexpected_to_the_client() -> None:
+    codes = {code for code, _ in STATUS.values()} | {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNIMPLEMENTED}
+    assert all(headway_client.errors.error_type(code) is not headway_client.UnexpectedStatusError for code in codes)
+    assert headway_client.errors.error_type(grpc.StatusCode.UNKNOWN) is headway_client.UnexpectedStatusError
