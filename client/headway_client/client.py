@@ -48,6 +48,7 @@ from headway_client.options import (
 )
 from headway_client.requests import Audio, Audios, Call, Conversation, Conversations, Image, Images, SegmentPrompt
 from headway_client.results import (
+    AliasList,
     Answer,
     BundleList,
     BundleStatus,
@@ -67,6 +68,7 @@ from headway_client.results import (
     RankedImage,
     RankedText,
     RewrittenText,
+    RouteList,
     SpeechTranscript,
     SynthesizedSpeech,
     Task,
@@ -431,8 +433,8 @@ class Client:
         canary_version: str | None = None,
         canary_share: float | None = None,
         timeout_s: float | None = None,
-    ) -> str | None:
-        """Sets which versions of a model answer calls that name none.
+    ) -> RouteList:
+        """Sets which versions of a model answer calls that name none; returns the routes of all models.
 
         Args:
             model: Name of the model.
@@ -440,9 +442,6 @@ class Client:
             canary_version: Version that answers a share of the calls. Default: none.
             canary_share: That share, 0 to 1. Default: 0.
             timeout_s: Longest time of the call.
-
-        Returns:
-            Why the route will not outlast the server; None where it will.
         """
         call = requests.set_route(
             model, default_version=default_version, canary_version=canary_version, canary_share=canary_share
@@ -451,11 +450,10 @@ class Client:
 
     def set_alias(
         self, alias: str, *, model: str | None = None, model_version: str | None = None, timeout_s: float | None = None
-    ) -> str | None:
+    ) -> AliasList:
         """Has a name stand for a model, or for one version of it; without a model the alias is removed.
 
-        Returns:
-            Why the alias will not outlast the server; None where it will.
+        Returns the aliases as they are then.
         """
         return self._send(requests.set_alias(alias, model=model, model_version=model_version), timeout_s)
 

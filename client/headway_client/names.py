@@ -43,6 +43,7 @@ from headway_client.options import (
 from headway_client.requests import ChatMessage, Role, SegmentPrompt
 from headway_client.results import (
     Alias,
+    AliasList,
     Alignment,
     Answer,
     Attention,
@@ -83,6 +84,7 @@ from headway_client.results import (
     RewriteHypothesis,
     RewrittenText,
     Route,
+    RouteList,
     SamplingParameters,
     SeenPart,
     SpeechDelta,
@@ -114,6 +116,7 @@ from headway_client.streams import DrawingStream, SegmentSession, SegmentStream,
 __all__ = [
     "NO_RETRIES",
     "Alias",
+    "AliasList",
     "Alignment",
     "Answer",
     "AsyncClient",
@@ -186,6 +189,7 @@ __all__ = [
     "RewrittenText",
     "Role",
     "Route",
+    "RouteList",
     "SamplingParameters",
     "SeenPart",
     "SegmentPrompt",

@@ -77,6 +77,7 @@ from headway_client.options import (
     TranslateTextOptions,
 )
 from headway_client.results import (
+    AliasList,
     Answer,
     BundleList,
     BundleStatus,
@@ -99,6 +100,7 @@ from headway_client.results import (
     RankedImage,
     RankedText,
     RewrittenText,
+    RouteList,
     SpeechTranscript,
     SynthesizedSpeech,
     Task,
@@ -693,7 +695,7 @@ def set_route(
     default_version: str | None = None,
     canary_version: str | None = None,
     canary_share: float | None = None,
-) -> Call[str | None]:
+) -> Call[RouteList]:
     """SetRoute."""
     return _model_call(
         "SetRoute",
@@ -704,17 +706,17 @@ def set_route(
             canary_share=canary_share or 0.0,
         ),
         models_pb2.SetRouteResponse,
-        lambda response: response.not_kept_reason or None,
+        lambda response: read(RouteList, response),
     )
 
 
-def set_alias(alias: str, *, model: str | None = None, model_version: str | None = None) -> Call[str | None]:
+def set_alias(alias: str, *, model: str | None = None, model_version: str | None = None) -> Call[AliasList]:
     """SetAlias."""
     return _model_call(
         "SetAlias",
         models_pb2.SetAliasRequest(alias=as_text("alias", alias), model=model or "", model_version=model_version or ""),
         models_pb2.SetAliasResponse,
-        lambda response: response.not_kept_reason or None,
+        lambda response: read(AliasList, response),
     )
 
 

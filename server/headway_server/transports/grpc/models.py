@@ -17,7 +17,7 @@ from headway_server.bundles.tags import TagSet
 from headway_server.errors import InvalidInputError
 from headway_server.serving.families import ServedModel
 from headway_server.serving.host import BundleStatus, ModelHost, ModelState
-from headway_server.serving.routes import Alias, Route
+from headway_server.serving.routes import Alias, Route, Routes
 
 _TASKS: dict[Task, pb.Task.ValueType] = {task: pb.Task.Value(f"TASK_{task.name}") for task in Task}
 _STATES: dict[ModelState, pb.BundleState.ValueType] = {
@@ -68,22 +68,10 @@ class ModelService(pb_grpc.ModelServiceServicer):
         self, _request: pb.ListBundlesRequest, _context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.ListBundlesResponse:
         """Lists the bundles of the store, and the routes."""
-        routes = self._host.routes
         return pb.ListBundlesResponse(
             bundles=_bundles(self._host.bundles),
-            routes=[
-                pb.Route(
-                    model=name,
-                    default_version=route.default_version or "",
-                    canary_version=route.canary_version or "",
-                    canary_share=route.canary_share,
-                )
-                for name, route in sorted(routes.models.items())
-            ],
-            aliases=[
-                pb.Alias(alias=name, model=alias.model, model_version=alias.version or "")
-                for name, alias in sorted(routes.aliases.items())
-            ],
+            routes=_route_messages(self._host.routes),
+            aliases=_alias_messages(self._host.routes),
             store_problem=self._host.store_problem or "",
         )
 
@@ -119,7 +107,8 @@ class ModelService(pb_grpc.ModelServiceServicer):
             )
         except ValidationError as error:
             raise _invalid(error) from error
-        return pb.SetRouteResponse(not_kept_reason=await self._host.set_route(request.model, route) or "")
+        reason = await self._host.set_route(request.model, route)
+        return pb.SetRouteResponse(not_kept_reason=reason or "", routes=_route_messages(self._host.routes))
 
     async def SetAlias(  # noqa: N802 (the method's name in the protocol)
         self, request: pb.SetAliasRequest, _context: grpc.aio.ServicerContext[Any, Any]
@@ -133,7 +122,27 @@ class ModelService(pb_grpc.ModelServiceServicer):
             alias = Alias(model=request.model, version=request.model_version or None) if request.model else None
         except ValidationError as error:
             raise _invalid(error) from error
-        return pb.SetAliasResponse(not_kept_reason=await self._host.set_alias(request.alias, alias) or "")
+        reason = await self._host.set_alias(request.alias, alias)
+        return pb.SetAliasResponse(not_kept_reason=reason or "", aliases=_alias_messages(self._host.routes))
+
+
+def _route_messages(routes: Routes) -> list[pb.Route]:
+    return [
+        pb.Route(
+            model=name,
+            default_version=route.default_version or "",
+            canary_version=route.canary_version or "",
+            canary_share=route.canary_share,
+        )
+        for name, route in sorted(routes.models.items())
+    ]
+
+
+def _alias_messages(routes: Routes) -> list[pb.Alias]:
+    return [
+        pb.Alias(alias=name, model=alias.model, model_version=alias.version or "")
+        for name, alias in sorted(routes.aliases.items())
+    ]
 
 
 def _learning_curve(bundle: Bundle) -> str:
