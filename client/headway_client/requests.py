@@ -129,6 +129,11 @@ MAX_IMAGE_BYTES: Final = 32 * 2**20
 """Bytes of a call's images: half of the largest message that a server accepts by default."""
 
 
+_CHOICES: Final[dict[str, type[StrEnum]]] = {
+    kind.__name__: kind
+    for kind in (AttentionSummary, AudioFormat, DiffusionSampler, EarlyStopping, MaskFormat, SpeechTask)
+}
+"""The options that are one of several, by the name that the protocol's enum has too."""
 _ELEMENT: Final = re.compile(r"(\w+)\[(\d+)\]")
 """How the path of a field begins that is in an element of a list."""
 
@@ -274,8 +279,6 @@ def _written_values(kind: type, options: Mapping[str, Any], texts: Sequence[str]
             )
             for one in ([phrases] * len(texts) if isinstance(phrases, PhraseConstraints) else phrases)
         ]
-    if (stopping := values.get("early_stopping")) is not None:
-        values["early_stopping"] = f"EARLY_STOPPING_{EarlyStopping(stopping).name}"
     _gather(translation_pb2.TranslationParameters, values)
     return values
 
@@ -300,8 +303,6 @@ def classify_text(texts: Texts, **options: Unpack[ClassifyTextOptions]) -> Call[
     """ClassifyText."""
     texts = as_texts("texts", texts)
     values = _values(ClassifyTextOptions, options, texts=texts)
-    if (given := values.get("candidate_labels")) is not None:
-        values["candidate_labels"] = as_texts("candidate_labels", given)
     return _unary("TextClassificationService/ClassifyText", texts_pb2, values, TextClassification, len(texts))
 
 
@@ -365,8 +366,6 @@ def caption_image(images: Images = (), **options: Unpack[CaptionImageOptions]) -
     count = _take_ids(values) or len(contents)
     if isinstance(prefix := values.get("prefixes"), str):
         values["prefixes"] = [prefix] * count
-    if (stopping := values.get("early_stopping")) is not None:
-        values["early_stopping"] = f"EARLY_STOPPING_{EarlyStopping(stopping).name}"
     _gather(translation_pb2.TranslationParameters, values)
     return _unary("CaptionService/CaptionImage", caption_pb2, values, ImageCaption, count)
 
@@ -387,9 +386,7 @@ def transcribe_speech(audios: Audios, **options: Unpack[TranscribeSpeechOptions]
         ValueError: `early_stopping` is none of `EarlyStopping`, or `task` none of `SpeechTask`.
     """
     contents = _as_images("audios", audios)
-    values = _speech_values(TranscribeSpeechOptions, options, audios=contents)
-    if (stopping := values.get("early_stopping")) is not None:
-        values["early_stopping"] = f"EARLY_STOPPING_{EarlyStopping(stopping).name}"
+    values = _values(TranscribeSpeechOptions, options, audios=contents)
     _gather(translation_pb2.TranslationParameters, values)
     return _unary("SpeechService/TranscribeSpeech", speech_pb2, values, SpeechTranscript, len(contents))
 
@@ -398,16 +395,9 @@ def stream_transcribe_speech(
     audio: Audio, **options: Unpack[StreamTranscribeSpeechOptions]
 ) -> Call[Answer[SpeechTranscript] | None]:
     """StreamTranscribeSpeech; errors are those of `transcribe_speech`."""
-    values = _speech_values(StreamTranscribeSpeechOptions, options, audio=_as_image("audio", audio))
+    values = _values(StreamTranscribeSpeechOptions, options, audio=_as_image("audio", audio))
     _gather(translation_pb2.TranslationParameters, values)
     return _stream("SpeechService/StreamTranscribeSpeech", speech_pb2, values, SpeechTranscript)
-
-
-def _speech_values(kind: Any, options: Mapping[str, Any], **inputs: Any) -> dict[str, Any]:
-    values = _values(kind, options, **inputs)
-    if (task := values.get("task")) is not None:
-        values["task"] = f"SPEECH_TASK_{SpeechTask(task).name}"
-    return values
 
 
 def synthesize_speech(texts: Texts, **options: Unpack[SynthesizeSpeechOptions]) -> Call[Answer[SynthesizedSpeech]]:
@@ -418,8 +408,6 @@ def synthesize_speech(texts: Texts, **options: Unpack[SynthesizeSpeechOptions]) 
     """
     texts = as_texts("texts", texts)
     values = _values(SynthesizeSpeechOptions, options, texts=texts)
-    if (form := values.get("format")) is not None:
-        values["format"] = f"AUDIO_FORMAT_{AudioFormat(form).name}"
     _gather(speech_pb2.SynthesisParameters, values)
     return _unary("SpeechService/SynthesizeSpeech", speech_pb2, values, SynthesizedSpeech, len(texts))
 
@@ -437,9 +425,6 @@ def classify_image(images: Images = (), **options: Unpack[ClassifyImageOptions])
     """ClassifyImage."""
     contents = _as_images("images", images)
     values = _values(ClassifyImageOptions, options, images=contents)
-    for name in ("candidate_labels", "templates"):
-        if (given := values.get(name)) is not None:
-            values[name] = as_texts(name, given)
     count = len(contents) + _take_ids(values)
     return _unary("ImageClassificationService/ClassifyImage", images_pb2, values, ImageClassification, count)
 
@@ -511,20 +496,20 @@ def segment_image(
 ) -> Call[Answer[PromptMasks]]:
     """SegmentImage."""
     several = [prompts] if isinstance(prompts, SegmentPrompt) else list(prompts)
-    values = _segment_values(SegmentImageOptions, options, image)
+    values = _values(SegmentImageOptions, options, image=_as_image("image", image))
     values["prompts"] = [segmentation_pb2.SegmentPrompt(**_parts_of(prompt)) for prompt in several]
     return _unary("SegmentationService/SegmentImage", segmentation_pb2, values, PromptMasks, len(several))
 
 
 def segment_everything(image: Image, **options: Unpack[SegmentEverythingOptions]) -> Call[Answer[Mask] | None]:
     """SegmentEverything. The stream itself reads the responses."""
-    values = _segment_values(SegmentEverythingOptions, options, image)
+    values = _values(SegmentEverythingOptions, options, image=_as_image("image", image))
     return _call("SegmentationService/SegmentEverything", segmentation_pb2, values, lambda _: None)
 
 
 def segment_interactively(image: Image, **options: Unpack[SegmentInteractivelyOptions]) -> Call[Answer[Mask]]:
     """The first request of SegmentInteractively, which names the image."""
-    values = _segment_values(SegmentInteractivelyOptions, options, image)
+    values = _values(SegmentInteractivelyOptions, options, image=_as_image("image", image))
     path = "SegmentationService/SegmentInteractively"
     return _call(path, segmentation_pb2, values, lambda response: _answer(response.masks, response, Mask))
 
@@ -538,13 +523,6 @@ def click(first: Message, prompt: SegmentPrompt, *, restart: bool = False) -> Me
         mask_format=first.mask_format,
         **_parts_of(prompt),
     )
-
-
-def _segment_values(kind: Any, options: Mapping[str, Any], image: Image) -> dict[str, Any]:
-    values = _values(kind, options, image=_as_image("image", image))
-    if (given := values.get("mask_format")) is not None:
-        values["mask_format"] = f"MASK_FORMAT_{MaskFormat(given).name}"
-    return values
 
 
 def _parts_of(prompt: SegmentPrompt) -> dict[str, Any]:
@@ -581,8 +559,6 @@ def _drawing_values(kind: Any, options: Mapping[str, Any], prompt: str) -> dict[
     for name in ("image", "mask"):
         if (given := values.get(name)) is not None:
             values[name] = _as_image(name, given)
-    if (sampler := values.get("sampler")) is not None:
-        values["sampler"] = f"DIFFUSION_SAMPLER_{DiffusionSampler(sampler).name}"
     values["parameters"] = _take(drawing_pb2.DiffusionParameters, values)
     return values
 
@@ -617,8 +593,6 @@ def _inspect(method: str, values: dict[str, Any], result_type: type[ResultT]) ->
     Raises:
         ValueError: `summary` is none of `AttentionSummary`.
     """
-    if (summary := values.get("summary")) is not None:
-        values["summary"] = f"ATTENTION_SUMMARY_{AttentionSummary(summary).name}"
     values["attention"] = _take(inspection_pb2.AttentionOptions, values)
     path = f"InspectionService/{method}"
     return _call(path, inspection_pb2, values, lambda response: _answer([response.result], response, result_type))
@@ -842,18 +816,24 @@ def _take(kind: type[MessageT], values: dict[str, Any]) -> MessageT | None:
     """Moves the values that are fields of a message into one. Returns None if that sets nothing."""
     fields = _fields(kind)  # type: ignore[arg-type]  # mypy takes a class for not hashable
     given = {name: values.pop(name) for name in fields.keys() & values.keys()}
-    for name, value in given.items():
-        if fields[name] and value is not None:
-            given[name] = as_texts(name, value)
-    message = kind(**given)  # what is None stays unset
+    # What is None stays unset.
+    message = kind(**{name: value if value is None else fields[name](name, value) for name, value in given.items()})
     return message if message.ByteSize() else None
 
 
 @cache
-def _fields(kind: type[Message]) -> dict[str, bool]:
-    """Returns the fields of a message; true for lists of texts."""
-    fields = kind.DESCRIPTOR.fields_by_name.items()
-    return {name: field.is_repeated and field.type == field.TYPE_STRING for name, field in fields}
+def _fields(kind: type[Message]) -> dict[str, Callable[[str, Any], Any]]:
+    """Returns, for each field of a message, what makes its value of an option's name and value."""
+    return {name: _converter(field) for name, field in kind.DESCRIPTOR.fields_by_name.items()}
+
+
+def _converter(field: Any) -> Callable[[str, Any], Any]:
+    if field.is_repeated and field.type == field.TYPE_STRING:
+        return as_texts
+    if field.enum_type is not None and (choices := _CHOICES.get(field.enum_type.name)) is not None:
+        prefix = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", choices.__name__).upper()
+        return lambda _, value: f"{prefix}_{choices(value).name}"
+    return lambda _, value: value
 
 
 def _call(path: str, module: Any, values: dict[str, Any], read_response: Callable[[Any], ResultT]) -> Call[ResultT]:
