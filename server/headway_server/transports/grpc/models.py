@@ -126,25 +126,6 @@ class ModelService(pb_grpc.ModelServiceServicer):
         return pb.SetAliasResponse(not_kept_reason=reason or "", aliases=_alias_messages(self._host.routes))
 
 
-def _route_messages(routes: Routes) -> list[pb.Route]:
-    return [
-        pb.Route(
-            model=name,
-            default_version=route.default_version or "",
-            canary_version=route.canary_version or "",
-            canary_share=route.canary_share,
-        )
-        for name, route in sorted(routes.models.items())
-    ]
-
-
-def _alias_messages(routes: Routes) -> list[pb.Alias]:
-    return [
-        pb.Alias(alias=name, model=alias.model, model_version=alias.version or "")
-        for name, alias in sorted(routes.aliases.items())
-    ]
-
-
 def _learning_curve(bundle: Bundle) -> str:
     """Reads the drawing of a bundle; empty where it has none, or one that is gone, or too large to be one."""
     described = bundle.manifest.files.get(LEARNING_CURVE_FILE)
@@ -233,4 +214,23 @@ def _quality(manifest: Manifest) -> list[pb.QualityFigure]:
         )
         for precision, variant in sorted(manifest.variants.items())
         if variant.quality is not None
+    ]
+
+
+def _route_messages(routes: Routes) -> list[pb.Route]:
+    return [
+        pb.Route(
+            model=name,
+            default_version=route.default_version or "",
+            canary_version=route.canary_version or "",
+            canary_share=route.canary_share,
+        )
+        for name, route in sorted(routes.models.items())
+    ]
+
+
+def _alias_messages(routes: Routes) -> list[pb.Alias]:
+    return [
+        pb.Alias(alias=name, model=alias.model, model_version=alias.version or "")
+        for name, alias in sorted(routes.aliases.items())
     ]
