@@ -116,7 +116,7 @@ class AsyncChannel(_Channel):
         """
         channel = self._open()
         if call.files:
-            await asyncio.to_thread(call.read_files)
+            await _read_files(call)
         rpc = channel.unary_unary(call.path, **_codec(call))
         try:
             return await rpc(call.request, timeout=timeout_s, metadata=self._connection.call_metadata)
@@ -226,7 +226,7 @@ class AsyncRpc:
 
     async def _wait_for_files(self) -> None:
         if self._rpc is None:
-            await asyncio.to_thread(self._call.read_files)
+            await _read_files(self._call)
             if self._is_cancelled:
                 raise CallCancelledError("the call was ended by its caller", grpc.StatusCode.CANCELLED)
             self._rpc = self._start()
@@ -238,6 +238,11 @@ def _codec(call: Call[Any]) -> dict[str, Callable[..., Any]]:
         "request_serializer": type(call.request).SerializeToString,
         "response_deserializer": call.response_type.FromString,
     }
+
+
+async def _read_files(call: Call[Any]) -> None:
+    """Reads the files of a call off the event loop."""
+    await asyncio.to_thread(call.read_files)
 
 
 def _raise_if_closed(error: asyncio.CancelledError) -> None:

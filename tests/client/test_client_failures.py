@@ -17,6 +17,7 @@ import pytest
 
 import headway_client
 from headway_client import NO_RETRIES, AsyncClient, Client, LoadBalancing, RetryPolicy, requests
+from headway_client.retry import Attempts, RetryBudget
 
 Connect = Callable[..., Any]
 
@@ -163,6 +164,38 @@ def test_whether_a_call_is_tried_again_is_said_by_code_and_details_and_not_by_wo
         with pytest.raises(headway_client.CallError):
             client.generate_text("one")
         assert len(server.rules.requests) == most.get(code.name, 1), message
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_sent"),
+    [
+        ("READY", "IDLE", True),  # pick-first lets go of what broke
+        ("READY", "CONNECTING", True),  # round-robin connects again
+        ("READY", "TRANSIENT_FAILURE", True),
+        ("READY", "READY", True),  # a proxy answered, or another server took over
+        ("IDLE", "IDLE", True),
+        ("TRANSIENT_FAILURE", "READY", True),
+        ("IDLE", "TRANSIENT_FAILURE", False),
+        ("CONNECTING", "TRANSIENT_FAILURE", False),
+        ("TRANSIENT_FAILURE", "TRANSIENT_FAILURE", False),
+    ],
+)
+def test_whether_a_call_without_an_answer_was_sent_is_told_by_the_connection(
+    before: str, after: str, is_sent: bool
+) -> None:
+    policy = RetryPolicy(max_broken=1, budget=2)
+    states = iter([grpc.ChannelConnectivity[before], *[grpc.ChannelConnectivity[after]] * 2])
+    attempts = Attempts(policy, 60, RetryBudget(policy), lambda: next(states))
+    assert attempts.begin() > 59
+    lost = headway_client.UnavailableError("whatever is said", grpc.StatusCode.UNAVAILABLE)
+    assert (attempts.delay_s(lost) is None) is is_sent
+
+
+def test_a_call_that_the_client_itself_ended_is_not_tried_again() -> None:
+    attempts = Attempts(RetryPolicy(), 60, RetryBudget(RetryPolicy()), lambda: grpc.ChannelConnectivity.SHUTDOWN)
+    attempts.begin()
+    ended = headway_client.CallCancelledError("whatever is said", grpc.StatusCode.CANCELLED)
+    assert attempts.delay_s(ended) is None
 
 
 def test_a_fault_of_another_server_has_a_code_that_headway_never_answers(server: Any, connect: Connect) -> None:
