@@ -19,7 +19,7 @@ define CHECK_PYTHON
 	+ sys.version.split()[0] + ": make PYTHON=/path/to/python3.12 ...")'
 endef
 
-.PHONY: help install lint proto test test-benchmarks test-newest-torch test-ray serve screenshots bench bench-shipped bench-compare bench-generation bench-classification bench-translation demo container-test sbom clean
+.PHONY: help install lint proto client test test-benchmarks test-newest-torch test-ray serve screenshots bench bench-shipped bench-compare bench-generation bench-classification bench-translation demo container-test sbom clean
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -35,15 +35,19 @@ $(VENV)/.installed: constraints.txt requirements-dev.txt $(wildcard */pyproject.
 	$(BIN)/$(PIP_INSTALL) --no-build-isolation --no-compile --requirement requirements-dev.txt
 	@touch $@
 
-lint: install ## Style, types, which module may import which, and declared dependencies
+lint: install ## Style, types, which module may import which, the generated client, and declared dependencies
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python client/generate.py --check
 	for folder in proto server client training export; do (cd $$folder && ../$(BIN)/deptry .) || exit 1; done
 
 proto: install ## Generate the stubs from the .proto files
 	PATH="$(abspath $(BIN)):$$PATH" bash proto/generate.sh
+
+client: install ## Generate the blocking client from the asyncio one
+	$(BIN)/python client/generate.py
 
 test: install lint ## Everything: lint and the whole suite
 	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 20 --durations-min 5

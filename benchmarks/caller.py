@@ -1,6 +1,7 @@
 """The worker that calls a server with the client's load tester.
 
-It runs with the client of the tree whose server it calls, since the protocol may differ between trees. Servers of
+It runs with the client of the tree whose server it calls, since the protocol may differ between trees; a tree whose
+load tester was a part of the client is called by this tree's, through the public names of the tree's client. Servers of
 another protocol are called by the same load tester: only how a call is sent differs.
 """
 
@@ -11,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from itertools import cycle
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,18 +22,8 @@ import numpy as np
 
 from benchmarks.worker import serve
 from headway_client import AsyncClient
-from headway_client.load import LoadPlan, LoadRunner, LoadTask
-from headway_client.load.recorder import OK, CallRecord, Recorder
 from headway_client.retry import NO_RETRIES
-
-try:
-    from headway_client.load import Workload
-except ImportError:  # in trees up to commit f3d4d29
-    Workload = None  # type: ignore[assignment, misc]
-try:
-    from headway_client.load import Sender
-except ImportError:  # in trees up to commit 59592ab
-    from headway_client.load.sender import Sender  # type: ignore[import-not-found, no-redef]
+from headway_load import OK, CallRecord, LoadPlan, LoadRunner, LoadTask, Recorder, Sender, Workload
 
 RAW_METHODS = {"echo": "/headway.benchmarks.Echo/Echo", "ctranslate2_served": "/headway.benchmarks.Texts/Answer"}
 """Of each server that takes a text over gRPC as it is: the method."""
@@ -115,17 +105,6 @@ class _Http:
         if status != 200:
             error = _NotReadyError if status == 404 or status >= 500 else RuntimeError
             raise error(f"status {status}: {answer!r:.200}")
-
-
-class _WithParameters:
-    """The client, with parameters for every call; in trees up to commit f3d4d29, whose load plans do not have them."""
-
-    def __init__(self, client: AsyncClient, parameters: dict[str, Any]) -> None:
-        self._client = client
-        self._parameters = parameters
-
-    def __getattr__(self, name: str) -> Any:
-        return partial(getattr(self._client, name), **self._parameters)
 
 
 def _recording(sender: Any) -> tuple[Any, list[CallRecord]]:
@@ -227,8 +206,6 @@ class Caller:
         options = {"model": data["model"], "model_version": data["version"], "max_new_tokens": data["max_new_tokens"]}
         if data["beam_size"] > 1:
             options["beam_size"] = data["beam_size"]
-        if Workload is None:
-            return LoadPlan(task=task, stream=stream, **options, **length)  # type: ignore[call-arg]
         options = {name: value for name, value in options.items() if value is not None} | data["parameters"]
         workload = Workload(task=task, inputs=self._inputs(case), stream=stream, options=options)
         return LoadPlan(workloads=(workload,), **length)
@@ -254,11 +231,7 @@ class Caller:
         if protocol == "headway":
             async with AsyncClient(address, timeout_s=_TIMEOUT_S, retry=NO_RETRIES) as client:
                 plan = self._plan(case, 1, 1, 0)
-                if Workload is None:
-                    prepared: Any = _WithParameters(client, data["parameters"])
-                    yield Sender(prepared, plan, self._inputs(case))  # type: ignore[arg-type]
-                else:
-                    yield Sender(client, plan)
+                yield Sender(client, plan)
         elif protocol in RAW_METHODS:
             async with grpc.aio.insecure_channel(address) as channel:
                 exchange: Any = channel.unary_unary(RAW_METHODS[protocol])

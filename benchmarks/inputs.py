@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image, ImageOps
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from headway_client.load import samples
+from headway_load import samples
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 BYTE_SPACE = "\u0120"

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from benchmarks.contestants.headway import running_server
 from benchmarks.worker import START_TIMEOUT_S, Process, tree_environment
-from headway_client.load import LoadPlan, LoadProcesses, LoadTask, Workload, sample_inputs
+from headway_load import LoadPlan, LoadProcesses, LoadTask, Workload, sample_inputs
 
 _TREE: Final = Path(__file__).parents[1]
 _READY: Final = "headway-ray ready on "

@@ -39,7 +39,7 @@ from typing import Any, Final
 import simpy
 
 from benchmarks.contestants.headway import Server, running_server
-from headway_client.load import LoadPlan, LoadProcesses, LoadTask, Outcome, TimeHistogram, Workload, sample_inputs
+from headway_load import LoadPlan, LoadProcesses, LoadTask, Outcome, TimeHistogram, Workload, sample_inputs
 
 _TREE: Final = Path(__file__).parents[1]
 _PYTHON_SHARE: Final = 0.2

@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.drills.server import ROOT, running
 from headway.v1.text_classification_service_pb2 import ClassifyTextRequest
 from headway_client import AsyncClient
-from headway_client.load import Arrivals, LoadPlan, LoadProcesses, LoadTask, make_workload, read_inputs
+from headway_load import Arrivals, LoadPlan, LoadProcesses, LoadTask, make_workload, read_inputs
 
 _METHOD = "/headway.v1.TextClassificationService/ClassifyText"
 _WARMUP_S = 1.0

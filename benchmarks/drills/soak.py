@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Self
 import psutil
 
 from benchmarks.drills.server import DrillError, Server, check, running
-from headway_client.load import LoadPlan, LoadProcesses, LoadTask, Workload, make_workload, read_inputs
+from headway_load import LoadPlan, LoadProcesses, LoadTask, Workload, make_workload, read_inputs
 
 _SAMPLE_PERIOD_S = 2.0
 _WARMUP_S = 10.0

@@ -1,18 +1,23 @@
-"""The asyncio client: the methods of `Client`, awaited."""
+"""The asyncio client."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Self, TypeVar, Unpack
 
 import grpc
-import grpc.aio
 
 from headway_client import requests
-from headway_client.connection import DEFAULT_TIMEOUT_S, BaseClient, ConnectionOptions
+from headway_client.async_streams import (
+    AsyncDrawingStream,
+    AsyncSegmentSession,
+    AsyncSegmentStream,
+    AsyncSpeechStream,
+    AsyncTextStream,
+)
+from headway_client.channel import AsyncChannel
+from headway_client.connection import DEFAULT_TIMEOUT_S, Connection, ConnectionOptions
 from headway_client.options import (
     CaptionImageOptions,
     ClassifyImageOptions,
@@ -49,6 +54,7 @@ from headway_client.options import (
 )
 from headway_client.requests import Audio, Audios, Call, Conversation, Conversations, Image, Images, SegmentPrompt
 from headway_client.results import (
+    AliasList,
     Answer,
     BundleList,
     BundleStatus,
@@ -60,7 +66,6 @@ from headway_client.results import (
     ImageClassification,
     ImageEmbedding,
     ImageInspection,
-    Mask,
     Model,
     ModelDetails,
     ModelList,
@@ -69,6 +74,7 @@ from headway_client.results import (
     RankedImage,
     RankedText,
     RewrittenText,
+    RouteList,
     SpeechTranscript,
     SynthesizedSpeech,
     TextClassification,
@@ -79,24 +85,13 @@ from headway_client.results import (
     TranslatedText,
     TranslationInspection,
 )
-from headway_client.retry import NO_RETRIES, Attempts, Readiness, RetryPolicy
-from headway_client.streams import (
-    AsyncDrawingStream,
-    AsyncSegmentSession,
-    AsyncSegmentStream,
-    AsyncSpeechStream,
-    AsyncTextStream,
-    Later,
-    raise_if_closed,
-)
+from headway_client.retry import NO_RETRIES, Attempts, Readiness, RetryBudget, RetryPolicy
+from headway_client.waiting import async_call_all, async_sleep
 
 ResultT = TypeVar("ResultT")
 
-MAX_CALLS_AT_ONCE = 4
-"""Calls that the inputs of one method are sent with at the same time."""
 
-
-class AsyncClient(BaseClient):
+class AsyncClient:
     """Calls a headway server from one event loop.
 
     Each method is an RPC of the API. A call ends within `timeout_s`, retries included; a call without one takes the
@@ -127,8 +122,22 @@ class AsyncClient(BaseClient):
             timeout_s: Longest time of a call that names none, in seconds.
             retry: When a failed call is tried again. Default: `RetryPolicy()`.
         """
-        super().__init__(server, timeout_s=timeout_s, retry=retry, **options)
-        self._channel: grpc.aio.Channel | None = None  # opened by the first call, for the event loop that runs then
+        if timeout_s <= 0:
+            raise ValueError(f"timeout_s is {timeout_s:g}; must be above 0")
+        self._connection = Connection(server, **options)
+        self._channel = AsyncChannel(self._connection)
+        self._timeout_s = timeout_s
+        self._retry = RetryPolicy() if retry is None else retry
+        self._budget = RetryBudget(self._retry)
+
+    @property
+    def server(self) -> str:
+        """Host and port of the server, or its other gRPC target."""
+        return self._connection.server
+
+    def connectivity(self) -> grpc.ChannelConnectivity:
+        """Returns the state of the connection at this moment; no call is made. SHUTDOWN once the client is closed."""
+        return self._channel.connectivity()
 
     @spell_out
     async def generate_text(
@@ -195,28 +204,28 @@ class AsyncClient(BaseClient):
         self, images: Images = (), *, timeout_s: float | None = None, **options: Unpack[CaptionImageOptions]
     ) -> Answer[ImageCaption]:
         """Says what every image shows, which is given as bytes or by path."""
-        return await self._read_and_send(partial(requests.caption_image, images, **options), timeout_s)
+        return await self._send(requests.caption_image(images, **options), timeout_s)
 
     @spell_out
     def stream_caption_image(
         self, image: Image = b"", *, timeout_s: float | None = None, **options: Unpack[StreamCaptionImageOptions]
     ) -> AsyncTextStream[ImageCaption]:
         """Says what one image shows and returns the caption delta by delta, as it is written."""
-        return self._stream(partial(requests.stream_caption_image, image, **options), timeout_s)
+        return self._stream(requests.stream_caption_image(image, **options), timeout_s)
 
     @spell_out
     async def transcribe_speech(
         self, audios: Audios, *, timeout_s: float | None = None, **options: Unpack[TranscribeSpeechOptions]
     ) -> Answer[SpeechTranscript]:
         """Says what is said in each audio, given as bytes or by the path of a file."""
-        return await self._read_and_send(partial(requests.transcribe_speech, audios, **options), timeout_s)
+        return await self._send(requests.transcribe_speech(audios, **options), timeout_s)
 
     @spell_out
     def stream_transcribe_speech(
         self, audio: Audio, *, timeout_s: float | None = None, **options: Unpack[StreamTranscribeSpeechOptions]
     ) -> AsyncTextStream[SpeechTranscript]:
         """Says what is said in one audio and returns the transcript delta by delta, as it is written."""
-        return self._stream(partial(requests.stream_transcribe_speech, audio, **options), timeout_s)
+        return self._stream(requests.stream_transcribe_speech(audio, **options), timeout_s)
 
     @spell_out
     async def synthesize_speech(
@@ -230,7 +239,9 @@ class AsyncClient(BaseClient):
         self, text: str, *, timeout_s: float | None = None, **options: Unpack[StreamSynthesizeSpeechOptions]
     ) -> AsyncSpeechStream:
         """Speaks one text and returns its samples part by part, as they are made."""
-        return AsyncSpeechStream(*self._open_stream(requests.stream_synthesize_speech(text, **options), timeout_s))
+        return AsyncSpeechStream(
+            requests.stream_synthesize_speech(text, **options), self._attempts(timeout_s), self._channel
+        )
 
     @spell_out
     async def classify_text(
@@ -251,7 +262,7 @@ class AsyncClient(BaseClient):
         self, images: Images = (), *, timeout_s: float | None = None, **options: Unpack[ClassifyImageOptions]
     ) -> Answer[ImageClassification]:
         """Returns the most likely labels of every image, which is given as bytes or by path."""
-        return await self._read_and_send(partial(requests.classify_image, images, **options), timeout_s)
+        return await self._send(requests.classify_image(images, **options), timeout_s)
 
     @spell_out
     async def embed_text(
@@ -288,28 +299,28 @@ class AsyncClient(BaseClient):
         self, images: Images, *, timeout_s: float | None = None, **options: Unpack[PrepareImageOptions]
     ) -> Answer[PreparedImage]:
         """Has the server keep images, and returns an id for each, which other calls take in place of the image."""
-        return await self._read_and_send(partial(requests.prepare_image, images, **options), timeout_s)
+        return await self._send(requests.prepare_image(images, **options), timeout_s)
 
     @spell_out
     async def rank_images(
         self, images: Images = (), *, timeout_s: float | None = None, **options: Unpack[RankImagesOptions]
     ) -> Answer[RankedImage]:
         """Returns images in the order of their similarity to a text or an image, the most similar first."""
-        return await self._read_and_send(partial(requests.rank_images, images, **options), timeout_s)
+        return await self._send(requests.rank_images(images, **options), timeout_s)
 
     @spell_out
     async def rank_texts(
         self, texts: Texts, *, timeout_s: float | None = None, **options: Unpack[RankTextsOptions]
     ) -> Answer[RankedText]:
         """Returns texts in the order of their similarity to an image or a text, the most similar first."""
-        return await self._read_and_send(partial(requests.rank_texts, texts, **options), timeout_s)
+        return await self._send(requests.rank_texts(texts, **options), timeout_s)
 
     @spell_out
     async def generate_image(
         self, prompt: str = "", *, timeout_s: float | None = None, **options: Unpack[GenerateImageOptions]
     ) -> Answer[DrawnImage]:
         """Draws what the prompt says, a label of the model or any text by the model, or draws over an image."""
-        return await self._read_and_send(partial(requests.generate_image, prompt, **options), timeout_s)
+        return await self._send(requests.generate_image(prompt, **options), timeout_s)
 
     @spell_out
     def stream_generate_image(
@@ -317,7 +328,7 @@ class AsyncClient(BaseClient):
     ) -> AsyncDrawingStream:
         """Draws one image and tells of every step."""
         return AsyncDrawingStream(
-            *self._open_stream(partial(requests.stream_generate_image, prompt, **options), timeout_s)
+            requests.stream_generate_image(prompt, **options), self._attempts(timeout_s), self._channel
         )
 
     @spell_out
@@ -336,14 +347,16 @@ class AsyncClient(BaseClient):
             prompts: One prompt or several, each with a result of its own.
             timeout_s: Longest time of the call.
         """
-        return await self._read_and_send(partial(requests.segment_image, image, prompts, **options), timeout_s)
+        return await self._send(requests.segment_image(image, prompts, **options), timeout_s)
 
     @spell_out
     def segment_everything(
         self, image: Image = b"", *, timeout_s: float | None = None, **options: Unpack[SegmentEverythingOptions]
     ) -> AsyncSegmentStream:
         """Looks for all segments of an image and returns them one by one, the best first."""
-        return AsyncSegmentStream(*self._open_stream(partial(requests.segment_everything, image, **options), timeout_s))
+        return AsyncSegmentStream(
+            requests.segment_everything(image, **options), self._attempts(timeout_s), self._channel
+        )
 
     @spell_out
     def segment_interactively(
@@ -353,17 +366,7 @@ class AsyncClient(BaseClient):
 
         Without `timeout_s` the session lasts until it is closed.
         """
-        channel = self._open_channel()
-
-        def open_rpc(call: Call[Answer[Mask]]) -> Any:
-            rpc = channel.stream_stream(
-                call.path,
-                request_serializer=requests.serialize,
-                response_deserializer=call.response_type.FromString,
-            )
-            return rpc(timeout=timeout_s, metadata=self._connection.call_metadata)
-
-        return AsyncSegmentSession(partial(requests.segment_interactively, image, **options), open_rpc)
+        return AsyncSegmentSession(requests.segment_interactively(image, **options), self._channel, timeout_s)
 
     @spell_out
     async def inspect_text(
@@ -377,7 +380,7 @@ class AsyncClient(BaseClient):
         self, image: Image = b"", *, timeout_s: float | None = None, **options: Unpack[InspectImageOptions]
     ) -> Answer[ImageInspection]:
         """Shows what the patches of one image attend to; it is given as bytes or by path."""
-        return await self._read_and_send(partial(requests.inspect_image, image, **options), timeout_s)
+        return await self._send(requests.inspect_image(image, **options), timeout_s)
 
     @spell_out
     async def inspect_generation(
@@ -434,8 +437,8 @@ class AsyncClient(BaseClient):
         canary_version: str | None = None,
         canary_share: float | None = None,
         timeout_s: float | None = None,
-    ) -> str | None:
-        """Sets which versions of a model answer calls that name none.
+    ) -> RouteList:
+        """Sets which versions of a model answer calls that name none; returns the routes of all models.
 
         Args:
             model: Name of the model.
@@ -443,9 +446,6 @@ class AsyncClient(BaseClient):
             canary_version: Version that answers a share of the calls. Default: none.
             canary_share: That share, 0 to 1. Default: 0.
             timeout_s: Longest time of the call.
-
-        Returns:
-            Why the route will not outlast the server; None where it will.
         """
         call = requests.set_route(
             model, default_version=default_version, canary_version=canary_version, canary_share=canary_share
@@ -454,11 +454,10 @@ class AsyncClient(BaseClient):
 
     async def set_alias(
         self, alias: str, *, model: str | None = None, model_version: str | None = None, timeout_s: float | None = None
-    ) -> str | None:
+    ) -> AliasList:
         """Has a name stand for a model, or for one version of it; without a model the alias is removed.
 
-        Returns:
-            Why the alias will not outlast the server; None where it will.
+        Returns the aliases as they are then.
         """
         return await self._send(requests.set_alias(alias, model=model, model_version=model_version), timeout_s)
 
@@ -477,13 +476,11 @@ class AsyncClient(BaseClient):
             with readiness:
                 if await self._send(requests.health(), readiness.remaining_s(), NO_RETRIES) is HealthStatus.SERVING:
                     return
-            await asyncio.sleep(readiness.pause_s())
+            await async_sleep(readiness.pause_s())
 
     async def aclose(self) -> None:
         """Closes the connection. Running calls are cancelled."""
-        self._closed = True
-        if self._channel is not None:
-            await self._channel.close()
+        await self._channel.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -493,86 +490,39 @@ class AsyncClient(BaseClient):
     ) -> None:
         await self.aclose()
 
+    def __repr__(self) -> str:
+        """Server, state and timeout."""
+        state = "closed" if self._channel.is_closed else "open"
+        return f"<{type(self).__name__} {self.server} {state}, timeout {self._timeout_s:g} s>"
+
+    def _attempts(self, timeout_s: float | None, retry: RetryPolicy | None = None) -> Attempts:
+        """Starts the clock of a call."""
+        return Attempts(
+            retry or self._retry,
+            self._timeout_s if timeout_s is None else timeout_s,
+            self._budget,
+            self.connectivity,
+        )
+
     async def _send(self, call: Call[ResultT], timeout_s: float | None, retry: RetryPolicy | None = None) -> ResultT:
         """Sends a call until it is answered or its failure is final."""
         attempts = self._attempts(timeout_s, retry)
-        rpc = self._open_channel().unary_unary(
-            call.path,
-            request_serializer=requests.serialize,
-            response_deserializer=call.response_type.FromString,
-        )
         while True:
-            self._check_open()
             try:
-                response = await rpc(
-                    call.request, timeout=attempts.remaining_s(), metadata=self._connection.call_metadata
-                )
+                response = await self._channel.unary(call, attempts.begin())
             except grpc.RpcError as error:
                 failure = call.error(error)
                 delay_s = attempts.delay_s(failure)
                 if delay_s is None:
                     raise failure from error
-                await asyncio.sleep(delay_s)
-            except asyncio.CancelledError as error:
-                raise_if_closed(error)
-                raise
+                await async_sleep(delay_s)
             else:
                 attempts.note_success()
                 return call.read(response)
 
-    async def _read_and_send(self, make: Callable[[], Call[ResultT]], timeout_s: float | None) -> ResultT:
-        """Makes a call off the event loop, which may read files, and sends it."""
-        return await self._send(await asyncio.to_thread(make), timeout_s)
-
     async def _send_all(self, calls: Iterator[Call[ResultT]], timeout_s: float | None) -> list[ResultT]:
-        """Sends several calls, `MAX_CALLS_AT_ONCE` at a time; returns their results in order.
+        """Sends the calls that the inputs of one method were split into."""
+        return await async_call_all(lambda call: self._send(call, timeout_s), calls)
 
-        They are made off the event loop, which may read files. A call that fails cancels the others.
-        """
-        results: dict[int, ResultT] = {}
-        numbered: Iterator[tuple[int, Call[ResultT] | None]] = enumerate(calls)
-        building = asyncio.Lock()
-        end = (0, None)
-
-        async def send_some() -> None:
-            while True:
-                async with building:
-                    number, call = await asyncio.to_thread(next, numbered, end)
-                if call is None:
-                    return
-                results[number] = await self._send(call, timeout_s)
-
-        tasks = [asyncio.create_task(send_some()) for _ in range(MAX_CALLS_AT_ONCE)]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        return [results[number] for number in sorted(results)]
-
-    def _stream(self, call: Later[ResultT], timeout_s: float | None) -> AsyncTextStream[ResultT]:
-        return AsyncTextStream(*self._open_stream(call, timeout_s))
-
-    def _open_stream(
-        self, call: Later[ResultT], timeout_s: float | None
-    ) -> tuple[Later[ResultT], Attempts, Callable[[Call[Any], float], Any]]:
-        """Returns what a stream is made of."""
-        channel = self._open_channel()
-
-        def open_rpc(call: Call[Any], remaining_s: float) -> Any:
-            self._check_open()
-            rpc = channel.unary_stream(
-                call.path,
-                request_serializer=requests.serialize,
-                response_deserializer=call.response_type.FromString,
-            )
-            return rpc(call.request, timeout=remaining_s, metadata=self._connection.call_metadata)
-
-        return call, self._attempts(timeout_s), open_rpc
-
-    def _open_channel(self) -> grpc.aio.Channel:
-        self._check_open()
-        if self._channel is None:
-            self._channel = self._connection.open_async()
-        return self._channel
+    def _stream(self, call: Call[Answer[ResultT] | None], timeout_s: float | None) -> AsyncTextStream[ResultT]:
+        return AsyncTextStream(call, self._attempts(timeout_s), self._channel)

@@ -1,16 +1,17 @@
+# Generated from async_client.py by `make client`; change that file.
 """The blocking client."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Self, TypeVar, Unpack
 
 import grpc
 
 from headway_client import requests
-from headway_client.connection import DEFAULT_TIMEOUT_S, BaseClient, ConnectionOptions
+from headway_client.channel import Channel
+from headway_client.connection import DEFAULT_TIMEOUT_S, Connection, ConnectionOptions
 from headway_client.options import (
     CaptionImageOptions,
     ClassifyImageOptions,
@@ -47,6 +48,7 @@ from headway_client.options import (
 )
 from headway_client.requests import Audio, Audios, Call, Conversation, Conversations, Image, Images, SegmentPrompt
 from headway_client.results import (
+    AliasList,
     Answer,
     BundleList,
     BundleStatus,
@@ -66,6 +68,7 @@ from headway_client.results import (
     RankedImage,
     RankedText,
     RewrittenText,
+    RouteList,
     SpeechTranscript,
     SynthesizedSpeech,
     TextClassification,
@@ -76,13 +79,20 @@ from headway_client.results import (
     TranslatedText,
     TranslationInspection,
 )
-from headway_client.retry import NO_RETRIES, Attempts, Readiness, RetryPolicy
-from headway_client.streams import DrawingStream, SegmentSession, SegmentStream, SpeechStream, TextStream
+from headway_client.retry import NO_RETRIES, Attempts, Readiness, RetryBudget, RetryPolicy
+from headway_client.streams import (
+    DrawingStream,
+    SegmentSession,
+    SegmentStream,
+    SpeechStream,
+    TextStream,
+)
+from headway_client.waiting import call_all, sleep
 
 ResultT = TypeVar("ResultT")
 
 
-class Client(BaseClient):
+class Client:
     """Calls a headway server. Threads may share it.
 
     Each method is an RPC of the API. A call ends within `timeout_s`, retries included; a call without one takes the
@@ -90,7 +100,8 @@ class Client(BaseClient):
 
     ```python
     with Client("127.0.0.1:50051") as client:
-        print(client.generate_text("Once upon a time", max_new_tokens=20)[0].text)
+        answer = client.generate_text("Once upon a time", max_new_tokens=20)
+    print(answer[0].text)
     ```
     """
 
@@ -112,8 +123,22 @@ class Client(BaseClient):
             timeout_s: Longest time of a call that names none, in seconds.
             retry: When a failed call is tried again. Default: `RetryPolicy()`.
         """
-        super().__init__(server, timeout_s=timeout_s, retry=retry, **options)
-        self._channel = self._connection.open()
+        if timeout_s <= 0:
+            raise ValueError(f"timeout_s is {timeout_s:g}; must be above 0")
+        self._connection = Connection(server, **options)
+        self._channel = Channel(self._connection)
+        self._timeout_s = timeout_s
+        self._retry = RetryPolicy() if retry is None else retry
+        self._budget = RetryBudget(self._retry)
+
+    @property
+    def server(self) -> str:
+        """Host and port of the server, or its other gRPC target."""
+        return self._connection.server
+
+    def connectivity(self) -> grpc.ChannelConnectivity:
+        """Returns the state of the connection at this moment; no call is made. SHUTDOWN once the client is closed."""
+        return self._channel.connectivity()
 
     @spell_out
     def generate_text(
@@ -215,7 +240,9 @@ class Client(BaseClient):
         self, text: str, *, timeout_s: float | None = None, **options: Unpack[StreamSynthesizeSpeechOptions]
     ) -> SpeechStream:
         """Speaks one text and returns its samples part by part, as they are made."""
-        return SpeechStream(*self._open_stream(requests.stream_synthesize_speech(text, **options), timeout_s))
+        return SpeechStream(
+            requests.stream_synthesize_speech(text, **options), self._attempts(timeout_s), self._channel
+        )
 
     @spell_out
     def classify_text(
@@ -246,7 +273,7 @@ class Client(BaseClient):
 
         Any number of texts: more than a call may have are sent with several calls, each within `timeout_s`.
         """
-        return requests.join([self._send(call, timeout_s) for call in requests.embed_text(texts, **options)])
+        return requests.join(self._send_all(requests.embed_text(texts, **options), timeout_s))
 
     @spell_out
     def score_text(
@@ -256,7 +283,7 @@ class Client(BaseClient):
 
         Any number of them: more than a call may have are sent with several calls, each within `timeout_s`.
         """
-        return requests.join_scores([self._send(call, timeout_s) for call in requests.score_text(texts, **options)])
+        return requests.join_scores(self._send_all(requests.score_text(texts, **options), timeout_s))
 
     @spell_out
     def embed_image(
@@ -266,7 +293,7 @@ class Client(BaseClient):
 
         Any number of images: more than a call may have are sent with several calls, each within `timeout_s`.
         """
-        return requests.join([self._send(call, timeout_s) for call in requests.embed_image(images, **options)])
+        return requests.join(self._send_all(requests.embed_image(images, **options), timeout_s))
 
     @spell_out
     def prepare_image(
@@ -301,7 +328,9 @@ class Client(BaseClient):
         self, prompt: str = "", *, timeout_s: float | None = None, **options: Unpack[StreamGenerateImageOptions]
     ) -> DrawingStream:
         """Draws one image and tells of every step."""
-        return DrawingStream(*self._open_stream(requests.stream_generate_image(prompt, **options), timeout_s))
+        return DrawingStream(
+            requests.stream_generate_image(prompt, **options), self._attempts(timeout_s), self._channel
+        )
 
     @spell_out
     def segment_image(
@@ -326,7 +355,7 @@ class Client(BaseClient):
         self, image: Image = b"", *, timeout_s: float | None = None, **options: Unpack[SegmentEverythingOptions]
     ) -> SegmentStream:
         """Looks for all segments of an image and returns them one by one, the best first."""
-        return SegmentStream(*self._open_stream(requests.segment_everything(image, **options), timeout_s))
+        return SegmentStream(requests.segment_everything(image, **options), self._attempts(timeout_s), self._channel)
 
     @spell_out
     def segment_interactively(
@@ -336,15 +365,7 @@ class Client(BaseClient):
 
         Without `timeout_s` the session lasts until it is closed.
         """
-        call = requests.segment_interactively(image, **options)
-        self._check_open()
-        rpc = self._channel.stream_stream(
-            call.path,
-            request_serializer=requests.serialize,
-            response_deserializer=call.response_type.FromString,
-        )
-        metadata = self._connection.call_metadata
-        return SegmentSession(call, lambda sent: rpc(sent, timeout=timeout_s, metadata=metadata))
+        return SegmentSession(requests.segment_interactively(image, **options), self._channel, timeout_s)
 
     @spell_out
     def inspect_text(
@@ -411,8 +432,8 @@ class Client(BaseClient):
         canary_version: str | None = None,
         canary_share: float | None = None,
         timeout_s: float | None = None,
-    ) -> str | None:
-        """Sets which versions of a model answer calls that name none.
+    ) -> RouteList:
+        """Sets which versions of a model answer calls that name none; returns the routes of all models.
 
         Args:
             model: Name of the model.
@@ -420,9 +441,6 @@ class Client(BaseClient):
             canary_version: Version that answers a share of the calls. Default: none.
             canary_share: That share, 0 to 1. Default: 0.
             timeout_s: Longest time of the call.
-
-        Returns:
-            Why the route will not outlast the server; None where it will.
         """
         call = requests.set_route(
             model, default_version=default_version, canary_version=canary_version, canary_share=canary_share
@@ -431,11 +449,10 @@ class Client(BaseClient):
 
     def set_alias(
         self, alias: str, *, model: str | None = None, model_version: str | None = None, timeout_s: float | None = None
-    ) -> str | None:
+    ) -> AliasList:
         """Has a name stand for a model, or for one version of it; without a model the alias is removed.
 
-        Returns:
-            Why the alias will not outlast the server; None where it will.
+        Returns the aliases as they are then.
         """
         return self._send(requests.set_alias(alias, model=model, model_version=model_version), timeout_s)
 
@@ -454,11 +471,10 @@ class Client(BaseClient):
             with readiness:
                 if self._send(requests.health(), readiness.remaining_s(), NO_RETRIES) is HealthStatus.SERVING:
                     return
-            time.sleep(readiness.pause_s())
+            sleep(readiness.pause_s())
 
     def close(self) -> None:
         """Closes the connection. Running calls are cancelled."""
-        self._closed = True
         self._channel.close()
 
     def __enter__(self) -> Self:
@@ -469,43 +485,39 @@ class Client(BaseClient):
     ) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        """Server, state and timeout."""
+        state = "closed" if self._channel.is_closed else "open"
+        return f"<{type(self).__name__} {self.server} {state}, timeout {self._timeout_s:g} s>"
+
+    def _attempts(self, timeout_s: float | None, retry: RetryPolicy | None = None) -> Attempts:
+        """Starts the clock of a call."""
+        return Attempts(
+            retry or self._retry,
+            self._timeout_s if timeout_s is None else timeout_s,
+            self._budget,
+            self.connectivity,
+        )
+
     def _send(self, call: Call[ResultT], timeout_s: float | None, retry: RetryPolicy | None = None) -> ResultT:
         """Sends a call until it is answered or its failure is final."""
         attempts = self._attempts(timeout_s, retry)
-        rpc = self._channel.unary_unary(
-            call.path,
-            request_serializer=requests.serialize,
-            response_deserializer=call.response_type.FromString,
-        )
         while True:
-            self._check_open()
             try:
-                response = rpc(call.request, timeout=attempts.remaining_s(), metadata=self._connection.call_metadata)
+                response = self._channel.unary(call, attempts.begin())
             except grpc.RpcError as error:
                 failure = call.error(error)
                 delay_s = attempts.delay_s(failure)
                 if delay_s is None:
                     raise failure from error
-                time.sleep(delay_s)
+                sleep(delay_s)
             else:
                 attempts.note_success()
                 return call.read(response)
 
+    def _send_all(self, calls: Iterator[Call[ResultT]], timeout_s: float | None) -> list[ResultT]:
+        """Sends the calls that the inputs of one method were split into."""
+        return call_all(lambda call: self._send(call, timeout_s), calls)
+
     def _stream(self, call: Call[Answer[ResultT] | None], timeout_s: float | None) -> TextStream[ResultT]:
-        return TextStream(*self._open_stream(call, timeout_s))
-
-    def _open_stream(
-        self, call: Call[Answer[ResultT] | None], timeout_s: float | None
-    ) -> tuple[Call[Answer[ResultT] | None], Attempts, Callable[[float], Any]]:
-        """Returns what a stream is made of."""
-        rpc = self._channel.unary_stream(
-            call.path,
-            request_serializer=requests.serialize,
-            response_deserializer=call.response_type.FromString,
-        )
-
-        def open_rpc(remaining_s: float) -> Any:
-            self._check_open()
-            return rpc(call.request, timeout=remaining_s, metadata=self._connection.call_metadata)
-
-        return call, self._attempts(timeout_s), open_rpc
+        return TextStream(call, self._attempts(timeout_s), self._channel)

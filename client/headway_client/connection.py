@@ -1,4 +1,4 @@
-"""How a client reaches its server: address, encryption, API key, channel options; and what both clients share.
+"""How a client reaches its server: address, encryption, API key, channel options.
 
 What a caller does not give is taken from a profile, if the caller or HEADWAY_PROFILE names one, or else from the
 environment: HEADWAY_SERVER, HEADWAY_TLS, HEADWAY_CA_FILE, HEADWAY_CLIENT_CERT_FILE, HEADWAY_CLIENT_KEY_FILE,
@@ -23,9 +23,6 @@ from typing import Annotated, Any, Final, TypedDict, Unpack
 
 import grpc
 import grpc.aio
-
-from headway_client.errors import ClientClosedError
-from headway_client.retry import Attempts, RetryBudget, RetryPolicy
 
 DEFAULT_SERVER: Final = "127.0.0.1:50051"
 DEFAULT_TIMEOUT_S: Final = 60.0
@@ -165,50 +162,6 @@ class Connection:
     def __repr__(self) -> str:
         """Server and encryption; never the API key."""
         return f"<Connection to {self.server}, {'TLS' if self._credentials else 'not encrypted'}>"
-
-
-class BaseClient:
-    """What the blocking and the asyncio client share: connection, timeout, retries and whether they are closed."""
-
-    def __init__(
-        self,
-        server: str | None = None,
-        *,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
-        retry: RetryPolicy | None = None,
-        **options: Unpack[ConnectionOptions],
-    ) -> None:
-        """Prepares a client, as `Client` describes."""
-        if timeout_s <= 0:
-            raise ValueError(f"timeout_s is {timeout_s:g}; must be above 0")
-        self._connection = Connection(server, **options)
-        self._timeout_s = timeout_s
-        self._retry = RetryPolicy() if retry is None else retry
-        self._budget = RetryBudget(self._retry)
-        self._closed = False
-
-    @property
-    def server(self) -> str:
-        """Host and port of the server, or its other gRPC target."""
-        return self._connection.server
-
-    def _attempts(self, timeout_s: float | None, retry: RetryPolicy | None = None) -> Attempts:
-        """Starts the clock of a call."""
-        return Attempts(retry or self._retry, self._timeout_s if timeout_s is None else timeout_s, self._budget)
-
-    def _check_open(self) -> None:
-        """Checks, before each attempt, that the client was not closed, which may happen while it waits to retry.
-
-        Raises:
-            ClientClosedError: The client is closed.
-        """
-        if self._closed:
-            raise ClientClosedError(f"the client of {self.server} is closed; make a new one")
-
-    def __repr__(self) -> str:
-        """Server, state and timeout."""
-        state = "closed" if self._closed else "open"
-        return f"<{type(self).__name__} {self.server} {state}, timeout {self._timeout_s:g} s>"
 
 
 def _credentials(files: Sequence[str | os.PathLike[str] | None]) -> grpc.ChannelCredentials:

@@ -15,7 +15,8 @@ HeadwayError                      base of everything that this package raises
     ├── UnimplementedError        UNIMPLEMENTED: the server does not know this RPC
     ├── UnauthenticatedError      UNAUTHENTICATED: the API key or the client certificate is missing or wrong
     ├── PermissionDeniedError     PERMISSION_DENIED: the caller may not do this
-    └── InternalError             every other code: a fault of the server
+    ├── InternalError             INTERNAL: a fault of the server
+    └── UnexpectedStatusError     UNKNOWN, and every code that headway-server never answers: a proxy answered
 
 An argument of a wrong type is a `TypeError`, a number that its field cannot hold a `ValueError`, a file that cannot be
 read an `OSError`. Everything else about a request is for the server to judge.
@@ -154,6 +155,10 @@ class InternalError(CallError):
     """A fault of the server."""
 
 
+class UnexpectedStatusError(CallError):
+    """A code that headway-server never answers, such as UNKNOWN: a proxy answered, or another server."""
+
+
 _KINDS: Mapping[grpc.StatusCode, type[CallError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidArgumentError,
     grpc.StatusCode.OUT_OF_RANGE: InvalidArgumentError,
@@ -166,7 +171,13 @@ _KINDS: Mapping[grpc.StatusCode, type[CallError]] = {
     grpc.StatusCode.UNIMPLEMENTED: UnimplementedError,
     grpc.StatusCode.UNAUTHENTICATED: UnauthenticatedError,
     grpc.StatusCode.PERMISSION_DENIED: PermissionDeniedError,
+    grpc.StatusCode.INTERNAL: InternalError,
 }
+
+
+def error_type(code: grpc.StatusCode) -> type[CallError]:
+    """Returns the class of the errors with a code."""
+    return _KINDS.get(code, UnexpectedStatusError)
 
 
 def from_rpc_error(error: grpc.RpcError, name_of: Callable[[str], str] = str) -> CallError:
@@ -184,7 +195,7 @@ def from_rpc_error(error: grpc.RpcError, name_of: Callable[[str], str] = str) ->
         if message.startswith(f"{violation.field}: "):
             message = name_of(violation.field) + message[len(violation.field) :]
         named.append(replace(violation, field=name_of(violation.field)))
-    return _KINDS.get(code, InternalError)(message, code, replace(details, field_violations=tuple(named)))
+    return error_type(code)(message, code, replace(details, field_violations=tuple(named)))
 
 
 def _details(error: grpc.RpcError) -> ErrorDetails:

@@ -1,6 +1,13 @@
 """The names of the package: what a program may rely on."""
 
 from headway_client.async_client import AsyncClient
+from headway_client.async_streams import (
+    AsyncDrawingStream,
+    AsyncSegmentSession,
+    AsyncSegmentStream,
+    AsyncSpeechStream,
+    AsyncTextStream,
+)
 from headway_client.client import Client
 from headway_client.connection import LoadBalancing
 from headway_client.errors import (
@@ -21,6 +28,7 @@ from headway_client.errors import (
     StreamNotFinishedError,
     UnauthenticatedError,
     UnavailableError,
+    UnexpectedStatusError,
     UnimplementedError,
 )
 from headway_client.options import (
@@ -35,6 +43,7 @@ from headway_client.options import (
 from headway_client.requests import ChatMessage, Role, SegmentPrompt
 from headway_client.results import (
     Alias,
+    AliasList,
     Alignment,
     Answer,
     Attention,
@@ -75,6 +84,7 @@ from headway_client.results import (
     RewriteHypothesis,
     RewrittenText,
     Route,
+    RouteList,
     SamplingParameters,
     SeenPart,
     SpeechDelta,
@@ -100,22 +110,12 @@ from headway_client.results import (
     WordPair,
 )
 from headway_client.retry import NO_RETRIES, RetryPolicy
-from headway_client.streams import (
-    AsyncDrawingStream,
-    AsyncSegmentSession,
-    AsyncSegmentStream,
-    AsyncSpeechStream,
-    AsyncTextStream,
-    DrawingStream,
-    SegmentSession,
-    SegmentStream,
-    SpeechStream,
-    TextStream,
-)
+from headway_client.streams import DrawingStream, SegmentSession, SegmentStream, SpeechStream, TextStream
 
 __all__ = [
     "NO_RETRIES",
     "Alias",
+    "AliasList",
     "Alignment",
     "Answer",
     "AsyncClient",
@@ -188,6 +188,7 @@ __all__ = [
     "RewrittenText",
     "Role",
     "Route",
+    "RouteList",
     "SamplingParameters",
     "SeenPart",
     "SegmentPrompt",
@@ -218,6 +219,7 @@ __all__ = [
     "TranslationInspection",
     "UnauthenticatedError",
     "UnavailableError",
+    "UnexpectedStatusError",
     "UnimplementedError",
     "WordMap",
     "WordPair",

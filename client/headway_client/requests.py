@@ -1,7 +1,8 @@
 """From arguments to the API's messages and back: the one place where both clients' calls are built.
 
-A function here returns a call that is ready to be sent: its path, its request, and how to read its response. Only
-types are checked, because a wrong type cannot be sent at all; the server judges everything else.
+A function here returns a call: its path, its request, and how to read its response. Only types are checked, because a
+wrong type cannot be sent at all; the server judges everything else. No function reads a file: paths stay in
+`Call.files` until the channel, which knows where it may wait for a disk, reads them.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ from headway_client.options import (
     TranslateTextOptions,
 )
 from headway_client.results import (
+    AliasList,
     Answer,
     BundleList,
     BundleStatus,
@@ -98,6 +100,7 @@ from headway_client.results import (
     RankedImage,
     RankedText,
     RewrittenText,
+    RouteList,
     SpeechTranscript,
     SynthesizedSpeech,
     TextClassification,
@@ -125,6 +128,11 @@ MAX_IMAGE_BYTES: Final = 32 * 2**20
 """Bytes of a call's images: half of the largest message that a server accepts by default."""
 
 
+_CHOICES: Final[dict[str, type[StrEnum]]] = {
+    kind.__name__: kind
+    for kind in (AttentionSummary, AudioFormat, DiffusionSampler, EarlyStopping, MaskFormat, SpeechTask)
+}
+"""The options that are one of several, by the name that the protocol's enum has too."""
 _ELEMENT: Final = re.compile(r"(\w+)\[(\d+)\]")
 """How the path of a field begins that is in an element of a list."""
 
@@ -179,7 +187,7 @@ class SegmentPrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call(Generic[ResultT]):
-    """A call that is ready to be sent."""
+    """A call, which can be sent once its files are read."""
 
     path: str
     """Service and method, as gRPC names them: `/package.Service/Method`."""
@@ -189,6 +197,22 @@ class Call(Generic[ResultT]):
     """Makes the result of a response; of a stream, None of each message before the last one."""
     first: Mapping[str, int] = field(default_factory=dict)
     """Of lists that were split, which element the first of this call is, by the name of the field."""
+    files: dict[str, bytes | Path | Sequence[bytes | Path]] = field(default_factory=dict)
+    """Fields that wait for files: contents, and paths of what is still to be read."""
+
+    def read_files(self) -> None:
+        """Puts what files hold into the request; once, whoever asks.
+
+        Raises:
+            OSError: A file cannot be read.
+        """
+        contents = {name: _read(value) for name, value in self.files.items()}
+        self.files.clear()
+        for name, content in contents.items():
+            if isinstance(content, list):
+                getattr(self.request, name).extend(content)
+            else:
+                setattr(self.request, name, content)
 
     def error(self, error: grpc.RpcError) -> CallError:
         """Makes this package's error of gRPC's; elements have the numbers that they have for the caller."""
@@ -199,12 +223,6 @@ class Call(Generic[ResultT]):
         if element is None or not (first := self.first.get(element[1], 0)):
             return name
         return f"{element[1]}[{int(element[2]) + first}]{name[element.end() :]}"
-
-
-NO_CALL: Final[Call[Any]] = Call(
-    path="", request=health_pb2.HealthCheckRequest(), response_type=Message, read=lambda _: None
-)
-"""In place of one that is not made yet."""
 
 
 def generate_text(prompts: Texts, **options: Unpack[GenerateTextOptions]) -> Call[Answer[GeneratedText]]:
@@ -260,8 +278,6 @@ def _written_values(kind: type, options: Mapping[str, Any], texts: Sequence[str]
             )
             for one in ([phrases] * len(texts) if isinstance(phrases, PhraseConstraints) else phrases)
         ]
-    if (stopping := values.get("early_stopping")) is not None:
-        values["early_stopping"] = f"EARLY_STOPPING_{EarlyStopping(stopping).name}"
     _gather(translation_pb2.TranslationParameters, values)
     return values
 
@@ -286,8 +302,6 @@ def classify_text(texts: Texts, **options: Unpack[ClassifyTextOptions]) -> Call[
     """ClassifyText."""
     texts = as_texts("texts", texts)
     values = _values(ClassifyTextOptions, options, texts=texts)
-    if (given := values.get("candidate_labels")) is not None:
-        values["candidate_labels"] = as_texts("candidate_labels", given)
     return _unary("TextClassificationService/ClassifyText", texts_pb2, values, TextClassification, len(texts))
 
 
@@ -344,7 +358,6 @@ def caption_image(images: Images = (), **options: Unpack[CaptionImageOptions]) -
     """CaptionImage.
 
     Raises:
-        OSError: An image file cannot be read.
         ValueError: `early_stopping` is none of `EarlyStopping`.
     """
     contents = _as_images("images", images)
@@ -352,8 +365,6 @@ def caption_image(images: Images = (), **options: Unpack[CaptionImageOptions]) -
     count = _take_ids(values) or len(contents)
     if isinstance(prefix := values.get("prefixes"), str):
         values["prefixes"] = [prefix] * count
-    if (stopping := values.get("early_stopping")) is not None:
-        values["early_stopping"] = f"EARLY_STOPPING_{EarlyStopping(stopping).name}"
     _gather(translation_pb2.TranslationParameters, values)
     return _unary("CaptionService/CaptionImage", caption_pb2, values, ImageCaption, count)
 
@@ -361,7 +372,7 @@ def caption_image(images: Images = (), **options: Unpack[CaptionImageOptions]) -
 def stream_caption_image(
     image: Image = b"", **options: Unpack[StreamCaptionImageOptions]
 ) -> Call[Answer[ImageCaption] | None]:
-    """StreamCaptionImage; errors are those of `inspect_image`."""
+    """StreamCaptionImage."""
     values = _values(StreamCaptionImageOptions, options, image=_as_image("image", image))
     _gather(translation_pb2.TranslationParameters, values)
     return _stream("CaptionService/StreamCaptionImage", caption_pb2, values, ImageCaption)
@@ -371,13 +382,10 @@ def transcribe_speech(audios: Audios, **options: Unpack[TranscribeSpeechOptions]
     """TranscribeSpeech.
 
     Raises:
-        OSError: An audio file cannot be read.
         ValueError: `early_stopping` is none of `EarlyStopping`, or `task` none of `SpeechTask`.
     """
     contents = _as_images("audios", audios)
-    values = _speech_values(TranscribeSpeechOptions, options, audios=contents)
-    if (stopping := values.get("early_stopping")) is not None:
-        values["early_stopping"] = f"EARLY_STOPPING_{EarlyStopping(stopping).name}"
+    values = _values(TranscribeSpeechOptions, options, audios=contents)
     _gather(translation_pb2.TranslationParameters, values)
     return _unary("SpeechService/TranscribeSpeech", speech_pb2, values, SpeechTranscript, len(contents))
 
@@ -386,16 +394,9 @@ def stream_transcribe_speech(
     audio: Audio, **options: Unpack[StreamTranscribeSpeechOptions]
 ) -> Call[Answer[SpeechTranscript] | None]:
     """StreamTranscribeSpeech; errors are those of `transcribe_speech`."""
-    values = _speech_values(StreamTranscribeSpeechOptions, options, audio=_as_image("audio", audio))
+    values = _values(StreamTranscribeSpeechOptions, options, audio=_as_image("audio", audio))
     _gather(translation_pb2.TranslationParameters, values)
     return _stream("SpeechService/StreamTranscribeSpeech", speech_pb2, values, SpeechTranscript)
-
-
-def _speech_values(kind: Any, options: Mapping[str, Any], **inputs: Any) -> dict[str, Any]:
-    values = _values(kind, options, **inputs)
-    if (task := values.get("task")) is not None:
-        values["task"] = f"SPEECH_TASK_{SpeechTask(task).name}"
-    return values
 
 
 def synthesize_speech(texts: Texts, **options: Unpack[SynthesizeSpeechOptions]) -> Call[Answer[SynthesizedSpeech]]:
@@ -406,8 +407,6 @@ def synthesize_speech(texts: Texts, **options: Unpack[SynthesizeSpeechOptions]) 
     """
     texts = as_texts("texts", texts)
     values = _values(SynthesizeSpeechOptions, options, texts=texts)
-    if (form := values.get("format")) is not None:
-        values["format"] = f"AUDIO_FORMAT_{AudioFormat(form).name}"
     _gather(speech_pb2.SynthesisParameters, values)
     return _unary("SpeechService/SynthesizeSpeech", speech_pb2, values, SynthesizedSpeech, len(texts))
 
@@ -422,22 +421,15 @@ def stream_synthesize_speech(
 
 
 def classify_image(images: Images = (), **options: Unpack[ClassifyImageOptions]) -> Call[Answer[ImageClassification]]:
-    """ClassifyImage.
-
-    Raises:
-        OSError: An image file cannot be read.
-    """
+    """ClassifyImage."""
     contents = _as_images("images", images)
     values = _values(ClassifyImageOptions, options, images=contents)
-    for name in ("candidate_labels", "templates"):
-        if (given := values.get(name)) is not None:
-            values[name] = as_texts(name, given)
     count = len(contents) + _take_ids(values)
     return _unary("ImageClassificationService/ClassifyImage", images_pb2, values, ImageClassification, count)
 
 
 def prepare_image(images: Images, **options: Unpack[PrepareImageOptions]) -> Call[Answer[PreparedImage]]:
-    """PrepareImage; errors are those of `classify_image`."""
+    """PrepareImage."""
     contents = _as_images("images", images)
     values = _values(PrepareImageOptions, options, images=contents)
     return _unary("ImageService/PrepareImage", image_pb2, values, PreparedImage, len(contents))
@@ -447,7 +439,6 @@ def rank_images(images: Images = (), **options: Unpack[RankImagesOptions]) -> Ca
     """RankImages.
 
     Raises:
-        OSError: An image file cannot be read.
         ValueError: There is not one query.
     """
     contents = _as_images("images", images)
@@ -482,11 +473,7 @@ def _take_ids(values: dict[str, Any]) -> int:
 
 
 def embed_image(images: Images = (), **options: Unpack[EmbedImageOptions]) -> Iterator[Call[Answer[ImageEmbedding]]]:
-    """EmbedImage, in as many calls as the limits of a call require. Files are read call by call.
-
-    Raises:
-        OSError: An image file cannot be read.
-    """
+    """EmbedImage, in as many calls as the limits of a call require. Files are read call by call."""
     many: Sequence[Image] = images if _is_list(images) else [images]  # type: ignore[list-item]
     if (given := options.get("image_ids")) is not None and not many:
         ids = as_texts("image_ids", given)
@@ -506,39 +493,24 @@ def embed_image(images: Images = (), **options: Unpack[EmbedImageOptions]) -> It
 def segment_image(
     image: Image, prompts: SegmentPrompt | Sequence[SegmentPrompt], **options: Unpack[SegmentImageOptions]
 ) -> Call[Answer[PromptMasks]]:
-    """SegmentImage.
-
-    Raises:
-        OSError: The image file cannot be read.
-    """
+    """SegmentImage."""
     several = [prompts] if isinstance(prompts, SegmentPrompt) else list(prompts)
-    values = _segment_values(SegmentImageOptions, options, image)
+    values = _values(SegmentImageOptions, options, image=_as_image("image", image))
     values["prompts"] = [segmentation_pb2.SegmentPrompt(**_parts_of(prompt)) for prompt in several]
     return _unary("SegmentationService/SegmentImage", segmentation_pb2, values, PromptMasks, len(several))
 
 
 def segment_everything(image: Image, **options: Unpack[SegmentEverythingOptions]) -> Call[Answer[Mask] | None]:
-    """SegmentEverything; errors are those of `segment_image`. The stream itself reads the responses."""
-    values = _segment_values(SegmentEverythingOptions, options, image)
-    request, response_type = _request("SegmentEverything", segmentation_pb2, values)
-    return Call(
-        path="/headway.v1.SegmentationService/SegmentEverything",
-        request=request,
-        response_type=response_type,
-        read=lambda _: None,
-    )
+    """SegmentEverything. The stream itself reads the responses."""
+    values = _values(SegmentEverythingOptions, options, image=_as_image("image", image))
+    return _call("SegmentationService/SegmentEverything", segmentation_pb2, values, lambda _: None)
 
 
 def segment_interactively(image: Image, **options: Unpack[SegmentInteractivelyOptions]) -> Call[Answer[Mask]]:
-    """The first request of SegmentInteractively, which names the image; errors are those of `segment_image`."""
-    values = _segment_values(SegmentInteractivelyOptions, options, image)
-    request, response_type = _request("SegmentInteractively", segmentation_pb2, values)
-    return Call(
-        path="/headway.v1.SegmentationService/SegmentInteractively",
-        request=request,
-        response_type=response_type,
-        read=lambda response: _answer(response.masks, response, Mask),
-    )
+    """The first request of SegmentInteractively, which names the image."""
+    values = _values(SegmentInteractivelyOptions, options, image=_as_image("image", image))
+    path = "SegmentationService/SegmentInteractively"
+    return _call(path, segmentation_pb2, values, lambda response: _answer(response.masks, response, Mask))
 
 
 def click(first: Message, prompt: SegmentPrompt, *, restart: bool = False) -> Message:
@@ -550,13 +522,6 @@ def click(first: Message, prompt: SegmentPrompt, *, restart: bool = False) -> Me
         mask_format=first.mask_format,
         **_parts_of(prompt),
     )
-
-
-def _segment_values(kind: Any, options: Mapping[str, Any], image: Image) -> dict[str, Any]:
-    values = _values(kind, options, image=_as_image("image", image))
-    if (given := values.get("mask_format")) is not None:
-        values["mask_format"] = f"MASK_FORMAT_{MaskFormat(given).name}"
-    return values
 
 
 def _parts_of(prompt: SegmentPrompt) -> dict[str, Any]:
@@ -572,11 +537,7 @@ def _parts_of(prompt: SegmentPrompt) -> dict[str, Any]:
 
 
 def generate_image(prompt: str, **options: Unpack[GenerateImageOptions]) -> Call[Answer[DrawnImage]]:
-    """GenerateImage.
-
-    Raises:
-        OSError: An image file cannot be read.
-    """
+    """GenerateImage."""
     values = _drawing_values(GenerateImageOptions, options, prompt)
     count = values.get("image_count")
     return _unary(
@@ -587,7 +548,7 @@ def generate_image(prompt: str, **options: Unpack[GenerateImageOptions]) -> Call
 def stream_generate_image(
     prompt: str, **options: Unpack[StreamGenerateImageOptions]
 ) -> Call[Answer[DrawnImage] | None]:
-    """StreamGenerateImage; errors are those of `generate_image`."""
+    """StreamGenerateImage."""
     values = _drawing_values(StreamGenerateImageOptions, options, prompt)
     return _stream("ImageGenerationService/StreamGenerateImage", drawing_pb2, values, DrawnImage)
 
@@ -597,8 +558,6 @@ def _drawing_values(kind: Any, options: Mapping[str, Any], prompt: str) -> dict[
     for name in ("image", "mask"):
         if (given := values.get(name)) is not None:
             values[name] = _as_image(name, given)
-    if (sampler := values.get("sampler")) is not None:
-        values["sampler"] = f"DIFFUSION_SAMPLER_{DiffusionSampler(sampler).name}"
     values["parameters"] = _take(drawing_pb2.DiffusionParameters, values)
     return values
 
@@ -610,11 +569,7 @@ def inspect_text(text: str, **options: Unpack[InspectTextOptions]) -> Call[Answe
 
 
 def inspect_image(image: Image = b"", **options: Unpack[InspectImageOptions]) -> Call[Answer[ImageInspection]]:
-    """InspectImage.
-
-    Raises:
-        OSError: The image file cannot be read.
-    """
+    """InspectImage."""
     values = _values(InspectImageOptions, options, image=_as_image("image", image))
     return _inspect("InspectImage", values, ImageInspection)
 
@@ -637,16 +592,9 @@ def _inspect(method: str, values: dict[str, Any], result_type: type[ResultT]) ->
     Raises:
         ValueError: `summary` is none of `AttentionSummary`.
     """
-    if (summary := values.get("summary")) is not None:
-        values["summary"] = f"ATTENTION_SUMMARY_{AttentionSummary(summary).name}"
     values["attention"] = _take(inspection_pb2.AttentionOptions, values)
-    request, response_type = _request(method, inspection_pb2, values)
-    return Call(
-        path=f"/headway.v1.InspectionService/{method}",
-        request=request,
-        response_type=response_type,
-        read=lambda response: _answer([response.result], response, result_type),
-    )
+    path = f"InspectionService/{method}"
+    return _call(path, inspection_pb2, values, lambda response: _answer([response.result], response, result_type))
 
 
 def list_models(task: str = "", capability: str = "") -> Call[ModelList]:
@@ -715,7 +663,7 @@ def set_route(
     default_version: str | None = None,
     canary_version: str | None = None,
     canary_share: float | None = None,
-) -> Call[str | None]:
+) -> Call[RouteList]:
     """SetRoute."""
     return _model_call(
         "SetRoute",
@@ -726,17 +674,17 @@ def set_route(
             canary_share=canary_share or 0.0,
         ),
         models_pb2.SetRouteResponse,
-        lambda response: response.not_kept_reason or None,
+        lambda response: read(RouteList, response),
     )
 
 
-def set_alias(alias: str, *, model: str | None = None, model_version: str | None = None) -> Call[str | None]:
+def set_alias(alias: str, *, model: str | None = None, model_version: str | None = None) -> Call[AliasList]:
     """SetAlias."""
     return _model_call(
         "SetAlias",
         models_pb2.SetAliasRequest(alias=as_text("alias", alias), model=model or "", model_version=model_version or ""),
         models_pb2.SetAliasResponse,
-        lambda response: response.not_kept_reason or None,
+        lambda response: read(AliasList, response),
     )
 
 
@@ -862,49 +810,60 @@ def _take(kind: type[MessageT], values: dict[str, Any]) -> MessageT | None:
     """Moves the values that are fields of a message into one. Returns None if that sets nothing."""
     fields = _fields(kind)  # type: ignore[arg-type]  # mypy takes a class for not hashable
     given = {name: values.pop(name) for name in fields.keys() & values.keys()}
-    for name, value in given.items():
-        if fields[name] and value is not None:
-            given[name] = as_texts(name, value)
-    message = kind(**given)  # what is None stays unset
+    # What is None stays unset.
+    message = kind(**{name: value if value is None else fields[name](name, value) for name, value in given.items()})
     return message if message.ByteSize() else None
 
 
 @cache
-def _fields(kind: type[Message]) -> dict[str, bool]:
-    """Returns the fields of a message; true for lists of texts."""
-    fields = kind.DESCRIPTOR.fields_by_name.items()
-    return {name: field.is_repeated and field.type == field.TYPE_STRING for name, field in fields}
+def _fields(kind: type[Message]) -> dict[str, Callable[[str, Any], Any]]:
+    """Returns, for each field of a message, what makes its value of an option's name and value."""
+    return {name: _converter(field) for name, field in kind.DESCRIPTOR.fields_by_name.items()}
 
 
-def _request(method: str, module: Any, values: dict[str, Any]) -> tuple[Message, type[Any]]:
-    """Makes the request of a method; returns it with the type of the response."""
+def _converter(field: Any) -> Callable[[str, Any], Any]:
+    if field.is_repeated and field.type == field.TYPE_STRING:
+        return as_texts
+    if field.enum_type is not None and (choices := _CHOICES.get(field.enum_type.name)) is not None:
+        prefix = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", choices.__name__).upper()
+        return lambda _, value: f"{prefix}_{choices(value).name}"
+    return lambda _, value: value
+
+
+def _call(path: str, module: Any, values: dict[str, Any], read_response: Callable[[Any], ResultT]) -> Call[ResultT]:
+    """Makes a call of a service's method, such as `CaptionService/CaptionImage`."""
+    method = path.rpartition("/")[2]
     request_type: type[Message] = getattr(module, f"{method}Request")
+    files = {name: values.pop(name) for name in [name for name, value in values.items() if _waits_for_files(value)]}
     request = _take(request_type, values)
     assert not values, values
-    return request_type() if request is None else request, getattr(module, f"{method}Response")
+    return Call(
+        path=f"/headway.v1.{path}",
+        request=request_type() if request is None else request,
+        response_type=getattr(module, f"{method}Response"),
+        read=read_response,
+        files=files,
+    )
 
 
 def _unary(
     path: str, module: Any, values: dict[str, Any], result_type: type[ResultT], count: int
 ) -> Call[Answer[ResultT]]:
     """Makes a call that is to be answered by `count` results."""
-    request, response_type = _request(path.rpartition("/")[2], module, values)
 
     def read_answer(response: Any) -> Answer[ResultT]:
         if len(response.results) != count:
             raise ProtocolError(f"the server answered {len(response.results)} results, {count} were asked for")
         return _answer(response.results, response, result_type)
 
-    return Call(path=f"/headway.v1.{path}", request=request, response_type=response_type, read=read_answer)
+    return _call(path, module, values, read_answer)
 
 
 def _stream(path: str, module: Any, values: dict[str, Any], result_type: type[ResultT]) -> Call[Answer[ResultT] | None]:
-    request, response_type = _request(path.rpartition("/")[2], module, values)
-
     def read_answer(response: Any) -> Answer[ResultT] | None:
         return _answer([response.result], response, result_type) if response.HasField("result") else None
 
-    return Call(path=f"/headway.v1.{path}", request=request, response_type=response_type, read=read_answer)
+    return _call(path, module, values, read_answer)
 
 
 def _answer(results: Sequence[Any], response: Any, result_type: type[ResultT]) -> Answer[ResultT]:
@@ -913,11 +872,6 @@ def _answer(results: Sequence[Any], response: Any, result_type: type[ResultT]) -
         read(ModelReference, response.model),
         read_timings(response.timings),
     )
-
-
-def serialize(message: Message) -> bytes:
-    """Encodes a request."""
-    return message.SerializeToString()
 
 
 def as_text(name: str, value: object) -> str:
@@ -936,19 +890,32 @@ def as_texts(name: str, values: Texts) -> list[str]:
     return [as_text(f"{name}[{index}]", value) for index, value in enumerate(values)]
 
 
-def _as_images(name: str, values: Images) -> list[bytes]:
-    """Makes a list of encoded images of one image or several; files are read."""
+def _as_images(name: str, values: Images) -> list[bytes | Path]:
+    """Makes a list of one image or several."""
     if not _is_list(values):
         return [_as_image(name, values)]
     return [_as_image(f"{name}[{index}]", value) for index, value in enumerate(values)]
 
 
-def _as_image(name: str, value: object) -> bytes:
+def _as_image(name: str, value: object) -> bytes | Path:
+    """Checks that a value is an encoded image or sound, or the path of one, which `Call.read_files` reads."""
     if isinstance(value, bytes):
         return value
     if isinstance(value, str | os.PathLike):
-        return Path(value).read_bytes()
+        return Path(value)
     raise TypeError(f"{name}: bytes or a path is needed, got {type(value).__name__}")
+
+
+def _waits_for_files(value: object) -> bool:
+    """Returns whether `value` is a path, or a list that has one."""
+    return isinstance(value, Path) or (isinstance(value, list) and any(isinstance(each, Path) for each in value))
+
+
+def _read(value: bytes | Path | Sequence[bytes | Path]) -> bytes | list[bytes]:
+    """Reads the files among encoded images or sounds."""
+    if isinstance(value, bytes | Path):
+        return value.read_bytes() if isinstance(value, Path) else value
+    return [each.read_bytes() if isinstance(each, Path) else each for each in value]
 
 
 def _image_bytes(image: object) -> int:

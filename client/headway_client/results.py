@@ -926,6 +926,36 @@ class BundleList:
 
 
 @dataclass(frozen=True, slots=True)
+class RouteList:
+    """The routes as a change has left them, by name of the model; without one the latest version answers."""
+
+    routes: tuple[Route, ...]
+    not_kept_reason: str
+    """Why the change will not outlast the server, such as a store that cannot be written. Empty: it will."""
+
+    def __iter__(self) -> Iterator[Route]:
+        return iter(self.routes)
+
+    def __len__(self) -> int:
+        return len(self.routes)
+
+
+@dataclass(frozen=True, slots=True)
+class AliasList:
+    """The aliases as a change has left them, by name."""
+
+    aliases: tuple[Alias, ...]
+    not_kept_reason: str
+    """Why the change will not outlast the server, such as a store that cannot be written. Empty: it will."""
+
+    def __iter__(self) -> Iterator[Alias]:
+        return iter(self.aliases)
+
+    def __len__(self) -> int:
+        return len(self.aliases)
+
+
+@dataclass(frozen=True, slots=True)
 class ModelDetails:
     """A model, and its bundle's manifest as JSON."""
 

@@ -1,14 +1,25 @@
 """When a failed call is tried again.
 
-Only two failures are retried: UNAVAILABLE, and RESOURCE_EXHAUSTED if the server named a delay. They mean that the
-server did not accept the call or could not finish it; every RPC may be repeated, those that change models too. Attempts
-go on until the call's deadline. The delay is random, up to a bound that grows with every attempt ("full jitter"), so
-that callers that failed together do not return together. It is never shorter than the server asked for, and never
-longer than the time that is left.
+Three failures are retried: UNAVAILABLE, CANCELLED if nobody says why, and RESOURCE_EXHAUSTED if the server named a
+delay. They mean that the server did not accept the call or could not finish it; every RPC may be repeated, those that
+change models too. Attempts go on until the call's deadline. The delay is random, up to a bound that grows with every
+attempt ("full jitter"), so that callers that failed together do not return together. It is never shorter than the
+server asked for, and never longer than the time that is left.
 
-A call whose connection broke after it was sent is sent once more and no oftener: if it is the call that ends servers,
-it must not end all of them. gRPC says UNAVAILABLE of that too, and CANCELLED where a server stops; an answer of a
-server's own has a reason, and a call that was never sent says that it could not connect.
+What is decided is decided by the code, by the details of the status, and by the state of the connection; never by
+words, which differ between versions of gRPC and between proxies:
+
+- With `ErrorInfo` or `RetryInfo`, a server has refused the call. It may be sent again as often as there is time.
+- Without them gRPC itself gave up the call, or a proxy did. It was never sent if there was no connection when the
+  attempt began and none could be made by the time it failed (TRANSIENT_FAILURE): nobody listens, certificates are
+  wrong, no server of several is healthy. That too may be repeated at will.
+- Else the call was sent and its connection broke: UNAVAILABLE, or CANCELLED where a server stops. It is sent once more
+  and no oftener: if it is the call that ends servers, it must not end all of them.
+
+The state of the connection is looked at just before and just after an attempt, so three cases are taken for another.
+As broken count the answer of a proxy that has no server, unless it has details, and a call that could not be sent if
+a connection is made in the very moment of its failure. As never sent counts a call for which a connection was made
+and lost within the attempt, if the next one was refused already.
 
 A client retries within a budget, as gRPC's `retryThrottling` has it, so that retries do not multiply what servers are
 asked when all of them fail. Failures that cost no server anything are free: calls that were never sent, and those that
@@ -18,9 +29,9 @@ a server has named a delay for. Nothing is hedged: a second copy of a call that 
 from __future__ import annotations
 
 import random
-import re
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
@@ -37,12 +48,6 @@ from headway_client.errors import (
 _READY_POLL_S = 0.05
 _MOST_GROWTH = 64
 """Attempts after which the delay grows no more, so that its power stays a number."""
-_NEVER_SENT = re.compile(
-    r"failed to connect|connection (refused|failure)|no healthy upstream|backend unhealthy|dns resolution"
-    r"|name resolution",
-    re.IGNORECASE,
-)
-"""How gRPC, and the proxies between, say that there was no connection to a healthy server to send a call on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,24 +141,44 @@ class Deadline:
 class Attempts(Deadline):
     """The attempts of one call before its deadline."""
 
-    def __init__(self, policy: RetryPolicy, timeout_s: float, budget: RetryBudget) -> None:
-        """Starts the clock of a call; all attempts and delays together may take `timeout_s` seconds."""
+    def __init__(
+        self,
+        policy: RetryPolicy,
+        timeout_s: float,
+        budget: RetryBudget,
+        connectivity: Callable[[], grpc.ChannelConnectivity],
+    ) -> None:
+        """Starts the clock of a call; all attempts and delays together may take `timeout_s` seconds.
+
+        `connectivity` tells the state of the connection at this moment; SHUTDOWN once the client is closed.
+        """
         super().__init__(timeout_s)
         self._policy = policy
         self._budget = budget
+        self._connectivity = connectivity
+        self._was_connected = False
         self._failed_count = 0
         self._broken_count = 0
 
+    def begin(self) -> float:
+        """Looks at the connection before an attempt; returns the seconds that the attempt may take."""
+        self._was_connected = self._connectivity() is grpc.ChannelConnectivity.READY
+        return self.remaining_s()
+
     def delay_s(self, error: CallError) -> float | None:
         """Counts a failed attempt; returns the seconds to wait before the next one, or None if `error` is final."""
+        state = self._connectivity()
         self._failed_count += 1
         most = self._policy.max_attempts
-        if not is_retryable(error):
+        is_refused = bool(error.reason) or error.retry_delay_s is not None
+        if not _is_retryable(error, is_lost=not is_refused and state is not grpc.ChannelConnectivity.SHUTDOWN):
             return None
-        is_free = error.retry_delay_s is not None or _was_never_sent(error)
+        has_no_connection = not self._was_connected and state is grpc.ChannelConnectivity.TRANSIENT_FAILURE
+        was_never_sent = not is_refused and has_no_connection and isinstance(error, UnavailableError)
+        is_free = error.retry_delay_s is not None or was_never_sent
         if (not is_free and not self._budget.note_failure()) or (most is not None and self._failed_count >= most):
             return None
-        if _is_broken(error):
+        if not is_refused and not was_never_sent:
             self._broken_count += 1
             if self._broken_count >= self._policy.max_broken:
                 return None
@@ -166,22 +191,12 @@ class Attempts(Deadline):
         self._budget.note_success()
 
 
-def is_retryable(error: CallError) -> bool:
-    """Returns whether a later attempt may succeed."""
+def _is_retryable(error: CallError, *, is_lost: bool) -> bool:
+    """Returns whether a later attempt may succeed; `is_lost` if neither a server's answer nor the client ended it."""
     if isinstance(error, ResourceExhaustedError):
         return error.retry_delay_s is not None
-    return isinstance(error, UnavailableError) or _is_broken(error)
-
-
-def _is_broken(error: CallError) -> bool:
-    """Returns whether the connection broke after the call was sent, as far as gRPC tells."""
-    if isinstance(error, CallCancelledError):  # by a server that stops; `CANCELLED` is all that gRPC itself says then
-        return not error.reason and error.message == "CANCELLED"
-    return isinstance(error, UnavailableError) and not (error.reason or _was_never_sent(error))
-
-
-def _was_never_sent(error: CallError) -> bool:
-    return isinstance(error, UnavailableError) and not error.reason and bool(_NEVER_SENT.search(error.message))
+    # A server that stops resets its calls, of which gRPC makes CANCELLED without details.
+    return isinstance(error, UnavailableError) or (isinstance(error, CallCancelledError) and is_lost)
 
 
 class Readiness(Deadline):

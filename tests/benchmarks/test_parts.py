@@ -14,7 +14,7 @@ from benchmarks.inputs import AG_NEWS, MULTI30K, PROMPTS, make_tokenizer, random
 from benchmarks.measure import Figures, Load, Results, format_report, medians, paired_ratio
 from benchmarks.worker import ContestantError, Process, foreign_environment, tree_environment
 
-from headway_client.load.recorder import CallRecord
+from headway_load import CallRecord
 
 
 def call(sent_s: float, ended_s: float, tokens: Sequence[tuple[float, int]] = (), token_count: int = 0) -> CallRecord:

@@ -267,10 +267,13 @@ def test_models_are_loaded_unloaded_and_routed(server: Any, connect: Connect) ->
     assert caller.call("load_model", "rule", model_version="1").name == "rule"
     assert caller.call("unload_model", "rule") is None
     assert [bundle.version for bundle in caller.call("scan_store")] == ["1", "2"]
-    reason = caller.call("set_route", "rule", default_version="1", canary_version="2", canary_share=0.5)
-    assert reason == "routes.json cannot be written"
-    assert caller.call("set_alias", "old", model="rule") is None
-    assert caller.call("set_alias", "old") is None
+    routes = caller.call("set_route", "rule", default_version="1", canary_version="2", canary_share=0.5)
+    assert (list(routes), len(routes)) == ([results.Route("rule", "1", "2", 0.5)], 1)
+    assert routes.not_kept_reason == "routes.json cannot be written"
+    aliases = caller.call("set_alias", "old", model="rule")
+    assert (list(aliases), len(aliases)) == ([results.Alias("old", "rule", "")], 1)
+    assert aliases.not_kept_reason == ""
+    assert list(caller.call("set_alias", "old")) == []
     load, unload, *_, route, alias, no_alias = server.rules.requests
     assert (load.model, load.model_version, unload.model, unload.model_version) == ("rule", "1", "rule", "")
     assert (route.default_version, route.canary_version, route.canary_share) == ("1", "2", 0.5)

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 import headway_client
 from headway_client import AsyncClient, requests, results
-from headway_client.async_client import MAX_CALLS_AT_ONCE
 from headway_client.cli import app
+from headway_client.waiting import MAX_CALLS_AT_ONCE
 
 
 def test_any_number_of_texts_become_one_array_in_order(server: Any, connect: Any) -> None:

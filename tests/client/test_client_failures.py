@@ -4,18 +4,82 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import socket
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from contextlib import suppress
+from typing import Any, Self
 
 import grpc
 import pytest
 
 import headway_client
-from headway_client import AsyncClient, Client, RetryPolicy, requests
+from headway_client import NO_RETRIES, AsyncClient, Client, LoadBalancing, RetryPolicy, requests
+from headway_client.retry import Attempts, RetryBudget
 
 Connect = Callable[..., Any]
+
+
+class Relay:
+    """A port whose connections lead to a server, and are cut whenever a request has arrived there."""
+
+    def __init__(self, server: Any) -> None:
+        self._server = server
+        self._is_open = True
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._ends: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self._start(self._accept)
+        self._start(self._cut_at_each_request)
+
+    def _start(self, function: Callable[..., None], *args: Any) -> None:
+        self._threads.append(threading.Thread(target=function, args=args))
+        self._threads[-1].start()
+
+    def _accept(self) -> None:
+        with self._listener, suppress(OSError):
+            while True:
+                near = self._listener.accept()[0]
+                far = socket.create_connection(("127.0.0.1", self._server.port))
+                self._ends += [near, far]
+                self._start(self._copy, near, far)
+                self._start(self._copy, far, near)
+
+    def _copy(self, source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                sink.sendall(data)
+        with suppress(OSError):
+            sink.shutdown(socket.SHUT_RDWR)
+
+    def _cut_at_each_request(self) -> None:
+        num_seen = 0
+        while self._is_open:
+            if len(self._server.rules.requests) > num_seen:
+                num_seen = len(self._server.rules.requests)
+                self._cut()
+            time.sleep(0.005)
+
+    def _cut(self) -> None:
+        for end in self._ends:
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_open = False
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._threads[0].join()
+        self._cut()
+        for thread in self._threads[1:]:
+            thread.join()
+        for end in self._ends:
+            end.close()
 
 
 def test_an_error_carries_its_details(server: Any, connect: Connect, fault: Any) -> None:
@@ -39,30 +103,104 @@ def test_an_error_carries_its_details(server: Any, connect: Connect, fault: Any)
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
+@pytest.fixture(scope="module")
+def client(shared_rule_server: Any) -> Iterator[Client]:
+    """A client that tries three times, and shares its connection between the tests."""
+    policy = RetryPolicy(max_attempts=3, initial_backoff_s=0.001, max_backoff_s=0.001, budget=0)
+    with Client(shared_rule_server.address, retry=policy) as client:
+        yield client
+
+
+KINDS = {
+    "CANCELLED": headway_client.CallCancelledError,
+    "INVALID_ARGUMENT": headway_client.InvalidArgumentError,
+    "OUT_OF_RANGE": headway_client.InvalidArgumentError,
+    "DEADLINE_EXCEEDED": headway_client.DeadlineExceededError,
+    "NOT_FOUND": headway_client.NotFoundError,
+    "PERMISSION_DENIED": headway_client.PermissionDeniedError,
+    "UNAUTHENTICATED": headway_client.UnauthenticatedError,
+    "RESOURCE_EXHAUSTED": headway_client.ResourceExhaustedError,
+    "FAILED_PRECONDITION": headway_client.FailedPreconditionError,
+    "UNIMPLEMENTED": headway_client.UnimplementedError,
+    "INTERNAL": headway_client.InternalError,
+    "UNAVAILABLE": headway_client.UnavailableError,
+    "UNKNOWN": headway_client.UnexpectedStatusError,
+    "ABORTED": headway_client.UnexpectedStatusError,
+    "ALREADY_EXISTS": headway_client.UnexpectedStatusError,
+    "DATA_LOSS": headway_client.UnexpectedStatusError,
+}
+CODES = [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK]
+IN_WORDS = (
+    "told to fail",
+    "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Connection refused",
+    "no healthy upstream",
+    "CANCELLED",
+    "Socket closed",
+)
+
+
+@pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
+def test_every_code_has_its_error(server: Any, connect: Connect, fault: Any, code: grpc.StatusCode) -> None:
+    server.rules.faults.append(fault(code, reason="BECAUSE"))
+    with pytest.raises(headway_client.CallError) as caught:
+        connect(server.address, retry=NO_RETRIES).call("generate_text", "one")
+    assert (type(caught.value), caught.value.code) == (KINDS[code.name], code)
+
+
+@pytest.mark.parametrize("details", [{}, {"reason": "BECAUSE"}, {"retry_delay_s": 0.001}], ids="".join)
+@pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
+def test_whether_a_call_is_tried_again_is_said_by_code_and_details_and_not_by_words(
+    server: Any, client: Client, fault: Any, code: grpc.StatusCode, details: dict[str, Any]
+) -> None:
+    most = {
+        "UNAVAILABLE": 3 if details else 2,  # without details the connection may have broken
+        "CANCELLED": 1 if details else 2,
+        "RESOURCE_EXHAUSTED": 3 if "retry_delay_s" in details else 1,
+    }
+    for message in IN_WORDS:
+        server.rules.requests.clear()
+        server.rules.faults.clear()
+        server.rules.faults.extend([fault(code, message=message, **details)] * 3)
+        with pytest.raises(headway_client.CallError):
+            client.generate_text("one")
+        assert len(server.rules.requests) == most.get(code.name, 1), message
+
+
 @pytest.mark.parametrize(
-    ("code", "kind"),
+    ("before", "after", "is_sent"),
     [
-        (grpc.StatusCode.NOT_FOUND, headway_client.NotFoundError),
-        (grpc.StatusCode.FAILED_PRECONDITION, headway_client.FailedPreconditionError),
-        (grpc.StatusCode.RESOURCE_EXHAUSTED, headway_client.ResourceExhaustedError),
-        (grpc.StatusCode.CANCELLED, headway_client.CallCancelledError),
-        (grpc.StatusCode.UNAUTHENTICATED, headway_client.UnauthenticatedError),
-        (grpc.StatusCode.PERMISSION_DENIED, headway_client.PermissionDeniedError),
-        (grpc.StatusCode.DATA_LOSS, headway_client.InternalError),
+        ("READY", "IDLE", True),  # pick-first lets go of what broke
+        ("READY", "CONNECTING", True),  # round-robin connects again
+        ("READY", "TRANSIENT_FAILURE", True),
+        ("READY", "READY", True),  # a proxy answered, or another server took over
+        ("IDLE", "IDLE", True),
+        ("TRANSIENT_FAILURE", "READY", True),
+        ("IDLE", "TRANSIENT_FAILURE", False),
+        ("CONNECTING", "TRANSIENT_FAILURE", False),
+        ("TRANSIENT_FAILURE", "TRANSIENT_FAILURE", False),
     ],
 )
-def test_a_code_has_its_error_and_is_not_tried_again(
-    server: Any, connect: Connect, fault: Any, code: grpc.StatusCode, kind: type[Exception]
+def test_whether_a_call_without_an_answer_was_sent_is_told_by_the_connection(
+    before: str, after: str, is_sent: bool
 ) -> None:
-    server.rules.faults.append(fault(code))
-    with pytest.raises(kind):
-        connect(server.address).call("generate_text", "one")
-    assert len(server.rules.requests) == 1
+    policy = RetryPolicy(max_broken=1, budget=2)
+    states = iter([grpc.ChannelConnectivity[before], *[grpc.ChannelConnectivity[after]] * 2])
+    attempts = Attempts(policy, 60, RetryBudget(policy), lambda: next(states))
+    assert attempts.begin() > 59
+    lost = headway_client.UnavailableError("whatever is said", grpc.StatusCode.UNAVAILABLE)
+    assert (attempts.delay_s(lost) is None) is is_sent
 
 
-def test_a_fault_of_the_server_is_an_internal_error(server: Any, connect: Connect) -> None:
+def test_a_call_that_the_client_itself_ended_is_not_tried_again() -> None:
+    attempts = Attempts(RetryPolicy(), 60, RetryBudget(RetryPolicy()), lambda: grpc.ChannelConnectivity.SHUTDOWN)
+    attempts.begin()
+    ended = headway_client.CallCancelledError("whatever is said", grpc.StatusCode.CANCELLED)
+    assert attempts.delay_s(ended) is None
+
+
+def test_a_fault_of_another_server_has_a_code_that_headway_never_answers(server: Any, connect: Connect) -> None:
     server.rules.faults.append(None)  # the servicer itself raises
-    with pytest.raises(headway_client.InternalError):
+    with pytest.raises(headway_client.UnexpectedStatusError):
         connect(server.address).call("generate_text", "one")
 
 
@@ -97,20 +235,34 @@ def test_attempts_go_on_until_the_deadline(server: Any, connect: Connect, fault:
     assert len(server.rules.requests) > 10
 
 
-@pytest.mark.parametrize(
-    ("code", "message"),
-    [(grpc.StatusCode.UNAVAILABLE, "Socket closed"), (grpc.StatusCode.CANCELLED, "CANCELLED")],
-)
+@pytest.mark.parametrize("balancing", list(LoadBalancing))
 def test_a_call_whose_connection_broke_is_sent_once_more_and_no_oftener(
-    server: Any, connect: Connect, fault: Any, code: grpc.StatusCode, message: str
+    server: Any, connect: Connect, balancing: LoadBalancing
 ) -> None:
-    retry = RetryPolicy(initial_backoff_s=0.01)
-    server.rules.faults.append(fault(code, message=message))
-    assert connect(server.address, retry=retry).call("generate_text", "one")[0].text == "one and so on"
-    server.rules.faults.extend([fault(code, message=message)] * 9)
-    with pytest.raises(headway_client.CallError):
-        connect(server.address, retry=retry).call("generate_text", "one")
-    assert len(server.rules.requests) == 4
+    server.rules.delay_s = 60
+    with Relay(server) as relay:
+        caller = connect(relay.address, load_balancing=balancing, retry=RetryPolicy(initial_backoff_s=0.01))
+        with pytest.raises(headway_client.CallError) as caught:
+            caller.call("generate_text", "one", timeout_s=20)
+    assert not isinstance(caught.value, headway_client.DeadlineExceededError)
+    assert len(server.rules.requests) == 2
+
+
+@pytest.mark.parametrize("balancing", list(LoadBalancing))
+def test_a_call_that_was_never_sent_is_tried_again_whatever_the_budget_until_a_server_is_there(
+    new_server: Any, connect: Connect, balancing: LoadBalancing
+) -> None:
+    new_server.start()
+    new_server.stop()
+    caller = connect(
+        new_server.address,
+        load_balancing=balancing,
+        retry=RetryPolicy(budget=8, initial_backoff_s=0.01, max_backoff_s=0.02),
+    )
+    starter = threading.Timer(0.4, new_server.start)
+    starter.start()
+    assert caller.call("generate_text", "one", timeout_s=20)[0].text == "one and so on"
+    starter.join()
 
 
 def test_retries_end_with_the_last_attempt(server: Any, connect: Connect, fault: Any) -> None:

@@ -315,12 +315,17 @@ def test_models_are_loaded_unloaded_and_routed(run: Run, server: Any) -> None:
     assert len(run("scan-store").stdout.splitlines()) == 3
     assert objects(run("scan-store", "--json").stdout)[1]["state"] == "incomplete"
     ended = run("set-route", "rule", "--default-version", "1", "--canary-version", "2", "--canary-share", "0.1")
+    assert ended.stdout.splitlines() == ["MODEL  DEFAULT  CANARY  SHARE", "rule   1        2       0.1"]
     assert ended.stderr == "headway: this lasts until the server stops: routes.json cannot be written\n"
     assert server.rules.requests[-1].canary_share == 0.1
     assert run("set-route", "rule", "--canary-version", "2", "--canary-share", "1.5").exit_code == 2
-    assert run("set-alias", "old", "rule").exit_code == 0
-    assert run("set-alias", "old").exit_code == 0
-    assert [request.model for request in server.rules.requests[-2:]] == ["rule", ""]
+    assert "no model has a route" in run("set-route", "rule").stderr
+    assert objects(run("set-route", "rule", "--json").stdout)[0]["routes"] == []
+    assert run("set-alias", "old", "rule").stdout.splitlines() == ["ALIAS  MODEL  VERSION", "old    rule   as routed"]
+    assert objects(run("set-alias", "old", "rule", "--json").stdout)[0]["aliases"][0]["alias"] == "old"
+    ended = run("set-alias", "old")
+    assert (ended.exit_code, ended.stdout, ended.stderr) == (0, "", "headway: no model has another name\n")
+    assert [request.model for request in server.rules.requests[-3:]] == ["rule", "rule", ""]
 
 
 def test_health_tells_by_its_exit_code(run: Run, server: Any) -> None:

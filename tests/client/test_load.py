@@ -25,7 +25,8 @@ from typer.testing import CliRunner
 from headway.v1 import text_classification_service_pb2
 from headway_client import AsyncClient
 from headway_client.cli import app
-from headway_client.load import (
+from headway_client.retry import NO_RETRIES
+from headway_load import (
     Arrivals,
     CallRecord,
     LoadPlan,
@@ -42,7 +43,6 @@ from headway_client.load import (
     read_inputs,
     sample_images,
 )
-from headway_client.retry import NO_RETRIES
 
 
 def plan_of(task: LoadTask, **values: Any) -> LoadPlan:
@@ -412,7 +412,7 @@ def test_progress_is_drawn_on_a_terminal(server: Any, monkeypatch: pytest.Monkey
 
 
 def test_without_its_extra_the_command_says_what_to_install(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway_client.load.recorder.HdrHistogram", None)
+    monkeypatch.setattr("headway_load.recorder.HdrHistogram", None)
     ended = CliRunner().invoke(app, ["load", "classify-text", "--rate", "5", "--server", server.address])
     assert ended.exit_code == 2
     assert "pip install 'headway-client[load]'" in ended.stderr

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headway_client.load import (
+from headway_load import (
     Arrivals,
     CallRecord,
     LoadPlan,

@@ -42,7 +42,7 @@ from headway_client import (
     results,
 )
 from headway_client.cli import app
-from headway_client.load import LoadTask
+from headway_load import LoadTask
 
 FILES = (
     caption_service_pb2,

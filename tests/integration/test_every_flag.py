@@ -241,8 +241,8 @@ CALLS: dict[str, tuple[str, tuple[str | Refused, ...]]] = {
     "unload-model": ("", ("spare --model-version 1",)),
     "load-model": ("", ("spare --model-version 1", "spare --json")),
     "scan-store": ("", ("--json",)),
-    "set-route": ("", ("spare --default-version 2 --canary-version 1 --canary-share 0.5",)),
-    "set-alias": ("", ("other spare --model-version 2",)),
+    "set-route": ("", ("spare --default-version 2 --canary-version 1 --canary-share 0.5", "spare --json")),
+    "set-alias": ("", ("other spare --model-version 2", "other spare --json")),
     "health": ("", ("--wait 5 --json", "--service headway.v1.GenerationService")),
     "load": (
         "pairs",
@@ -267,7 +267,7 @@ BALANCED = "--load-balancing round-robin"
 ENCRYPTED = "--tls --ca-file none.pem --client-cert-file none.pem --client-key-file none.pem --tls-server-name a"
 """What is refused before anybody is called, by the name of the file that is not there."""
 WITHOUT_SERVER = {"load-compare"}
-QUIET = {"scan-store", "unload-model", "set-route", "set-alias"}
+QUIET = {"scan-store", "unload-model"}
 """Commands that have nothing to say."""
 
 

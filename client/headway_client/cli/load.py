@@ -21,12 +21,16 @@ from headway_client.cli.flags import AsJson, ConnectionFlags, fail, reported_fai
 from headway_client.cli.output import check_outputs, print_json, print_table
 from headway_client.cli.output import read_inputs as read_lines
 from headway_client.connection import DEFAULT_TIMEOUT_S
-from headway_client.load import (
+from headway_client.options import ModelOptions
+from headway_load import (
+    FIRST_RATE_PER_S,
     MAX_CONCURRENCY,
     MAX_DURATION_S,
     MAX_OUTSTANDING,
+    MAX_PROCESSES,
     MAX_RATE_PER_S,
     Arrivals,
+    Inputs,
     LoadPlan,
     LoadProcesses,
     LoadTask,
@@ -48,10 +52,6 @@ from headway_client.load import (
     read_scenario,
     read_times,
 )
-from headway_client.load.processes import MAX_PROCESSES
-from headway_client.load.scenario import Inputs
-from headway_client.load.search import FIRST_RATE_PER_S
-from headway_client.options import ModelOptions
 
 _MISSED = 3
 """Exit code of a test that missed an objective."""

@@ -77,16 +77,10 @@ def list_bundles(*, as_json: AsJson = False, connection: ConnectionFlags) -> Non
     _print_bundles(listing)
     if listing.routes:
         typer.echo()
-        head = ("MODEL", "DEFAULT", "CANARY", "SHARE")
-        rows = [
-            (route.model, route.default_version or "latest", route.canary_version or "-", f"{route.canary_share:.4g}")
-            for route in listing.routes
-        ]
-        print_table([head, *rows])
+        _print_routes(listing.routes)
     if listing.aliases:
         typer.echo()
-        aliases = [(alias.alias, alias.model, alias.model_version or "as routed") for alias in listing.aliases]
-        print_table([("ALIAS", "MODEL", "VERSION"), *aliases])
+        _print_aliases(listing.aliases)
     if listing.store_problem:
         typer.echo(f"headway: the store: {listing.store_problem}", err=True)
 
@@ -161,17 +155,24 @@ def set_route(
     canary_share: Annotated[
         float | None, typer.Option("--canary-share", min=0, max=1, help="Share of the canary, such as 0.05.")
     ] = None,
+    as_json: AsJson = False,
     connection: ConnectionFlags,
 ) -> None:
-    """Set which versions of a model answer calls that name none.
+    """Set which versions of a model answer calls that name none, and list the routes as they are then.
 
     What is not given is reset: without any flag the latest version answers.
     """
     with connected(connection) as client:
-        reason = client.set_route(
+        listing = client.set_route(
             model, default_version=default_version, canary_version=canary_version, canary_share=canary_share
         )
-    _print_not_kept(reason)
+    if as_json:
+        print_json(as_dict(listing))
+    elif listing.routes:
+        _print_routes(listing.routes)
+    else:
+        typer.echo("headway: no model has a route; of each the latest version answers", err=True)
+    _print_not_kept(listing.not_kept_reason)
 
 
 @takes_options
@@ -184,12 +185,19 @@ def set_alias(
     model_version: Annotated[
         str | None, typer.Option("--model-version", help="Version that it stands for. Default: as routed.")
     ] = None,
+    as_json: AsJson = False,
     connection: ConnectionFlags,
 ) -> None:
-    """Have another name stand for a model, or remove it."""
+    """Have another name stand for a model, or remove it, and list the aliases as they are then."""
     with connected(connection) as client:
-        reason = client.set_alias(alias, model=model, model_version=model_version)
-    _print_not_kept(reason)
+        listing = client.set_alias(alias, model=model, model_version=model_version)
+    if as_json:
+        print_json(as_dict(listing))
+    elif listing.aliases:
+        _print_aliases(listing.aliases)
+    else:
+        typer.echo("headway: no model has another name", err=True)
+    _print_not_kept(listing.not_kept_reason)
 
 
 @takes_options
@@ -234,8 +242,21 @@ def _print_bundles(bundles: Iterable[results.BundleStatus]) -> None:
     print_table([("NAME", "VERSION", "STATE", "REASON"), *rows])
 
 
-def _print_not_kept(reason: str | None) -> None:
-    if reason is not None:
+def _print_routes(routes: Iterable[results.Route]) -> None:
+    rows = [
+        (route.model, route.default_version or "latest", route.canary_version or "-", f"{route.canary_share:.4g}")
+        for route in routes
+    ]
+    print_table([("MODEL", "DEFAULT", "CANARY", "SHARE"), *rows])
+
+
+def _print_aliases(aliases: Iterable[results.Alias]) -> None:
+    rows = [(alias.alias, alias.model, alias.model_version or "as routed") for alias in aliases]
+    print_table([("ALIAS", "MODEL", "VERSION"), *rows])
+
+
+def _print_not_kept(reason: str) -> None:
+    if reason:
         typer.echo(f"headway: this lasts until the server stops: {reason}", err=True)
 
 

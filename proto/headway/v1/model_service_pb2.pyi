@@ -701,16 +701,22 @@ class SetRouteResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NOT_KEPT_REASON_FIELD_NUMBER: _builtins.int
+    ROUTES_FIELD_NUMBER: _builtins.int
     not_kept_reason: _builtins.str
     """Why the route will not outlast the server, such as a store that cannot be written. Empty: it will."""
+    @_builtins.property
+    def routes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Route]:
+        """The routes as they are now, by name of the model; of a model that has none the latest version answers."""
+
     def __init__(
         self,
         *,
         not_kept_reason: _builtins.str = ...,
+        routes: _abc.Iterable[Global___Route] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["not_kept_reason", b"not_kept_reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["not_kept_reason", b"not_kept_reason", "routes", b"routes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -753,16 +759,22 @@ class SetAliasResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NOT_KEPT_REASON_FIELD_NUMBER: _builtins.int
+    ALIASES_FIELD_NUMBER: _builtins.int
     not_kept_reason: _builtins.str
     """Why the alias will not outlast the server, such as a store that cannot be written. Empty: it will."""
+    @_builtins.property
+    def aliases(self) -> _containers.RepeatedCompositeFieldContainer[Global___Alias]:
+        """The aliases as they are now, by name."""
+
     def __init__(
         self,
         *,
         not_kept_reason: _builtins.str = ...,
+        aliases: _abc.Iterable[Global___Alias] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["not_kept_reason", b"not_kept_reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "not_kept_reason", b"not_kept_reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -15,7 +15,7 @@ from headway_server.errors import InvalidInputError
 from headway_server.serving.families import ServedModel
 from headway_server.serving.finding import quoted
 from headway_server.serving.host import BundleStatus, ModelHost, ModelState
-from headway_server.serving.routes import Alias, Route
+from headway_server.serving.routes import Alias, Route, Routes
 
 _STATES: dict[ModelState, pb.BundleState.ValueType] = {
     state: pb.BundleState.Value(f"BUNDLE_STATE_{state.name}") for state in ModelState
@@ -61,22 +61,10 @@ class ModelService:
 
     async def ListBundles(self, _request: pb.ListBundlesRequest, _deadline: float | None) -> pb.ListBundlesResponse:
         """Lists the bundles of the store, and the routes."""
-        routes = self._host.routes
         return pb.ListBundlesResponse(
             bundles=_bundles(self._host.bundles),
-            routes=[
-                pb.Route(
-                    model=name,
-                    default_version=route.default_version or "",
-                    canary_version=route.canary_version or "",
-                    canary_share=route.canary_share,
-                )
-                for name, route in sorted(routes.models.items())
-            ],
-            aliases=[
-                pb.Alias(alias=name, model=alias.model, model_version=alias.version or "")
-                for name, alias in sorted(routes.aliases.items())
-            ],
+            routes=_route_messages(self._host.routes),
+            aliases=_alias_messages(self._host.routes),
             store_problem=self._host.store_problem or "",
         )
 
@@ -104,7 +92,8 @@ class ModelService:
             )
         except ValidationError as error:
             raise _invalid(error) from error
-        return pb.SetRouteResponse(not_kept_reason=await self._host.set_route(request.model, route) or "")
+        reason = await self._host.set_route(request.model, route)
+        return pb.SetRouteResponse(not_kept_reason=reason or "", routes=_route_messages(self._host.routes))
 
     async def SetAlias(self, request: pb.SetAliasRequest, _deadline: float | None) -> pb.SetAliasResponse:
         """Sets or removes another name of a model."""
@@ -114,7 +103,8 @@ class ModelService:
             alias = Alias(model=request.model, version=request.model_version or None) if request.model else None
         except ValidationError as error:
             raise _invalid(error) from error
-        return pb.SetAliasResponse(not_kept_reason=await self._host.set_alias(request.alias, alias) or "")
+        reason = await self._host.set_alias(request.alias, alias)
+        return pb.SetAliasResponse(not_kept_reason=reason or "", aliases=_alias_messages(self._host.routes))
 
     def _message(self, model: ServedModel) -> pb.Model:
         manifest = model.bundle.manifest
@@ -200,4 +190,23 @@ def _quality(manifest: Manifest) -> list[pb.QualityFigure]:
         )
         for precision, variant in sorted(manifest.variants.items())
         if variant.quality is not None
+    ]
+
+
+def _route_messages(routes: Routes) -> list[pb.Route]:
+    return [
+        pb.Route(
+            model=name,
+            default_version=route.default_version or "",
+            canary_version=route.canary_version or "",
+            canary_share=route.canary_share,
+        )
+        for name, route in sorted(routes.models.items())
+    ]
+
+
+def _alias_messages(routes: Routes) -> list[pb.Alias]:
+    return [
+        pb.Alias(alias=name, model=alias.model, model_version=alias.version or "")
+        for name, alias in sorted(routes.aliases.items())
     ]

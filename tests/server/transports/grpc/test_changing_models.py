@@ -38,14 +38,15 @@ async def test_a_version_is_loaded_routed_and_unloaded(serving, tmp_path):
     assert (answer.model.name, answer.model.version) == ("topics", "2")
     assert await version_that_answers(serving) == "2"
     kept = await serving.models.SetRoute(pb.SetRouteRequest(model="topics", default_version="1"))
-    assert kept.not_kept_reason == ""
+    assert kept == pb.SetRouteResponse(routes=[pb.Route(model="topics", default_version="1")])
     assert await version_that_answers(serving) == "1"
     assert await version_that_answers(serving, version="2") == "2"
     await serving.models.SetRoute(
         pb.SetRouteRequest(model="topics", default_version="1", canary_version="2", canary_share=1.0)
     )
     assert await version_that_answers(serving) == "2"
-    await serving.models.SetAlias(pb.SetAliasRequest(alias="stable", model="topics", model_version="1"))
+    named = await serving.models.SetAlias(pb.SetAliasRequest(alias="stable", model="topics", model_version="1"))
+    assert named == pb.SetAliasResponse(aliases=[pb.Alias(alias="stable", model="topics", model_version="1")])
     assert await version_that_answers(serving, "stable") == "1"
     listing = await serving.models.ListBundles(pb.ListBundlesRequest())
     assert list(listing.routes) == [pb.Route(model="topics", default_version="1", canary_version="2", canary_share=1.0)]
@@ -53,7 +54,8 @@ async def test_a_version_is_loaded_routed_and_unloaded(serving, tmp_path):
     await serving.models.UnloadModel(pb.UnloadModelRequest(model="topics", model_version="2"))
     assert await version_that_answers(serving) == "1"
     assert await bundles(serving) == {"topics/1": pb.BUNDLE_STATE_READY, "topics/2": pb.BUNDLE_STATE_AVAILABLE}
-    await serving.models.SetAlias(pb.SetAliasRequest(alias="stable"))
+    assert await serving.models.SetAlias(pb.SetAliasRequest(alias="stable")) == pb.SetAliasResponse()
+    assert len((await serving.models.SetRoute(pb.SetRouteRequest(model="topics"))).routes) == 0
     failure = await failure_of(serving.models.SetAlias(pb.SetAliasRequest(alias="stable")))
     assert failure.code is grpc.StatusCode.NOT_FOUND
 

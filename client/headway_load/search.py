@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from headway_client.load.objectives import Result
-from headway_client.load.plan import MAX_RATE_PER_S, LoadPlan
-from headway_client.load.processes import Outcome
+from headway_load.objectives import Result
+from headway_load.plan import MAX_RATE_PER_S, LoadPlan
+from headway_load.processes import Outcome
 
 FIRST_RATE_PER_S = 16.0
 _MIN_RATE_PER_S = 0.1

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Self
 
-from headway_client.load.objectives import TimeLimits
-from headway_client.load.plan import MAX_DURATION_S, MAX_TIMEOUT_S
-from headway_client.results import ModelReference
+from headway_client import ModelReference
+from headway_load.objectives import TimeLimits
+from headway_load.plan import MAX_DURATION_S, MAX_TIMEOUT_S
 
 try:
     from hdrh.histogram import HdrHistogram

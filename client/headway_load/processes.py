@@ -19,12 +19,10 @@ from multiprocessing.connection import Connection, wait
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple, Self
 
-from headway_client.async_client import AsyncClient
-from headway_client.errors import HeadwayError
-from headway_client.load.plan import LoadPlan, Workload
-from headway_client.load.recorder import Recorder
-from headway_client.load.runner import LoadRunner, Sender, Share
-from headway_client.retry import NO_RETRIES
+from headway_client import NO_RETRIES, AsyncClient, HeadwayError
+from headway_load.plan import LoadPlan, Workload
+from headway_load.recorder import Recorder
+from headway_load.runner import LoadRunner, Sender, Share
 
 MAX_PROCESSES = 64
 _SNAPSHOT_PERIOD_S = 0.5

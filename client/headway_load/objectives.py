@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 if TYPE_CHECKING:
-    from headway_client.load.recorder import Recorder
+    from headway_load.recorder import Recorder
 
 _PATTERN = re.compile(
     r"(?:(?P<workload>[^:<>=]+):)?(?:(?P<measure>latency|ttft|gap|errors|rate|goodput)\.?)?"

@@ -31,9 +31,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from headway_client.load.objectives import Objective
-from headway_client.load.plan import Arrivals, Input, LoadPlan, LoadTask, Workload
-from headway_client.load.samples import sample_inputs
+from headway_load.objectives import Objective
+from headway_load.plan import Arrivals, Input, LoadPlan, LoadTask, Workload
+from headway_load.samples import sample_inputs
 
 _IMAGE_SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"}
 _AFTER_REPLAY_S = 0.001

@@ -11,9 +11,9 @@ from enum import StrEnum
 from itertools import count, takewhile
 from typing import Any
 
-from headway_client.async_client import AsyncClient
-from headway_client.load.objectives import Objective
+from headway_client import AsyncClient
 from headway_client.requests import Conversation
+from headway_load.objectives import Objective
 
 MAX_DURATION_S = 3600.0
 MAX_RATE_PER_S = 10_000.0

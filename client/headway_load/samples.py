@@ -6,7 +6,7 @@ import struct
 import zlib
 from collections.abc import Callable
 
-from headway_client.load.plan import LoadTask
+from headway_load.plan import LoadTask
 
 PROMPTS = (
     "ROMEO:\n",

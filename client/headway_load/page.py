@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
-from headway_client.load.report import Report, compare, format_report, histogram
+from headway_load.report import Report, compare, format_report, histogram
 
 Point = tuple[float, float]
 

@@ -13,10 +13,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from headway_client.load.objectives import Result
-from headway_client.load.processes import Outcome
-from headway_client.load.recorder import Interval, Recorder, TimeHistogram
-from headway_client.load.search import Probe, best, judge
+from headway_load.objectives import Result
+from headway_load.processes import Outcome
+from headway_load.recorder import Interval, Recorder, TimeHistogram
+from headway_load.search import Probe, best, judge
 
 SCHEMA_VERSION = 2
 

@@ -14,12 +14,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from headway_client.async_client import AsyncClient
-from headway_client.errors import CallError, ProtocolError
-from headway_client.load.objectives import time_limits
-from headway_client.load.plan import Input, LoadPlan, Workload
-from headway_client.load.recorder import OK, CallRecord, Recorder
-from headway_client.results import Answer
+from headway_client import Answer, AsyncClient, CallError, ProtocolError
+from headway_load.objectives import time_limits
+from headway_load.plan import Input, LoadPlan, Workload
+from headway_load.recorder import OK, CallRecord, Recorder
 
 _PAUSE_AFTER_FAILURE_S = 0.01
 
