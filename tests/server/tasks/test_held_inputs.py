@@ -1,11 +1,11 @@
 """What is made of a call's inputs is in an admission, by the bytes that it takes and not by those that were sent."""
 
+import asyncio
 import io
 import wave
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -17,8 +17,7 @@ from headway_server.serving.images import SentImage
 from headway_server.settings import ServerSettings
 from headway_server.tasks.generation.request import GenerationRequest
 from headway_server.tasks.image_generation.request import DrawingRequest
-from headway_server.tasks.segmentation.masks import drop_duplicates
-from headway_server.tasks.segmentation.model import EverythingRequest, Point, Prompt
+from headway_server.tasks.segmentation.model import MAX_MASKS, EverythingRequest, Point, Prompt
 from headway_server.tasks.speech.model import SpeechRequest
 from headway_server.tasks.text.model import TextInputs
 from headway_server.tasks.text_to_text.request import TextToTextParameters, TextToTextRequest
@@ -98,39 +97,49 @@ CALLS = {
 """Of each kind of input, the model that reads it and a call."""
 
 
-@pytest.fixture(scope="module")
-def host():
-    settings = ServerSettings(store=MODELS, batching=BatchingSettings(max_waiting_mib=1), max_image_outputs_mib=0)
-    names = {name for name, _ in CALLS.values()}
-    opened = ModelHost.open(
+@contextmanager
+def started(names, *, max_waiting_mib=1):
+    """The shipped models of these names."""
+    settings = ServerSettings(
+        store=MODELS, batching=BatchingSettings(max_waiting_mib=max_waiting_mib), max_image_outputs_mib=0
+    )
+    host = ModelHost.open(
         Runtime(device="cpu", num_threads=1), settings, asked_for={f"{name}/1": name in names for name in NAMES}
     )
-    yield opened
-    opened.close()
-
-
-async def test_a_call_waits_for_no_memory_that_others_hold_and_gives_back_its_own(host):
-    models = {model.bundle.manifest.name: model for model in host.models}
-    for model in models.values():
+    for model in host.models:
         model.start()
-    models["clip-text"].label_vectors._kept.max_bytes = 0  # so that they are computed each time
-    for kind, (name, ask) in CALLS.items():
-        model = models[name]
-        admissions = [model._held, model._admission]
-        await ask(model)
-        assert all(not one.num_admitted and not one._num_bytes for one in admissions), kind
-        most = max(one._max_bytes or 0 for one in admissions)
-        with ExitStack() as held:
-            for one in admissions:
-                held.enter_context(one.admit(1, most if one._max_bytes else 0))
-            with pytest.raises(OverloadedError, match=r"\d+ bytes of .* waiting"):
-                await ask(model)
+    yield {model.bundle.manifest.name: model for model in host.models}
+    host.close()
 
 
-def test_no_more_masks_are_compared_than_are_answered():
-    generator = np.random.default_rng(3)
-    masks, scores = generator.random((60, 16, 16)) > 0.5, generator.random(60, np.float32)
-    masks[30:] = masks[:30]
-    everything = drop_duplicates(masks, scores, 0.9, 60)
-    assert len(everything) == 30
-    assert drop_duplicates(masks, scores, 0.9, 7) == everything[:7]
+async def test_a_call_waits_for_no_memory_that_others_hold_and_gives_back_its_own():
+    with started({name for name, _ in CALLS.values()}) as models:
+        models["clip-text"].label_vectors._kept.max_bytes = 0  # so that they are computed each time
+        for kind, (name, ask) in CALLS.items():
+            model = models[name]
+            admissions = [model._held, model._admission]
+            await ask(model)
+            assert all(not one.num_admitted and not one._num_bytes for one in admissions), kind
+            most = max(one._max_bytes or 0 for one in admissions)
+            with ExitStack() as held:
+                for one in admissions:
+                    held.enter_context(one.admit(1, most if one._max_bytes else 0))
+                with pytest.raises(OverloadedError, match=r"\d+ bytes of .* waiting"):
+                    await ask(model)
+
+
+async def test_calls_for_everything_run_beside_each_other_in_less_than_all_their_masks_take():
+    wanted = EverythingRequest(points_per_side=8, min_predicted_iou=0.0, min_stability=0.0)
+    pictures = [sent(png(colour), "image") for colour in ("white", "red", "blue")]
+
+    with started({"segment"}, max_waiting_mib=24) as models:
+        model = models["segment"]
+
+        async def ask(picture):
+            async with await model.segment_everything(picture, wanted, mask_format="runs", deadline=None) as segments:
+                return [list(mask.counts) async for mask in segments.masks]
+
+        assert 2 * 64 * MAX_MASKS * model._mask_bytes == 24 * 2**20  # all logits of two such calls
+        together = await asyncio.gather(*map(ask, pictures))
+        assert together == [await ask(picture) for picture in pictures]
+        assert not model._held.num_admitted
