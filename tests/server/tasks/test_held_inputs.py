@@ -2,6 +2,8 @@
 
 import asyncio
 import io
+import math
+import sys
 import wave
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 from PIL import Image
 
 from headway_server.batching.settings import BatchingSettings
+from headway_server.decoding.beam_search.rules import PhraseAutomaton
 from headway_server.errors import OverloadedError
 from headway_server.runtime import Runtime
 from headway_server.serving.host import ModelHost
@@ -20,6 +23,7 @@ from headway_server.tasks.image_generation.request import DrawingRequest
 from headway_server.tasks.segmentation.model import MAX_MASKS, EverythingRequest, Point, Prompt
 from headway_server.tasks.speech.model import SpeechRequest
 from headway_server.tasks.text.model import TextInputs
+from headway_server.tasks.text_to_text.phrases import MAX_FORBIDDEN, PhraseRequest
 from headway_server.tasks.text_to_text.request import TextToTextParameters, TextToTextRequest
 
 MODELS = Path(__file__).parents[3] / "models"
@@ -126,6 +130,75 @@ async def test_a_call_waits_for_no_memory_that_others_hold_and_gives_back_its_ow
                     held.enter_context(one.admit(1, most if one._max_bytes else 0))
                 with pytest.raises(OverloadedError, match=r"\d+ bytes of .* waiting"):
                     await ask(model)
+
+
+@contextmanager
+def most_held(model):
+    """The most bytes that the model has held, once the context has ended."""
+    admission, most = model._held, [0]
+
+    def count(number, num_bytes):
+        type(admission)._count(admission, number, num_bytes)
+        most[0] = max(most[0], admission._num_bytes)
+
+    admission._count = count
+    yield most
+    del admission._count
+
+
+PHRASES = PhraseRequest(forbidden=tuple(f"two wölves {number} {'very ' * 20}old" for number in range(MAX_FORBIDDEN)))
+
+
+def size_of_phrases(model):
+    forms = model._phrases.encode_phrases("phrases", PHRASES).forbidden
+    numbers = sum(map(sys.getsizeof, (token for form in forms for token in form)))
+    nodes = PhraseAutomaton(forms)
+    parts = (nodes._children, nodes._depth, nodes._back, nodes._ending, nodes._unfinished)
+    return numbers + sum(sys.getsizeof(part) + sum(map(sys.getsizeof, part)) for part in (forms, *parts))
+
+
+def size_of_audio(model):
+    audio = model._audio
+    num_frames = 2 * audio.sampling_rate // audio.hop_length
+    assert num_frames < audio.num_frames
+    return 4 * (2 * audio.sampling_rate + 2 * audio.num_frames * audio.num_mel_bins)  # features and a window of them
+
+
+HELD = {
+    "forms of phrases": (
+        "multi30k-en-de",
+        lambda model: model.write(
+            ["a man"] * 2,
+            request=TextToTextRequest(
+                parameters=TextToTextParameters(max_new_tokens=1, beam_size=2), phrases=(PHRASES, PHRASES)
+            ),
+        ),
+        size_of_phrases,
+    ),
+    "audio, its features, and a window of them": (
+        "telephone-transcriber",
+        lambda model: model.transcribe([sound(2)], request=SpeechRequest()),
+        size_of_audio,
+    ),
+    "latents and what is drawn": (
+        "fashion-mnist-diffusion",
+        lambda model: model.draw(DrawingRequest(num_images=4, num_steps=1), deadline=None),
+        lambda model: 4 * 3 * 4 * math.prod(model._latent_shape),
+    ),
+}
+
+
+async def test_what_is_made_of_inputs_is_held_by_its_size():
+    with started({name for name, _, _ in HELD.values()}) as models:
+        for kind, (name, ask, size) in HELD.items():
+            with most_held(models[name]) as most:
+                await ask(models[name])
+            assert most[0] >= size(models[name]), kind
+            assert not models[name]._held._num_bytes
+        encoded = models["multi30k-en-de"]._phrases.encode_phrases("phrases", PHRASES)
+        held = size_of_phrases(models["multi30k-en-de"]), encoded.num_bytes, PHRASES.most_bytes
+        assert sorted(held) == list(held), "a call gives back what its phrases could have taken once they are read"
+        assert held[1] <= 1.5 * held[0]
 
 
 async def test_calls_for_everything_run_beside_each_other_in_less_than_all_their_masks_take():
