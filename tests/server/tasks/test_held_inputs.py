@@ -22,6 +22,7 @@ from headway_server.tasks.generation.request import GenerationRequest
 from headway_server.tasks.image_generation.request import DrawingRequest
 from headway_server.tasks.segmentation.model import MAX_MASKS, EverythingRequest, Point, Prompt
 from headway_server.tasks.speech.model import SpeechRequest
+from headway_server.tasks.synthesis.request import SynthesisRequest
 from headway_server.tasks.text.model import TextInputs
 from headway_server.tasks.text_to_text.phrases import MAX_FORBIDDEN, PhraseRequest
 from headway_server.tasks.text_to_text.request import TextToTextParameters, TextToTextRequest
@@ -68,6 +69,24 @@ CALLS = {
         "fashion-mnist-diffusion",
         lambda model: model.draw(
             DrawingRequest(image=sent(png(), "image"), mask=sent(png(), "mask"), num_steps=1), deadline=None
+        ),
+    ),
+    "latents of images that are drawn": (
+        "fashion-mnist-diffusion",
+        lambda model: model.draw(DrawingRequest(num_images=2, num_steps=1), deadline=None),
+    ),
+    "tokens of texts that are spoken": (
+        "telephone-speech",
+        lambda model: model.synthesize(["one"], request=SynthesisRequest(max_seconds=0.1)),
+    ),
+    "phrases of a translation": (
+        "multi30k-en-de",
+        lambda model: model.write(
+            ["a man"],
+            request=TextToTextRequest(
+                parameters=TextToTextParameters(max_new_tokens=1, beam_size=2),
+                phrases=(PhraseRequest(forbidden=("two wolves",)),),
+            ),
         ),
     ),
     "masks of a prompt": (
