@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rpc_failures import failure_of
 from tiny_engine import VOCAB_SIZE, make_decoder, make_sequence, running_engine, slow_down
 
+from headway.oip import grpc_predict_v2_pb2 as oip_pb
 from headway.v1 import image_classification_service_pb2 as classify_pb
 from headway.v1 import image_service_pb2 as image_pb
 from headway.v1 import image_service_pb2_grpc as image_pb_grpc
@@ -30,8 +31,6 @@ from headway_server.errors import DeadlineError, ServerError
 from headway_server.monitoring.metrics import FAMILIES, Metrics, is_look
 from headway_server.observers import ModelEvent, ModelId, QueueEvent
 from headway_server.runtime import Cores
-from headway_server.transports.grpc import oip
-from headway_server.transports.grpc.models import ADMIN_METHODS
 
 TINY = ModelId("tiny", "1")
 CLASSIFY = "headway.v1.TextClassificationService/ClassifyText"
@@ -99,12 +98,14 @@ async def test_calls_are_counted_by_method_model_code_and_reason(serve, classifi
 
 
 def test_every_rpc_about_the_server_is_a_look_or_changes_it_or_runs_a_model():
-    services = (model_pb.DESCRIPTOR.services_by_name["ModelService"], oip.SERVICE)
-    rpcs = [f"/{service.full_name}/{method.name}" for service in services for method in service.methods]
-    others = {method for method in rpcs if not is_look(method)}
-    assert set(rpcs) - others > oip.PROBES
-    assert others - ADMIN_METHODS - oip.ADMIN_METHODS == {
-        f"/{oip.SERVICE.full_name}/{name}" for name in ("ModelInfer", "ModelStreamInfer")
+    of_models, of_inference = (
+        model_pb.DESCRIPTOR.services_by_name["ModelService"],
+        oip_pb.DESCRIPTOR.services_by_name["GRPCInferenceService"],
+    )
+    rpcs = [f"/{service.full_name}/{rpc.name}" for service in (of_models, of_inference) for rpc in service.methods]
+    assert {rpc.rpartition("/")[2] for rpc in rpcs if not is_look(rpc)} == {
+        *("LoadModel", "UnloadModel", "ScanStore", "SetRoute", "SetAlias"),
+        *("RepositoryModelLoad", "RepositoryModelUnload", "ModelInfer", "ModelStreamInfer"),
     }
     assert not is_look(f"/{CLASSIFY}")
 
