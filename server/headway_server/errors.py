@@ -2,7 +2,7 @@
 
 ServerError                   what this package raises
 ├── BundleError               a bundle cannot be used: it is damaged, incomplete, or of another schema
-│   └── MachineBusyError      nobody knows yet: the machine was too busy to try it
+│   └── MachineBusyError      nobody knows yet: the machine was too busy to try or to load it
 ├── ConfigurationError        the configuration file cannot be read
 ├── AccessError               the access file, a certificate or its key cannot be used
 ├── StoreError                a store is missing, or none of its bundles can be served
@@ -47,7 +47,7 @@ class BundleError(ServerError):
 
 
 class MachineBusyError(BundleError):
-    """A part of a bundle could not be tried, because the machine was too busy; another try may tell."""
+    """A bundle could not be tried or loaded in time, because the machine was too busy; another try may tell."""
 
 
 class ConfigurationError(ServerError):

@@ -49,8 +49,8 @@ class BatchingSettings(BaseModel):
     the CPU and 64 on CUDA."""
     max_waiting_mib: Annotated[int, Field(ge=1)] = 256
     """Most MiB of a model's inputs that are admitted and not yet answered, as they are once decoded: images and their
-    pixels, texts and their tokens, vectors of labels, masks, audio. A call of more is admitted when no other is there,
-    and one of several audios refused."""
+    pixels, texts and their tokens, phrases in all forms, vectors of labels, masks, latents, audio. A call of more is
+    admitted when no other is there, and one of several audios refused."""
 
     @property
     def max_waiting_bytes(self) -> int:

@@ -8,6 +8,7 @@ reads the metrics. What can be asked of the server at any time (queues, slots, s
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import socketserver
 import threading
@@ -15,6 +16,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.metadata import version
 from typing import Any, Final, Self, TypeAlias
 
@@ -192,6 +194,30 @@ FAMILIES: Final = (
 )
 """Every metric of this server. `process_*` come from the library."""
 
+_LOOKING_RPCS: Final = frozenset(
+    {
+        *("ListModels", "GetModel", "ListBundles", "ServerLive", "ServerReady", "ModelReady"),
+        *("ServerMetadata", "ModelMetadata", "ModelConfig", "ModelStatistics", "RepositoryIndex"),
+    }
+)
+_LOOKING_PATHS: Final = re.compile(
+    r"/metrics|/v1/models(/MODEL)?|/v2(/models/(stats|MODEL(/versions/VERSION)?(/config|/stats)?)|/repository/index)?"
+)
+"""Of routes over HTTP, as their methods are called."""
+
+
+@lru_cache(maxsize=256)
+def is_look(method: str) -> bool:
+    """True of what only tells of the server and its models, which pages and probes ask for again and again.
+
+    It counts as no call: on a server that does little, those who watch it would make most of its figures.
+
+    Args:
+        method: Full name of an RPC, `/package.Service/Method`, or path of a route.
+    """
+    return method.rpartition("/")[2] in _LOOKING_RPCS or _LOOKING_PATHS.fullmatch(method) is not None
+
+
 Sample: TypeAlias = tuple[str, str, str, list[tuple[str, dict[str, str], float]]]
 """A metric in a form that goes through JSON: name, meaning, type, and its values by name and labels."""
 
@@ -221,6 +247,8 @@ class Metrics(Observer, Collector):
 
     def call_finished(self, call: Call, *, error: BaseException | None, duration_s: float) -> None:
         """See `Observer`."""
+        if is_look(call.method):
+            return
         self._observe(_DURATION, (call.method, call.model, None if error is None else type(error)), duration_s)
 
     def left_queue(self, event: QueueEvent) -> None:

@@ -239,9 +239,9 @@ class LogMel:
         return f"LogMel({self._preprocessing.num_mel_bins} mel bins)"
 
     def num_bytes(self, num_samples: int) -> int:
-        """Returns the bytes of an audio's samples and features."""
+        """Returns the bytes of an audio's samples, of its features, and of those of a window beside them."""
         sizes = self._preprocessing
-        num_frames = max(num_samples, sizes.window_samples) // sizes.hop_length
+        num_frames = max(num_samples, sizes.window_samples) // sizes.hop_length + sizes.num_frames
         return np.dtype(np.float32).itemsize * (num_samples + num_frames * sizes.num_mel_bins)
 
     def features(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:

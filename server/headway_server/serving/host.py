@@ -32,6 +32,7 @@ from headway_server.errors import (
     DrainingError,
     InvalidInputError,
     MachineBusyError,
+    MemoryUnavailableError,
     ModelNotFoundError,
     ServerError,
     StoreError,
@@ -54,6 +55,10 @@ _Event: TypeAlias = Literal["loading", "ready", "unloading", "unloaded", "failed
 
 _NOTHING_IS_LOADED: Final = "the server is shutting down; nothing is loaded any more"
 _SETTLING_S: Final = 1.0
+_LONGEST_PAUSE_S: Final = 3600.0
+"""Before a bundle is tried again that could not be loaded for the machine's sake."""
+_OF_MACHINE: Final = (MachineBusyError, MemoryUnavailableError, MemoryError, OSError)
+"""Errors that say nothing of a bundle: the machine was too busy, had too little memory, or could not read it."""
 """Longest wait for the second look at a bundle that is new."""
 
 _log = structlog.get_logger(__name__)
@@ -141,6 +146,10 @@ class _Entry:
     """Of its files when it was last loaded, or could not be."""
     is_asked_for: bool | None = None
     """True if a call has loaded it, False if one has unloaded it; None where the settings decide."""
+    num_unfinished: int = 0
+    """Tries in turn that failed for the machine's sake: another one may not."""
+    next_try_at: float = 0.0
+    """When it is tried again after these, by `time.monotonic`, unless somebody asks for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -527,7 +536,7 @@ class ModelHost(ModelFinder[ServedModel]):
         if self._overdue is not None:
             overdue, closing = self._overdue
             if not (await asyncio.wait({closing}, timeout=limit_s))[0]:
-                raise BundleError(
+                raise MachineBusyError(
                     f"is not loaded while {overdue} is, which has taken more than --load-timeout, {limit_s:g} s, and "
                     "goes on; try again when it has ended, or restart the server"
                 )
@@ -535,9 +544,27 @@ class ModelHost(ModelFinder[ServedModel]):
         loading = run_apart(partial(self._load, path), name=f"load {path}")
         done, _ = await asyncio.wait({loading}, timeout=limit_s)
         if not done:
-            self._overdue = path, self._spawn(_close_late(loading))
-            raise BundleError(f"has not been loaded after {limit_s:g} s; is its storage slow? or raise --load-timeout")
+            self._overdue = path, self._spawn(self._end_late(path, loading))
+            raise MachineBusyError(
+                f"has not been loaded after {limit_s:g} s; it is tried again when this try has ended. If its storage "
+                "or the machine is always so slow, raise --load-timeout"
+            )
         return loading.result()
+
+    async def _end_late(self, path: str, loading: asyncio.Future[_Loaded]) -> None:
+        """Waits for a try that took too long, and closes its model: the next try loads what is in the store then."""
+        try:
+            loaded = await loading
+        except Exception as error:
+            entry = self._entries.get(path)
+            if entry is not None and entry.num_unfinished:
+                self._note_failure(path, error)
+            return
+        _log.warning("a bundle was loaded too late, and is tried again", bundle=path, seconds=round(loaded.seconds, 3))
+        with suppress(Exception):
+            await run_apart(loaded.model.close, name=f"close {path}")
+            del loaded
+            await run_apart(give_back_memory, name="give back memory")
 
     async def _take_out(self, path: str, timeout_s: float | None) -> None:
         async with self._changing:
@@ -615,7 +642,7 @@ class ModelHost(ModelFinder[ServedModel]):
         entry = self._entries.setdefault(path, _Entry(ModelState.READY))
         old = entry.hosted
         entry.hosted = _Hosted(model, "" if entry.tried is None else entry.tried.manifest)
-        entry.state, entry.reason = ModelState.READY, None
+        entry.state, entry.reason, entry.num_unfinished = ModelState.READY, None, 0
         self._list_models()
         return old
 
@@ -633,8 +660,11 @@ class ModelHost(ModelFinder[ServedModel]):
         reason = _reason(error, path, None if self._loader is None else self._loader.settings.store)
         entry = self._entries[path]
         entry.reason = reason
-        if isinstance(error, MachineBusyError):
-            entry.tried = None  # so that it is tried again with the next look at the store
+        is_of_machine = isinstance(error, _OF_MACHINE) or isinstance(error.__cause__, _OF_MACHINE)
+        entry.num_unfinished = entry.num_unfinished + 1 if is_of_machine else 0
+        if entry.num_unfinished and self._loader is not None:
+            pause_s = self._loader.settings.versions.load_timeout * 2.0 ** (entry.num_unfinished - 1)
+            entry.next_try_at = time.monotonic() + min(pause_s, _LONGEST_PAUSE_S)
         if entry.hosted is None:
             entry.state = ModelState.REJECTED
         unexpected = error.__cause__ if isinstance(error, ServerError) else error
@@ -734,7 +764,13 @@ class ModelHost(ModelFinder[ServedModel]):
         for path in paths:
             entry = self._entries.setdefault(path, _Entry(ModelState.AVAILABLE))
             is_wanted = self._is_wanted(path, entry, num_ready)
-            if is_wanted and self._is_due(entry, look.bundles[path], rests=is_asked_for or path in look.resting):
+            is_at_work = self._overdue is not None and self._overdue[0] == path and not self._overdue[1].done()
+            rests = is_asked_for or path in look.resting
+            if (
+                is_wanted
+                and not is_at_work
+                and self._is_due(entry, look.bundles[path], rests=rests, is_asked_for=is_asked_for)
+            ):
                 with suppress(BundleRejectedError, ModelNotFoundError):  # the entry has the reason
                     await self._replace(path)
             if entry.hosted is not None and not is_wanted:
@@ -749,10 +785,16 @@ class ModelHost(ModelFinder[ServedModel]):
         most = self._loader.settings.versions.max_versions
         return most is None or num_ready < most or self.routes.names(path)
 
-    def _is_due(self, entry: _Entry, found: ListedBundle, *, rests: bool) -> bool:
-        """True if a bundle is to be loaded now: it is not what was tried last, it is whole, and it is at rest."""
+    def _is_due(self, entry: _Entry, found: ListedBundle, *, rests: bool, is_asked_for: bool) -> bool:
+        """True if a bundle is to be loaded now: it is not what was tried last, it is whole, and it is at rest.
+
+        What was tried last is due if it was taken out and is wanted again, or if it failed for the machine's sake and
+        somebody asks for it or enough time has passed.
+        """
         if found.fingerprint is not None and found.fingerprint == entry.tried:
-            return entry.state is ModelState.AVAILABLE  # it was taken out, and is wanted again
+            if entry.num_unfinished:
+                return is_asked_for or time.monotonic() >= entry.next_try_at
+            return entry.state is ModelState.AVAILABLE
         if found.problem is not None:
             entry.reason = found.problem
             if entry.hosted is None:
@@ -853,13 +895,6 @@ def _latest(name: str, paths: Iterable[str]) -> str:
 def _check_name(field: str, name: str) -> None:
     if not NAME.fullmatch(name):
         raise InvalidInputError(field, f"is {quoted(name)}; it has 1 to 64 of a-z, 0-9, dot, underscore and hyphen")
-
-
-async def _close_late(loading: asyncio.Future[_Loaded]) -> None:
-    """Waits for a model that nobody wants any more, and closes it."""
-    with suppress(Exception):  # it could not be loaded, and nobody is to learn why
-        await run_apart((await loading).model.close, name="close")
-        await run_apart(give_back_memory, name="give back memory")
 
 
 def _reason(error: Exception, path: str, store: Path | None) -> str:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol, Self
 
 from headway_server.errors import OverloadedError
@@ -143,6 +145,24 @@ class Permit:
             return error.is_late
         return time.monotonic() >= deadline - _LATE * (deadline - self._began)
 
+    def resize(self, count: int, num_bytes: int) -> None:
+        """Holds `count` inputs of `num_bytes` together from now on; only for an admission without a pace.
+
+        Raises:
+            OverloadedError: It is more than was held, and others leave no room for it. What was held is still held.
+        """
+        self._admission.exchange(self._count, self._bytes, count, num_bytes)
+        self._count, self._bytes = count, num_bytes
+
+    @contextmanager
+    def more(self, num_bytes: int) -> Iterator[None]:
+        """Holds so many bytes more while the context lasts. Errors are those of `resize`."""
+        self.resize(self._count, self._bytes + num_bytes)
+        try:
+            yield
+        finally:
+            self.resize(self._count, self._bytes - num_bytes)
+
     def release(self, count: int | None = None, *, is_done: bool = True) -> None:
         """Gives back the part of `count` inputs, or all that is left; `is_done` is False where it was not answered."""
         if not self._count:
@@ -228,12 +248,25 @@ class Admission:
                 self._pace.begin()
             self._work += work
             self._work_of[caller] = self._work_of.get(caller, 0.0) + work
-        self._num_admitted += count
-        self._num_bytes += num_bytes
-        if self._counted is not None:
-            self._counted.tell(self._num_admitted, self._num_bytes)
+        self._count(count, num_bytes)
         promised = deadline if is_estimated else None
         return Permit(self, count, num_bytes, work, caller=caller, deadline=promised)
+
+    def exchange(self, held_count: int, held_bytes: int, count: int, num_bytes: int) -> None:
+        """Takes back what a permit holds and gives it `count` inputs of `num_bytes`; called by the permit.
+
+        Raises:
+            OverloadedError: It is more, and others leave no room for it.
+        """
+        assert self._pace is None, "inputs that wait are not exchanged for others"
+        self._count(-held_count, -held_bytes)
+        try:
+            if count > held_count or num_bytes > held_bytes:
+                self._check(count, num_bytes, 0.0, None, "")
+        except OverloadedError:
+            self._count(held_count, held_bytes)
+            raise
+        self._count(count, num_bytes)
 
     def note_in_time(self) -> None:
         """Notes that what was admitted was answered; called by the permit."""
@@ -248,10 +281,7 @@ class Admission:
 
         Work that was given up says nothing of the pace: a model that is late would seem to be quick.
         """
-        self._num_admitted -= count
-        self._num_bytes -= num_bytes
-        if self._counted is not None:
-            self._counted.tell(self._num_admitted, self._num_bytes)
+        self._count(-count, -num_bytes)
         self._mean_held_s += _SMOOTHING * (held_s - self._mean_held_s)
         if self._pace is not None:
             self._work = self._work - work if self._num_admitted else 0.0
@@ -262,6 +292,12 @@ class Admission:
                 del self._work_of[caller]
             if isinstance(self._pace, MeasuredPace):
                 self._pace.note(work if is_done else 0.0, left=self._work)
+
+    def _count(self, count: int, num_bytes: int) -> None:
+        self._num_admitted += count
+        self._num_bytes += num_bytes
+        if self._counted is not None:
+            self._counted.tell(self._num_admitted, self._num_bytes)
 
     def _check(self, count: int, num_bytes: int, work: float, deadline: float | None, caller: str) -> bool:
         """Returns True if an estimate lets them in; False if there was nothing to estimate."""

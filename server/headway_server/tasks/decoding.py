@@ -222,28 +222,40 @@ class DecodingModel:
         with self._admission.admit(count, work=work, deadline=deadline, caller=current_caller()) as permit:
             yield permit
 
-    def _hold(self, num_bytes: int) -> AbstractContextManager[object]:
+    def _hold(self, num_bytes: int) -> Permit:
         """Counts bytes among what the model holds; a call does so once, since one that is alone may hold any number.
 
         Raises:
             OverloadedError: Other calls hold too many.
         """
-        return self._held.admit(1, num_bytes, caller=current_caller()) if num_bytes else nullcontext()
+        return self._held.admit(1, num_bytes, caller=current_caller())
 
-    async def _run(self, sequences: list[Sequence], *, num_read: int) -> list[SequenceResult]:
+    def _hold_tokens(self, sequences: Elements[Sequence], held: Permit | None) -> AbstractContextManager[object]:
+        """Counts the tokens of sequences too, in what the call holds already, if it does."""
+        num_bytes = _num_token_bytes(sequences)
+        if held is not None:
+            return held.more(num_bytes)
+        return self._hold(num_bytes) if num_bytes else nullcontext()
+
+    async def _run(self, sequences: list[Sequence], held: Permit | None = None) -> list[SequenceResult]:
         """Runs sequences, which the budget of the call's caller is charged for; errors are those of `Lanes.run`.
 
         Args:
             sequences: What runs. Each of their beams generates.
-            num_read: Tokens of their prompts or sources; samples share a prompt.
+            held: By the call, where it holds other things than their tokens.
         """
-        with self._hold(_num_token_bytes(sequences)), _counted(num_read, sequences):
+        with self._hold_tokens(sequences, held), _counted(_num_read(sequences), sequences):
             return await self._lanes.run(sequences)
 
-    async def _stream(self, sequence: Sequence, *, num_read: int) -> AsyncGenerator[Delta, None]:
-        """Runs a sequence as `_run` does and yields its deltas; errors are those of `Lanes.stream`."""
-        num_bytes = _num_token_bytes([sequence]) if num_read else 0  # a sample has the prompt of the first one
-        with self._hold(num_bytes), _counted(num_read, [sequence]):
+    async def _stream(
+        self, sequence: Sequence, held: Permit | None = None, *, is_first: bool = True
+    ) -> AsyncGenerator[Delta, None]:
+        """Runs a sequence as `_run` does and yields its deltas; errors are those of `Lanes.stream`.
+
+        `is_first` is False for a sample of a prompt that is read for another one.
+        """
+        read = [sequence] if is_first else []
+        with self._hold_tokens(read, held), _counted(_num_read(read), [sequence]):
             async with aclosing(self._lanes.stream(sequence)) as deltas:
                 async for delta in deltas:
                     yield delta
@@ -266,6 +278,20 @@ def _num_token_bytes(sequences: Elements[Sequence]) -> int:
         if tensor.dtype.kind == "i"
     ]
     return sum({id(tensor): tensor.nbytes for tensor in read}.values())
+
+
+def _num_read(sequences: Elements[Sequence]) -> int:
+    """Returns the tokens and positions that are read before sequences are written; samples share a prompt.
+
+    They are prompts, or sources that no encoder has read yet and what their decoders start from. The last token of
+    that is read with the first step, as others are that were written.
+    """
+    prompts = {id(one.prompt_ids): len(one.prompt_ids) for one in sequences if one.source is None}
+    sources = (one for one in sequences if one.source is not None)
+    return sum(prompts.values()) + sum(
+        len(one.prompt_ids) - 1 + (one.source.cost if one.cross is None and one.source is not None else 0)
+        for one in sources
+    )
 
 
 def _counted(num_read: int, sequences: Elements[Sequence]) -> AbstractContextManager[None]:

@@ -21,12 +21,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from rpc_failures import failure_of
 from tiny_engine import VOCAB_SIZE, make_decoder, make_sequence, running_engine, slow_down
 
+from headway.oip import grpc_predict_v2_pb2 as oip_pb
 from headway.v1 import image_classification_service_pb2 as classify_pb
 from headway.v1 import image_service_pb2 as image_pb
 from headway.v1 import image_service_pb2_grpc as image_pb_grpc
+from headway.v1 import model_service_pb2 as model_pb
 from headway.v1 import text_classification_service_pb2 as pb
 from headway_server.errors import DeadlineError, ServerError
-from headway_server.monitoring.metrics import FAMILIES, Metrics
+from headway_server.monitoring.metrics import FAMILIES, Metrics, is_look
 from headway_server.observers import ModelEvent, ModelId, QueueEvent
 from headway_server.runtime import Cores
 
@@ -93,6 +95,19 @@ async def test_calls_are_counted_by_method_model_code_and_reason(serve, classifi
     assert found["headway_calls_running{}"] == 0
     assert found["process_resident_memory_bytes{}"] > 1e7
     assert found["headway_threads{}"] >= 2
+
+
+def test_every_rpc_about_the_server_is_a_look_or_changes_it_or_runs_a_model():
+    of_models, of_inference = (
+        model_pb.DESCRIPTOR.services_by_name["ModelService"],
+        oip_pb.DESCRIPTOR.services_by_name["GRPCInferenceService"],
+    )
+    rpcs = [f"/{service.full_name}/{rpc.name}" for service in (of_models, of_inference) for rpc in service.methods]
+    assert {rpc.rpartition("/")[2] for rpc in rpcs if not is_look(rpc)} == {
+        *("LoadModel", "UnloadModel", "ScanStore", "SetRoute", "SetAlias"),
+        *("RepositoryModelLoad", "RepositoryModelUnload", "ModelInfer", "ModelStreamInfer"),
+    }
+    assert not is_look(f"/{CLASSIFY}")
 
 
 async def test_what_is_kept_of_images_is_counted_in_hits_misses_and_bytes(serve, classifier_store, metrics):

@@ -1,8 +1,12 @@
-"""Encoded audio is decoded to its end, whatever its header says, or refused with what to do."""
+"""Encoded audio is decoded to its end, whatever its header says, or refused with what to do.
+
+The reader of training hears the same of the same files.
+"""
 
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from io import BytesIO
 
 import numpy as np
@@ -11,6 +15,8 @@ import soundfile
 
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing.audio import AudioDecoder, AudioLimits
+from headway_training.data.audio import read_audio, to_float
+from headway_training.errors import DataError
 
 RATE = 16_000
 LIMITS = AudioLimits(max_bytes=2**20, max_seconds=5.0)
@@ -53,11 +59,20 @@ PIPED = {
 }
 
 
+def heard_in_training(data: bytes) -> np.ndarray:
+    return to_float(read_audio(data, RATE))
+
+
+READERS = {"server": lambda data: DECODER.decode(data, "audios[0]").samples, "training": heard_in_training}
+by_both = pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+
+
+@by_both
 @pytest.mark.parametrize("name", PIPED)
-def test_what_was_written_to_a_pipe_is_heard_whole(name: str) -> None:
-    heard = DECODER.decode(PIPED[name], "audios[0]")
-    assert heard.duration_s == pytest.approx(1.0)
-    assert np.allclose(heard.samples, sound(1.0), atol=1e-3)
+def test_what_was_written_to_a_pipe_is_heard_whole(name: str, read: Callable[[bytes], np.ndarray]) -> None:
+    heard = read(PIPED[name])
+    assert len(heard) == RATE
+    assert np.allclose(heard, sound(1.0), atol=1e-3)
 
 
 def test_a_length_that_is_not_told_is_counted() -> None:
@@ -70,15 +85,59 @@ def test_a_length_that_is_not_told_is_counted() -> None:
         DECODER.decode(encoded("WAV", "PCM_16", seconds=0), "audios[0]")
 
 
+@by_both
 @pytest.mark.parametrize(("subtype", "rates"), [("OPUS", (48_000, 48_000)), ("VORBIS", (16_000, 22_050))])
-def test_all_files_of_a_chain_are_heard(subtype: str, rates: tuple[int, ...]) -> None:
+def test_all_files_of_a_chain_are_heard(
+    subtype: str, rates: tuple[int, ...], read: Callable[[bytes], np.ndarray]
+) -> None:
     links = [encoded("OGG", subtype, rate=rate) for rate in rates]
-    alone = [DECODER.decode(link, "audios[0]").samples for link in links]
-    heard = DECODER.decode(b"".join(links), "audios[0]")
-    assert np.array_equal(heard.samples, np.concatenate(alone))
-    assert heard.duration_s == pytest.approx(2.0, abs=0.01)
+    heard = read(b"".join(links))
+    assert np.array_equal(heard, np.concatenate([read(link) for link in links]))
+    assert len(heard) == pytest.approx(2 * RATE, abs=0.01 * RATE)
+
+
+def test_a_chain_is_held_to_the_limit_as_a_whole() -> None:
+    links = [encoded("OGG", "OPUS", rate=48_000)] * 2
+    assert DECODER.decode(b"".join(links), "audios[0]").duration_s == pytest.approx(2.0, abs=0.01)
     with pytest.raises(InvalidInputError, match=r"seconds by its header and [45]\.\d before, the limit is 5"):
         DECODER.decode(b"".join(links * 3), "audios[0]")
+
+
+def as_floats(samples: np.ndarray) -> bytes:
+    file = BytesIO()
+    soundfile.write(file, samples, RATE, format="WAV", subtype="FLOAT")
+    return file.getvalue()
+
+
+@by_both
+@pytest.mark.parametrize("form", ["WAV", "FLAC", "OGG", "MP3"])
+def test_two_channels_are_mixed(form: str, read: Callable[[bytes], np.ndarray]) -> None:
+    file = BytesIO()
+    soundfile.write(file, np.stack([sound(1.0), 0.5 * sound(1.0)], axis=1), RATE, format=form)
+    heard = read(file.getvalue())
+    assert np.abs(heard[2000:14_000] - 0.75 * sound(1.0)[2000:14_000]).max() < 0.02
+
+
+@by_both
+def test_each_channel_is_held_to_full_scale_before_they_are_mixed(read: Callable[[bytes], np.ndarray]) -> None:
+    loud = np.tile(np.array([[2.5, -0.5]], np.float32), (RATE, 1))
+    assert np.allclose(read(as_floats(loud)), 0.25, atol=1e-3)
+
+
+@by_both
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_samples_that_are_no_numbers_are_refused(value: float, read: Callable[[bytes], np.ndarray]) -> None:
+    samples = sound(1.0)
+    samples[99] = value
+    with pytest.raises((InvalidInputError, DataError), match="has samples that are no finite numbers; repair it"):
+        read(as_floats(samples))
+
+
+@by_both
+@pytest.mark.parametrize("data", [b"", b"no audio", encoded("FLAC")[:60], encoded("WAV", "PCM_16", seconds=0)])
+def test_what_holds_no_audio_is_refused(data: bytes, read: Callable[[bytes], np.ndarray]) -> None:
+    with pytest.raises((InvalidInputError, DataError)):
+        read(data)
 
 
 @pytest.mark.parametrize(
@@ -100,12 +159,19 @@ def test_a_decoder_prints_nothing_of_a_damaged_file() -> None:
     damaged = bytearray(encoded("MP3"))
     damaged[1000::7] = bytes(len(damaged[1000::7]))
     program = (
-        "import sys; from io import BytesIO; import soundfile\n"
-        "if sys.argv[1] == 'logs':\n"
+        "import sys; from contextlib import suppress; from io import BytesIO; import soundfile\n"
+        "data, how = sys.stdin.buffer.read(), sys.argv[1]\n"
+        "if how == 'server':\n"
         "    from headway_server.log import configure_logging\n"
         "    configure_logging(level='info', line_format='json')\n"
-        "try: soundfile.read(BytesIO(sys.stdin.buffer.read()))\n"
-        "except soundfile.SoundFileError: pass\n"
+        "with suppress(Exception):\n"
+        "    if how == 'training':\n"
+        "        from headway_training.data.audio import read_audio as read\n"
+        "        read(data, 16_000)\n"
+        "    else:\n"
+        "        soundfile.read(BytesIO(data))\n"
+        "if how == 'training':\n"
+        "    import ctypes; ctypes.CDLL(None).perror(b'C may write again')\n"
         "print('last words', file=sys.stderr)\n"
     )
     printed = [
@@ -116,7 +182,10 @@ def test_a_decoder_prints_nothing_of_a_damaged_file() -> None:
             env=os.environ,
             check=True,
         ).stderr
-        for how in ("as it is", "logs")
+        for how in ("as it is", "server", "training")
     ]
     assert b"mpg123" in printed[0]
     assert printed[1] == b"last words\n"
+    assert b"mpg123" not in printed[2]
+    assert printed[2].startswith(b"C may write again")
+    assert printed[2].endswith(b"last words\n")

@@ -1,7 +1,9 @@
 """The store changes while calls are answered: new, changed, half copied, broken, gone, stalled."""
 
 import asyncio
+import errno
 import os
+import re
 import shutil
 import threading
 from collections import defaultdict
@@ -16,8 +18,10 @@ from waiting import until
 
 from headway_server.bundles import Task, VersionSettings, listing
 from headway_server.errors import (
+    BundleError,
     BundleRejectedError,
     MachineBusyError,
+    MemoryUnavailableError,
     ModelNotFoundError,
     StoreError,
     StoreUnavailableError,
@@ -378,21 +382,87 @@ async def test_loading_that_takes_too_long_is_given_up_and_its_model_closed_late
     assert events["3"][-1] == "ready"
 
 
-async def test_what_a_busy_machine_could_not_try_is_tried_again_with_the_next_look(open_host, tmp_path, monkeypatch):
-    host = open_host()
-    write(tmp_path, "2")
-    load, left = type(FAMILY).load, [MachineBusyError("the machine is busy")]
+def unreadable():
+    error = BundleError("cannot be read (Stale file handle)")
+    error.__cause__ = OSError(errno.ESTALE, "Stale file handle")
+    return error
 
-    def busily(self, *arguments):
-        if left:
-            raise left.pop()
+
+@pytest.mark.parametrize(
+    "error", [MachineBusyError("the machine is busy"), MemoryUnavailableError("no room"), unreadable()]
+)
+async def test_what_failed_for_the_machines_sake_is_tried_again_when_asked_for_and_after_a_while(
+    open_host, tmp_path, monkeypatch, error
+):
+    host = open_host(load_timeout=20)
+    write(tmp_path, "2")
+    load, failures, num_tries = type(FAMILY).load, [error] * 3, 0
+
+    def unluckily(self, *arguments):
+        nonlocal num_tries
+        num_tries += 1
+        if failures:
+            raise failures.pop()
         return load(self, *arguments)
 
-    monkeypatch.setattr(type(FAMILY), "load", busily)
+    monkeypatch.setattr(type(FAMILY), "load", unluckily)
     await host.scan()
-    assert reasons(host)["mirror/2"] == "the machine is busy"
+    assert reasons(host)["mirror/2"] == str(error)
+    await poll(host)
+    assert num_tries == 1, "it is left alone for a while"
+    host._entries["mirror/2"].next_try_at -= 20
+    await poll(host)
+    assert num_tries == 2
+    host._entries["mirror/2"].next_try_at -= 20
+    await poll(host)
+    assert num_tries == 2, "for longer after each try"
+    with pytest.raises(BundleRejectedError, match=re.escape(str(error))):
+        await host.load("mirror", "2")
     await host.scan()
-    assert await ask(host) == "version 2"
+    assert (num_tries, await ask(host)) == (4, "version 2")
+
+
+@pytest.mark.parametrize("damage", ["none", "found late"])
+async def test_a_bundle_that_was_not_loaded_in_time_is_tried_again_when_that_try_has_ended(
+    open_host, tmp_path, monkeypatch, damage
+):
+    host = open_host(load_timeout=0.05)
+    write(tmp_path, "2")
+    may_go_on, running, most = threading.Event(), 0, 0
+    load = type(FAMILY).load
+
+    def slowly(self, *arguments):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        try:
+            assert may_go_on.wait(30)
+            if damage == "found late":
+                raise BundleError("is damaged")
+            return load(self, *arguments)
+        finally:
+            running -= 1
+
+    monkeypatch.setattr(type(FAMILY), "load", slowly)
+    with structlog.testing.capture_logs() as log:
+        await host.scan()
+        first = "has not been loaded after 0.05 s; it is tried again when this try has ended"
+        assert reasons(host)["mirror/2"].startswith(first)
+        await host.scan()  # which waits for nothing
+        assert (running, reasons(host)["mirror/2"].startswith(first)) == (1, True)
+        may_go_on.set()
+        _, ending = host._overdue
+        await asyncio.wait({ending})
+        if damage == "found late":
+            assert (states(host)["mirror/2"], reasons(host)["mirror/2"]) == ("rejected", "is damaged")
+        monkeypatch.setattr(type(FAMILY), "load", load)
+        host._entries["mirror/2"].next_try_at = 0
+        await poll(host)
+    expected = "version 1" if damage == "found late" else "version 2"
+    assert (await ask(host), most) == (expected, 1)
+    told = [line["reason"] if "reason" in line else line["event"] for line in log if line["log_level"] != "info"]
+    assert told[0].startswith(first)
+    assert told[1:] == ["is damaged" if damage == "found late" else "a bundle was loaded too late, and is tried again"]
 
 
 async def test_a_store_that_has_gone_is_a_problem_that_is_told_once_and_takes_nothing_out(open_host, tmp_path):

@@ -49,6 +49,24 @@ async def test_a_call_of_more_bytes_than_the_limit_is_admitted_alone():
         admission.admit(1, 101).__enter__()
 
 
+async def test_a_permit_grows_as_long_as_others_leave_room_and_always_shrinks():
+    admission = Admission(limit=None, noun="masks", owner="cells", max_bytes=100)
+    alone = admission.admit(0)
+    alone.resize(2, 150)  # as a call of more is admitted, when nothing else is
+    alone.resize(3, 300)
+    alone.resize(1, 120)
+    alone.resize(1, 60)
+    with admission.admit(1, 30) as other:
+        with pytest.raises(OverloadedError, match="has 30 bytes of masks waiting, the limit is 100 and this call bri"):
+            alone.resize(2, 71)
+        assert (admission.num_admitted, admission._num_bytes) == (2, 90), "what was held is still held"
+        alone.resize(2, 70)
+        other.resize(0, 0)
+        alone.resize(5, 200)
+    alone.release()
+    assert (admission.num_admitted, admission._num_bytes) == (0, 0)
+
+
 async def test_a_permit_is_given_back_after_an_error(admission):
     with pytest.raises(ZeroDivisionError), admission.admit(10):
         raise ZeroDivisionError

@@ -8,12 +8,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from numpy_decoder import NumpyEncoder
-from tiny_engine import VOCAB_SIZE, make_decoder, make_generation_model, make_translation_model
+from tiny_engine import VOCAB_SIZE, byte_tokenizer, make_decoder, make_generation_model, make_translation_model
 from tiny_hearing import RATE, make_speech_model
 
+from headway_server.batching.batcher import BatchedResults
 from headway_server.observers import Observer
+from headway_server.preprocessing import TextTokenizer
 from headway_server.serving.calls import Calls
 from headway_server.tasks.generation.request import GenerationRequest
+from headway_server.tasks.image_generation.prompts import TextPrompts
 from headway_server.tasks.speech.model import SpeechRequest
 from headway_server.tasks.text_to_text.call import TextToTextCall
 from headway_server.tasks.text_to_text.phrases import PhraseRequest
@@ -21,14 +24,12 @@ from headway_server.tasks.text_to_text.request import TextToTextParameters, Text
 
 
 class Work(Observer):
-    """Counts the prompts or sources that engines have read, and what they have generated, of all beams."""
+    """Counts what engines have read before they wrote, and what they have generated, of all beams."""
 
-    def __init__(self, read_by) -> None:
-        self.num_read = self.num_generated = 0
-        self._read_by = read_by
+    num_read = num_generated = 0
 
     def step_finished(self, event) -> None:
-        if event.kind == self._read_by:
+        if event.kind in ("encode", "prefill"):
             self.num_read += event.num_tokens
         elif event.kind == "decode":
             self.num_generated += event.num_rows
@@ -81,6 +82,29 @@ async def transcribe_named(work):
     return model
 
 
+async def transcribe_prompted(work):
+    model = make_speech_model(work)
+    model.start()
+    parameters = TextToTextParameters(max_new_tokens=2)
+    request = SpeechRequest(language="de", prompt="names of places", condition_on_previous=True, parameters=parameters)
+    await model.transcribe([sound(1.4)], request=request)
+    return model
+
+
+async def draw(work):
+    """Reads a prompt and a negative prompt, as a model does that draws by texts."""
+
+    async def encode(rows, *_, **__):
+        work.num_read += sum(int(row["attention_mask"].sum()) for row in rows)
+        return BatchedResults(results=[{"text": np.zeros((9, 2), np.float32)} for _ in rows], runs=[])
+
+    tokenizer = TextTokenizer(byte_tokenizer())
+    prompts = TextPrompts(tokenizer, SimpleNamespace(submit=encode), max_tokens=9, pad_id=0, max_bytes=99)
+    read = [await prompts.read("prompt", text) for text in ("a cat", "a dog")]
+    assert len(await prompts.conditions(read, None)) == 2
+    return SimpleNamespace(close=lambda: None)
+
+
 async def translate(work, monkeypatch, *, repeats):
     encoder = NumpyEncoder(vocab_size=VOCAB_SIZE)
     model = make_translation_model(make_decoder(num_slots=8), encoder, observer=work)
@@ -116,14 +140,19 @@ async def stream(work):
     return model
 
 
-@pytest.mark.parametrize("name", ["searched once", "searched again", "detected", "named", "sampled", "streamed"])
+ASKED = ["searched once", "searched again", "detected", "named", "prompted", "sampled", "streamed", "drawn"]
+
+
+@pytest.mark.parametrize("name", ASKED)
 async def test_all_that_is_read_and_generated_for_a_call_is_charged(name, monkeypatch):
-    work, budget = Work("prefill" if name in ("sampled", "streamed") else "encode"), Budget()
+    work, budget = Work(), Budget()
     ask = {
         "searched once": lambda: translate(work, monkeypatch, repeats=0),
         "searched again": lambda: translate(work, monkeypatch, repeats=2),
         "detected": lambda: transcribe(work),
         "named": lambda: transcribe_named(work),
+        "prompted": lambda: transcribe_prompted(work),
+        "drawn": lambda: draw(work),
         "sampled": lambda: generate(work),
         "streamed": lambda: stream(work),
     }[name]

@@ -5,8 +5,12 @@ B rows, N samples, F frames, M mel bins, W samples of a Fourier transform.
 
 from __future__ import annotations
 
+import ctypes
 import io
 import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -25,6 +29,11 @@ _FLOOR = 1e-10
 """Least power whose logarithm is taken."""
 _RANGE = 8.0
 """Powers of ten below the loudest that are told apart."""
+_BLOCK_FRAMES = 1 << 16
+_NO_SIZES = (0, 0xFFFFFFFF)
+"""What is in place of sizes in the header of a WAV file that was written to a pipe."""
+_FIRST_PAGE = 2
+"""Mark of the first page of a stream in OGG."""
 
 
 def read_audio(source: Path | bytes, rate: int, name: str = "") -> NDArray[np.int16]:
@@ -44,18 +53,87 @@ def read_audio(source: Path | bytes, rate: int, name: str = "") -> NDArray[np.in
     soundfile, _ = _libraries()
     what = name or (source if isinstance(source, Path) else "audio")
     try:
-        samples, own_rate = soundfile.read(
-            io.BytesIO(source) if isinstance(source, bytes) else source, dtype="float32", always_2d=True
-        )
+        data = source if isinstance(source, bytes) else source.read_bytes()
+        with _quiet_decoders():
+            parts = [_read_link(link, rate) for link in _links(_with_sizes(data))]
     except (OSError, soundfile.SoundFileError) as error:
         raise DataError(f"{what} cannot be read as audio: {error}") from error
-    mono: NDArray[np.float32] = samples.mean(axis=1, dtype=np.float32)  # (N,)
-    if own_rate != rate:
-        mono = resample(mono, own_rate, rate)
+    mono = np.concatenate(parts)  # (N,)
     if not len(mono):
         raise DataError(f"{what} has no samples")
+    if np.isnan(mono).any():
+        raise DataError(f"{what} has samples that are no finite numbers; repair it")
     whole: NDArray[np.int16] = (np.clip(mono, -1, 1 - 1 / FULL_SCALE) * FULL_SCALE).round().astype(np.int16)
     return whole
+
+
+def _read_link(data: bytes, rate: int) -> NDArray[np.float32]:
+    """Reads a file to its end, whatever its header says, as mono, (N,); NaN where a sample is no finite number."""
+    soundfile, _ = _libraries()
+    blocks = [np.empty((0, 1), np.float32)]
+    with soundfile.SoundFile(io.BytesIO(data)) as file:
+        file.seekable = lambda: False  # or no more is read than the header says
+        while len(block := file.read(_BLOCK_FRAMES, dtype="float32", always_2d=True)):  # (frames, channels)
+            block[~np.isfinite(block)] = np.nan
+            blocks.append(np.clip(block, -1, 1).mean(axis=1, keepdims=True, dtype=np.float32))
+        mono: NDArray[np.float32] = np.concatenate(blocks)[:, 0]
+        return mono if file.samplerate == rate else resample(mono, file.samplerate, rate)
+
+
+def _with_sizes(data: bytes) -> bytes:
+    """Returns a WAV file with the sizes that it has: what was written to a pipe has none (as a server does)."""
+    if data[:4] != b"RIFF" or data[8:12] != b"WAVE" or int.from_bytes(data[4:8], "little") == len(data) - 8:
+        return data
+    place = 12
+    while (chunk := data[place : place + 4]) and chunk != b"data":
+        place += 8 + (size := int.from_bytes(data[place + 4 : place + 8], "little")) + size % 2
+    start = place + 8
+    if not chunk or len(data) < start or int.from_bytes(data[place + 4 : start], "little") not in _NO_SIZES:
+        return data
+    riff_size, data_size = (size.to_bytes(4, "little") for size in (len(data) - 8, len(data) - start))
+    return b"".join((data[:4], riff_size, data[8 : place + 4], data_size, data[start:]))
+
+
+def _links(data: bytes) -> Iterator[bytes]:
+    """Yields the files that are chained to an OGG file (RFC 3533), one after the other; anything else as it is."""
+    start = place = 0
+    was_first = True
+    while data[place : place + 4] == b"OggS" and len(data) > place + 26:
+        is_first = bool(data[place + 5] & _FIRST_PAGE)
+        if is_first and not was_first:
+            yield data[start:place]
+            start = place
+        was_first = is_first
+        num_segments = data[place + 26]
+        place += 27 + num_segments + sum(data[place + 27 : place + 27 + num_segments])
+    yield data[start:]
+
+
+@contextmanager
+def _quiet_decoders() -> Iterator[None]:
+    """Has C's own stream of errors write nowhere: what decodes MP3 prints there what is wrong with a file."""
+    own, nowhere = _c_errors()
+    if own is None or not nowhere:
+        yield
+        return
+    shown = own.value if own.value != nowhere else None
+    own.value = nowhere
+    try:
+        yield
+    finally:
+        if shown is not None:
+            own.value = shown
+
+
+@cache
+def _c_errors() -> tuple[ctypes.c_void_p | None, int]:
+    """C's `stderr`, and a stream that writes nowhere; None and 0 of a C library without such a variable."""
+    try:
+        library = ctypes.CDLL(None)
+        library.fopen.restype = ctypes.c_void_p
+        return ctypes.c_void_p.in_dll(library, "stderr"), library.fopen(os.fsencode(os.devnull), b"w") or 0
+    except (OSError, ValueError, AttributeError):
+        return None, 0
 
 
 def audio_rate(path: Path) -> int:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Self, TypeAlias
+from typing import Final, Self, TypeAlias
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -211,10 +211,16 @@ class SearchRules:
         return state.met.bit_count()
 
 
-@lru_cache(maxsize=4)
+_automata: Final[WeakValueDictionary[tuple[tuple[int, ...], ...], PhraseAutomaton]] = WeakValueDictionary()
+"""Those of running searches, by their phrases."""
+
+
 def _automaton(phrases: tuple[tuple[int, ...], ...]) -> PhraseAutomaton:
     """Returns an automaton, which nothing changes: the sentences of a call often share a glossary, and so this."""
-    return PhraseAutomaton(phrases)
+    automaton = _automata.get(phrases)
+    if automaton is None:
+        automaton = _automata[phrases] = PhraseAutomaton(phrases)
+    return automaton
 
 
 class RuleConstraint:

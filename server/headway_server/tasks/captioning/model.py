@@ -97,14 +97,14 @@ class CaptioningModel(TextToTextModel):
         call = self._call(request, len(images))
         with (
             self._admit(len(images), num_tokens=call.plan.num_tokens, deadline=request.deadline),
-            self._hold(len(images) * self._image_bytes),
+            self._hold(len(images) * self._image_bytes + call.most_rule_bytes),
         ):
             began = time.monotonic()
             prepared = await self._prepare(images)
             sources = await self._see(call, prepared)
             sequences = [call.sequence(source) for source in sources]
             preprocessing_s = time.monotonic() - began
-            results = await self._run(sequences, num_read=sum(len(source.encoded) for source in sources))
+            results = await self._run(sequences)
         answer = await self._answer(call, sources, results, [], preprocessing_s)
         return self._with_images(answer, prepared)
 
@@ -120,13 +120,13 @@ class CaptioningModel(TextToTextModel):
         call = self._call(request, 1, is_stream=True)
         with (
             self._admit(1, num_tokens=call.plan.num_tokens, deadline=request.deadline) as permit,
-            self._hold(self._image_bytes),
+            self._hold(self._image_bytes + call.most_rule_bytes) as held,
         ):
             began = time.monotonic()
             data = image.data if isinstance(image, SentImage) else image
             prepared = await self._preprocessor.prepare_batch([data], fields=[field])
             [source] = await self._see(call, prepared)
-            async with aclosing(self._write_source(call, source, permit, began)) as parts:
+            async with aclosing(self._write_source(call, source, permit, held, began)) as parts:
                 async for part in parts:
                     yield part if isinstance(part, Delta) else self._with_images(part, prepared)
 

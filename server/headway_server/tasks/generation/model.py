@@ -184,7 +184,7 @@ class GenerationModel(DecodingModel):
             ]
             sequences = [sequence for _, sequence in pairs]
             self._release_with(permit, sequences)
-            results = await self._run(sequences, num_read=sum(len(prompt.input_ids) for prompt in fitted))
+            results = await self._run(sequences)
         texts = [
             self._generated(prompt, sequence.parameters, result, request, plan)
             for (prompt, sequence), result in zip(pairs, results, strict=True)
@@ -226,8 +226,7 @@ class GenerationModel(DecodingModel):
             if fitted.shown:
                 for sequence in sequences:
                     yield Delta(output=fitted.shown, num_new_tokens=0, sample=sequence.parameters.sample)
-            sizes = (len(fitted.input_ids), *repeat(0, len(sequences) - 1))
-            streams = [self._stream(one, num_read=size) for one, size in zip(sequences, sizes, strict=True)]
+            streams = [self._stream(one, is_first=one is sequences[0]) for one in sequences]
             async with aclosing(streams[0] if len(streams) == 1 else _samples(streams)) as deltas:
                 async for delta in deltas:
                     if delta.tokens:

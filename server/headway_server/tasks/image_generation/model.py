@@ -8,9 +8,10 @@ C channels and S side of a latent, H, W height and width of an image.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import ExitStack, aclosing
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -37,7 +38,7 @@ from headway_server.preprocessing import ImagePreprocessor, TextTokenizer
 from headway_server.runtime import Device, Runtime, close_together
 from headway_server.serving.answers import Answer, CallTimings
 from headway_server.serving.calls import current_caller
-from headway_server.serving.permits import Admission, MeasuredPace
+from headway_server.serving.permits import Admission, MeasuredPace, Permit
 from headway_server.settings import ServerSettings
 from headway_server.tasks.image_generation.editing import Edit, encode_png, read_edit
 from headway_server.tasks.image_generation.prompts import (
@@ -54,6 +55,8 @@ from headway_server.tasks.parameters import draw_seed
 
 PIXELS: Final = "pixel_values"
 _SEEDS: Final = 2**64
+_LATENTS_OF_IMAGE: Final = 3
+"""That an image holds while it is drawn: its noise, where it is, and what was predicted of it."""
 
 _log = structlog.get_logger(__name__)
 
@@ -224,7 +227,10 @@ class ImageGenerationModel:
         """
         caller, count = current_caller(), request.num_images
         work = _work(request) * count
-        with self._admission.admit(count, work=work, deadline=deadline, caller=caller), ExitStack() as held:
+        with (
+            self._admission.admit(count, work=work, deadline=deadline, caller=caller),
+            self._held.admit(1, caller=caller) as held,
+        ):
             began = time.monotonic()
             conditions, edit = await self._prepare(request, held, deadline)
             seeds = _seeds(request)
@@ -241,7 +247,10 @@ class ImageGenerationModel:
         """Draws one image: yields how far it is, and last the answer. Errors are those of `draw`."""
         caller = current_caller()
         work = _work(request)
-        with self._admission.admit(1, work=work, deadline=deadline, caller=caller), ExitStack() as held:
+        with (
+            self._admission.admit(1, work=work, deadline=deadline, caller=caller),
+            self._held.admit(1, caller=caller) as held,
+        ):
             began = time.monotonic()
             conditions, edit = await self._prepare(request, held, deadline)
             seeds = _seeds(request)
@@ -261,24 +270,26 @@ class ImageGenerationModel:
             )
 
     async def _prepare(
-        self, request: DrawingRequest, held: ExitStack, deadline: float | None
+        self, request: DrawingRequest, held: Permit, deadline: float | None
     ) -> tuple[list[Condition], Edit | None]:
         """Reads what is drawn, and the image that is drawn over, if there is one, with its latent.
 
-        What is made of them is counted among what the model holds, until `held` ends.
+        What is made of them is counted in what the call holds, as are the latents of its images.
 
         Returns:
             The denoiser's rows of what is drawn and, where it is guided, of what it is led away from; and the image.
         """
         read = self._prompts.read
         prompts = await read("prompt", request.prompt), await read("negative_prompt", request.negative_prompt)
-        conditions = await self._prompts.conditions(prompts[: _num_rows(request, prompts)], deadline)
+        num_latents = request.num_images * _LATENTS_OF_IMAGE + (request.image is not None)
+        num_bytes = num_latents * math.prod(self._latent_shape) * np.dtype(np.float32).itemsize
         edit = None
         if request.image is not None:
             edit = await read_edit(self._preprocessor, request.image, request.mask, self._latent_shape[-1])
-        num_bytes = sum(tensor.nbytes for condition in conditions for tensor in condition.values())
-        num_bytes += 0 if edit is None else edit.num_bytes
-        held.enter_context(self._held.admit(1, num_bytes, caller=current_caller()))
+            num_bytes += edit.num_bytes
+        held.resize(1, num_bytes)
+        conditions = await self._prompts.conditions(prompts[: _num_rows(request, prompts)], deadline)
+        held.resize(1, num_bytes + sum(tensor.nbytes for condition in conditions for tensor in condition.values()))
         if edit is not None:
             encoded: BatchedResults[Tensors] = await self._encoder.submit(
                 [{PIXELS: edit.pixel_values}], [1], outputs=(LATENT,), deadline=deadline, caller=current_caller()

@@ -15,7 +15,7 @@ from headway_server.batching.batcher import BatchedResults
 from headway_server.diffusion.engine import LABEL, TEXT, TEXT_MASK, Condition
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing import TextTokenizer
-from headway_server.serving.calls import current_caller
+from headway_server.serving.calls import counted_tokens, current_caller
 from headway_server.serving.limits import check_text
 
 INPUT_IDS: Final = "input_ids"
@@ -102,9 +102,10 @@ class TextPrompts:
     async def conditions(self, prompts: Sequence[Prompt], deadline: float | None) -> list[Condition]:
         """Runs the text encoder."""
         rows = [text_row(prompt, self._max_tokens, self._pad_id) for prompt in prompts if isinstance(prompt, tuple)]
-        encoded: BatchedResults[Tensors] = await self._encoder.submit(
-            rows, [1] * len(rows), outputs=(TEXT,), deadline=deadline, caller=current_caller()
-        )
+        with counted_tokens(sum(len(prompt) for prompt in prompts if isinstance(prompt, tuple))):
+            encoded: BatchedResults[Tensors] = await self._encoder.submit(
+                rows, [1] * len(rows), outputs=(TEXT,), deadline=deadline, caller=current_caller()
+            )
         return [
             {TEXT: found[TEXT], TEXT_MASK: row[ATTENTION_MASK]}
             for found, row in zip(encoded.results, rows, strict=True)

@@ -6,6 +6,7 @@ are interpolated between them linearly.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, Final, NamedTuple
@@ -18,6 +19,8 @@ from headway_server.preprocessing.image import ImageTransform
 
 _BAND_PIXELS: Final = 2**20
 """That are interpolated at a time, which bounds what a mask of a large image takes beside itself."""
+_STEEPEST: Final = 2.0**10
+"""Between logits of neighbouring cells that are both in a mask: whatever lies between them is above 0 in fp32 too."""
 _STABLE_OFFSET: Final = 1.0
 """Added to and taken from the threshold of 0 to see how much a mask changes (Kirillov et al. 2023, appendix B)."""
 
@@ -29,6 +32,66 @@ class Box(NamedTuple):
     top: int
     right: int
     bottom: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EdgedMask:
+    """A mask with the logits of its edge alone: the others change no pixel.
+
+    A pixel lies between four cells. Where all four are in the mask, or all outside of it, so is the pixel, whatever
+    their logits are. A mask of noise is all edge.
+    """
+
+    inside: NDArray[np.uint8]
+    """Bits of the cells that are in the mask, (S S / 8,)."""
+    edge: NDArray[np.uint8]
+    """Bits of the cells whose logits are held, likewise."""
+    logits: NDArray[np.float32]
+    """Of those cells, in their order."""
+    highest: np.float32
+    """Of all logits."""
+    side: int
+    """S"""
+
+    @classmethod
+    def of_logits(cls, logits: NDArray[np.float32]) -> EdgedMask:
+        """Leaves out of (S, S) logits what no pixel depends on."""
+        highest = logits.max()
+        plain = _four_of(logits > highest / _STEEPEST) | _four_of(logits <= 0)  # neither is true of NaN
+        edge = np.zeros(logits.shape, np.bool_)
+        for rows in (slice(None, -1), slice(1, None)):
+            for columns in (slice(None, -1), slice(1, None)):
+                edge[rows, columns] |= ~plain
+        return cls(
+            inside=np.packbits(logits > 0),
+            edge=np.packbits(edge),
+            logits=logits[edge],
+            highest=highest,
+            side=logits.shape[0],
+        )
+
+    def with_all_logits(self) -> NDArray[np.float32]:
+        """Returns (S, S) logits of the same pixels: those of the edge, and others of their cells' signs."""
+        inside, edge = (np.unpackbits(bits, count=self.side**2).view(np.bool_) for bits in (self.inside, self.edge))
+        logits = np.where(inside, self.highest, np.float32(-1))
+        logits[edge] = self.logits
+        return logits.reshape(self.side, self.side)
+
+    @property
+    def nbytes(self) -> int:
+        """That its arrays take, `most_bytes` at most."""
+        return self.inside.nbytes + self.edge.nbytes + self.logits.nbytes
+
+    @staticmethod
+    def most_bytes(side: int) -> int:
+        """Returns what a mask of noise takes."""
+        return 4 * side**2 + 2 * -(-(side**2) // 8)
+
+
+def _four_of(cells: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Between which four cells all are true: (S, S) -> (S - 1, S - 1)."""
+    pairs = cells[:-1] & cells[1:]
+    return pairs[:, :-1] & pairs[:, 1:]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,27 +223,39 @@ def stability(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     return shares
 
 
-def drop_duplicates(masks: NDArray[np.bool_], scores: NDArray[np.float32], most_overlap: float, most: int) -> list[int]:
+COMPARED: Final = 3
+"""Times the bits of masks that their comparison takes: in their order, those that wait, and counts of their bits."""
+
+
+def drop_duplicates(
+    inside: Sequence[NDArray[np.uint8]], scores: NDArray[np.float32], most_overlap: float, most: int
+) -> list[int]:
     """Chooses masks, the best first, none of which overlaps a better one by more (non-maximum suppression).
 
+    Takes `COMPARED` times the bytes of `inside`.
+
     Args:
-        masks: (N, S, S).
+        inside: Bits of the cells of N masks, each (S S / 8,).
         scores: (N,).
         most_overlap: Intersection over union from which the worse of two is left out.
         most: How many are chosen at most.
 
     Returns:
-        Rows of `masks`, by falling score.
+        Numbers of masks, by falling score.
     """
     order = np.argsort(-scores, kind="stable")
-    packed = np.packbits(masks.reshape(len(masks), masks.shape[1] * masks.shape[2]), axis=1)
-    bits = np.pad(packed, ((0, 0), (0, -packed.shape[1] % 8))).view(np.uint64)[order]  # (N, S S / 64)
+    packed = np.zeros((len(order), -(-len(inside[0]) // 8) * 8), np.uint8)
+    for row, number in enumerate(order):
+        packed[row, : len(inside[number])] = inside[number]
+    bits = packed.view(np.uint64)  # (N, S S / 64)
     areas = np.bitwise_count(bits).sum(axis=1, dtype=np.int64)
     waiting, kept = np.arange(len(order)), list[int]()
     while len(waiting) and len(kept) < most:
         best, waiting = waiting[0], waiting[1:]
         kept.append(int(order[best]))
-        both = np.bitwise_count(bits[waiting] & bits[best]).sum(axis=1, dtype=np.int64)
-        either = areas[waiting] + areas[best] - both
-        waiting = waiting[both <= most_overlap * np.maximum(either, 1)]
+        both = bits[waiting]
+        both &= bits[best]
+        shared = np.bitwise_count(both).sum(axis=1, dtype=np.int64)
+        either = areas[waiting] + areas[best] - shared
+        waiting = waiting[shared <= most_overlap * np.maximum(either, 1)]
     return kept

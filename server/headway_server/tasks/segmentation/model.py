@@ -8,10 +8,11 @@ L positions of an image, E width of its embedding, S side of a mask in cells.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal, Self, TypeAlias
+from functools import partial
+from typing import Any, Final, Literal, Self, TypeAlias, TypeVar
 
 import numpy as np
 import structlog
@@ -48,7 +49,7 @@ from headway_server.tasks.segmentation.decoder import (
     answer_order,
     as_item,
 )
-from headway_server.tasks.segmentation.masks import Box, PixelMask, drop_duplicates, stability
+from headway_server.tasks.segmentation.masks import COMPARED, Box, EdgedMask, PixelMask, drop_duplicates, stability
 
 MaskFormat: TypeAlias = Literal["runs", "png"]
 
@@ -64,6 +65,8 @@ MAX_GRID_SIDE: Final = 32
 """Most points along a side of the grid that everything is asked for with."""
 _LEAST_HELD_MIB: Final = 64
 """Of embeddings that streams may hold, where fewer are kept."""
+_LEAST_TOGETHER: Final = 32
+"""Prompts of a call that are asked together at least; the next are asked when their masks have been seen to."""
 _PIXELS_AT_A_TIME: Final = 4 * 2**20
 """Of masks that a thread brings to an image's size before the event loop looks whether the caller is still there."""
 
@@ -206,6 +209,24 @@ class _Found:
     logits: NDArray[np.float32]
     """(S, S)"""
     predicted_iou: float
+    stability: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Candidate:
+    """A mask that is a segment unless it is nearly that of a better one."""
+
+    edged: EdgedMask
+    predicted_iou: float
+    stability: float
+
+    @property
+    def logits(self) -> NDArray[np.float32]:
+        """Of the same pixels, (S, S)."""
+        return self.edged.with_all_logits()
+
+
+Mask = TypeVar("Mask", _Found, _Candidate)
 
 
 class SegmentationModel(ImageModel):
@@ -261,6 +282,8 @@ class SegmentationModel(ImageModel):
             pace=MeasuredPace(),
         )
         self._mask_bytes = 4 * decoder.mask_size**2
+        self._edged_bytes = EdgedMask.most_bytes(decoder.mask_size)
+        self._num_together = max(budget, _LEAST_TOGETHER)
         self._embeddings = Admission(
             limit=None,
             noun="embeddings of streams",
@@ -369,21 +392,25 @@ class SegmentationModel(ImageModel):
                 f"ask for {num_masks} masks of {seen.width} x {seen.height} pixels, the limit is {MAX_MASK_PIXELS} "
                 "pixels of all masks together; send them in several calls, or a smaller image",
             )
-        with self._hold(num_masks):
-            found, more = await self._answer_prompts(embedded, prompts, deadline, most=most)
-            masks = [mask for row in found for mask in row]
-            rendered = iter([mask async for mask in self._render(seen, masks, mask_format)])
-        return SegmentedImage(
-            results=[[next(rendered) for _ in row] for row in found],
-            width=seen.width,
-            height=seen.height,
-            timings=timings + more,
-        )
+        several = any(prompt.num_parts > 1 for prompt in prompts)
+        results = []
+        with (
+            self._hold(min(len(prompts), self._num_together) * (most + several)),
+            self._ask(embedded, prompts, deadline),
+        ):
+            for some in self._in_turn(prompts):
+                found, more = await self._answer_prompts(embedded, some, deadline, partial(_read, most))
+                timings += more
+                rendered = self._render(seen, [mask for row in found for mask in row], mask_format)
+                results += [[await anext(rendered) for _ in row] for row in found]
+        return SegmentedImage(results=results, width=seen.width, height=seen.height, timings=timings)
 
     async def segment_everything(
         self, image: SentImage, request: EverythingRequest, *, mask_format: MaskFormat, deadline: float | None
     ) -> Segments:
         """Looks for all segments of an image; errors are those of `segment`.
+
+        What is held grows with the masks that are found. If others leave no room for them, the call is refused then.
 
         Returns:
             At most `MAX_SEGMENTS` masks, the best first by the product of predicted IoU and stability.
@@ -392,19 +419,42 @@ class SegmentationModel(ImageModel):
         seen = embedded.image
         places = (np.arange(request.points_per_side) + 0.5) / request.points_per_side
         prompts = [Prompt(points=(Point(x * seen.width, y * seen.height),)) for y in places for x in places]
-        held = self._hold(len(prompts) * MAX_MASKS)
+        most = max(1, min(MAX_SEGMENTS, MAX_STREAMED_PIXELS // (seen.width * seen.height)))
+        candidates: list[_Candidate] = []
+        num_bytes = 0
+        held = self._held.admit(0, caller=current_caller())
         try:
-            found, more = await self._answer_prompts(embedded, prompts, deadline, wanted=request)
-            masks = [mask for row in found for mask in row]
-            held.release(len(prompts) * MAX_MASKS - len(masks))
-            most = max(1, min(MAX_SEGMENTS, MAX_STREAMED_PIXELS // (seen.width * seen.height)))
+            with self._ask(embedded, prompts, deadline):
+                for some in self._in_turn(prompts):
+                    num_new = len(some) * MAX_MASKS
+                    held.resize(len(candidates) + num_new, num_bytes + num_new * self._edged_bytes)
+                    found, more = await self._answer_prompts(embedded, some, deadline, partial(_read_good, request))
+                    timings += more
+                    new = [mask for row in found for mask in row]
+                    candidates += new
+                    num_bytes += sum(mask.edged.nbytes for mask in new)
+            compared = COMPARED * sum(mask.edged.inside.nbytes for mask in candidates)
+            held.resize(len(candidates), num_bytes + compared)
             loop = asyncio.get_running_loop()
-            kept = await loop.run_in_executor(image_pool(), _choose, masks, request.max_overlap, most)
-            held.release(len(masks) - len(kept))
+            candidates = await loop.run_in_executor(image_pool(), _choose, candidates, request.max_overlap, most)
+            held.resize(len(candidates), sum(mask.edged.nbytes for mask in candidates))
         except BaseException:
             held.release()
             raise
-        return Segments(masks=self._render(seen, kept, mask_format), timings=timings + more, _held=held)
+        return Segments(masks=self._render(seen, candidates, mask_format), timings=timings, _held=held)
+
+    def _in_turn(self, prompts: Sequence[Prompt]) -> list[Sequence[Prompt]]:
+        """Divides prompts into those that are asked together."""
+        step = self._num_together
+        return [prompts[start : start + step] for start in range(0, len(prompts), step)]
+
+    def _ask(self, embedded: _Embedded, prompts: Sequence[Prompt], deadline: float | None) -> Permit:
+        """Admits prompts until the permit is given back.
+
+        Raises:
+            OverloadedError: Too many wait, or too long for the deadline.
+        """
+        return self._prompts.admit(len(prompts), embedded.embedding.nbytes, deadline=deadline, caller=current_caller())
 
     def _hold(self, num_masks: int) -> Permit:
         """Counts so many masks of cells among what the model holds, until the permit is given back.
@@ -417,7 +467,7 @@ class SegmentationModel(ImageModel):
     async def point_at(self, image: SentImage, *, deadline: float | None) -> Pointing:
         """Embeds an image for clicks that follow each other; errors are those of `segment`."""
         embedded, timings = await self._embed_image(image, deadline)
-        held = self._embeddings.admit(1, embedded.embedding.nbytes, caller=current_caller())
+        held = self._embeddings.admit(1, embedded.embedding.nbytes + self._mask_bytes, caller=current_caller())
         return Pointing(self, embedded, held, timings)
 
     async def click(
@@ -426,10 +476,9 @@ class SegmentationModel(ImageModel):
         """Answers what has been pointed at so far: the last answer, if there is one, goes into this one."""
         _check_max_masks(max_masks)
         earlier = pointing.earlier_mask if pointing.prompt.num_parts > 1 else None
-        with self._hold(MAX_MASKS):
-            [chosen], timings = await self._answer_prompts(
-                pointing.embedded, [pointing.prompt], deadline, most=max_masks or MAX_MASKS, earlier=earlier
-            )
+        prompts, read = [pointing.prompt], partial(_read, max_masks or MAX_MASKS)
+        with self._hold(MAX_MASKS + 1), self._ask(pointing.embedded, prompts, deadline):
+            [chosen], timings = await self._answer_prompts(pointing.embedded, prompts, deadline, read, earlier=earlier)
             pointing.earlier_mask = chosen[0].logits
             return [mask async for mask in self._render(pointing.embedded.image, chosen, mask_format)], timings
 
@@ -443,46 +492,40 @@ class SegmentationModel(ImageModel):
         embedded: _Embedded,
         prompts: Sequence[Prompt],
         deadline: float | None,
+        read: Callable[[PromptKind, Tensors], list[Mask]],
         *,
-        most: int = MAX_MASKS,
         earlier: NDArray[np.float32] | None = None,
-        wanted: EverythingRequest | None = None,
-    ) -> tuple[list[list[_Found]], CallTimings]:
-        """Runs prompts and returns the masks of each, the best first, and `most` at most.
+    ) -> tuple[list[list[Mask]], CallTimings]:
+        """Runs prompts and returns what `read` makes of the masks of each.
 
         A prompt of several parts is answered as in training: by its first part, and then, with that mask, by all of
         them. With an earlier mask there is no need of the first.
         """
-        caller = current_caller()
-        with self._prompts.admit(len(prompts), embedded.embedding.nbytes, deadline=deadline, caller=caller):
 
-            async def run(
-                asked: Sequence[Prompt], masks: Sequence[NDArray[np.float32] | None]
-            ) -> tuple[list[list[_Found]], CallTimings]:
-                def read(row: Tensors, number: int) -> list[_Found]:
-                    return _read(row, asked[number].kind, most, wanted)
+        async def run(
+            asked: Sequence[Prompt], masks: Sequence[NDArray[np.float32] | None]
+        ) -> tuple[list[list[Mask]], CallTimings]:
+            batched = await self._decoder.submit(
+                self._items(embedded, asked, masks),
+                [1] * len(asked),
+                outputs=(MASKS, PREDICTED_IOU),
+                read=lambda row, number: read(asked[number].kind, row),
+                deadline=deadline,
+                caller=current_caller(),
+            )
+            return batched.results, CallTimings.of(batched.runs, preprocessing_s=0.0)
 
-                batched = await self._decoder.submit(
-                    self._items(embedded, asked, masks),
-                    [1] * len(asked),
-                    outputs=(MASKS, PREDICTED_IOU),
-                    read=read,
-                    deadline=deadline,
-                    caller=caller,
-                )
-                return batched.results, CallTimings.of(batched.runs, preprocessing_s=0.0)
-
-            if earlier is not None:
-                return await run(prompts, [earlier] * len(prompts))
-            several = [number for number, prompt in enumerate(prompts) if prompt.num_parts > 1]
-            firsts = [prompt.first_part if prompt.num_parts > 1 else prompt for prompt in prompts]
-            found, timings = await run(firsts, [None] * len(firsts))
-            if several:
-                masks = [found[number][0].logits for number in several]
-                answers, more = await run([prompts[number] for number in several], masks)
-                timings += more
-                for number, answer in zip(several, answers, strict=True):
-                    found[number] = answer
+        if earlier is not None:
+            return await run(prompts, [earlier] * len(prompts))
+        several = [number for number, prompt in enumerate(prompts) if prompt.num_parts > 1]
+        firsts = [prompt.first_part if prompt.num_parts > 1 else prompt for prompt in prompts]
+        found, timings = await run(firsts, [None] * len(firsts))
+        if several:
+            masks = [found[number][0].logits for number in several]
+            answers, more = await run([prompts[number] for number in several], masks)
+            timings += more
+            for number, answer in zip(several, answers, strict=True):
+                found[number] = answer
         return found, timings
 
     def _items(
@@ -507,7 +550,7 @@ class SegmentationModel(ImageModel):
         ]
 
     async def _render(
-        self, seen: SeenImage, masks: Sequence[_Found], mask_format: MaskFormat
+        self, seen: SeenImage, masks: Sequence[_Found | _Candidate], mask_format: MaskFormat
     ) -> AsyncGenerator[SegmentMask, None]:
         """Brings masks to the image's size, some at a time, off the event loop."""
         pool, loop = image_pool(), asyncio.get_running_loop()
@@ -571,27 +614,40 @@ def _check_max_masks(max_masks: int) -> None:
         raise InvalidInputError("max_mask_count", f"is {max_masks}; it goes from 1 to {MAX_MASKS}, 0 for all")
 
 
-def _read(row: Tensors, kind: PromptKind, most: int, wanted: EverythingRequest | None) -> list[_Found]:
-    """Takes the masks that answer a prompt, the best first; of everything, those that are good enough."""
+def _read(most: int, kind: PromptKind, row: Tensors) -> list[_Found]:
+    """Takes the masks that answer a prompt, the best first, and `most` at most."""
     masks, predicted_iou = row[MASKS], row[PREDICTED_IOU]
     order = answer_order(predicted_iou, kind)[:most]
-    if wanted is not None:
-        good = (predicted_iou[order] >= wanted.min_predicted_iou) & (stability(masks[order]) >= wanted.min_stability)
-        order = order[good & (masks[order] > 0).any(axis=(-2, -1))]
-    return [_Found(masks[number].copy(), float(predicted_iou[number])) for number in order]
+    return [
+        _Found(masks[number].copy(), float(predicted_iou[number]), float(share))
+        for number, share in zip(order, stability(masks[order]), strict=True)
+    ]
 
 
-def _choose(masks: Sequence[_Found], max_overlap: float, most: int) -> list[_Found]:
+def _read_good(wanted: EverythingRequest, kind: PromptKind, row: Tensors) -> list[_Candidate]:
+    """Takes the masks that answer a prompt and are good enough, the best first."""
+    masks, predicted_iou = row[MASKS], row[PREDICTED_IOU]
+    order = answer_order(predicted_iou, kind)
+    shares = stability(masks[order])
+    good = (predicted_iou[order] >= wanted.min_predicted_iou) & (shares >= wanted.min_stability)
+    good &= (masks[order] > 0).any(axis=(-2, -1))
+    return [
+        _Candidate(EdgedMask.of_logits(masks[number]), float(predicted_iou[number]), float(share))
+        for number, share in zip(order[good], shares[good], strict=True)
+    ]
+
+
+def _choose(masks: Sequence[_Candidate], max_overlap: float, most: int) -> list[_Candidate]:
     """Leaves out masks that are nearly those of better ones, and returns the best."""
     if not masks:
         return []
-    is_inside = np.stack([mask.logits > 0 for mask in masks])
-    scores = np.array([mask.predicted_iou * stability(mask.logits) for mask in masks], np.float32)
-    return [masks[number] for number in drop_duplicates(is_inside, scores, max_overlap, most)]
+    scores = np.array([mask.predicted_iou * mask.stability for mask in masks], np.float32)
+    inside = [mask.edged.inside for mask in masks]
+    return [masks[number] for number in drop_duplicates(inside, scores, max_overlap, most)]
 
 
 def _render(
-    masks: Sequence[_Found], seen: SeenImage, model_size: tuple[int, int], mask_format: MaskFormat
+    masks: Sequence[_Found | _Candidate], seen: SeenImage, model_size: tuple[int, int], mask_format: MaskFormat
 ) -> list[SegmentMask]:
     rendered = []
     for mask in masks:
@@ -601,7 +657,7 @@ def _render(
                 counts=pixels.runs() if mask_format == "runs" else None,
                 png=pixels.png() if mask_format == "png" else None,
                 predicted_iou=mask.predicted_iou,
-                stability=float(stability(mask.logits)),
+                stability=mask.stability,
                 box=pixels.box,
                 area=pixels.area,
                 width=seen.width,

@@ -456,16 +456,15 @@ class SpeechModel(DecodingModel):
         if not call.language and self.bundle.manifest.languages is not None and not progress.languages:
             encoded = await self._detect(call, progress, window)
         sequence = self._sequence(call, progress, window, encoded)
-        num_read = self._num_positions if encoded is None else 0
         if call.is_stream and not window.has_times:
             detokenizer, num_before = Detokenizer(self._tokenizer.decode), progress.num_new_tokens
-            async with aclosing(self._stream(sequence, num_read=num_read)) as deltas:
+            async with aclosing(self._stream(sequence)) as deltas:
                 async for delta in deltas:
                     text = progress.shown.push(detokenizer.push(self._words(delta.output)))
                     yield SpeechDelta(text=text, num_new_tokens=num_before + delta.num_new_tokens)
             progress.results.append(sequence.reply.result.result())
         else:
-            progress.results += await self._run([sequence], num_read=num_read)
+            progress.results += await self._run([sequence])
 
     async def _detect(self, call: _Call, progress: _Progress, window: _Window) -> EncodedSource:
         """Finds out which language is spoken; returns what the encoder made of the window."""
@@ -482,7 +481,7 @@ class SpeechModel(DecodingModel):
             caller=current_caller(),
             rule=rule,
         )
-        await self._run([sequence], num_read=self._num_positions)
+        await self._run([sequence])
         found = zip(languages.targets, rule.probabilities.tolist(), strict=True)
         progress.languages = tuple(sorted(found, key=lambda pair: -pair[1]))
         encoded: EncodedSource = sequence.cross

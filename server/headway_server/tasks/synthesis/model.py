@@ -190,7 +190,7 @@ class SynthesisModel(DecodingModel):
             prompts = await self._read(texts, fields, request.voice)
             sequences = [self._sequence(prompt, plan, request) for prompt in prompts]
             preprocessing_s = time.monotonic() - began
-            results = await self._run(sequences, num_read=sum(map(len, prompts)))
+            results = await self._run(sequences)
             timings = CallTimings.of(results, preprocessing_s=preprocessing_s)
             began = time.monotonic()
             ended = zip(sequences, results, strict=True)
@@ -211,7 +211,7 @@ class SynthesisModel(DecodingModel):
             sequence = self._sequence(prompt, plan, request, is_stream=True)
             waveform = self._waveform(request)
             num_samples = 0
-            async with aclosing(self._stream(sequence, num_read=len(prompt))) as deltas:
+            async with aclosing(self._stream(sequence)) as deltas:
                 async for delta in deltas:
                     samples = await waveform.push(delta.output)
                     num_samples += len(samples)

@@ -16,7 +16,15 @@ from headway_server.decoding.sequence import Sequence, SequenceResult
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing import EncodedText, SplitText, TextTokenizer
 from headway_server.serving.calls import current_caller
-from headway_server.tasks.text_to_text.phrases import EncodedPhrases, PhraseEncoder, PhraseRequest, Tokens, contains
+from headway_server.serving.limits import num_bytes
+from headway_server.tasks.text_to_text.phrases import (
+    TOKEN_BYTES,
+    EncodedPhrases,
+    PhraseEncoder,
+    PhraseRequest,
+    Tokens,
+    contains,
+)
 from headway_server.tasks.text_to_text.request import TextToTextPlan, TextToTextRequest
 
 _NO_PHRASES = EncodedPhrases()
@@ -78,6 +86,12 @@ class TextToTextCall:
         """Characters of the longest prefix or phrase."""
         phrases = (text for one in self.request.phrases for text in (*one.required, *one.forbidden))
         return max(map(len, (*self.request.target_prefixes, *phrases)), default=0)
+
+    @property
+    def most_rule_bytes(self) -> int:
+        """What the tokens of its prefixes and phrases take at most, before they are read (`rule_bytes`)."""
+        prefixes = TOKEN_BYTES * sum(map(num_bytes, self.request.target_prefixes))
+        return prefixes + sum(phrases.most_bytes for phrases in set(self.request.phrases))
 
     def sentences(self, splits: Elements[SplitText], fields: Elements[str]) -> list[Passage]:
         """Returns the sentences of all texts, in order.
@@ -177,6 +191,13 @@ class TextToTextCall:
             prefix_ids=prefix_ids,
             phrases=phrases,
         )
+
+
+def rule_bytes(sources: Elements[Source]) -> int:
+    """Returns what the tokens of prefixes and phrases take; texts with the same phrases share theirs."""
+    phrases = {id(source.phrases): source.phrases for source in sources}
+    prefixes = sum(len(source.prefix_ids) for source in sources)
+    return TOKEN_BYTES * prefixes + sum(one.num_bytes for one in phrases.values())
 
 
 def whole_texts(texts: Elements[str], fields: Elements[str]) -> list[Passage]:

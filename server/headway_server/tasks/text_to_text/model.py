@@ -22,7 +22,14 @@ from headway_server.serving.limits import check_size_of_call, check_text, check_
 from headway_server.serving.permits import Permit
 from headway_server.tasks.decoding import DecodingModel, ModelParts
 from headway_server.tasks.text_to_text.answer import WrittenText, read_result, regroup
-from headway_server.tasks.text_to_text.call import Passage, Source, TextToTextCall, named_passages, whole_texts
+from headway_server.tasks.text_to_text.call import (
+    Passage,
+    Source,
+    TextToTextCall,
+    named_passages,
+    rule_bytes,
+    whole_texts,
+)
 from headway_server.tasks.text_to_text.phrases import PhraseEncoder, Tokens
 from headway_server.tasks.text_to_text.request import MAX_TEXTS, TextToTextRequest, plan_text_to_text
 
@@ -75,16 +82,18 @@ class TextToTextModel(DecodingModel):
         fields = [f"texts[{index}]" for index in range(len(texts))]
         with ExitStack() as permits:
             permits.enter_context(self._admit(len(texts), num_tokens=call.plan.num_tokens, deadline=request.deadline))
+            held = permits.enter_context(self._hold(call.most_rule_bytes))
             began = time.monotonic()
             passages, splits = await self._passages(call, texts, fields)
             if more := len(passages) - len(texts):  # each text has the permit of one already
                 permits.enter_context(self._admit(more, num_tokens=call.plan.num_tokens, deadline=request.deadline))
             sources = await self._read(call, passages)
+            held.resize(1, rule_bytes(sources))
             sequences = [call.sequence(source) for source in sources]
             preprocessing_s = time.monotonic() - began
-            results = await self._run(sequences, num_read=sum(len(source.encoded) for source in sources))
+            results = await self._run(sequences, held)
             if any(source.phrases.forbidden_forms for source in sources):
-                sources, results = await self._search_again(call, sources, results)
+                sources, results = await self._search_again(call, sources, results, held)
         return await self._answer(call, sources, results, splits, preprocessing_s)
 
     async def stream(
@@ -97,28 +106,32 @@ class TextToTextModel(DecodingModel):
         check_text(field, text, self._max_text_bytes)
         self._check_prefixes(request.target_prefixes, "target_prefix")
         call = self._call(request, 1, is_stream=True)
-        with self._admit(1, num_tokens=call.plan.num_tokens, deadline=request.deadline) as permit:
+        with (
+            self._admit(1, num_tokens=call.plan.num_tokens, deadline=request.deadline) as permit,
+            self._hold(call.most_rule_bytes) as held,
+        ):
             began = time.monotonic()
             [source] = await self._read(call, whole_texts([text], [field]))
-            async with aclosing(self._write_source(call, source, permit, began)) as parts:
+            held.resize(1, rule_bytes([source]))
+            async with aclosing(self._write_source(call, source, permit, held, began)) as parts:
                 async for part in parts:
                     yield part
 
     async def _write_source(
-        self, call: TextToTextCall, source: Source, permit: Permit, began: float
+        self, call: TextToTextCall, source: Source, permit: Permit, held: Permit, began: float
     ) -> AsyncGenerator[Delta | Answer[WrittenText], None]:
         """Yields deltas of the output of a source, and last the answer to a call that `began` to be prepared then."""
         sequence = call.sequence(source)
         self._release_with(permit, [sequence])
         preprocessing_s = time.monotonic() - began
         num_given = len(source.prefix_ids)
-        held: list[str] = []
-        async with aclosing(self._stream(sequence, num_read=len(source.encoded))) as deltas:
+        unsent: list[str] = []
+        async with aclosing(self._stream(sequence, held)) as deltas:
             async for delta in deltas:
-                held.append(delta.output)
+                unsent.append(delta.output)
                 if delta.num_new_tokens >= num_given:
-                    yield Delta(output="".join(held), num_new_tokens=delta.num_new_tokens)
-                    held = []
+                    yield Delta(output="".join(unsent), num_new_tokens=delta.num_new_tokens)
+                    unsent = []
         yield await self._answer(call, [source], [sequence.reply.result.result()], [], preprocessing_s)
 
     def _check_prefixes(self, prefixes: Elements[str], field: str) -> None:
@@ -200,7 +213,7 @@ class TextToTextModel(DecodingModel):
         return read
 
     async def _search_again(
-        self, call: TextToTextCall, sources: Elements[Source], results: Elements[SequenceResult]
+        self, call: TextToTextCall, sources: Elements[Source], results: Elements[SequenceResult], held: Permit
     ) -> tuple[list[Source], list[SequenceResult]]:
         """Repeats searches whose outputs have a forbidden phrase in a spelling that was not forbidden."""
         sources, results = list(sources), list(results)
@@ -209,10 +222,7 @@ class TextToTextModel(DecodingModel):
             found = await loop.run_in_executor(text_pool(), call.forbid_spellings, sources, results)
             if not found:
                 break
-            again = await self._run(
-                [call.sequence(source) for source in found.values()],
-                num_read=sum(len(source.encoded) for source in found.values()),
-            )
+            again = await self._run([call.sequence(source) for source in found.values()], held)
             for index, result in zip(found, again, strict=True):
                 sources[index], results[index] = found[index], result
         return sources, results

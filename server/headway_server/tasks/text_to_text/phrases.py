@@ -18,12 +18,22 @@ from typing import Final, TypeAlias
 
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing import TextTokenizer
+from headway_server.serving.limits import num_bytes
 from headway_server.tasks.text_to_text.alignment import target_spans
 
 MAX_REQUIRED: Final = 16
 MAX_FORBIDDEN: Final = 64
 MAX_PHRASE_BYTES: Final = 256
 """Longest phrase in UTF-8. It is encoded in many forms, and finding them takes memory for every token."""
+
+_NUM_FORMS: Final = 6
+"""Most forms of a forbidden phrase: with and without a capital, at each of three places."""
+_MORE_TOKENS: Final = 3
+"""That a form may have beyond its phrase's bytes: what a tokenizer writes for the space, or a capital adds."""
+TOKEN_BYTES: Final = 36
+"""A number and the reference to it."""
+_BYTES_OF_FORM: Final = TOKEN_BYTES + 400
+"""Of each token of a form: itself, and a node of the trie by which it is found (`decoding/beam_search/rules.py`)."""
 
 Tokens: TypeAlias = tuple[int, ...]
 
@@ -40,6 +50,14 @@ class PhraseRequest:
     required: tuple[str, ...] = ()
     forbidden: tuple[str, ...] = ()
 
+    @property
+    def most_bytes(self) -> int:
+        """What their tokens take in all forms while outputs are searched for them, at most."""
+        forms = [(1, text) for text in self.required[:MAX_REQUIRED]]
+        forms += [(_NUM_FORMS, text) for text in self.forbidden[:MAX_FORBIDDEN]]
+        num_tokens = sum(count * (min(num_bytes(text), MAX_PHRASE_BYTES) + _MORE_TOKENS) for count, text in forms)
+        return num_tokens * _BYTES_OF_FORM
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedPhrases:
@@ -51,6 +69,11 @@ class EncodedPhrases:
     """Each once."""
     forbidden_forms: tuple[tuple[Tokens, ...], ...] = ()
     """The forms of each."""
+
+    @property
+    def num_bytes(self) -> int:
+        """What they take while outputs are searched for them."""
+        return _BYTES_OF_FORM * sum(map(len, (*self.required, *self.forbidden)))
 
     @property
     def forbidden(self) -> tuple[Tokens, ...]:

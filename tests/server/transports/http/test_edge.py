@@ -1,6 +1,7 @@
 """The HTTP port itself: probes, metrics, ids, who is let in, what is read, and how it ends."""
 
 import asyncio
+import re
 import socket
 import ssl
 import time
@@ -55,10 +56,31 @@ async def test_probes_and_metrics_answer(serve):
         for path in ("/livez", "/readyz"):
             answer = await serving.client.get(path)
             assert (answer.status_code, answer.text) == (200, "ok\n")
-        await serving.client.get(MODELS)
-        metrics = (await serving.client.get("/metrics")).text
-        assert 'headway_calls_total{code="OK",method="v1/models",model="",reason="",version=""} 1.0' in metrics
-        assert 'method="metrics"' not in (await serving.client.get("/metrics")).text  # a look at it is no call
+        assert (await serving.client.get("/metrics")).status_code == 200
+
+
+LOOKS = ["/livez", "/readyz", "/metrics", MODELS, f"{MODELS}/nope", "/v2", "/v2/health/live", "/v2/health/ready"]
+LOOKS += [
+    f"/v2/models/{of}{end}" for of in ("topics", "topics/versions/1") for end in ("", "/config", "/stats", "/ready")
+]
+LOOKS += ["/v2/models/stats"]
+
+
+@pytest.mark.parametrize("has_keys", [False, True])
+async def test_what_only_looks_at_the_server_counts_as_no_call(serve, make_key, tmp_path, has_keys):
+    key = make_key("reader", "model:*")
+    async with serve(**({"access_file": tmp_path / "access.toml"} if has_keys else {})) as serving:
+        for headers in (key, {}):  # watchers without a key are refused, and do not count either
+            for path in LOOKS:
+                assert (await serving.client.get(path, headers=headers)).status_code in (200, 401, 404)
+            await serving.client.post("/v2/repository/index", json={}, headers=headers)
+            for method in ("ListModels", "ListBundles", "GetModel"):
+                path = f"/headway.v1.ModelService/{method}"
+                await serving.client.post(path, json={}, headers=headers)
+        posted = await serving.client.post("/v1/completions", json={"model": "nope", "prompt": "a"}, headers=key)
+        assert posted.status_code == 404
+        metrics = (await serving.client.get("/metrics", headers=key)).text
+    assert set(re.findall(r'headway_calls_total{.*?method="(.*?)"', metrics)) == {"v1/completions"}
 
 
 async def test_a_model_that_has_ended_by_itself_fails_both_probes(serve, monkeypatch):

@@ -1,0 +1,104 @@
+"""Masks that are held by their edges, and those that are chosen of many, against masks with all logits."""
+
+import numpy as np
+import pytest
+
+from headway_server.preprocessing.image import ImageTransform
+from headway_server.tasks.images.model import SeenImage
+from headway_server.tasks.segmentation.decoder import MASKS, PREDICTED_IOU, answer_order
+from headway_server.tasks.segmentation.masks import EdgedMask, PixelMask, drop_duplicates, stability
+from headway_server.tasks.segmentation.model import EverythingRequest, _choose, _Found, _read_good, _render
+
+SIDE = 32
+TRANSFORMS = [
+    (ImageTransform(scale=(1.0, 1.0), offset=(0.0, 0.0)), (64, 64)),
+    (ImageTransform(scale=(0.37, 0.81), offset=(0.0, 0.0)), (173, 79)),
+    (ImageTransform(scale=(64 / 2999.9999, 2.0), offset=(0.0, -3.0)), (3000, 40)),
+    (ImageTransform(scale=(3.7, 5.1), offset=(2.5, 4.0)), (15, 11)),
+]
+
+
+def blobs(generator, count=1):
+    """Logits of random ellipses, (count, S, S)."""
+    down, across = np.mgrid[:SIDE, :SIDE] / SIDE
+    left, top, wide, high, steep = generator.random((5, count, 1, 1))
+    distance = ((across - left) / (0.1 + wide)) ** 2 + ((down - top) / (0.1 + high)) ** 2
+    return ((1 - distance) * 20 * steep).astype(np.float32)
+
+
+def strange(generator, name):
+    logits = blobs(generator)[0]
+    places = generator.random(logits.shape) < 0.2
+    if name == "noise":
+        return generator.normal(size=logits.shape).astype(np.float32)
+    if name == "steep":
+        return np.sign(logits) * np.float32(10.0) ** generator.integers(-12, 12, logits.shape).astype(np.float32)
+    if name in ("zero", "nan", "inf", "-inf"):
+        logits[places] = float(name.replace("zero", "0"))
+    return np.full_like(logits, {"all inside": 3, "all outside": -3}.get(name, 0)) if "all" in name else logits
+
+
+KINDS = ["ellipse", "noise", "steep", "zero", "nan", "inf", "-inf", "all inside", "all outside"]
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")  # of logits that are not finite
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mask_held_by_its_edge_has_the_pixels_of_all_its_logits(kind):
+    for seed in range(20):
+        logits = strange(np.random.default_rng(seed), kind)
+        edged = EdgedMask.of_logits(logits)
+        assert edged.nbytes <= EdgedMask.most_bytes(SIDE)
+        for transform, size in TRANSFORMS:
+            naive = PixelMask.of_logits(logits, transform, size, (64, 64))
+            mask = PixelMask.of_logits(edged.with_all_logits(), transform, size, (64, 64))
+            np.testing.assert_array_equal(mask.pixels(), naive.pixels())
+
+
+def test_a_mask_with_a_plain_edge_takes_a_fraction_of_its_logits():
+    logits = np.linspace(-5, 5, 256, dtype=np.float32) - np.zeros((256, 1), np.float32)
+    assert EdgedMask.of_logits(logits).nbytes < logits.nbytes / 10
+
+
+@pytest.mark.parametrize(("max_overlap", "most"), [(0.2, 120), (0.2, 7), (0.7, 120), (0.7, 12), (1.0, 120)])
+@pytest.mark.parametrize("seed", range(2))
+def test_segments_are_those_of_a_choice_that_holds_all_logits(seed, max_overlap, most):
+    generator = np.random.default_rng(seed)
+    rows = []
+    for _ in range(40):
+        masks = blobs(generator, 4) if generator.random() < 0.8 else -np.abs(blobs(generator, 4))
+        masks[1] += generator.normal(size=masks[1].shape).astype(np.float32)
+        rows.append({MASKS: masks, PREDICTED_IOU: generator.choice(np.linspace(0, 1, 9, dtype=np.float32), 4)})
+    wanted = EverythingRequest(min_predicted_iou=0.3, min_stability=0.4, max_overlap=max_overlap)
+    seen = SeenImage(173, 79, TRANSFORMS[1][0])
+
+    naive = []
+    for row in rows:
+        for number in answer_order(row[PREDICTED_IOU], "point"):
+            logits, promised = row[MASKS][number], row[PREDICTED_IOU][number]
+            if promised >= 0.3 and stability(logits) >= 0.4 and (logits > 0).any():
+                naive.append(_Found(logits, float(promised), float(stability(logits))))
+    naive.sort(key=lambda mask: -np.float32(mask.predicted_iou * mask.stability))
+    kept = []
+    for mask in naive:
+        inside = mask.logits > 0
+        if len(kept) < most and all(
+            (inside & (other.logits > 0)).sum() <= max_overlap * (inside | (other.logits > 0)).sum() for other in kept
+        ):
+            kept.append(mask)
+    assert len(kept) >= 5
+    assert len(kept) < len(naive) or max_overlap == 1
+
+    candidates = [mask for row in rows for mask in _read_good(wanted, "point", row)]
+    chosen = _choose(candidates, wanted.max_overlap, most)
+    answers = [_render(masks, seen, (64, 64), "png") for masks in (kept, chosen)]
+    assert answers[0] == answers[1]
+
+
+def test_no_more_masks_are_compared_than_are_answered():
+    generator = np.random.default_rng(3)
+    masks, scores = generator.random((60, 16, 16)) > 0.5, generator.random(60, np.float32)
+    masks[30:] = masks[:30]
+    bits = [np.packbits(mask) for mask in masks]
+    everything = drop_duplicates(bits, scores, 0.9, 60)
+    assert len(everything) == 30
+    assert drop_duplicates(bits, scores, 0.9, 7) == everything[:7]
