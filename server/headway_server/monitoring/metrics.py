@@ -40,9 +40,11 @@ from headway_server.observers import (
 )
 from headway_server.runtime import Cores
 from headway_server.services.status import ending_of
+from headway_server.serving.abilities import Effect
 from headway_server.serving.calls import Calls
 from headway_server.serving.families import ServedModel
 from headway_server.serving.host import ModelHost, ModelState
+from headway_server.tasks.table import RPCS
 
 _log = structlog.get_logger(__name__)
 
@@ -194,12 +196,6 @@ FAMILIES: Final = (
 )
 """Every metric of this server. `process_*` come from the library."""
 
-_LOOKING_RPCS: Final = frozenset(
-    {
-        *("ListModels", "GetModel", "ListBundles", "ServerLive", "ServerReady", "ModelReady"),
-        *("ServerMetadata", "ModelMetadata", "ModelConfig", "ModelStatistics", "RepositoryIndex"),
-    }
-)
 _LOOKING_PATHS: Final = re.compile(
     r"/metrics|/v1/models(/MODEL)?|/v2(/models/(stats|MODEL(/versions/VERSION)?(/config|/stats)?)|/repository/index)?"
 )
@@ -215,7 +211,8 @@ def is_look(method: str) -> bool:
     Args:
         method: Full name of an RPC, `/package.Service/Method`, or path of a route.
     """
-    return method.rpartition("/")[2] in _LOOKING_RPCS or _LOOKING_PATHS.fullmatch(method) is not None
+    rpc = RPCS.get(method.rpartition("/")[2])
+    return (rpc is not None and rpc.effect is Effect.LOOKS) or _LOOKING_PATHS.fullmatch(method) is not None
 
 
 Sample: TypeAlias = tuple[str, str, str, list[tuple[str, dict[str, str], float]]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
 
 from pydantic import ValidationError
 
@@ -20,8 +19,6 @@ from headway_server.serving.routes import Alias, Route, Routes
 _STATES: dict[ModelState, pb.BundleState.ValueType] = {
     state: pb.BundleState.Value(f"BUNDLE_STATE_{state.name}") for state in ModelState
 }
-ADMIN_METHODS: Final = frozenset({"LoadModel", "UnloadModel", "ScanStore", "SetRoute", "SetAlias"})
-"""The RPCs that change what the server serves: every one of the service that is not a question."""
 
 
 class ModelService:

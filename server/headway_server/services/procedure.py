@@ -18,6 +18,8 @@ from headway_server.observers import Call
 from headway_server.preprocessing.pool import request_pool
 from headway_server.services.status import to_status
 from headway_server.services.wire import check_fields, no_message
+from headway_server.serving.abilities import Effect
+from headway_server.tasks.table import RPCS
 
 Request = TypeVar("Request")
 
@@ -76,7 +78,6 @@ def procedures_of(
     servicer: object,
     *,
     max_bytes: int,
-    admin_methods: frozenset[str] = frozenset(),
     probes: frozenset[str] = frozenset(),
 ) -> dict[str, Procedure]:
     """Returns the methods of a service by their full names.
@@ -85,7 +86,6 @@ def procedures_of(
         service: Its description.
         servicer: Has a method for each, of its name.
         max_bytes: Largest request.
-        admin_methods: Names of the methods that change the server.
         probes: Names of the methods that answer while the server drains; their requests are small.
     """
 
@@ -98,7 +98,7 @@ def procedures_of(
             is_stream=method.server_streaming,
             takes_stream=method.client_streaming,
             max_bytes=min(max_bytes, PARSED_ON_LOOP_BYTES) if method.name in probes else max_bytes,
-            is_admin=method.name in admin_methods,
+            is_admin=method.name in RPCS and RPCS[method.name].effect is Effect.CHANGES,
             is_probe=method.name in probes,
         )
 

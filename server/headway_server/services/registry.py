@@ -31,7 +31,7 @@ from headway_server.services.image_classification import ImageClassificationServ
 from headway_server.services.image_generation import ImageGenerationService
 from headway_server.services.images import ImageService
 from headway_server.services.inspection import InspectionService
-from headway_server.services.models import ADMIN_METHODS, ModelService
+from headway_server.services.models import ModelService
 from headway_server.services.procedure import Procedure, procedures_of
 from headway_server.services.ranking import RankingService
 from headway_server.services.segmentation import SegmentationService
@@ -55,8 +55,6 @@ class Service:
     """Makes what answers its calls."""
     reads_texts: bool = True
     """True if its requests are texts, which are held to a smaller size than images."""
-    admin_methods: frozenset[str] = frozenset()
-    """Methods that change the server."""
 
     @property
     def descriptor(self) -> ServiceDescriptor:
@@ -79,7 +77,7 @@ SERVICES: Final = (
     Service(file=ranking_service_pb2, servicer=RankingService, reads_texts=False),
     Service(file=segmentation_service_pb2, servicer=SegmentationService, reads_texts=False),
     Service(file=inspection_service_pb2, servicer=InspectionService, reads_texts=False),
-    Service(file=model_service_pb2, servicer=ModelService, admin_methods=ADMIN_METHODS),
+    Service(file=model_service_pb2, servicer=ModelService),
 )
 OPEN_INFERENCE: Final[ServiceDescriptor] = grpc_predict_v2_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 
@@ -114,7 +112,7 @@ def make_procedures(
     for service in SERVICES:
         max_bytes = settings.max_text_request_bytes if service.reads_texts else settings.max_message_bytes
         servicer = service.servicer(host)
-        found |= procedures_of(service.descriptor, servicer, max_bytes=max_bytes, admin_methods=service.admin_methods)
+        found |= procedures_of(service.descriptor, servicer, max_bytes=max_bytes)
     if settings.open_inference:
         servicer = open_inference.OpenInferenceService(
             host,
@@ -127,7 +125,6 @@ def make_procedures(
             OPEN_INFERENCE,
             servicer,
             max_bytes=settings.max_message_bytes,
-            admin_methods=open_inference.ADMIN_METHODS,
             probes=open_inference.PROBES,
         )
     return found

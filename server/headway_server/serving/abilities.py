@@ -60,6 +60,17 @@ class Scope(Enum):
     """The server, or all its models."""
 
 
+class Effect(Enum):
+    """What a call does."""
+
+    RUNS = auto()
+    """Runs a model."""
+    LOOKS = auto()
+    """Tells of the server and its models."""
+    CHANGES = auto()
+    """Changes the server, which administrators may."""
+
+
 Asked: TypeAlias = Ability[Any] | Scope
 
 
@@ -70,6 +81,7 @@ class Rpc:
     asked: Asked
     with_field: Mapping[str, Asked] = field(default_factory=dict)
     """What requests ask for that set one of these fields."""
+    effect: Effect = Effect.RUNS
     is_of_all: bool = False
     """True if `asked` is about the models of all processes, where they are in several: their answers are joined."""
 

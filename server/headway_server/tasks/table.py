@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from headway_server.bundles import CHAT_TEMPLATE_FILE, Manifest, Precision, Task, TaskParts
-from headway_server.serving.abilities import Ability, PairAbility, Rpc, Scope, space_of
+from headway_server.serving.abilities import Ability, Effect, PairAbility, Rpc, Scope, space_of
 from headway_server.serving.families import Family
 
 if TYPE_CHECKING:  # families are imported with their first bundle
@@ -239,18 +239,25 @@ RPCS: Final[Mapping[str, Rpc]] = {
     "InspectGeneration": Rpc(asked=INSPECT_GENERATION),
     "InspectTranslation": Rpc(asked=INSPECT_TRANSLATION),
     "PrepareImage": Rpc(asked=READ_IMAGES, with_field={"model": KEEP_IMAGES}),
-    "ListModels": Rpc(asked=Scope.SERVER, is_of_all=True),
-    "GetModel": Rpc(asked=Scope.NAMED),
-    "ListBundles": Rpc(asked=Scope.SERVER, is_of_all=True),
-    **{name: Rpc(asked=Scope.SERVER) for name in ("LoadModel", "UnloadModel", "ScanStore", "SetRoute", "SetAlias")},
-    # The Open Inference Protocol
+    "ListModels": Rpc(asked=Scope.SERVER, effect=Effect.LOOKS, is_of_all=True),
+    "GetModel": Rpc(asked=Scope.NAMED, effect=Effect.LOOKS),
+    "ListBundles": Rpc(asked=Scope.SERVER, effect=Effect.LOOKS, is_of_all=True),
     **{
-        name: Rpc(asked=Scope.SERVER)
-        for name in ("ServerLive", "ServerReady", "ServerMetadata", "RepositoryModelLoad", "RepositoryModelUnload")
+        name: Rpc(asked=Scope.SERVER, effect=Effect.CHANGES)
+        for name in ("LoadModel", "UnloadModel", "ScanStore", "SetRoute", "SetAlias")
     },
-    "ModelReady": Rpc(asked=Scope.PROBED),
-    **{name: Rpc(asked=Scope.NAMED) for name in ("ModelMetadata", "ModelConfig", "ModelInfer", "ModelStreamInfer")},
-    "ModelStatistics": Rpc(asked=Scope.SERVER, is_of_all=True, with_field={"name": Scope.NAMED}),
-    "RepositoryIndex": Rpc(asked=Scope.SERVER, is_of_all=True),
+    # The Open Inference Protocol
+    **{name: Rpc(asked=Scope.SERVER, effect=Effect.LOOKS) for name in ("ServerLive", "ServerReady", "ServerMetadata")},
+    "ModelReady": Rpc(asked=Scope.PROBED, effect=Effect.LOOKS),
+    "ModelMetadata": Rpc(asked=Scope.NAMED, effect=Effect.LOOKS),
+    "ModelConfig": Rpc(asked=Scope.NAMED, effect=Effect.LOOKS),
+    "ModelInfer": Rpc(asked=Scope.NAMED),
+    "ModelStreamInfer": Rpc(asked=Scope.NAMED),
+    "ModelStatistics": Rpc(asked=Scope.SERVER, effect=Effect.LOOKS, is_of_all=True, with_field={"name": Scope.NAMED}),
+    "RepositoryIndex": Rpc(asked=Scope.SERVER, effect=Effect.LOOKS, is_of_all=True),
+    **{
+        name: Rpc(asked=Scope.SERVER, effect=Effect.CHANGES)
+        for name in ("RepositoryModelLoad", "RepositoryModelUnload")
+    },
 }
 """By the name of the RPC, without its service: no two services have one in common."""

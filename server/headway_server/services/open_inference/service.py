@@ -38,8 +38,6 @@ from headway_server.serving.host import ModelHost, ModelState
 
 PROBES: Final = frozenset({"ServerLive", "ServerReady", "ModelReady"})
 """Methods that answer while the server drains, as health does, and count as no calls."""
-ADMIN_METHODS: Final = frozenset({"RepositoryModelLoad", "RepositoryModelUnload"})
-"""Methods that change the server."""
 
 _EXTENSIONS: Final = ("model_repository", "model_configuration", "statistics", "parameters", "binary_tensor_data")
 _PLATFORM: Final = "onnxruntime_onnx"
