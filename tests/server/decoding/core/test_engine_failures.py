@@ -207,6 +207,7 @@ class CostlyConstraint:
     """Allows every token, and takes a while to say so."""
 
     failure = None
+    allows_everything = False
     is_complete = False
 
     def __init__(self) -> None:
