@@ -136,7 +136,7 @@ class GenerationModel(DecodingModel):
                 max_tokens=self.limits.max_total_tokens - len(prefix),
                 truncate=truncate,
                 add_special_tokens=False,
-                keep="end",
+                truncation_side="left",
                 with_offsets=True,
             )
             tokens = await inspected_tokens(self._tokenizer, encoded, prefix=prefix)
@@ -437,7 +437,7 @@ class GenerationModel(DecodingModel):
         shown = frozenset[int]() if plan.constraint is None else plan.constraint.special_ids
         if request.shows_reasoning and self.reasoning_form is not None:
             shown |= {index for _, index in self.reasoning_form.special_tokens}
-        return partial(self._tokenizer.decode_with, shown) if shown else self._tokenizer.decode
+        return self._tokenizer.decoder(shown)
 
     def _places(self, prompt: FittedPrompt, request: GenerationRequest, plan: SamplingPlan) -> TokenPlaces:
         """Returns what finds the places of the tokens that follow a prompt."""
@@ -451,7 +451,7 @@ class GenerationModel(DecodingModel):
         if not result.prompt_tokens:
             return own
         if prompt.truncated or prompt.text is None:
-            return TokenPlaces(self._tokenizer.decode).push(prompt.input_ids.tolist()) + own
+            return TokenPlaces(self._tokenizer.decoder()).push(prompt.input_ids.tolist()) + own
         starts = tuple(start for start, _ in self._tokenizer.encode_now(prompt.text, with_offsets=True).offsets)
         return (0,) * (len(result.prompt_tokens) - len(starts)) + starts + own  # the model's own tokens come first
 

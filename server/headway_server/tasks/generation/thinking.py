@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +37,7 @@ class ThinkingMarks:
     @classmethod
     def of(cls, form: ReasoningForm, tokenizer: TextTokenizer) -> ThinkingMarks | None:
         """Spells the marks of a form; None if the vocabulary cannot write the one that ends a thought."""
-        decode = partial(tokenizer.decode_with, frozenset(index for _, index in form.special_tokens))
+        decode = tokenizer.decoder({index for _, index in form.special_tokens})
         begin_ids, end_ids = (tuple(tokenizer.encode_now(mark).input_ids.tolist()) for mark in (form.begin, form.end))
         if form.end not in decode(end_ids):
             return None
