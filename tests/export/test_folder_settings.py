@@ -21,9 +21,11 @@ from headway_export.huggingface.settings import (
     _OF_TOKENIZERS,
     folder_notes,
     generation_notes,
+    truncation_side,
 )
 from headway_server.bundles import SpecialTokens, Task
 from headway_server.errors import InvalidInputError
+from headway_server.preprocessing import TextTokenizer
 
 SETTINGS = transformers.GenerationConfig().to_dict()
 CALLS = """\
@@ -87,16 +89,35 @@ def test_what_the_library_writes_is_all_known(tmp_path):
     assert folder_notes(tmp_path, {}, Task.TEXT_CLASSIFICATION) == ()
 
 
-@pytest.mark.parametrize("task", [task for task in Task if task is not Task.GENERATION])
-def test_the_side_that_is_cut_is_named_where_the_server_cuts_the_other(tmp_path, task):
-    [note] = notes_of(tmp_path, task, truncation_side="left")
-    assert note.startswith("tokenizer_config.json: truncation_side left: where a call says truncate, the server cuts")
-    assert notes_of(tmp_path, task, truncation_side="right") == ()
+@pytest.mark.parametrize("side", ["left", "right"])
+async def test_a_text_is_cut_where_the_library_cuts_it(tmp_path, side):
+    assert notes_of(tmp_path, truncation_side=side) == ()
+    assert truncation_side(tmp_path) == side
+    own = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert own.truncation_side == side
+    served = TextTokenizer.load(tmp_path / "tokenizer.json", truncation_side=side)
+    text, other = "the rain in spain falls", "on the plain"
+    for pair in (None, other):
+        for length in range(4, len(own(text, pair).input_ids)):
+            expected = own(text, pair, truncation=True, max_length=length, return_offsets_mapping=True)
+            [encoded] = await served.encode_limited(
+                [text],
+                fields=["text"],
+                max_tokens=length,
+                truncate=True,
+                with_offsets=True,
+                text_pairs=None if pair is None else [pair],
+            )
+            assert encoded.input_ids.tolist() == expected.input_ids
+            assert list(encoded.offsets) == list(map(tuple, expected.offset_mapping))
 
 
-def test_a_prompt_is_cut_at_its_beginning_whatever_the_folder_says(tmp_path):
-    for side in ("left", "right"):
-        assert notes_of(tmp_path, Task.GENERATION, truncation_side=side) == ()
+def test_the_side_that_a_folder_cuts_is_the_bundles(tmp_path):
+    folder = tiny.write_model(tmp_path, "bert", "ForSequenceClassification")
+    for side in ("right", "left"):
+        notes_of(folder, truncation_side=side)
+        source, notes = from_folder(folder, FolderOptions())
+        assert (source.truncation_side, [note for note in notes if "truncation" in note]) == (side, [])
 
 
 def test_what_is_not_known_of_a_tokenizer_is_named(tmp_path):

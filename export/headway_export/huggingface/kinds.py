@@ -27,7 +27,7 @@ from headway_export.huggingface.folder import (
 )
 from headway_export.huggingface.hub import HubModel
 from headway_export.huggingface.images import PREPROCESSOR_FILE, read_image_classifier, read_image_embedder
-from headway_export.huggingface.settings import folder_notes
+from headway_export.huggingface.settings import folder_notes, truncation_side
 from headway_export.huggingface.speech import SPEECH_HEADS, read_transcriber
 from headway_export.huggingface.towers import is_two_towers, read_towers
 from headway_export.huggingface.translators import TRANSLATORS, read_translator
@@ -184,6 +184,10 @@ class _Description:
             source, notes = self.kind.read(folder)
             sources = (source,)
         notes += folder_notes(self.weights, self.content, task) + _note_of_version(self.content)
+        side = truncation_side(self.weights)
+        sources = tuple(
+            replace(source, truncation_side=side) if source.tokenizer is not None else source for source in sources
+        )
         return options.given.add_to(sources), notes + _note_of_code(self.content)
 
 
