@@ -1,9 +1,11 @@
 """Settings of a model folder: each is read, or named in a note; its chat template writes transformers' prompts."""
 
 import json
+import shutil
 import sys
 
 import pytest
+import tiny_embedders
 import tiny_families
 import tiny_huggingface as tiny
 import transformers
@@ -14,6 +16,7 @@ from headway_export.cli import app
 from headway_export.errors import SourceError, reason_of
 from headway_export.huggingface import FolderOptions, from_folder, in_a_sentence
 from headway_export.huggingface.conversations import read_chat_template
+from headway_export.huggingface.embedders import SETTINGS as SENTENCE_SETTINGS
 from headway_export.huggingface.folder import ModelFolder
 from headway_export.huggingface.settings import (
     _ENDS,
@@ -239,3 +242,96 @@ def test_keys_and_values_of_two_widths_are_refused(tmp_path):
 def test_what_a_tracer_says_is_cut():
     assert len(reason_of(ValueError("a graph\n" * 10_000))) < 310
     assert reason_of(ValueError()) == "ValueError"
+
+
+# Folders of sentence-transformers
+
+
+READ, REFUSED = "is read", "is refused"
+FILES = {
+    "module": "modules.json",
+    "transformer": "sentence_bert_config.json",
+    "sentence transformer": "config_sentence_transformers.json",
+    "pooling": "1_Pooling/config.json",
+    "dense": "2_Dense/config.json",
+}
+OF_SENTENCES = {
+    "module": {"idx": (9, READ), "name": ("x", READ), "path": ("1_Pooling", READ), "type": ("x.Pooling", READ),
+               "kwargs": (["task"], "takes task, which calls of the server do not have")},
+    "transformer": {
+        "max_seq_length": (20, READ), "do_lower_case": (True, READ), "unpad_inputs": (True, READ),
+        "model_type": ("bert", READ), "transformer_task": ("fill-mask", REFUSED),
+        "module_output_name": ("sentence_embedding", REFUSED),
+        "modality_config": ({"text": {"method": "get_text_features", "method_output_name": None}}, REFUSED),
+    } | dict.fromkeys(("model_args", "tokenizer_args", "config_args", "processor_args", "processing_kwargs"),
+                      ({"a": 1}, "not applied by the server")),
+    "sentence transformer": {
+        "__version__": ({"sentence_transformers": "5.0"}, READ), "prompts": ({"query": "q: "}, READ),
+        "default_prompt_name": ("missing", REFUSED), "similarity_fn_name": ("manhattan", "ranks by the cosine"),
+        "model_type": ("SparseEncoder", REFUSED), "truncate_dim": (8, "not applied by the server"),
+    },
+    "pooling": {
+        "word_embedding_dimension": (32, READ), "embedding_dimension": (32, READ), "include_prompt": (False, REFUSED),
+        "pooling_mode": ("max", READ),
+    } | {f"pooling_mode_{name}": (True, READ) for name in (
+        "cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")},
+    "dense": {
+        "in_features": (32, READ), "out_features": (8, READ), "bias": (True, READ),
+        "activation_function": ("torch.nn.modules.activation.Softplus", REFUSED), "use_residual": (True, REFUSED),
+        "module_input_name": ("token_embeddings", REFUSED), "module_output_name": ("token_embeddings", REFUSED),
+    },
+}  # fmt: skip
+"""A value of every setting of each file, and what becomes of it: the words of a note, if it is named."""
+
+
+@pytest.fixture(scope="module")
+def sentence_folder(tmp_path_factory):
+    return tiny_embedders.write_sentence_transformer(
+        tmp_path_factory.mktemp("sentences") / "model", "bert", width=8, normalizes=False
+    )
+
+
+def changed(folder, target, kind, **settings):
+    """A copy of a folder, with settings of one file."""
+    shutil.copytree(folder, target)
+    file = target / FILES[kind]
+    content = json.loads(file.read_text()) if file.exists() else {}
+    if kind == "module":
+        content[1] |= settings
+    elif kind == "pooling":
+        content |= {"pooling_mode_mean_tokens": False, **settings}
+    else:
+        content |= settings
+    file.write_text(json.dumps(content))
+    return target
+
+
+def test_every_setting_of_sentence_transformers_is_listed():
+    assert {kind: set(settings) for kind, settings in OF_SENTENCES.items()} == SENTENCE_SETTINGS
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind, settings in OF_SENTENCES.items() for name in (*settings, "own")]
+)
+def test_a_setting_of_sentence_transformers_is_read_or_refused_or_named(sentence_folder, tmp_path, kind, name):
+    value, outcome = OF_SENTENCES[kind].get(name, (3, "own: not applied by the server"))
+    folder = changed(sentence_folder, tmp_path / "model", kind, **{name: value})
+    if outcome == REFUSED:
+        with pytest.raises(SourceError, match=f"{FILES[kind]}: "):
+            from_folder(folder, FolderOptions())
+        return
+    before = from_folder(sentence_folder, FolderOptions())[1]
+    notes = [note for note in from_folder(folder, FolderOptions())[1] if note not in before]
+    assert notes == [] if outcome == READ else outcome in notes[0], notes
+    assert len(notes) <= 1
+
+
+def test_what_a_setting_of_sentence_transformers_says_is_what_is_done(sentence_folder, tmp_path):
+    folder = changed(sentence_folder, tmp_path / "dot", "sentence transformer", similarity_fn_name="dot")
+    assert any("similarity_fn_name dot" in note for note in from_folder(folder, FolderOptions())[1])
+    folder = changed(sentence_folder, tmp_path / "own", "pooling", pooling_mode_own=True)
+    with pytest.raises(SourceError, match="pooling_mode_own is none of"):
+        from_folder(folder, FolderOptions())
+    folder = changed(sentence_folder, tmp_path / "older", "transformer", max_seq_length=20)
+    (folder / FILES["transformer"]).rename(folder / "sentence_roberta_config.json")
+    assert from_folder(folder, FolderOptions())[0].limits.max_input_tokens == 20
