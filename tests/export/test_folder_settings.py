@@ -326,6 +326,15 @@ def test_a_setting_of_sentence_transformers_is_read_or_refused_or_named(sentence
     assert len(notes) <= 1
 
 
+def test_files_of_sentence_transformers_are_named_of_a_model_that_makes_no_vectors(tmp_path):
+    folder = tiny.write_model(tmp_path, "bert", "ForSequenceClassification")
+    tiny.write_tokenizer(folder)
+    (folder / "modules.json").write_text(json.dumps([{"path": "", "type": "x.Transformer"}]))
+    (folder / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
+    notes = from_folder(folder, FolderOptions())[1]
+    assert "modules.json, sentence_bert_config.json: read of embedders alone, so nothing in them is applied" in notes
+
+
 def test_what_a_setting_of_sentence_transformers_says_is_what_is_done(sentence_folder, tmp_path):
     folder = changed(sentence_folder, tmp_path / "dot", "sentence transformer", similarity_fn_name="dot")
     assert any("similarity_fn_name dot" in note for note in from_folder(folder, FolderOptions())[1])

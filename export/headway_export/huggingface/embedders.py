@@ -228,6 +228,12 @@ def read_layout(path: Path) -> Layout | None:
     )
 
 
+def unread_notes(path: Path) -> tuple[str, ...]:
+    """Returns a note that names the files of sentence-transformers in the folder of another model, if it has some."""
+    names = [name for name in (MODULES_FILE, *_TRANSFORMER_FILES, _PROMPTS_FILE) if (path / name).exists()]
+    return (f"{', '.join(names)}: read of embedders alone, so nothing in them is applied",) if names else ()
+
+
 def _notes_of_modules(
     path: Path, entries: Sequence[Mapping[str, Any]], modules: Sequence[tuple[str, Path]]
 ) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import transformers
 
 from headway_export.errors import SourceError
 from headway_export.huggingface.decoders import check_decoder, read_decoder
-from headway_export.huggingface.embedders import Layout, read_embedder, read_layout
+from headway_export.huggingface.embedders import Layout, read_embedder, read_layout, unread_notes
 from headway_export.huggingface.encoder_decoders import read_rewriter
 from headway_export.huggingface.encoders import read_classifier
 from headway_export.huggingface.folder import (
@@ -183,6 +183,8 @@ class _Description:
         else:
             source, notes = self.kind.read(folder)
             sources = (source,)
+        if task is not Task.TEXT_EMBEDDING:
+            notes += unread_notes(self.path)
         notes += folder_notes(self.weights, self.content, task) + _note_of_version(self.content)
         side = truncation_side(self.weights)
         sources = tuple(
