@@ -98,6 +98,9 @@ class StreamGenerateTextOptions(ModelOptions, SamplingOptions, total=False):
 
     max_new_tokens: Annotated[int | None, "Most tokens to generate. Default: the model's own, or 128."]
     min_new_tokens: Annotated[int | None, "Tokens to generate before the text may end, 0 to max_new_tokens."]
+    thinking_token_budget: Annotated[
+        int | None, "Tokens that the model may think before it answers; 0 lets it think nothing. Default: no limit."
+    ]
     repetition_penalty: Annotated[
         float | None, "Above 1, tokens of the prompt and the text become less likely, 0.01 to 100; 1 turns it off."
     ]

@@ -150,10 +150,12 @@ class ChatMessage(NamedTuple):
 
     role: Role
     content: str
+    reasoning: str = ""
+    """What the assistant thought before it, as `GeneratedText.reasoning` had it."""
 
 
-Turn: TypeAlias = tuple[str, str] | Mapping[str, str]
-"""A `ChatMessage`, another pair of role and content, or a mapping with these two keys."""
+Turn: TypeAlias = tuple[str, str] | tuple[str, str, str] | Mapping[str, str]
+"""A `ChatMessage`, another pair of role and content, or a mapping with these keys."""
 Conversation: TypeAlias = str | Sequence[Turn]
 """The turns so far. A str is one turn of the user's."""
 Conversations: TypeAlias = Conversation | Sequence[Conversation]
@@ -968,15 +970,20 @@ def _as_conversation(name: str, value: object) -> generation_pb2.Conversation:
 
 def _as_message(name: str, value: object) -> generation_pb2.ChatMessage:
     if isinstance(value, Mapping):
-        if set(value) != {"role", "content"}:
-            raise ValueError(f"{name}: has the keys {', '.join(map(repr, value))}; must be 'role' and 'content'")
-        value = (value["role"], value["content"])
-    if not isinstance(value, tuple) or len(value) != 2 or not all(isinstance(part, str) for part in value):
+        if not {"role", "content"} <= set(value) <= set(ChatMessage._fields):
+            raise ValueError(
+                f"{name}: has the keys {', '.join(map(repr, value))}; must be 'role' and 'content', and may be "
+                "'reasoning'"
+            )
+        value = ChatMessage(**value)
+    if not isinstance(value, tuple) or len(value) not in (2, 3) or not all(isinstance(part, str) for part in value):
         raise TypeError(f"{name}: a pair of role and content is needed, got {type(value).__name__}")
-    role, content = value
+    role, content, reasoning = ChatMessage(*value)
     if role not in set(Role):
         raise ValueError(f"{name}: the role is {role!r}; must be one of {', '.join(Role)}")
-    return generation_pb2.ChatMessage(role=generation_pb2.Role.Value(f"ROLE_{Role(role).name}"), content=content)
+    return generation_pb2.ChatMessage(
+        role=generation_pb2.Role.Value(f"ROLE_{Role(role).name}"), content=content, reasoning=reasoning
+    )
 
 
 def _is_list(value: object) -> TypeGuard[Sequence[Any]]:

@@ -177,6 +177,8 @@ class GeneratedText:
     """The generated tokens, if `log_probabilities` was given."""
     prompt_tokens: tuple[TokenLogProbability, ...] = ()
     """The prompt's tokens, if `prompt_log_probabilities` was given."""
+    reasoning: str = ""
+    """Of a conversation: what the model thought before it said `text`."""
 
 
 @dataclass(frozen=True, slots=True)

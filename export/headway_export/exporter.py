@@ -462,6 +462,7 @@ def _manifest(
             else None
         ),
         sampling_defaults=source.sampling_defaults,
+        truncation_side=source.truncation_side,
         prompt_prefix=source.prompt_prefix,
         suppressed_tokens=source.suppressed_tokens,
         opset=opset,

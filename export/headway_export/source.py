@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -226,6 +226,8 @@ class ExportSource:
     """Name of the one that is put before where none is asked for."""
     space: Space | None = None
     """The space that the vectors share with those of another model."""
+    truncation_side: Literal["right", "left"] = "right"
+    """Which end of a text is cut that is too long."""
     prompt_prefix: tuple[int, ...] = ()
     """Tokens that come before a prompt that is given as text; for generation."""
     suppressed_tokens: tuple[int, ...] = ()

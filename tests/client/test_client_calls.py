@@ -128,6 +128,7 @@ def test_two_constraints_are_a_value_error(server: Any, connect: Connect) -> Non
 
 
 SYSTEM, USER, ASSISTANT = (pb.ChatMessage(role=role, content=text) for role, text in enumerate(("be", "hi", "oh"), 1))
+THOUGHTFUL = pb.ChatMessage(role=pb.ROLE_ASSISTANT, content="oh", reasoning="hm")
 
 
 @pytest.mark.parametrize(
@@ -139,6 +140,8 @@ SYSTEM, USER, ASSISTANT = (pb.ChatMessage(role=role, content=text) for role, tex
         ([ChatMessage(Role.USER, "hi"), ChatMessage(Role.ASSISTANT, "oh")], [[USER, ASSISTANT]]),
         ([{"role": "assistant", "content": "oh"}, {"role": "user", "content": "hi"}], [[ASSISTANT, USER]]),
         ([[("user", "hi")], "hi", ({"role": "user", "content": "hi"},)], [[USER], [USER], [USER]]),
+        ([ChatMessage(Role.ASSISTANT, "oh", "hm"), ("assistant", "oh", "hm")], [[THOUGHTFUL, THOUGHTFUL]]),
+        ([{"role": "assistant", "content": "oh", "reasoning": "hm"}], [[THOUGHTFUL]]),
         ([], []),
     ],
 )

@@ -1,9 +1,11 @@
 """Settings of a model folder: each is read, or named in a note; its chat template writes transformers' prompts."""
 
 import json
+import shutil
 import sys
 
 import pytest
+import tiny_embedders
 import tiny_families
 import tiny_huggingface as tiny
 import transformers
@@ -14,6 +16,7 @@ from headway_export.cli import app
 from headway_export.errors import SourceError, reason_of
 from headway_export.huggingface import FolderOptions, from_folder, in_a_sentence
 from headway_export.huggingface.conversations import read_chat_template
+from headway_export.huggingface.embedders import SETTINGS as SENTENCE_SETTINGS
 from headway_export.huggingface.folder import ModelFolder
 from headway_export.huggingface.settings import (
     _ENDS,
@@ -21,9 +24,11 @@ from headway_export.huggingface.settings import (
     _OF_TOKENIZERS,
     folder_notes,
     generation_notes,
+    truncation_side,
 )
 from headway_server.bundles import SpecialTokens, Task
 from headway_server.errors import InvalidInputError
+from headway_server.preprocessing import TextTokenizer
 
 SETTINGS = transformers.GenerationConfig().to_dict()
 CALLS = """\
@@ -87,16 +92,35 @@ def test_what_the_library_writes_is_all_known(tmp_path):
     assert folder_notes(tmp_path, {}, Task.TEXT_CLASSIFICATION) == ()
 
 
-@pytest.mark.parametrize("task", [task for task in Task if task is not Task.GENERATION])
-def test_the_side_that_is_cut_is_named_where_the_server_cuts_the_other(tmp_path, task):
-    [note] = notes_of(tmp_path, task, truncation_side="left")
-    assert note.startswith("tokenizer_config.json: truncation_side left: where a call says truncate, the server cuts")
-    assert notes_of(tmp_path, task, truncation_side="right") == ()
+@pytest.mark.parametrize("side", ["left", "right"])
+async def test_a_text_is_cut_where_the_library_cuts_it(tmp_path, side):
+    assert notes_of(tmp_path, truncation_side=side) == ()
+    assert truncation_side(tmp_path) == side
+    own = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert own.truncation_side == side
+    served = TextTokenizer.load(tmp_path / "tokenizer.json", truncation_side=side)
+    text, other = "the rain in spain falls", "on the plain"
+    for pair in (None, other):
+        for length in range(4, len(own(text, pair).input_ids)):
+            expected = own(text, pair, truncation=True, max_length=length, return_offsets_mapping=True)
+            [encoded] = await served.encode_limited(
+                [text],
+                fields=["text"],
+                max_tokens=length,
+                truncate=True,
+                with_offsets=True,
+                text_pairs=None if pair is None else [pair],
+            )
+            assert encoded.input_ids.tolist() == expected.input_ids
+            assert list(encoded.offsets) == list(map(tuple, expected.offset_mapping))
 
 
-def test_a_prompt_is_cut_at_its_beginning_whatever_the_folder_says(tmp_path):
-    for side in ("left", "right"):
-        assert notes_of(tmp_path, Task.GENERATION, truncation_side=side) == ()
+def test_the_side_that_a_folder_cuts_is_the_bundles(tmp_path):
+    folder = tiny.write_model(tmp_path, "bert", "ForSequenceClassification")
+    for side in ("right", "left"):
+        notes_of(folder, truncation_side=side)
+        source, notes = from_folder(folder, FolderOptions())
+        assert (source.truncation_side, [note for note in notes if "truncation" in note]) == (side, [])
 
 
 def test_what_is_not_known_of_a_tokenizer_is_named(tmp_path):
@@ -218,3 +242,105 @@ def test_keys_and_values_of_two_widths_are_refused(tmp_path):
 def test_what_a_tracer_says_is_cut():
     assert len(reason_of(ValueError("a graph\n" * 10_000))) < 310
     assert reason_of(ValueError()) == "ValueError"
+
+
+# Folders of sentence-transformers
+
+
+READ, REFUSED = "is read", "is refused"
+FILES = {
+    "module": "modules.json",
+    "transformer": "sentence_bert_config.json",
+    "sentence transformer": "config_sentence_transformers.json",
+    "pooling": "1_Pooling/config.json",
+    "dense": "2_Dense/config.json",
+}
+OF_SENTENCES = {
+    "module": {"idx": (9, READ), "name": ("x", READ), "path": ("1_Pooling", READ), "type": ("x.Pooling", READ),
+               "kwargs": (["task"], "takes task, which calls of the server do not have")},
+    "transformer": {
+        "max_seq_length": (20, READ), "do_lower_case": (True, READ), "unpad_inputs": (True, READ),
+        "model_type": ("bert", READ), "transformer_task": ("fill-mask", REFUSED),
+        "module_output_name": ("sentence_embedding", REFUSED),
+        "modality_config": ({"text": {"method": "get_text_features", "method_output_name": None}}, REFUSED),
+    } | dict.fromkeys(("model_args", "tokenizer_args", "config_args", "processor_args", "processing_kwargs"),
+                      ({"a": 1}, "not applied by the server")),
+    "sentence transformer": {
+        "__version__": ({"sentence_transformers": "5.0"}, READ), "prompts": ({"query": "q: "}, READ),
+        "default_prompt_name": ("missing", REFUSED), "similarity_fn_name": ("manhattan", "ranks by the cosine"),
+        "model_type": ("SparseEncoder", REFUSED), "truncate_dim": (8, "not applied by the server"),
+    },
+    "pooling": {
+        "word_embedding_dimension": (32, READ), "embedding_dimension": (32, READ), "include_prompt": (False, REFUSED),
+        "pooling_mode": ("max", READ),
+    } | {f"pooling_mode_{name}": (True, READ) for name in (
+        "cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")},
+    "dense": {
+        "in_features": (32, READ), "out_features": (8, READ), "bias": (True, READ),
+        "activation_function": ("torch.nn.modules.activation.Softplus", REFUSED), "use_residual": (True, REFUSED),
+        "module_input_name": ("token_embeddings", REFUSED), "module_output_name": ("token_embeddings", REFUSED),
+    },
+}  # fmt: skip
+"""A value of every setting of each file, and what becomes of it: the words of a note, if it is named."""
+
+
+@pytest.fixture(scope="module")
+def sentence_folder(tmp_path_factory):
+    return tiny_embedders.write_sentence_transformer(
+        tmp_path_factory.mktemp("sentences") / "model", "bert", width=8, normalizes=False
+    )
+
+
+def changed(folder, target, kind, **settings):
+    """A copy of a folder, with settings of one file."""
+    shutil.copytree(folder, target)
+    file = target / FILES[kind]
+    content = json.loads(file.read_text()) if file.exists() else {}
+    if kind == "module":
+        content[1] |= settings
+    elif kind == "pooling":
+        content |= {"pooling_mode_mean_tokens": False, **settings}
+    else:
+        content |= settings
+    file.write_text(json.dumps(content))
+    return target
+
+
+def test_every_setting_of_sentence_transformers_is_listed():
+    assert {kind: set(settings) for kind, settings in OF_SENTENCES.items()} == SENTENCE_SETTINGS
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind, settings in OF_SENTENCES.items() for name in (*settings, "own")]
+)
+def test_a_setting_of_sentence_transformers_is_read_or_refused_or_named(sentence_folder, tmp_path, kind, name):
+    value, outcome = OF_SENTENCES[kind].get(name, (3, "own: not applied by the server"))
+    folder = changed(sentence_folder, tmp_path / "model", kind, **{name: value})
+    if outcome == REFUSED:
+        with pytest.raises(SourceError, match=f"{FILES[kind]}: "):
+            from_folder(folder, FolderOptions())
+        return
+    before = from_folder(sentence_folder, FolderOptions())[1]
+    notes = [note for note in from_folder(folder, FolderOptions())[1] if note not in before]
+    assert notes == [] if outcome == READ else outcome in notes[0], notes
+    assert len(notes) <= 1
+
+
+def test_files_of_sentence_transformers_are_named_of_a_model_that_makes_no_vectors(tmp_path):
+    folder = tiny.write_model(tmp_path, "bert", "ForSequenceClassification")
+    tiny.write_tokenizer(folder)
+    (folder / "modules.json").write_text(json.dumps([{"path": "", "type": "x.Transformer"}]))
+    (folder / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
+    notes = from_folder(folder, FolderOptions())[1]
+    assert "modules.json, sentence_bert_config.json: read of embedders alone, so nothing in them is applied" in notes
+
+
+def test_what_a_setting_of_sentence_transformers_says_is_what_is_done(sentence_folder, tmp_path):
+    folder = changed(sentence_folder, tmp_path / "dot", "sentence transformer", similarity_fn_name="dot")
+    assert any("similarity_fn_name dot" in note for note in from_folder(folder, FolderOptions())[1])
+    folder = changed(sentence_folder, tmp_path / "own", "pooling", pooling_mode_own=True)
+    with pytest.raises(SourceError, match="pooling_mode_own is none of"):
+        from_folder(folder, FolderOptions())
+    folder = changed(sentence_folder, tmp_path / "older", "transformer", max_seq_length=20)
+    (folder / FILES["transformer"]).rename(folder / "sentence_roberta_config.json")
+    assert from_folder(folder, FolderOptions())[0].limits.max_input_tokens == 20

@@ -56,6 +56,7 @@ CALLS: dict[str, tuple[str, tuple[str | Refused, ...]]] = {
             "--file texts.txt --no-stream --batch-size 1 --json --sample-count 2 --max-new-tokens 2 "
             "--model shakespeare",
             *(f"a --model shakespeare {constraint}" for constraint in CONSTRAINED),
+            Refused("a --model shakespeare --thinking-token-budget 0", "thinking_token_budget"),
         ),
     ),
     "chat": (
@@ -64,6 +65,7 @@ CALLS: dict[str, tuple[str, tuple[str | Refused, ...]]] = {
             f"--system s --message user:hi {GENERATING}",
             "-m user:hi --json --max-new-tokens 2 --model chat",
             *(f"-m user:hi --model chat {constraint}" for constraint in CONSTRAINED),
+            Refused("-m user:hi --model chat --thinking-token-budget 0", "has no marks of thinking"),
         ),
     ),
     "translate-text": (

@@ -48,6 +48,7 @@ _INTEGERS_THAT_DO_NOT_COUNT = {
     "seed",
     "start",
     "stop_token_ids",
+    "thinking_token_budget",
     "token_id",
     "token_ids",
     "top_k",

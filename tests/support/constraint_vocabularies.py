@@ -10,6 +10,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from headway_server.decoding.constraints import ConstraintState
 from headway_server.decoding.output.text import TextAssembly
+from headway_server.preprocessing import TextTokenizer
 
 EOS, USER = "<eos>", "<|user|>"
 
@@ -126,7 +127,7 @@ def walk(
 def as_served(tokenizer: Tokenizer, prompt: str, token_ids: list[int], *, eager: bool) -> str:
     """The text of `token_ids` after a prompt, as the server hands it out."""
     text = TextAssembly(
-        lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True)),
+        TextTokenizer(tokenizer).decoder(),
         context_ids=tokenizer.encode(prompt, add_special_tokens=False).ids[-16:],
         eager=eager,
     )

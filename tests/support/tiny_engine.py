@@ -66,10 +66,7 @@ TOKENIZER = byte_tokenizer()
 VOCAB_SIZE = TOKENIZER.get_vocab_size()
 EOS_ID = 1
 BOS_ID = 0
-
-
-def decode(token_ids) -> str:
-    return TOKENIZER.decode(list(token_ids), skip_special_tokens=True)
+decode = TextTokenizer(TOKENIZER).decoder()
 
 
 def make_decoder(num_slots: int = 4, **options) -> NumpyDecoder:

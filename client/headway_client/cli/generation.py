@@ -143,11 +143,12 @@ class _Talk:
     def reply_to(self, text: str) -> None:
         """Adds the user's turn and the model's answer to the conversation."""
         self._turns.append(ChatMessage(Role.USER, text))
-        self._turns.append(ChatMessage(Role.ASSISTANT, self.answer()))
+        self._turns.append(self.answer())
 
-    def answer(self) -> str:
+    def answer(self) -> ChatMessage:
         """Prints the model's turn; returns what arrived of it."""
         texts: list[str] = []
+        reasoning = ""
         with self._client.stream_chat(self._turns, **self._options) as stream, _interruptible(stream.close) as ended:
             try:
                 for delta in stream:
@@ -162,11 +163,13 @@ class _Talk:
             if ended():
                 typer.echo()
             elif self._as_json:
-                print_answer_json([[turn._asdict() for turn in self._turns]], stream.answer)
+                print_answer_json([[_shown(turn) for turn in self._turns]], stream.answer)
             else:
                 typer.echo()
                 _show_tokens("", stream.answer[0])
-        return "".join(texts)
+            if not ended():
+                reasoning = stream.answer[0].reasoning
+        return ChatMessage(Role.ASSISTANT, "".join(texts), reasoning)
 
 
 @contextmanager
@@ -193,6 +196,11 @@ def _interruptible(close: Callable[[], None]) -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
         orders.put(False)
         closer.join()
+
+
+def _shown(turn: ChatMessage) -> dict[str, str]:
+    """Returns a turn as JSON shows it: without a thought where there is none."""
+    return {name: value for name, value in turn._asdict().items() if value or name != "reasoning"}
 
 
 def _parse_turn(message: str) -> ChatMessage:

@@ -22,13 +22,54 @@ from transformers import AutoModel
 
 from headway_export.errors import SourceError
 from headway_export.huggingface.folder import ModelFolder, as_source_error, weight_files
+from headway_export.huggingface.settings import read_settings
 from headway_export.source import TOKENIZER_CONFIG_FILE, ExportSource
 from headway_server.bundles import SpecialTokens
 from headway_training.folders import check_reading, first_line, padding_of, plain_tokenizer
 
 MODULES_FILE: Final = "modules.json"
-_TRANSFORMER_FILE: Final = "sentence_bert_config.json"
+_TRANSFORMER_FILES: Final = (
+    "sentence_bert_config.json", "sentence_roberta_config.json", "sentence_distilbert_config.json",
+    "sentence_camembert_config.json", "sentence_albert_config.json", "sentence_xlm-roberta_config.json",
+    "sentence_xlnet_config.json",
+)  # fmt: skip
+"""Names of the settings of a `Transformer`, of which the first that is there holds."""
 _PROMPTS_FILE: Final = "config_sentence_transformers.json"
+SETTINGS: Final[Mapping[str, frozenset[str]]] = {
+    "module": frozenset(("idx", "name", "path", "type", "kwargs")),
+    "transformer": frozenset((
+        "max_seq_length", "do_lower_case", "transformer_task", "modality_config", "module_output_name", "model_args",
+        "tokenizer_args", "config_args", "processor_args", "processing_kwargs", "unpad_inputs", "model_type",
+    )),
+    "sentence transformer": frozenset((
+        "__version__", "prompts", "default_prompt_name", "similarity_fn_name", "model_type", "truncate_dim",
+    )),
+    "pooling": frozenset((
+        "word_embedding_dimension", "embedding_dimension", "include_prompt", "pooling_mode", "pooling_mode_cls_token",
+        "pooling_mode_max_tokens", "pooling_mode_mean_tokens", "pooling_mode_mean_sqrt_len_tokens",
+        "pooling_mode_weightedmean_tokens", "pooling_mode_lasttoken",
+    )),
+    "dense": frozenset((
+        "in_features", "out_features", "bias", "activation_function", "use_residual", "module_input_name",
+        "module_output_name",
+    )),
+}  # fmt: skip
+"""Settings of each file of sentence-transformers that are read, refused or named here; others are named."""
+_ARGUMENTS: Final = (
+    "model_args",
+    "tokenizer_args",
+    "config_args",
+    "processor_args",
+    "processing_kwargs",
+    "truncate_dim",
+)
+"""Those that are named where they say anything."""
+_ONLY: Final[Mapping[str, Any]] = {
+    "transformer_task": "feature-extraction",
+    "module_output_name": "token_embeddings",
+    "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+}
+"""What a `Transformer` may be asked for, if anything; all else is refused."""
 _UNUSED: Final = ("pooler.",)
 """Weights that the last hidden states do not depend on; many folders do not hold them."""
 _ACTIVATIONS: Final[Mapping[str, Callable[[], nn.Module]]] = {
@@ -148,6 +189,8 @@ class Layout:
     poolings: tuple[str, ...]
     rest: tuple[tuple[str, Path], ...]
     """Kind and folder of each module that follows the pooling."""
+    notes: tuple[str, ...]
+    """What the folder says of them that is not done."""
 
 
 def read_layout(path: Path) -> Layout | None:
@@ -181,7 +224,37 @@ def read_layout(path: Path) -> Layout | None:
         transformer=modules[0][1],
         poolings=_read_poolings(modules[1][1]),
         rest=tuple((kind, folder) for kind, folder in modules[2:] if kind != "Dropout"),
+        notes=_notes_of_modules(path, entries, modules),
     )
+
+
+def unread_notes(path: Path) -> tuple[str, ...]:
+    """Returns a note that names the files of sentence-transformers in the folder of another model, if it has some."""
+    names = [name for name in (MODULES_FILE, *_TRANSFORMER_FILES, _PROMPTS_FILE) if (path / name).exists()]
+    return (f"{', '.join(names)}: read of embedders alone, so nothing in them is applied",) if names else ()
+
+
+def _notes_of_modules(
+    path: Path, entries: Sequence[Mapping[str, Any]], modules: Sequence[tuple[str, Path]]
+) -> tuple[str, ...]:
+    """Names the settings of modules that nothing applies."""
+    notes: list[str] = []
+    for entry, (kind, folder) in zip(entries, modules, strict=True):
+        notes += _unknown(MODULES_FILE, entry, "module")
+        if names := entry.get("kwargs"):
+            notes.append(
+                f"{MODULES_FILE}: {kind} takes {', '.join(map(str, names))}, which calls of the server do not have"
+            )
+        if kind in ("Pooling", "Dense"):
+            file = folder / "config.json"
+            notes += _unknown(str(file.relative_to(path)), read_settings(file), kind.lower())
+    return tuple(notes)
+
+
+def _unknown(file: str, content: Mapping[str, Any], kind: str) -> tuple[str, ...]:
+    """Returns a note that names settings of a file which nothing applies, if it has some."""
+    unknown = sorted(set(content) - SETTINGS[kind]) + [name for name in _ARGUMENTS if content.get(name)]
+    return (f"{file}: {', '.join(unknown)}: not applied by the server",) if unknown else ()
 
 
 def read_embedder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
@@ -201,7 +274,7 @@ def read_embedder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
     if layout is not None and asked is not None:
         raise SourceError(f"--pooling {asked}: {folder.path / MODULES_FILE} says how token vectors become one")
     encoder = folder if layout is None else replace(folder, path=layout.transformer)
-    settings = _read_json(encoder.path / _TRANSFORMER_FILE)
+    settings, transformer_notes = _read_transformer(encoder.path)
     own = encoder.own_tokenizer()
     tokenizer = plain_tokenizer(own)
     if settings.get("do_lower_case"):
@@ -209,7 +282,9 @@ def read_embedder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
     encoder.config.use_cache = False  # a decoder that embeds keeps none
     model = _load_encoder(encoder)
     encoder.check_inputs(model)
-    stated = settings.get("max_seq_length") or _read_json(encoder.path / TOKENIZER_CONFIG_FILE).get("model_max_length")
+    stated = settings.get("max_seq_length") or read_settings(encoder.path / TOKENIZER_CONFIG_FILE).get(
+        "model_max_length"
+    )
     length, notes = _length_of(encoder, model, stated)
     poolings = layout.poolings if layout is not None else (_NAMES[str(asked)],)
     rest = layout.rest if layout is not None else ()
@@ -222,7 +297,8 @@ def read_embedder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
     with as_source_error():
         name = type(model).__name__
         check_reading(encoder.path, module, name=name, config=encoder.config, tokenizer=tokenizer, longest=length)
-    prompts, default = _read_prompts(folder)
+    prompts, default, prompt_notes = _read_prompts(folder, is_normal=any(kind == "Normalize" for kind, _ in rest))
+    notes += (*transformer_notes, *prompt_notes, *(layout.notes if layout is not None else ()))
     return (
         folder.source(
             model,
@@ -246,32 +322,19 @@ def _load_encoder(folder: ModelFolder) -> nn.Module:
     return model
 
 
-def _read_json(file: Path) -> dict[str, Any]:
-    """Returns the object in a file, or an empty one where there is no file.
-
-    Raises:
-        SourceError: It is no JSON object.
-    """
-    if not file.exists():
-        return {}
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise SourceError(f"{file}: cannot be read ({error})") from error
-    if not isinstance(content, dict):
-        raise SourceError(f"{file}: is not a JSON object")
-    return content
-
-
 def _read_poolings(path: Path) -> tuple[str, ...]:
     file = path / "config.json"
-    content = _read_json(file)
+    content = read_settings(file)
     if not content:
         raise SourceError(f"{file}: is not there, and says how token vectors become one; fetch the folder again")
     if content.get("include_prompt", True) is False:
         raise SourceError(
             f"{file}: leaves the prompt's tokens out of the pooling (include_prompt), which is not supported"
         )
+    if others := sorted(
+        name for name, value in content.items() if value and name.startswith("pooling_mode_") and name not in _SWITCHES
+    ):
+        raise SourceError(f"{file}: {others[0]} is none of {', '.join(_SWITCHES)}")
     modes = content.get("pooling_mode") or [name for switch, name in _SWITCHES.items() if content.get(switch)] or "mean"
     names = [modes] if isinstance(modes, str) else list(modes)
     if unknown := [name for name in names if name not in _NAMES]:
@@ -283,12 +346,15 @@ def _read_module(kind: str, path: Path, allow_pickle: bool) -> nn.Module:
     if kind == "Normalize":
         return _Normalize()
     file = path / "config.json"
-    content = _read_json(file)
+    content = read_settings(file)
     name = str(content.get("activation_function", "torch.nn.modules.activation.Tanh")).rsplit(".", 1)[-1]
     if (
         name not in _ACTIVATIONS
         or content.get("use_residual")
-        or content.get("module_input_name", "sentence_embedding") != "sentence_embedding"
+        or any(
+            content.get(name) not in (None, "sentence_embedding")
+            for name in ("module_input_name", "module_output_name")
+        )
     ):
         raise SourceError(
             f"{file}: has settings that are not supported; {', '.join(_ACTIVATIONS)} may follow its product"
@@ -306,12 +372,48 @@ def _read_module(kind: str, path: Path, allow_pickle: bool) -> nn.Module:
     return _Projection(linear, _ACTIVATIONS[name]())
 
 
-def _read_prompts(folder: ModelFolder) -> tuple[dict[str, str], str | None]:
-    """Returns the prompts of a folder and those that are asked for, and the name of the one that is the default."""
-    content = _read_json(folder.path / _PROMPTS_FILE)
+def _read_transformer(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Returns the settings of the encoder of a folder, and notes on those that nothing applies.
+
+    Raises:
+        SourceError: They ask for something else than the last hidden states of a text.
+    """
+    file = next((path / name for name in _TRANSFORMER_FILES if (path / name).exists()), path / _TRANSFORMER_FILES[0])
+    settings = read_settings(file)
+    for name, only in _ONLY.items():
+        if settings.get(name) not in (None, only):
+            raise SourceError(
+                f"{file}: {name} is {json.dumps(settings[name])}; a folder is exported with {json.dumps(only)}"
+            )
+    return settings, _unknown(file.name, settings, "transformer")
+
+
+def _read_prompts(folder: ModelFolder, *, is_normal: bool) -> tuple[dict[str, str], str | None, tuple[str, ...]]:
+    """Returns the prompts of a folder and those that are asked for, the name of the default one, and notes.
+
+    Raises:
+        SourceError: The default prompt is none of them, or the model is of another type.
+    """
+    file = folder.path / _PROMPTS_FILE
+    content = read_settings(file)
+    if (kind := content.get("model_type")) not in (None, "SentenceTransformer"):
+        raise SourceError(f"{file}: model_type is {kind}; a folder is exported of a SentenceTransformer")
     prompts = {str(name): str(text or "") for name, text in (content.get("prompts") or {}).items()}
+    prompts |= dict(folder.options.prompts)
     default = content.get("default_prompt_name")
-    return prompts | dict(folder.options.prompts), default if default in prompts else None
+    if default is not None and default not in prompts:
+        raise SourceError(
+            f"{file}: default_prompt_name {default} is none of its prompts ({', '.join(prompts) or 'none'}); give it "
+            f"with --prompt {default}=TEXT"
+        )
+    notes = _unknown(_PROMPTS_FILE, content, "sentence transformer")
+    similarity = content.get("similarity_fn_name")
+    if similarity not in (None, "cosine", *(("dot", "euclidean") if is_normal else ())):
+        notes += (
+            f"{_PROMPTS_FILE}: similarity_fn_name {similarity}: the server ranks by the cosine; to compare vectors by "
+            "another function, get them with normalize false",
+        )
+    return prompts, default, notes
 
 
 def _length_of(folder: ModelFolder, model: nn.Module, stated: int | None) -> tuple[int, tuple[str, ...]]:

@@ -13,7 +13,7 @@ import transformers
 
 from headway_export.errors import SourceError
 from headway_export.huggingface.decoders import check_decoder, read_decoder
-from headway_export.huggingface.embedders import Layout, read_embedder, read_layout
+from headway_export.huggingface.embedders import Layout, read_embedder, read_layout, unread_notes
 from headway_export.huggingface.encoder_decoders import read_rewriter
 from headway_export.huggingface.encoders import read_classifier
 from headway_export.huggingface.folder import (
@@ -27,7 +27,7 @@ from headway_export.huggingface.folder import (
 )
 from headway_export.huggingface.hub import HubModel
 from headway_export.huggingface.images import PREPROCESSOR_FILE, read_image_classifier, read_image_embedder
-from headway_export.huggingface.settings import folder_notes
+from headway_export.huggingface.settings import folder_notes, truncation_side
 from headway_export.huggingface.speech import SPEECH_HEADS, read_transcriber
 from headway_export.huggingface.towers import is_two_towers, read_towers
 from headway_export.huggingface.translators import TRANSLATORS, read_translator
@@ -183,7 +183,13 @@ class _Description:
         else:
             source, notes = self.kind.read(folder)
             sources = (source,)
+        if task is not Task.TEXT_EMBEDDING:
+            notes += unread_notes(self.path)
         notes += folder_notes(self.weights, self.content, task) + _note_of_version(self.content)
+        side = truncation_side(self.weights)
+        sources = tuple(
+            replace(source, truncation_side=side) if source.tokenizer is not None else source for source in sources
+        )
         return options.given.add_to(sources), notes + _note_of_code(self.content)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from transformers import GenerationConfig
 
@@ -87,6 +87,28 @@ def _is_neutral(value: Any) -> bool:
     return value is not True and value in (None, 0, 1, [], {}, ())
 
 
+def truncation_side(path: Path) -> Literal["right", "left"]:
+    """Returns which end of a text the tokenizer of a folder cuts; errors are those of `read_settings`."""
+    return "left" if read_settings(path / TOKENIZER_CONFIG_FILE).get("truncation_side") == "left" else "right"
+
+
+def read_settings(file: Path) -> dict[str, Any]:
+    """Returns the object in a file, or an empty one where there is no file.
+
+    Raises:
+        SourceError: It is no JSON object.
+    """
+    if not file.exists():
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SourceError(f"{file}: cannot be read ({error})") from error
+    if not isinstance(content, dict):
+        raise SourceError(f"{file}: is not a JSON object")
+    return content
+
+
 def folder_notes(path: Path, content: Mapping[str, Any], task: Task) -> tuple[str, ...]:
     """Returns notes on what a folder says to the library's tokenizers and pipelines that the server does not do.
 
@@ -104,20 +126,7 @@ def folder_notes(path: Path, content: Mapping[str, Any], task: Task) -> tuple[st
             f"config.json: task_specific_params ({', '.join(map(str, names))}): pipelines of transformers apply them, "
             "the server does not; give what they say with a call"
         )
-    file = path / TOKENIZER_CONFIG_FILE
-    if not file.exists():
-        return tuple(notes)
-    try:
-        settings = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise SourceError(f"{file}: cannot be read ({error})") from error
-    if not isinstance(settings, dict):
-        raise SourceError(f"{file}: is not a JSON object")
-    if task is not Task.GENERATION and (side := settings.get("truncation_side", "right")) != "right":
-        notes.append(
-            f"{TOKENIZER_CONFIG_FILE}: truncation_side {side}: where a call says truncate, the server cuts the end of "
-            "a text"
-        )
+    settings = read_settings(path / TOKENIZER_CONFIG_FILE)
     if task in _WRITES and settings.get("clean_up_tokenization_spaces") and _cleans(path):
         notes.append(
             f"{TOKENIZER_CONFIG_FILE}: clean_up_tokenization_spaces: transformers takes out spaces before punctuation "

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from headway.v1 import common_pb2 as headway_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#headway/v1/generation_service.proto\x12\nheadway.v1\x1a\x17headway/v1/common.proto\"\xd1\x03\n\x14GenerationParameters\x12\x1b\n\x0emax_new_tokens\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x1b\n\x0emin_new_tokens\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x30\n\x08sampling\x18\x03 \x01(\x0b\x32\x1e.headway.v1.SamplingParameters\x12\x1f\n\x12repetition_penalty\x18\x04 \x01(\x02H\x02\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x05 \x01(\x02H\x03\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x06 \x01(\x02H\x04\x88\x01\x01\x12+\n\x0clogit_biases\x18\x07 \x03(\x0b\x32\x15.headway.v1.LogitBias\x12\x14\n\x0cstop_strings\x18\x08 \x03(\t\x12\x16\n\x0estop_token_ids\x18\t \x03(\x05\x12*\n\nconstraint\x18\n \x01(\x0b\x32\x16.headway.v1.ConstraintB\x11\n\x0f_max_new_tokensB\x11\n\x0f_min_new_tokensB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penalty\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x02\"d\n\nConstraint\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12&\n\x07\x63hoices\x18\x03 \x01(\x0b\x32\x13.headway.v1.ChoicesH\x00\x42\x06\n\x04kind\"\x18\n\x07\x43hoices\x12\r\n\x05texts\x18\x01 \x03(\t\">\n\x0b\x43hatMessage\x12\x1e\n\x04role\x18\x01 \x01(\x0e\x32\x10.headway.v1.Role\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"9\n\x0c\x43onversation\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.headway.v1.ChatMessage\"H\n\x15LogProbabilityOptions\x12\x17\n\x0ftop_token_count\x18\x01 \x01(\x05\x12\x16\n\x0einclude_prompt\x18\x02 \x01(\x08\"\xe3\x02\n\x13GenerateTextRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x0f\n\x07prompts\x18\x03 \x03(\t\x12/\n\rconversations\x18\x04 \x03(\x0b\x32\x18.headway.v1.Conversation\x12\x34\n\nparameters\x18\x05 \x01(\x0b\x32 .headway.v1.GenerationParameters\x12\x19\n\x0csample_count\x18\x06 \x01(\x05H\x00\x88\x01\x01\x12\x10\n\x08truncate\x18\x07 \x01(\x08\x12\x0c\n\x04\x65\x63ho\x18\x08 \x01(\x08\x12<\n\x11log_probabilities\x18\t \x01(\x0b\x32!.headway.v1.LogProbabilityOptions\x12\x10\n\x08priority\x18\n \x01(\x05\x12\x12\n\ncache_salt\x18\x0b \x01(\tB\x0f\n\r_sample_count\"\xc6\x02\n\rGeneratedText\x12\x0c\n\x04text\x18\x01 \x01(\t\x12/\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x18.headway.v1.FinishReason\x12\x1a\n\x12prompt_token_count\x18\x03 \x01(\x05\x12\x17\n\x0fnew_token_count\x18\x04 \x01(\x05\x12\x11\n\ttruncated\x18\x05 \x01(\x08\x12\x0c\n\x04seed\x18\x06 \x01(\x04\x12\x14\n\x0csample_index\x18\x07 \x01(\x05\x12!\n\x19\x63\x61\x63hed_prompt_token_count\x18\x08 \x01(\x05\x12/\n\x06tokens\x18\t \x03(\x0b\x32\x1f.headway.v1.TokenLogProbability\x12\x36\n\rprompt_tokens\x18\n \x03(\x0b\x32\x1f.headway.v1.TokenLogProbability\"\x97\x01\n\x13TokenLogProbability\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x1c\n\x0flog_probability\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12.\n\ntop_tokens\x18\x04 \x03(\x0b\x32\x1a.headway.v1.TokenCandidateB\x12\n\x10_log_probability\"I\n\x0eTokenCandidate\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x17\n\x0flog_probability\x18\x03 \x01(\x02\"\x93\x01\n\x14GenerateTextResponse\x12*\n\x07results\x18\x01 \x03(\x0b\x32\x19.headway.v1.GeneratedText\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\"\xbb\x02\n\x19StreamGenerateTextRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x0e\n\x06prompt\x18\x03 \x01(\t\x12.\n\x0c\x63onversation\x18\x04 \x01(\x0b\x32\x18.headway.v1.Conversation\x12\x34\n\nparameters\x18\x05 \x01(\x0b\x32 .headway.v1.GenerationParameters\x12\x10\n\x08truncate\x18\x06 \x01(\x08\x12\x0c\n\x04\x65\x63ho\x18\x07 \x01(\x08\x12<\n\x11log_probabilities\x18\x08 \x01(\x0b\x32!.headway.v1.LogProbabilityOptions\x12\x10\n\x08priority\x18\t \x01(\x05\x12\x12\n\ncache_salt\x18\n \x01(\t\"\xf6\x01\n\x1aStreamGenerateTextResponse\x12\x12\n\ntext_delta\x18\x01 \x01(\t\x12\x17\n\x0fnew_token_count\x18\x02 \x01(\x05\x12/\n\x06tokens\x18\x03 \x03(\x0b\x32\x1f.headway.v1.TokenLogProbability\x12)\n\x06result\x18\x04 \x01(\x0b\x32\x19.headway.v1.GeneratedText\x12)\n\x05model\x18\x05 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x06 \x01(\x0b\x32\x13.headway.v1.Timings*P\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_SYSTEM\x10\x01\x12\r\n\tROLE_USER\x10\x02\x12\x12\n\x0eROLE_ASSISTANT\x10\x03\x32\xcd\x01\n\x11GenerationService\x12Q\n\x0cGenerateText\x12\x1f.headway.v1.GenerateTextRequest\x1a .headway.v1.GenerateTextResponse\x12\x65\n\x12StreamGenerateText\x12%.headway.v1.StreamGenerateTextRequest\x1a&.headway.v1.StreamGenerateTextResponse0\x01\x42L\n\nheadway.v1P\x01Z\x14headway/v1;headwayv1\xaa\x02\nHeadway.V1\xca\x02\nHeadway\\V1\xea\x02\x0bHeadway::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#headway/v1/generation_service.proto\x12\nheadway.v1\x1a\x17headway/v1/common.proto\"\x8f\x04\n\x14GenerationParameters\x12\x1b\n\x0emax_new_tokens\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x1b\n\x0emin_new_tokens\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x30\n\x08sampling\x18\x03 \x01(\x0b\x32\x1e.headway.v1.SamplingParameters\x12\x1f\n\x12repetition_penalty\x18\x04 \x01(\x02H\x02\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x05 \x01(\x02H\x03\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x06 \x01(\x02H\x04\x88\x01\x01\x12+\n\x0clogit_biases\x18\x07 \x03(\x0b\x32\x15.headway.v1.LogitBias\x12\x14\n\x0cstop_strings\x18\x08 \x03(\t\x12\x16\n\x0estop_token_ids\x18\t \x03(\x05\x12*\n\nconstraint\x18\n \x01(\x0b\x32\x16.headway.v1.Constraint\x12\"\n\x15thinking_token_budget\x18\x0b \x01(\x05H\x05\x88\x01\x01\x42\x11\n\x0f_max_new_tokensB\x11\n\x0f_min_new_tokensB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x18\n\x16_thinking_token_budget\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x02\"d\n\nConstraint\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12&\n\x07\x63hoices\x18\x03 \x01(\x0b\x32\x13.headway.v1.ChoicesH\x00\x42\x06\n\x04kind\"\x18\n\x07\x43hoices\x12\r\n\x05texts\x18\x01 \x03(\t\"Q\n\x0b\x43hatMessage\x12\x1e\n\x04role\x18\x01 \x01(\x0e\x32\x10.headway.v1.Role\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x11\n\treasoning\x18\x03 \x01(\t\"9\n\x0c\x43onversation\x12)\n\x08messages\x18\x01 \x03(\x0b\x32\x17.headway.v1.ChatMessage\"H\n\x15LogProbabilityOptions\x12\x17\n\x0ftop_token_count\x18\x01 \x01(\x05\x12\x16\n\x0einclude_prompt\x18\x02 \x01(\x08\"\xe3\x02\n\x13GenerateTextRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x0f\n\x07prompts\x18\x03 \x03(\t\x12/\n\rconversations\x18\x04 \x03(\x0b\x32\x18.headway.v1.Conversation\x12\x34\n\nparameters\x18\x05 \x01(\x0b\x32 .headway.v1.GenerationParameters\x12\x19\n\x0csample_count\x18\x06 \x01(\x05H\x00\x88\x01\x01\x12\x10\n\x08truncate\x18\x07 \x01(\x08\x12\x0c\n\x04\x65\x63ho\x18\x08 \x01(\x08\x12<\n\x11log_probabilities\x18\t \x01(\x0b\x32!.headway.v1.LogProbabilityOptions\x12\x10\n\x08priority\x18\n \x01(\x05\x12\x12\n\ncache_salt\x18\x0b \x01(\tB\x0f\n\r_sample_count\"\xd9\x02\n\rGeneratedText\x12\x0c\n\x04text\x18\x01 \x01(\t\x12/\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x18.headway.v1.FinishReason\x12\x1a\n\x12prompt_token_count\x18\x03 \x01(\x05\x12\x17\n\x0fnew_token_count\x18\x04 \x01(\x05\x12\x11\n\ttruncated\x18\x05 \x01(\x08\x12\x0c\n\x04seed\x18\x06 \x01(\x04\x12\x14\n\x0csample_index\x18\x07 \x01(\x05\x12!\n\x19\x63\x61\x63hed_prompt_token_count\x18\x08 \x01(\x05\x12/\n\x06tokens\x18\t \x03(\x0b\x32\x1f.headway.v1.TokenLogProbability\x12\x36\n\rprompt_tokens\x18\n \x03(\x0b\x32\x1f.headway.v1.TokenLogProbability\x12\x11\n\treasoning\x18\x0b \x01(\t\"\x97\x01\n\x13TokenLogProbability\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x1c\n\x0flog_probability\x18\x03 \x01(\x02H\x00\x88\x01\x01\x12.\n\ntop_tokens\x18\x04 \x03(\x0b\x32\x1a.headway.v1.TokenCandidateB\x12\n\x10_log_probability\"I\n\x0eTokenCandidate\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x17\n\x0flog_probability\x18\x03 \x01(\x02\"\x93\x01\n\x14GenerateTextResponse\x12*\n\x07results\x18\x01 \x03(\x0b\x32\x19.headway.v1.GeneratedText\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\"\xbb\x02\n\x19StreamGenerateTextRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x0e\n\x06prompt\x18\x03 \x01(\t\x12.\n\x0c\x63onversation\x18\x04 \x01(\x0b\x32\x18.headway.v1.Conversation\x12\x34\n\nparameters\x18\x05 \x01(\x0b\x32 .headway.v1.GenerationParameters\x12\x10\n\x08truncate\x18\x06 \x01(\x08\x12\x0c\n\x04\x65\x63ho\x18\x07 \x01(\x08\x12<\n\x11log_probabilities\x18\x08 \x01(\x0b\x32!.headway.v1.LogProbabilityOptions\x12\x10\n\x08priority\x18\t \x01(\x05\x12\x12\n\ncache_salt\x18\n \x01(\t\"\x8f\x02\n\x1aStreamGenerateTextResponse\x12\x12\n\ntext_delta\x18\x01 \x01(\t\x12\x17\n\x0fnew_token_count\x18\x02 \x01(\x05\x12/\n\x06tokens\x18\x03 \x03(\x0b\x32\x1f.headway.v1.TokenLogProbability\x12)\n\x06result\x18\x04 \x01(\x0b\x32\x19.headway.v1.GeneratedText\x12)\n\x05model\x18\x05 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x06 \x01(\x0b\x32\x13.headway.v1.Timings\x12\x17\n\x0freasoning_delta\x18\x07 \x01(\t*P\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_SYSTEM\x10\x01\x12\r\n\tROLE_USER\x10\x02\x12\x12\n\x0eROLE_ASSISTANT\x10\x03\x32\xcd\x01\n\x11GenerationService\x12Q\n\x0cGenerateText\x12\x1f.headway.v1.GenerateTextRequest\x1a .headway.v1.GenerateTextResponse\x12\x65\n\x12StreamGenerateText\x12%.headway.v1.StreamGenerateTextRequest\x1a&.headway.v1.StreamGenerateTextResponse0\x01\x42L\n\nheadway.v1P\x01Z\x14headway/v1;headwayv1\xaa\x02\nHeadway.V1\xca\x02\nHeadway\\V1\xea\x02\x0bHeadway::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,36 +33,36 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headway.v1.generation_servi
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\nheadway.v1P\001Z\024headway/v1;headwayv1\252\002\nHeadway.V1\312\002\nHeadway\\V1\352\002\013Headway::V1'
-  _globals['_ROLE']._serialized_start=2547
-  _globals['_ROLE']._serialized_end=2627
+  _globals['_ROLE']._serialized_start=2672
+  _globals['_ROLE']._serialized_end=2752
   _globals['_GENERATIONPARAMETERS']._serialized_start=77
-  _globals['_GENERATIONPARAMETERS']._serialized_end=542
-  _globals['_LOGITBIAS']._serialized_start=544
-  _globals['_LOGITBIAS']._serialized_end=587
-  _globals['_CONSTRAINT']._serialized_start=589
-  _globals['_CONSTRAINT']._serialized_end=689
-  _globals['_CHOICES']._serialized_start=691
-  _globals['_CHOICES']._serialized_end=715
-  _globals['_CHATMESSAGE']._serialized_start=717
-  _globals['_CHATMESSAGE']._serialized_end=779
-  _globals['_CONVERSATION']._serialized_start=781
-  _globals['_CONVERSATION']._serialized_end=838
-  _globals['_LOGPROBABILITYOPTIONS']._serialized_start=840
-  _globals['_LOGPROBABILITYOPTIONS']._serialized_end=912
-  _globals['_GENERATETEXTREQUEST']._serialized_start=915
-  _globals['_GENERATETEXTREQUEST']._serialized_end=1270
-  _globals['_GENERATEDTEXT']._serialized_start=1273
-  _globals['_GENERATEDTEXT']._serialized_end=1599
-  _globals['_TOKENLOGPROBABILITY']._serialized_start=1602
-  _globals['_TOKENLOGPROBABILITY']._serialized_end=1753
-  _globals['_TOKENCANDIDATE']._serialized_start=1755
-  _globals['_TOKENCANDIDATE']._serialized_end=1828
-  _globals['_GENERATETEXTRESPONSE']._serialized_start=1831
-  _globals['_GENERATETEXTRESPONSE']._serialized_end=1978
-  _globals['_STREAMGENERATETEXTREQUEST']._serialized_start=1981
-  _globals['_STREAMGENERATETEXTREQUEST']._serialized_end=2296
-  _globals['_STREAMGENERATETEXTRESPONSE']._serialized_start=2299
-  _globals['_STREAMGENERATETEXTRESPONSE']._serialized_end=2545
-  _globals['_GENERATIONSERVICE']._serialized_start=2630
-  _globals['_GENERATIONSERVICE']._serialized_end=2835
+  _globals['_GENERATIONPARAMETERS']._serialized_end=604
+  _globals['_LOGITBIAS']._serialized_start=606
+  _globals['_LOGITBIAS']._serialized_end=649
+  _globals['_CONSTRAINT']._serialized_start=651
+  _globals['_CONSTRAINT']._serialized_end=751
+  _globals['_CHOICES']._serialized_start=753
+  _globals['_CHOICES']._serialized_end=777
+  _globals['_CHATMESSAGE']._serialized_start=779
+  _globals['_CHATMESSAGE']._serialized_end=860
+  _globals['_CONVERSATION']._serialized_start=862
+  _globals['_CONVERSATION']._serialized_end=919
+  _globals['_LOGPROBABILITYOPTIONS']._serialized_start=921
+  _globals['_LOGPROBABILITYOPTIONS']._serialized_end=993
+  _globals['_GENERATETEXTREQUEST']._serialized_start=996
+  _globals['_GENERATETEXTREQUEST']._serialized_end=1351
+  _globals['_GENERATEDTEXT']._serialized_start=1354
+  _globals['_GENERATEDTEXT']._serialized_end=1699
+  _globals['_TOKENLOGPROBABILITY']._serialized_start=1702
+  _globals['_TOKENLOGPROBABILITY']._serialized_end=1853
+  _globals['_TOKENCANDIDATE']._serialized_start=1855
+  _globals['_TOKENCANDIDATE']._serialized_end=1928
+  _globals['_GENERATETEXTRESPONSE']._serialized_start=1931
+  _globals['_GENERATETEXTRESPONSE']._serialized_end=2078
+  _globals['_STREAMGENERATETEXTREQUEST']._serialized_start=2081
+  _globals['_STREAMGENERATETEXTREQUEST']._serialized_end=2396
+  _globals['_STREAMGENERATETEXTRESPONSE']._serialized_start=2399
+  _globals['_STREAMGENERATETEXTRESPONSE']._serialized_end=2670
+  _globals['_GENERATIONSERVICE']._serialized_start=2755
+  _globals['_GENERATIONSERVICE']._serialized_end=2960
 # @@protoc_insertion_point(module_scope)

@@ -66,6 +66,7 @@ class GenerationParameters(_message.Message):
     STOP_STRINGS_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     CONSTRAINT_FIELD_NUMBER: _builtins.int
+    THINKING_TOKEN_BUDGET_FIELD_NUMBER: _builtins.int
     max_new_tokens: _builtins.int
     """Most tokens to generate. Range 1 to the model's maximum length less 1. Default 128. Prompt and new tokens together
     must fit the model; the default is lowered where it would not fit.
@@ -82,6 +83,11 @@ class GenerationParameters(_message.Message):
     """Subtracted from the logit of every token that is in the text so far. Range -2 to 2. Default 0."""
     frequency_penalty: _builtins.float
     """Subtracted from the logit of a token once for each time it is in the text so far. Range -2 to 2. Default 0."""
+    thinking_token_budget: _builtins.int
+    """Tokens that the model may think before it answers, the marks around them aside. After them it is made to end its
+    thinking; 0 lets it think nothing. A constraint then holds for the answer alone. For models whose chat template
+    marks thinking; others refuse it. Range 0 to 2147483647. Default: no limit.
+    """
     @_builtins.property
     def sampling(self) -> _common_pb2.SamplingParameters:
         """How to draw tokens. Default: greedy decoding."""
@@ -115,10 +121,11 @@ class GenerationParameters(_message.Message):
         stop_strings: _abc.Iterable[_builtins.str] | None = ...,
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         constraint: Global___Constraint | None = ...,
+        thinking_token_budget: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "constraint", b"constraint", "frequency_penalty", b"frequency_penalty", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_thinking_token_budget", b"_thinking_token_budget", "constraint", b"constraint", "frequency_penalty", b"frequency_penalty", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "sampling", b"sampling", "thinking_token_budget", b"thinking_token_budget"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "constraint", b"constraint", "frequency_penalty", b"frequency_penalty", "logit_biases", b"logit_biases", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "sampling", b"sampling", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_thinking_token_budget", b"_thinking_token_budget", "constraint", b"constraint", "frequency_penalty", b"frequency_penalty", "logit_biases", b"logit_biases", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "sampling", b"sampling", "stop_strings", b"stop_strings", "stop_token_ids", b"stop_token_ids", "thinking_token_budget", b"thinking_token_budget"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__frequency_penalty: _TypeAlias = _typing.Literal["frequency_penalty"]  # noqa: Y015
     _WhichOneofArgType__frequency_penalty: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty"]  # noqa: Y015
@@ -130,6 +137,8 @@ class GenerationParameters(_message.Message):
     _WhichOneofArgType__presence_penalty: _TypeAlias = _typing.Literal["_presence_penalty", b"_presence_penalty"]  # noqa: Y015
     _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
     _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
+    _WhichOneofReturnType__thinking_token_budget: _TypeAlias = _typing.Literal["thinking_token_budget"]  # noqa: Y015
+    _WhichOneofArgType__thinking_token_budget: _TypeAlias = _typing.Literal["_thinking_token_budget", b"_thinking_token_budget"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__frequency_penalty) -> _WhichOneofReturnType__frequency_penalty | None: ...
     @_typing.overload
@@ -140,6 +149,8 @@ class GenerationParameters(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__presence_penalty) -> _WhichOneofReturnType__presence_penalty | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__thinking_token_budget) -> _WhichOneofReturnType__thinking_token_budget | None: ...
 
 Global___GenerationParameters: _TypeAlias = GenerationParameters  # noqa: Y015
 
@@ -235,19 +246,25 @@ class ChatMessage(_message.Message):
 
     ROLE_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
     role: Global___Role.ValueType
     """Who speaks."""
     content: _builtins.str
     """What they say. Only an assistant's turn may be empty."""
+    reasoning: _builtins.str
+    """What the assistant thought before it, as `GeneratedText.reasoning` had it. Only of an assistant's turn. The model's
+    chat template decides whether the model is shown it. Default: empty.
+    """
     def __init__(
         self,
         *,
         role: Global___Role.ValueType = ...,
         content: _builtins.str = ...,
+        reasoning: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "reasoning", b"reasoning", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -397,8 +414,11 @@ class GeneratedText(_message.Message):
     CACHED_PROMPT_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """The text that follows the prompt; with `echo`, the prompt and what follows it."""
+    """The text that follows the prompt; with `echo`, the prompt and what follows it. Of a conversation without `echo`,
+    what the model says, without `reasoning`.
+    """
     finish_reason: _common_pb2.FinishReason.ValueType
     """Why it ended."""
     prompt_token_count: _builtins.int
@@ -413,6 +433,10 @@ class GeneratedText(_message.Message):
     """Index of this text among the samples of its prompt, from 0."""
     cached_prompt_token_count: _builtins.int
     """Tokens of the prompt that the prefix cache held, so that they were not computed again."""
+    reasoning: _builtins.str
+    """Of a conversation without `echo`: what the model thought before it said `text`, if its chat template marks
+    thinking.
+    """
     @_builtins.property
     def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogProbability]:
         """The generated tokens, if `log_probabilities` is set."""
@@ -434,10 +458,11 @@ class GeneratedText(_message.Message):
         cached_prompt_token_count: _builtins.int = ...,
         tokens: _abc.Iterable[Global___TokenLogProbability] | None = ...,
         prompt_tokens: _abc.Iterable[Global___TokenLogProbability] | None = ...,
+        reasoning: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_token_count", b"cached_prompt_token_count", "finish_reason", b"finish_reason", "new_token_count", b"new_token_count", "prompt_token_count", b"prompt_token_count", "prompt_tokens", b"prompt_tokens", "sample_index", b"sample_index", "seed", b"seed", "text", b"text", "tokens", b"tokens", "truncated", b"truncated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_token_count", b"cached_prompt_token_count", "finish_reason", b"finish_reason", "new_token_count", b"new_token_count", "prompt_token_count", b"prompt_token_count", "prompt_tokens", b"prompt_tokens", "reasoning", b"reasoning", "sample_index", b"sample_index", "seed", b"seed", "text", b"text", "tokens", b"tokens", "truncated", b"truncated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -627,10 +652,13 @@ class StreamGenerateTextResponse(_message.Message):
     RESULT_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    REASONING_DELTA_FIELD_NUMBER: _builtins.int
     text_delta: _builtins.str
     """The text since the last message: whole characters, possibly none. All deltas joined are the whole text."""
     new_token_count: _builtins.int
     """Tokens generated so far."""
+    reasoning_delta: _builtins.str
+    """What the model has thought since the last message. All joined are the result's `reasoning`."""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogProbability]:
         """The tokens generated since the last message, if `log_probabilities` is set."""
@@ -656,10 +684,11 @@ class StreamGenerateTextResponse(_message.Message):
         result: Global___GeneratedText | None = ...,
         model: _common_pb2.ModelReference | None = ...,
         timings: _common_pb2.Timings | None = ...,
+        reasoning_delta: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "result", b"result", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "new_token_count", b"new_token_count", "result", b"result", "text_delta", b"text_delta", "timings", b"timings", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "new_token_count", b"new_token_count", "reasoning_delta", b"reasoning_delta", "result", b"result", "text_delta", b"text_delta", "timings", b"timings", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

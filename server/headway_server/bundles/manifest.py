@@ -665,6 +665,9 @@ class Manifest(Record):
     codec: AudioCodec | None = None
     """None but for speech_synthesis."""
     sampling_defaults: SamplingDefaults | None = None
+    truncation_side: Literal["right", "left"] = "right"
+    """Which end of a text is cut where it is too long and a call says truncate. A prompt of generation is cut on the
+    left, whatever this says."""
     prompt_prefix: tuple[Index, ...] = ()
     """Tokens that come before a prompt that is given as text, such as a Llama's bos; a conversation's template writes
     its own. Of an encoder-decoder: tokens that its decoder reads after `bos`."""

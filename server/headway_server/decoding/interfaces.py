@@ -163,8 +163,9 @@ class DraftVerifier(Protocol):
 class Constraint(Protocol):
     """Which tokens may follow in one sequence. One thread calls it."""
 
-    failure: str | None
-    """Why nothing may follow although the text is not complete, for the caller; None as long as something may."""
+    @property
+    def failure(self) -> str | None:
+        """Why nothing may follow although the text is not complete, for the caller; None as long as something may."""
 
     def fill(self, mask: NDArray[np.int32]) -> None:
         """Marks the tokens that may follow: bit i % 32 of word i // 32 of `mask`, (ceil(V / 32),) int32, for token i.
@@ -174,6 +175,10 @@ class Constraint(Protocol):
 
     def accept(self, token_id: int) -> None:
         """Takes the next token, one of those that may follow."""
+
+    @property
+    def allows_everything(self) -> bool:
+        """True if every token may follow now, so that there is no mask to fill."""
 
     @property
     def is_complete(self) -> bool:

@@ -33,6 +33,8 @@ class SamplingParameters:
     """Tokens that end the text, as the end-of-sequence token does."""
     min_new_tokens: int = 0
     """Tokens to produce before the end-of-sequence token or a stop token may follow."""
+    thinking_token_budget: int | None = None
+    """Tokens that the model may think, after which it is made to answer; None: no limit. `Thinking` holds it."""
     repetition_penalty: float = 1.0
     """Divides positive and multiplies negative logits of tokens of the prompt and of the text so far."""
     presence_penalty: float = 0.0

@@ -2,7 +2,7 @@
 
 from headway_server.preprocessing.chat import ChatPrompt, ChatTemplate, ChatTurn
 from headway_server.preprocessing.image import ImageLimits, ImagePreprocessor, ImageTransform, PreparedImage
-from headway_server.preprocessing.reasoning import ReasoningForm, ReasoningReader, Thought
+from headway_server.preprocessing.reasoning import ReasoningForm, ReasoningReader, Thought, join_parts
 from headway_server.preprocessing.sentences import Sentence, SplitText, split_sentences
 from headway_server.preprocessing.text import EncodedText, TextTokenizer, written_length
 from headway_server.preprocessing.tools import (
@@ -43,6 +43,7 @@ __all__ = [
     "Thought",
     "Tool",
     "ToolCall",
+    "join_parts",
     "split_sentences",
     "written_length",
 ]

@@ -283,16 +283,6 @@ class ChatTemplate:
         except Exception as error:  # what a wrong template leads to can be of any kind
             raise self._failure(error) from error
 
-    def opens_thought(self, variables: Mapping[str, Any]) -> bool:
-        """Returns True if the prompt of a small conversation, with these switches, ends where the model is to think."""
-        if self._reasoning is None:
-            return False
-        switches = {name: value for name, value in variables.items() if isinstance(value, bool | int | float | str)}
-        try:
-            return self._reasoning.is_open(self._write(_SAMPLES[0], variables=switches))
-        except Exception:  # what it makes of such a conversation is for the caller's own to show
-            return False
-
     def _write(
         self,
         turns: Sequence[ChatTurn],

@@ -82,7 +82,8 @@ class TextTokenizer:
     Safe to use from several threads: nothing changes after loading but a cache of texts of tokens.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, truncation_side: Literal["left", "right"] = "right") -> None:
+        self._truncation_side = truncation_side
         # What a tokenizer was saved with must not shorten or pad texts behind the server's back.
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -96,13 +97,17 @@ class TextTokenizer:
         self._token_texts: dict[int, str] = {}
 
     @classmethod
-    def load(cls, file: Path) -> TextTokenizer:
+    def load(cls, file: Path, *, truncation_side: Literal["left", "right"] = "right") -> TextTokenizer:
         """Loads a `tokenizer.json`.
+
+        Args:
+            file: The file.
+            truncation_side: Which end of a text is cut where nothing else is asked for.
 
         Raises:
             BundleError: The file cannot be read as a tokenizer.
         """
-        return cls(open_tokenizer(file))
+        return cls(open_tokenizer(file), truncation_side=truncation_side)
 
     @property
     def vocabulary_size(self) -> int:
@@ -151,7 +156,7 @@ class TextTokenizer:
         max_tokens: int,
         truncate: bool,
         add_special_tokens: bool = True,
-        keep: Literal["start", "end"] = "start",
+        truncation_side: Literal["left", "right"] | None = None,
         with_offsets: bool = False,
         text_pairs: Sequence[str] | None = None,
     ) -> list[EncodedText]:
@@ -163,7 +168,7 @@ class TextTokenizer:
             max_tokens: Most tokens of a text, special tokens included.
             truncate: True to shorten a longer text instead of refusing it; special tokens are kept.
             add_special_tokens: True to run the post-processor.
-            keep: Which end of a shortened text is kept.
+            truncation_side: Which end of a text is cut; None: the tokenizer's.
             with_offsets: True to give the characters of each token.
             text_pairs: What each text is read with as one input; None: nothing. Of a pair past the limit, the longer
                 text is shortened first.
@@ -193,7 +198,7 @@ class TextTokenizer:
                     None if text_pairs is None else text_pairs[index],
                     max_tokens,
                     add_special_tokens=add_special_tokens,
-                    keep=keep,
+                    direction=truncation_side or self._truncation_side,
                     with_offsets=with_offsets,
                 )
                 pool = text_pool(len(texts[index]) + (0 if text_pairs is None else len(text_pairs[index])))
@@ -215,6 +220,10 @@ class TextTokenizer:
         ids = [index for index in token_ids if index in shown or index not in self._special_ids]
         with no_panics():
             return str(self._tokenizer.decode(ids, skip_special_tokens=False))
+
+    def is_text(self, token_id: int) -> bool:
+        """Returns False of a special token, which `decode` leaves out."""
+        return token_id not in self._special_ids
 
     def token_text(self, token_id: int) -> str:
         """Returns a token by itself as it reads within a text: with the space before it, if it brings one.
@@ -242,6 +251,10 @@ class TextTokenizer:
         if REPLACEMENT not in text:
             return text.encode(errors="replace")
         return _bytes_of(self._tokenizer.id_to_token(token_id) or "")
+
+    def decoder(self, shown: Collection[int] = frozenset()) -> TokenDecoder:
+        """Returns what makes text of tokens as `decode` does, with the names of the special tokens that are `shown`."""
+        return TokenDecoder(self, frozenset(shown))
 
     async def _encode_slice(
         self,
@@ -275,11 +288,10 @@ class TextTokenizer:
         max_tokens: int,
         *,
         add_special_tokens: bool,
-        keep: Literal["start", "end"],
+        direction: Literal["left", "right"],
         with_offsets: bool,
     ) -> EncodedText:
         """Encodes a text anew, cutting before the special tokens are added so that they stay."""
-        direction: Literal["left", "right"] = "right" if keep == "start" else "left"
         with no_panics():
             first, *rest = self._tokenizer.encode_batch(
                 [text, *([] if pair is None else [pair])], add_special_tokens=False
@@ -301,6 +313,31 @@ class TextTokenizer:
         return f"TextTokenizer({self.vocabulary_size} tokens, {self.num_special_tokens} special tokens a text)"
 
 
+class TokenDecoder:
+    """Makes text of tokens, and tells a U+FFFD that they spell from bytes that are no character. Thread-safe."""
+
+    def __init__(self, tokenizer: TextTokenizer, shown: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._shown = shown
+
+    def __call__(self, token_ids: Sequence[int]) -> str:
+        """Returns the text of tokens."""
+        return self._tokenizer.decode_with(self._shown, token_ids) if self._shown else self._tokenizer.decode(token_ids)
+
+    def ends_with_replacement(self, token_ids: Sequence[int]) -> bool:
+        """Returns True if the last bytes that tokens spell are those of U+FFFD itself, which nothing can change."""
+        end, spelled = b"", REPLACEMENT.encode()
+        for token_id in reversed(token_ids):
+            if self._tokenizer.is_text(token_id) or token_id in self._shown:
+                end = (self._tokenizer.token_bytes(token_id) or b"") + end
+            if len(end) >= len(spelled):
+                break
+        return end.endswith(spelled)
+
+    def __repr__(self) -> str:
+        return f"TokenDecoder({self._tokenizer!r})"
+
+
 def _byte_level_alphabet() -> dict[str, bytes]:
     """Returns the character that stands for each byte in byte-level vocabularies (Radford et al. 2019)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -319,7 +356,9 @@ def _bytes_of(token: str) -> bytes | None:
     """Returns what a token stands for whose text is no whole character."""
     if (byte := BYTE_TOKEN.fullmatch(token)) is not None:
         return bytes.fromhex(byte[1])
-    return b"".join(map(BYTE_LEVEL.__getitem__, token)) if token and BYTE_LEVEL.keys() >= set(token) else None
+    if token and BYTE_LEVEL.keys() >= set(token):
+        return b"".join(map(BYTE_LEVEL.__getitem__, token))
+    return token.encode() if REPLACEMENT in token else None
 
 
 def _encoded_text(

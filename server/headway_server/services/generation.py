@@ -11,7 +11,8 @@ from typing import Final
 from headway.v1 import common_pb2
 from headway.v1 import generation_service_pb2 as pb
 from headway_server.decoding.sequence import Delta, FinishReason, TokenLogProbability
-from headway_server.services.generation_requests import parse_request, read_prompt, read_prompts
+from headway_server.preprocessing import ReasoningForm, ReasoningReader, Said, Thought, join_parts
+from headway_server.services.generation_requests import parse_request, read_prompt, read_prompts, tells_reasoning
 from headway_server.services.messages import (
     Response,
     build,
@@ -54,7 +55,8 @@ class GenerationService:
                 deadline=deadline,
             ),
         )
-        return await _build(answer, partial(_response, answer, model, arrived))
+        form = model.reasoning_form if tells_reasoning(request) else None
+        return await _build(answer, partial(_response, answer, model, form, arrived))
 
     async def StreamGenerateText(
         self, request: pb.StreamGenerateTextRequest, deadline: float | None
@@ -63,13 +65,18 @@ class GenerationService:
         arrived = time.monotonic()
         model = self._find(request)
         prompt, field = read_prompt(request)
+        form = model.reasoning_form if tells_reasoning(request) else None
+        reader = None if form is None else ReasoningReader(form)
         parts = model.stream(prompt, field=field, request=parse_request(request, deadline=deadline))
         async with aclosing(parts):
             async for part in parts:
                 if isinstance(part, Delta):
-                    yield _delta(part, model)
-                else:
-                    yield await _build(part, partial(_last_message, part, model, arrived))
+                    yield _delta(part, model, (Said(part.output),) if reader is None else reader.feed(part.output))
+                    continue
+                if reader is not None and (rest := list(reader.end())):
+                    held = Delta(output="", num_new_tokens=part.results[0].result.num_new_tokens)
+                    yield _delta(held, model, rest)
+                yield await _build(part, partial(_last_message, part, model, form, arrived))
 
     def _find(self, request: pb.GenerateTextRequest | pb.StreamGenerateTextRequest) -> GenerationModel:
         return find_model(self._host, GENERATE_TEXTS, request)
@@ -82,35 +89,43 @@ async def _build(answer: Answer[GeneratedText], make: Callable[[], Response]) ->
     return await build(num_parts, make, most_on_loop=_MAX_TOKENS_ON_LOOP)
 
 
-def _response(answer: Answer[GeneratedText], model: GenerationModel, arrived: float) -> pb.GenerateTextResponse:
+def _response(
+    answer: Answer[GeneratedText], model: GenerationModel, form: ReasoningForm | None, arrived: float
+) -> pb.GenerateTextResponse:
     return pb.GenerateTextResponse(
-        results=[_generated_text(text, model) for text in answer.results],
+        results=[_generated_text(text, model, form) for text in answer.results],
         model=model_reference(model),
         timings=timings_of_call(answer.timings, arrived),
     )
 
 
-def _delta(delta: Delta, model: GenerationModel) -> pb.StreamGenerateTextResponse:
+def _delta(delta: Delta, model: GenerationModel, parts: Iterable[Thought | Said]) -> pb.StreamGenerateTextResponse:
+    thought, said = join_parts(parts)
     return pb.StreamGenerateTextResponse(
-        text_delta=delta.output, new_token_count=delta.num_new_tokens, tokens=_tokens(delta.tokens, model)
+        text_delta=said,
+        reasoning_delta=thought,
+        new_token_count=delta.num_new_tokens,
+        tokens=_tokens(delta.tokens, model),
     )
 
 
 def _last_message(
-    answer: Answer[GeneratedText], model: GenerationModel, arrived: float
+    answer: Answer[GeneratedText], model: GenerationModel, form: ReasoningForm | None, arrived: float
 ) -> pb.StreamGenerateTextResponse:
     (text,) = answer.results
     return pb.StreamGenerateTextResponse(
         new_token_count=text.result.num_new_tokens,
-        result=_generated_text(text, model),
+        result=_generated_text(text, model, form),
         model=model_reference(model),
         timings=timings_of_call(answer.timings, arrived),
     )
 
 
-def _generated_text(text: GeneratedText, model: GenerationModel) -> pb.GeneratedText:
+def _generated_text(text: GeneratedText, model: GenerationModel, form: ReasoningForm | None) -> pb.GeneratedText:
+    thought, said = ("", text.text) if form is None else form.read(text.text)
     return pb.GeneratedText(
-        text=text.text,
+        text=said,
+        reasoning=thought,
         finish_reason=FINISH_REASONS[text.result.finish_reason],
         prompt_token_count=text.num_prompt_tokens,
         new_token_count=text.result.num_new_tokens,

@@ -60,7 +60,9 @@ def _read_turn(field: str, message: pb.ChatMessage) -> ChatTurn:
         raise InvalidInputError(
             f"{field}.role", f"is {message.role}; must be ROLE_SYSTEM (1), ROLE_USER (2) or ROLE_ASSISTANT (3)"
         )
-    return ChatTurn(role=role, content=message.content)
+    if message.reasoning and role != "assistant":
+        raise InvalidInputError(f"{field}.reasoning", f"is set, and the role is {role}; the assistant thinks")
+    return ChatTurn(role=role, content=message.content, reasoning=message.reasoning)
 
 
 def parse_request(
@@ -89,7 +91,15 @@ def parse_request(
         priority=request.priority,
         cache_salt=request.cache_salt,
         deadline=deadline,
+        shows_reasoning=tells_reasoning(request),
     )
+
+
+def tells_reasoning(request: pb.GenerateTextRequest | pb.StreamGenerateTextRequest) -> bool:
+    """Returns True if an answer tells what the model thinks apart: that of a conversation, which is not repeated."""
+    if isinstance(request, pb.GenerateTextRequest):
+        return bool(request.conversations) and not request.echo
+    return request.HasField("conversation") and not request.echo
 
 
 def parse_parameters(parameters: pb.GenerationParameters) -> dict[str, Any]:

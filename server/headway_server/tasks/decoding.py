@@ -141,7 +141,7 @@ class DecodingModel:
         parts = ModelParts(
             precision=chosen,
             device=runtime.device,
-            tokenizer=TextTokenizer.load(bundle.file(TOKENIZER_FILE)),
+            tokenizer=TextTokenizer.load(bundle.file(TOKENIZER_FILE), truncation_side=bundle.manifest.truncation_side),
             decoders=decoders,
             encoder=EncoderRunner(runtime, bundle, variant) if has_encoder else None,
             verifier=open_verifier(runtime, bundle, variant, decoders[0]) if speculates else None,

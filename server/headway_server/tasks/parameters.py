@@ -32,6 +32,7 @@ MAX_LOGIT_BIAS: Final = 100.0
 MAX_TOP_TOKENS: Final = 20
 MAX_SAMPLES: Final = 16
 MAX_PRIORITY: Final = 100
+MAX_THINKING_TOKENS: Final = 2**31 - 1
 DEFAULT_NEW_TOKENS: Final = 128
 
 _RANGES: Final[dict[str, tuple[float, float]]] = {
@@ -121,6 +122,8 @@ def plan_sampling(
         **values,
     )
     _check_counts(requested, parameters.min_new_tokens, limits, has_constraint=constraint is not None)
+    if (budget := parameters.thinking_token_budget) is not None:
+        check_range("parameters.thinking_token_budget", budget, 0, MAX_THINKING_TOKENS)
     check_drawing(parameters, limits.vocab_size)
     _check_stop_strings(parameters.stop_strings)
     _check_stop_ids(parameters.stop_token_ids, limits.vocab_size)

@@ -67,5 +67,5 @@ async def test_pairs_are_shortened_as_the_library_shortens_them():
 
 
 async def test_a_shortened_pair_may_keep_its_ends():
-    [encoded] = await encode(["b a a"], ["a b b b b"], 7, truncate=True, keep="end")
+    [encoded] = await encode(["b a a"], ["a b b b b"], 7, truncate=True, truncation_side="left")
     assert encoded.input_ids.tolist() == [1, 3, 3, 2, 4, 4, 2]

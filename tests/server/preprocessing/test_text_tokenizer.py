@@ -58,16 +58,21 @@ async def test_what_the_file_says_of_truncation_and_padding_is_not_followed(libr
     assert text.input_ids.tolist() == [1, 4, 5, 6, 2]
 
 
-@pytest.mark.parametrize(("keep", "kept"), [("start", [4, 5]), ("end", [5, 6])])
-async def test_a_shortened_text_keeps_its_special_tokens(tokenizer, keep, kept):
-    [text] = await tokenizer.encode_limited(["a b c a b c"], fields=["text"], max_tokens=4, truncate=True, keep=keep)
+@pytest.mark.parametrize(("side", "kept"), [("right", [4, 5]), ("left", [5, 6])])
+async def test_a_shortened_text_keeps_its_special_tokens(library_tokenizer, side, kept):
+    own, other = TextTokenizer(library_tokenizer, truncation_side=side), TextTokenizer(library_tokenizer)
+    limited = {"fields": ["text"], "max_tokens": 4, "truncate": True, "with_offsets": True}
+    [text] = await own.encode_limited(["a b c a b c"], **limited)
     assert text.input_ids.tolist() == [1, *kept, 2]
+    assert text.offsets[1:-1] == (((0, 1), (2, 3)) if side == "right" else ((8, 9), (10, 11)))
     assert text.truncated
+    [same] = await other.encode_limited(["a b c a b c"], truncation_side=side, **limited)
+    assert (same.input_ids.tolist(), same.offsets) == (text.input_ids.tolist(), text.offsets)
 
 
 async def test_a_shortened_prompt_keeps_its_end(tokenizer):
     [text] = await tokenizer.encode_limited(
-        ["a b c a b"], fields=["prompt"], max_tokens=2, truncate=True, add_special_tokens=False, keep="end"
+        ["a b c a b"], fields=["prompt"], max_tokens=2, truncate=True, add_special_tokens=False, truncation_side="left"
     )
     assert text.input_ids.tolist() == [4, 5]
 

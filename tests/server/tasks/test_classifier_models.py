@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
@@ -44,6 +45,24 @@ async def colours(classifier_store, runtime):
 
 async def classify(model: TextClassifier, texts: list[str]):
     return await model.classify(TextInputs(texts=texts), top_k=3, deadline=None)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+async def test_a_text_that_is_too_long_is_cut_on_the_side_that_the_bundle_names(classifier_store, runtime, side):
+    bundle = open_bundle(classifier_store / "topics" / "1")
+    own = replace(bundle, manifest=bundle.manifest.model_copy(update={"truncation_side": side}))
+    first, last = (members[0] for members in list(tiny_bundles.TOPICS.values())[:2])
+    long = " ".join([first] * 200 + [last] * 200)
+    most = bundle.manifest.limits.max_input_tokens
+    num_words = most - Tokenizer.from_file(str(bundle.file("tokenizer.json"))).num_special_tokens_to_add(False)
+    kept = " ".join([first if side == "right" else last] * num_words)
+    model = TextClassifier.load(own, runtime, loading())
+    model.start()
+    cut = await model.classify(TextInputs(texts=[long], truncate=True), top_k=3, deadline=None)
+    whole = await classify(model, [kept])
+    model.close()
+    assert cut.results[0].truncated
+    assert cut.results[0].labels == whole.results[0].labels
 
 
 def random_texts(count: int) -> list[str]:

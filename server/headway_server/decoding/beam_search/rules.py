@@ -230,6 +230,7 @@ class RuleConstraint:
     """
 
     failure: str | None = None
+    allows_everything = False
     is_complete = False
 
     def __init__(self, prefix_ids: Sequence[int], no_repeat_ngram_size: int) -> None:

@@ -35,9 +35,6 @@ class CallRequest:
     """True if the text may be, or begin with, anything but a call."""
     allows_several: bool
     """True if several calls may follow each other."""
-    thinks_by: tuple[int, ...] = ()
-    """Special tokens around what the model thinks first: the one that begins it, unless the prompt ends with that, and
-    the one that ends it. None: it does not think, or by marks that are text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +60,7 @@ class ConstraintRequest:
         """Special tokens that are part of what it allows."""
         if self.calls is None:
             return frozenset()
-        return frozenset((*(index for _, index in self.calls.form.special_tokens), *self.calls.thinks_by))
-
-    @property
-    def allows_thoughts(self) -> bool:
-        """True if the text may begin with what the model thinks."""
-        return self.calls is not None and (self.calls.allows_text or bool(self.calls.thinks_by))
+        return frozenset(index for _, index in self.calls.form.special_tokens)
 
     @property
     def num_characters(self) -> int:
@@ -196,15 +188,9 @@ def _write_calls(request: CallRequest, vocabulary: Vocabulary, field: str) -> st
     trigger, rest = form.trigger, form.head.removeprefix(form.trigger)
     opening = _write_literal(form, trigger)
     start = "TEXT | opening calls" if request.allows_text else f"{opening} calls"
-    thought: tuple[str, ...] = ()
-    if request.thinks_by:
-        *begin, end = (f"<[{token}]>" for token in request.thinks_by)
-        start = f"thought{'?' if begin else ''} ({start})"
-        thought = (f"thought: {' '.join(begin)} THOUGHT {end}", "THOUGHT: /(?s:.*)/")
     return "\n".join(
         (
             start,
-            *thought,
             f"calls: {_write_literal(form, rest)} call {more} {_write_literal(form, form.end)}",
             f"call: {' | '.join(calls)}",
             f"opening{'' if trigger in dict(form.special_tokens) else '[lazy]'}: TEXT {opening}",
@@ -228,8 +214,7 @@ def without_tokens(request: ConstraintRequest) -> ConstraintRequest:
         return request
     form = request.calls.form
     bytes_alone = replace(form, special_tokens=tuple((token, 0) for token, _ in form.special_tokens))
-    thinks_by = (0,) * len(request.calls.thinks_by)
-    return replace(request, calls=replace(request.calls, form=bytes_alone, thinks_by=thinks_by))
+    return replace(request, calls=replace(request.calls, form=bytes_alone))
 
 
 def _read_schema(text: str, field: str) -> dict[str, Any]:

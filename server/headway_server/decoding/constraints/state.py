@@ -54,6 +54,8 @@ class ConstraintState:
         "failure",
     )
 
+    allows_everything = False
+
     def __init__(
         self,
         matcher: LLMatcher,
@@ -74,6 +76,13 @@ class ConstraintState:
         self._can_run_out = not masks.spells_everything or bool((masks.text & self._end_bits).any())
         self._only_end_follows = False
         self.failure: str | None = None
+
+    def restart(self) -> None:
+        """Begins anew, after the text so far."""
+        self._matcher.reset()
+        self._first = None
+        self._only_end_follows = False
+        self.failure = None
 
     def fill(self, mask: NDArray[np.int32]) -> None:
         """Marks the tokens that may follow.

@@ -367,11 +367,14 @@ class Stepper:
     def _mask(self, sequence: Sequence, logits: NDArray[np.float32]) -> None:
         """Restricts a sequence's next token, whose logits are (V,), to what its constraint and its rule allow."""
         forbidden = _NONE if sequence.rule is None else sequence.rule.forbidden(sequence.token_ids, logits)
-        if sequence.constraint is None and not forbidden.size:
+        constraint = sequence.constraint
+        if constraint is not None and constraint.allows_everything:
+            constraint = None
+        if constraint is None and not forbidden.size:
             return
         mask = self._sampler.mask_row(sequence.slot)
-        if sequence.constraint is not None:
-            sequence.constraint.fill(mask)
+        if constraint is not None:
+            constraint.fill(mask)
         else:
             mask[:] = -1
         if forbidden.size:

@@ -8,13 +8,10 @@ on token ids that do not make valid text ("Invalid prefix encountered"), which a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
+from typing import Protocol
 
 from headway_server.preprocessing.text import REPLACEMENT
-
-Decode: TypeAlias = Callable[[Sequence[int]], str]
-"""Token ids to text, without special tokens."""
 
 _MAX_HELD = 3
 """Most bytes of an incomplete character, so most U+FFFD at the end that may still become something else."""
@@ -26,12 +23,23 @@ _MAX_WINDOW_TOKENS = 16
 proportion to it."""
 
 
+class Decode(Protocol):
+    """Makes text of tokens; a `TokenDecoder`."""
+
+    def __call__(self, token_ids: Sequence[int], /) -> str:
+        """Returns the text of tokens, without special tokens."""
+
+    def ends_with_replacement(self, token_ids: Sequence[int], /) -> bool:
+        """Returns True if the last bytes that tokens spell are those of U+FFFD itself."""
+
+
 class Detokenizer:
     """Decodes one sequence.
 
     The deltas joined are the text of all tokens decoded at once after the context, without up to three U+FFFD at its
-    end: an unfinished character is not text. (With a byte-fallback vocabulary, bytes that form no character turn
-    characters before them into U+FFFD when decoded at once; a delta that was handed out stays as it is.)
+    end, unless the tokens spell the last of them: an unfinished character is not text. (With a byte-fallback
+    vocabulary, bytes that form no character turn characters before them into U+FFFD when decoded at once; a delta that
+    was handed out stays as it is.)
     """
 
     def __init__(self, decode: Decode, context_ids: Sequence[int] = ()) -> None:
@@ -39,19 +47,30 @@ class Detokenizer:
         self._decode = decode
         self._window: list[int] = []
         self._shown = ""  # the part of the window's text that is context or was handed out
+        self._num_after = _MAX_HELD  # tokens after those that spelled U+FFFD, as far as it matters
         if context_ids:
             self._window, self._shown = _context(decode, context_ids, decode(context_ids), num_held=0)
+            if self._shown.endswith(REPLACEMENT) and decode.ends_with_replacement(context_ids):
+                self._num_after = 0
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Takes the next tokens and returns the characters that are certain now, possibly none."""
         window = [*self._window, *token_ids]
         text = self._decode(window)
         num_held = _num_held(text)
+        num_after = self._num_after + len(token_ids)
+        is_spoilt = not text.startswith(self._shown)
+        if num_held and self._decode.ends_with_replacement(window):
+            num_held = num_after = 0
+        elif num_held and not is_spoilt:
+            new = len(text) - len(self._shown)
+            num_held = min(num_held, new)  # those before it were spelled, and handed out
+            is_spoilt = num_after <= _MAX_HELD and new > len(self._decode(window[-num_after:]))
         if num_held and len(token_ids) > 1:  # only one by one a broken character can be told from an unfinished one
             return "".join([self.push((token_id,)) for token_id in token_ids])
-        self._window = window
+        self._window, self._num_after = window, num_after
         is_too_long = len(window) > _MAX_WINDOW_TOKENS + (_MAX_HELD if num_held else 0)
-        if num_held and not is_too_long and not text.startswith(self._shown):
+        if num_held and not is_too_long and is_spoilt:
             return ""  # byte fallback: an unfinished character spoils those before it until it is complete
         certain = text[: len(text) - num_held]
         delta = certain[len(self._shown) :]
@@ -100,7 +119,10 @@ def _context(decode: Decode, token_ids: Sequence[int], text: str, num_held: int)
     for length in range(_CONTEXT_TOKENS, _MAX_CONTEXT_TOKENS + 1):
         tail = list(token_ids[-length:])
         tail_text = decode(tail)
-        if (tail_text and len(tail_text) >= num_held and text.endswith(tail_text)) or length >= len(token_ids):
+        is_end = tail_text and len(tail_text) >= num_held and text.endswith(tail_text)
+        if is_end and tail_text[0] == REPLACEMENT:  # byte fallback: the tail may begin within a spelled one
+            is_end = decode(token_ids[:-length]) + tail_text == text
+        if is_end or length >= len(token_ids):
             return tail, tail_text[: len(tail_text) - num_held]
     tail = list(token_ids[-_CONTEXT_TOKENS:])  # every tail begins within a word, or has no text
     tail_text = decode(tail)

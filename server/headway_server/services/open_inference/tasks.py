@@ -320,6 +320,7 @@ _DRAWING: Final = {
 _GENERATION: Final = _DRAWING | {
     "max_new_tokens": Kind.INTEGER,
     "min_new_tokens": Kind.INTEGER,
+    "thinking_token_budget": Kind.INTEGER,
     "repetition_penalty": Kind.NUMBER,
     "presence_penalty": Kind.NUMBER,
     "frequency_penalty": Kind.NUMBER,

@@ -21,7 +21,7 @@ from headway_server.decoding.constraints import (
     ConstraintRequest,
     ConstraintState,
 )
-from headway_server.decoding.interfaces import Decoder, Encoder
+from headway_server.decoding.interfaces import Constraint, Decoder, Encoder
 from headway_server.decoding.output.text import Decode, TextAssembly, TokenPlaces
 from headway_server.decoding.parameters import SamplingParameters
 from headway_server.decoding.sequence import Delta, Sequence, SequenceResult, share_prompt
@@ -41,6 +41,7 @@ from headway_server.tasks.generation.request import (
     check_prompt,
     check_prompts,
 )
+from headway_server.tasks.generation.thinking import Thinking, ThinkingMarks
 from headway_server.tasks.inspection.inspector import InspectedText, inspected_tokens
 from headway_server.tasks.inspection.maps import AttentionRequest
 from headway_server.tasks.parameters import SamplingPlan, plan_sampling
@@ -90,6 +91,8 @@ class GenerationModel(DecodingModel):
             prefix=bundle.manifest.prompt_prefix,
             owner=bundle.manifest.name,
         )
+        form = self.reasoning_form
+        self._marks = None if form is None else ThinkingMarks.of(form, parts.tokenizer)
 
     def _run_once(self, decoder: Decoder, encoder: Encoder | None) -> None:
         """See `DecodingModel`."""
@@ -133,7 +136,7 @@ class GenerationModel(DecodingModel):
                 max_tokens=self.limits.max_total_tokens - len(prefix),
                 truncate=truncate,
                 add_special_tokens=False,
-                keep="end",
+                truncation_side="left",
                 with_offsets=True,
             )
             tokens = await inspected_tokens(self._tokenizer, encoded, prefix=prefix)
@@ -259,15 +262,35 @@ class GenerationModel(DecodingModel):
     def _plan(self, request: GenerationRequest) -> SamplingPlan:
         parameters = request.parameters
         if request.tools is not None:
-            thinks_by = self._reader.thinks_by(request.variables)
-            constraint = request.tools.constraint(self.call_form(), thinks_by)
-            parameters = {**parameters, "constraint": constraint}
-        return plan_sampling(
+            parameters = {**parameters, "constraint": request.tools.constraint(self.call_form())}
+        plan = plan_sampling(
             parameters,
             defaults=self.bundle.manifest.sampling_defaults,
             limits=self.limits,
             log_probabilities=request.log_probabilities,
         )
+        if plan.parameters.thinking_token_budget is not None:
+            self._check_budget(plan.parameters)
+        return plan
+
+    def _check_budget(self, parameters: SamplingParameters) -> None:
+        """Checks that the model can be made to end its thinking.
+
+        Raises:
+            InvalidInputError: It does not think, or the mark that ends a thought may not follow.
+        """
+        field, name = "parameters.thinking_token_budget", self.bundle.manifest.name
+        if self._marks is None:
+            reason = "has no marks of thinking" if self.reasoning_form is None else "has one that it cannot write"
+            raise InvalidInputError(field, f"is set, and the chat template of {name} {reason}; leave it out")
+        ends = self._end_ids(parameters) if parameters.min_new_tokens else ()
+        forbidden = {*self.bundle.manifest.suppressed_tokens, *ends}
+        if forbidden.intersection(self._marks.end_ids):
+            raise InvalidInputError(
+                field,
+                f"is set, and {self._marks.form.end}, which ends the thinking of {name}, is among the tokens that may "
+                "not follow; leave it out of stop_token_ids, or leave out min_new_tokens",
+            )
 
     @contextmanager
     def _admit_samples(
@@ -299,7 +322,7 @@ class GenerationModel(DecodingModel):
         """Returns the states of the constraint for every sample of every prompt; more than a few are made in a pool."""
         if constraint is None:
             return repeat(None)
-        end_ids = self._more_eos_ids.union(plan.parameters.stop_token_ids)
+        end_ids = self._end_ids(plan.parameters)
         started = (
             constraint.start(end_ids=end_ids, follows_text=bool(self._tokenizer.decode(prompt.context_ids)))
             for prompt in prompts
@@ -344,13 +367,47 @@ class GenerationModel(DecodingModel):
                 priority=request.priority,
                 caller=caller,
                 cache_salt=cache_salt,
-                constraint=next(states),
+                constraint=self._constraint_of(prompt, plan, next(states)),
             )
             for parameters in plan.for_samples(prompt.max_new_tokens, request.sample_count)
         ]
         if len(sequences) > 1:
             share_prompt(sequences)
         return sequences
+
+    def _constraint_of(
+        self, prompt: FittedPrompt, plan: SamplingPlan, answer: ConstraintState | None
+    ) -> Constraint | None:
+        """Returns what a text is held to whose answer, after what the model thinks, is held to `answer`."""
+        budget = plan.parameters.thinking_token_budget
+        if self._marks is None or not self._thinks(plan) or (budget is None and answer is None):
+            return answer
+        return Thinking(
+            self._marks,
+            is_open=self._is_open(prompt),
+            context_ids=prompt.context_ids,
+            budget=budget,
+            answer=answer,
+            end_ids=self._end_ids(plan.parameters),
+        )
+
+    def _end_ids(self, parameters: SamplingParameters) -> frozenset[int]:
+        """Returns the tokens that end a text."""
+        return self._more_eos_ids.union(parameters.stop_token_ids, () if self._eos_id is None else (self._eos_id,))
+
+    def _thinks(self, plan: SamplingPlan) -> bool:
+        """Returns True if a text may begin with what the model thinks, whatever its answer is held to."""
+        constraint = plan.constraint
+        return constraint is None or constraint.calls is not None or plan.parameters.thinking_token_budget is not None
+
+    def _is_open(self, prompt: FittedPrompt) -> bool:
+        """Returns True if a prompt ends where the model is to think."""
+        if self.reasoning_form is None:
+            return False
+        text = prompt.text
+        if text is None:
+            text = "" if self._marks is None else self._marks.decode(prompt.context_ids)
+        return self.reasoning_form.is_open(text)
 
     async def _opened(
         self, prompts: Elements[FittedPrompt], request: GenerationRequest, plan: SamplingPlan
@@ -371,17 +428,15 @@ class GenerationModel(DecodingModel):
 
     def _mark(self, prompt: FittedPrompt, request: GenerationRequest, plan: SamplingPlan) -> str:
         """Returns the mark of thinking if a prompt ends with it and the text is to show it."""
-        form = self.reasoning_form if request.shows_reasoning else None
-        if form is None or prompt.text is None or not form.is_open(prompt.text):
-            return ""
-        return form.begin if plan.constraint is None or plan.constraint.allows_thoughts else ""
+        form = self.reasoning_form if request.shows_reasoning and self._thinks(plan) else None
+        return form.begin if form is not None and self._is_open(prompt) else ""
 
     def _decode(self, request: GenerationRequest, plan: SamplingPlan) -> Decode:
         """Returns what makes text of the tokens that follow a prompt."""
         shown = frozenset[int]() if plan.constraint is None else plan.constraint.special_ids
         if request.shows_reasoning and self.reasoning_form is not None:
             shown |= {index for _, index in self.reasoning_form.special_tokens}
-        return partial(self._tokenizer.decode_with, shown) if shown else self._tokenizer.decode
+        return self._tokenizer.decoder(shown)
 
     def _places(self, prompt: FittedPrompt, request: GenerationRequest, plan: SamplingPlan) -> TokenPlaces:
         """Returns what finds the places of the tokens that follow a prompt."""
@@ -395,7 +450,7 @@ class GenerationModel(DecodingModel):
         if not result.prompt_tokens:
             return own
         if prompt.truncated or prompt.text is None:
-            return TokenPlaces(self._tokenizer.decode).push(prompt.input_ids.tolist()) + own
+            return TokenPlaces(self._tokenizer.decoder()).push(prompt.input_ids.tolist()) + own
         starts = tuple(start for start, _ in self._tokenizer.encode_now(prompt.text, with_offsets=True).offsets)
         return (0,) * (len(result.prompt_tokens) - len(starts)) + starts + own  # the model's own tokens come first
 

@@ -60,15 +60,14 @@ class ToolUse:
     allows_several: bool = True
     """True: the answer may have several calls, if the model's template writes several in a turn."""
 
-    def constraint(self, form: CallForm, thinks_by: tuple[int, ...]) -> ConstraintRequest:
-        """Returns what holds the answer to calls of this form; `thinks_by` is that of `CallRequest`."""
+    def constraint(self, form: CallForm) -> ConstraintRequest:
+        """Returns what holds the answer to calls of this form."""
         tools = tuple((tool.name, tool.parameters) for tool in self.tools if tool.name in self.callable_names)
         calls = CallRequest(
             form=form,
             tools=tools,
             allows_text=not self.is_required,
             allows_several=self.allows_several,
-            thinks_by=thinks_by,
         )
         return ConstraintRequest(calls=calls)
 
@@ -193,15 +192,6 @@ class PromptReader:
     def reasoning_form(self) -> ReasoningForm | None:
         """How the model marks what it thinks, by its chat template; None if it does not."""
         return None if self._chat_template is None else self._chat_template.reasoning_form
-
-    def thinks_by(self, variables: Mapping[str, Any]) -> tuple[int, ...]:
-        """Returns the special tokens around what the model thinks, for `CallRequest.thinks_by`."""
-        form = self.reasoning_form
-        if form is None or len(form.special_tokens) < 2:
-            return ()
-        assert self._chat_template is not None, "it has the form"
-        begin, end = (index for _, index in form.special_tokens)
-        return (end,) if self._chat_template.opens_thought(variables) else (begin, end)
 
     async def read(
         self,

@@ -457,7 +457,7 @@ class SpeechModel(DecodingModel):
             encoded = await self._detect(call, progress, window)
         sequence = self._sequence(call, progress, window, encoded)
         if call.is_stream and not window.has_times:
-            detokenizer, num_before = Detokenizer(self._tokenizer.decode), progress.num_new_tokens
+            detokenizer, num_before = Detokenizer(self._tokenizer.decoder()), progress.num_new_tokens
             async with aclosing(self._stream(sequence)) as deltas:
                 async for delta in deltas:
                     text = progress.shown.push(detokenizer.push(self._words(delta.output)))
@@ -551,7 +551,7 @@ class SpeechModel(DecodingModel):
         start_s = window.start * self._frame_s
         for part in read.segments:
             yield Segment(
-                text=self._tokenizer.decode(self._words(part.token_ids)),
+                text=Detokenizer(self._tokenizer.decoder()).push(self._words(part.token_ids)),
                 start_s=start_s + part.start * self._tokens.timestamp_s,
                 end_s=start_s + part.end * self._tokens.timestamp_s,
                 token_ids=part.token_ids,

@@ -26,6 +26,7 @@ class FrameConstraint:
     """Codes in the order of frames, at least one frame; a `Constraint`."""
 
     failure: str | None = None
+    allows_everything = False
 
     def __init__(self, masks: FrameMasks) -> None:
         self._masks = masks

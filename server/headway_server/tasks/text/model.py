@@ -169,7 +169,7 @@ class TextModel(StatelessModel):
         """
         manifest = bundle.manifest
         precision, variant = runtime.choose_variant(manifest, settings.precision)
-        tokenizer = TextTokenizer.load(bundle.file(TOKENIZER_FILE))
+        tokenizer = TextTokenizer.load(bundle.file(TOKENIZER_FILE), truncation_side=bundle.manifest.truncation_side)
         session = runtime.open(bundle, variant.graphs["model"])
         graph = text_graph(session, manifest.special_tokens, cls._postprocess(manifest))
         length = min(_WARM_UP_LENGTH, manifest.limits.max_input_tokens or 1)

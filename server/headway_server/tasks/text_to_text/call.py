@@ -155,7 +155,7 @@ class TextToTextCall:
             prompt_ids=np.array(self.start_ids, np.int64),
             source=source.read or EncoderInput.of_tokens(source.encoded.input_ids),
             parameters=self.plan.sampling_for(source.max_new_tokens, source.seed, source.sample),
-            output=TextAssembly(self.tokenizer.decode, eager=self.is_stream),
+            output=TextAssembly(self.tokenizer.decoder(), eager=self.is_stream),
             eos_id=self.eos_id,
             deadline=self.request.deadline,
             caller=current_caller(),

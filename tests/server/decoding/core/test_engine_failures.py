@@ -10,12 +10,14 @@ import pytest
 import structlog
 from numpy_decoder import NumpyEncoder
 from structlog.testing import capture_logs
-from tiny_engine import BOS_ID, VOCAB_SIZE, make_decoder, make_sequence, running_engine, slow_down
+from tiny_engine import BOS_ID, TOKENIZER, VOCAB_SIZE, make_decoder, make_sequence, running_engine, slow_down
 
 from headway_server.decoding.core.engine import Engine
 from headway_server.decoding.core.step import StepError
 from headway_server.decoding.output.text import TextAssembly
 from headway_server.errors import DrainingError
+from headway_server.preprocessing import TextTokenizer
+from headway_server.preprocessing.text import TokenDecoder
 
 SECONDS = 20.0
 """After which a caller counts as one that waits for ever."""
@@ -161,9 +163,11 @@ async def test_sentences_whose_encoder_output_is_unusable_end_alone():
 
 @pytest.mark.parametrize("eager", [True, False])
 async def test_a_sequence_whose_text_cannot_be_made_ends_alone(eager):
-    def cannot_decode(token_ids):
-        raise UnicodeError("no such character")
+    class CannotDecode(TokenDecoder):
+        def __call__(self, token_ids):
+            raise UnicodeError(f"no such characters: {token_ids}")
 
+    cannot_decode = CannotDecode(TextTokenizer(TOKENIZER), frozenset())
     async with running_engine(make_decoder(num_slots=4)) as engine:
         good = [make_sequence([5, n], eos_id=None, max_new_tokens=30) for n in (3, 4, 6)]
         bad = make_sequence([5, 7], eos_id=None, max_new_tokens=8, wants_deltas=eager)
@@ -207,6 +211,7 @@ class CostlyConstraint:
     """Allows every token, and takes a while to say so."""
 
     failure = None
+    allows_everything = False
     is_complete = False
 
     def __init__(self) -> None:

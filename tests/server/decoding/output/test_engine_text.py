@@ -3,9 +3,11 @@
 import random
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from headway_server.decoding.output.text import Detokenizer, StopMatcher, TextAssembly
+from headway_server.decoding.output.text import Detokenizer, StopMatcher, TextAssembly, TokenPlaces
+from headway_server.preprocessing import TextTokenizer
+from headway_server.preprocessing.text import TokenDecoder
 
 TEXT = "Grüße, naïve café! 日本語のテキスト 👩‍👩‍👧‍👦 и ещё 😀 don't stop , now ."
 
@@ -69,7 +71,7 @@ TOKENIZERS = {f.__name__: f() for f in (byte_level, word_piece, metaspace, byte_
 
 
 def decode_with(tokenizer: Tokenizer):
-    return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=True)
+    return TextTokenizer(tokenizer).decoder()
 
 
 def without_unfinished(text: str) -> str:
@@ -152,12 +154,13 @@ def test_bytes_that_never_form_a_character_cost_no_more_with_their_number(name, 
     tokenizer = TOKENIZERS[name]
     window_sizes = []
 
-    def decode(ids):
-        window_sizes.append(len(ids))
-        return tokenizer.decode(list(ids), skip_special_tokens=True)
+    class Decoder(TokenDecoder):
+        def __call__(self, token_ids):
+            window_sizes.append(len(token_ids))
+            return super().__call__(token_ids)
 
     ids = byte_ids(name, broken * 200)
-    detokenizer = Detokenizer(decode)
+    detokenizer = Detokenizer(Decoder(TextTokenizer(tokenizer), frozenset()))
     text = "".join(detokenizer.push((token,)) for token in ids)
     assert max(window_sizes) <= 20
     assert len(window_sizes) <= 3 * len(ids)
@@ -188,6 +191,48 @@ def test_broken_text_made_at_the_end_equals_text_made_in_deltas(name):
             lazy.push(token)
         assert eager.finish() == lazy.finish()
         assert lazy.finish().startswith(TEXT * 2)
+
+
+def with_replacement(name: str) -> tuple[Tokenizer, list[int]]:
+    """A tokenizer that can spell U+FFFD, and the tokens that do."""
+    if name in ("byte_level", "byte_fallback"):
+        return TOKENIZERS[name], byte_ids(name, "\ufffd".encode())
+    tokenizer = Tokenizer.from_str(TOKENIZERS[name].to_str())
+    tokenizer.add_tokens([AddedToken("\ufffd", normalized=False)])
+    return tokenizer, [tokenizer.token_to_id("\ufffd")]
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("after", ["", "unfinished", "special", "more", "a word"])
+@pytest.mark.parametrize("count", [1, 4, 30])
+def test_a_replacement_that_the_tokens_spell_is_text(name, after, count):
+    tokenizer, spelled = with_replacement(name)
+    before = tokenizer.encode("don't").ids
+    ids = before + spelled * count
+    expected = tokenizer.decode(ids)
+    assert expected.count("\ufffd") == count
+    has_bytes = name in ("byte_level", "byte_fallback")
+    if after == "unfinished" and has_bytes:
+        ids += byte_ids(name, b"\xf0\x9f")
+    elif after == "special":
+        tokenizer.add_special_tokens(["<eos>"])
+        ids.append(tokenizer.token_to_id("<eos>"))
+    elif after == "more" and has_bytes:
+        ids += byte_ids(name, "😀".encode())
+        expected = tokenizer.decode(ids)
+    elif after == "a word":
+        ids += tokenizer.encode("now").ids
+        expected = tokenizer.decode(ids)
+    for eager in (True, False):
+        assembly = TextAssembly(decode_with(tokenizer), eager=eager)
+        for token in ids:
+            assembly.push(token)
+        assert assembly.finish() == expected
+    assert assembly.whole(ids) == expected
+    own = TokenPlaces(decode_with(tokenizer)).push([*ids, *tokenizer.encode("now").ids])
+    assert list(own) == sorted(own)
+    after_context = deltas_of(tokenizer, ids[len(before) + len(spelled) :], ids[: len(before) + len(spelled)])
+    assert tokenizer.decode(before + spelled) + "".join(after_context) == expected
 
 
 def test_an_unfinished_character_at_the_end_is_no_text():

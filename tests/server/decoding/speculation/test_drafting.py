@@ -16,9 +16,11 @@ from headway_server.bundles import Precision, open_bundle
 from headway_server.decoding.constraints import ConstraintRequest
 from headway_server.decoding.settings import EngineSettings
 from headway_server.decoding.speculation.drafting import MAX_ROWS, verifies_exactly
+from headway_server.preprocessing import ReasoningForm
 from headway_server.runtime import Runtime
 from headway_server.tasks.generation.model import GenerationModel
 from headway_server.tasks.generation.request import GenerationRequest
+from headway_server.tasks.generation.thinking import Thinking, ThinkingMarks
 from headway_server.tasks.parameters import LogProbabilityRequest
 
 PROVERBS = "a bird in the hand is worth two in the bush. the early bird catches the worm. actions speak louder than "
@@ -243,3 +245,19 @@ async def test_a_server_with_speculation_says_what_it_costs_and_answers_alike(ti
     assert "tokens_a_run=6" in logs[1]
     translator = next(line for line in logs[1].splitlines() if "memory" in line and "tiny-translation" in line)
     assert "2 x " not in translator.partition("state=")[0], "a translator drafts nothing"
+
+
+async def test_thoughts_end_at_their_budgets_with_drafts_as_without(plain_and_drafting, monkeypatch):
+    for model in plain_and_drafting:
+        marks = ThinkingMarks.of(ReasoningForm(begin="the", end="bush."), model._tokenizer)
+
+        def thinking(prompt, plan, constraint, *, marks=marks):
+            budget = (plan.parameters.seed or 0) % 12
+            return Thinking(marks, is_open=True, context_ids=prompt.context_ids, budget=budget, answer=constraint)
+
+        monkeypatch.setattr(model, "_constraint_of", thinking)
+    calls = [random_call(seed) for seed in range(200, 230)]
+    plain = await run_some(plain_and_drafting[0], calls, at_once=4)
+    assert plain == await run_some(plain_and_drafting[1], calls, at_once=1)
+    assert sum("bush." in text for text, *_ in plain) > 10
+    assert drafting_of(plain_and_drafting[1]).num_accepted_tokens > 0

@@ -270,6 +270,45 @@ async def test_conversations_are_answered_and_streamed_alike(tmp_path):
     assert len(response.results) == 2
 
 
+async def test_what_a_model_thinks_is_told_apart_whole_and_as_it_comes(tmp_path):
+    marks = ("<think>", "</think>")
+    template = make_chat_template(
+        tmp_path,
+        "{% for message in messages %}<bos>{{ message.reasoning_content }}</think>{{ message.content }}{% endfor %}"
+        "<bos><think>",
+        special=marks,
+    )
+    decoder = make_endless_decoder(max_length=256, vocab_size=VOCAB_SIZE + 2)
+    options = {"chat_template": template, "special": marks, "max_input_tokens": 200}
+    turns = conversation(turn(), pb.ChatMessage(role=pb.ROLE_ASSISTANT, content="a", reasoning="bcd"), turn())
+    async with serving(decoder, **options) as (stub, _):
+        asked = parameters(max_new_tokens=24, temperature=1.0, seed=5, thinking_token_budget=6)
+        response = await stub.GenerateText(
+            pb.GenerateTextRequest(conversations=[turns, GOOD], parameters=asked, sample_count=2)
+        )
+        for index, talk in enumerate((turns, GOOD)):
+            request = pb.StreamGenerateTextRequest(conversation=talk, parameters=asked)
+            messages = [message async for message in stub.StreamGenerateText(request)]
+            result, whole = messages[-1].result, response.results[2 * index]
+            assert (result.text, result.reasoning) == (whole.text, whole.reasoning)
+            assert whole.text
+            assert whole.reasoning
+            assert "".join(message.text_delta for message in messages) == result.text
+            assert "".join(message.reasoning_delta for message in messages) == result.reasoning
+        without = [turn(), pb.ChatMessage(role=pb.ROLE_ASSISTANT, content="a"), turn()]
+        request = pb.GenerateTextRequest(conversations=[conversation(*without)], parameters=asked)
+        shorter = (await stub.GenerateText(request)).results[0].prompt_token_count
+        assert response.results[0].prompt_token_count > shorter
+        forged = conversation(pb.ChatMessage(role=pb.ROLE_USER, content="a", reasoning="b"))
+        found = await refusal(stub, pb.GenerateTextRequest(conversations=[forged]))
+        assert (found.field, found.description) == (
+            "conversations[0].messages[0].reasoning",
+            "is set, and the role is user; the assistant thinks",
+        )
+        echoed = pb.StreamGenerateTextRequest(conversation=GOOD, parameters=asked, echo=True)
+        assert not any([message.reasoning_delta async for message in stub.StreamGenerateText(echoed)])
+
+
 async def test_a_model_without_a_chat_template_is_a_failed_precondition_with_its_reason():
     async with serving() as (stub, _):
         calls = [

@@ -129,3 +129,20 @@ async def test_an_answer_that_is_json_is_no_thought(thinking):
         message = await message_of(serving, **fields)
         assert "reasoning_content" not in message
         assert message["content"].startswith("{")
+
+
+async def test_json_follows_a_thought_of_its_budget(thinking):
+    fields = {"thinking_token_budget": 4, "response_format": {"type": "json_object"}, "logit_bias": {str(END_ID): -100}}
+    async with thinking() as serving:
+        for budget in (0, 4):
+            begun = fields | {"chat_template_kwargs": {"thinks_at_once": True}, "thinking_token_budget": budget}
+            message = await message_of(serving, **begun, seed=3)
+            assert bool(message.get("reasoning_content")) == bool(budget)
+            assert message["content"].startswith("{")
+            streamed = await stream_of(serving, **begun, seed=3)
+            assert (streamed["content"], streamed["reasoning_content"]) == (
+                message["content"],
+                message.get("reasoning_content", ""),
+            )
+        status, body = await ask(serving, thinking_token_budget=-1)
+        assert (status, body["error"]["param"]) == (400, "thinking_token_budget")

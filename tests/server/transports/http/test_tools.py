@@ -354,38 +354,6 @@ def test_an_answer_is_text_or_ends_with_calls_of_known_tools(text):
     assert not is_read or matcher.is_accepting()
 
 
-THINKS, ENDS = 2, 3
-THOUGHTS = {
-    (THINKS, "Perhaps <call> it.", ENDS, "Now."): (True, True),
-    (THINKS, "a", ENDS, '<call>\n{"name": "clock", "arguments": {}}\n</call>'): (True, True),
-    ("Now.",): (True, False),
-    ('<call>\n{"name": "clock", "arguments": {}}\n</call>',): (True, False),
-    ("Perhaps <call> it.", ENDS, "Now."): (False, True),
-    ("<call> it",): (False, False),
-}
-"""Whether an answer is one after a prompt that ends before, or with, the token that begins a thought."""
-
-
-@pytest.mark.parametrize("is_open", [False, True])
-@pytest.mark.parametrize("answer", THOUGHTS, ids=str)
-def test_a_model_may_think_before_it_says_something_or_calls(answer, is_open):
-    schema = json.dumps({"type": "object", "additionalProperties": False})
-    thinks_by = (ENDS,) if is_open else (THINKS, ENDS)
-    request = ConstraintRequest(
-        calls=CallRequest(
-            form=MARKED, tools=(("clock", schema),), allows_text=True, allows_several=True, thinks_by=thinks_by
-        )
-    )
-    assert request.special_ids == set(thinks_by)
-    vocabulary = Vocabulary(tuple(bytes([byte]) for byte in range(256)), drops_first_space=False)
-    grammar = write_grammar(request, vocabulary, "calls")
-    assert "<[3]>" not in write_grammar(without_tokens(request), vocabulary, "calls")
-    matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
-    tokens = [token for part in answer for token in (part.encode() if isinstance(part, str) else [part])]
-    is_read = matcher.try_consume_tokens(tokens) == len(tokens)
-    assert (is_read and matcher.is_accepting()) == THOUGHTS[answer][is_open], matcher.get_error()
-
-
 BEGINS, ARGUES = 0, 1
 """Ids that stand for special tokens, of a vocabulary of bytes."""
 WITH_TOKENS = {

@@ -43,6 +43,7 @@ _SAME_NAME: Final = (
     "presence_penalty",
     "frequency_penalty",
     "repetition_penalty",
+    "thinking_token_budget",
 )
 _ANY_OBJECT: Final = '{"type":"object"}'
 _NO_ARGUMENTS: Final[dict[str, Any]] = {"properties": {}, "additionalProperties": False}
@@ -72,7 +73,7 @@ class StreamOptions(Part):
 
 
 class _GenerationBody(_Body):
-    """What completions and chat completions have in common. The last eight are this server's own."""
+    """What completions and chat completions have in common. The last nine are this server's own."""
 
     n: int = 1
     seed: int | None = None
@@ -91,6 +92,7 @@ class _GenerationBody(_Body):
     min_p: float | None = None
     repetition_penalty: float | None = None
     min_tokens: int | None = None
+    thinking_token_budget: int | None = None
     stop_token_ids: list[_TokenId] = Field(default_factory=list)
     cache_salt: str = ""
     priority: int = 0

@@ -142,10 +142,12 @@ export const generate = {
         const text = element("span", { class: "text" });
         const tokens = steppable(element("span", { class: "tokens", role: "group", "aria-label": "Tokens" }));
         const note = element("p", { class: "timings" }, "waiting for the first token …");
+        const thought = element("p", {});
+        const thinking = element("details", { hidden: true }, element("summary", {}, "Thinking"), thought);
         const said = conversation ? element("p", { class: "turn user" }, conversation.messages.at(-1).content) : null;
         const written_ = element("p", { class: conversation ? "turn assistant" : "generated" }, element("span", { class: "given" }, start), text, tokens);
-        if (conversation && turns.length) output.append(said, written_, note);
-        else show(output, said, written_, note);
+        if (conversation && turns.length) output.append(said, thinking, written_, note);
+        else show(output, said, thinking, written_, note);
         const began = performance.now();
         let firstAt = 0;
         let count = 0;
@@ -160,6 +162,8 @@ export const generate = {
             count = message.newTokenCount ?? message.result?.newTokenCount ?? count;
             whole += message.textDelta ?? "";
             text.textContent = whole;
+            thought.textContent += message.reasoningDelta ?? "";
+            thinking.hidden = !thought.textContent;
             tokens.append(...(message.tokens ?? []).map(token));
             tokens.firstElementChild?.setAttribute("tabindex", "0");
             note.textContent = pace();
@@ -170,7 +174,7 @@ export const generate = {
           throw error;
         }
         if (conversation) {
-          turns.push({ role: "ROLE_USER", content: conversation.messages.at(-1).content }, { role: "ROLE_ASSISTANT", content: whole });
+          turns.push({ role: "ROLE_USER", content: conversation.messages.at(-1).content }, { role: "ROLE_ASSISTANT", content: whole, reasoning: thought.textContent });
           prompt.value = "";
         } else if (whole) output.append(looked(model_, { text: start + whole, truncate: true }, { summary: "ATTENTION_SUMMARY_MEAN" }));
       },
