@@ -172,7 +172,8 @@ class AsyncTextStream(_AsyncStream[ResultT, TextDelta]):
         self._answer = self._call.read(message)
         tokens = tuple(read(TokenLogProbability, token) for token in getattr(message, "tokens", ()))
         segments = tuple(read(SpeechSegment, segment) for segment in getattr(message, "segments", ()))
-        return TextDelta(message.text_delta, message.new_token_count, tokens, segments)
+        reasoning = getattr(message, "reasoning_delta", "")
+        return TextDelta(message.text_delta, message.new_token_count, tokens, segments, reasoning)
 
 
 class AsyncSpeechStream(_AsyncStream[SynthesizedSpeech, SpeechDelta]):

@@ -255,6 +255,8 @@ class TextDelta:
     """The tokens generated since the last delta, if `log_probabilities` was given."""
     segments: tuple[SpeechSegment, ...] = ()
     """Of a transcript: those that were finished since the last delta, if `include_timestamps` was given."""
+    reasoning: str = ""
+    """What the model thought since the last delta, in a conversation with one that thinks."""
 
 
 @dataclass(frozen=True, slots=True)

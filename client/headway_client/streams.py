@@ -173,7 +173,8 @@ class TextStream(_Stream[ResultT, TextDelta]):
         self._answer = self._call.read(message)
         tokens = tuple(read(TokenLogProbability, token) for token in getattr(message, "tokens", ()))
         segments = tuple(read(SpeechSegment, segment) for segment in getattr(message, "segments", ()))
-        return TextDelta(message.text_delta, message.new_token_count, tokens, segments)
+        reasoning = getattr(message, "reasoning_delta", "")
+        return TextDelta(message.text_delta, message.new_token_count, tokens, segments, reasoning)
 
 
 class SpeechStream(_Stream[SynthesizedSpeech, SpeechDelta]):

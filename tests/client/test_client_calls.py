@@ -161,6 +161,13 @@ def test_stream_chat_sends_a_conversation(server: Any, connect: Connect) -> None
     (request,) = server.rules.requests
     assert list(request.conversation.messages) == [SYSTEM, USER]
     assert (request.prompt, request.parameters.sampling.top_k) == ("", 4)
+    assert not any(delta.reasoning for delta in deltas)
+
+
+def test_what_a_model_thinks_comes_apart_from_what_it_says(server: Any, connect: Connect) -> None:
+    deltas, answer = connect(server.address).stream("stream_chat", [ChatMessage(Role.USER, "ponder")])
+    assert "".join(delta.reasoning for delta in deltas) == "hm"
+    assert "".join(delta.text for delta in deltas) == answer[0].text
 
 
 @pytest.mark.parametrize(

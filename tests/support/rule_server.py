@@ -242,6 +242,8 @@ class Generation(generation_service_pb2_grpc.GenerationServiceServicer):
         prompt = last_turn(request.conversation) if request.HasField("conversation") else request.prompt
         (result,) = continuations(prompt, request)
         count = 0
+        if prompt == "ponder":
+            yield generation_service_pb2.StreamGenerateTextResponse(reasoning_delta="hm")
         async for word in self.rules.words(result.text, context):
             count += 1
             tokens = [token(word, -0.5, request)] if request.HasField("log_probabilities") else ()

@@ -156,6 +156,8 @@ class _Talk:
                     if self._as_json:
                         print_json(as_dict(delta))
                     else:
+                        if delta.reasoning:
+                            typer.echo(typer.style(delta.reasoning, dim=True), nl=False, err=True)
                         typer.echo(delta.text, nl=False)
             except CallCancelledError:
                 if not ended():
