@@ -6,9 +6,9 @@ from google.protobuf import descriptor_pool
 
 from headway_server.services import procedures_of
 from headway_server.services.application import Application
-from headway_server.serving.callers import Callers, WaitLimits
 from headway_server.serving.calls import Calls
 from headway_server.serving.host import ModelHost
+from headway_server.serving.peer_waits import PeerWaits, WaitLimits
 from headway_server.settings import ServerSettings
 from headway_server.transports.grpc import GrpcServer
 from headway_server.transports.grpc.interceptor import CallInterceptor
@@ -19,7 +19,7 @@ def make_interceptor(
 ) -> CallInterceptor:
     """What gives gRPC the methods of servicers, by the names of their services, and holds their calls to `calls`."""
     unlimited = WaitLimits(timeout_s=0, max_slow=100)
-    callers = Callers(requests=unlimited, answers=unlimited, max_lasting=100, max_lasting_per_connection=10)
+    callers = PeerWaits(requests=unlimited, answers=unlimited, max_lasting=100, max_lasting_per_connection=10)
     procedures = {}
     for name, servicer in servicers.items():
         service = descriptor_pool.Default().FindServiceByName(f"headway.v1.{name}")

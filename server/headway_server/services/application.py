@@ -15,11 +15,11 @@ from headway_server.runtime import CLOSE_TIMEOUT_S, available_bytes
 from headway_server.services.health import Health
 from headway_server.services.open_inference import Statistics
 from headway_server.services.registry import SERVICES, make_procedures, service_abilities
-from headway_server.serving.callers import Callers, WaitLimits
 from headway_server.serving.calls import Calls
 from headway_server.serving.counts import Counts
 from headway_server.serving.credentials import Credentials
 from headway_server.serving.host import ModelHost
+from headway_server.serving.peer_waits import PeerWaits, WaitLimits
 from headway_server.serving.watchdog import Watchdog
 from headway_server.settings import ServerSettings
 
@@ -103,7 +103,7 @@ class Application:
         self.credentials = Credentials(settings, counts)
         max_calls, max_bytes = settings.call_limits(available_bytes("cpu"))
         max_arriving = settings.connection.max_arriving(settings.max_message_bytes)
-        self.callers = Callers(
+        self.callers = PeerWaits(
             requests=WaitLimits(
                 timeout_s=settings.connection.request_timeout,
                 max_slow=max_arriving,

@@ -154,7 +154,7 @@ class StreamedCalls(Generic[Request]):
 
         Raises:
             CancelledError: The caller has gone.
-            RequestError: See `Callers.unread`.
+            RequestError: See `PeerWaits.unread`.
         """
         async with self._writing:
             try:

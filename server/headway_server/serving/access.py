@@ -145,7 +145,7 @@ def read_text(path: Path) -> str | None:
         raise AccessError(f"{path}: is not UTF-8 text") from None
 
 
-class Caller:
+class Principal:
     """Somebody who calls: a name, rights and a budget."""
 
     def __init__(self, name: str, grant: Grant, *, kind: str = "key", counts: Counts | None = None) -> None:
@@ -271,7 +271,7 @@ class Caller:
         return BudgetError(f"{self._title} has used up its {budget}; try again in {delay_s:.2f} s", delay_s)
 
     def __repr__(self) -> str:
-        return f"Caller({self._title}, {self._num_running} running)"
+        return f"Principal({self._title}, {self._num_running} running)"
 
 
 class _Bucket:
@@ -332,10 +332,10 @@ class Access:
             counts: Where budgets are counted, by all workers of the server; None: here.
         """
         self._counts = counts
-        self._keys: dict[bytes, Caller] = {}
+        self._keys: dict[bytes, Principal] = {}
         self._certificates: Mapping[str, Grant] = {}
-        self._by_certificate: dict[str, Caller | None] = {}
-        self._anonymous: Caller | None = None
+        self._by_certificate: dict[str, Principal | None] = {}
+        self._anonymous: Principal | None = None
         self.change(file)
 
     def change(self, file: AccessFile) -> None:
@@ -354,13 +354,13 @@ class Access:
                 self._by_certificate[caller.name] = caller
         self._anonymous = None if file.anonymous is None else self._changed(self._anonymous, "", file.anonymous)
 
-    def _changed(self, old: Caller | None, name: str, grant: Grant) -> Caller:
+    def _changed(self, old: Principal | None, name: str, grant: Grant) -> Principal:
         if old is None:
-            return Caller(name, grant, counts=self._counts)
+            return Principal(name, grant, counts=self._counts)
         old.change(grant)
         return old
 
-    def identify(self, metadata: Iterable[tuple[str, str | bytes]], certificate_names: Sequence[str] = ()) -> Caller:
+    def identify(self, metadata: Iterable[tuple[str, str | bytes]], certificate_names: Sequence[str] = ()) -> Principal:
         """Finds the caller: by the API key if there is one, else by the certificate, else whoever has neither.
 
         Args:
@@ -391,7 +391,7 @@ class Access:
             )
         raise UnknownCallerError("the call has no API key; send one as the metadata 'authorization: Bearer KEY'")
 
-    def _of_key(self, key: str) -> Caller:
+    def _of_key(self, key: str) -> Principal:
         caller = self._keys.get(_digest(key))
         if caller is None:
             raise UnknownCallerError(
@@ -400,7 +400,7 @@ class Access:
         caller.check_valid()
         return caller
 
-    def _of_certificate(self, name: str) -> Caller | None:
+    def _of_certificate(self, name: str) -> Principal | None:
         """Finds the caller of a certificate; everyone whom a pattern covers has a budget of their own."""
         if name not in self._by_certificate:
             if len(self._by_certificate) >= _MAX_CERTIFICATES:
@@ -409,8 +409,8 @@ class Access:
             self._by_certificate[name] = None if grant is None else self._of_name(name, grant)
         return self._by_certificate[name]
 
-    def _of_name(self, name: str, grant: Grant) -> Caller:
-        return Caller(name, grant, kind="certificate", counts=self._counts)
+    def _of_name(self, name: str, grant: Grant) -> Principal:
+        return Principal(name, grant, kind="certificate", counts=self._counts)
 
     def _grant_of(self, name: str) -> Grant | None:
         """Returns the entry of a certificate's very name, else the first whose pattern covers it."""

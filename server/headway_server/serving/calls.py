@@ -16,7 +16,7 @@ import structlog
 
 from headway_server.errors import DeadlineError, DrainingError, ForbiddenError, RequestError
 from headway_server.observers import NO_OBSERVER, Call, Observer, current_call, set_current_call
-from headway_server.serving.access import ADMIN, Access, Caller
+from headway_server.serving.access import ADMIN, Access, Principal
 from headway_server.serving.counts import Row
 from headway_server.serving.permits import Admission, Permit
 
@@ -131,7 +131,7 @@ class Calls:
         timeout_s: float | None = None,
         caller: str = "",
         connection: str = "",
-        rights: Caller | None = None,
+        rights: Principal | None = None,
         request_id: str = "",
     ) -> AbstractAsyncContextManager[Call]:
         """Surrounds all work that is done for a call, from the moment its bytes are there.
@@ -166,7 +166,7 @@ class Calls:
         )
         return _Answering(self, call, rights, timeout_s)
 
-    def begin(self, call: Call, rights: Caller | None) -> Permit:
+    def begin(self, call: Call, rights: Principal | None) -> Permit:
         """Begins a call; `end` must follow, however this ends. Errors are those of `answer`."""
         self._num_running += 1
         self._idle.clear()
@@ -196,7 +196,7 @@ class Calls:
         is_local: bool = False,
         caller: str = "",
         request_id: str = "",
-    ) -> Caller | None:
+    ) -> Principal | None:
         """Finds out who calls, before anything is taken from them; None where everyone may call.
 
         Args:
@@ -261,7 +261,7 @@ class Calls:
         self._observer.call_started(call)
         self._observer.call_finished(call, error=error, duration_s=waited_s)
 
-    def _use_budget(self, call: Call, rights: Caller | None) -> None:
+    def _use_budget(self, call: Call, rights: Principal | None) -> None:
         """Begins to use the budget of a call's caller."""
         if rights is None:
             if self._access is None:
@@ -289,7 +289,7 @@ class _Answering(AbstractAsyncContextManager[Call]):
 
     __slots__ = ("_call", "_calls", "_limit", "_outer", "_permit", "_rights", "_timeout_s")
 
-    def __init__(self, calls: Calls, call: Call, rights: Caller | None, timeout_s: float | None) -> None:
+    def __init__(self, calls: Calls, call: Call, rights: Principal | None, timeout_s: float | None) -> None:
         self._calls = calls
         self._call = call
         self._rights = rights

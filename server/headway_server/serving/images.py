@@ -19,7 +19,7 @@ from headway_server.errors import ImageNotFoundError, InvalidInputError
 from headway_server.observers import CacheUsage, current_call
 from headway_server.preprocessing import ImageLimits
 from headway_server.preprocessing.image import check_headers
-from headway_server.serving.kept import Kept
+from headway_server.serving.lru_cache import LruCache
 
 ID_LENGTH: Final = 32
 """Hexadecimal digits of an id: 128 bits."""
@@ -56,7 +56,7 @@ class PreparedImages:
             ttl_s: Seconds without use after which an image is forgotten.
             limits: Sizes past which an image is refused.
         """
-        self._kept: Kept[str, KeptImage] = Kept("prepared_images", max_bytes=max_mib * _MIB, ttl_s=ttl_s)
+        self._kept: LruCache[str, KeptImage] = LruCache("prepared_images", max_bytes=max_mib * _MIB, ttl_s=ttl_s)
         self._limits = limits or ImageLimits(max_bytes=_MIB, max_pixels=_MIB)
         self._secret = secrets.token_bytes(32)
         self.elsewhere: Elsewhere | None = None

@@ -8,7 +8,7 @@ from headway_server.bundles import Task
 from headway_server.errors import AccessError, BudgetError, ForbiddenError, UnknownCallerError
 from headway_server.observers import Observer
 from headway_server.serving import access as access_module
-from headway_server.serving.access import Access, AccessFile, Caller, Grant, format_grant, is_local, new_key
+from headway_server.serving.access import Access, AccessFile, Grant, Principal, format_grant, is_local, new_key
 from headway_server.serving.calls import Calls, counted_tokens
 
 TEXTS, IMAGES = Task.TEXT_CLASSIFICATION, Task.IMAGE_CLASSIFICATION
@@ -77,7 +77,7 @@ def test_a_key_ends_when_it_expires(key, entry, expires):
     ],
 )
 def test_scopes_add_up_and_what_none_covers_is_forbidden(scopes, may, may_not):
-    caller = Caller("mine", Grant(scopes=scopes))
+    caller = Principal("mine", Grant(scopes=scopes))
     for _ in range(2):  # the second answer is remembered
         for task, model in may:
             caller.check_model(task, model)
@@ -87,9 +87,9 @@ def test_scopes_add_up_and_what_none_covers_is_forbidden(scopes, may, may_not):
 
 
 def test_only_the_scope_admin_may_change_the_server():
-    Caller("mine", Grant(scopes=["admin"])).check_admin()
+    Principal("mine", Grant(scopes=["admin"])).check_admin()
     with pytest.raises(ForbiddenError, match="key mine may not change the server; ask its operator for the scope adm"):
-        Caller("mine", Grant(scopes=["model:*"])).check_admin()
+        Principal("mine", Grant(scopes=["model:*"])).check_admin()
 
 
 def test_a_certificate_is_known_by_any_of_its_names_or_by_a_pattern():
@@ -130,7 +130,7 @@ def clock(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_calls_a_second_are_held_to_on_average_with_a_burst(clock):
-    caller = Caller("mine", Grant(scopes=[], calls_per_s=2, burst=3))
+    caller = Principal("mine", Grant(scopes=[], calls_per_s=2, burst=3))
     for _ in range(3):
         caller.begin()
     with pytest.raises(BudgetError, match=r"key mine has used up its 2 calls a second; try again in 0\.50 s") as caught:
@@ -146,7 +146,7 @@ def test_calls_a_second_are_held_to_on_average_with_a_burst(clock):
 
 
 def test_calls_at_a_time_are_held_to(clock):
-    caller = Caller("mine", Grant(scopes=[], concurrency=2))
+    caller = Principal("mine", Grant(scopes=[], concurrency=2))
     first = caller.begin()
     caller.begin()
     with pytest.raises(BudgetError, match="its 2 calls at a time"):
@@ -160,7 +160,7 @@ def test_calls_at_a_time_are_held_to(clock):
 
 
 def test_tokens_are_taken_when_they_are_known_and_paid_back_with_time(clock):
-    caller = Caller("mine", Grant(scopes=[], tokens_per_minute=60))
+    caller = Principal("mine", Grant(scopes=[], tokens_per_minute=60))
     caller.begin()
     caller.count_tokens(59)
     caller.begin()

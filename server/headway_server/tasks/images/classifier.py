@@ -20,8 +20,8 @@ from headway_server.preprocessing import ImagePreprocessor, PreparedImage
 from headway_server.runtime import Runtime
 from headway_server.serving.answers import Answer, CallTimings
 from headway_server.serving.images import SentImage
-from headway_server.serving.kept import Kept
 from headway_server.serving.limits import check_top_k
+from headway_server.serving.lru_cache import LruCache
 from headway_server.settings import ServerSettings
 from headway_server.tasks.images.model import MIB, ImageModel, Images, SeenImage
 from headway_server.tasks.inspection.inspector import Inspector
@@ -100,7 +100,7 @@ class ImageClassifier(ImageModel):
             preprocessor,
             settings,
             outputs=tuple(expected_outputs(manifest)),
-            kept=Kept("image_outputs", max_bytes=settings.max_image_outputs_mib * MIB, ttl_s=settings.image_ttl),
+            kept=LruCache("image_outputs", max_bytes=settings.max_image_outputs_mib * MIB, ttl_s=settings.image_ttl),
             max_padding=max_padding,
             observer=observer,
             inspector=inspector,

@@ -24,8 +24,8 @@ from headway_server.preprocessing.pool import image_pool
 from headway_server.serving.answers import NO_TIMINGS, Answer, CallTimings
 from headway_server.serving.calls import current_caller
 from headway_server.serving.images import SentImage, name_images
-from headway_server.serving.kept import Kept
 from headway_server.serving.limits import check_count
+from headway_server.serving.lru_cache import LruCache
 from headway_server.settings import ServerSettings
 from headway_server.tasks.inspection.inspector import Inspector
 from headway_server.tasks.stateless import StatelessModel
@@ -72,7 +72,7 @@ class ImageModel(StatelessModel):
         settings: ServerSettings,
         *,
         outputs: Sequence[str],
-        kept: Kept[bytes, Outputs],
+        kept: LruCache[bytes, Outputs],
         max_padding: int | None,
         observer: Observer,
         inspector: Inspector,

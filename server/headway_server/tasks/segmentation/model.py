@@ -28,8 +28,8 @@ from headway_server.runtime import Runtime, close_together
 from headway_server.serving.answers import NO_TIMINGS, CallTimings
 from headway_server.serving.calls import current_caller
 from headway_server.serving.images import SentImage
-from headway_server.serving.kept import Kept
 from headway_server.serving.limits import check_count
+from headway_server.serving.lru_cache import LruCache
 from headway_server.serving.permits import Admission, MeasuredPace, Permit
 from headway_server.settings import ServerSettings
 from headway_server.tasks.images.model import MIB, ImageModel, SeenImage
@@ -257,7 +257,7 @@ class SegmentationModel(ImageModel):
             preprocessor,
             settings,
             outputs=(EMBEDDING,),
-            kept=Kept("image_embeddings", max_bytes=max_bytes, ttl_s=settings.image_ttl),
+            kept=LruCache("image_embeddings", max_bytes=max_bytes, ttl_s=settings.image_ttl),
             max_padding=max_padding,
             observer=observer,
             inspector=inspector,

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from headway_server.errors import InvalidInputError
 from headway_server.observers import CacheUsage
 from headway_server.preprocessing.pool import text_pool
-from headway_server.serving.kept import Kept
 from headway_server.serving.limits import check_texts, num_bytes
+from headway_server.serving.lru_cache import LruCache
 
 MAX_LABELS: Final = 4096
 """Most labels of a call."""
@@ -42,7 +42,7 @@ class LabelVectors:
     """
 
     def __init__(self, max_bytes: int = MAX_KEPT_BYTES) -> None:
-        self._kept: Kept[bytes, Vectors] = Kept("label_vectors", max_bytes=max_bytes)
+        self._kept: LruCache[bytes, Vectors] = LruCache("label_vectors", max_bytes=max_bytes)
 
     def usage(self) -> CacheUsage:
         """Returns how much is kept; called from any thread."""

@@ -19,16 +19,16 @@ from headway_server.observers import Call
 from headway_server.services.procedure import PARSED_ON_LOOP_BYTES, Procedure, StreamedCall, StreamedCalls
 from headway_server.services.status import to_status
 from headway_server.services.wire import check_fields, no_message
-from headway_server.serving.access import Caller, is_local
-from headway_server.serving.callers import Callers
+from headway_server.serving.access import Principal, is_local
 from headway_server.serving.calls import REQUEST_ID, Calls, request_id_of
+from headway_server.serving.peer_waits import PeerWaits
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # generic in the stubs alone
 Behaviour: TypeAlias = Callable[[Any, Context], Awaitable[Any]]
 StreamMethod: TypeAlias = Callable[[AsyncIterator[Any], Context], AsyncGenerator[Any, None]]
 Pairs: TypeAlias = list[tuple[str, str]]
-Who: TypeAlias = tuple[str, Caller | None]
+Who: TypeAlias = tuple[str, Principal | None]
 """Who calls, by name and with rights, where not everyone has all of them."""
 
 _ACCEPTS: Final = "accept-encoding"
@@ -45,7 +45,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     """
 
     def __init__(
-        self, calls: Calls, callers: Callers, procedures: Mapping[str, Procedure], *, verifies_clients: bool = False
+        self, calls: Calls, callers: PeerWaits, procedures: Mapping[str, Procedure], *, verifies_clients: bool = False
     ) -> None:
         """Prepares the methods.
 
@@ -265,12 +265,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return f"CallInterceptor({self._calls!r}, {self._callers!r})"
 
 
-async def receive(callers: Callers, context: Context) -> bytes:
+async def receive(callers: PeerWaits, context: Context) -> bytes:
     """Receives the request of a call.
 
     Raises:
         InvalidInputError: The caller sent none.
-        RequestError: See `Callers.arriving`.
+        RequestError: See `PeerWaits.arriving`.
     """
     with callers.arriving():
         data = await context.read()
@@ -280,8 +280,8 @@ async def receive(callers: Callers, context: Context) -> bytes:
     return data
 
 
-async def send(callers: Callers, context: Context, message: object) -> None:
-    """Sends a message of a stream; errors are those of `Callers.unread`."""
+async def send(callers: PeerWaits, context: Context, message: object) -> None:
+    """Sends a message of a stream; errors are those of `PeerWaits.unread`."""
     with callers.unread():
         await context.write(message)
 
@@ -342,12 +342,12 @@ def _serialized(message: Message) -> bytes:
     return message.SerializeToString()
 
 
-async def _write(callers: Callers, context: Context, message: object) -> None:
+async def _write(callers: PeerWaits, context: Context, message: object) -> None:
     """Sends a message of a stream, as `send` does, before gRPC has cancelled its method.
 
     Raises:
         CancelledError: The caller has gone.
-        RequestError: See `Callers.unread`.
+        RequestError: See `PeerWaits.unread`.
     """
     try:
         await send(callers, context, message)

@@ -31,9 +31,9 @@ from headway_server.errors import (
 from headway_server.observers import Call
 from headway_server.preprocessing.pool import request_pool
 from headway_server.services.status import to_status
-from headway_server.serving.access import Caller, is_local
-from headway_server.serving.callers import Callers
+from headway_server.serving.access import Principal, is_local
 from headway_server.serving.calls import REQUEST_ID, Calls, request_id_of
+from headway_server.serving.peer_waits import PeerWaits
 from headway_server.transports.http.status import Failure
 
 Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
@@ -114,7 +114,7 @@ class Form(Protocol):
 class Edge:
     """What all endpoints share."""
 
-    def __init__(self, calls: Calls, callers: Callers, *, origins: Collection[str]) -> None:
+    def __init__(self, calls: Calls, callers: PeerWaits, *, origins: Collection[str]) -> None:
         """Prepares to make endpoints.
 
         Args:
@@ -229,7 +229,7 @@ class Endpoint:
         assert isinstance(reply, Reply), "a look at the server is no stream"
         return reply
 
-    def _identify(self, exchange: _Exchange) -> Caller | None:
+    def _identify(self, exchange: _Exchange) -> Principal | None:
         """Finds out who calls before the body is read: of those who may not call, nothing is held."""
         return self._edge.calls.identify(
             self._method,
@@ -241,7 +241,7 @@ class Endpoint:
             request_id=exchange.request_id,
         )
 
-    async def _receive(self, exchange: _Exchange, rights: Caller | None) -> bytes:
+    async def _receive(self, exchange: _Exchange, rights: Principal | None) -> bytes:
         """Receives the body of a call; one that does not come, or is none of ours, is a call that was refused."""
         began = time.monotonic()
         try:
@@ -328,7 +328,7 @@ class _Exchange:
         Raises:
             CancelledError: The caller has gone.
             RequestTooLargeError: It has more than `max_bytes`; it is not read.
-            RequestError: See `Callers.arriving`.
+            RequestError: See `PeerWaits.arriving`.
         """
         length = self.headers.get("content-length", "")
         if length.isdecimal() and int(length) > max_bytes:
@@ -388,7 +388,7 @@ class _Exchange:
         await self._send({"type": "http.response.body", "body": reply.body})
 
     async def stream(self, stream: Stream) -> None:
-        """Sends an answer in parts; errors are those of `Callers.unread` and of what makes the parts."""
+        """Sends an answer in parts; errors are those of `PeerWaits.unread` and of what makes the parts."""
         async with aclosing(stream.parts) as parts:
             async for part in parts:
                 if not self._has_started:

@@ -20,8 +20,8 @@ from headway.v1 import generation_service_pb2_grpc as generation_grpc
 from headway.v1 import text_classification_service_pb2 as texts_pb
 from headway.v1 import text_classification_service_pb2_grpc as texts_grpc
 from headway_server.errors import DeadlineError, OverloadedError
-from headway_server.serving.callers import Callers, WaitLimits
 from headway_server.serving.host import ModelHost
+from headway_server.serving.peer_waits import PeerWaits, WaitLimits
 from headway_server.settings import ServerSettings
 from headway_server.transports.grpc.interceptor import receive, send
 
@@ -145,7 +145,7 @@ async def test_streams_that_nobody_reads_hold_no_permits():
 @pytest.fixture
 def callers():
     limits = WaitLimits(timeout_s=5, max_slow=2, max_waits=4)
-    return Callers(requests=limits, answers=limits, max_lasting=3, max_lasting_per_connection=2)
+    return PeerWaits(requests=limits, answers=limits, max_lasting=3, max_lasting_per_connection=2)
 
 
 class Silent:
@@ -196,7 +196,7 @@ async def test_bodies_that_never_end_hold_what_is_said_at_start(serve, classifie
 
 async def test_streams_of_requests_have_as_many_places_as_half_requests():
     limits = WaitLimits(timeout_s=5, max_slow=2)
-    callers = Callers(requests=limits, answers=limits, max_lasting=9, max_lasting_per_connection=9, max_receiving=2)
+    callers = PeerWaits(requests=limits, answers=limits, max_lasting=9, max_lasting_per_connection=9, max_receiving=2)
     with (
         callers.lasting("a", receives=True),
         callers.lasting("b", receives=True),
@@ -215,7 +215,7 @@ async def test_a_call_that_is_cancelled_while_it_waits_is_just_cancelled(callers
     wait.cancel()
     with pytest.raises(asyncio.CancelledError):
         await wait
-    assert repr(callers) == "Callers(0 arriving, 0 unread, 0 lasting)"
+    assert repr(callers) == "PeerWaits(0 arriving, 0 unread, 0 lasting)"
 
 
 async def test_request_ids_are_taken_or_made_and_given_back(serving):

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from headway_server.serving.kept import Kept
+from headway_server.serving.lru_cache import LruCache
 
 
 class Clock:
@@ -14,7 +14,7 @@ class Clock:
 
 
 def test_the_longest_unused_is_forgotten_past_the_bound():
-    kept: Kept[str, str] = Kept("letters", max_bytes=10)
+    kept: LruCache[str, str] = LruCache("letters", max_bytes=10)
     for letter in "abc":
         assert kept.put(letter, letter, 4)
     assert [kept.get(letter) for letter in "abc"] == [None, "b", "c"]
@@ -28,7 +28,7 @@ def test_the_longest_unused_is_forgotten_past_the_bound():
 
 
 def test_a_value_in_place_of_another_counts_once():
-    kept: Kept[str, int] = Kept("numbers", max_bytes=10)
+    kept: LruCache[str, int] = LruCache("numbers", max_bytes=10)
     kept.put("a", 1, 4)
     kept.put("a", 2, 6)
     assert (kept.get("a"), kept.usage().num_bytes) == (2, 6)
@@ -36,7 +36,7 @@ def test_a_value_in_place_of_another_counts_once():
 
 async def test_what_is_not_used_is_forgotten_and_use_keeps_it():
     clock = Clock()
-    kept: Kept[str, int] = Kept("numbers", max_bytes=10, ttl_s=5, now=clock)
+    kept: LruCache[str, int] = LruCache("numbers", max_bytes=10, ttl_s=5, now=clock)
     kept.put("a", 1, 1)
     clock.now = 4
     kept.put("b", 2, 1)
@@ -48,7 +48,7 @@ async def test_what_is_not_used_is_forgotten_and_use_keeps_it():
 
 
 async def test_what_has_expired_is_forgotten_though_nobody_asks():
-    kept: Kept[str, int] = Kept("numbers", max_bytes=10, ttl_s=0.05)
+    kept: LruCache[str, int] = LruCache("numbers", max_bytes=10, ttl_s=0.05)
     kept.put("a", 1, 1)
     await asyncio.sleep(0.02)
     kept.put("b", 2, 1)

@@ -26,7 +26,7 @@ class _Entry(Generic[Value]):
     """By `time.monotonic`."""
 
 
-class Kept(Generic[Key, Value]):
+class LruCache(Generic[Key, Value]):
     """Values by key. Used on the event loop alone; `usage` from any thread."""
 
     def __init__(
@@ -114,4 +114,4 @@ class Kept(Generic[Key, Value]):
         return len(self._entries)
 
     def __repr__(self) -> str:
-        return f"Kept({self.name}: {len(self)} values, {self._num_bytes} of {self.max_bytes} bytes)"
+        return f"LruCache({self.name}: {len(self)} values, {self._num_bytes} of {self.max_bytes} bytes)"

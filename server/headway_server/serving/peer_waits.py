@@ -3,7 +3,7 @@
 A call waits for its caller twice: for the request after its headers, and for room to send where nobody reads. The
 libraries of the transports take any number of such calls and wait for ever; here each has a time, and few may be slow
 at once: past that the ones that have waited longest make room. So nobody keeps others out by sending half a request or
-by reading nothing. The transports share one `Callers`, and so these limits.
+by reading nothing. The transports share one `PeerWaits`, and so these limits.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class _Waits:
         )
 
 
-class Callers:
+class PeerWaits:
     """The calls that wait for their callers, and the streams that last. Belongs to the event loop."""
 
     def __init__(
@@ -233,4 +233,4 @@ class Callers:
             self._unread.sweep(now)
 
     def __repr__(self) -> str:
-        return f"Callers({len(self._arriving)} arriving, {len(self._unread)} unread, {len(self._lasting)} lasting)"
+        return f"PeerWaits({len(self._arriving)} arriving, {len(self._unread)} unread, {len(self._lasting)} lasting)"
