@@ -65,7 +65,7 @@ from headway_server.transports.http.openai.requests import (
     ImageBody,
     SpeechBody,
 )
-from headway_server.transports.http.openai.speech import SpeechEndpoint
+from headway_server.transports.http.openai.transcription import TranscriptionEndpoint
 
 _REASONS: Final = {
     FinishReason.END_OF_SEQUENCE: "stop",
@@ -207,7 +207,7 @@ def openai_routes(edge: Edge, host: ModelHost, settings: ServerSettings) -> list
     } | {
         path: endpoint(
             path,
-            SpeechEndpoint(host, task).answer,
+            TranscriptionEndpoint(host, task).answer,
             max_bytes=settings.max_message_bytes,
             media_types=frozenset({FORM_DATA}),
             name_of=name_of,

@@ -92,7 +92,7 @@ class _Asked:
         )
 
 
-class SpeechEndpoint:
+class TranscriptionEndpoint:
     """Answers calls for one task from a host's models."""
 
     def __init__(self, host: ModelHost, task: SpeechTask) -> None:
@@ -110,7 +110,7 @@ class SpeechEndpoint:
         return _reply(answer.results[0], asked)
 
     def __repr__(self) -> str:
-        return f"SpeechEndpoint({self._task.value})"
+        return f"TranscriptionEndpoint({self._task.value})"
 
 
 def read_form(content_type: str, body: bytes) -> dict[str, bytes]:
