@@ -12,7 +12,7 @@ from headway.v1 import translation_service_pb2
 from headway_server.decoding.sequence import Delta
 from headway_server.preprocessing.pool import text_pool
 from headway_server.services.images import image_of, images_of
-from headway_server.services.messages import find_model, model_reference, timings_of_call
+from headway_server.services.messages import find_model, signed
 from headway_server.services.text_to_text import hypothesis_fields, text_fields
 from headway_server.services.text_to_text_requests import parse_parameters
 from headway_server.serving.answers import Answer
@@ -75,8 +75,7 @@ def _asked(
 def _response(answer: Answer[Caption], model: CaptioningModel, arrived: float) -> pb.CaptionImageResponse:
     return pb.CaptionImageResponse(
         results=[_caption(caption) for caption in answer.results],
-        model=model_reference(model),
-        timings=timings_of_call(answer.timings, arrived),
+        **signed(model, answer.timings, arrived),
     )
 
 
@@ -85,8 +84,7 @@ def _last_message(answer: Answer[Caption], model: CaptioningModel, arrived: floa
     return pb.StreamCaptionImageResponse(
         new_token_count=caption.written.num_new_tokens,
         result=_caption(caption),
-        model=model_reference(model),
-        timings=timings_of_call(answer.timings, arrived),
+        **signed(model, answer.timings, arrived),
     )
 
 

@@ -17,8 +17,7 @@ from headway_server.services.messages import (
     Response,
     build,
     find_model,
-    model_reference,
-    timings_of_call,
+    signed,
 )
 from headway_server.serving.answers import Answer
 from headway_server.serving.host import ModelHost
@@ -94,8 +93,7 @@ def _response(
 ) -> pb.GenerateTextResponse:
     return pb.GenerateTextResponse(
         results=[_generated_text(text, model, form) for text in answer.results],
-        model=model_reference(model),
-        timings=timings_of_call(answer.timings, arrived),
+        **signed(model, answer.timings, arrived),
     )
 
 
@@ -116,8 +114,7 @@ def _last_message(
     return pb.StreamGenerateTextResponse(
         new_token_count=text.result.num_new_tokens,
         result=_generated_text(text, model, form),
-        model=model_reference(model),
-        timings=timings_of_call(answer.timings, arrived),
+        **signed(model, answer.timings, arrived),
     )
 
 

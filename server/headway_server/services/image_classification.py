@@ -11,8 +11,7 @@ from headway_server.services.messages import (
     build,
     find_model,
     label_scores,
-    model_reference,
-    timings_of_call,
+    signed,
 )
 from headway_server.serving.answers import Answer
 from headway_server.serving.host import ModelHost
@@ -41,8 +40,7 @@ class ImageClassificationService:
             sum(len(result.labels) for result in answer.results),
             lambda: pb.ClassifyImageResponse(
                 results=[_image_classification(result) for result in answer.results],
-                model=model_reference(model),
-                timings=timings_of_call(answer.timings, arrived),
+                **signed(model, answer.timings, arrived),
             ),
         )
 
@@ -67,8 +65,7 @@ class ImageClassificationService:
         )
         return pb.EmbedImageResponse(
             results=[_image_embedding(result) for result in answer.results],
-            model=model_reference(model),
-            timings=timings_of_call(answer.timings, arrived),
+            **signed(model, answer.timings, arrived),
         )
 
 

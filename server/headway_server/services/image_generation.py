@@ -13,9 +13,8 @@ from headway_server.errors import InvalidInputError
 from headway_server.services.images import image_of
 from headway_server.services.messages import (
     find_model,
-    model_reference,
     set_fields,
-    timings_of_call,
+    signed,
 )
 from headway_server.serving.host import ModelHost
 from headway_server.serving.images import name_images
@@ -47,8 +46,7 @@ class ImageGenerationService:
         answer = await model.draw(await self._asked(request, **count), deadline=deadline)
         return pb.GenerateImageResponse(
             results=[_drawn(image) for image in answer.results],
-            model=model_reference(model),
-            timings=timings_of_call(answer.timings, arrived),
+            **signed(model, answer.timings, arrived),
         )
 
     async def StreamGenerateImage(
@@ -70,8 +68,7 @@ class ImageGenerationService:
                         made_step_count=image.num_steps,
                         step_count=image.num_steps,
                         result=_drawn(image),
-                        model=model_reference(model),
-                        timings=timings_of_call(part.timings, arrived),
+                        **signed(model, part.timings, arrived),
                     )
 
     def _find(self, request: pb.GenerateImageRequest | pb.StreamGenerateImageRequest) -> ImageGenerationModel:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from headway.v1 import image_service_pb2 as pb
 from headway_server.batching.settings import MAX_IMAGES
 from headway_server.errors import InvalidInputError
-from headway_server.services.messages import model_reference, timings_of_call
+from headway_server.services.messages import signed
 from headway_server.serving.answers import NO_TIMINGS
 from headway_server.serving.host import ModelHost
 from headway_server.serving.images import SentImage, name_images
@@ -35,8 +35,7 @@ class ImageService:
             timings = (await model.prepare(images, deadline=deadline)).timings
         return pb.PrepareImageResponse(
             results=[pb.PreparedImage(image_id=image_id) for image_id in self._host.images.keep(images)],
-            model=None if model is None else model_reference(model),
-            timings=timings_of_call(timings, arrived),
+            **signed(model, timings, arrived),
         )
 
     def _find(self, name: str, version: str) -> ImageModel | None:

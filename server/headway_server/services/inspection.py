@@ -9,7 +9,7 @@ from typing import Final
 from headway.v1 import inspection_service_pb2 as pb
 from headway_server.errors import InvalidInputError
 from headway_server.services.images import image_of
-from headway_server.services.messages import build, find_model, model_reference, timings_of_call
+from headway_server.services.messages import build, find_model, signed
 from headway_server.serving.host import ModelHost
 from headway_server.serving.limits import check_count
 from headway_server.tasks.images.classifier import InspectedImage
@@ -50,8 +50,7 @@ class InspectionService:
             _num_parts(found.maps),
             lambda: pb.InspectTextResponse(
                 result=_text(found),
-                model=model_reference(model),
-                timings=timings_of_call(found.timings, arrived),
+                **signed(model, found.timings, arrived),
             ),
         )
 
@@ -65,8 +64,7 @@ class InspectionService:
             _num_parts(found.maps),
             lambda: pb.InspectImageResponse(
                 result=_image(found),
-                model=model_reference(model),
-                timings=timings_of_call(found.timings, arrived),
+                **signed(model, found.timings, arrived),
             ),
         )
 
@@ -86,8 +84,7 @@ class InspectionService:
             _num_parts(found.maps),
             lambda: pb.InspectGenerationResponse(
                 result=_text(found),
-                model=model_reference(model),
-                timings=timings_of_call(found.timings, arrived),
+                **signed(model, found.timings, arrived),
             ),
         )
 
@@ -108,8 +105,7 @@ class InspectionService:
             _num_parts(found.maps),
             lambda: pb.InspectTranslationResponse(
                 result=_translation(found),
-                model=model_reference(model),
-                timings=timings_of_call(found.timings, arrived),
+                **signed(model, found.timings, arrived),
             ),
         )
 

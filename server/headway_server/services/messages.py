@@ -28,13 +28,24 @@ def find_model(host: ModelHost, ability: Ability[KindT], request: Any) -> KindT:
     return host.find_able(ability, request.model, request.model_version)
 
 
-def model_reference(model: ServedModel) -> common_pb2.ModelReference:
+def signed(model: ServedModel | None, timings: CallTimings, arrived: float) -> dict[str, Any]:
+    """Returns the fields of a response that say which model has answered, and where the time went.
+
+    Args:
+        model: None if none was asked.
+        timings: Of the task.
+        arrived: When the call came, by `time.monotonic`.
+    """
+    return {"model": None if model is None else _reference(model), "timings": _timings(timings, arrived)}
+
+
+def _reference(model: ServedModel) -> common_pb2.ModelReference:
     """Names the model that answered a call."""
     manifest = model.bundle.manifest
     return common_pb2.ModelReference(name=manifest.name, version=manifest.version, variant=model.precision.value)
 
 
-def timings_of_call(timings: CallTimings, arrived: float) -> common_pb2.Timings:
+def _timings(timings: CallTimings, arrived: float) -> common_pb2.Timings:
     """Says where the time of a call went that `arrived` at that time by `time.monotonic`."""
     return common_pb2.Timings(
         total=duration(time.monotonic() - arrived),

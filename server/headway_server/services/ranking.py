@@ -15,8 +15,7 @@ from headway_server.services.images import image_of, images_of
 from headway_server.services.messages import (
     build,
     find_model,
-    model_reference,
-    timings_of_call,
+    signed,
 )
 from headway_server.serving.answers import CallTimings
 from headway_server.serving.host import ModelHost
@@ -51,8 +50,7 @@ class RankingService:
             len(ranked),
             lambda: pb.RankImagesResponse(
                 results=_messages(pb.RankedImage, ranked),
-                model=model_reference(images),
-                timings=timings_of_call(query_timings + timings, arrived),
+                **signed(images, query_timings + timings, arrived),
             ),
         )
 
@@ -75,8 +73,7 @@ class RankingService:
             len(ranked),
             lambda: pb.RankTextsResponse(
                 results=_messages(pb.RankedText, ranked),
-                model=model_reference(texts),
-                timings=timings_of_call(timings, arrived),
+                **signed(texts, timings, arrived),
             ),
         )
 

@@ -12,7 +12,7 @@ from typing import Final
 from headway.v1 import segmentation_service_pb2 as pb
 from headway_server.errors import DeadlineError, DrainingError, InvalidInputError
 from headway_server.services.images import image_of
-from headway_server.services.messages import build, model_reference, set_fields, timings_of_call
+from headway_server.services.messages import build, set_fields, signed
 from headway_server.services.procedure import StreamedCall, StreamedCalls
 from headway_server.serving.answers import NO_TIMINGS
 from headway_server.serving.host import ModelHost
@@ -58,8 +58,7 @@ class SegmentationService:
             sum(_num_parts(mask) for row in answer.results for mask in row),
             lambda: pb.SegmentImageResponse(
                 results=[pb.PromptMasks(masks=[_mask(mask) for mask in row]) for row in answer.results],
-                model=model_reference(model),
-                timings=timings_of_call(answer.timings, arrived),
+                **signed(model, answer.timings, arrived),
             ),
         )
 
@@ -80,8 +79,7 @@ class SegmentationService:
         async with segments:
             async for mask in segments.masks:
                 yield pb.SegmentEverythingResponse(mask=await build(_num_parts(mask), partial(_mask, mask)))
-        timings = timings_of_call(segments.timings, arrived)
-        yield pb.SegmentEverythingResponse(model=model_reference(model), timings=timings)
+        yield pb.SegmentEverythingResponse(**signed(model, segments.timings, arrived))
 
     async def SegmentInteractively(self, calls: StreamedCalls[pb.SegmentInteractivelyRequest]) -> None:
         """Answers the clicks of a stream, one after another. What is wrong with one ends the stream."""
@@ -163,8 +161,7 @@ class _Clicks:
                     masks=[_mask(mask) for mask in masks],
                     width=image.width,
                     height=image.height,
-                    model=model_reference(model),
-                    timings=timings_of_call(timings, arrived),
+                    **signed(model, timings, arrived),
                 ),
             )
 

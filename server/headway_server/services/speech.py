@@ -12,9 +12,8 @@ from headway_server.errors import InvalidInputError
 from headway_server.services.generation import FINISH_REASONS
 from headway_server.services.messages import (
     find_model,
-    model_reference,
     set_fields,
-    timings_of_call,
+    signed,
 )
 from headway_server.services.text_to_text_requests import parse_parameters
 from headway_server.serving.answers import Answer
@@ -63,8 +62,7 @@ class SpeechService:
         answer = await model.transcribe(list(request.audios), request=_asked(request, deadline))
         return pb.TranscribeSpeechResponse(
             results=[_transcript(one, with_segments=request.include_timestamps) for one in answer.results],
-            model=model_reference(model),
-            timings=timings_of_call(answer.timings, arrived),
+            **signed(model, answer.timings, arrived),
         )
 
     async def StreamTranscribeSpeech(
@@ -98,8 +96,7 @@ class SpeechService:
         answer = await model.synthesize(list(request.texts), request=asked)
         return pb.SynthesizeSpeechResponse(
             results=[_spoken(one, model) for one in answer.results],
-            model=model_reference(model),
-            timings=timings_of_call(answer.timings, arrived),
+            **signed(model, answer.timings, arrived),
         )
 
     async def StreamSynthesizeSpeech(
@@ -121,8 +118,7 @@ class SpeechService:
                         sampling_rate=model.codec.sampling_rate,
                         new_token_count=spoken.num_new_tokens,
                         result=_spoken(spoken, model),
-                        model=model_reference(model),
-                        timings=timings_of_call(part.timings, arrived),
+                        **signed(model, part.timings, arrived),
                     )
 
     def _find_speaker(self, request: pb.SynthesizeSpeechRequest | pb.StreamSynthesizeSpeechRequest) -> SynthesisModel:
@@ -182,8 +178,7 @@ def _last_message(
     return pb.StreamTranscribeSpeechResponse(
         new_token_count=transcript.num_new_tokens,
         result=_transcript(transcript, with_segments=with_segments),
-        model=model_reference(model),
-        timings=timings_of_call(answer.timings, arrived),
+        **signed(model, answer.timings, arrived),
     )
 
 

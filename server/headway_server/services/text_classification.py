@@ -10,8 +10,7 @@ from headway_server.services.messages import (
     build,
     find_model,
     label_scores,
-    model_reference,
-    timings_of_call,
+    signed,
 )
 from headway_server.serving.host import ModelHost
 from headway_server.tasks.table import CLASSIFY_TEXTS, CLASSIFY_TOKENS, EMBED_TEXTS, SCORE_TEXTS
@@ -44,8 +43,7 @@ class TextClassificationService:
             sum(len(result.labels) for result in answer.results),
             lambda: pb.ClassifyTextResponse(
                 results=[_text_classification(result) for result in answer.results],
-                model=model_reference(model),
-                timings=timings_of_call(answer.timings, arrived),
+                **signed(model, answer.timings, arrived),
             ),
         )
 
@@ -61,8 +59,7 @@ class TextClassificationService:
             sum(len(result.spans) for result in answer.results),
             lambda: pb.ClassifyTokensResponse(
                 results=[_token_classification(result) for result in answer.results],
-                model=model_reference(model),
-                timings=timings_of_call(answer.timings, arrived),
+                **signed(model, answer.timings, arrived),
             ),
         )
 
@@ -78,8 +75,7 @@ class TextClassificationService:
         )
         return pb.EmbedTextResponse(
             results=[_text_embedding(result) for result in answer.results],
-            model=model_reference(model),
-            timings=timings_of_call(answer.timings, arrived),
+            **signed(model, answer.timings, arrived),
         )
 
     async def ScoreText(self, request: pb.ScoreTextRequest, deadline: float | None) -> pb.ScoreTextResponse:
@@ -89,8 +85,7 @@ class TextClassificationService:
         answer = await model.score(_inputs(request), deadline=deadline)
         return pb.ScoreTextResponse(
             results=[_text_score(result) for result in answer.results],
-            model=model_reference(model),
-            timings=timings_of_call(answer.timings, arrived),
+            **signed(model, answer.timings, arrived),
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from headway.v1 import text_to_text_service_pb2 as pb
 from headway_server.decoding.sequence import Delta
 from headway_server.services.generation import FINISH_REASONS
-from headway_server.services.messages import find_model, model_reference, timings_of_call
+from headway_server.services.messages import find_model, signed
 from headway_server.services.text_to_text_requests import parse_rewrite_request, parse_stream_rewrite_request
 from headway_server.serving.answers import Answer
 from headway_server.serving.host import ModelHost
@@ -33,8 +33,7 @@ class TextToTextService:
         answer = await model.write(list(request.texts), request=asked)
         return pb.RewriteTextResponse(
             results=[_rewritten_text(text) for text in answer.results],
-            model=model_reference(model),
-            timings=timings_of_call(answer.timings, arrived),
+            **signed(model, answer.timings, arrived),
         )
 
     async def StreamRewriteText(
@@ -85,8 +84,7 @@ def _last_message(answer: Answer[WrittenText], model: TextToTextModel, arrived: 
     return pb.StreamRewriteTextResponse(
         new_token_count=text.num_new_tokens,
         result=_rewritten_text(text),
-        model=model_reference(model),
-        timings=timings_of_call(answer.timings, arrived),
+        **signed(model, answer.timings, arrived),
     )
 
 

@@ -11,7 +11,7 @@ from typing import cast
 from headway.v1 import translation_service_pb2 as pb
 from headway_server.decoding.sequence import Delta
 from headway_server.preprocessing.pool import text_pool
-from headway_server.services.messages import model_reference, timings_of_call
+from headway_server.services.messages import signed
 from headway_server.services.text_to_text import hypothesis_fields, text_fields
 from headway_server.services.text_to_text_requests import parse_request, parse_stream_request
 from headway_server.serving.answers import Answer
@@ -58,8 +58,7 @@ class TranslationService:
 def _response(answer: Answer[WrittenText], model: TranslationModel, arrived: float) -> pb.TranslateTextResponse:
     return pb.TranslateTextResponse(
         results=[_translated_text(text) for text in answer.results],
-        model=model_reference(model),
-        timings=timings_of_call(answer.timings, arrived),
+        **signed(model, answer.timings, arrived),
     )
 
 
@@ -74,8 +73,7 @@ def _last_message(
     return pb.StreamTranslateTextResponse(
         new_token_count=text.num_new_tokens,
         result=_translated_text(text),
-        model=model_reference(model),
-        timings=timings_of_call(answer.timings, arrived),
+        **signed(model, answer.timings, arrived),
     )
 
 
