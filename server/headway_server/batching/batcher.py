@@ -27,7 +27,16 @@ import structlog
 from headway_server.batching.graph import Tensors
 from headway_server.batching.queue import BatchQueue, Entry
 from headway_server.errors import DeadlineError, DrainingError, ModelRunError, is_failure
-from headway_server.observers import NO_OBSERVER, BatchEvent, BatchMember, ModelId, Observer, QueueEvent, current_call
+from headway_server.observers import (
+    NO_OBSERVER,
+    BatchEvent,
+    BatchMember,
+    ModelId,
+    ModelUsage,
+    Observer,
+    QueueEvent,
+    current_call,
+)
 from headway_server.runtime import (
     CLOSE_TIMEOUT_S,
     Cores,
@@ -176,10 +185,9 @@ class Batcher:
         """Returns for how many seconds the oldest batch at work has been at it; 0.0 where none is. Takes no lock."""
         return self._heartbeat.stalled_s()
 
-    @property
-    def num_waiting(self) -> int:
-        """Items in the queue."""
-        return len(self._queue)
+    def usage(self) -> ModelUsage:
+        """Returns how many items wait for a batch."""
+        return ModelUsage(num_waiting=len(self._queue))
 
     async def submit(
         self,

@@ -9,21 +9,17 @@ from typing import Any, Protocol, TypeAlias, cast
 
 from headway_server.bundles import Bundle, Manifest, Precision, Task
 from headway_server.observers import ModelUsage, Observer
-from headway_server.runtime import Device, Runtime
+from headway_server.runtime import Device, Runtime, close_together
 from headway_server.serving.abilities import Ability
 from headway_server.settings import ServerSettings
 
 
-class ServedModel(Protocol):
-    """What every loaded model offers, whatever its task."""
-
-    bundle: Bundle
-    precision: Precision
-    device: Device
+class Worker(Protocol):
+    """What computes for a model in threads of its own: an engine, a batcher."""
 
     @property
     def is_alive(self) -> bool:
-        """True from `start` to `close`, unless the model has ended by itself."""
+        """True from `start` to `close`, unless a thread has ended by itself."""
 
     def stalled_s(self) -> float:
         """Returns for how many seconds what is running has made no progress; 0.0 where nothing runs.
@@ -33,10 +29,10 @@ class ServedModel(Protocol):
         """
 
     def usage(self) -> ModelUsage:
-        """Returns how much of the model is in use. Called from any thread: it takes no lock that a run may hold."""
+        """Returns how much of it is in use. Called from any thread: it takes no lock that a run may hold."""
 
     def start(self) -> None:
-        """Starts threads and tasks; called with the event loop running."""
+        """Starts its threads; called with the event loop running."""
 
     def close(self) -> bool:
         """Stops; what still waits fails with DrainingError.
@@ -44,6 +40,48 @@ class ServedModel(Protocol):
         May be called from any thread. Waits for what is running, `CLOSE_TIMEOUT_S` at most; False where a thread did
         not end in that time and was left behind (`join_threads`).
         """
+
+
+class ServedModel:
+    """What every loaded model offers, whatever its task: it lives as its workers do."""
+
+    def __init__(self, bundle: Bundle, precision: Precision, device: Device) -> None:
+        """Has no workers yet.
+
+        Args:
+            bundle: The bundle.
+            precision: Of the variant that runs.
+            device: Where it runs.
+        """
+        self.bundle = bundle
+        self.precision = precision
+        self.device: Device = device
+        self.workers: list[Worker] = []
+        """What computes for it."""
+        self.closers: list[Callable[[], bool]] = []
+        """How what else has threads is closed, as `Worker.close`."""
+
+    @property
+    def is_alive(self) -> bool:
+        """True from `start` to `close`, unless a worker has ended by itself."""
+        return all(worker.is_alive for worker in self.workers)
+
+    def stalled_s(self) -> float:
+        """Returns for how many seconds a worker has made no progress; see `Worker`."""
+        return max((worker.stalled_s() for worker in self.workers), default=0.0)
+
+    def usage(self) -> ModelUsage:
+        """Returns how much of the model is in use; see `Worker`."""
+        return sum((worker.usage() for worker in self.workers), ModelUsage(num_waiting=0))
+
+    def start(self) -> None:
+        """Starts the workers; called with the event loop running."""
+        for worker in self.workers:
+            worker.start()
+
+    def close(self) -> bool:
+        """Stops all workers at once; see `Worker`."""
+        return close_together([*(worker.close for worker in self.workers), *self.closers])
 
 
 Loader: TypeAlias = Callable[[Bundle, Runtime, ServerSettings, Observer], ServedModel]

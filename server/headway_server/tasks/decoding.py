@@ -22,12 +22,13 @@ from headway_server.decoding.sequence import Delta, Sequence, SequenceResult
 from headway_server.decoding.settings import EngineSettings
 from headway_server.decoding.speculation.verifier import can_verify, open_verifier
 from headway_server.errors import BundleError, InvalidInputError
-from headway_server.observers import NO_OBSERVER, ModelId, ModelUsage, Observer
+from headway_server.observers import NO_OBSERVER, ModelId, Observer
 from headway_server.preprocessing import TextTokenizer
 from headway_server.preprocessing.audio import AudioLimits
 from headway_server.preprocessing.image import ImageLimits
-from headway_server.runtime import Cores, Device, Runtime, available_bytes, close_together
+from headway_server.runtime import Cores, Device, Runtime, available_bytes
 from headway_server.serving.calls import counted_tokens, current_caller
+from headway_server.serving.families import ServedModel
 from headway_server.serving.permits import Admission, Permit
 from headway_server.settings import DEFAULT_MAX_TEXT_KIB, ServerSettings
 from headway_server.tasks.inspection.inspector import Inspector
@@ -67,7 +68,7 @@ class ModelParts:
     """Shows what the model attends to; None: nobody does."""
 
 
-class DecodingModel:
+class DecodingModel(ServedModel):
     """A model that decodes; generation and text to text add what a call means."""
 
     _noun = "texts"
@@ -86,9 +87,7 @@ class DecodingModel:
         assert manifest.special_tokens is not None, "the manifest's validator demands it"
         decoder = parts.decoders[0]
         _check_fits(bundle, parts.tokenizer.largest_id, decoder.vocab_size)
-        self.bundle = bundle
-        self.precision = parts.precision
-        self.device: Device = parts.device
+        super().__init__(bundle, parts.precision, parts.device)
         self.limits = DecodingLimits(
             max_input_tokens=manifest.limits.max_input_tokens,
             max_total_tokens=decoder.max_length,
@@ -121,6 +120,9 @@ class DecodingModel:
                 for lane, decoder in enumerate(parts.decoders)
             ]
         )
+        self.workers.append(self._lanes)
+        if parts.inspector is not None:
+            self.closers.append(parts.inspector.close)
         self._admission = Admission(limit=self._capacity, noun=self._noun, owner=manifest.name, pace=self._lanes.pace)
         self._held = Admission(limit=None, noun=self._held_noun, owner=manifest.name, max_bytes=parts.max_held_bytes)
 
@@ -161,27 +163,6 @@ class DecodingModel:
     def __repr__(self) -> str:
         manifest = self.bundle.manifest
         return f"{type(self).__name__}({manifest.name}/{manifest.version}, {self.precision}, {self._lanes!r})"
-
-    @property
-    def is_alive(self) -> bool:
-        """True from `start` to `close`, unless an engine has stopped by itself."""
-        return self._lanes.is_alive
-
-    def stalled_s(self) -> float:
-        """Returns for how many seconds the present step of an engine has been running; 0.0 if there is none."""
-        return self._lanes.stalled_s()
-
-    def usage(self) -> ModelUsage:
-        """Returns how many sequences wait, and how much of the slots is in use."""
-        return self._lanes.usage()
-
-    def start(self) -> None:
-        """Starts the engines; called with the event loop running."""
-        self._lanes.start()
-
-    def close(self) -> bool:
-        """Stops the engines; what still runs or waits fails. Returns False if a thread hangs and was left behind."""
-        return close_together([self._lanes.close, *([] if self._inspector is None else [self._inspector.close])])
 
     def _run_once(self, decoder: Decoder, encoder: Encoder | None) -> None:
         """Runs each kind of step with the largest token id, which a graph with too small an embedding refuses."""

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 
 from headway_server.batching import Batcher, BatchGraph
 from headway_server.bundles import Bundle, ClassificationScheme, Manifest, Precision
-from headway_server.observers import ModelId, ModelUsage, Observer
-from headway_server.runtime import Device, close_together
+from headway_server.observers import ModelId, Observer
+from headway_server.serving.families import ServedModel
 from headway_server.serving.permits import Admission, MeasuredPace
 from headway_server.tasks.inspection.inspector import Inspector
 from headway_server.tasks.outputs import EMBEDDING, LOGITS, LabelReader
 
 
-class StatelessModel:
+class StatelessModel(ServedModel):
     """A model whose graph answers each input by itself."""
 
     _noun = "inputs"
@@ -48,9 +48,7 @@ class StatelessModel:
             inspector: Shows what the model attends to.
         """
         manifest = bundle.manifest
-        self.bundle = bundle
-        self.precision = precision
-        self.device: Device = graph.device
+        super().__init__(bundle, precision, graph.device)
         self.classification = manifest.classification or ClassificationScheme()
         """How logits become probabilities, and which labels apply."""
         self._label_reader = LabelReader(manifest.labels, self.classification)
@@ -63,6 +61,8 @@ class StatelessModel:
             max_padding=max_padding,
             observer=observer,
         )
+        self.workers.append(self._batcher)
+        self.closers.append(inspector.close)
         self._admission = Admission(
             limit=max_waiting,
             noun=self._noun,
@@ -76,27 +76,6 @@ class StatelessModel:
     def labels(self) -> tuple[str, ...]:
         """Names in the order of the outputs."""
         return self.bundle.manifest.labels
-
-    def start(self) -> None:
-        """Starts the batcher; called with the event loop running."""
-        self._batcher.start()
-
-    @property
-    def is_alive(self) -> bool:
-        """True from `start` to `close`, unless a thread of the batcher has ended by itself."""
-        return self._batcher.is_alive
-
-    def stalled_s(self) -> float:
-        """Returns for how many seconds the oldest running batch has been running; 0.0 where none is."""
-        return self._batcher.stalled_s()
-
-    def usage(self) -> ModelUsage:
-        """Returns how many items wait for a batch."""
-        return ModelUsage(num_waiting=self._batcher.num_waiting)
-
-    def close(self) -> bool:
-        """Stops the batcher and the inspector; what still waits fails. True if their threads have ended."""
-        return close_together([self._inspector.close, self._batcher.close])
 
     def __repr__(self) -> str:
         manifest = self.bundle.manifest

@@ -33,11 +33,12 @@ from headway_server.diffusion import (
 from headway_server.diffusion.engine import LABEL, LATENT, TEXT, TEXT_MASK, TIMESTEP, VELOCITY, Condition
 from headway_server.diffusion.samplers import Latent
 from headway_server.errors import BundleError
-from headway_server.observers import NO_OBSERVER, ModelId, ModelUsage, Observer
+from headway_server.observers import NO_OBSERVER, ModelId, Observer
 from headway_server.preprocessing import ImagePreprocessor, TextTokenizer
-from headway_server.runtime import Device, Runtime, close_together
+from headway_server.runtime import Runtime
 from headway_server.serving.answers import Answer, CallTimings
 from headway_server.serving.calls import current_caller
+from headway_server.serving.families import ServedModel
 from headway_server.serving.permits import Admission, MeasuredPace, Permit
 from headway_server.settings import ServerSettings
 from headway_server.tasks.image_generation.editing import Edit, encode_png, read_edit
@@ -84,7 +85,7 @@ class DrawingProgress:
     """A PNG of the image as it is predicted now; None where none is due."""
 
 
-class ImageGenerationModel:
+class ImageGenerationModel(ServedModel):
     """Draws images of labels or of texts, and draws over images."""
 
     def __init__(
@@ -103,9 +104,7 @@ class ImageGenerationModel:
     ) -> None:
         """Makes a model of its parts; `load` makes the parts."""
         manifest = bundle.manifest
-        self.bundle = bundle
-        self.precision = precision
-        self.device: Device = denoiser.device
+        super().__init__(bundle, precision, denoiser.device)
         self._preprocessor = preprocessor
         self._latent_shape = _latent_shape(denoiser)
         model = ModelId(name=manifest.name, version=manifest.version)
@@ -123,7 +122,7 @@ class ImageGenerationModel:
             )
             for graph in (decoder, encoder, *([] if text_encoder is None else [text_encoder]))
         )
-        self._batchers = (self._decoder, self._encoder, *readers)
+        self.workers += [self._engine, self._decoder, self._encoder, *readers]
         self._prompts: Prompts = LabelPrompts(manifest.labels)
         if readers:
             self._prompts = TextPrompts(
@@ -186,29 +185,6 @@ class ImageGenerationModel:
             },
             observer=observer,
         )
-
-    def start(self) -> None:
-        """Starts engine and batchers; called with the event loop running."""
-        self._engine.start()
-        for batcher in self._batchers:
-            batcher.start()
-
-    @property
-    def is_alive(self) -> bool:
-        """True from `start` to `close`, unless a thread has ended by itself."""
-        return self._engine.is_alive and all(batcher.is_alive for batcher in self._batchers)
-
-    def stalled_s(self) -> float:
-        """Returns for how many seconds the oldest running step or batch has been running; 0.0 where none is."""
-        return max(self._engine.stalled_s(), *(batcher.stalled_s() for batcher in self._batchers))
-
-    def usage(self) -> ModelUsage:
-        """Returns how many images wait, and the rows of the present step."""
-        return self._engine.usage() + ModelUsage(num_waiting=sum(one.num_waiting for one in self._batchers))
-
-    def close(self) -> bool:
-        """Stops engine and batchers; what still waits fails. True if their threads have ended."""
-        return close_together([self._engine.close, *(batcher.close for batcher in self._batchers)])
 
     def __repr__(self) -> str:
         manifest = self.bundle.manifest

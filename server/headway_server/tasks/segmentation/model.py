@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Literal, Self, TypeAlias, TypeVar
 
@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from headway_server.batching import Batcher, BatchGraph, Tensors
 from headway_server.bundles import Bundle, Precision
 from headway_server.errors import BundleError, InvalidInputError
-from headway_server.observers import NO_OBSERVER, ModelId, ModelUsage, Observer
+from headway_server.observers import NO_OBSERVER, ModelId, Observer
 from headway_server.preprocessing import ImagePreprocessor
 from headway_server.preprocessing.pool import image_pool
-from headway_server.runtime import Runtime, close_together
+from headway_server.runtime import Runtime
 from headway_server.serving.answers import NO_TIMINGS, CallTimings
 from headway_server.serving.calls import current_caller
 from headway_server.serving.images import SentImage
@@ -274,6 +274,7 @@ class SegmentationModel(ImageModel):
             max_padding=decoder_max_padding,
             observer=observer,
         )
+        self.workers.append(self._decoder)
         self._prompts = Admission(
             limit=settings.batching.max_waiting_prompts,
             noun="prompts",
@@ -330,29 +331,6 @@ class SegmentationModel(ImageModel):
             observer=observer,
             inspector=Inspector(bundle, precision, runtime, max_mib=settings.max_attention_mib, observer=observer),
         )
-
-    def start(self) -> None:
-        """Starts both batchers; called with the event loop running."""
-        super().start()
-        self._decoder.start()
-
-    @property
-    def is_alive(self) -> bool:
-        """True from `start` to `close`, unless a thread of a batcher has ended by itself."""
-        return super().is_alive and self._decoder.is_alive
-
-    def stalled_s(self) -> float:
-        """Returns for how many seconds the oldest running batch of either has been running; 0.0 where none is."""
-        return max(super().stalled_s(), self._decoder.stalled_s())
-
-    def usage(self) -> ModelUsage:
-        """Returns how many images and prompts wait for a batch, and how much is kept of embeddings."""
-        usage = super().usage()
-        return replace(usage, num_waiting=usage.num_waiting + self._decoder.num_waiting)
-
-    def close(self) -> bool:
-        """Stops both batchers; what still waits fails. True if their threads have ended."""
-        return close_together([super().close, self._decoder.close])
 
     async def segment(
         self,

@@ -24,9 +24,9 @@ from headway_server.decoding.interfaces import Decoder, Encoder
 from headway_server.decoding.output.frames import FrameAssembly
 from headway_server.decoding.sequence import FinishReason, Sequence, SequenceResult
 from headway_server.errors import BundleError, InvalidInputError
-from headway_server.observers import NO_OBSERVER, ModelId, ModelUsage, Observer
+from headway_server.observers import NO_OBSERVER, ModelId, Observer
 from headway_server.preprocessing.pool import audio_pool
-from headway_server.runtime import Runtime, close_together
+from headway_server.runtime import Runtime
 from headway_server.serving.answers import Answer, CallTimings
 from headway_server.serving.calls import cache_scope, current_caller
 from headway_server.serving.limits import check_text, check_texts
@@ -124,6 +124,7 @@ class SynthesisModel(DecodingModel):
             model=ModelId(name=manifest.name, version=manifest.version),
             observer=observer,
         )
+        model.workers.append(model._waveforms.batcher)  # noqa: SLF001 (as above)
         return model
 
     @property
@@ -135,28 +136,6 @@ class SynthesisModel(DecodingModel):
     def max_seconds(self) -> float:
         """Longest audio of a text."""
         return self._max_frames * self.codec.hop_length / self.codec.sampling_rate
-
-    @property
-    def is_alive(self) -> bool:
-        """True from `start` to `close`, unless an engine or the codec's threads have stopped by themselves."""
-        return super().is_alive and self._codec.is_alive
-
-    def stalled_s(self) -> float:
-        """Returns for how many seconds the present step or run has been running; 0.0 if there is none."""
-        return max(super().stalled_s(), self._codec.stalled_s())
-
-    def usage(self) -> ModelUsage:
-        """Returns how many sequences wait, and how much of the slots is in use."""
-        return super().usage() + ModelUsage(num_waiting=self._codec.num_waiting)
-
-    def start(self) -> None:
-        """Starts the engines and the codec; called with the event loop running."""
-        super().start()
-        self._codec.start()
-
-    def close(self) -> bool:
-        """Stops; what still runs or waits fails. Returns False if a thread hangs and was left behind."""
-        return close_together([super().close, self._codec.close])
 
     @property
     def _codec(self) -> WaveformDecoder:

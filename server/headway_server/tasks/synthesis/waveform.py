@@ -49,7 +49,7 @@ class WaveformDecoder:
         (state_size,) = sizes["state"]
         assert isinstance(state_size, int), "the exporter fixes it"
         self.state_size = state_size
-        self._batcher = Batcher(
+        self.batcher = Batcher(
             BatchGraph(session),
             budget=_MAX_STREAMS,
             model=model,
@@ -57,6 +57,7 @@ class WaveformDecoder:
             max_padding=self._warm_up(session),
             observer=observer,
         )
+        """Runs the frames of all streams."""
 
     def _warm_up(self, session: Session) -> int | None:
         inputs = {
@@ -68,28 +69,6 @@ class WaveformDecoder:
             return measure_padding(session, inputs, 1)
         except Exception as error:  # onnxruntime's own kinds
             raise BundleError(f"{session.graph.file}: does not run ({error}); export the model again") from error
-
-    @property
-    def is_alive(self) -> bool:
-        """True from `start` to `close`, unless a thread has ended by itself."""
-        return self._batcher.is_alive
-
-    @property
-    def num_waiting(self) -> int:
-        """Streams whose next frames wait for a run."""
-        return self._batcher.num_waiting
-
-    def stalled_s(self) -> float:
-        """Returns for how many seconds the oldest run has been running; 0.0 where none is."""
-        return self._batcher.stalled_s()
-
-    def start(self) -> None:
-        """Starts the threads; called with the event loop running."""
-        self._batcher.start()
-
-    def close(self) -> bool:
-        """Stops; what still waits fails. True if the threads have ended."""
-        return self._batcher.close()
 
     def stream(self, *, deadline: float | None, caller: str) -> WaveformStream:
         """Begins a stream."""
@@ -105,14 +84,14 @@ class WaveformDecoder:
             DeadlineError: The deadline passed.
             DrainingError: The server is closing.
         """
-        found: BatchedResults[Tensors] = await self._batcher.submit(
+        found: BatchedResults[Tensors] = await self.batcher.submit(
             [{"codes": codes, "state": state}], [1], outputs=_OUTPUTS, deadline=deadline, caller=caller
         )
         [outputs] = found.results
         return outputs["samples"], outputs["present_state"]
 
     def __repr__(self) -> str:
-        return f"WaveformDecoder({self.codec.sampling_rate} Hz, {self._batcher!r})"
+        return f"WaveformDecoder({self.codec.sampling_rate} Hz, {self.batcher!r})"
 
 
 class WaveformStream:

@@ -155,9 +155,8 @@ class TextModel(StatelessModel):
 
     def usage(self) -> ModelUsage:
         """Returns how many texts wait for a batch, and how much is kept of labels."""
-        usage = super().usage()
         has_vectors = self.bundle.manifest.embedding is not None
-        return replace(usage, caches=(self.label_vectors.usage(),)) if has_vectors else usage
+        return replace(super().usage(), caches=(self.label_vectors.usage(),) if has_vectors else ())
 
     @classmethod
     def load(cls, bundle: Bundle, runtime: Runtime, settings: ServerSettings, observer: Observer = NO_OBSERVER) -> Self:
