@@ -110,7 +110,7 @@ $(DEMO_VENV)/.installed: constraints.txt proto/pyproject.toml server/pyproject.t
 	$(CHECK_PYTHON)
 	@echo "Making $(DEMO_VENV) with what serving needs; this takes about half a minute the first time."
 	$(PYTHON) -m venv $(DEMO_VENV)
-	$(DEMO_BIN)/$(PIP_INSTALL) --quiet --editable ./proto --editable "./server[cpu,speech]" --editable ./client
+	$(DEMO_BIN)/$(PIP_INSTALL) --quiet --editable ./proto --editable "./server[cpu,speech]" --editable "./client[cli]"
 	@touch $@
 
 container-test: $(DEMO_VENV)/.installed ## Build the images and put their containers to the test; needs a Docker engine
