@@ -293,7 +293,7 @@ class _Exchange:
         origin = self.headers.get("origin")
         names = [self.headers.get("host", "")]
         if origin is not None and not self._edge.allows(origin):
-            names.append(urlsplit(origin).netloc)
+            names.append(_netloc_of(origin))
         return is_local(host) and all(is_local(_host_of(name)) for name in names)
 
     @property
@@ -301,7 +301,7 @@ class _Exchange:
         """True if a page has sent this whose origin is neither the server's nor allowed."""
         origin = self.headers.get("origin")
         own = self.headers.get("host")
-        return origin is not None and urlsplit(origin).netloc != own and not self._edge.allows(origin)
+        return origin is not None and _netloc_of(origin) != own and not self._edge.allows(origin)
 
     def check_media_type(self, accepted: frozenset[bytes]) -> None:
         """Checks what the body is said to be: the browser of a page that may not call sends some types without asking.
@@ -424,9 +424,20 @@ class _Exchange:
         return int(length) if length.isdecimal() else math.inf
 
 
+def _netloc_of(origin: str) -> str:
+    """Returns `host:port` of an origin; empty where it is no address, as `null` is not."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return ""
+
+
 def _host_of(name: str) -> str:
     """Returns host of `host:port`, with or without brackets."""
-    host = urlsplit(f"//{name}").hostname if "@" not in name else None
+    try:
+        host = urlsplit(f"//{name}").hostname if "@" not in name else None
+    except ValueError:
+        host = None
     return host or "unknown"
 
 
