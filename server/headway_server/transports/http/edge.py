@@ -40,7 +40,9 @@ Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
 Parsed = TypeVar("Parsed")
 
 PARSED_ON_LOOP_BYTES: Final = 64 * 2**10
-"""A body of so few bytes is parsed on the event loop."""
+"""A body of so few bytes is parsed on the event loop, if it has few elements."""
+_PARSED_ON_LOOP_ELEMENTS: Final = 2_048
+"""So few commas are; elements that are none of the request's take eight microseconds each to be named."""
 MAX_OBJECTS: Final = 8_192
 """Objects of a body in JSON. The largest conversation has 1,024."""
 MAX_ELEMENTS: Final = 65_536
@@ -64,7 +66,7 @@ class Request:
     body: bytes
 
     async def parse(self, read: Callable[[bytes], Parsed]) -> Parsed:
-        """Has a body in JSON read, off the event loop if it is large, once its elements have been counted.
+        """Has a body in JSON read, off the event loop if it holds much, once its elements have been counted.
 
         Raises:
             InvalidInputError: There are too many.
@@ -74,7 +76,7 @@ class Request:
             check_elements(self.body)
             return read(self.body)
 
-        if len(self.body) <= PARSED_ON_LOOP_BYTES:
+        if len(self.body) <= PARSED_ON_LOOP_BYTES and self.body.count(b",") <= _PARSED_ON_LOOP_ELEMENTS:
             return checked()
         return await asyncio.get_running_loop().run_in_executor(request_pool(), checked)
 

@@ -26,7 +26,7 @@ from headway.oip import grpc_predict_v2_pb2 as pb
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing.pool import text_pool
 from headway_server.services import Procedure
-from headway_server.transports.http.body import Body, Part
+from headway_server.transports.http.body import Body, Many, Part
 from headway_server.transports.http.edge import Edge, Endpoint, Handler, Reply, Request, to_json
 from headway_server.transports.http.status import Failure
 
@@ -44,7 +44,8 @@ _DATATYPES: Final = tuple(
 _NOT_IN_JSON: Final = "BF16"
 """The one that NumPy does not have."""
 
-Parameters: TypeAlias = dict[str, bool | int | float | str]
+_MAX_PARAMETERS: Final = 256
+Parameters: TypeAlias = Annotated[dict[str, bool | int | float | str], Field(max_length=_MAX_PARAMETERS)]
 _Count = Annotated[int, Field(ge=0, lt=2**31)]
 
 
@@ -52,7 +53,7 @@ class InputPart(Part):
     """A tensor that is given."""
 
     name: str
-    shape: Annotated[list[_Count], Field(max_length=8)]
+    shape: Annotated[Many[_Count], Field(max_length=8)]
     datatype: str
     parameters: Parameters = Field(default_factory=dict)
     data: list[Any] | None = None
@@ -70,8 +71,8 @@ class InferBody(Body):
 
     id: str = ""
     parameters: Parameters = Field(default_factory=dict)
-    inputs: list[InputPart]
-    outputs: list[OutputPart] = Field(default_factory=list)
+    inputs: Many[InputPart]
+    outputs: Many[OutputPart] = Field(default_factory=list)
 
 
 class CommandBody(Body):
