@@ -214,7 +214,11 @@ def _with_sizes(data: bytes) -> bytes:
             break
         place += 8 + (size := int.from_bytes(data[place + 4 : place + 8], "little")) + size % 2
     start = place + 8
-    if data[place : place + 4] != b"data" or len(data) < start or int.from_bytes(data[place + 4 : start], "little") not in _NO_SIZES:
+    if (
+        data[place : place + 4] != b"data"
+        or len(data) < start
+        or int.from_bytes(data[place + 4 : start], "little") not in _NO_SIZES
+    ):
         return data
     sizes = [size.to_bytes(4, "little") for size in (len(data) - 8, len(data) - start)]
     return b"".join((data[:4], sizes[0], data[8 : place + 4], sizes[1], data[start:]))
