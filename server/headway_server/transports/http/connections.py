@@ -84,7 +84,7 @@ class Connection(HttpToolsProtocol):
         """See `asyncio.Protocol`."""
         super().connection_lost(exc)
         self.app_state = {}  # which holds this connection
-        self._unparsed = b""
+        self._unparsed, self.flow.is_held = b"", False
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`. What comes behind a request that waits is parsed when that is answered."""
