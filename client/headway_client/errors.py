@@ -25,9 +25,11 @@ read an `OSError`. Everything else about a request is for the server to judge.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import grpc
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
@@ -202,19 +204,21 @@ def _details(error: grpc.RpcError) -> ErrorDetails:
     """Reads ErrorInfo, BadRequest and RetryInfo; without readable details the result is empty."""
     try:
         status = rpc_status.from_call(error)
-    except ValueError:  # its code or message contradicts the trailer
+    except (ValueError, DecodeError):  # its code or message contradicts the trailer, or the trailer is none
         status = None
     info = error_details_pb2.ErrorInfo()
     bad_request = error_details_pb2.BadRequest()
     retry = error_details_pb2.RetryInfo()
     has_retry = False
     for detail in () if status is None else status.details:
-        if detail.Is(retry.DESCRIPTOR):
-            has_retry = detail.Unpack(retry)
-        elif detail.Is(info.DESCRIPTOR):
-            detail.Unpack(info)
-        elif detail.Is(bad_request.DESCRIPTOR):
-            detail.Unpack(bad_request)
+        with suppress(DecodeError):
+            if detail.Is(retry.DESCRIPTOR):
+                has_retry = detail.Unpack(retry)
+            elif detail.Is(info.DESCRIPTOR):
+                detail.Unpack(info)
+            elif detail.Is(bad_request.DESCRIPTOR):
+                detail.Unpack(bad_request)
+    delay = retry.retry_delay
     return ErrorDetails(
         reason=info.reason,
         domain=info.domain,
@@ -222,5 +226,5 @@ def _details(error: grpc.RpcError) -> ErrorDetails:
         field_violations=tuple(
             FieldViolation(violation.field, violation.description) for violation in bad_request.field_violations
         ),
-        retry_delay_s=retry.retry_delay.ToTimedelta().total_seconds() if has_retry else None,
+        retry_delay_s=max(0.0, delay.seconds + delay.nanos / 1e9) if has_retry else None,
     )

@@ -14,9 +14,12 @@ from typing import Any, Self
 
 import grpc
 import pytest
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 import headway_client
 from headway_client import NO_RETRIES, AsyncClient, Client, LoadBalancing, RetryPolicy, requests
+from headway_client.errors import from_rpc_error
 from headway_client.retry import Attempts, RetryBudget
 
 Connect = Callable[..., Any]
@@ -189,6 +192,50 @@ def test_whether_a_call_without_an_answer_was_sent_is_told_by_the_connection(
     assert attempts.begin() > 59
     lost = headway_client.UnavailableError("whatever is said", grpc.StatusCode.UNAVAILABLE)
     assert (attempts.delay_s(lost) is None) is is_sent
+
+
+class Refused(grpc.RpcError):
+    """A refusal whose details are `data`."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__()
+        self._data = data
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    def details(self) -> str:
+        return "too much"
+
+    def trailing_metadata(self) -> tuple[tuple[str, bytes], ...]:
+        return (("grpc-status-details-bin", self._data),)
+
+
+def details_of(*packed: tuple[str, bytes]) -> bytes:
+    status = status_pb2.Status(code=code_pb2.RESOURCE_EXHAUSTED, message="too much")
+    for name, value in packed:
+        status.details.add(type_url=f"type.googleapis.com/google.rpc.{name}", value=value)
+    return status.SerializeToString()
+
+
+def delay(seconds: int) -> tuple[str, bytes]:
+    return "RetryInfo", error_details_pb2.RetryInfo(retry_delay=Duration(seconds=seconds)).SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("data", "retry_delay_s"),
+    [
+        (b"\xff\xff", None),
+        (details_of(("ErrorInfo", b"\xff"), ("BadRequest", b"\xff"), ("RetryInfo", b"\xff")), None),
+        (details_of(("ErrorInfo", b"\xff"), delay(2)), 2.0),
+        (details_of(delay(2**62)), 2.0**62),
+        (details_of(delay(-5)), 0.0),
+    ],
+)
+def test_details_that_cannot_be_read_are_left_out(data: bytes, retry_delay_s: float | None) -> None:
+    error = from_rpc_error(Refused(data))
+    assert type(error) is headway_client.ResourceExhaustedError
+    assert (error.message, error.reason, error.retry_delay_s) == ("too much", "", retry_delay_s)
 
 
 def test_a_call_that_the_client_itself_ended_is_not_tried_again() -> None:

@@ -50,6 +50,10 @@ _NO_SIZES: Final = (0, 0xFFFFFFFF)
 """What is in place of sizes in the header of a WAV file that was written to a pipe."""
 _FIRST_PAGE: Final = 2
 """Mark of the first page of a stream in OGG."""
+_MAX_LINKS: Final = 256
+"""Files that are chained in one. Each takes a decoder, however little it holds."""
+_MAX_CHUNKS: Final = 1_024
+"""Chunks of a WAV file before its samples, of which its sizes are looked for."""
 _BLOCK_FRAMES: Final = 1 << 16
 _FRAMES_AT_A_TIME: Final = 1 << 10
 """Frames of a spectrogram that are computed at a time."""
@@ -122,7 +126,9 @@ class AudioDecoder:
         parts: list[NDArray[np.float32]] = []
         duration_s = 0.0
         try:
-            for link in _links(_with_sizes(data)):
+            for number, link in enumerate(_links(_with_sizes(data))):
+                if number == _MAX_LINKS:
+                    raise InvalidInputError(field, f"has more than {_MAX_LINKS} files in a chain; join or cut them")
                 duration_s += self._decode_link(link, parts, self._limits.max_seconds - duration_s, field)
         except soundfile.SoundFileError as error:
             reason = str(error).rpartition(": ")[2].rstrip(".")
@@ -203,10 +209,16 @@ def _with_sizes(data: bytes) -> bytes:
     if data[:4] != b"RIFF" or data[8:12] != b"WAVE" or int.from_bytes(data[4:8], "little") == len(data) - 8:
         return data
     place = 12
-    while (name := data[place : place + 4]) and name != b"data":
+    for _ in range(_MAX_CHUNKS):
+        if data[place : place + 4] in (b"data", b""):
+            break
         place += 8 + (size := int.from_bytes(data[place + 4 : place + 8], "little")) + size % 2
     start = place + 8
-    if not name or len(data) < start or int.from_bytes(data[place + 4 : start], "little") not in _NO_SIZES:
+    if (
+        data[place : place + 4] != b"data"
+        or len(data) < start
+        or int.from_bytes(data[place + 4 : start], "little") not in _NO_SIZES
+    ):
         return data
     sizes = [size.to_bytes(4, "little") for size in (len(data) - 8, len(data) - start)]
     return b"".join((data[:4], sizes[0], data[8 : place + 4], sizes[1], data[start:]))

@@ -175,5 +175,6 @@ def _status(outcome: Outcome, message: str, details: list[Message]) -> status_pb
 
 
 def _clip(text: str) -> str:
+    """Shortens a text, and makes it one that a message can hold: what callers write may have lone surrogates."""
     data = text.encode(errors="replace")
-    return text if len(data) <= _MAX_MESSAGE_BYTES else data[:_MAX_MESSAGE_BYTES].decode(errors="ignore") + "…"
+    return data[:_MAX_MESSAGE_BYTES].decode(errors="ignore") + ("" if len(data) <= _MAX_MESSAGE_BYTES else "…")

@@ -55,11 +55,11 @@ _Event: TypeAlias = Literal["loading", "ready", "unloading", "unloaded", "failed
 
 _NOTHING_IS_LOADED: Final = "the server is shutting down; nothing is loaded any more"
 _SETTLING_S: Final = 1.0
+"""Longest wait for the second look at a bundle that is new."""
 _LONGEST_PAUSE_S: Final = 3600.0
 """Before a bundle is tried again that could not be loaded for the machine's sake."""
 _OF_MACHINE: Final = (MachineBusyError, MemoryUnavailableError, MemoryError, OSError)
 """Errors that say nothing of a bundle: the machine was too busy, had too little memory, or could not read it."""
-"""Longest wait for the second look at a bundle that is new."""
 
 _log = structlog.get_logger(__name__)
 

@@ -103,6 +103,13 @@ def test_a_chain_is_held_to_the_limit_as_a_whole() -> None:
         DECODER.decode(b"".join(links * 3), "audios[0]")
 
 
+def test_a_chain_of_files_that_hold_nothing_ends() -> None:
+    file = BytesIO()
+    soundfile.write(file, np.zeros(1), 48_000, format="OGG", subtype="OPUS")
+    with pytest.raises(InvalidInputError, match="has more than 256 files in a chain"):
+        DECODER.decode(file.getvalue() * 257, "audios[0]")
+
+
 def as_floats(samples: np.ndarray) -> bytes:
     file = BytesIO()
     soundfile.write(file, samples, RATE, format="WAV", subtype="FLOAT")

@@ -44,7 +44,9 @@ METHODS = {
 }
 MOST_S = 0.05
 ENDS = ("OK", "200")
-READ_AND_REFUSED = re.compile(r"has \d+ tokens|no loaded model can|has no tensors in this|only writes what is said")
+READ_AND_REFUSED = re.compile(
+    r"has \d+ tokens|no loaded model can|has no tensors in this|only writes what is said|valid integer|has 8000"
+)
 """What a text of the most bytes is too long for, and what no model here does."""
 TRIES = 3
 """A machine that does much besides may make a turn seem long once, hardly thrice."""
@@ -254,6 +256,7 @@ ROUTES: dict[str, list[Any]] = {
         CALL | {"prompt": ["the king " * 20] * 8, "n": 8, "logprobs": 5, "echo": True},
         CALL | {"prompt": "the king " * 20, "stream": True, "logprobs": 5, "n": 16},
         CALL | {"prompt": [list(range(50)) * 4] * 64},
+        CALL | {"prompt": [1.5] * 12_000},
     ],
     "/v1/chat/completions": [
         CHAT | {"messages": [{"role": "user", "content": "the dog"}] * 128},
@@ -286,6 +289,7 @@ ROUTES: dict[str, list[Any]] = {
             ]
         },
     ],
+    "/headway.v1.SegmentationService/SegmentImage": [{"prompts": [{"points": [{}] * 8_000}]}],
     "/v1/models": [None],
     "/v1/models/ag-news": [None],
     "/livez": [None],

@@ -72,4 +72,5 @@ class DrawingRequest:
 
 def _check(field: str, value: float, least: float, most: float, advice: str = "") -> None:
     if not least <= value <= most:  # which no NaN is
-        raise InvalidInputError(field, f"is {value:g}; it goes from {least:g} to {most:g}{advice}")
+        told = str(value) if isinstance(value, int) else f"{value:g}"  # a whole number may be too large for a float
+        raise InvalidInputError(field, f"is {told[:64]}; it goes from {least:g} to {most:g}{advice}")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Final, Self
+from typing import Annotated, Any, ClassVar, Final, Self, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from headway_server.configuration import nearest_name
 from headway_server.errors import InvalidInputError, UnknownFieldError
+
+_Element = TypeVar("_Element")
+Many: TypeAlias = Annotated[list[_Element], Field(fail_fast=True)]
+"""A list of which the first wrong element is named: naming all that are takes as long for each as reading a hundred,
+and holds up every thread."""
 
 JSON_OBJECT: Final = TypeAdapter(dict[str, Any])
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import time
 from typing import Any, Final
 
+import httptools
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 _MAX_HEAD_BYTES: Final = 64 * 2**10
 """Largest request line with its headers."""
+_PARSED_AT_ONCE_BYTES: Final = 2**10
+"""So much is parsed before it is seen whether a call has come: the smallest requests are then sixty at most."""
 _PROBE_AGAIN_S: Final = 0.05
 _PROBE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 """What a caller who waits reads over, and what one who has gone answers with a reset."""
@@ -29,6 +33,27 @@ class _AnyLength(int):
     __hash__ = int.__hash__
 
 
+class _Flow(FlowControl):
+    """Says when to read. What holds bytes that are not parsed yet reads no more."""
+
+    is_held = False
+
+    def hold(self) -> None:
+        """Reads no more, whoever asks, until it is let go."""
+        self.is_held = True
+        self.pause_reading()
+
+    def let_go(self) -> None:
+        """Reads on."""
+        self.is_held = False
+        self.resume_reading()
+
+    def resume_reading(self) -> None:
+        """Reads on, unless it is held."""
+        if not self.is_held:
+            super().resume_reading()
+
+
 class Connection(HttpToolsProtocol):
     """A connection, which the application finds in the state of its scope.
 
@@ -37,6 +62,7 @@ class Connection(HttpToolsProtocol):
     """
 
     max_connections = 0
+    flow: _Flow
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -44,10 +70,12 @@ class Connection(HttpToolsProtocol):
         self._awaits_head_since: float | None = time.monotonic()
         self._unread: tuple[int, float] | None = None
         self._sends_no_more = False
+        self._unparsed = b""
 
     def connection_made(self, transport: Any) -> None:
         """See `asyncio.Protocol`."""
         super().connection_made(transport)
+        self.flow = _Flow(transport)
         self.app_state = {"connection": self, "certificate_names": _certificate_names(transport)}
         if len(self.connections) > self.max_connections:
             transport.abort()
@@ -56,16 +84,58 @@ class Connection(HttpToolsProtocol):
         """See `asyncio.Protocol`."""
         super().connection_lost(exc)
         self.app_state = {}  # which holds this connection
+        self._unparsed, self.flow.is_held = b"", False
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
+        """See `asyncio.Protocol`. What comes behind a request that waits is parsed when that is answered."""
         if self._is_idle and self._awaits_head_since is None:
             self._awaits_head_since = time.monotonic()
-        if self._reads_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > _MAX_HEAD_BYTES and not self._has_head_within(data):
-                return
-        super().data_received(data)
+        self._unparsed = self._unparsed + data if self._unparsed else data
+        self._parse()
+
+    def _parse(self) -> None:
+        """Parses what has come, until a request has to wait for the one before."""
+        data, start = self._unparsed, 0
+        while start < len(data) and not self.pipeline and not self.transport.is_closing():
+            part = data[start : start + _PARSED_AT_ONCE_BYTES]
+            start += len(part)
+            if self._reads_head:
+                self._head_bytes += len(part)
+                if self._head_bytes > _MAX_HEAD_BYTES and not self._has_head_within(part):
+                    return
+            self._feed(part)
+        self._unparsed = data[start:]
+        if self._unparsed:
+            self.flow.hold()
+        elif self.flow.is_held:
+            self.flow.let_go()
+
+    def _feed(self, data: bytes) -> None:
+        """Parses bytes."""
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:  # whose argument is where the head ends
+            self._parse_without_offer(data[offer.args[0] :])
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+
+    def _parse_without_offer(self, rest: bytes) -> None:
+        """Parses a request anew that offers another protocol (RFC 9110, 7.8): its body is still in this one."""
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            self.send_400_response("This server is no proxy.")
+            return
+        headers = [b"%s: %s\r\n" % header for header in self.headers if header[0] != b"upgrade"]
+        head = b"%s %s HTTP/%s\r\n" % (method, self.url, self.parser.get_http_version().encode())
+        self.parser = httptools.HttpRequestParser(self)
+        self._feed(b"".join((head, *headers, b"\r\n", rest)))
+
+    def on_response_complete(self) -> None:
+        """See uvicorn. What has waited to be parsed is parsed in a turn of its own."""
+        super().on_response_complete()
+        if self._unparsed:
+            self.loop.call_soon(self._parse)
 
     @property
     def _is_idle(self) -> bool:
@@ -84,6 +154,8 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """See httptools."""
+        if self.parser.should_upgrade():  # it is parsed anew
+            return
         self._awaits_head_since, self._reads_head, self._head_bytes = None, False, 0
         super().on_headers_complete()
         if self.scope["http_version"] == "1.0":  # which knows no chunks: the end of the connection ends a stream
@@ -107,6 +179,8 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """See httptools: what follows is the next request's head, though this one may not be answered yet."""
+        if self.parser.should_upgrade():
+            return
         self._reads_head = True
         super().on_message_complete()
 

@@ -26,7 +26,7 @@ from headway.oip import grpc_predict_v2_pb2 as pb
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing.pool import text_pool
 from headway_server.services import Procedure
-from headway_server.transports.http.body import Body, Part
+from headway_server.transports.http.body import Body, Many, Part
 from headway_server.transports.http.edge import Edge, Endpoint, Handler, Reply, Request, to_json
 from headway_server.transports.http.status import Failure
 
@@ -44,7 +44,8 @@ _DATATYPES: Final = tuple(
 _NOT_IN_JSON: Final = "BF16"
 """The one that NumPy does not have."""
 
-Parameters: TypeAlias = dict[str, bool | int | float | str]
+_MAX_PARAMETERS: Final = 256
+Parameters: TypeAlias = Annotated[dict[str, bool | int | float | str], Field(max_length=_MAX_PARAMETERS)]
 _Count = Annotated[int, Field(ge=0, lt=2**31)]
 
 
@@ -52,7 +53,7 @@ class InputPart(Part):
     """A tensor that is given."""
 
     name: str
-    shape: Annotated[list[_Count], Field(max_length=8)]
+    shape: Annotated[Many[_Count], Field(max_length=8)]
     datatype: str
     parameters: Parameters = Field(default_factory=dict)
     data: list[Any] | None = None
@@ -70,8 +71,8 @@ class InferBody(Body):
 
     id: str = ""
     parameters: Parameters = Field(default_factory=dict)
-    inputs: list[InputPart]
-    outputs: list[OutputPart] = Field(default_factory=list)
+    inputs: Many[InputPart]
+    outputs: Many[OutputPart] = Field(default_factory=list)
 
 
 class CommandBody(Body):
@@ -300,16 +301,22 @@ def _to_raw(field: str, part: InputPart) -> bytes:
     if part.datatype == _NOT_IN_JSON:
         raise InvalidInputError(field, f"of {_NOT_IN_JSON} has no form in JSON; send it in binary")
     try:
-        elements = np.array(part.data, object if part.datatype == _BYTES else None).ravel()
+        # Of objects, for an array of texts takes for each of them as much as for the longest.
+        given = np.array(part.data, object).ravel()
+        has_rows = list in map(type, given)
     except (TypeError, ValueError):
-        raise InvalidInputError(field, f"is no array of {part.datatype}: its rows differ in length") from None
-    if (count := math.prod(part.shape)) != elements.size:
-        raise InvalidInputError(field, f"has {elements.size} elements, and the shape {part.shape} {count}")
+        has_rows = True
+    if has_rows:
+        raise InvalidInputError(field, f"is no array of {part.datatype}: its rows differ in length")
+    if (count := math.prod(part.shape)) != given.size:
+        raise InvalidInputError(field, f"has {given.size} elements, and the shape {part.shape} {count}")
+    kinds = set(map(type, given))
     if part.datatype == _BYTES:
-        if not all(isinstance(element, str) for element in elements):
+        if not kinds <= {str}:
             raise InvalidInputError(field, "has an element that is no string")
-        texts = (element.encode(errors="surrogatepass") for element in elements)
+        texts = (element.encode(errors="surrogatepass") for element in given)
         return b"".join(piece for text in texts for piece in (len(text).to_bytes(4, "little"), text))
+    elements = np.array(given.tolist() if kinds <= {bool, int, float} else [None])
     dtype = _dtype(part.datatype)
     with np.errstate(over="ignore"):  # what is past the range of floats becomes infinite, which tasks refuse
         values = elements.astype(dtype) if not elements.size or elements.dtype.kind in _KINDS[dtype.kind] else None
@@ -372,22 +379,28 @@ def _set_parameters(parameters: Any, given: Mapping[str, bool | int | float | st
     """Sets parameters of a message, each in the field for its type.
 
     Raises:
-        InvalidInputError: A whole number has more than 64 bits.
+        InvalidInputError: A whole number has more than 64 bits, or the message has no field for the type.
     """
     for name, value in given.items():
         match value:
             case bool():
-                parameters[name].bool_param = value
+                kind = "bool_param"
             case int() if -(2**63) <= value < 2**63:
-                parameters[name].int64_param = value
+                kind = "int64_param"
             case int() if 0 <= value < 2**64:
-                parameters[name].uint64_param = value
+                kind = "uint64_param"
             case float():
-                parameters[name].double_param = value
+                kind = "double_param"
             case str():
-                parameters[name].string_param = value
+                kind = "string_param"
             case _:
                 raise InvalidInputError(f"parameters.{name[:64]}", "is a number of more than 64 bits")
+        parameter = parameters[name]
+        if kind not in parameter.DESCRIPTOR.fields_by_name:
+            raise InvalidInputError(
+                f"parameters.{name[:64]}", f"is {value}; must be a truth value, a text, or a whole number of 64 bits"
+            )
+        setattr(parameter, kind, value)
 
 
 def _plain(message: Message) -> dict[str, Any]:

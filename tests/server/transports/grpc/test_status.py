@@ -53,6 +53,13 @@ def test_an_error_becomes_its_code_with_a_reason(error, code, reason):
     assert (info.domain, info.reason) == ("headway", reason)
 
 
+def test_a_message_that_quotes_half_a_character_is_told_without_it():
+    status = to_status(errors.InvalidInputError("texts", "is '\ud800'"), "/method")
+    assert status.message == "texts: is '?'"
+    [violation] = detail(status, error_details_pb2.BadRequest).field_violations
+    assert violation.description == "is '?'"
+
+
 def test_a_wrong_field_is_named():
     status = to_status(errors.InvalidInputError("texts[3]", "is empty"), "/method")
     [violation] = detail(status, error_details_pb2.BadRequest).field_violations

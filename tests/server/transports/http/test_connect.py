@@ -93,7 +93,15 @@ async def test_errors_have_connects_code_and_the_details_of_grpc(serve):
         assert violations[0].field == "texts"
         answer = await serving.client.post(CLASSIFY, json={"texts": ["a"], "model": "none"})
         assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
-        for body in (b"{", b'{"nothing": 1}', b"\xff", b'{"texts": 5}', b'{"texts": ["\\ud800"]}', b"[" * 100_000):
+        for body in (
+            b"{",
+            b'{"nothing": 1}',
+            b"\xff",
+            b'{"texts": 5}',
+            b'{"texts": ["\\ud800"]}',
+            b'{"texts": "\\ud800"}',
+            b"[" * 100_000,
+        ):
             answer = await serving.client.post(CLASSIFY, content=body, headers={"content-type": "application/json"})
             assert (answer.status_code, answer.json()["code"]) == (400, "invalid_argument"), body[:20]
         answer = await serving.client.post(CLASSIFY, content=b"\xff\xff", headers=PROTO)

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import pytest
 import trustme
+from loop_turns import longest_turn
 from tiny_engine import slow_down
 from waiting import until
 
@@ -215,6 +216,18 @@ def request(body: bytes, version: str) -> bytes:
     return head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/headway.v1.ModelService/ScanStore"])
+@pytest.mark.parametrize(
+    "headers", [b"host: x\r\norigin: http://[\r\n", b"host: [\r\n", b"host: [\r\norigin: null\r\n"]
+)
+async def test_names_that_are_no_addresses_are_foreign(serve, path, headers):
+    async with serve() as serving:
+        kind = b"text/plain" if path == "/v1/completions" else b"application/json"
+        head = b"POST %s HTTP/1.1\r\n%scontent-type: %s\r\ncontent-length: 2\r\n\r\n" % (path.encode(), headers, kind)
+        answer = await raw(serving.port, head + b"{}")
+        assert answer.startswith((b"HTTP/1.1 415 ", b"HTTP/1.1 403 ")), answer
+
+
 @pytest.mark.parametrize("ask", [b"GET /readyz HTTP/1.0\r\n\r\n", request(WHOLE, "1.0"), request(STREAM, "1.0")])
 async def test_a_caller_of_http_1_0_gets_no_chunks(serve, ask):
     async with serve() as serving:
@@ -304,6 +317,50 @@ async def test_a_head_behind_a_call_that_runs_is_bounded_as_the_first_is(serve):
             assert (connection is None) == is_cut
             writer.close()
             await until(lambda: not serving.http._server.server_state.connections)
+
+
+PROBE = b"GET /livez HTTP/1.1\r\n\r\n"
+
+
+@pytest.mark.parametrize("first", [PROBE, request(STREAM.replace(b":8,", b":30,"), "1.1")])
+async def test_requests_behind_another_wait_unparsed_and_are_answered(serve, first):
+    async with serve() as serving:
+        slow_down(serving.decoder, 0.01)
+        reader, writer = await asyncio.open_connection("127.0.0.1", serving.port)
+        answer, most = b"", 0
+        with longest_turn() as turn:
+            writer.write(first + PROBE * 8_000)
+            while answer.count(b"ok\n") < 2_000:
+                answer += await asyncio.wait_for(reader.read(2**20), 10)
+                [connection] = serving.http._server.server_state.connections
+                most = max(most, len(connection.pipeline))
+        writer.close()
+        assert most < 64
+        assert turn.seconds < 0.05
+
+
+OFFER = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAAAAIAAAAB\r\n"
+
+
+@pytest.mark.parametrize("size", [1, 100, 10_000])
+async def test_a_request_that_offers_another_protocol_is_read_whole(serve, size):
+    async with serve() as serving:
+        whole = request(WHOLE, "1.1")
+        head, _, body = whole.partition(b"\r\n\r\n")
+        chunked = head.rpartition(b"\r\n")[0] + b"\r\ntransfer-encoding: chunked"
+        chunks = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+        sent = b"".join((head, b"\r\n", OFFER, b"\r\n", body, chunked, b"\r\n", OFFER, b"\r\n", chunks, whole))
+        reader, writer = await asyncio.open_connection("127.0.0.1", serving.port)
+        for start in range(0, len(sent), size):
+            writer.write(sent[start : start + size])
+            await writer.drain()
+            await asyncio.sleep(0)
+        answer = b""
+        while answer.count(b'"finish_reason"') < 3:
+            answer += await asyncio.wait_for(reader.read(2**16), 10)
+        writer.close()
+        assert answer.count(b"HTTP/1.1 200 ") == 3
+        assert (await raw(serving.port, b"CONNECT /livez HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
 
 
 async def test_connections_past_the_limit_are_closed_at_once(serve):

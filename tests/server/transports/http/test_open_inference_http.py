@@ -2,10 +2,14 @@
 
 import asyncio
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
 from triton_client import TritonError, triton_process
+
+from headway_server.errors import InvalidInputError
+from headway_server.transports.http.open_inference import InputPart, _to_raw
 
 MODEL = "/v2/models/topics"
 TEXT = {"name": "text", "shape": [2], "datatype": "BYTES", "data": ["star goal atom", "goal"]}
@@ -113,6 +117,8 @@ WRONG = [
     ({"inputs": [IDS | {"data": [[4, 5], [6]]}]}, 400, "its rows differ"),
     ({"inputs": [IDS | {"data": [4, 5.5, 6]}]}, 400, "inputs[0].data: has an element that is no INT64"),
     ({"inputs": [IDS | {"data": [4, True, "6"]}]}, 400, "inputs[0].data: has an element that is no INT64"),
+    ({"inputs": [IDS | {"data": ["x" * 10_000] + [""] * 9_999, "shape": [10_000]}]}, 400, "that is no INT64"),
+    ({"inputs": [IDS | {"data": [4, None, 6]}]}, 400, "inputs[0].data: has an element that is no INT64"),
     ({"inputs": [IDS | {"data": [4, 5, 2**70]}]}, 400, "inputs[0].data: has an element that is no INT64"),
     ({"inputs": [IDS | {"datatype": "INT8", "data": [4, 5, 200]}]}, 400, "no INT8"),
     ({"inputs": [TEXT], "outputs": [{"name": "logits"}]}, 400, "outputs[0].name: is 'logits'"),
@@ -142,6 +148,27 @@ async def test_what_is_wrong_is_named(serve):
         headers = {"inference-header-content-length": str(len(body))}
         answer = await serving.client.post(f"{MODEL}/infer", content=body + b"more", headers=headers)
         assert "leave 4 bytes behind the JSON" in answer.json()["error"]
+
+
+async def test_texts_in_a_tensor_of_numbers_take_no_more_than_they_measure():
+    part = InputPart(name="input_ids", shape=[9_000], datatype="INT64", data=["x" * 9_000, *[""] * 8_999])
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidInputError, match=r"data: has an element that is no INT64"):
+            _to_raw("data", part)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2**20
+
+
+async def test_parameters_of_the_repository_are_of_the_types_of_their_message(serve):
+    async with serve() as serving:
+        for value in (1.5, 2**63):
+            body = {"parameters": {"config": value}}
+            answer = await serving.client.post("/v2/repository/models/none/load", json=body)
+            assert answer.status_code == 400
+            assert answer.json()["error"].startswith(f"parameters.config: is {value}; must be a truth value, a text")
 
 
 async def test_a_page_of_another_origin_has_to_ask(serve):

@@ -488,6 +488,7 @@ async def test_images_are_drawn(calling, diffusion_store):
             ({"prompt": "red", "size": "256x256"}, "this model draws 8x8"),
             ({"prompt": "red", "response_format": "url"}, "response_format"),
             ({"prompt": "red", "extra_body": {"step_count": 0}}, "step_count: is 0"),
+            ({"prompt": "red", "n": 10**400}, "n: is 1000"),
         ):
             with pytest.raises(openai.BadRequestError, match=said):
                 await client.images.generate(model="squares", **wrong)

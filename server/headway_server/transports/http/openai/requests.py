@@ -22,10 +22,10 @@ from headway_server.tasks.image_generation.request import DrawingRequest
 from headway_server.tasks.parameters import MAX_LOGIT_BIASES, LogProbabilityRequest
 from headway_server.tasks.synthesis.encoding import AudioFormat
 from headway_server.tasks.synthesis.request import SynthesisRequest
-from headway_server.transports.http.body import JSON_OBJECT, Body, Part
+from headway_server.transports.http.body import JSON_OBJECT, Body, Many, Part
 
 _TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-_Tokens = Annotated[list[_TokenId], Field(min_length=1)]
+_Tokens = Annotated[Many[_TokenId], Field(min_length=1)]
 _ToolName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 _ROLES: Final[dict[str, Role]] = {
@@ -77,7 +77,7 @@ class _GenerationBody(_Body):
 
     n: int = 1
     seed: int | None = None
-    stop: str | list[str] = Field(default_factory=list)
+    stop: str | Many[str] = Field(default_factory=list)
     temperature: float | None = None
     top_p: float | None = None
     presence_penalty: float | None = None
@@ -93,7 +93,7 @@ class _GenerationBody(_Body):
     repetition_penalty: float | None = None
     min_tokens: int | None = None
     thinking_token_budget: int | None = None
-    stop_token_ids: list[_TokenId] = Field(default_factory=list)
+    stop_token_ids: Many[_TokenId] = Field(default_factory=list)
     cache_salt: str = ""
     priority: int = 0
     truncate: bool = False
@@ -128,7 +128,7 @@ class _GenerationBody(_Body):
 class CompletionBody(_GenerationBody):
     """A request of `/v1/completions`."""
 
-    prompt: str | _Tokens | list[str] | list[_Tokens]
+    prompt: str | _Tokens | Many[str] | Many[_Tokens]
     logprobs: int | None = None
     echo: bool = False
     best_of: Literal[1] = 1
@@ -214,10 +214,10 @@ class Message(Part):
     """A turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Many[TextPart] | None = None
     reasoning_content: str | None = None
     """This server's own: what the assistant thought, as its answer had it."""
-    tool_calls: Annotated[list[CallPart], Field(max_length=_MAX_TOOLS)] = Field(default_factory=list)
+    tool_calls: Annotated[Many[CallPart], Field(max_length=_MAX_TOOLS)] = Field(default_factory=list)
     tool_call_id: str | None = None
 
     def turn(self, field: str) -> ChatTurn:
@@ -312,14 +312,14 @@ class JsonSchemaFormat(Part):
 class ChatBody(_GenerationBody):
     """A request of `/v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_TURNS)]
+    messages: Annotated[Many[Message], Field(min_length=1, max_length=MAX_TURNS)]
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: int | None = None
     response_format: Annotated[TextFormat | JsonSchemaFormat, Field(discriminator="type")] | None = None
     store: Literal[False] = False
-    modalities: list[Literal["text"]] = Field(default_factory=list)
-    tools: Annotated[list[ToolPart], Field(max_length=_MAX_TOOLS)] = Field(default_factory=list)
+    modalities: Many[Literal["text"]] = Field(default_factory=list)
+    tools: Annotated[Many[ToolPart], Field(max_length=_MAX_TOOLS)] = Field(default_factory=list)
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -463,7 +463,7 @@ class SpeechBody(_Body):
 class EmbeddingBody(_Body):
     """A request of `/v1/embeddings`; the last two are this server's own."""
 
-    input: str | _Tokens | list[str] | list[_Tokens]
+    input: str | _Tokens | Many[str] | Many[_Tokens]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = None
     truncate: bool = False
