@@ -47,6 +47,7 @@ from headway_server.tasks.table import (
     GENERATE_TEXTS,
     SYNTHESIZE_SPEECH,
     TRANSCRIBE_SPEECH,
+    TRANSLATE_SPEECH,
 )
 from headway_server.tasks.text.model import EmbeddedText, TextInputs, TextModel, TokenInputs
 from headway_server.transports.http.edge import FORM_DATA, Edge, Endpoint, Handler, Reply, Request, Stream, to_json
@@ -81,7 +82,7 @@ OPENAI_ABILITIES: Final[Mapping[str, Ability[Any]]] = {
     "/v1/images/generations": GENERATE_IMAGES,
     "/v1/audio/speech": SYNTHESIZE_SPEECH,
     "/v1/audio/transcriptions": TRANSCRIBE_SPEECH,
-    "/v1/audio/translations": TRANSCRIBE_SPEECH,
+    "/v1/audio/translations": TRANSLATE_SPEECH,
 }
 """What calls at these paths ask of a model; the API has no others that do."""
 _SPEECH: Final = {

@@ -25,11 +25,12 @@ from headway_server.tasks.speech.model import (
     SpeechTask,
     Transcript,
 )
-from headway_server.tasks.table import TRANSCRIBE_SPEECH
+from headway_server.tasks.table import TRANSCRIBE_SPEECH, TRANSLATE_SPEECH
 from headway_server.tasks.text_to_text.request import TextToTextParameters
 from headway_server.transports.http.edge import Reply, Request, Stream, to_json
 from headway_server.transports.http.openai.form import EVENT_STREAM, event
 
+_ABILITIES: Final = {SpeechTask.TRANSCRIBE: TRANSCRIBE_SPEECH, SpeechTask.TRANSLATE: TRANSLATE_SPEECH}
 _FORMATS: Final = ("json", "text", "verbose_json", "srt", "vtt")
 _FIELDS: Final = (
     "file",
@@ -103,7 +104,7 @@ class TranscriptionEndpoint:
         """Writes what is said in a file."""
         asked = await asyncio.get_running_loop().run_in_executor(request_pool(), _Asked.read, request, self._task)
         name, _, version = asked.model.partition("/")
-        model = self._host.find_able(TRANSCRIBE_SPEECH, name, version)
+        model = self._host.find_able(_ABILITIES[self._task], name, version)
         if asked.stream:
             return Stream(parts=_events(model, asked), media_type=EVENT_STREAM)
         answer = await model.transcribe([asked.file], request=asked.request)
