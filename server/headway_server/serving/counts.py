@@ -84,7 +84,10 @@ class Row:
 
 
 class Counts:
-    """The table, as one worker sees it."""
+    """The table, as one worker sees it.
+
+    A process that takes locks keeps one of them: closing any map of the table gives all its locks back.
+    """
 
     def __init__(self, fd: int, *, index: int, num_workers: int) -> None:
         """Maps the table.

@@ -55,6 +55,12 @@ def pids(log: Path) -> dict[int, int]:
     return {line["worker"]: line["pid"] for line in events(log, "starting a worker")}
 
 
+def private_folders(server) -> set[Path]:
+    """Folders that the supervisor of a server holds."""
+    held = {file.readlink() for file in Path(f"/proc/{server.process.pid}/fd").iterdir()}
+    return {path for path in held if path.name.startswith("headway-server-workers-")}
+
+
 def is_running(pid: int) -> bool:
     try:
         return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2][:3]
@@ -209,6 +215,8 @@ def test_a_worker_that_dies_is_replaced_and_no_call_is_lost(pair):
 
 
 def test_all_workers_drain_on_one_signal(pair):
+    [folder] = private_folders(pair.process)
+
     def num_accepted() -> float:
         counts = [pair.samples(pair.metrics_port, name) for name in ("headway_calls_running", "headway_calls_total")]
         return sum(value for by_worker in counts for value in by_worker.values())
@@ -226,15 +234,18 @@ def test_all_workers_drain_on_one_signal(pair):
     assert {line["worker"] for line in events(pair.process.log, "draining")} == {0, 1}
     assert pair.process.process.stdout.read() == ""  # but for the ready line
     assert not any(is_running(pid) for pid in pids(pair.process.log).values())
+    assert not folder.exists()
     assert "Traceback" not in pair.process.log.read_text()
 
 
 def test_workers_that_serve_end_with_a_supervisor_that_is_killed(start_process, classifier_store):
     server = start_process("--store", classifier_store, "--port", 0, "--workers", 2, "--log-format", "json")
     server.wait_ready()
+    [folder] = private_folders(server)
     server.process.kill()
     server.wait_end()
     wait_until(lambda: not any(is_running(pid) for pid in pids(server.log).values()))
+    assert not folder.exists()
 
 
 def test_workers_that_load_end_with_a_supervisor_that_is_killed(start_process, classifier_store):
