@@ -5,8 +5,8 @@ own and reads those of all, so a worker that dies takes nothing with it. The lev
 who change it under a lock on the row. A call costs 1.5 µs more than with one process, that of a caller with budgets
 4 µs on top.
 
-Behind the rows stand the generation of what the workers agree on (`agreement.py`), how far each has followed it, and
-how many models of each are out of order.
+Behind the rows stand the generation of what the workers agree on (`workers/agreement.py`), how far each has followed
+it, and how many models of each are out of order.
 """
 
 from __future__ import annotations

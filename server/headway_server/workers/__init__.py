@@ -5,17 +5,16 @@ them, replaces those that end, and drains them; one that has ended takes its wor
 killed, those that serve drain. What workers must agree on lies in memory that they share, and in a private folder.
 
 shares      how many workers there are, and what each gets
-messages    what supervisor and worker tell each other
-folder      the private folder
+agreement   what workers agree on
+folder      the folder that they share
 host        the models of a worker, which follows the others
 metrics     the metrics of all workers, at one port
 worker      a worker's part
 supervisor  the supervisor's
 """
 
-from headway_server.workers.messages import Ready
 from headway_server.workers.shares import choose_workers
 from headway_server.workers.supervisor import supervise
-from headway_server.workers.worker import Worker
+from headway_server.workers.worker import Ready, Worker
 
 __all__ = ["Ready", "Worker", "choose_workers", "supervise"]

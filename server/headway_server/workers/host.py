@@ -10,12 +10,12 @@ from typing import Any, Final, TypeAlias, TypeVar
 import structlog
 
 from headway_server.errors import BundleRejectedError, ServerError
-from headway_server.serving.agreement import Agreed, Agreement
 from headway_server.serving.families import ServedModel
 from headway_server.serving.finding import path_of
 from headway_server.serving.host import BundleStatus, ModelHost
 from headway_server.serving.images import PreparedImages
 from headway_server.serving.routes import Alias, Route, Routes
+from headway_server.workers.agreement import Agreed, Agreement
 
 _Result = TypeVar("_Result")
 _Change: TypeAlias = Callable[[], Coroutine[Any, Any, _Result]]
@@ -177,9 +177,7 @@ class WorkerHost(ModelHost):
         before, self.routes, self._routes_in_file = self.routes, routes, in_file
         self._num_route_changes += 1  # so that a look at the store that has begun says nothing of them
         _log.info("routes changed", routes=routes.model_dump(exclude_defaults=True))
-        for name, route in routes.models.items():
-            if route != before.models.get(name):
-                self._check_versions(name, route.default_version, route.canary_version)
-        for name, alias in routes.aliases.items():
-            if alias != before.aliases.get(name):
-                self._check_versions(alias.model, alias.version)
+        for name, route in routes.models.items() - before.models.items():
+            self._check_versions(name, route.default_version, route.canary_version)
+        for _, alias in routes.aliases.items() - before.aliases.items():
+            self._check_versions(alias.model, alias.version)

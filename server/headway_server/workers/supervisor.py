@@ -26,9 +26,9 @@ from headway_server.serving.image_files import ImageFiles
 from headway_server.serving.images import SECRET_BYTES
 from headway_server.settings import ServerSettings
 from headway_server.workers.folder import IMAGES, private_folder
-from headway_server.workers.messages import Assignment, Ready
 from headway_server.workers.metrics import metrics_of_all
 from headway_server.workers.shares import Choice, share_cores, share_settings
+from headway_server.workers.worker import Assignment, Ready
 
 _FIRST_BACKOFF_S: Final = 0.5
 _LONGEST_BACKOFF_S: Final = 30.0

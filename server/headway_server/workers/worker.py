@@ -1,4 +1,4 @@
-"""A worker's part: what it takes from its supervisor, what it tells it, and its ends."""
+"""A worker's part: what it is given by its supervisor, what it tells it, and how it ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -19,13 +19,13 @@ import structlog
 
 from headway_server.observers import Observer
 from headway_server.runtime import Runtime, share_memory
-from headway_server.serving.agreement import Agreement
 from headway_server.serving.counts import Counts
 from headway_server.serving.image_files import ImageFiles
 from headway_server.serving.images import PreparedImages
+from headway_server.settings import ServerSettings
+from headway_server.workers.agreement import Agreement
 from headway_server.workers.folder import IMAGES, hold
 from headway_server.workers.host import WorkerHost
-from headway_server.workers.messages import Assignment, Ready
 from headway_server.workers.metrics import metrics_of_all, tell_metrics
 
 if TYPE_CHECKING:
@@ -35,6 +35,47 @@ _FAILED: Final = 2
 _PR_SET_PDEATHSIG: Final = 1
 
 _log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """What a worker is and has."""
+
+    index: int
+    num_workers: int
+    settings: ServerSettings
+    cores: tuple[int, ...]
+    """Those that it runs on."""
+    counts: int
+    """File descriptor of what all workers count together."""
+    folder: Path
+    """Of all processes of the server, and of no others."""
+    image_secret: bytes
+    """Key of the ids of prepared images."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """What the ready line says."""
+
+    address: str
+    num_models: int
+    num_rejected: int
+    device: str
+    num_threads: int
+    num_lanes: int
+    http: str | None = None
+    num_workers: int = 1
+
+    def announce(self) -> None:
+        """Writes the line to stdout, where nothing else is ever written."""
+        workers = f" workers={self.num_workers}" if self.num_workers > 1 else ""
+        http = f" http={self.http}" if self.http else ""
+        sys.stdout.write(
+            f"headway-server ready on {self.address} models={self.num_models} rejected={self.num_rejected} "
+            f"device={self.device} threads={self.num_threads} lanes={self.num_lanes}{workers}{http}\n"
+        )
+        sys.stdout.flush()
 
 
 class Worker:
@@ -51,7 +92,7 @@ class Worker:
         try:
             self._assignment: Assignment = pickle.load(sys.stdin.buffer)  # noqa: S301 (from the supervisor)
             self._hold = hold(self._assignment.folder)
-        except (EOFError, OSError):  # the supervisor has gone
+        except (EOFError, OSError, pickle.UnpicklingError):  # the supervisor has gone
             raise SystemExit(_FAILED) from None
         self._told = os.dup(sys.stdout.fileno())
         with Path(os.devnull).open("wb") as nothing:

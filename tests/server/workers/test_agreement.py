@@ -17,13 +17,13 @@ from waiting import until
 from headway_server.bundles import Task
 from headway_server.errors import BundleRejectedError, DrainingError
 from headway_server.runtime import Runtime
-from headway_server.serving.agreement import Agreement
 from headway_server.serving.counts import Counts
 from headway_server.serving.host import ModelState
 from headway_server.serving.images import PreparedImages
 from headway_server.serving.routes import Alias, Route
 from headway_server.settings import ServerSettings
 from headway_server.tasks.table import FAMILIES
+from headway_server.workers.agreement import Agreement
 from headway_server.workers.host import WorkerHost
 
 FAMILIES_HERE = {**FAMILIES, Task.TEXT_CLASSIFICATION: FAMILY}
