@@ -99,6 +99,15 @@ class Agreement:
         except FileNotFoundError:
             return Agreed()
 
+    def begin(self) -> Agreed:
+        """Returns what this worker begins with, and tells others of it where whoever wrote it ended before that."""
+        agreed = self.read()
+        is_untold = agreed.generation > self.counts.generation
+        if is_untold:  # and only then: others may be counting up
+            self.counts.generation = agreed.generation
+        self.tell_followed(agreed.generation)
+        return agreed
+
     def write(self, agreed: Agreed) -> None:
         """Writes what is agreed on, whole. Others look at it once the generation is counted up.
 

@@ -119,8 +119,7 @@ class Worker:
         """Loads the models that the workers have agreed on; errors are those of `ModelHost.open`."""
         settings, folder = self.settings, self._assignment.folder
         agreement = Agreement(folder, self.counts, index=self.index, supervisor=self._supervisor)
-        agreed = agreement.read()
-        agreement.tell_followed(agreed.generation)
+        agreed = agreement.begin()
         host = WorkerHost.open(
             runtime, settings, observer=observer, asked_for=agreed.asked_for, routes_over=agreed.routes_over
         )

@@ -52,8 +52,7 @@ class Server:
         """Starts a worker, which follows nothing before its `start`."""
         self.supervisor.begin(index)
         agreement = self.agreement(index, supervisor=supervisor)
-        agreed = agreement.read()
-        agreement.tell_followed(agreed.generation)
+        agreed = agreement.begin()
         host = WorkerHost.open(
             self.runtime,
             settings or self.settings,
@@ -224,6 +223,15 @@ async def test_a_call_waits_for_no_worker_that_has_ended_and_for_none_once_the_s
     orphan = server.start(2, supervisor=1)
     with pytest.raises(DrainingError, match="shutting down"):
         await orphan.set_alias("news", Alias(model="mirror"))
+
+
+async def test_what_a_worker_has_written_that_ended_before_it_told_others_holds_in_all_once_it_is_replaced(make):
+    server = make()
+    one = server.start(0)
+    agreement = server.agreement(1)
+    agreement.write(agreement.read().with_bundles({"mirror/1": False}))
+    assert loaded(server.start(1)) == ["mirror/2"]
+    await until(lambda: loaded(one) == ["mirror/2"])
 
 
 async def test_a_worker_speaks_for_the_health_of_all(make):
