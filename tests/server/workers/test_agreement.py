@@ -17,12 +17,13 @@ from waiting import until
 from headway_server.bundles import Task
 from headway_server.errors import BundleRejectedError, DrainingError
 from headway_server.runtime import Runtime
+from headway_server.serving.abilities import Effect
 from headway_server.serving.counts import Counts
 from headway_server.serving.host import ModelState
 from headway_server.serving.images import PreparedImages
 from headway_server.serving.routes import Alias, Route
 from headway_server.settings import ServerSettings
-from headway_server.tasks.table import FAMILIES
+from headway_server.tasks.table import FAMILIES, RPCS
 from headway_server.workers.agreement import Agreement
 from headway_server.workers.host import WorkerHost
 
@@ -117,26 +118,32 @@ async def scan(host: WorkerHost) -> None:
 
 
 CHANGES: dict[str, tuple[Callable, Callable[[WorkerHost], object], object]] = {
-    "load": (load, loaded, ["mirror/2"]),
-    "load what was replaced": (
+    "LoadModel": (load, loaded, ["mirror/2"]),
+    "LoadModel of what was replaced": (
         load_what_was_replaced,
         lambda host: [model.bundle.manifest.description for model in host.models],
         ["old", "new"],
     ),
-    "unload": (lambda host: host.unload("mirror", "2"), loaded, ["mirror/1"]),
-    "unload all": (lambda host: host.unload("mirror"), loaded, []),
-    "scan": (scan, loaded, ["mirror/1", "mirror/2", "mirror/3"]),
-    "set a route": (
+    "UnloadModel": (lambda host: host.unload("mirror", "2"), loaded, ["mirror/1"]),
+    "UnloadModel without a version": (lambda host: host.unload("mirror"), loaded, []),
+    "ScanStore": (scan, loaded, ["mirror/1", "mirror/2", "mirror/3"]),
+    "SetRoute": (
         lambda host: host.set_route("mirror", Route(default_version="1")),
         lambda host: host.routes.models["mirror"].default_version,
         "1",
     ),
-    "set an alias": (
+    "SetAlias": (
         lambda host: host.set_alias("news", Alias(model="mirror")),
         lambda host: host.routes.resolve("news", ""),
         ("mirror", ""),
     ),
 }
+
+
+def test_every_rpc_that_changes_the_server_is_tried():
+    of_open_inference = {"RepositoryModelLoad", "RepositoryModelUnload"}  # which call the same methods of the host
+    tried = {change.partition(" ")[0] for change in CHANGES}
+    assert tried | of_open_inference == {name for name, rpc in RPCS.items() if rpc.effect is Effect.CHANGES}
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -148,7 +155,7 @@ async def test_a_change_holds_in_all_workers_when_the_call_returns(make, tmp_pat
     one, other = server.start(0), server.start(1)
     not_kept = await make_it(one)
     assert [found(host) for host in (one, other)] == [expected, expected]
-    if "set" in change:
+    if change in ("SetRoute", "SetAlias"):
         assert bool(not_kept) is not can_be_written
     for host in (one, other):
         await host._look()  # what is in the file, or is not, takes nothing back
@@ -177,14 +184,17 @@ async def test_workers_follow_one_another_in_turns_and_a_worker_hears_of_several
         assert not host.routes.aliases
 
 
-async def test_a_version_that_a_route_names_is_loaded_by_a_worker_that_starts_though_the_route_is_not_kept(
-    make, tmp_path
+async def test_a_worker_that_starts_loads_a_version_that_a_route_names_though_the_route_is_not_kept(
+    make, tmp_path, store
 ):
+    shutil.rmtree(store / "mirror" / "2")
     (tmp_path / "file").touch()
     server = make(routes_file=tmp_path / "file/routes.json", max_versions=1)
     one = server.start(0)
-    await one.load("mirror", "1")
     await one.set_route("mirror", Route(default_version="1"))
+    write(store, "2")
+    await one.scan()
+    assert loaded(one) == ["mirror/1", "mirror/2"]
     assert loaded(server.start(1)) == ["mirror/1", "mirror/2"]
 
 
