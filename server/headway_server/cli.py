@@ -33,7 +33,7 @@ from headway_server.serving.credentials import Credentials, address_problem, for
 from headway_server.serving.host import ModelHost, read_store
 from headway_server.settings import ServerSettings
 from headway_server.transports.grpc import GrpcServer
-from headway_server.workers import Ready, Worker, WorkerHost, choose_workers, supervise
+from headway_server.workers import Ready, Worker, choose_workers, supervise
 
 if sys.platform == "win32":
     from asyncio import run as _run_loop
@@ -52,8 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             keys.main(rest)
         case ["config", *rest]:
             _print_settings(rest)
-        case ["worker", fd]:  # how a supervisor starts its workers
-            _work(Worker(int(fd)))
+        case ["worker", supervisor]:  # how a supervisor starts its workers
+            _work(Worker(int(supervisor)))
         case rest:
             _start(_read_settings(rest))
 
@@ -142,14 +142,15 @@ def _serve(settings: ServerSettings, worker: Worker | None = None) -> None:
     if worker is None:
         host = ModelHost.open(runtime, settings, observer=observer)
     else:
-        host = WorkerHost.open(runtime, settings, observer=observer, asked_for=worker.asked_for)
-        worker.take_over(host)
+        host = worker.open_host(runtime, observer)
     for name, problem in _absent_models(settings, (bundle.path for bundle in host.bundles)):
         _log.warning(problem, model=name)
     counts = None if worker is None else worker.counts
     make = partial(Application, host, settings, observer=observer, statistics=statistics, counts=counts)
     has_ended = _run_loop(_run(make, runtime, monitoring, worker))
     monitoring.close()
+    if worker is not None:
+        worker.close()
     if not has_ended:  # the interpreter might wait for the thread that hangs
         sys.stderr.flush()
         os._exit(_STUCK)
@@ -188,7 +189,7 @@ async def _run(
 
     write_metrics = monitoring.write_metrics
     if worker is not None:
-        worker.join(host, monitoring.collect)
+        await worker.tell_metrics(monitoring.collect)
         write_metrics = worker.write_metrics
     application.doors.append(GrpcServer(application))
     if settings.http_port is not None:

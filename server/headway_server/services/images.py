@@ -33,8 +33,9 @@ class ImageService:
         timings = NO_TIMINGS
         if model is not None:
             timings = (await model.prepare(images, deadline=deadline)).timings
+        image_ids = await self._host.images.keep(images)
         return pb.PrepareImageResponse(
-            results=[pb.PreparedImage(image_id=image_id) for image_id in self._host.images.keep(images)],
+            results=[pb.PreparedImage(image_id=image_id) for image_id in image_ids],
             **signed(model, timings, arrived),
         )
 

@@ -4,6 +4,9 @@ A table of rows, one for the server and one for each caller that has a budget. I
 own and reads those of all, so a worker that dies takes nothing with it. The level of a bucket is one for all workers,
 who change it under a lock on the row. A call costs 1.5 µs more than with one process, that of a caller with budgets
 4 µs on top.
+
+Behind the rows stand the generation of what the workers agree on (`workers/agreement.py`), how far each has followed
+it, and how many models of each are out of order.
 """
 
 from __future__ import annotations
@@ -26,6 +29,12 @@ _NUM_BUCKETS: Final = 2
 _FIRST_COUNT: Final = 1 + _NUM_BUCKETS * _BUCKET_CELLS
 """Cells before a row's counts: its key and its buckets."""
 _CELL_BYTES: Final = 8
+_GENERATION: Final = 0
+_RESTARTS: Final = 1
+_NUM_COMMON: Final = 2
+"""Cells behind the rows that are nobody's own."""
+FIRST_GENERATION: Final = 1
+"""Of what workers agree on before a call has changed anything; 0 stands for a worker that is not there."""
 
 _log = structlog.get_logger(__name__)
 
@@ -75,7 +84,10 @@ class Row:
 
 
 class Counts:
-    """The table, as one worker sees it."""
+    """The table, as one worker sees it.
+
+    A process that takes locks keeps one of them: closing any map of the table gives all its locks back.
+    """
 
     def __init__(self, fd: int, *, index: int, num_workers: int) -> None:
         """Maps the table.
@@ -93,12 +105,17 @@ class Counts:
         self._keys = memoryview(self._mapped).cast("Q")
         self.server = self._row(_OF_SERVER)
         """All calls of the server."""
+        common = self._cells[_NUM_ROWS * row_cells(num_workers) :]
+        self._common = common[:_NUM_COMMON]
+        self._followed = common[_NUM_COMMON : _NUM_COMMON + num_workers]
+        self._ailing = common[_NUM_COMMON + num_workers :]
 
     @staticmethod
     def create(num_workers: int) -> int:
         """Makes an empty table; returns a file descriptor, which workers inherit."""
         fd = os.memfd_create("headway-counts")
         os.ftruncate(fd, _table_bytes(num_workers))
+        Counts(fd, index=0, num_workers=num_workers).generation = FIRST_GENERATION
         return fd
 
     def of_caller(self, name: str) -> Row | None:
@@ -114,8 +131,66 @@ class Counts:
         _log.warning("too many callers; the budget of this one is counted by each worker for itself", caller=name)
         return None
 
+    @property
+    def generation(self) -> int:
+        """Of what the workers agree on: counted up by whoever changes that."""
+        return int(self._common[_GENERATION])
+
+    @generation.setter
+    def generation(self, generation: int) -> None:
+        self._common[_GENERATION] = generation
+
+    @property
+    def num_restarts(self) -> int:
+        """Workers that were replaced; the supervisor writes it."""
+        return int(self._common[_RESTARTS])
+
+    @num_restarts.setter
+    def num_restarts(self, number: int) -> None:
+        self._common[_RESTARTS] = number
+
+    def begin(self, index: int) -> None:
+        """Says that a worker starts, which has followed nothing yet."""
+        self._followed[index] = FIRST_GENERATION
+
+    def tell_followed(self, generation: int, *, failed: bool = False) -> None:
+        """Says up to which generation this worker has followed, or tried to."""
+        self._followed[self._index] = -generation if failed else generation
+
+    def lagging(self, generation: int) -> list[int]:
+        """Returns the workers that are there and have not followed up to a generation."""
+        return [index for index, followed in enumerate(self._followed) if followed and abs(followed) < generation]
+
+    def failed(self, generation: int) -> list[int]:
+        """Returns the workers that could not follow a generation."""
+        return [index for index, followed in enumerate(self._followed) if followed == -generation]
+
+    def tell_ailing(self, num_models: int) -> None:
+        """Says how many models of this worker are out of order."""
+        self._ailing[self._index] = num_models
+
+    def ailing_elsewhere(self) -> dict[int, int]:
+        """Returns how many models of other workers are out of order, where there are any."""
+        return {index: int(number) for index, number in enumerate(self._ailing) if number and index != self._index}
+
+    def take_turn(self) -> bool:
+        """Takes the turn of this process to change what the workers agree on; False: another process has it.
+
+        It ends with `leave_turn`, or with the process.
+        """
+        try:
+            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _table_bytes(self._num_workers))
+        except OSError:
+            return False
+        return True
+
+    def leave_turn(self) -> None:
+        """Leaves the turn to others."""
+        fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, _table_bytes(self._num_workers))
+
     def forget(self, index: int) -> None:
         """Takes back what a worker counted that has ended."""
+        self._followed[index] = self._ailing[index] = 0
         width = row_cells(self._num_workers)
         for number in range(_NUM_ROWS):
             if number == _OF_SERVER or self._keys[number * width]:
@@ -136,4 +211,4 @@ def row_cells(num_workers: int) -> int:
 
 
 def _table_bytes(num_workers: int) -> int:
-    return _NUM_ROWS * row_cells(num_workers) * _CELL_BYTES
+    return (_NUM_ROWS * row_cells(num_workers) + _NUM_COMMON + 2 * num_workers) * _CELL_BYTES

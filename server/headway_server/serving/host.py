@@ -45,7 +45,7 @@ from headway_server.serving.abilities import Ability, KindT, PairAbility, Partne
 from headway_server.serving.apart import run_apart
 from headway_server.serving.families import Families, ServedModel, served_families
 from headway_server.serving.finding import ModelFinder, names_of, path_of, quoted, task_of
-from headway_server.serving.images import PreparedImages
+from headway_server.serving.images import ImageMemory, PreparedImages
 from headway_server.serving.routes import Alias, Route, Routes, read_routes, write_routes
 from headway_server.serving.watch import Look, StoreWatch
 from headway_server.settings import ServerSettings
@@ -208,7 +208,8 @@ def read_store(settings: ServerSettings) -> tuple[list[str], Routes]:
 
 
 def _prepared_images(settings: ServerSettings) -> PreparedImages:
-    return PreparedImages(max_mib=settings.max_prepared_mib, ttl_s=settings.image_ttl, limits=settings.image_limits)
+    memory = ImageMemory(max_mib=settings.max_prepared_mib, ttl_s=settings.image_ttl)
+    return PreparedImages(memory, limits=settings.image_limits)
 
 
 def _routes_file(settings: ServerSettings) -> Path:
@@ -272,6 +273,7 @@ class ModelHost(ModelFinder[ServedModel]):
         families: Families | None = None,
         observer: Observer = NO_OBSERVER,
         asked_for: Mapping[str, bool] | None = None,
+        routes_over: Callable[[Routes], Routes] | None = None,
     ) -> Self:
         """Loads the bundles of the settings' store, as many versions of each model as the settings say.
 
@@ -284,6 +286,7 @@ class ModelHost(ModelFinder[ServedModel]):
             observer: Learns of every change.
             asked_for: By path below the store, True for bundles that are to be loaded whatever the settings say, and
                 False for those that are not; None: none.
+            routes_over: Returns the routes that hold where the file has those that it is given; None: the same.
 
         Raises:
             StoreError: The store is missing, none of its bundles can be loaded, or the file of the routes or of the
@@ -292,7 +295,8 @@ class ModelHost(ModelFinder[ServedModel]):
         found, routes = read_store(settings)
         loader = BundleLoader(runtime=runtime, settings=settings, families=families or served_families())
         host = cls(loader=loader, observer=observer)
-        host.routes = host._routes_in_file = routes
+        host._routes_in_file = routes
+        host.routes = routes if routes_over is None else routes_over(routes)
         for paths in _by_model(found):
             num_ready = 0
             for path in paths:
@@ -387,12 +391,12 @@ class ModelHost(ModelFinder[ServedModel]):
         Raises:
             ModelNotFoundError: There is no such model or version.
         """
-        paths = [path for path in self._entries if path.partition("/")[::2] == (name, version or _version_of(path))]
+        paths = self._known(name, version)
         if not paths:
             asked = f"{name}/{version}" if version else name
             raise ModelNotFoundError(f"model {quoted(asked)} is not here; loaded are {names_of(self.models)}")
         for path in paths:
-            self._entries[path].is_asked_for = False
+            self._ask_for(path, is_wanted=False)
         changes = [self._spawn(self._take_out(path, timeout_s)) for path in paths]
         await asyncio.shield(asyncio.gather(*changes))
 
@@ -452,6 +456,14 @@ class ModelHost(ModelFinder[ServedModel]):
         elif name not in self.routes.aliases:
             raise ModelNotFoundError(f"there is no alias {quoted(name)}")
         return await self._run(self._change_routes(lambda routes: routes.with_alias(name, alias)))
+
+    def _known(self, name: str, version: str) -> list[str]:
+        """Returns the paths of the known bundles of a model; without a version, of all."""
+        return [path for path in self._entries if path.partition("/")[::2] == (name, version or _version_of(path))]
+
+    def _ask_for(self, path: str, *, is_wanted: bool) -> None:
+        """Says whether a bundle is to be served, whatever the settings say."""
+        self._entries.setdefault(path, _Entry(ModelState.AVAILABLE)).is_asked_for = is_wanted
 
     def _check_versions(self, name: str, *versions: str | None) -> None:
         loaded = [model.bundle.manifest.version for model in self.models if model.bundle.manifest.name == name]

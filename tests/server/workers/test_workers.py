@@ -1,6 +1,5 @@
 """A server of several processes: one port, one ready line, one drain, and what each worker is told holds for all."""
 
-import asyncio
 import io
 import json
 import os
@@ -12,7 +11,6 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -38,7 +36,7 @@ from headway_server.serving.access import Access, AccessFile
 from headway_server.serving.counts import Counts
 from headway_server.serving.permits import Admission
 from headway_server.settings import ServerSettings
-from headway_server.workers import Choice, Supervisor, _suiting, share_cores, share_settings
+from headway_server.workers.shares import share_cores, share_settings, suiting
 
 READY = re.compile(
     r"headway-server ready on 127\.0\.0\.1:(\d+) models=2 rejected=0 device=cpu threads=2 lanes=2 workers=2 "
@@ -55,6 +53,12 @@ def events(log: Path, event: str) -> list[dict]:
 def pids(log: Path) -> dict[int, int]:
     """Process ids by worker; of one that was replaced, the later."""
     return {line["worker"]: line["pid"] for line in events(log, "starting a worker")}
+
+
+def private_folders(server) -> set[Path]:
+    """Folders that the supervisor of a server holds."""
+    held = {file.readlink() for file in Path(f"/proc/{server.process.pid}/fd").iterdir()}
+    return {path for path in held if path.name.startswith("headway-server-workers-")}
 
 
 def is_running(pid: int) -> bool:
@@ -211,6 +215,8 @@ def test_a_worker_that_dies_is_replaced_and_no_call_is_lost(pair):
 
 
 def test_all_workers_drain_on_one_signal(pair):
+    [folder] = private_folders(pair.process)
+
     def num_accepted() -> float:
         counts = [pair.samples(pair.metrics_port, name) for name in ("headway_calls_running", "headway_calls_total")]
         return sum(value for by_worker in counts for value in by_worker.values())
@@ -228,15 +234,18 @@ def test_all_workers_drain_on_one_signal(pair):
     assert {line["worker"] for line in events(pair.process.log, "draining")} == {0, 1}
     assert pair.process.process.stdout.read() == ""  # but for the ready line
     assert not any(is_running(pid) for pid in pids(pair.process.log).values())
+    assert not folder.exists()
     assert "Traceback" not in pair.process.log.read_text()
 
 
 def test_workers_that_serve_end_with_a_supervisor_that_is_killed(start_process, classifier_store):
     server = start_process("--store", classifier_store, "--port", 0, "--workers", 2, "--log-format", "json")
     server.wait_ready()
+    [folder] = private_folders(server)
     server.process.kill()
     server.wait_end()
     wait_until(lambda: not any(is_running(pid) for pid in pids(server.log).values()))
+    assert not folder.exists()
 
 
 def test_workers_that_load_end_with_a_supervisor_that_is_killed(start_process, classifier_store):
@@ -332,22 +341,6 @@ def test_the_limits_of_calls_and_of_bytes_hold_for_all_workers_together(two_coun
     other.admit(1, 1)
 
 
-async def test_a_worker_that_ends_while_it_waits_for_its_turn_leaves_it_to_others(tmp_path):
-    supervisor = Supervisor(ServerSettings(store=tmp_path, port=0), Choice(count=2, reason="for this test"))
-    worker = SimpleNamespace(index=0, has_turn=False, ailing={})
-    supervisor._workers[0] = worker
-    await supervisor._turn.acquire()  # another worker has it
-    waiting = asyncio.create_task(supervisor._answer_of(worker)("turn", []))
-    await asyncio.sleep(0)
-    supervisor._forget(worker)
-    supervisor._turn.release()
-    await waiting
-    assert not supervisor._turn.locked()
-    for reserved in supervisor._reserved:
-        reserved.close()
-    os.close(supervisor._counts_fd)
-
-
 def test_cores_are_shared_out_and_taken_in_turns_where_there_are_too_few():
     assert share_cores([0, 1, 2, 3, 8], 2) == [(0, 1), (2, 3, 8)]
     assert share_cores([4, 5], 3) == [(4,), (4,), (5,)] or share_cores([4, 5], 3) == [(4,), (5,), (5,)]
@@ -385,13 +378,13 @@ def test_a_number_of_workers_out_of_its_range_is_refused(tmp_path, workers):
 def test_auto_takes_a_worker_a_core_for_small_models_and_one_for_large_ones_and_those_that_generate(tmp_path):
     manifest = read_manifest(tiny_bundles.write_topic_bundle(tmp_path).path)
     settings = ServerSettings(store=tmp_path, threads=3, workers="auto")
-    several = _suiting(settings, [manifest])
+    several = suiting(settings, [manifest])
     assert several.count == 3
     assert several.reason.startswith("3 cores")
-    assert _suiting(settings.model_copy(update={"threads": 1}), [manifest]).count == 1
+    assert suiting(settings.model_copy(update={"threads": 1}), [manifest]).count == 1
     writer = manifest.model_copy(update={"task": Task.GENERATION, "name": "poet"})
-    assert _suiting(settings, [manifest, writer]).count == 1
-    assert _suiting(settings, [manifest, writer]).reason.startswith("poet: one process shares slots")
+    assert suiting(settings, [manifest, writer]).count == 1
+    assert suiting(settings, [manifest, writer]).reason.startswith("poet: one process shares slots")
     architecture = manifest.architecture.model_copy(update={"parameter_count": 110_000_000})
     large = manifest.model_copy(update={"architecture": architecture, "name": "bert"})
-    assert _suiting(settings, [large, manifest]).reason.startswith("bert: more than 20,000,000 parameters")
+    assert suiting(settings, [large, manifest]).reason.startswith("bert: more than 20,000,000 parameters")

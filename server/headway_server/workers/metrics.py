@@ -1,0 +1,67 @@
+"""The metrics of all workers: each tells its own at a socket in the private folder, and who is asked gathers them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from headway_server.serving.counts import Counts
+
+if TYPE_CHECKING:
+    from headway_server.monitoring.metrics import Sample, WorkersMetrics
+
+_PREFIX: Final = "metrics-"
+_TIMEOUT_S: Final = 5.0
+"""How long a worker has to tell them."""
+_READ_BYTES: Final = 2**16
+
+
+async def tell_metrics(folder: Path, index: int, collect: Callable[[], list[Sample]]) -> asyncio.Server:
+    """Tells a worker's metrics to whoever connects.
+
+    Args:
+        folder: Of the server's own.
+        index: Of the worker.
+        collect: Returns them; called in a thread.
+    """
+
+    async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(json.dumps(await asyncio.to_thread(collect)).encode())
+        writer.close()
+
+    path = folder / f"{_PREFIX}{index}"
+    path.unlink(missing_ok=True)  # of the worker before it
+    return await asyncio.start_unix_server(answer, path)
+
+
+def metrics_of_all(folder: Path, counts: Counts) -> WorkersMetrics:
+    """Returns what reads the metrics of all workers, in any thread but those of their event loops."""
+    from headway_server.monitoring.metrics import WorkersMetrics  # noqa: PLC0415 (where they are read alone)
+
+    return WorkersMetrics(lambda: (_gather(folder), counts.num_restarts))
+
+
+def _gather(folder: Path) -> dict[int, list[Sample]]:
+    """Returns the metrics of each worker that tells them in time, by its number."""
+    sockets = {int(path.name.removeprefix(_PREFIX)): path for path in folder.glob(f"{_PREFIX}*")}
+    if not sockets:
+        return {}
+    with ThreadPoolExecutor(len(sockets)) as threads:
+        found = zip(sockets, threads.map(_ask, sockets.values()), strict=True)
+        return {index: metrics for index, metrics in found if metrics is not None}
+
+
+def _ask(path: Path) -> list[Sample] | None:
+    try:
+        with socket.socket(socket.AF_UNIX) as asking:
+            asking.settimeout(_TIMEOUT_S)
+            asking.connect(str(path))
+            told: list[Sample] = json.loads(b"".join(iter(lambda: asking.recv(_READ_BYTES), b"")))
+            return told
+    except (OSError, ValueError):  # it ends, or does not answer
+        return None

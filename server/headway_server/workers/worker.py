@@ -1,0 +1,160 @@
+"""A worker's part: what it is given by its supervisor, what it tells it, and how it ends."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import pickle
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import structlog
+
+from headway_server.observers import Observer
+from headway_server.runtime import Runtime, share_memory
+from headway_server.serving.counts import Counts
+from headway_server.serving.image_files import ImageFiles
+from headway_server.serving.images import PreparedImages
+from headway_server.settings import ServerSettings
+from headway_server.workers.agreement import Agreement
+from headway_server.workers.folder import IMAGES, hold
+from headway_server.workers.host import WorkerHost
+from headway_server.workers.metrics import metrics_of_all, tell_metrics
+
+if TYPE_CHECKING:
+    from headway_server.monitoring.metrics import Sample
+
+_FAILED: Final = 2
+_PR_SET_PDEATHSIG: Final = 1
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """What a worker is and has."""
+
+    index: int
+    num_workers: int
+    settings: ServerSettings
+    cores: tuple[int, ...]
+    """Those that it runs on."""
+    counts: int
+    """File descriptor of what all workers count together."""
+    folder: Path
+    """Of all processes of the server, and of no others."""
+    image_secret: bytes
+    """Key of the ids of prepared images."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """What the ready line says."""
+
+    address: str
+    num_models: int
+    num_rejected: int
+    device: str
+    num_threads: int
+    num_lanes: int
+    http: str | None = None
+    num_workers: int = 1
+
+    def announce(self) -> None:
+        """Writes the line to stdout, where nothing else is ever written."""
+        workers = f" workers={self.num_workers}" if self.num_workers > 1 else ""
+        http = f" http={self.http}" if self.http else ""
+        sys.stdout.write(
+            f"headway-server ready on {self.address} models={self.num_models} rejected={self.num_rejected} "
+            f"device={self.device} threads={self.num_threads} lanes={self.num_lanes}{workers}{http}\n"
+        )
+        sys.stdout.flush()
+
+
+class Worker:
+    """One of several processes of a server, as it sees itself."""
+
+    def __init__(self, supervisor: int) -> None:
+        """Takes what the supervisor has assigned, by stdin, and the cores of that; before any thread is there.
+
+        Args:
+            supervisor: Process id.
+        """
+        self._supervisor = supervisor
+        self._end_with_supervisor(signal.SIGKILL)
+        try:
+            self._assignment: Assignment = pickle.load(sys.stdin.buffer)  # noqa: S301 (from the supervisor)
+            self._hold = hold(self._assignment.folder)
+        except (EOFError, OSError, pickle.UnpicklingError):  # the supervisor has gone
+            raise SystemExit(_FAILED) from None
+        self._told = os.dup(sys.stdout.fileno())
+        with Path(os.devnull).open("wb") as nothing:
+            os.dup2(nothing.fileno(), sys.stdout.fileno())  # whatever libraries write there
+        os.set_inheritable(self._assignment.counts, False)
+        os.sched_setaffinity(0, self._assignment.cores)
+        share_memory(self._assignment.num_workers)
+        self.index = self._assignment.index
+        self.settings = self._assignment.settings
+        self.counts = Counts(self._assignment.counts, index=self.index, num_workers=self._assignment.num_workers)
+
+    def _end_with_supervisor(self, number: int) -> None:
+        """Has the kernel signal this process when the supervisor ends."""
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+        if os.getppid() != self._supervisor:
+            raise SystemExit(_FAILED)
+
+    def fail(self, message: str) -> NoReturn:
+        """Tells the supervisor why this worker cannot start, and ends it."""
+        self._tell({"failed": message})
+        raise SystemExit(_FAILED)
+
+    def open_host(self, runtime: Runtime, observer: Observer) -> WorkerHost:
+        """Loads the models that the workers have agreed on; errors are those of `ModelHost.open`."""
+        settings, folder = self.settings, self._assignment.folder
+        agreement = Agreement(folder, self.counts, index=self.index, supervisor=self._supervisor)
+        agreed = agreement.begin()
+        host = WorkerHost.open(
+            runtime, settings, observer=observer, asked_for=agreed.asked_for, routes_over=agreed.routes_over
+        )
+        files = ImageFiles(
+            folder / IMAGES,
+            max_mib=settings.max_prepared_mib,
+            ttl_s=settings.image_ttl,
+            num_processes=self._assignment.num_workers,
+        )
+        images = PreparedImages(files, limits=settings.image_limits, secret=self._assignment.image_secret)
+        host.join(agreement, agreed, images)
+        return host
+
+    async def tell_metrics(self, collect: Callable[[], list[Sample]]) -> None:
+        """Begins to tell its metrics, which `collect` returns."""
+        self._telling = await tell_metrics(self._assignment.folder, self.index, collect)
+
+    def write_metrics(self) -> bytes:
+        """Returns the metrics of all workers; called from any thread but the event loop's."""
+        return metrics_of_all(self._assignment.folder, self.counts).write()
+
+    def announce(self, ready: Ready) -> None:
+        """Tells the supervisor that calls are answered, which from now on drains this process by its end."""
+        self._end_with_supervisor(signal.SIGTERM)
+        self._tell({"serves": asdict(ready)})
+
+    def _tell(self, message: Mapping[str, Any]) -> None:
+        with suppress(BrokenPipeError):  # the supervisor has gone, and the kernel tells
+            os.write(self._told, json.dumps(message).encode() + b"\n")
+
+    def close(self) -> None:
+        """Tidies up after a supervisor that was killed."""
+        if os.getppid() != self._supervisor:
+            _log.warning("the supervisor has gone")
+            shutil.rmtree(self._assignment.folder, ignore_errors=True)
+
+    def __repr__(self) -> str:
+        return f"Worker({self.index})"
