@@ -161,7 +161,7 @@ class ChatTemplate:
         Raises:
             InvalidInputError: The template reads no variable of such a name, or the server gives it.
         """
-        own = frozenset((*_GIVEN, *self.names))
+        own = frozenset((*_GIVEN, *self.names, *self._template.environment.globals))
         for name in variables:
             if name in own:
                 raise InvalidInputError(f"{field}.{name}", "is given by the server; leave it out")
@@ -241,8 +241,9 @@ class ChatTemplate:
             variables: Values of JSON that the template is given by these names, which `check_variables` has passed.
 
         Raises:
-            InvalidInputError: The template refuses a conversation, or makes too long a prompt of it.
-            BundleError: The template fails.
+            InvalidInputError: The template refuses a conversation, makes too long a prompt of it, or fails with tools
+                or variables, whose shape is the caller's.
+            BundleError: The template fails without them.
         """
         loop = asyncio.get_running_loop()
         return [
@@ -281,7 +282,18 @@ class ChatTemplate:
                 field, f"is too long for the model's chat template, which {error}; leave out older turns"
             ) from None
         except Exception as error:  # what a wrong template leads to can be of any kind
-            raise self._failure(error) from error
+            given = {
+                "tools": bool(tools),
+                "calls of tools": any(turn.tool_calls or turn.role == "tool" for turn in turns),
+                "values of its variables": bool(variables),
+            }
+            if not any(given.values()):
+                raise self._failure(error) from error
+            reason = self._tokens.restore(str(error))[:_REASON_LENGTH]
+            beside = " and ".join(what for what, is_there in given.items() if is_there)
+            raise InvalidInputError(
+                field, f"makes the model's chat template fail with the {beside} ({reason}); give others, or none"
+            ) from error
 
     def _write(
         self,
@@ -294,7 +306,7 @@ class ChatTemplate:
         people, model = self._tokens.disguise, self._tokens.disguise_own
         values = {
             "documents": None,
-            **_disguised(dict(variables or {}), people),
+            **{name: _disguised(value, people) for name, value in (variables or {}).items()},
             "messages": [
                 turn.shown(partial(_disguised, disguise=model if turn.role == "assistant" else people))
                 for turn in turns

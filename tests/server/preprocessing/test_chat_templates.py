@@ -221,11 +221,40 @@ def test_a_template_is_given_what_a_caller_sets_and_it_reads(tmp_path):
     for name, problem in {
         "messages": "given by the server",
         "bos_token": "given by the server",
+        "raise_exception": "given by the server",
+        "namespace": "given by the server",
         "enable_thinkng": "not read by the model's chat template, which reads deep, documents, enable_thinking;",
     }.items():
         with pytest.raises(InvalidInputError, match=problem) as refused:
             template.check_variables({name: 1}, "kwargs")
         assert refused.value.field == f"kwargs.{name}"
+
+
+def test_what_a_caller_sets_is_found_by_its_name_whatever_special_tokens_look_like(tmp_path):
+    tokenizer = byte_level_tokenizer()
+    tokenizer.add_special_tokens(["_eos_"])
+    template = load_template(tmp_path, "{{ messages[0].content }}_eos_{{ enable_thinking }}", tokenizer)
+    assert template.prompt(turns("a"), "c", variables={"enable_thinking": False}).text == "a_eos_False"
+
+
+def test_a_template_that_fails_with_what_only_a_caller_gives_is_no_fault_of_the_bundle(tmp_path):
+    source = (
+        "{% for tool in tools or [] %}{{ tool.function.parameters.properties.a.type + '' }}{% endfor %}"
+        "{% for message in messages %}{{ message.content }}"
+        "{% for call in message.tool_calls or [] %}{{ call.function.name }} {{ call.function.arguments | tojson }}"
+        "{% if call.function.arguments.a %}{{ call.function.arguments.a + '' }}{% endif %}{% endfor %}{% endfor %}"
+        "{% if level %}{{ 'x' + level }}{% endif %}"
+    )
+    template = load_template(tmp_path, source)
+    tool = Tool(name="clock", parameters='{"properties": {"a": {"type": ["string", "null"]}}}')
+    for beside, given in {
+        "tools": {"tools": [tool]},
+        "values of its variables": {"variables": {"level": 5}},
+        "tools and values of its variables": {"tools": [tool], "variables": {"level": "<s>"}},
+    }.items():
+        with pytest.raises(InvalidInputError, match=rf"template fail with the {beside} \(can only concat") as refused:
+            template.prompt(turns("a"), "messages", **given)
+        assert refused.value.field == "messages"
 
 
 def test_what_a_caller_sets_counts_as_much_as_what_is_said(tmp_path):

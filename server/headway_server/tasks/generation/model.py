@@ -25,7 +25,7 @@ from headway_server.decoding.interfaces import Constraint, Decoder, Encoder
 from headway_server.decoding.output.text import Decode, TextAssembly, TokenPlaces
 from headway_server.decoding.parameters import SamplingParameters
 from headway_server.decoding.sequence import Delta, Sequence, SequenceResult, share_prompt
-from headway_server.errors import InvalidInputError
+from headway_server.errors import FieldName, InvalidInputError
 from headway_server.preprocessing import CallForm, ChatTemplate, ReasoningForm, Tool
 from headway_server.preprocessing.pool import constraint_pool, text_pool
 from headway_server.serving.answers import Answer, CallTimings
@@ -289,7 +289,8 @@ class GenerationModel(DecodingModel):
             raise InvalidInputError(
                 field,
                 f"is set, and {self._marks.form.end}, which ends the thinking of {name}, is among the tokens that may "
-                "not follow; leave it out of stop_token_ids, or leave out min_new_tokens",
+                "not follow; leave it out of stop_token_ids, or leave out ",
+                FieldName("min_new_tokens"),
             )
 
     @contextmanager

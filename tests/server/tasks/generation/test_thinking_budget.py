@@ -14,6 +14,7 @@ from headway_server.errors import InvalidInputError
 from headway_server.preprocessing import ChatTurn
 from headway_server.tasks.generation.request import GenerationRequest
 from headway_server.tasks.parameters import LogProbabilityRequest
+from headway_server.transports.http.openai.form import name_of
 
 MARKS = ("<think>", "</think>")
 TEMPLATE = (
@@ -151,6 +152,7 @@ async def test_stop_strings_and_stop_tokens_end_a_thought_and_a_mark_that_may_no
     with pytest.raises(InvalidInputError, match="may not follow") as caught:
         await texts(model, asked(model, budget=3, stop_token_ids=end_ids[-1:], min_new_tokens=9))
     assert caught.value.field == "parameters.thinking_token_budget"
+    assert str(caught.value.renamed(name_of)).endswith("or leave out min_tokens")
 
 
 async def test_a_budget_is_refused_where_it_is_out_of_range_or_the_model_does_not_think(model, tmp_path):
