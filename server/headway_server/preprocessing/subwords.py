@@ -80,10 +80,10 @@ def _continues_grapheme(text: str, position: int) -> bool:
 
 def _is_conjunct(text: str, position: int) -> bool:
     """Returns True if a letter is joined to what is before it by one of the marks between them."""
-    if unicodedata.category(text[position]) != "Lo":
+    if unicodedata.category(text[position]) not in ("Lo", "Cn"):  # the newest scripts have no category here
         return False
     while position and (mark := text[position - 1]) not in _CONJOINERS:
-        if mark != _JOINER and unicodedata.category(mark) not in ("Mn", "Sk"):
+        if unicodedata.category(mark) == "Mc" or not _is_grapheme(f"a{mark}"):
             return False
         position -= 1
     return position > 0
