@@ -186,7 +186,9 @@ class _Description:
         if task is not Task.TEXT_EMBEDDING:
             notes += unread_notes(self.path)
         notes += folder_notes(self.weights, self.content, task) + _note_of_version(self.content)
-        if longest := max((one.limits.max_input_tokens or 0 for one in sources if one.tokenizer is not None), default=0):
+        if longest := max(
+            (one.limits.max_input_tokens or 0 for one in sources if one.tokenizer is not None), default=0
+        ):
             notes += length_notes(self.weights, longest)
         side = truncation_side(self.weights)
         sources = tuple(

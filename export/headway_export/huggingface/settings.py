@@ -82,9 +82,7 @@ def generation_notes(
     if settings.max_new_tokens is not None:
         known.add("max_length")  # the other one holds
     stated = {
-        name: value
-        for name, value in settings.to_dict().items()
-        if name not in known and not _is_neutral(name, value)
+        name: value for name, value in settings.to_dict().items() if name not in known and not _is_neutral(name, value)
     }
     notes = []
     if ignored := [name for name in stated if name not in asked]:

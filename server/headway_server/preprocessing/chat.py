@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
-from jinja2 import Template, nodes
+from jinja2 import Template, meta, nodes
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
@@ -136,7 +136,7 @@ class ChatTemplate:
         self._form: CallForm | NoToolsError
         self._reasoning: ReasoningForm | None = None
         self.variables: frozenset[str] = frozenset()
-        """Names that the template reads."""
+        """Names that the template reads and does not set itself."""
         self._no_tools: list[Tool] | None = None
 
     @property
@@ -211,7 +211,7 @@ class ChatTemplate:
                 names[f"{name}_token"] = token
         tokens = _ControlTokens(tokenizer, source + "".join(names.values()), parsed, tokenizer_file)
         chat = cls(template, file=file, tokens=tokens, names=names)
-        chat.variables = frozenset(node.name for node in parsed.find_all(nodes.Name) if node.ctx == "load")
+        chat.variables = frozenset(meta.find_undeclared_variables(parsed))
         chat._try(tokenizer)
         special = {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
         try:

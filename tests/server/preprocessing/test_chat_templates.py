@@ -212,17 +212,21 @@ def test_a_template_is_given_what_a_caller_sets_and_it_reads(tmp_path):
         "{% set deep = deep or 'no' %}{{ messages[0].content }} {{ deep }} {{ deep is mapping and deep.a }}"
         "{% if enable_thinking is defined and not enable_thinking %}<s>{% endif %} {{ (documents or []) | length }}"
     )
-    template = load_template(tmp_path, source)
+    template = load_template(
+        tmp_path, source + "{% set own = 1 %}{{ own }}{% for one in messages %}{{ loop.index }}{% endfor %}"
+    )
     given = {"enable_thinking": False, "deep": {"a": ["<s>"]}, "documents": [{"text": "x"}]}
     template.check_variables(given, "kwargs")
     prompt = template.prompt(turns("a"), "c", variables=given)
-    assert prompt.text == "a {'a': ['<s>']} ['<s>']<s> 1"
+    assert prompt.text == "a {'a': ['<s>']} ['<s>']<s> 111"
     assert prompt.input_ids.tolist().count(0) == 1
     for name, problem in {
         "messages": "given by the server",
         "bos_token": "given by the server",
         "raise_exception": "given by the server",
         "namespace": "given by the server",
+        "own": "not read by",
+        "loop": "not read by",
         "enable_thinkng": "not read by the model's chat template, which reads deep, documents, enable_thinking;",
     }.items():
         with pytest.raises(InvalidInputError, match=problem) as refused:

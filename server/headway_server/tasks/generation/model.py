@@ -228,7 +228,9 @@ class GenerationModel(DecodingModel):
             }
             echoed = {}
             if fitted.shown and request.echo and plan.parameters.wants_prompt_log_probabilities:
-                echoed = {sequence.parameters.sample: sequence for sequence in sequences}  # known with their first token
+                echoed = {
+                    sequence.parameters.sample: sequence for sequence in sequences
+                }  # known with their first token
             elif fitted.shown:
                 for sequence in sequences:
                     yield Delta(output=fitted.shown, num_new_tokens=0, sample=sequence.parameters.sample)
