@@ -66,7 +66,9 @@ def read_chat_template(
     """
     template = find_chat_template(folder.path)
     further = sorted(own.chat_template.keys() - {"default"}) if isinstance(own.chat_template, dict) else []
-    notes = (f"chat template: the one named default is served, and not {', '.join(further)}",) if further else ()
+    notes: tuple[str, ...] = ()
+    if further:
+        notes = (f"chat template: the one named default is served, and not {', '.join(further)}",)
     if template is None:
         return None, notes
     chat = check_chat_template(template, tokenizer, special_tokens)

@@ -465,8 +465,26 @@ def _disguised(value: Any, disguise: Callable[[str], str]) -> Any:
 def _length(turns: Sequence[ChatTurn], tools: Sequence[Tool], variables: Mapping[str, Any] | None) -> int:
     """Returns how many characters people wrote."""
     said = sum(len(text) for turn in turns for text in turn.texts)
-    said += len(json.dumps(variables, ensure_ascii=False)) if variables else 0
+    said += _size(dict(variables)) if variables else 0
     return said + sum(len(tool.description) + len(tool.parameters) for tool in tools)
+
+
+def _size(value: Any) -> int:
+    """Returns about how many characters a value of JSON has, or a number above `MAX_TEXT_LENGTH` if it has more."""
+    size, rest = 0, [value]
+    while rest and size <= MAX_TEXT_LENGTH:
+        one = rest.pop()
+        if isinstance(one, dict):
+            size += sum(map(len, one))
+            one = list(one.values())
+        if isinstance(one, list):
+            size += len(one)
+            rest += one
+        elif isinstance(one, str):
+            size += len(one)
+        else:
+            size += one.bit_length() // 3 + 1 if isinstance(one, int) else 1
+    return size
 
 
 def _texts_looked_for(parsed: nodes.Template) -> Iterator[str]:

@@ -68,7 +68,13 @@ class Subwords:
 
 
 def _continues_grapheme(text: str, position: int, flags: Sequence[int]) -> bool:
-    """Returns True if a character belongs to the grapheme of the one before it; `flags` is where runs of flags begin."""
+    """Returns True if a character belongs to the grapheme of the one before it.
+
+    Args:
+        text: The text.
+        position: The character's.
+        flags: Where the runs of letters of flags begin, in order.
+    """
     pair = text[max(0, position - 1) : position + 1]
     if len(pair) < 2 or pair.isascii():
         return False

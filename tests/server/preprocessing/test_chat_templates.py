@@ -265,6 +265,14 @@ def test_what_a_caller_sets_counts_as_much_as_what_is_said(tmp_path):
     template = load_template(tmp_path, MARKERS + "{{ a }}")
     with pytest.raises(InvalidInputError, match="leave out older turns"):
         template.prompt(turns("a"), "conversation", variables={"a": ["a" * MAX_TEXT_LENGTH]})
+    for large in ({"a" * 2**18: "b" * 2**18}, ["a"] * 2**18, [1.5] * 2**19, 2 ** (3 * 2**19)):
+        with pytest.raises(InvalidInputError, match="leave out older turns"):
+            template.prompt(turns("a"), "conversation", variables={"a": large})
+    large = '"' * 8_000_000
+    began = time.process_time()
+    with pytest.raises(InvalidInputError, match="leave out older turns"):
+        template.prompt(turns("a"), "conversation", variables={"a": large})
+    assert time.process_time() - began < 0.02  # to write it as JSON takes 0.06 s
 
 
 @pytest.mark.parametrize("arguments", ["", "(ensure_ascii=true)", "(indent=2, sort_keys=true)"])

@@ -199,7 +199,8 @@ class GenerationModel(DecodingModel):
     ) -> AsyncGenerator[Delta | Answer[GeneratedText], None]:
         """Continues a prompt: yields deltas of the texts of its samples as they appear, and last the answer.
 
-        With `echo` the first delta of each is the prompt, with its log-probabilities if they are asked for. Args and errors are those of `generate`.
+        With `echo` the first delta of each is the prompt, with its log-probabilities if they are asked for. Args and
+        errors are those of `generate`.
         """
         plan = self._plan(request)
         check_prompt(prompt, field, self._max_text_bytes)
@@ -226,7 +227,7 @@ class GenerationModel(DecodingModel):
                 for sequence in sequences
                 if request.log_probabilities is not None
             }
-            echoed = {}
+            echoed = dict[int, Sequence]()
             if fitted.shown and request.echo and plan.parameters.wants_prompt_log_probabilities:
                 echoed = {
                     sequence.parameters.sample: sequence for sequence in sequences
@@ -237,8 +238,8 @@ class GenerationModel(DecodingModel):
             streams = [self._stream(one, is_first=one is sequences[0]) for one in sequences]
             async with aclosing(streams[0] if len(streams) == 1 else _samples(streams)) as deltas:
                 async for delta in deltas:
-                    if (sequence := echoed.pop(delta.sample, None)) is not None:
-                        yield await self._echo(fitted, sequence)
+                    if delta.sample in echoed:
+                        yield await self._echo(fitted, echoed.pop(delta.sample))
                     if delta.tokens:
                         delta = replace(  # noqa: PLW2901 (the same with the places)
                             delta, places=places[delta.sample].push([token.token_id for token in delta.tokens])
