@@ -147,7 +147,9 @@ class _DecodingOptions(ModelOptions, SamplingOptions, total=False):
 
 class _WritingOptions(_DecodingOptions, total=False):
     max_length_ratio: Annotated[float | None, "Most tokens of a new text per token of its source, above 0 to 100."]
-    truncate: Annotated[bool | None, "Cut the end off a text that is too long instead of refusing it."]
+    truncate: Annotated[
+        bool | None, "Cut a text that is too long, where the model's truncation_side says, instead of refusing it."
+    ]
 
 
 class StreamRewriteTextOptions(_WritingOptions, total=False):
@@ -259,7 +261,9 @@ class SynthesizeSpeechOptions(StreamSynthesizeSpeechOptions, total=False):
 
 
 class _TextOptions(ModelOptions, total=False):
-    truncate: Annotated[bool | None, "Cut the end off a text that is too long instead of refusing it."]
+    truncate: Annotated[
+        bool | None, "Cut a text that is too long, where the model's truncation_side says, instead of refusing it."
+    ]
 
 
 class _PairOptions(_TextOptions, total=False):
@@ -392,7 +396,9 @@ class RankTextsOptions(_QueryOptions, total=False):
 
     query_prompt_name: Annotated[str | None, "The model's prompt before a query that is a text."]
     prompt_name: Annotated[str | None, "The model's prompt before every text. Default: the model's own, or none."]
-    truncate: Annotated[bool | None, "Cut the end off a text that is too long instead of refusing it."]
+    truncate: Annotated[
+        bool | None, "Cut a text that is too long, where the model's truncation_side says, instead of refusing it."
+    ]
 
 
 class AttentionOptions(ModelOptions, total=False):
@@ -409,7 +415,9 @@ class InspectTextOptions(AttentionOptions, total=False):
     """Options of InspectText."""
 
     text_pair: Annotated[str | None, "Second text, for models that read pairs."]
-    truncate: Annotated[bool | None, "Cut the end off a text that is too long instead of refusing it."]
+    truncate: Annotated[
+        bool | None, "Cut a text that is too long, where the model's truncation_side says, instead of refusing it."
+    ]
 
 
 class InspectImageOptions(AttentionOptions, total=False):
@@ -428,7 +436,10 @@ class InspectTranslationOptions(AttentionOptions, total=False):
     """Options of InspectTranslation."""
 
     translation: Annotated[str | None, "Translation of the text. Default: the model's own, by greedy decoding."]
-    truncate: Annotated[bool | None, "Cut the end off a source text that is too long instead of refusing it."]
+    truncate: Annotated[
+        bool | None,
+        "Cut a source text that is too long, where the model's truncation_side says, instead of refusing it.",
+    ]
 
 
 class Option(NamedTuple):

@@ -50,6 +50,26 @@ def test_a_setting_of_generation_that_nothing_applies_is_named(name):
     assert name in note.removeprefix("generation_config: ").partition(":")[0].split(", ")
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("forced_bos_token_id", 0),
+        ("forced_bos_token_id", 1),
+        ("forced_eos_token_id", 0),
+        ("max_time", 1),
+        ("min_length", 1),
+        ("min_new_tokens", 1),
+        ("no_repeat_ngram_size", 1),
+        ("penalty_alpha", 1),
+        ("own", 0),
+        ("own", 1),
+    ],
+)
+def test_a_small_number_changes_answers_unless_it_is_known_not_to(name, value):
+    [note] = generation_notes(transformers.GenerationConfig(**{name: value}), applied=(), asked={})
+    assert note == f"generation_config: {name}: not applied by the server"
+
+
 def test_a_setting_that_the_library_does_not_know_is_named():
     settings = transformers.GenerationConfig(length_of_breath=3)
     assert generation_notes(settings, applied=(), asked={}) == (
@@ -61,6 +81,9 @@ def test_settings_that_change_no_answer_are_those_of_the_library_and_not_named()
     assert SETTINGS.keys() >= _HOW_IT_RUNS
     settings = transformers.GenerationConfig(use_cache=True, num_beams=1, length_penalty=2.0, top_k=5, do_sample=False)
     assert generation_notes(settings, applied=(), asked={}) == ()
+    neutral = transformers.GenerationConfig(**transformers.GenerationConfig._get_default_generation_params())
+    neutral.max_length = None
+    assert generation_notes(neutral, applied=(), asked={}) == ()
 
 
 def test_what_a_call_may_give_is_named_as_calls_name_it():
@@ -121,6 +144,19 @@ def test_the_side_that_a_folder_cuts_is_the_bundles(tmp_path):
         notes_of(folder, truncation_side=side)
         source, notes = from_folder(folder, FolderOptions())
         assert (source.truncation_side, [note for note in notes if "truncation" in note]) == (side, [])
+
+
+def test_a_length_that_the_tokenizer_alone_states_is_named(tmp_path):
+    folder = tiny.write_model(tmp_path, "bert", "ForSequenceClassification")
+    for stated, noted in ((16, True), (tiny.LENGTH, False), (int(1e30), False), (1e30, False), (None, False)):
+        notes_of(folder, model_max_length=stated)
+        source, notes = from_folder(folder, FolderOptions())
+        assert source.limits.max_input_tokens == tiny.LENGTH
+        assert [note for note in notes if "model_max_length" in note] == [
+            "tokenizer_config.json: model_max_length 16: transformers cuts texts there, and the bundle takes 48 "
+            "tokens; --max-length N changes it"
+        ] * noted
+    assert from_folder(folder, FolderOptions(max_length=16))[0].limits.max_input_tokens == 16
 
 
 def test_what_is_not_known_of_a_tokenizer_is_named(tmp_path):
@@ -189,6 +225,20 @@ def test_prompts_of_further_conversations_that_differ_are_named(tmp_path):
     assert note.startswith("chat template: prompts of conversations with characters that special tokens have (from")
     _, [note] = read(tmp_path, CALLS)
     assert note.startswith("chat template: prompts of conversations with calls of tools (refused: ")
+
+
+@pytest.mark.parametrize("in_files", [False, True])
+def test_templates_beside_the_default_one_are_named(tmp_path, in_files):
+    tiny.write_tokenizer(tmp_path)
+    own = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    own.chat_template = {"default": MARKERS, "tool_use": CALLS, "rag": MARKERS}
+    own.save_pretrained(tmp_path, save_jinja_files=in_files)
+    assert (tmp_path / "additional_chat_templates").exists() == in_files
+    own = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    folder = ModelFolder(path=tmp_path, task=Task.GENERATION, config=None, options=FolderOptions())
+    template, notes = read_chat_template(folder, own, own.backend_tokenizer, SpecialTokens(bos=1, eos=2))
+    assert template == MARKERS
+    assert notes == ("chat template: the one named default is served, and not rag, tool_use",)
 
 
 # Whatever a folder holds

@@ -205,6 +205,14 @@ def test_sampling_defaults_and_end_tokens_come_from_the_generation_config(llama)
     assert source.prompt_prefix == (1,)
 
 
+def test_what_a_generation_config_says_of_tokens_that_the_model_lacks_is_left_out(llama):
+    tiny.write_generation_config(llama, eos_token_id=[999, 2], bos_token_id=999, do_sample=True, top_k=9999)
+    source, notes = from_folder(llama, FolderOptions())
+    assert (source.special_tokens.eos, source.special_tokens.more_eos, source.special_tokens.bos) == (2, (), 1)
+    assert source.sampling_defaults.top_k == tiny.WORDS
+    assert notes == (f"generation_config: eos_token_id 999: left out, since the model has {tiny.WORDS} tokens",)
+
+
 @pytest.mark.parametrize("scaling", ["llama3", "yarn", "linear"])
 def test_rotary_positions_may_be_scaled_by_a_fixed_factor(tmp_path, scaling):
     rope = {"rope_type": scaling, "factor": 2.0, "rope_theta": 1e4, "original_max_position_embeddings": 24}

@@ -27,7 +27,7 @@ from headway.v1 import (
 from headway_client.cli import app as client_app
 from headway_load import LoadPlan, Workload
 from headway_server import keys
-from headway_server.bundles import Manifest, Variant
+from headway_server.bundles import Manifest, SamplingDefaults, Variant
 from headway_server.configuration import flag_name, variable_name
 from headway_server.services.status import INTERNAL, OUTCOMES
 from headway_server.settings import ServerSettings
@@ -146,6 +146,14 @@ _TABLES: Mapping[str, tuple[Callable[[Path], Listed], Callable[[Path], Listed]]]
     "keys of a variant": (
         lambda root: set(re.findall(r"^- `(\w+)`:", _text(root, "bundle"), flags=re.MULTILINE)),
         lambda _: set(Variant.model_fields),
+    ),
+    "parameters that a model has defaults for": (
+        lambda root: {
+            re.findall(r"\w+", row[0])[-1]
+            for row in rows(root / "docs/api.md", "field of `parameters` | range")
+            if row[2].startswith("the model's")
+        },
+        lambda _: set(SamplingDefaults.model_fields),
     ),
     "parameters of a translation": (
         lambda root: {re.findall(r"\w+", row[0])[0] for row in rows(root / "docs/translation.md", "field | range")},

@@ -126,12 +126,19 @@ def _continues_grapheme(text: str, position: int) -> bool:
     if _is_flag(text[position]) and _is_flag(text[position - 1]):
         run = next((n for n in range(position) if not _is_flag(text[position - 1 - n])), position)
         return run % 2 == 1
-    if unicodedata.category(text[position]) == "Lo":
+    if unicodedata.category(text[position]) in ("Lo", "Cn"):  # the newest scripts have no category here
         before = reversed(text[max(0, position - _MOST_MARKS) : position])
-        marks = takewhile(lambda mark: mark == _JOINER or unicodedata.category(mark) in ("Mn", "Sk"), before)
+        marks = takewhile(_extends, before)
         if not _LINKERS.isdisjoint(marks):
             return True
     return len(_GRAPHEMES.pre_tokenize_str(text[position - 1 : position + 1])) == 1
+
+
+def _extends(mark: str) -> bool:
+    """True for a mark that may stand between the consonants of a conjunct."""
+    if mark in _LINKERS:
+        return True
+    return unicodedata.category(mark) != "Mc" and len(_GRAPHEMES.pre_tokenize_str(f"a{mark}")) == 1
 
 
 def _is_flag(character: str) -> bool:

@@ -65,8 +65,12 @@ def read_chat_template(
         SourceError: A server would refuse it, or makes other prompts of a plain conversation.
     """
     template = find_chat_template(folder.path)
+    further = sorted(own.chat_template.keys() - {"default"}) if isinstance(own.chat_template, dict) else []
+    notes: tuple[str, ...] = ()
+    if further:
+        notes = (f"chat template: the one named default is served, and not {', '.join(further)}",)
     if template is None:
-        return None, ()
+        return None, notes
     chat = check_chat_template(template, tokenizer, special_tokens)
     theirs = own.special_tokens_map
     names = {
@@ -92,10 +96,10 @@ def read_chat_template(
         if ("tools" in chat.variables or not tools) and (problem := _difference(chat, own, turns, tools))
     ]
     if differing:
-        return template, (
+        notes += (
             f"chat template: prompts of conversations with {', with '.join(differing)} are not those of transformers",
         )
-    return template, ()
+    return template, notes
 
 
 def _difference(chat: ChatTemplate, own: Any, turns: Sequence[ChatTurn], tools: Sequence[Tool]) -> str:

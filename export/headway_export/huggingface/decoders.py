@@ -223,7 +223,10 @@ def _generation_settings(
     """Reads `generation_config.json`, or what the configuration says in its place."""
     text = folder.config.get_text_config()
     settings = folder.generation_config()
-    ends = as_ids(settings.eos_token_id) or as_ids(text.eos_token_id)
+    size = int(text.vocab_size)
+    stated = as_ids(settings.eos_token_id) or as_ids(text.eos_token_id)
+    ends = [end for end in stated if end < size]
+    begins = as_ids(settings.bos_token_id)
     names = folder.token_names()
     turn_end = tokenizer.token_to_id(names["eos_token"]) if "eos_token" in names else None
     if turn_end in ends:  # the template knows this one as eos_token
@@ -231,7 +234,7 @@ def _generation_settings(
     begin = tokenizer.token_to_id(names["bos_token"]) if "bos_token" in names else None
     special = SpecialTokens(
         pad=settings.pad_token_id,
-        bos=begin if begin is not None else settings.bos_token_id,
+        bos=begin if begin is not None else next((one for one in begins if one < size), None),
         eos=ends[0] if ends else None,
         more_eos=tuple(ends[1:]),
     )
@@ -240,7 +243,9 @@ def _generation_settings(
         values["repetition_penalty"] = settings.repetition_penalty
     if settings.do_sample:
         values["temperature"] = 1.0 if settings.temperature is None else settings.temperature
-        values["top_k"] = 50 if settings.top_k is None else settings.top_k  # what `generate` takes without one
+        values["top_k"] = min(50 if settings.top_k is None else settings.top_k, size)  # as `generate` does
         values |= {name: getattr(settings, name) for name in ("top_p", "min_p") if getattr(settings, name) is not None}
     notes = generation_notes(settings, applied=_APPLIED, asked=_ASKED_FOR)
+    if never := [f"eos_token_id {end}" for end in stated if end >= size]:
+        notes += (f"generation_config: {', '.join(never)}: left out, since the model has {size} tokens",)
     return special, SamplingDefaults.model_validate(values), notes

@@ -27,7 +27,7 @@ from headway_export.huggingface.folder import (
 )
 from headway_export.huggingface.hub import HubModel
 from headway_export.huggingface.images import PREPROCESSOR_FILE, read_image_classifier, read_image_embedder
-from headway_export.huggingface.settings import folder_notes, truncation_side
+from headway_export.huggingface.settings import folder_notes, length_notes, truncation_side
 from headway_export.huggingface.speech import SPEECH_HEADS, read_transcriber
 from headway_export.huggingface.towers import is_two_towers, read_towers
 from headway_export.huggingface.translators import TRANSLATORS, read_translator
@@ -186,6 +186,10 @@ class _Description:
         if task is not Task.TEXT_EMBEDDING:
             notes += unread_notes(self.path)
         notes += folder_notes(self.weights, self.content, task) + _note_of_version(self.content)
+        if longest := max(
+            (one.limits.max_input_tokens or 0 for one in sources if one.tokenizer is not None), default=0
+        ):
+            notes += length_notes(self.weights, longest)
         side = truncation_side(self.weights)
         sources = tuple(
             replace(source, truncation_side=side) if source.tokenizer is not None else source for source in sources

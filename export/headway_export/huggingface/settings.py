@@ -24,6 +24,14 @@ SAMPLING: Final = ("temperature", "top_k", "top_p", "min_p")
 _OTHER_SAMPLING: Final = ("top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
 _OF_BEAMS: Final = ("early_stopping", "length_penalty", "diversity_penalty", "num_beam_groups")
 _ENDS: Final = ("eos_token_id", "pad_token_id", "bos_token_id", "decoder_start_token_id")
+_NEUTRAL: Final = dict.fromkeys((
+    "diversity_penalty", "encoder_no_repeat_ngram_size", "epsilon_cutoff", "eta_cutoff", "min_length",
+    "min_new_tokens", "min_p", "no_repeat_ngram_size", "penalty_alpha", "top_k",
+), 0) | dict.fromkeys((
+    "encoder_repetition_penalty", "guidance_scale", "length_penalty", "num_beam_groups", "num_beams",
+    "repetition_penalty", "temperature", "top_h", "top_p", "typical_p",
+), 1)  # fmt: skip
+"""Numbers that a setting of generation may have without a change of any answer."""
 _HOW_IT_RUNS: Final = frozenset((
     "_from_model_config", "assistant_confidence_threshold", "assistant_early_exit", "assistant_ensemble_weight",
     "assistant_lookbehind", "cache_config", "cache_implementation", "compile_config", "continuous_batching_config",
@@ -69,11 +77,13 @@ def generation_notes(
     known = {*_HOW_IT_RUNS, *_ENDS, *applied}
     if not settings.do_sample:
         known.update((*SAMPLING, *_OTHER_SAMPLING, "do_sample"))
-    if _is_neutral(settings.num_beams):
+    if _is_neutral("num_beams", settings.num_beams):
         known.update(_OF_BEAMS)
     if settings.max_new_tokens is not None:
         known.add("max_length")  # the other one holds
-    stated = {name: value for name, value in settings.to_dict().items() if name not in known and not _is_neutral(value)}
+    stated = {
+        name: value for name, value in settings.to_dict().items() if name not in known and not _is_neutral(name, value)
+    }
     notes = []
     if ignored := [name for name in stated if name not in asked]:
         notes.append(f"generation_config: {', '.join(ignored)}: not applied by the server")
@@ -82,14 +92,35 @@ def generation_notes(
     return tuple(notes)
 
 
-def _is_neutral(value: Any) -> bool:
+def _is_neutral(name: str, value: Any) -> bool:
     """Returns True for what a setting is where it changes nothing."""
-    return value is not True and value in (None, 0, 1, [], {}, ())
+    if value is None or value is False or value in ([], {}, ()):
+        return True
+    return value is not True and name in _NEUTRAL and value == _NEUTRAL[name]
 
 
 def truncation_side(path: Path) -> Literal["right", "left"]:
     """Returns which end of a text the tokenizer of a folder cuts; errors are those of `read_settings`."""
     return "left" if read_settings(path / TOKENIZER_CONFIG_FILE).get("truncation_side") == "left" else "right"
+
+
+def length_notes(path: Path, longest: int) -> tuple[str, ...]:
+    """Returns a note if the tokenizer of a folder cuts shorter texts than the bundle takes.
+
+    Args:
+        path: The folder.
+        longest: Tokens of the longest text of the bundle.
+
+    Raises:
+        SourceError: The tokenizer's settings are no JSON object.
+    """
+    stated = read_settings(path / TOKENIZER_CONFIG_FILE).get("model_max_length")
+    if isinstance(stated, bool) or not isinstance(stated, int | float) or not 0 < stated < longest:
+        return ()
+    return (
+        f"{TOKENIZER_CONFIG_FILE}: model_max_length {stated:g}: transformers cuts texts there, and the bundle takes "
+        f"{longest} tokens; --max-length N changes it",
+    )
 
 
 def read_settings(file: Path) -> dict[str, Any]:

@@ -258,7 +258,9 @@ class InspectTextRequest(_message.Message):
     text_pair: _builtins.str
     """Second text of a pair, for models that read pairs (some require it)."""
     truncate: _builtins.bool
-    """True cuts the end off a text that is too long for the model, of a pair the longer text first; false refuses it."""
+    """True cuts off the end of a text that is too long for the model, of a pair the longer text first; false refuses it. Where
+    the manifest's `truncation_side` is left, the beginning is cut off.
+    """
     @_builtins.property
     def attention(self) -> Global___AttentionOptions:
         """Which weights to return. Default: of every head of every layer."""
@@ -576,7 +578,9 @@ class InspectTranslationRequest(_message.Message):
     translation: _builtins.str
     """Its translation. Default: the model's own, by greedy decoding."""
     truncate: _builtins.bool
-    """True cuts the end off a source text that is too long for the model; false refuses it."""
+    """True cuts off the end of a source text that is too long for the model; false refuses it. Where the
+    manifest's `truncation_side` is left, the beginning is cut off.
+    """
     @_builtins.property
     def attention(self) -> Global___AttentionOptions:
         """Which weights to return, of encoder and decoder alike. Default: of every head of every layer."""

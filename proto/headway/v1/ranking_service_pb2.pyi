@@ -176,7 +176,9 @@ class RankTextsRequest(_message.Message):
     prompt_name: _builtins.str
     """Name of the model's prompt that is put before every text that is ranked, such as "passage". Default: likewise."""
     truncate: _builtins.bool
-    """True cuts the end off a text that is too long for the model; false refuses it."""
+    """True cuts off the end of a text that is too long for the model; false refuses it. Where the
+    manifest's `truncation_side` is left, the beginning is cut off.
+    """
     @_builtins.property
     def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Texts to rank. 1 to 4,096, of at least 1 character. Vectors of a set of texts are kept, so that a set that comes

@@ -48,7 +48,9 @@ class ClassifyTextRequest(_message.Message):
     none for a single-label model.
     """
     truncate: _builtins.bool
-    """True cuts the end off a text that is too long for the model, of a pair the longer text first; false refuses it."""
+    """True cuts off the end of a text that is too long for the model, of a pair the longer text first; false refuses it. Where
+    the manifest's `truncation_side` is left, the beginning is cut off.
+    """
     hypothesis_template: _builtins.str
     """Sentence that a text may entail, with {} where a candidate label goes. Default "This example is {}."."""
     independent_labels: _builtins.bool
@@ -178,7 +180,9 @@ class ClassifyTokensRequest(_message.Message):
     model_version: _builtins.str
     """Version of the model. Default: the latest loaded version."""
     truncate: _builtins.bool
-    """True cuts the end off a text that is too long for the model; false refuses it."""
+    """True cuts off the end of a text that is too long for the model; false refuses it. Where the
+    manifest's `truncation_side` is left, the beginning is cut off.
+    """
     @_builtins.property
     def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Texts to classify. 1 to 256, of at least 1 character."""
@@ -326,7 +330,9 @@ class EmbedTextRequest(_message.Message):
     normalize: _builtins.bool
     """True scales every vector to length 1, so that the dot product of two is the cosine of their angle. Default true."""
     truncate: _builtins.bool
-    """True cuts the end off a text that is too long for the model, of a pair the longer text first; false refuses it."""
+    """True cuts off the end of a text that is too long for the model, of a pair the longer text first; false refuses it. Where
+    the manifest's `truncation_side` is left, the beginning is cut off.
+    """
     prompt_name: _builtins.str
     """Name of the model's prompt that is put before every text, such as "query" or "passage". Default: the model's own
     default prompt, or none. A name that the model does not have is refused.
@@ -446,7 +452,9 @@ class ScoreTextRequest(_message.Message):
     model_version: _builtins.str
     """Version of the model. Default: the latest loaded version."""
     truncate: _builtins.bool
-    """True cuts the end off a text that is too long for the model, of a pair the longer text first; false refuses it."""
+    """True cuts off the end of a text that is too long for the model, of a pair the longer text first; false refuses it. Where
+    the manifest's `truncation_side` is left, the beginning is cut off.
+    """
     @_builtins.property
     def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Texts to score, or the first text of each pair, such as the query. 1 to 256, of at least 1 character. A single one

@@ -38,7 +38,9 @@ class RewriteTextRequest(_message.Message):
     model_version: _builtins.str
     """Version of the model. Default: the latest loaded version."""
     truncate: _builtins.bool
-    """True cuts the end off a text that is too long for the model; false refuses it."""
+    """True cuts off the end of a text that is too long for the model; false refuses it. Where the
+    manifest's `truncation_side` is left, the beginning is cut off.
+    """
     @_builtins.property
     def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Texts to rewrite, as the model takes them: instructions included, such as "summarize: ". 1 to 256, of at least 1
@@ -229,7 +231,9 @@ class StreamRewriteTextRequest(_message.Message):
     text: _builtins.str
     """The text to rewrite, of at least 1 character."""
     truncate: _builtins.bool
-    """True cuts the end off a text that is too long for the model; false refuses it."""
+    """True cuts off the end of a text that is too long for the model; false refuses it. Where the
+    manifest's `truncation_side` is left, the beginning is cut off.
+    """
     target_prefix: _builtins.str
     """What the new text begins with; the first delta has it. White space at its end is ignored. Default: nothing."""
     @_builtins.property

@@ -206,7 +206,9 @@ class TranslateTextRequest(_message.Message):
     target_language: _builtins.str
     """Language to translate to as a BCP 47 code, such as "de". Default: the model's; required if it writes several."""
     truncate: _builtins.bool
-    """True cuts the end off a text that is too long for the model; false refuses it."""
+    """True cuts off the end of a text that is too long for the model; false refuses it. Where the
+    manifest's `truncation_side` is left, the beginning is cut off.
+    """
     include_alignment: _builtins.bool
     """True returns which words were translated to which; this takes another run of the decoder. At most 1024 translations
     in all, counting every hypothesis. FAILED_PRECONDITION if the model's bundle does not provide attention.
@@ -525,7 +527,9 @@ class StreamTranslateTextRequest(_message.Message):
     target_language: _builtins.str
     """Language to translate to as a BCP 47 code, such as "de". Default: the model's; required if it writes several."""
     truncate: _builtins.bool
-    """True cuts the end off a text that is too long for the model; false refuses it."""
+    """True cuts off the end of a text that is too long for the model; false refuses it. Where the
+    manifest's `truncation_side` is left, the beginning is cut off.
+    """
     target_prefix: _builtins.str
     """What the translation begins with; the first delta has it. White space at its end is ignored. Default: nothing."""
     include_alignment: _builtins.bool

@@ -119,6 +119,8 @@ class Delta:
     """Tokens produced so far."""
     tokens: tuple[TokenLogProbability, ...] = ()
     """Those produced since the last delta, if log-probabilities were asked for."""
+    prompt_tokens: tuple[TokenLogProbability, ...] = ()
+    """Those of a prompt that the delta repeats, if theirs were asked for."""
     places: tuple[int, ...] = ()
     """At which character of the text each of them begins, if the task has looked."""
     sample: int = 0

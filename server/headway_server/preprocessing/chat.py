@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
-from jinja2 import Template, nodes
+from jinja2 import Template, meta, nodes
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
@@ -136,7 +136,7 @@ class ChatTemplate:
         self._form: CallForm | NoToolsError
         self._reasoning: ReasoningForm | None = None
         self.variables: frozenset[str] = frozenset()
-        """Names that the template reads."""
+        """Names that the template reads and does not set itself."""
         self._no_tools: list[Tool] | None = None
 
     @property
@@ -161,7 +161,7 @@ class ChatTemplate:
         Raises:
             InvalidInputError: The template reads no variable of such a name, or the server gives it.
         """
-        own = frozenset((*_GIVEN, *self.names))
+        own = frozenset((*_GIVEN, *self.names, *self._template.environment.globals))
         for name in variables:
             if name in own:
                 raise InvalidInputError(f"{field}.{name}", "is given by the server; leave it out")
@@ -211,7 +211,7 @@ class ChatTemplate:
                 names[f"{name}_token"] = token
         tokens = _ControlTokens(tokenizer, source + "".join(names.values()), parsed, tokenizer_file)
         chat = cls(template, file=file, tokens=tokens, names=names)
-        chat.variables = frozenset(node.name for node in parsed.find_all(nodes.Name) if node.ctx == "load")
+        chat.variables = frozenset(meta.find_undeclared_variables(parsed))
         chat._try(tokenizer)
         special = {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
         try:
@@ -241,8 +241,9 @@ class ChatTemplate:
             variables: Values of JSON that the template is given by these names, which `check_variables` has passed.
 
         Raises:
-            InvalidInputError: The template refuses a conversation, or makes too long a prompt of it.
-            BundleError: The template fails.
+            InvalidInputError: The template refuses a conversation, makes too long a prompt of it, or fails with tools
+                or variables, whose shape is the caller's.
+            BundleError: The template fails without them.
         """
         loop = asyncio.get_running_loop()
         return [
@@ -281,7 +282,18 @@ class ChatTemplate:
                 field, f"is too long for the model's chat template, which {error}; leave out older turns"
             ) from None
         except Exception as error:  # what a wrong template leads to can be of any kind
-            raise self._failure(error) from error
+            given = {
+                "tools": bool(tools),
+                "calls of tools": any(turn.tool_calls or turn.role == "tool" for turn in turns),
+                "values of its variables": bool(variables),
+            }
+            if not any(given.values()):
+                raise self._failure(error) from error
+            reason = self._tokens.restore(str(error))[:_REASON_LENGTH]
+            beside = " and ".join(what for what, is_there in given.items() if is_there)
+            raise InvalidInputError(
+                field, f"makes the model's chat template fail with the {beside} ({reason}); give others, or none"
+            ) from error
 
     def _write(
         self,
@@ -294,7 +306,7 @@ class ChatTemplate:
         people, model = self._tokens.disguise, self._tokens.disguise_own
         values = {
             "documents": None,
-            **_disguised(dict(variables or {}), people),
+            **{name: _disguised(value, people) for name, value in (variables or {}).items()},
             "messages": [
                 turn.shown(partial(_disguised, disguise=model if turn.role == "assistant" else people))
                 for turn in turns
@@ -453,8 +465,26 @@ def _disguised(value: Any, disguise: Callable[[str], str]) -> Any:
 def _length(turns: Sequence[ChatTurn], tools: Sequence[Tool], variables: Mapping[str, Any] | None) -> int:
     """Returns how many characters people wrote."""
     said = sum(len(text) for turn in turns for text in turn.texts)
-    said += len(json.dumps(variables, ensure_ascii=False)) if variables else 0
+    said += _size(dict(variables)) if variables else 0
     return said + sum(len(tool.description) + len(tool.parameters) for tool in tools)
+
+
+def _size(value: Any) -> int:
+    """Returns about how many characters a value of JSON has, or a number above `MAX_TEXT_LENGTH` if it has more."""
+    size, rest = 0, [value]
+    while rest and size <= MAX_TEXT_LENGTH:
+        one = rest.pop()
+        if isinstance(one, dict):
+            size += sum(map(len, one))
+            one = list(one.values())
+        if isinstance(one, list):
+            size += len(one)
+            rest += one
+        elif isinstance(one, str):
+            size += len(one)
+        else:
+            size += one.bit_length() // 3 + 1 if isinstance(one, int) else 1
+    return size
 
 
 def _texts_looked_for(parsed: nodes.Template) -> Iterator[str]:

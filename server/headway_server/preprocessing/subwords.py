@@ -8,7 +8,9 @@ P is the number of subwords of a text.
 
 from __future__ import annotations
 
+import re
 import unicodedata
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,7 +21,8 @@ from tokenizers import Regex, pre_tokenizers
 
 _JOINER = "\u200d"
 """Zero width joiner, which makes one grapheme of two."""
-_LETTERS_OF_FLAGS = range(0x1F1E6, 0x1F200)
+_FLAGS = re.compile("[\U0001f1e6-\U0001f1ff]+")
+"""Letters of which two and two make a flag."""
 _CONJOINERS = frozenset(
     "\u094d\u09cd\u0acd\u0b4d\u0c4d\u0d4d\u1039\u17d2\u1a60\u1b44\u1bab\ua9c0\uaaf6\U00010a3f\U00011133\U000113d0"
     "\U0001193e\U00011a47\U00011a99\U00011f42"
@@ -49,6 +52,7 @@ class Subwords:
     def find(cls, text: str, offsets: Sequence[tuple[int, int]]) -> Subwords:
         """Finds the subwords of a text by the first character and the one after each of its tokens."""
         rows: list[tuple[int, int, int, bool]] = []
+        flags = [] if text.isascii() else [run.start() for run in _FLAGS.finditer(text)]
         covered = 0
         for token, (first, after) in enumerate(offsets):
             part = text[first:after]
@@ -56,34 +60,38 @@ class Subwords:
             if trimmed:
                 start = first + part.index(trimmed)
                 end = start + len(trimmed)
-                rows.append((token, start, end, bool(rows) and (start < covered or _continues_grapheme(text, start))))
+                joined = bool(rows) and (start < covered or _continues_grapheme(text, start, flags))
+                rows.append((token, start, end, joined))
                 covered = max(covered, end)
         table = np.array(rows, np.int64).reshape(-1, 4)
         return cls(table[:, 0], table[:, 1], table[:, 2], table[:, 3].astype(np.bool_))
 
 
-def _continues_grapheme(text: str, position: int) -> bool:
-    """Returns True if a character belongs to the grapheme of the one before it."""
+def _continues_grapheme(text: str, position: int, flags: Sequence[int]) -> bool:
+    """Returns True if a character belongs to the grapheme of the one before it.
+
+    Args:
+        text: The text.
+        position: The character's.
+        flags: Where the runs of letters of flags begin, in order.
+    """
     pair = text[max(0, position - 1) : position + 1]
     if len(pair) < 2 or pair.isascii():
         return False
     before, character = pair[0], pair[1]
     if before == _JOINER or unicodedata.category(character).startswith("M"):
         return True
-    if ord(before) in _LETTERS_OF_FLAGS and ord(character) in _LETTERS_OF_FLAGS:
-        first = position
-        while first and ord(text[first - 1]) in _LETTERS_OF_FLAGS:
-            first -= 1
-        return (position - first) % 2 == 1
+    if _FLAGS.fullmatch(pair):
+        return (position - flags[bisect_right(flags, position) - 1]) % 2 == 1
     return _is_grapheme(pair) or _is_conjunct(text, position)
 
 
 def _is_conjunct(text: str, position: int) -> bool:
     """Returns True if a letter is joined to what is before it by one of the marks between them."""
-    if unicodedata.category(text[position]) != "Lo":
+    if unicodedata.category(text[position]) not in ("Lo", "Cn"):  # the newest scripts have no category here
         return False
     while position and (mark := text[position - 1]) not in _CONJOINERS:
-        if mark != _JOINER and unicodedata.category(mark) not in ("Mn", "Sk"):
+        if unicodedata.category(mark) == "Mc" or not _is_grapheme(f"a{mark}"):
             return False
         position -= 1
     return position > 0

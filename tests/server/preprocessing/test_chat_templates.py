@@ -212,15 +212,21 @@ def test_a_template_is_given_what_a_caller_sets_and_it_reads(tmp_path):
         "{% set deep = deep or 'no' %}{{ messages[0].content }} {{ deep }} {{ deep is mapping and deep.a }}"
         "{% if enable_thinking is defined and not enable_thinking %}<s>{% endif %} {{ (documents or []) | length }}"
     )
-    template = load_template(tmp_path, source)
+    template = load_template(
+        tmp_path, source + "{% set own = 1 %}{{ own }}{% for one in messages %}{{ loop.index }}{% endfor %}"
+    )
     given = {"enable_thinking": False, "deep": {"a": ["<s>"]}, "documents": [{"text": "x"}]}
     template.check_variables(given, "kwargs")
     prompt = template.prompt(turns("a"), "c", variables=given)
-    assert prompt.text == "a {'a': ['<s>']} ['<s>']<s> 1"
+    assert prompt.text == "a {'a': ['<s>']} ['<s>']<s> 111"
     assert prompt.input_ids.tolist().count(0) == 1
     for name, problem in {
         "messages": "given by the server",
         "bos_token": "given by the server",
+        "raise_exception": "given by the server",
+        "namespace": "given by the server",
+        "own": "not read by",
+        "loop": "not read by",
         "enable_thinkng": "not read by the model's chat template, which reads deep, documents, enable_thinking;",
     }.items():
         with pytest.raises(InvalidInputError, match=problem) as refused:
@@ -228,10 +234,45 @@ def test_a_template_is_given_what_a_caller_sets_and_it_reads(tmp_path):
         assert refused.value.field == f"kwargs.{name}"
 
 
+def test_what_a_caller_sets_is_found_by_its_name_whatever_special_tokens_look_like(tmp_path):
+    tokenizer = byte_level_tokenizer()
+    tokenizer.add_special_tokens(["_eos_"])
+    template = load_template(tmp_path, "{{ messages[0].content }}_eos_{{ enable_thinking }}", tokenizer)
+    assert template.prompt(turns("a"), "c", variables={"enable_thinking": False}).text == "a_eos_False"
+
+
+def test_a_template_that_fails_with_what_only_a_caller_gives_is_no_fault_of_the_bundle(tmp_path):
+    source = (
+        "{% for tool in tools or [] %}{{ tool.function.parameters.properties.a.type + '' }}{% endfor %}"
+        "{% for message in messages %}{{ message.content }}"
+        "{% for call in message.tool_calls or [] %}{{ call.function.name }} {{ call.function.arguments | tojson }}"
+        "{% if call.function.arguments.a %}{{ call.function.arguments.a + '' }}{% endif %}{% endfor %}{% endfor %}"
+        "{% if level %}{{ 'x' + level }}{% endif %}"
+    )
+    template = load_template(tmp_path, source)
+    tool = Tool(name="clock", parameters='{"properties": {"a": {"type": ["string", "null"]}}}')
+    for beside, given in {
+        "tools": {"tools": [tool]},
+        "values of its variables": {"variables": {"level": 5}},
+        "tools and values of its variables": {"tools": [tool], "variables": {"level": "<s>"}},
+    }.items():
+        with pytest.raises(InvalidInputError, match=rf"template fail with the {beside} \(can only concat") as refused:
+            template.prompt(turns("a"), "messages", **given)
+        assert refused.value.field == "messages"
+
+
 def test_what_a_caller_sets_counts_as_much_as_what_is_said(tmp_path):
     template = load_template(tmp_path, MARKERS + "{{ a }}")
     with pytest.raises(InvalidInputError, match="leave out older turns"):
         template.prompt(turns("a"), "conversation", variables={"a": ["a" * MAX_TEXT_LENGTH]})
+    for large in ({"a" * 2**18: "b" * 2**18}, ["a"] * 2**18, [1.5] * 2**19, 2 ** (3 * 2**19)):
+        with pytest.raises(InvalidInputError, match="leave out older turns"):
+            template.prompt(turns("a"), "conversation", variables={"a": large})
+    large = '"' * 8_000_000
+    began = time.process_time()
+    with pytest.raises(InvalidInputError, match="leave out older turns"):
+        template.prompt(turns("a"), "conversation", variables={"a": large})
+    assert time.process_time() - began < 0.02  # to write it as JSON takes 0.06 s
 
 
 @pytest.mark.parametrize("arguments", ["", "(ensure_ascii=true)", "(indent=2, sort_keys=true)"])

@@ -1,5 +1,7 @@
 """Subwords of a text: where tokens stand in what the caller sent, whatever Unicode has in store."""
 
+import time
+
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
@@ -22,8 +24,11 @@ GRAPHEMES = [
     ["ก็ำ", "แ"],
     ["မြ", "န်", "မာ", "က္က"],
     ["\u06001"],
+    ["क्\u20e3ष", "क्\uff9eष", "क्\U000e0061ष"],
+    ["\U00011f04\U00011f42\U00011f05"],
 ]
-"""Of emoji, flags, Hangul, Devanagari, Bengali, Tamil, Thai, Myanmar, and an Arabic sign of numbers."""
+"""Of emoji, flags, Hangul, Devanagari, Bengali, Tamil, Thai, Myanmar, an Arabic sign of numbers, marks of other scripts
+within a conjunct, and Kawi, which Python's own tables do not know yet."""
 
 
 def byte_level(normalizer: normalizers.Normalizer | None = None) -> Tokenizer:
@@ -91,6 +96,15 @@ def test_training_and_the_server_find_the_same_subwords(graphemes):
 @pytest.mark.parametrize("follower", ["a", ".", "क"])
 def test_what_a_joiner_stands_before_is_joined_whatever_it_is(follower):
     assert [characters for characters, joined in find(f"क\u200d{follower}z") if not joined] == ["क", "z"]
+
+
+def test_the_end_of_a_long_text_of_flags_takes_no_longer_than_its_beginning():
+    text = "a" + "🇩" * 250_000
+    offsets = [(index, index + 1) for index in range(len(text) - 500, len(text))]
+    began = time.process_time()
+    found = Subwords.find(text, offsets)
+    assert time.process_time() - began < 1.0  # a walk back from each took 30 s
+    assert found.joined.tolist()[1:] == [(start - 1) % 2 == 1 for start, _ in offsets][1:]
 
 
 def test_a_text_that_begins_with_a_mark_has_a_beginning():

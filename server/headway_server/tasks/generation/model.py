@@ -25,7 +25,7 @@ from headway_server.decoding.interfaces import Constraint, Decoder, Encoder
 from headway_server.decoding.output.text import Decode, TextAssembly, TokenPlaces
 from headway_server.decoding.parameters import SamplingParameters
 from headway_server.decoding.sequence import Delta, Sequence, SequenceResult, share_prompt
-from headway_server.errors import InvalidInputError
+from headway_server.errors import FieldName, InvalidInputError
 from headway_server.preprocessing import CallForm, ChatTemplate, ReasoningForm, Tool
 from headway_server.preprocessing.pool import constraint_pool, text_pool
 from headway_server.serving.answers import Answer, CallTimings
@@ -199,7 +199,8 @@ class GenerationModel(DecodingModel):
     ) -> AsyncGenerator[Delta | Answer[GeneratedText], None]:
         """Continues a prompt: yields deltas of the texts of its samples as they appear, and last the answer.
 
-        With `echo` the first delta of each is the prompt. Args and errors are those of `generate`.
+        With `echo` the first delta of each is the prompt, with its log-probabilities if they are asked for. Args and
+        errors are those of `generate`.
         """
         plan = self._plan(request)
         check_prompt(prompt, field, self._max_text_bytes)
@@ -226,17 +227,26 @@ class GenerationModel(DecodingModel):
                 for sequence in sequences
                 if request.log_probabilities is not None
             }
-            if fitted.shown:
+            echoed = dict[int, Sequence]()
+            if fitted.shown and request.echo and plan.parameters.wants_prompt_log_probabilities:
+                echoed = {
+                    sequence.parameters.sample: sequence for sequence in sequences
+                }  # known with their first token
+            elif fitted.shown:
                 for sequence in sequences:
                     yield Delta(output=fitted.shown, num_new_tokens=0, sample=sequence.parameters.sample)
             streams = [self._stream(one, is_first=one is sequences[0]) for one in sequences]
             async with aclosing(streams[0] if len(streams) == 1 else _samples(streams)) as deltas:
                 async for delta in deltas:
+                    if delta.sample in echoed:
+                        yield await self._echo(fitted, echoed.pop(delta.sample))
                     if delta.tokens:
                         delta = replace(  # noqa: PLW2901 (the same with the places)
                             delta, places=places[delta.sample].push([token.token_id for token in delta.tokens])
                         )
                     yield delta
+            for sequence in echoed.values():
+                yield await self._echo(fitted, sequence)
             results = [sequence.reply.result.result() for sequence in sequences]
             texts = [
                 self._generated(fitted, sequence.parameters, result, request, plan)
@@ -289,7 +299,8 @@ class GenerationModel(DecodingModel):
             raise InvalidInputError(
                 field,
                 f"is set, and {self._marks.form.end}, which ends the thinking of {name}, is among the tokens that may "
-                "not follow; leave it out of stop_token_ids, or leave out min_new_tokens",
+                "not follow; leave it out of stop_token_ids, or leave out ",
+                FieldName("min_new_tokens"),
             )
 
     @contextmanager
@@ -447,12 +458,27 @@ class GenerationModel(DecodingModel):
     ) -> tuple[int, ...]:
         """See `GeneratedText.places`."""
         own = self._places(prompt, request, plan).push([token.token_id for token in result.tokens])
-        if not result.prompt_tokens:
-            return own
+        return self._prompt_places(prompt) + own if result.prompt_tokens else own
+
+    def _prompt_places(self, prompt: FittedPrompt) -> tuple[int, ...]:
+        """Returns at which character of a prompt each of its tokens begins; takes long for a long one."""
         if prompt.truncated or prompt.text is None:
-            return TokenPlaces(self._tokenizer.decoder()).push(prompt.input_ids.tolist()) + own
+            return TokenPlaces(self._tokenizer.decoder()).push(prompt.input_ids.tolist())
         starts = tuple(start for start, _ in self._tokenizer.encode_now(prompt.text, with_offsets=True).offsets)
-        return (0,) * (len(result.prompt_tokens) - len(starts)) + starts + own  # the model's own tokens come first
+        return (0,) * (len(prompt.input_ids) - len(starts)) + starts  # the model's own tokens come first
+
+    async def _echo(self, prompt: FittedPrompt, sequence: Sequence) -> Delta:
+        """Returns the delta of a prompt that is repeated with its log-probabilities, once the prompt was read."""
+        places = await asyncio.get_running_loop().run_in_executor(
+            text_pool(len(prompt.input_ids)), self._prompt_places, prompt
+        )
+        return Delta(
+            output=prompt.shown,
+            num_new_tokens=0,
+            prompt_tokens=tuple(sequence.prompt_tokens),
+            places=places,
+            sample=sequence.parameters.sample,
+        )
 
     def _generated(
         self,

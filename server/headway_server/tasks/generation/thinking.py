@@ -80,6 +80,7 @@ class Thinking:
         self._answer = answer
         self._end_ids = np.array(sorted(end_ids), np.int64)
         self._tail = ""  # the end of the text, which a mark may be part of
+        self._is_blank = True  # nothing but white space has been written
         self._num_thought = 0
         self._recent: tuple[int, ...] = ()  # the last tokens of the thought: they may begin the mark that ends it
         self._forced: tuple[int, ...] = ()  # what is left to be written of that mark
@@ -110,13 +111,15 @@ class Thinking:
                 mask &= ~pack_mask(self._end_ids, len(mask))
         else:
             self._answer.fill(mask)
-            if self._stage is _Stage.BEFORE and len(self._marks.begin_ids) == 1:
+            if self._stage is _Stage.BEFORE and self._is_blank and len(self._marks.begin_ids) == 1:
                 mask |= pack_mask(np.array(self._marks.begin_ids), len(mask))
 
     def accept(self, token_id: int) -> None:
         """Takes the next token; errors are those of `ConstraintState.accept`."""
         if self._stage is not _Stage.AFTER:
-            self._tail += self._detokenizer.push((token_id,))
+            new = self._detokenizer.push((token_id,))
+            self._tail += new
+            self._is_blank = self._is_blank and new.isspace()
         if self._stage is _Stage.THINKING:
             self._think(token_id)
             return

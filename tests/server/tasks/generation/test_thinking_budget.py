@@ -14,6 +14,7 @@ from headway_server.errors import InvalidInputError
 from headway_server.preprocessing import ChatTurn
 from headway_server.tasks.generation.request import GenerationRequest
 from headway_server.tasks.parameters import LogProbabilityRequest
+from headway_server.transports.http.openai.form import name_of
 
 MARKS = ("<think>", "</think>")
 TEMPLATE = (
@@ -141,6 +142,24 @@ async def test_a_constraint_holds_for_the_answer_after_the_thought(model, kind, 
             assert bool(thought) == bool(budget and thinks)
 
 
+@pytest.mark.parametrize("pattern", ["<t[a-z]{3}>", "é{3}"])
+async def test_a_thought_does_not_begin_within_an_answer(model, pattern):
+    special = dict(model.reasoning_form.special_tokens)
+    biases = {EOS_ID: 50.0} | dict.fromkeys(special.values(), -100.0)
+    written = byte_tokenizer(tuple(special)).encode(pattern[0], add_special_tokens=False).ids[0]
+    biases |= {model._marks.begin_ids[0]: 40.0, written: 60.0}  # begins with the answer, and would like to think then
+    request = asked(
+        model,
+        budget=5,
+        variables={},
+        constraint=ConstraintRequest(regex=pattern),
+        logit_biases=tuple(biases.items()),
+        max_new_tokens=60,
+    )
+    for text in await texts(model, request):
+        assert re.fullmatch(pattern, text.text), text.text
+
+
 async def test_stop_strings_and_stop_tokens_end_a_thought_and_a_mark_that_may_not_follow_is_refused(model):
     end_ids = model._marks.end_ids
     [text, _] = await texts(model, asked(model, budget=3, stop_strings=("</think>",)))
@@ -151,6 +170,7 @@ async def test_stop_strings_and_stop_tokens_end_a_thought_and_a_mark_that_may_no
     with pytest.raises(InvalidInputError, match="may not follow") as caught:
         await texts(model, asked(model, budget=3, stop_token_ids=end_ids[-1:], min_new_tokens=9))
     assert caught.value.field == "parameters.thinking_token_budget"
+    assert str(caught.value.renamed(name_of)).endswith("or leave out min_tokens")
 
 
 async def test_a_budget_is_refused_where_it_is_out_of_range_or_the_model_does_not_think(model, tmp_path):

@@ -174,11 +174,14 @@ async def test_places_and_bytes_of_tokens_fit_the_text_at_once_and_in_a_stream(c
         answer = await client.completions.create(**asked, echo=echo)
         choice, told = answer.choices[0], answer.choices[0].logprobs
         stream = await client.completions.create(**asked, echo=echo, stream=True)
-        parts = [chunk.choices[0].logprobs async for chunk in stream if chunk.choices[0].logprobs is not None]
+        chunks = [chunk.choices[0] async for chunk in stream]
+    parts = [chunk.logprobs for chunk in chunks if chunk.logprobs is not None]
     num_own = answer.usage.completion_tokens
-    assert [token for part in parts for token in part.tokens] == told.tokens[-num_own:]
-    assert [place for part in parts for place in part.text_offset] == told.text_offset[-num_own:]
-    assert [top for part in parts for top in part.top_logprobs] == told.top_logprobs[-num_own:]
+    assert "".join(chunk.text for chunk in chunks) == choice.text
+    assert [token for part in parts for token in part.tokens] == told.tokens
+    assert [place for part in parts for place in part.text_offset] == told.text_offset
+    assert [top for part in parts for top in part.top_logprobs] == told.top_logprobs
+    assert [value for part in parts for value in part.token_logprobs] == pytest.approx(told.token_logprobs, abs=1e-5)
     data = [_bytes_of(token) for token in told.tokens]
     for index, place in enumerate(told.text_offset):
         before = b"".join(data[:index]).decode(errors="replace")
@@ -192,6 +195,19 @@ async def test_places_and_bytes_of_tokens_fit_the_text_at_once_and_in_a_stream(c
             "bytes:\\x98",
             "bytes:\\x80",
         ]
+
+
+async def test_every_choice_of_a_stream_repeats_the_prompt_with_its_log_probabilities(calling):
+    asked = COMPLETION | {"prompt": PROMPT, "logprobs": 2, "max_tokens": 3, "seed": 3, "n": 2, "echo": True}
+    async with calling() as (_, client):
+        answer = await client.completions.create(**asked)
+        stream = await client.completions.create(**asked, stream=True)
+        chunks = [chunk.choices[0] async for chunk in stream]
+    for choice in answer.choices:
+        own = [chunk for chunk in chunks if chunk.index == choice.index]
+        tokens = [token for chunk in own if chunk.logprobs is not None for token in chunk.logprobs.tokens]
+        assert (own[0].text, tokens) == (PROMPT, choice.logprobs.tokens)
+        assert "".join(chunk.text for chunk in own) == choice.text
 
 
 def _bytes_of(token: str) -> bytes:

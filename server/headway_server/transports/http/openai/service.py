@@ -281,7 +281,7 @@ class _CompletionWriter(_Writer):
         """See `_Writer`."""
         if not delta.output and not delta.tokens:
             return None
-        logprobs = self._logprobs(delta.tokens, delta.places)
+        logprobs = self._logprobs(delta.prompt_tokens or delta.tokens, delta.places)
         return {"index": delta.sample, "text": delta.output, "logprobs": logprobs, "finish_reason": None}
 
     def last(self, text: GeneratedText) -> Iterator[dict[str, Any]]:
@@ -462,13 +462,19 @@ async def _events(
     def events(choices: Iterable[dict[str, Any]]) -> bytes:
         return b"".join(event(writer.chunk([choice]) | beside) for choice in choices)
 
+    def delta_events(delta: Delta) -> bytes:
+        choice = writer.delta(delta)
+        return b"" if choice is None else events([choice])
+
     first: Iterable[dict[str, Any]] = writer.first(body.n)
     async with aclosing(parts):
         async for part in parts:
             written, first = events(first), ()
             if isinstance(part, Delta):
-                if (choice := writer.delta(part)) is not None:
-                    written += events([choice])
+                if part.prompt_tokens:  # of a long prompt, which takes long to write
+                    written += await asyncio.get_running_loop().run_in_executor(text_pool(), delta_events, part)
+                else:
+                    written += delta_events(part)
                 if written:
                     yield written
                 continue
