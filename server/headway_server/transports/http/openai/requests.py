@@ -12,11 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, StringConstraints, ValidationError
 
+from headway_server.batching.settings import MAX_TEXTS
 from headway_server.decoding.constraints import ConstraintRequest
 from headway_server.diffusion import Sampler
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing import ChatTurn, Tool, ToolCall
 from headway_server.preprocessing.chat import Role
+from headway_server.serving.limits import check_count
 from headway_server.tasks.generation.request import MAX_PROMPTS, MAX_TURNS, GenerationRequest, Prompt, ToolUse
 from headway_server.tasks.image_generation.request import DrawingRequest
 from headway_server.tasks.parameters import MAX_LOGIT_BIASES, LogProbabilityRequest
@@ -145,10 +147,9 @@ class CompletionBody(_GenerationBody):
         elif self.prompt and isinstance(self.prompt[0], int):
             prompts, fields = [np.asarray(self.prompt, np.int64)], ["prompt"]
         else:
+            check_count("prompt", len(self.prompt), MAX_PROMPTS)  # before each becomes an array
             prompts = [one if isinstance(one, str) else np.asarray(one, np.int64) for one in self.prompt]
             fields = [f"prompt[{index}]" for index in range(len(prompts))]
-        if not 1 <= len(prompts) <= MAX_PROMPTS:
-            raise InvalidInputError("prompt", f"has {len(prompts)} elements; give 1 to {MAX_PROMPTS}")
         if self.stream and len(prompts) > 1:
             raise InvalidInputError(
                 "prompt", f"has {len(prompts)} elements; a stream continues one: send several calls"
@@ -479,4 +480,5 @@ class EmbeddingBody(_Body):
             return texts
         if isinstance(given[0], int):
             return [np.asarray(given, np.int64)]
+        check_count("input", len(given), MAX_TEXTS)
         return [np.asarray(one, np.int64) for one in given]
