@@ -130,4 +130,4 @@ def test_what_is_not_for_two_towers_is_refused(folders, tmp_path, flags, message
 
 def test_a_task_limits_what_is_exported(folders):
     (source,), _ = sources_from_folder(folders["siglip-fast"], FolderOptions(task="text_embedding"))
-    assert (source.name, source.task) == ("siglip-fast-text", "text_embedding".value)
+    assert (source.name, source.task) == ("siglip-fast-text", "text_embedding")
