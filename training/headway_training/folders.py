@@ -29,6 +29,8 @@ _ADAPTER_FILE: Final = "adapter_config.json"
 _SAFETENSORS: Final = "model.safetensors"
 _PICKLE: Final = "pytorch_model.bin"
 _FLOAT_BYTES: Final = 4
+_MOST_LAYERS_A_WEIGHT: Final = 100
+"""A configuration that names more layers for each weight than that is wrong."""
 
 
 # Configuration
@@ -211,17 +213,45 @@ def count_weights(path: Path, *, allow_pickle: bool = False) -> int:
     return count
 
 
+def check_layers(path: Path, config: Any) -> None:
+    """Checks that a configuration has no more layers than weights could be of, since to make each takes its time.
+
+    Weights that are pickled are not counted. ALBERT's layers share their weights, 24 of them at most.
+
+    Raises:
+        CheckpointError: It has.
+    """
+    layers = getattr(config, "num_hidden_layers", None)
+    if not isinstance(layers, int) or layers <= _MOST_LAYERS_A_WEIGHT:
+        return
+    files = list(path.glob("*.safetensors"))
+    try:
+        num_tensors = sum(len(_header(file)[0]) for file in files)
+    except (OSError, ValueError, AttributeError, OverflowError, MemoryError):
+        return  # which is told where weights are read
+    if files and layers > _MOST_LAYERS_A_WEIGHT * num_tensors:
+        raise CheckpointError(
+            f"{path}: config.json names {layers:,} layers, and the folder has {num_tensors:,} weights; correct it, or "
+            "fetch the folder again"
+        )
+
+
+def _header(file: Path) -> tuple[list[dict[str, Any]], int]:
+    """Returns what a file of safetensors tells of its weights, and how many bytes it has until they begin."""
+    with file.open("rb") as opened:
+        header_bytes = int.from_bytes(opened.read(8), "little")
+        header = json.loads(opened.read(header_bytes))
+    return [entry for name, entry in header.items() if name != "__metadata__"], 8 + header_bytes
+
+
 def _num_weights(file: Path) -> int:
     """Returns how many numbers a file of safetensors holds, by its header.
 
     Raises:
         ValueError: The file ends before its weights do.
     """
-    with file.open("rb") as opened:
-        header_bytes = int.from_bytes(opened.read(8), "little")
-        header = json.loads(opened.read(header_bytes))
-    entries = [entry for name, entry in header.items() if name != "__metadata__"]
-    whole = 8 + header_bytes + max((entry["data_offsets"][1] for entry in entries), default=0)
+    entries, start = _header(file)
+    whole = start + max((entry["data_offsets"][1] for entry in entries), default=0)
     if (found := file.stat().st_size) != whole:
         raise ValueError(f"it has {found:,} bytes, and its header tells of {whole:,}")
     return sum(math.prod(entry["shape"]) for entry in entries)
@@ -255,6 +285,7 @@ def load_model(
     Raises:
         CheckpointError: They cannot be read; it comes from the library's own error.
     """
+    check_layers(path, config)
     try:
         with quiet():
             model, report = auto_class.from_pretrained(
