@@ -29,7 +29,8 @@ from headway_server.observers import NO_OBSERVER, joined
 from headway_server.runtime import Runtime, describe_cores
 from headway_server.services import Statistics
 from headway_server.services.application import Application, Door
-from headway_server.serving.credentials import Credentials, address_problem, format_address
+from headway_server.serving.addresses import address_problem, format_address
+from headway_server.serving.credentials import Credentials
 from headway_server.serving.host import ModelHost, read_store
 from headway_server.settings import ServerSettings
 from headway_server.transports.grpc import GrpcServer

@@ -130,7 +130,8 @@ class Application:
             host, settings, is_draining=lambda: self.calls.is_draining, statistics=statistics
         )
         self._ailing: dict[str, str] = {}
-        self._tasks: list[asyncio.Task[Any]] = []
+        self._health_watch: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._watchdog: Watchdog | None = None
 
     async def start(self) -> int:
@@ -144,8 +145,8 @@ class Application:
         self._update_health()
         for door in self.doors:
             await door.start(self.ports)
+        self._health_watch = asyncio.create_task(self._watch_health())
         self._tasks = [
-            asyncio.create_task(self._watch_health()),
             asyncio.create_task(self.credentials.watch()),
             asyncio.create_task(self.callers.watch()),
         ]
@@ -190,6 +191,8 @@ class Application:
         Returns:
             True if every thread has ended; False where a run hangs and was left behind.
         """
+        if self._health_watch is not None:
+            self._health_watch.cancel()  # models that are closed now are not out of order
         timeout_s = self.settings.drain_timeout
         hold_s = 0.0 if hurry is not None and hurry.is_set() else _HOLD_S
         self.health.close()

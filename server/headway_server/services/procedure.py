@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 from google.rpc import status_pb2
 
-from headway_server.errors import CancelledError, InvalidInputError, RequestError, no_panics
+from headway_server.errors import InvalidInputError, RequestError, no_panics
 from headway_server.observers import Call
 from headway_server.preprocessing.pool import request_pool
 from headway_server.services.status import to_status
@@ -153,12 +153,11 @@ class StreamedCalls(Generic[Request]):
         """Sends a message; may be called by several tasks at a time.
 
         Raises:
-            CancelledError: The caller has gone.
-            RequestError: See `PeerWaits.unread`.
+            RequestError: The caller has gone, or see `PeerWaits.unread`.
         """
         async with self._writing:
             try:
                 await self.write(response)
-            except (RequestError, CancelledError):
+            except RequestError:
                 self.is_over = True
                 raise

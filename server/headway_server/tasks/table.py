@@ -56,9 +56,7 @@ def _times_speech(manifest: Manifest) -> bool:
 
 
 GENERATE_TEXTS: Final[Ability[GenerationModel]] = Ability(name="generate_text", words="generate text")
-CHAT: Final[Ability[GenerationModel]] = Ability(
-    name="chat", words="continue conversations, for which it has no template", needs=_has_chat_template
-)
+CHAT: Final[Ability[GenerationModel]] = Ability(name="chat", words="continue conversations", needs=_has_chat_template)
 TRANSLATE_TEXTS: Final[Ability[TranslationModel]] = Ability(name="translate_text", words="translate texts")
 REWRITE_TEXTS: Final[Ability[TextToTextModel]] = Ability(name="rewrite_text", words="rewrite texts")
 CAPTION_IMAGES: Final[Ability[CaptioningModel]] = Ability(name="caption_image", words="caption images")

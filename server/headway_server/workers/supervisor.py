@@ -20,8 +20,8 @@ import structlog
 
 from headway_server.errors import ServerError
 from headway_server.runtime import CLOSE_TIMEOUT_S
+from headway_server.serving.addresses import format_address
 from headway_server.serving.counts import Counts
-from headway_server.serving.credentials import format_address
 from headway_server.serving.image_files import ImageFiles
 from headway_server.serving.images import SECRET_BYTES
 from headway_server.settings import ServerSettings

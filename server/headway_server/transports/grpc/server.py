@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha import reflection
 from headway_server.errors import ServerError
 from headway_server.services.application import LAST_WORDS_S, Application
 from headway_server.services.health import SERVICE as HEALTH
-from headway_server.serving.credentials import format_address
+from headway_server.serving.addresses import format_address
 from headway_server.serving.files import Certificates
 from headway_server.settings import ServerSettings
 from headway_server.transports.grpc.interceptor import CallInterceptor

@@ -1,10 +1,12 @@
 """Health, reflection, limits, deadlines and drain of a server in this process."""
 
 import asyncio
+import time
 from types import SimpleNamespace
 
 import grpc
 import pytest
+import structlog
 import tiny_bundles
 from edge import make_application
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -22,7 +24,7 @@ from headway.v1 import model_service_pb2
 from headway.v1 import text_classification_service_pb2 as texts_pb
 from headway.v1 import text_classification_service_pb2_grpc as texts_grpc
 from headway_server.errors import ServerError
-from headway_server.serving.credentials import address_problem
+from headway_server.serving.addresses import address_problem
 from headway_server.serving.host import ModelHost
 from headway_server.settings import ServerSettings
 
@@ -119,6 +121,24 @@ async def test_a_decoder_whose_thread_has_ended_is_not_serving(monkeypatch):
         assert (await failure_of(stub.GenerateText(request))).code is grpc.StatusCode.INTERNAL
         watch.cancel()
         await server.stop()
+
+
+async def test_models_that_a_stop_closes_slowly_are_not_out_of_order(monkeypatch):
+    monkeypatch.setattr("headway_server.services.application._HEALTH_INTERVAL_S", 0.01)
+    host = ModelHost([make_generation_model(make_decoder())])
+    server = make_application(host, ServerSettings(store="none", port=0))
+    await server.start()
+    close = host.close
+
+    def close_slowly() -> bool:
+        has_ended = close()
+        time.sleep(0.2)
+        return has_ended
+
+    monkeypatch.setattr(host, "close", close_slowly)
+    with structlog.testing.capture_logs() as lines:
+        assert await server.stop()
+    assert [line["event"] for line in lines] == ["draining", "stopped"]
 
 
 async def test_reflection_lists_every_service(serving):
