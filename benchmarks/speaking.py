@@ -122,7 +122,7 @@ def _speak_served(address: str, seconds: float, texts: Sequence[str]) -> list[Ca
 
             async def call(seed: int, text: str) -> Call:
                 times, length = [], 0.0
-                async with client.stream_synthesize_speech(text, seed=seed, max_duration=seconds) as stream:
+                async with client.stream_synthesize_speech(text, seed=seed, max_duration_seconds=seconds) as stream:
                     async for part in stream:
                         if part.pcm:
                             length += len(part.pcm) / 2 / part.sampling_rate

@@ -198,7 +198,7 @@ class Calls:
         except FailedPreconditionError as error:
             _line("answer", str(error))
             return
-        spans = (f"{HEADLINES[0][span.start : span.end]} ({span.label})" for span in answer[0].spans)
+        spans = (f"{found.span.of(HEADLINES[0])} ({found.label})" for found in answer[0].spans)
         _line("answer", ", ".join(spans))
         _line("model", str(answer.model))
 
@@ -291,7 +291,10 @@ class Calls:
         spoken = answer[0]
         self._spoken = spoken.audio
         _line("question", SAID)
-        _line("answer", f"{spoken.duration:.1f} s of {spoken.sampling_rate} Hz, {len(spoken.audio):,} bytes of WAV")
+        _line(
+            "answer",
+            f"{spoken.duration_seconds:.1f} s of {spoken.sampling_rate} Hz, {len(spoken.audio):,} bytes of WAV",
+        )
         _footer(answer, seconds)
 
     def transcribe_speech(self) -> None:

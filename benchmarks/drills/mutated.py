@@ -16,6 +16,7 @@ from benchmarks.drills.mutation import mutate
 from benchmarks.drills.server import Server, check, running
 from headway.oip import grpc_predict_v2_pb2 as oip
 from headway.v1 import common_pb2 as common
+from headway.v1 import embedding_service_pb2 as embeddings
 from headway.v1 import generation_service_pb2 as generation
 from headway.v1 import image_classification_service_pb2 as images
 from headway.v1 import model_service_pb2 as models
@@ -56,7 +57,7 @@ def _samples() -> list[tuple[str, Message]]:
         ("Translation", "TranslateText", translation.TranslateTextRequest(texts=["A man."], target_language="de")),
         ("TextClassification", "ClassifyText", texts.ClassifyTextRequest(texts=["Oil", "Goal"], top_k=2)),
         ("TextClassification", "ClassifyTokens", texts.ClassifyTokensRequest(texts=["Alan Turing"])),
-        ("TextClassification", "EmbedText", texts.EmbedTextRequest(texts=["Oil"], model="ag-news")),
+        ("Embedding", "EmbedText", embeddings.EmbedTextRequest(texts=["Oil"], model="ag-news")),
         ("ImageClassification", "ClassifyImage", images.ClassifyImageRequest(images=[pixels])),
         ("Model", "GetModel", models.GetModelRequest(model="ag-news")),
     ]

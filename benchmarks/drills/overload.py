@@ -25,6 +25,8 @@ import grpc
 from PIL import Image
 
 from benchmarks.drills.server import Server, check, running
+from headway.v1 import embedding_service_pb2 as embeddings_pb
+from headway.v1 import embedding_service_pb2_grpc as embeddings_grpc
 from headway.v1 import generation_service_pb2 as generation_pb
 from headway.v1 import generation_service_pb2_grpc as generation_grpc
 from headway.v1 import image_classification_service_pb2 as images_pb
@@ -87,9 +89,9 @@ def _services() -> dict[str, _Service]:
             1,
         ),
         "embeddings": _Service(
-            texts_grpc.TextClassificationServiceStub,
+            embeddings_grpc.EmbeddingServiceStub,
             "EmbedText",
-            texts_pb.EmbedTextRequest(texts=texts, model="ag-news"),
+            embeddings_pb.EmbedTextRequest(texts=texts, model="ag-news"),
             1,
         ),
         "images": _Service(

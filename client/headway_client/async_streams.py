@@ -21,7 +21,7 @@ from headway_client.requests import Call, Place, SegmentPrompt, click
 from headway_client.results import (
     Answer,
     DrawingProgress,
-    DrawnImage,
+    GeneratedImage,
     Mask,
     ModelReference,
     SpeechDelta,
@@ -191,18 +191,18 @@ class AsyncSpeechStream(_AsyncStream[SynthesizedSpeech, SpeechDelta]):
         return SpeechDelta(message.pcm, message.sampling_rate, message.new_token_count)
 
 
-class AsyncDrawingStream(_AsyncStream[DrawnImage, DrawingProgress]):
+class AsyncDrawingStream(_AsyncStream[GeneratedImage, DrawingProgress]):
     """Asynchronous iterator over the steps of an image. Leaving its `async with` block early cancels the call."""
 
     _progress_so_far = DrawingProgress(0, 0, b"")
 
     @property
     def _progress(self) -> str:
-        return f"{self._progress_so_far.made_step_count} of {self._progress_so_far.step_count} steps"
+        return f"{self._progress_so_far.completed_step_count} of {self._progress_so_far.step_count} steps"
 
     def _read(self, message: Any) -> DrawingProgress:
         self._answer = self._call.read(message)
-        self._progress_so_far = DrawingProgress(message.made_step_count, message.step_count, message.preview_png)
+        self._progress_so_far = DrawingProgress(message.completed_step_count, message.step_count, message.preview_png)
         return self._progress_so_far
 
 

@@ -52,8 +52,8 @@ from headway_client.results import (
     Answer,
     BundleList,
     BundleStatus,
-    DrawnImage,
     EmbeddingAnswer,
+    GeneratedImage,
     GeneratedText,
     HealthStatus,
     ImageCaption,
@@ -319,7 +319,7 @@ class Client:
     @spell_out
     def generate_image(
         self, prompt: str = "", *, timeout_s: float | None = None, **options: Unpack[GenerateImageOptions]
-    ) -> Answer[DrawnImage]:
+    ) -> Answer[GeneratedImage]:
         """Draws what the prompt says, a label of the model or any text by the model, or draws over an image."""
         return self._send(requests.generate_image(prompt, **options), timeout_s)
 

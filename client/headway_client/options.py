@@ -251,7 +251,9 @@ class StreamSynthesizeSpeechOptions(ModelOptions, SamplingOptions, total=False):
     """Options of StreamSynthesizeSpeech. What is not given takes the model's own default."""
 
     voice: Annotated[str | None, "Who speaks: one of the model's voices. Default: whoever the model draws."]
-    max_duration: Annotated[float | None, "Longest audio of a text, in seconds. Default: what the model can hold."]
+    max_duration_seconds: Annotated[
+        float | None, "Longest audio of a text, in seconds. Default: what the model can hold."
+    ]
 
 
 class SynthesizeSpeechOptions(StreamSynthesizeSpeechOptions, total=False):

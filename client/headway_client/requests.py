@@ -18,23 +18,28 @@ from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeGuard, TypeVar, Unpack
 
 import grpc
+from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 
-from headway.v1 import caption_service_pb2 as caption_pb2
-from headway.v1 import common_pb2
+from headway.v1 import (
+    caption_service_pb2,
+    common_pb2,
+    embedding_service_pb2,
+    image_classification_service_pb2,
+    image_service_pb2,
+    model_service_pb2,
+    ranking_service_pb2,
+    text_classification_service_pb2,
+    text_to_text_service_pb2,
+    translation_service_pb2,
+)
 from headway.v1 import generation_service_pb2 as generation_pb2
-from headway.v1 import image_classification_service_pb2 as images_pb2
 from headway.v1 import image_generation_service_pb2 as drawing_pb2
-from headway.v1 import image_service_pb2 as image_pb2
 from headway.v1 import inspection_service_pb2 as inspection_pb2
-from headway.v1 import model_service_pb2 as models_pb2
-from headway.v1 import ranking_service_pb2 as ranking_pb2
 from headway.v1 import segmentation_service_pb2 as segmentation_pb2
 from headway.v1 import speech_service_pb2 as speech_pb2
-from headway.v1 import text_classification_service_pb2 as texts_pb2
-from headway.v1 import text_to_text_service_pb2 as text_to_text_pb2
-from headway.v1 import translation_service_pb2 as translation_pb2
 from headway_client.errors import CallError, ProtocolError, from_rpc_error
 from headway_client.options import (
     AttentionSummary,
@@ -81,9 +86,9 @@ from headway_client.results import (
     Answer,
     BundleList,
     BundleStatus,
-    DrawnImage,
     EmbeddingAnswer,
     EmbeddingT_co,
+    GeneratedImage,
     GeneratedText,
     HealthStatus,
     ImageCaption,
@@ -114,6 +119,29 @@ from headway_client.results import (
     read,
     read_timings,
 )
+
+_METHODS: Final[dict[str, MethodDescriptor]] = {
+    method.name: method
+    for file in (
+        caption_service_pb2,
+        embedding_service_pb2,
+        generation_pb2,
+        image_classification_service_pb2,
+        drawing_pb2,
+        image_service_pb2,
+        inspection_pb2,
+        model_service_pb2,
+        ranking_service_pb2,
+        segmentation_pb2,
+        speech_pb2,
+        text_classification_service_pb2,
+        text_to_text_service_pb2,
+        translation_service_pb2,
+    )
+    for service in file.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+}
+"""The methods of the API by name: no two services have one in common."""
 
 MessageT = TypeVar("MessageT", bound=Message)
 ResultT = TypeVar("ResultT")
@@ -258,13 +286,13 @@ def translate_text(texts: Texts, **options: Unpack[TranslateTextOptions]) -> Cal
         ValueError: `early_stopping` is none of `EarlyStopping`.
     """
     values = _written_values(TranslateTextOptions, options, as_texts("texts", texts))
-    return _unary("TranslationService/TranslateText", translation_pb2, values, TranslatedText, len(values["texts"]))
+    return _unary("TranslateText", values, TranslatedText, len(values["texts"]))
 
 
 def rewrite_text(texts: Texts, **options: Unpack[RewriteTextOptions]) -> Call[Answer[RewrittenText]]:
     """RewriteText; errors are those of `translate_text`."""
     values = _written_values(RewriteTextOptions, options, as_texts("texts", texts))
-    return _unary("TextToTextService/RewriteText", text_to_text_pb2, values, RewrittenText, len(values["texts"]))
+    return _unary("RewriteText", values, RewrittenText, len(values["texts"]))
 
 
 def _written_values(kind: type, options: Mapping[str, Any], texts: Sequence[str]) -> dict[str, Any]:
@@ -275,12 +303,12 @@ def _written_values(kind: type, options: Mapping[str, Any], texts: Sequence[str]
     phrases = values.get("phrase_constraints")
     if phrases is not None:
         values["phrase_constraints"] = [
-            translation_pb2.PhraseConstraints(
+            common_pb2.PhraseConstraints(
                 required=as_texts("required", one.required), forbidden=as_texts("forbidden", one.forbidden)
             )
             for one in ([phrases] * len(texts) if isinstance(phrases, PhraseConstraints) else phrases)
         ]
-    _gather(translation_pb2.TranslationParameters, values)
+    _gather(common_pb2.DecodingParameters, values)
     return values
 
 
@@ -289,29 +317,29 @@ def stream_translate_text(
 ) -> Call[Answer[TranslatedText] | None]:
     """StreamTranslateText."""
     values = _values(StreamTranslateTextOptions, options, text=as_text("text", text))
-    _gather(translation_pb2.TranslationParameters, values)
-    return _stream("TranslationService/StreamTranslateText", translation_pb2, values, TranslatedText)
+    _gather(common_pb2.DecodingParameters, values)
+    return _stream("StreamTranslateText", values, TranslatedText)
 
 
 def stream_rewrite_text(text: str, **options: Unpack[StreamRewriteTextOptions]) -> Call[Answer[RewrittenText] | None]:
     """StreamRewriteText."""
     values = _values(StreamRewriteTextOptions, options, text=as_text("text", text))
-    _gather(translation_pb2.TranslationParameters, values)
-    return _stream("TextToTextService/StreamRewriteText", text_to_text_pb2, values, RewrittenText)
+    _gather(common_pb2.DecodingParameters, values)
+    return _stream("StreamRewriteText", values, RewrittenText)
 
 
 def classify_text(texts: Texts, **options: Unpack[ClassifyTextOptions]) -> Call[Answer[TextClassification]]:
     """ClassifyText."""
     texts = as_texts("texts", texts)
     values = _values(ClassifyTextOptions, options, texts=texts)
-    return _unary("TextClassificationService/ClassifyText", texts_pb2, values, TextClassification, len(texts))
+    return _unary("ClassifyText", values, TextClassification, len(texts))
 
 
 def classify_tokens(texts: Texts, **options: Unpack[ClassifyTokensOptions]) -> Call[Answer[TokenClassification]]:
     """ClassifyTokens."""
     texts = as_texts("texts", texts)
     values = _values(ClassifyTokensOptions, options, texts=texts)
-    return _unary("TextClassificationService/ClassifyTokens", texts_pb2, values, TokenClassification, len(texts))
+    return _unary("ClassifyTokens", values, TokenClassification, len(texts))
 
 
 def embed_text(texts: Texts, **options: Unpack[EmbedTextOptions]) -> Iterator[Call[Answer[TextEmbedding]]]:
@@ -330,7 +358,7 @@ def embed_text(texts: Texts, **options: Unpack[EmbedTextOptions]) -> Iterator[Ca
     for part in _parts(sizes, MAX_TEXTS, MAX_TEXT_BYTES):
         values = _values(EmbedTextOptions, options, texts=texts[part])
         values["text_pairs"] = None if pairs is None else pairs[part]
-        call = _unary("TextClassificationService/EmbedText", texts_pb2, values, TextEmbedding, len(texts[part]))
+        call = _unary("EmbedText", values, TextEmbedding, len(texts[part]))
         yield replace(call, first={"texts": part.start, "text_pairs": part.start})
 
 
@@ -352,7 +380,7 @@ def score_text(texts: Texts, **options: Unpack[ScoreTextOptions]) -> Iterator[Ca
     for part in _parts(sizes, MAX_TEXTS, MAX_TEXT_BYTES):
         values = _values(ScoreTextOptions, options, texts=texts if len(texts) == 1 else texts[part])
         values["text_pairs"] = None if pairs is None else pairs[part]
-        call = _unary("TextClassificationService/ScoreText", texts_pb2, values, TextScore, len(inputs[part]))
+        call = _unary("ScoreText", values, TextScore, len(inputs[part]))
         yield replace(call, first={"texts": 0 if len(texts) == 1 else part.start, "text_pairs": part.start})
 
 
@@ -367,8 +395,8 @@ def caption_image(images: Images = (), **options: Unpack[CaptionImageOptions]) -
     count = _take_ids(values) or len(contents)
     if isinstance(prefix := values.get("prefixes"), str):
         values["prefixes"] = [prefix] * count
-    _gather(translation_pb2.TranslationParameters, values)
-    return _unary("CaptionService/CaptionImage", caption_pb2, values, ImageCaption, count)
+    _gather(common_pb2.DecodingParameters, values)
+    return _unary("CaptionImage", values, ImageCaption, count)
 
 
 def stream_caption_image(
@@ -376,8 +404,8 @@ def stream_caption_image(
 ) -> Call[Answer[ImageCaption] | None]:
     """StreamCaptionImage."""
     values = _values(StreamCaptionImageOptions, options, image=_as_image("image", image))
-    _gather(translation_pb2.TranslationParameters, values)
-    return _stream("CaptionService/StreamCaptionImage", caption_pb2, values, ImageCaption)
+    _gather(common_pb2.DecodingParameters, values)
+    return _stream("StreamCaptionImage", values, ImageCaption)
 
 
 def transcribe_speech(audios: Audios, **options: Unpack[TranscribeSpeechOptions]) -> Call[Answer[SpeechTranscript]]:
@@ -388,8 +416,8 @@ def transcribe_speech(audios: Audios, **options: Unpack[TranscribeSpeechOptions]
     """
     contents = _as_images("audios", audios)
     values = _values(TranscribeSpeechOptions, options, audios=contents)
-    _gather(translation_pb2.TranslationParameters, values)
-    return _unary("SpeechService/TranscribeSpeech", speech_pb2, values, SpeechTranscript, len(contents))
+    _gather(common_pb2.DecodingParameters, values)
+    return _unary("TranscribeSpeech", values, SpeechTranscript, len(contents))
 
 
 def stream_transcribe_speech(
@@ -397,8 +425,8 @@ def stream_transcribe_speech(
 ) -> Call[Answer[SpeechTranscript] | None]:
     """StreamTranscribeSpeech; errors are those of `transcribe_speech`."""
     values = _values(StreamTranscribeSpeechOptions, options, audio=_as_image("audio", audio))
-    _gather(translation_pb2.TranslationParameters, values)
-    return _stream("SpeechService/StreamTranscribeSpeech", speech_pb2, values, SpeechTranscript)
+    _gather(common_pb2.DecodingParameters, values)
+    return _stream("StreamTranscribeSpeech", values, SpeechTranscript)
 
 
 def synthesize_speech(texts: Texts, **options: Unpack[SynthesizeSpeechOptions]) -> Call[Answer[SynthesizedSpeech]]:
@@ -410,7 +438,7 @@ def synthesize_speech(texts: Texts, **options: Unpack[SynthesizeSpeechOptions]) 
     texts = as_texts("texts", texts)
     values = _values(SynthesizeSpeechOptions, options, texts=texts)
     _gather(speech_pb2.SynthesisParameters, values)
-    return _unary("SpeechService/SynthesizeSpeech", speech_pb2, values, SynthesizedSpeech, len(texts))
+    return _unary("SynthesizeSpeech", values, SynthesizedSpeech, len(texts))
 
 
 def stream_synthesize_speech(
@@ -419,7 +447,7 @@ def stream_synthesize_speech(
     """StreamSynthesizeSpeech."""
     values = _values(StreamSynthesizeSpeechOptions, options, text=as_text("text", text))
     _gather(speech_pb2.SynthesisParameters, values)
-    return _stream("SpeechService/StreamSynthesizeSpeech", speech_pb2, values, SynthesizedSpeech)
+    return _stream("StreamSynthesizeSpeech", values, SynthesizedSpeech)
 
 
 def classify_image(images: Images = (), **options: Unpack[ClassifyImageOptions]) -> Call[Answer[ImageClassification]]:
@@ -427,14 +455,14 @@ def classify_image(images: Images = (), **options: Unpack[ClassifyImageOptions])
     contents = _as_images("images", images)
     values = _values(ClassifyImageOptions, options, images=contents)
     count = len(contents) + _take_ids(values)
-    return _unary("ImageClassificationService/ClassifyImage", images_pb2, values, ImageClassification, count)
+    return _unary("ClassifyImage", values, ImageClassification, count)
 
 
 def prepare_image(images: Images, **options: Unpack[PrepareImageOptions]) -> Call[Answer[PreparedImage]]:
     """PrepareImage."""
     contents = _as_images("images", images)
     values = _values(PrepareImageOptions, options, images=contents)
-    return _unary("ImageService/PrepareImage", image_pb2, values, PreparedImage, len(contents))
+    return _unary("PrepareImage", values, PreparedImage, len(contents))
 
 
 def rank_images(images: Images = (), **options: Unpack[RankImagesOptions]) -> Call[Answer[RankedImage]]:
@@ -463,7 +491,7 @@ def _rank(method: str, values: dict[str, Any], result_type: type[ResultT], count
         raise ValueError(f"{given} given; give one of query_text, query_image and query_image_id")
     if "query_image" in queries:
         values["query_image"] = _as_image("query_image", values["query_image"])
-    return _unary(f"RankingService/{method}", ranking_pb2, values, result_type, values.get("top_k") or count)
+    return _unary(method, values, result_type, values.get("top_k") or count)
 
 
 def _take_ids(values: dict[str, Any]) -> int:
@@ -481,14 +509,14 @@ def embed_image(images: Images = (), **options: Unpack[EmbedImageOptions]) -> It
         ids = as_texts("image_ids", given)
         for part in _parts([0] * len(ids), MAX_IMAGES, MAX_IMAGE_BYTES):
             values = _values(EmbedImageOptions, options) | {"image_ids": ids[part]}
-            call = _unary("ImageClassificationService/EmbedImage", images_pb2, values, ImageEmbedding, len(ids[part]))
+            call = _unary("EmbedImage", values, ImageEmbedding, len(ids[part]))
             yield replace(call, first={"image_ids": part.start})
         return
     for part in _parts([_image_bytes(image) for image in many], MAX_IMAGES, MAX_IMAGE_BYTES):
         contents = _as_images("images", many[part])
         values = _values(EmbedImageOptions, options, images=contents)
         _take_ids(values)
-        call = _unary("ImageClassificationService/EmbedImage", images_pb2, values, ImageEmbedding, len(contents))
+        call = _unary("EmbedImage", values, ImageEmbedding, len(contents))
         yield replace(call, first={"images": part.start})
 
 
@@ -499,20 +527,19 @@ def segment_image(
     several = [prompts] if isinstance(prompts, SegmentPrompt) else list(prompts)
     values = _values(SegmentImageOptions, options, image=_as_image("image", image))
     values["prompts"] = [segmentation_pb2.SegmentPrompt(**_parts_of(prompt)) for prompt in several]
-    return _unary("SegmentationService/SegmentImage", segmentation_pb2, values, PromptMasks, len(several))
+    return _unary("SegmentImage", values, PromptMasks, len(several))
 
 
 def segment_everything(image: Image, **options: Unpack[SegmentEverythingOptions]) -> Call[Answer[Mask] | None]:
     """SegmentEverything. The stream itself reads the responses."""
     values = _values(SegmentEverythingOptions, options, image=_as_image("image", image))
-    return _call("SegmentationService/SegmentEverything", segmentation_pb2, values, lambda _: None)
+    return _call("SegmentEverything", values, lambda _: None)
 
 
 def segment_interactively(image: Image, **options: Unpack[SegmentInteractivelyOptions]) -> Call[Answer[Mask]]:
     """The first request of SegmentInteractively, which names the image."""
     values = _values(SegmentInteractivelyOptions, options, image=_as_image("image", image))
-    path = "SegmentationService/SegmentInteractively"
-    return _call(path, segmentation_pb2, values, lambda response: _answer(response.masks, response, Mask))
+    return _call("SegmentInteractively", values, lambda response: _answer(response.masks, response, Mask))
 
 
 def click(first: Message, prompt: SegmentPrompt, *, restart: bool = False) -> Message:
@@ -535,24 +562,22 @@ def _parts_of(prompt: SegmentPrompt) -> dict[str, Any]:
     if prompt.box is None:
         return {"points": points}
     left, top, right, bottom = prompt.box
-    return {"points": points, "box": segmentation_pb2.Box(left=left, top=top, right=right, bottom=bottom)}
+    return {"points": points, "box": common_pb2.Box(left=left, top=top, right=right, bottom=bottom)}
 
 
-def generate_image(prompt: str, **options: Unpack[GenerateImageOptions]) -> Call[Answer[DrawnImage]]:
+def generate_image(prompt: str, **options: Unpack[GenerateImageOptions]) -> Call[Answer[GeneratedImage]]:
     """GenerateImage."""
     values = _drawing_values(GenerateImageOptions, options, prompt)
     count = values.get("image_count")
-    return _unary(
-        "ImageGenerationService/GenerateImage", drawing_pb2, values, DrawnImage, 1 if count is None else count
-    )
+    return _unary("GenerateImage", values, GeneratedImage, 1 if count is None else count)
 
 
 def stream_generate_image(
     prompt: str, **options: Unpack[StreamGenerateImageOptions]
-) -> Call[Answer[DrawnImage] | None]:
+) -> Call[Answer[GeneratedImage] | None]:
     """StreamGenerateImage."""
     values = _drawing_values(StreamGenerateImageOptions, options, prompt)
-    return _stream("ImageGenerationService/StreamGenerateImage", drawing_pb2, values, DrawnImage)
+    return _stream("StreamGenerateImage", values, GeneratedImage)
 
 
 def _drawing_values(kind: Any, options: Mapping[str, Any], prompt: str) -> dict[str, Any]:
@@ -595,68 +620,47 @@ def _inspect(method: str, values: dict[str, Any], result_type: type[ResultT]) ->
         ValueError: `summary` is none of `AttentionSummary`.
     """
     values["attention"] = _take(inspection_pb2.AttentionOptions, values)
-    path = f"InspectionService/{method}"
-    return _call(path, inspection_pb2, values, lambda response: _answer([response.result], response, result_type))
+    return _call(method, values, lambda response: _answer([response.result], response, result_type))
 
 
 def list_models(task: str = "", capability: str = "") -> Call[ModelList]:
     """ListModels."""
-    return _model_call(
-        "ListModels",
-        models_pb2.ListModelsRequest(task=task, capability=capability),
-        models_pb2.ListModelsResponse,
-        lambda response: read(ModelList, response),
-    )
+    return _call("ListModels", {"task": task, "capability": capability}, lambda response: read(ModelList, response))
 
 
 def get_model(model: str, *, model_version: str | None = None) -> Call[ModelDetails]:
     """GetModel."""
-    return _model_call(
+    return _call(
         "GetModel",
-        models_pb2.GetModelRequest(model=as_text("model", model), model_version=model_version or ""),
-        models_pb2.GetModelResponse,
+        {"model": as_text("model", model), "model_version": model_version or ""},
         lambda response: read(ModelDetails, response),
     )
 
 
 def list_bundles() -> Call[BundleList]:
     """ListBundles."""
-    return _model_call(
-        "ListBundles",
-        models_pb2.ListBundlesRequest(),
-        models_pb2.ListBundlesResponse,
-        lambda response: read(BundleList, response),
-    )
+    return _call("ListBundles", {}, lambda response: read(BundleList, response))
 
 
 def load_model(model: str, *, model_version: str | None = None) -> Call[Model]:
     """LoadModel."""
-    return _model_call(
+    return _call(
         "LoadModel",
-        models_pb2.LoadModelRequest(model=as_text("model", model), model_version=model_version or ""),
-        models_pb2.LoadModelResponse,
+        {"model": as_text("model", model), "model_version": model_version or ""},
         lambda response: read(Model, response.model),
     )
 
 
 def unload_model(model: str, *, model_version: str | None = None) -> Call[None]:
     """UnloadModel."""
-    return _model_call(
-        "UnloadModel",
-        models_pb2.UnloadModelRequest(model=as_text("model", model), model_version=model_version or ""),
-        models_pb2.UnloadModelResponse,
-        lambda _: None,
+    return _call(
+        "UnloadModel", {"model": as_text("model", model), "model_version": model_version or ""}, lambda _: None
     )
 
 
 def scan_store() -> Call[tuple[BundleStatus, ...]]:
     """ScanStore."""
-    return _model_call(
-        "ScanStore",
-        models_pb2.ScanStoreRequest(),
-        models_pb2.ScanStoreResponse,
-        lambda response: tuple(read(BundleStatus, bundle) for bundle in response.bundles),
-    )
+    return _call("ScanStore", {}, lambda response: tuple(read(BundleStatus, bundle) for bundle in response.bundles))
 
 
 def set_route(
@@ -667,34 +671,24 @@ def set_route(
     canary_share: float | None = None,
 ) -> Call[RouteList]:
     """SetRoute."""
-    return _model_call(
+    return _call(
         "SetRoute",
-        models_pb2.SetRouteRequest(
-            model=as_text("model", model),
-            default_version=default_version or "",
-            canary_version=canary_version or "",
-            canary_share=canary_share or 0.0,
-        ),
-        models_pb2.SetRouteResponse,
+        {
+            "model": as_text("model", model),
+            "default_version": default_version or "",
+            "canary_version": canary_version or "",
+            "canary_share": canary_share or 0.0,
+        },
         lambda response: read(RouteList, response),
     )
 
 
 def set_alias(alias: str, *, model: str | None = None, model_version: str | None = None) -> Call[AliasList]:
     """SetAlias."""
-    return _model_call(
+    return _call(
         "SetAlias",
-        models_pb2.SetAliasRequest(alias=as_text("alias", alias), model=model or "", model_version=model_version or ""),
-        models_pb2.SetAliasResponse,
+        {"alias": as_text("alias", alias), "model": model or "", "model_version": model_version or ""},
         lambda response: read(AliasList, response),
-    )
-
-
-def _model_call(
-    name: str, request: Message, response_type: type[Message], read_response: Callable[[Any], ResultT]
-) -> Call[ResultT]:
-    return Call(
-        path=f"/headway.v1.ModelService/{name}", request=request, response_type=response_type, read=read_response
     )
 
 
@@ -751,13 +745,13 @@ def _generate(options: GenerateTextOptions, **inputs: list[Any]) -> Call[Answer[
     _gather_generation(values)
     sample_count = values.get("sample_count")
     count = sum(map(len, inputs.values())) * (1 if sample_count is None else sample_count)
-    return _unary("GenerationService/GenerateText", generation_pb2, values, GeneratedText, count)
+    return _unary("GenerateText", values, GeneratedText, count)
 
 
 def _stream_generate(options: StreamGenerateTextOptions, **inputs: Any) -> Call[Answer[GeneratedText] | None]:
     values = _values(StreamGenerateTextOptions, options, **inputs)
     _gather_generation(values)
-    return _stream("GenerationService/StreamGenerateText", generation_pb2, values, GeneratedText)
+    return _stream("StreamGenerateText", values, GeneratedText)
 
 
 def _gather_generation(values: dict[str, Any]) -> None:
@@ -832,25 +826,23 @@ def _converter(field: Any) -> Callable[[str, Any], Any]:
     return lambda _, value: value
 
 
-def _call(path: str, module: Any, values: dict[str, Any], read_response: Callable[[Any], ResultT]) -> Call[ResultT]:
-    """Makes a call of a service's method, such as `CaptionService/CaptionImage`."""
-    method = path.rpartition("/")[2]
-    request_type: type[Message] = getattr(module, f"{method}Request")
+def _call(name: str, values: dict[str, Any], read_response: Callable[[Any], ResultT]) -> Call[ResultT]:
+    """Makes a call of the method of this name."""
+    method = _METHODS[name]
+    request_type = GetMessageClass(method.input_type)
     files = {name: values.pop(name) for name in [name for name, value in values.items() if _waits_for_files(value)]}
     request = _take(request_type, values)
     assert not values, values
     return Call(
-        path=f"/headway.v1.{path}",
+        path=f"/{method.containing_service.full_name}/{name}",
         request=request_type() if request is None else request,
-        response_type=getattr(module, f"{method}Response"),
+        response_type=GetMessageClass(method.output_type),
         read=read_response,
         files=files,
     )
 
 
-def _unary(
-    path: str, module: Any, values: dict[str, Any], result_type: type[ResultT], count: int
-) -> Call[Answer[ResultT]]:
+def _unary(name: str, values: dict[str, Any], result_type: type[ResultT], count: int) -> Call[Answer[ResultT]]:
     """Makes a call that is to be answered by `count` results."""
 
     def read_answer(response: Any) -> Answer[ResultT]:
@@ -858,14 +850,14 @@ def _unary(
             raise ProtocolError(f"the server answered {len(response.results)} results, {count} were asked for")
         return _answer(response.results, response, result_type)
 
-    return _call(path, module, values, read_answer)
+    return _call(name, values, read_answer)
 
 
-def _stream(path: str, module: Any, values: dict[str, Any], result_type: type[ResultT]) -> Call[Answer[ResultT] | None]:
+def _stream(name: str, values: dict[str, Any], result_type: type[ResultT]) -> Call[Answer[ResultT] | None]:
     def read_answer(response: Any) -> Answer[ResultT] | None:
         return _answer([response.result], response, result_type) if response.HasField("result") else None
 
-    return _call(path, module, values, read_answer)
+    return _call(name, values, read_answer)
 
 
 def _answer(results: Sequence[Any], response: Any, result_type: type[ResultT]) -> Answer[ResultT]:

@@ -50,14 +50,26 @@ class HealthStatus(StrEnum):
     SERVICE_UNKNOWN = "service_unknown"
 
 
+class Variant(StrEnum):
+    """Precision of a model's weights and products."""
+
+    UNSPECIFIED = "unspecified"
+    """Not known."""
+    FP32 = "fp32"
+    FP16 = "fp16"
+    INT8 = "int8"
+    INT8_STATIC = "int8-static"
+    INT4 = "int4"
+
+
 @dataclass(frozen=True, slots=True)
 class ModelReference:
     """The model that answered a call."""
 
     name: str
     version: str
-    variant: str
-    """Precision that ran: "fp32", "fp16", "int8", "int8-static" or "int4"."""
+    variant: Variant
+    """Precision that ran."""
 
     def __str__(self) -> str:
         """Name, version and variant, such as `ag-news 1 (int8)`."""
@@ -187,9 +199,9 @@ class SpeechSegment:
 
     text: str
     """With the space before it where it has one."""
-    start: float
-    """Seconds from the beginning of the audio, as `end`."""
-    end: float
+    start_seconds: float
+    """From the beginning of the audio."""
+    end_seconds: float
     token_ids: tuple[int, ...]
     """Those of times included."""
     mean_log_probability: float
@@ -230,8 +242,8 @@ class SpeechTranscript:
     new_token_count: int
     language: str
     """As it was named or detected; empty where the model has no name for it."""
-    duration: float
-    """Of the audio, in seconds."""
+    duration_seconds: float
+    """Of the audio."""
     window_count: int
     seed: int | None = None
     """Seed of the random stream, if tokens were drawn at random."""
@@ -301,7 +313,7 @@ class RankedImage:
 
     index: int
     """Which one it is: its place in the request, from 0."""
-    similarity: float
+    score: float
     """Cosine of its vector and the query's, -1 to 1."""
 
 
@@ -311,18 +323,17 @@ class RankedText:
 
     index: int
     """Which one it is: its place in the request, from 0."""
-    similarity: float
-    """Cosine of its vector and the query's, -1 to 1."""
+    score: float
+    """Of a cross-encoder, as in `TextScore`; otherwise the cosine of its vector and the query's, -1 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class LabeledSpan:
-    """A labelled span of a text: characters `start` to `end`, `end` excluded."""
+    """A labelled span of a text."""
 
     label: str
     probability: float
-    start: int
-    end: int
+    span: TextSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,8 +407,8 @@ class SynthesizedSpeech:
 
     audio: bytes
     """Encoded audio, mono; empty in a stream, whose samples came before."""
-    duration: float
-    """Of the audio, in seconds."""
+    duration_seconds: float
+    """Of the audio."""
     sampling_rate: int
     """Samples a second."""
     finish_reason: FinishReason
@@ -420,12 +431,12 @@ class SpeechDelta:
 
 
 @dataclass(frozen=True, slots=True)
-class DrawnImage:
-    """An image that was drawn."""
+class GeneratedImage:
+    """A generated image."""
 
     png: bytes
     seed: int
-    """The same request with it draws this image alone."""
+    """The same request with this seed gives this image alone."""
     step_count: int
     width: int
     height: int
@@ -435,7 +446,7 @@ class DrawnImage:
 class DrawingProgress:
     """How far an image is."""
 
-    made_step_count: int
+    completed_step_count: int
     step_count: int
     preview_png: bytes
     """The image as it is predicted now; empty where no preview was due."""
@@ -574,16 +585,6 @@ class CaptionHypothesis:
 
 
 @dataclass(frozen=True, slots=True)
-class SeenPart:
-    """The part of an image that a model sees, in pixels of the upright image."""
-
-    left: float
-    top: float
-    right: float
-    bottom: float
-
-
-@dataclass(frozen=True, slots=True)
 class WordMap:
     """A word of a caption, and where in the image it looked."""
 
@@ -604,7 +605,7 @@ class ImageCaption:
     new_token_count: int
     patch_row_count: int
     patch_column_count: int
-    seen_part: SeenPart
+    seen_part: Box
     """What the patches cover."""
     width: int
     """Of the upright image, in pixels."""
@@ -710,26 +711,15 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class InspectedToken:
-    """A token as the model read it: characters `start` to `end`, `end` excluded."""
+    """A token as the model read it."""
 
     token_id: int
     text: str
     """The token by itself; a special one by its name."""
-    start: int
-    end: int
-    """Equal to `start` for a token that stands for no characters."""
+    span: TextSpan
+    """Its place in the text; empty for a token without characters."""
     of_pair: bool = False
-    """True if it is of the second text of a pair, in which its characters are counted."""
-
-
-@dataclass(frozen=True, slots=True)
-class InspectedPatch:
-    """Where a patch lies, in pixels of the upright image; zeros for the class token, which stands for no patch."""
-
-    left: float
-    top: float
-    right: float
-    bottom: float
+    """True if it belongs to the second text of a pair, in which `span` counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -745,8 +735,8 @@ class TextInspection:
 class ImageInspection:
     """An image as a model read it, what its patches attend to, and the image's size in pixels."""
 
-    patches: tuple[InspectedPatch, ...]
-    """Row by row, after the class token if the model has one."""
+    patches: tuple[Box, ...]
+    """In pixels of the upright image, row by row, after the class token if the model has one, whose box is empty."""
     patch_row_count: int
     patch_column_count: int
     attention: Attention
@@ -774,7 +764,7 @@ class TranslationInspection:
 class QualityFigure:
     """A figure that was measured when the model was exported."""
 
-    variant: str
+    variant: Variant
     metric: str
     value: float
     example_count: int
@@ -813,7 +803,7 @@ class Model:
     description: str
     architecture: str
     parameter_count: int
-    variant: str
+    variant: Variant
     device: str
     max_input_token_count: int
     max_token_count: int
@@ -990,6 +980,7 @@ def read_timings(message: common_pb2.Timings) -> Timings:
 
 _NUMBERED: dict[type[StrEnum], Any] = {
     FinishReason: common_pb2.FinishReason,
+    Variant: common_pb2.Variant,
     BundleState: model_service_pb2.BundleState,
 }
 """The protocol's enum of each of ours."""
@@ -1023,7 +1014,7 @@ def _members_by_number(kind: type[StrEnum]) -> dict[int, StrEnum]:
     """Returns the members of an enum by their numbers in the protocol, where member LENGTH is `<ENUM>_LENGTH`."""
     numbers = _NUMBERED[kind].items()
     prefix = len(numbers[0][0]) - len("UNSPECIFIED")
-    return {number: kind(name[prefix:].lower()) for name, number in numbers}
+    return {number: kind[name[prefix:]] for name, number in numbers}
 
 
 def _seconds(duration: Duration) -> float:

@@ -26,4 +26,4 @@ def test_several_texts_are_headed(server: Any) -> None:
 
 def test_json_has_the_spans(server: Any) -> None:
     answer = json.loads(run(server, "good news", "--json").stdout)
-    assert answer["spans"] == [{"label": "noun", "probability": 0.5, "start": 0, "end": 4}]
+    assert answer["spans"] == [{"label": "noun", "probability": 0.5, "span": {"start": 0, "end": 4}}]

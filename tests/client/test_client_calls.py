@@ -227,7 +227,9 @@ def test_classify_and_its_kin(server: Any, connect: Connect) -> None:
     labels = caller.call("classify_text", ["good news", "bad"], top_k=2)
     assert labels[0].labels == (results.LabelScore("World", 0.5), results.LabelScore("Sports", 0.25))
     assert len(labels) == 2
-    assert caller.call("classify_tokens", "good news")[0].spans == (results.LabeledSpan("noun", 0.5, 0, 4),)
+    assert caller.call("classify_tokens", "good news")[0].spans == (
+        results.LabeledSpan("noun", 0.5, results.TextSpan(0, 4)),
+    )
     assert caller.call("embed_text", "good news")[0].values == (0.5, -0.5)
 
 

@@ -11,8 +11,8 @@ from PIL import Image
 from headway_client import (
     Attention,
     AttentionMap,
+    Box,
     ImageInspection,
-    InspectedPatch,
     InspectedToken,
     TextInspection,
     TranslationInspection,
@@ -76,9 +76,9 @@ def test_a_translation_has_its_three_kinds_below_each_other(tmp_path: Path) -> N
 
 def test_the_maps_of_an_image_are_laid_over_it(tmp_path: Path) -> None:
     Image.new("RGB", (40, 20), "red").save(tmp_path / "image.png")
-    boxes = [InspectedPatch(10.0 + 10 * x, 10.0 * y, 20.0 + 10 * x, 10.0 + 10 * y) for y in (0, 1) for x in (0, 1)]
+    boxes = [Box(10.0 + 10 * x, 10.0 * y, 20.0 + 10 * x, 10.0 + 10 * y) for y in (0, 1) for x in (0, 1)]
     inspection = ImageInspection(
-        patches=(InspectedPatch(0, 0, 0, 0), *boxes),
+        patches=(Box(0, 0, 0, 0), *boxes),
         patch_row_count=2,
         patch_column_count=2,
         attention=attention(5, 5, (0, 0), (0, 1)),

@@ -7,8 +7,8 @@ from typing import Any
 
 from typer.testing import CliRunner
 
+from headway.v1 import common_pb2
 from headway.v1 import text_to_text_service_pb2 as pb
-from headway.v1 import translation_service_pb2
 from headway_client import Client, PhraseConstraints
 from headway_client.cli import app
 
@@ -39,12 +39,12 @@ def test_every_option_is_sent(server: Any, connect: Connect) -> None:
         model="rule",
         model_version="1",
         texts=["a dog", "a cat"],
-        parameters=translation_service_pb2.TranslationParameters(
-            beam_size=4, hypothesis_count=2, early_stopping=translation_service_pb2.EARLY_STOPPING_FIRST
+        parameters=common_pb2.DecodingParameters(
+            beam_size=4, hypothesis_count=2, early_stopping=common_pb2.EARLY_STOPPING_FIRST
         ),
         truncate=True,
         target_prefixes=["So", "So"],
-        phrase_constraints=[translation_service_pb2.PhraseConstraints(required=["dog"])] * 2,
+        phrase_constraints=[common_pb2.PhraseConstraints(required=["dog"])] * 2,
     )
     assert [[one.text for one in result.hypotheses] for result in answer] == [["A DOG", "A DOG!"], ["A CAT", "A CAT!"]]
 

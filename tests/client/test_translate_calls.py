@@ -43,20 +43,20 @@ def test_every_option_is_sent(server: Any, connect: Connect) -> None:
         texts=["a dog", "a cat"],
         source_language="en",
         target_language="de",
-        parameters=pb.TranslationParameters(
+        parameters=common_pb2.DecodingParameters(
             max_new_tokens=9,
             max_length_ratio=1.5,
             beam_size=4,
             hypothesis_count=2,
             length_penalty=0.5,
-            early_stopping=pb.EARLY_STOPPING_NEVER,
+            early_stopping=common_pb2.EARLY_STOPPING_NEVER,
             no_repeat_ngram_size=3,
         ),
         truncate=True,
         target_prefixes=["Ein", ""],
         phrase_constraints=[
-            pb.PhraseConstraints(required=["Hund"], forbidden=["Katze", "Kater"]),
-            pb.PhraseConstraints(),
+            common_pb2.PhraseConstraints(required=["Hund"], forbidden=["Katze", "Kater"]),
+            common_pb2.PhraseConstraints(),
         ],
         include_alignment=True,
         split_sentences=True,
@@ -89,7 +89,7 @@ def test_sampling_is_sent_by_unary_and_streaming_calls_alike(
     caller.call("translate_text", "a dog", **options)
     caller.stream("stream_translate_text", "a dog", target_prefix="Ein", include_alignment=True, **options)
     unary, stream = server.rules.requests
-    assert unary.parameters == stream.parameters == pb.TranslationParameters(sampling=sampling)
+    assert unary.parameters == stream.parameters == common_pb2.DecodingParameters(sampling=sampling)
     assert (stream.target_prefix, stream.include_alignment) == ("Ein", True)
 
 

@@ -50,16 +50,16 @@ def test_every_option_reaches_the_request(run: Run, server: Any) -> None:
     (request,) = server.rules.requests
     assert request == pb.TranslateTextRequest(
         texts=["a dog"],
-        parameters=pb.TranslationParameters(
+        parameters=common_pb2.DecodingParameters(
             beam_size=4,
             hypothesis_count=1,
             length_penalty=0.5,
-            early_stopping=pb.EARLY_STOPPING_FIRST,
+            early_stopping=common_pb2.EARLY_STOPPING_FIRST,
             no_repeat_ngram_size=2,
             max_length_ratio=2,
         ),
         target_prefixes=["Ein"],
-        phrase_constraints=[pb.PhraseConstraints(required=["Hund", "groß"], forbidden=["Katze"])],
+        phrase_constraints=[common_pb2.PhraseConstraints(required=["Hund", "groß"], forbidden=["Katze"])],
         split_sentences=True,
     )
     run("a dog", "--temperature", "0.5", "--top-k", "3", "--top-p", "0.5", "--min-p", "0.25", "--seed", "9")

@@ -73,8 +73,8 @@ def test_no_part_of_speech_changes(shipped_alone_client: Client, shipped_client:
         return client.classify_tokens(part, model="ud-ewt-pos", truncate=True)
 
     for one, other in both_ways(ask, shipped_alone_client, shipped_client, texts, 256):
-        assert [(span.start, span.end, span.label) for span in one.spans] == [
-            (span.start, span.end, span.label) for span in other.spans
+        assert [(found.span, found.label) for found in one.spans] == [
+            (found.span, found.label) for found in other.spans
         ]
         differences = (abs(a.probability - b.probability) for a, b in zip(one.spans, other.spans, strict=True))
         assert all(difference <= ALLOWED for difference in differences)

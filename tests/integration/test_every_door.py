@@ -51,8 +51,8 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "StreamCaptionImage": {"image": IMAGE, "language": "en", **FEW},
     "TranscribeSpeech": {"audios": [AUDIO], **FEW},
     "StreamTranscribeSpeech": {"audio": AUDIO, **FEW},
-    "SynthesizeSpeech": {"texts": ["one"], "parameters": {"max_duration": 0.1}},
-    "StreamSynthesizeSpeech": {"text": "one", "parameters": {"max_duration": 0.1}},
+    "SynthesizeSpeech": {"texts": ["one"], "parameters": {"max_duration_seconds": 0.1}},
+    "StreamSynthesizeSpeech": {"text": "one", "parameters": {"max_duration_seconds": 0.1}},
     "ClassifyText": {"texts": ["goal"]},
     "ClassifyTokens": {"texts": ["goal"]},
     "EmbedText": {"texts": ["goal"]},
@@ -177,7 +177,7 @@ TENSORS: dict[Task, tuple[str, Any, dict[str, Any]]] = {
     Task.TEXT_TO_TEXT: ("text", b"ein Hund", {"max_new_tokens": 2}),
     Task.CAPTIONING: ("image", IMAGE, {"max_new_tokens": 2, "target_language": "en"}),
     Task.TRANSCRIPTION: ("audio", AUDIO, {"max_new_tokens": 2}),
-    Task.SPEECH_SYNTHESIS: ("text", b"one", {"max_duration": 0.1}),
+    Task.SPEECH_SYNTHESIS: ("text", b"one", {"max_duration_seconds": 0.1}),
     Task.TEXT_CLASSIFICATION: ("text", b"goal", {}),
     Task.TOKEN_CLASSIFICATION: ("text", b"goal", {}),
     Task.TEXT_EMBEDDING: ("text", b"goal", {}),
@@ -237,7 +237,7 @@ def test_tensors_answer_for_every_model_over_grpc_and_http(doors: Doors, channel
 
 def test_files_are_no_texts_in_json(doors: Doors, http: Any) -> None:
     text = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["one"]}
-    body = {"inputs": [text], "parameters": {"max_duration": 0.1}}
+    body = {"inputs": [text], "parameters": {"max_duration_seconds": 0.1}}
     answer = http.post("/v2/models/telephone-speech/infer", json=body)
     assert answer.status_code == 400
     assert "outputs: have audio, whose elements are files; name it with binary_data" in answer.json()["error"]
@@ -281,7 +281,7 @@ OPENAI: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "ROMEO:", "max_tokens": 2},
     "/v1/embeddings": {"input": ["goal", "star"]},
     "/v1/images/generations": {"prompt": "", "step_count": 1},
-    "/v1/audio/speech": {"input": "one", "max_duration": 0.1},
+    "/v1/audio/speech": {"input": "one", "max_duration_seconds": 0.1},
     "/v1/audio/transcriptions": {},
     "/v1/audio/translations": {},
 }

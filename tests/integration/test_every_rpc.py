@@ -86,7 +86,7 @@ def test_texts_and_pictures_are_classified(client: Client):
 
 def test_spans_of_texts_are_labelled(client: Client):
     spans = client.classify_tokens(["near the lazy dog", "in bath"]).results[1].spans
-    assert [(span.label, span.start, span.end) for span in spans] == [("place", 3, 7)]
+    assert [(span.label, span.span.start, span.span.end) for span in spans] == [("place", 3, 7)]
 
 
 def test_what_no_model_can_do_is_refused_by_name(client: Client):
@@ -178,14 +178,14 @@ def test_the_commands_print_and_draw_what_models_attend_to(client: Client, tmp_p
 
 
 def test_texts_are_spoken_and_streamed_alike(voice_client: Client):
-    asked = {"voice": "bob", "seed": 4, "temperature": 1.2, "max_duration": 0.6}
+    asked = {"voice": "bob", "seed": 4, "temperature": 1.2, "max_duration_seconds": 0.6}
     answer = voice_client.synthesize_speech(["low", "both high"], **asked)
     for text, spoken in zip(["low", "both high"], answer.results, strict=True):
         assert spoken.audio.startswith(b"RIFF")
         with voice_client.stream_synthesize_speech(text, **asked) as stream:
             pcm = b"".join(part.pcm for part in stream)
         assert spoken.audio.endswith(pcm)
-        assert len(pcm) == round(spoken.duration * spoken.sampling_rate) * 2 > 0
+        assert len(pcm) == round(spoken.duration_seconds * spoken.sampling_rate) * 2 > 0
         assert stream.answer.results[0].seed == 4
     with pytest.raises(InvalidArgumentError, match="voice: is 'eve'; the model has ann, bob"):
         voice_client.synthesize_speech(["low"], voice="eve")

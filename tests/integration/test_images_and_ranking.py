@@ -48,7 +48,7 @@ def test_candidates_of_either_kind_are_ranked_by_a_query_of_either_kind(
     ):
         order, cosines = expected_order(vector, vectors.to_numpy())
         assert [result.index for result in answer] == order
-        np.testing.assert_allclose([result.similarity for result in answer], cosines, atol=1e-5)
+        np.testing.assert_allclose([result.score for result in answer], cosines, atol=1e-5)
         assert answer.model.name == ("tiny-clip-image" if len(order) == len(images) else "tiny-clip-text")
 
 
@@ -96,7 +96,7 @@ def test_the_commands_print_ids_and_rankings(towers_client: Client, images: list
     ids = dict(reversed(line.split("\t")) for line in run("prepare-image", *files))
     assert list(ids) == files
     ranked = towers_client.rank_images(images, query_text="the sea")
-    expected = [f"{result.similarity:.4f}\t{files[result.index]}" for result in ranked]
+    expected = [f"{result.score:.4f}\t{files[result.index]}" for result in ranked]
     assert run("rank-images", *files, "--query-text", "the sea") == expected
     flags = [part for image_id in ids.values() for part in ("--image-id", image_id)]
     lines = run("rank-images", *flags, "--query-text", "the sea", "--json")

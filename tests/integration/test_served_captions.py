@@ -17,9 +17,9 @@ from headway.oip import grpc_predict_v2_pb2 as oip_pb
 from headway.oip import grpc_predict_v2_pb2_grpc as oip_grpc
 from headway.v1 import caption_service_pb2 as pb
 from headway.v1 import caption_service_pb2_grpc as pb_grpc
+from headway.v1 import common_pb2
 from headway.v1 import image_service_pb2 as images_pb
 from headway.v1 import image_service_pb2_grpc as images_grpc
-from headway.v1 import translation_service_pb2
 from headway_client import Client
 from headway_client.cli import app
 from headway_export.errors import SourceError
@@ -55,7 +55,7 @@ def stub(channel):
 
 
 def decoding(**fields):
-    return translation_service_pb2.TranslationParameters(**fields)
+    return common_pb2.DecodingParameters(**fields)
 
 
 def test_both_precisions_are_proved_on_captions_of_both_languages(captioner_store):

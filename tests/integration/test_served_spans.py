@@ -49,10 +49,10 @@ def test_the_served_spans_and_their_f1_are_pytorchs(
         scores = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
         spans = predict_spans(scores, find_subwords(text, encoding.offsets), scheme)
         own.append([(span.start, span.end, scheme.labels[span.label]) for span in spans])
-        assert [(span.start, span.end, span.label) for span in result.spans] == own[-1]
+        assert [(one.span.start, one.span.end, one.label) for one in result.spans] == own[-1]
         probabilities = [span.probability for span in spans]
         assert [span.probability for span in result.spans] == pytest.approx(probabilities, abs=1e-5)
-    found = [[(span.start, span.end, span.label) for span in result.spans] for result in served]
+    found = [[(one.span.start, one.span.end, one.label) for one in result.spans] for result in served]
     theirs, ours = (
         span_scores(numbered(side, scheme.labels), numbered(expected, scheme.labels)) for side in (found, own)
     )
@@ -68,8 +68,8 @@ def test_a_text_is_answered_alike_alone_and_in_a_batch(
     allowed = {"fp32": 1e-5, "int8": 1e-3}[together.model.variant]
     for text, batched in zip(texts, together, strict=True):
         [alone] = client.classify_tokens(text)
-        assert [(span.start, span.end, span.label) for span in alone.spans] == [
-            (span.start, span.end, span.label) for span in batched.spans
+        assert [(one.span.start, one.span.end, one.label) for one in alone.spans] == [
+            (one.span.start, one.span.end, one.label) for one in batched.spans
         ]
         for one, other in zip(alone.spans, batched.spans, strict=True):
             assert one.probability == pytest.approx(other.probability, abs=allowed)
@@ -86,10 +86,10 @@ def test_int8_finds_about_as_much(tiny_store: Path) -> None:
 def test_spans_stand_in_text_that_the_model_never_saw(client: Client) -> None:
     text = "🙂 quick brown  fox, in\u00a0oslo e\u0301"
     [result] = client.classify_tokens(text)
-    borders = [0, *(position for span in result.spans for position in (span.start, span.end)), len(text)]
+    borders = [0, *(position for one in result.spans for position in (one.span.start, one.span.end)), len(text)]
     assert borders == sorted(borders)
-    assert all(text[span.start : span.end].strip() == text[span.start : span.end] for span in result.spans)
-    assert "fox" in {text[span.start : span.end].rsplit(maxsplit=1)[-1] for span in result.spans}
+    assert all(one.span.of(text).strip() == one.span.of(text) for one in result.spans)
+    assert "fox" in {one.span.of(text).rsplit(maxsplit=1)[-1] for one in result.spans}
 
 
 def test_the_command_that_checks_a_card_finds_its_figure(

@@ -20,9 +20,9 @@ from pydantic_core import PydanticUndefined
 
 from headway.v1 import (
     caption_service_pb2,
+    common_pb2,
     image_generation_service_pb2,
     inspection_service_pb2,
-    translation_service_pb2,
 )
 from headway_client.cli import app as client_app
 from headway_load import LoadPlan, Workload
@@ -157,7 +157,7 @@ _TABLES: Mapping[str, tuple[Callable[[Path], Listed], Callable[[Path], Listed]]]
     ),
     "parameters of a translation": (
         lambda root: {re.findall(r"\w+", row[0])[0] for row in rows(root / "docs/translation.md", "field | range")},
-        lambda _: _of_message(translation_service_pb2.TranslationParameters),
+        lambda _: _of_message(common_pb2.DecodingParameters),
     ),
     "fields of a drawing": (
         lambda root: first_names(root / "docs/image-generation.md", "field | range and default"),

@@ -176,6 +176,38 @@ def test_an_integer_is_a_count_and_says_so_or_is_known_not_to_be(files: list[Fil
     assert wrong == []
 
 
-def test_a_time_span_is_a_duration(files: list[FileDescriptorProto]) -> None:
-    units = ("_ms", "_us", "_ns", "_s", "_seconds", "_millis", "_milliseconds")
+def test_a_time_span_is_a_duration_or_names_seconds(files: list[FileDescriptorProto]) -> None:
+    units = ("_ms", "_us", "_ns", "_s", "_millis", "_milliseconds", "duration")
     assert [name for name, field in _fields(files) if field.name.endswith(units)] == []
+    seconds = [(name, field) for name, field in _fields(files) if field.name.endswith("_seconds")]
+    assert {field.type for _, field in seconds} == {FieldDescriptorProto.TYPE_DOUBLE}
+
+
+def _all_messages(files: list[FileDescriptorProto]) -> dict[str, DescriptorProto]:
+    return {message.name: message for file in files for message, _ in _messages(file)}
+
+
+def test_numbers_have_no_gaps_but_reserved_ones(files: list[FileDescriptorProto]) -> None:
+    for name, message in _all_messages(files).items():
+        taken = {field.number for field in message.field}
+        for gap in message.reserved_range:
+            taken |= set(range(gap.start, gap.end))
+        assert taken == set(range(1, len(taken) + 1)), name
+
+
+def test_a_stream_has_the_numbers_of_its_unary_twin(files: list[FileDescriptorProto]) -> None:
+    """The request of a stream reads as a unary one with one input, and its last response as one with one result."""
+    messages = _all_messages(files)
+    twins = {name: name.removeprefix("Stream") for name in messages if name.startswith("Stream")}
+    assert len(twins) == 14
+    for name, twin in twins.items():
+        unary = {field.number: field for field in messages[twin].field}
+        for field in messages[name].field:
+            if (same := unary.get(field.number)) is not None:
+                assert same.name in (field.name, f"{field.name}s", f"{field.name}es"), name
+                assert (field.type, field.type_name) == (same.type, same.type_name), name
+        of_stream = {field.name for field in messages[name].field}
+        shared = [field for field in messages[twin].field if field.name in of_stream]
+        assert [field.number for field in shared] == [
+            field.number for field in messages[name].field if field.name in {one.name for one in shared}
+        ], name

@@ -17,6 +17,7 @@ import structlog
 import tiny_bundles
 from edge import make_application
 
+from headway.v1 import embedding_service_pb2_grpc as embedding_grpc
 from headway.v1 import image_classification_service_pb2_grpc as images_grpc
 from headway.v1 import model_service_pb2_grpc as models_grpc
 from headway.v1 import text_classification_service_pb2_grpc as texts_grpc
@@ -66,6 +67,11 @@ class Serving:
     @property
     def texts(self) -> "texts_grpc.TextClassificationServiceAsyncStub":
         return texts_grpc.TextClassificationServiceStub(self.channel)
+
+    @property
+    def embeddings(self) -> "embedding_grpc.EmbeddingServiceAsyncStub":
+
+        return embedding_grpc.EmbeddingServiceStub(self.channel)
 
     @property
     def images(self) -> "images_grpc.ImageClassificationServiceAsyncStub":

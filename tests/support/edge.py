@@ -23,7 +23,7 @@ def make_interceptor(
     procedures = {}
     for name, servicer in servicers.items():
         service = descriptor_pool.Default().FindServiceByName(f"headway.v1.{name}")
-        procedures |= procedures_of(service, servicer, max_bytes=max_request_bytes)
+        procedures |= procedures_of(service, servicer, max_bytes=max_request_bytes, max_text_bytes=max_request_bytes)
     return CallInterceptor(calls or Calls(), callers, procedures)
 
 

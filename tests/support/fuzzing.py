@@ -39,6 +39,7 @@ from google.protobuf.message import DecodeError, Message
 from PIL import Image
 from tiny_engine import TOKENIZER, VOCAB_SIZE
 
+from headway.v1 import common_pb2
 from headway.v1 import generation_service_pb2 as pb
 from headway.v1 import translation_service_pb2 as translation_pb
 from headway_server.bundles import ImagePreprocessing, SpecialTokens, read_manifest
@@ -358,8 +359,8 @@ def _read_translation(data: bytes) -> None:
 
 
 def _translation_requests() -> list[bytes]:
-    parameters = translation_pb.TranslationParameters(beam_size=4, length_penalty=0.6, early_stopping=2)
-    phrases = [translation_pb.PhraseConstraints(required=["a"], forbidden=["b c"])]
+    parameters = common_pb2.DecodingParameters(beam_size=4, length_penalty=0.6, early_stopping=2)
+    phrases = [common_pb2.PhraseConstraints(required=["a"], forbidden=["b c"])]
     request = translation_pb.TranslateTextRequest(
         texts=["a", "ü"], target_language="en", parameters=parameters, phrase_constraints=phrases, split_sentences=True
     )

@@ -22,12 +22,16 @@ from grpc_status import rpc_status
 
 from headway.v1 import (
     common_pb2,
+    embedding_service_pb2,
+    embedding_service_pb2_grpc,
     generation_service_pb2,
     generation_service_pb2_grpc,
     image_classification_service_pb2,
     image_classification_service_pb2_grpc,
     model_service_pb2,
     model_service_pb2_grpc,
+    ranking_service_pb2,
+    ranking_service_pb2_grpc,
     text_classification_service_pb2,
     text_classification_service_pb2_grpc,
     text_to_text_service_pb2,
@@ -36,7 +40,7 @@ from headway.v1 import (
     translation_service_pb2_grpc,
 )
 
-MODEL = common_pb2.ModelReference(name="rule", version="1", variant="fp32")
+MODEL = common_pb2.ModelReference(name="rule", version="1", variant=common_pb2.VARIANT_FP32)
 TIMINGS = common_pb2.Timings(
     total=duration_pb2.Duration(seconds=1, nanos=500_000_000), queue=duration_pb2.Duration(nanos=250_000_000)
 )
@@ -207,13 +211,11 @@ def hypothesis(text: str, rank: int) -> translation_service_pb2.TranslationHypot
 
 def alignment(text: str) -> translation_service_pb2.Alignment:
     """Says that each word became the one in its place; the last source token is the end of the sentence."""
-    spans = [
-        translation_service_pb2.TextSpan(start=match.start(), end=match.end()) for match in re.finditer(r"\S+", text)
-    ]
+    spans = [common_pb2.TextSpan(start=match.start(), end=match.end()) for match in re.finditer(r"\S+", text)]
     share = 0.5 / len(spans)
     rows = [[share + 0.5 * (place == at) for at in range(len(spans))] for place in range(len(spans))]
     return translation_service_pb2.Alignment(
-        source_tokens=[*spans, translation_service_pb2.TextSpan(start=len(text), end=len(text))],
+        source_tokens=[*spans, common_pb2.TextSpan(start=len(text), end=len(text))],
         target_tokens=[
             translation_service_pb2.TokenAlignment(span=span, source_attention=[*row, 0.0])
             for span, row in zip(spans, rows, strict=True)
@@ -314,40 +316,50 @@ class Answer(text_classification_service_pb2_grpc.TextClassificationServiceServi
 
     async def ClassifyTokens(self, request: Any, context: Any) -> Any:
         await self.rules.admit(request, context)
-        span = text_classification_service_pb2.LabeledSpan(label="noun", probability=0.5, start=0, end=4)
+        span = text_classification_service_pb2.LabeledSpan(
+            label="noun", probability=0.5, span=common_pb2.TextSpan(end=4)
+        )
         results = [
             text_classification_service_pb2.TokenClassification(spans=[span], token_count=2) for _ in request.texts
         ]
         return text_classification_service_pb2.ClassifyTokensResponse(results=results, model=MODEL, timings=TIMINGS)
 
-    async def ScoreText(self, request: Any, context: Any) -> Any:
-        await self.rules.admit(request, context)
-        num_results = max(len(request.texts), len(request.text_pairs))
-        results = [text_classification_service_pb2.TextScore(score=0.5, token_count=2)] * num_results
-        return text_classification_service_pb2.ScoreTextResponse(results=results, model=MODEL, timings=TIMINGS)
+
+class Embedding(embedding_service_pb2_grpc.EmbeddingServiceServicer):
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
 
     async def EmbedText(self, request: Any, context: Any) -> Any:
         await self.rules.admit(request, context)
         results = [
-            text_classification_service_pb2.TextEmbedding(
-                values=[float(text) if text.isdigit() else 0.5, -0.5], token_count=2
-            )
+            embedding_service_pb2.TextEmbedding(values=[float(text) if text.isdigit() else 0.5, -0.5], token_count=2)
             for text in request.texts
         ]
-        return text_classification_service_pb2.EmbedTextResponse(results=results, model=MODEL, timings=TIMINGS)
+        return embedding_service_pb2.EmbedTextResponse(results=results, model=MODEL, timings=TIMINGS)
+
+    async def EmbedImage(self, request: Any, context: Any) -> Any:
+        await self.rules.admit(request, context)
+        results = [
+            embedding_service_pb2.ImageEmbedding(values=[len(image), 0.25], width=len(image), height=1)
+            for image in request.images
+        ]
+        return embedding_service_pb2.EmbedImageResponse(results=results, model=MODEL, timings=TIMINGS)
+
+
+class Ranking(ranking_service_pb2_grpc.RankingServiceServicer):
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+
+    async def ScoreText(self, request: Any, context: Any) -> Any:
+        await self.rules.admit(request, context)
+        num_results = max(len(request.texts), len(request.text_pairs))
+        results = [ranking_service_pb2.TextScore(score=0.5, token_count=2)] * num_results
+        return ranking_service_pb2.ScoreTextResponse(results=results, model=MODEL, timings=TIMINGS)
 
 
 class Images(image_classification_service_pb2_grpc.ImageClassificationServiceServicer):
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
-
-    async def EmbedImage(self, request: Any, context: Any) -> Any:
-        await self.rules.admit(request, context)
-        results = [
-            image_classification_service_pb2.ImageEmbedding(values=[len(image), 0.25], width=len(image), height=1)
-            for image in request.images
-        ]
-        return image_classification_service_pb2.EmbedImageResponse(results=results, model=MODEL, timings=TIMINGS)
 
     async def ClassifyImage(self, request: Any, context: Any) -> Any:
         await self.rules.admit(request, context)
@@ -368,13 +380,17 @@ class Models(model_service_pb2_grpc.ModelServiceServicer):
             version="1",
             task="generation",
             description="Answers by rule.",
-            variant="fp32",
+            variant=common_pb2.VARIANT_FP32,
             device="cpu",
             parameter_count=1_234_567,
             default_parameters=generation_service_pb2.GenerationParameters(
                 sampling=common_pb2.SamplingParameters(temperature=0.5, min_p=0.0), repetition_penalty=1.25
             ),
-            quality=[model_service_pb2.QualityFigure(variant="fp32", metric="accuracy", value=90.5, example_count=10)],
+            quality=[
+                model_service_pb2.QualityFigure(
+                    variant=common_pb2.VARIANT_FP32, metric="accuracy", value=90.5, example_count=10
+                )
+            ],
         )
 
     async def ListModels(self, request: Any, context: Any) -> Any:
@@ -484,6 +500,8 @@ class RuleServer:
         text_to_text_service_pb2_grpc.add_TextToTextServiceServicer_to_server(Rewriting(rules), server)
         text_classification_service_pb2_grpc.add_TextClassificationServiceServicer_to_server(Answer(rules), server)
         image_classification_service_pb2_grpc.add_ImageClassificationServiceServicer_to_server(Images(rules), server)
+        embedding_service_pb2_grpc.add_EmbeddingServiceServicer_to_server(Embedding(rules), server)
+        ranking_service_pb2_grpc.add_RankingServiceServicer_to_server(Ranking(rules), server)
         model_service_pb2_grpc.add_ModelServiceServicer_to_server(Models(rules), server)
         health_pb2_grpc.add_HealthServicer_to_server(Health(rules), server)
         address = f"127.0.0.1:{self.port}"

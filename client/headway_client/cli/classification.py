@@ -95,8 +95,8 @@ def classify_tokens(
             print_heading(text)
         print_table(
             [
-                (str(span.start), str(span.end), span.label, f"{span.probability:.3f}", text[span.start : span.end])
-                for span in result.spans
+                (str(one.span.start), str(one.span.end), one.label, f"{one.probability:.3f}", one.span.of(text))
+                for one in result.spans
             ]
         )
 

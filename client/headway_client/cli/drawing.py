@@ -12,7 +12,7 @@ from headway_client.cli.flags import AsJson, ConnectionFlags, connected, takes_o
 from headway_client.cli.output import as_dict, print_json, print_table
 from headway_client.client import Client
 from headway_client.options import GenerateImageOptions, StreamGenerateImageOptions
-from headway_client.results import DrawnImage
+from headway_client.results import GeneratedImage
 
 
 @takes_options
@@ -60,12 +60,12 @@ def draw(
 
 def _stream(
     client: Client, prompt: str, output: Path, options: StreamGenerateImageOptions, preview_step_count: int
-) -> DrawnImage:
+) -> GeneratedImage:
     """Draws one image; its file shows how far it is."""
     options["preview_step_count"] = preview_step_count
     with client.stream_generate_image(prompt, **options) as stream:
         for part in stream:
             if part.preview_png:
                 output.write_bytes(part.preview_png)
-                typer.echo(f"step {part.made_step_count} of {part.step_count}", err=True)
+                typer.echo(f"step {part.completed_step_count} of {part.step_count}", err=True)
     return stream.answer.results[0]

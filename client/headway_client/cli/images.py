@@ -95,4 +95,4 @@ def _print(inputs: list[str], ranked: tuple[RankedImage | RankedText, ...], *, a
         if as_json:
             print_json({"input": inputs[result.index]} | as_dict(result))
         else:
-            typer.echo(f"{result.similarity:.4f}\t{inputs[result.index]}")
+            typer.echo(f"{result.score:.4f}\t{inputs[result.index]}")

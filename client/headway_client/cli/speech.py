@@ -100,7 +100,7 @@ def speak(
         shown = {name: value for name, value in as_dict(spoken).items() if name != "audio"}
         print_json({"file": output, **shown})
     else:
-        print_table([("FILE", "SEED", "SECONDS"), (output, str(spoken.seed), f"{spoken.duration:.2f}")])
+        print_table([("FILE", "SEED", "SECONDS"), (output, str(spoken.seed), f"{spoken.duration_seconds:.2f}")])
 
 
 def _play(client: Client, text: str, options: StreamSynthesizeSpeechOptions) -> None:
@@ -150,7 +150,7 @@ class _Show:
 
 
 def _span(segment: SpeechSegment) -> str:
-    return f"{_clock(segment.start)} - {_clock(segment.end)}"
+    return f"{_clock(segment.start_seconds)} - {_clock(segment.end_seconds)}"
 
 
 def _clock(seconds: float) -> str:

@@ -8,7 +8,6 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from headway.v1 import common_pb2 as _common_pb2
-from headway.v1 import translation_service_pb2 as _translation_service_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -53,7 +52,7 @@ class CaptionImageRequest(_message.Message):
         """Ids of prepared images (PrepareImage), in place of images. At most 64."""
 
     @_builtins.property
-    def parameters(self) -> _translation_service_pb2.TranslationParameters:
+    def parameters(self) -> _common_pb2.DecodingParameters:
         """How to decode, for every image of the call. max_length_ratio must not be set: an image has no tokens."""
 
     @_builtins.property
@@ -70,7 +69,7 @@ class CaptionImageRequest(_message.Message):
         images: _abc.Iterable[_builtins.bytes] | None = ...,
         image_ids: _abc.Iterable[_builtins.str] | None = ...,
         language: _builtins.str = ...,
-        parameters: _translation_service_pb2.TranslationParameters | None = ...,
+        parameters: _common_pb2.DecodingParameters | None = ...,
         prefixes: _abc.Iterable[_builtins.str] | None = ...,
         include_attention: _builtins.bool = ...,
     ) -> None: ...
@@ -91,7 +90,7 @@ class CaptionToken(_message.Message):
     SPAN_FIELD_NUMBER: _builtins.int
     PATCH_ATTENTION_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def span(self) -> _translation_service_pb2.TextSpan:
+    def span(self) -> _common_pb2.TextSpan:
         """The token's span of the caption, without white space around it. A token that is part of a character has the span of
         the whole character; one without text, such as the end of the caption, has an empty span.
         """
@@ -103,7 +102,7 @@ class CaptionToken(_message.Message):
     def __init__(
         self,
         *,
-        span: _translation_service_pb2.TextSpan | None = ...,
+        span: _common_pb2.TextSpan | None = ...,
         patch_attention: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["span", b"span"]  # noqa: Y015
@@ -159,40 +158,6 @@ class CaptionHypothesis(_message.Message):
 Global___CaptionHypothesis: _TypeAlias = CaptionHypothesis  # noqa: Y015
 
 @_typing.final
-class SeenPart(_message.Message):
-    """The part of an image that a model sees, in pixels of the upright image from the upper left corner."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    LEFT_FIELD_NUMBER: _builtins.int
-    TOP_FIELD_NUMBER: _builtins.int
-    RIGHT_FIELD_NUMBER: _builtins.int
-    BOTTOM_FIELD_NUMBER: _builtins.int
-    left: _builtins.float
-    """Left side."""
-    top: _builtins.float
-    """Upper side."""
-    right: _builtins.float
-    """Right side."""
-    bottom: _builtins.float
-    """Lower side."""
-    def __init__(
-        self,
-        *,
-        left: _builtins.float = ...,
-        top: _builtins.float = ...,
-        right: _builtins.float = ...,
-        bottom: _builtins.float = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bottom", b"bottom", "left", b"left", "right", b"right", "top", b"top"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___SeenPart: _TypeAlias = SeenPart  # noqa: Y015
-
-@_typing.final
 class ImageCaption(_message.Message):
     """One image's caption."""
 
@@ -240,7 +205,7 @@ class ImageCaption(_message.Message):
         """The caption's tokens, if `include_attention` is set."""
 
     @_builtins.property
-    def seen_part(self) -> Global___SeenPart:
+    def seen_part(self) -> _common_pb2.Box:
         """The part of the image that the patches cover, each as much as the others."""
 
     def __init__(
@@ -256,7 +221,7 @@ class ImageCaption(_message.Message):
         tokens: _abc.Iterable[Global___CaptionToken] | None = ...,
         patch_row_count: _builtins.int = ...,
         patch_column_count: _builtins.int = ...,
-        seen_part: Global___SeenPart | None = ...,
+        seen_part: _common_pb2.Box | None = ...,
         width: _builtins.int = ...,
         height: _builtins.int = ...,
     ) -> None: ...
@@ -335,7 +300,7 @@ class StreamCaptionImageRequest(_message.Message):
     include_attention: _builtins.bool
     """True returns, in the last message, what each token looked at."""
     @_builtins.property
-    def parameters(self) -> _translation_service_pb2.TranslationParameters:
+    def parameters(self) -> _common_pb2.DecodingParameters:
         """How to decode. beam_size must be 1, since a beam search may revise text that was already sent; max_length_ratio
         must not be set.
         """
@@ -348,7 +313,7 @@ class StreamCaptionImageRequest(_message.Message):
         image: _builtins.bytes = ...,
         image_id: _builtins.str = ...,
         language: _builtins.str = ...,
-        parameters: _translation_service_pb2.TranslationParameters | None = ...,
+        parameters: _common_pb2.DecodingParameters | None = ...,
         prefix: _builtins.str = ...,
         include_attention: _builtins.bool = ...,
     ) -> None: ...
@@ -366,11 +331,11 @@ class StreamCaptionImageResponse(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    TEXT_DELTA_FIELD_NUMBER: _builtins.int
-    NEW_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    TEXT_DELTA_FIELD_NUMBER: _builtins.int
+    NEW_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     text_delta: _builtins.str
     """The text since the last message: whole characters, possibly none. All deltas joined are the whole caption."""
     new_token_count: _builtins.int
@@ -390,11 +355,11 @@ class StreamCaptionImageResponse(_message.Message):
     def __init__(
         self,
         *,
-        text_delta: _builtins.str = ...,
-        new_token_count: _builtins.int = ...,
         result: Global___ImageCaption | None = ...,
         model: _common_pb2.ModelReference | None = ...,
         timings: _common_pb2.Timings | None = ...,
+        text_delta: _builtins.str = ...,
+        new_token_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "result", b"result", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...

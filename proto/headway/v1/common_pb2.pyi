@@ -3,9 +3,11 @@
 isort:skip_file
 Messages that several services share."""
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
@@ -17,6 +19,42 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _Variant:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _VariantEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Variant.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    VARIANT_UNSPECIFIED: _Variant.ValueType  # 0
+    """Not known."""
+    VARIANT_FP32: _Variant.ValueType  # 1
+    """32-bit floats."""
+    VARIANT_FP16: _Variant.ValueType  # 2
+    """16-bit floats."""
+    VARIANT_INT8: _Variant.ValueType  # 3
+    """8-bit weights; scales of activations are computed in each run."""
+    VARIANT_INT8_STATIC: _Variant.ValueType  # 4
+    """8-bit weights; scales of activations are constants, measured at export."""
+    VARIANT_INT4: _Variant.ValueType  # 5
+    """4-bit weights."""
+
+class Variant(_Variant, metaclass=_VariantEnumTypeWrapper):
+    """Precision of a model's weights and products. A bundle has one variant or several."""
+
+VARIANT_UNSPECIFIED: Variant.ValueType  # 0
+"""Not known."""
+VARIANT_FP32: Variant.ValueType  # 1
+"""32-bit floats."""
+VARIANT_FP16: Variant.ValueType  # 2
+"""16-bit floats."""
+VARIANT_INT8: Variant.ValueType  # 3
+"""8-bit weights; scales of activations are computed in each run."""
+VARIANT_INT8_STATIC: Variant.ValueType  # 4
+"""8-bit weights; scales of activations are constants, measured at export."""
+VARIANT_INT4: Variant.ValueType  # 5
+"""4-bit weights."""
+Global___Variant: _TypeAlias = Variant  # noqa: Y015
 
 class _FinishReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -50,6 +88,34 @@ FINISH_REASON_CONSTRAINT: FinishReason.ValueType  # 4
 """The text satisfies the request's constraint, and the constraint allows nothing after it."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
+class _EarlyStopping:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _EarlyStoppingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EarlyStopping.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    EARLY_STOPPING_UNSPECIFIED: _EarlyStopping.ValueType  # 0
+    """The default: EARLY_STOPPING_HEURISTIC."""
+    EARLY_STOPPING_FIRST: _EarlyStopping.ValueType  # 1
+    """At once."""
+    EARLY_STOPPING_HEURISTIC: _EarlyStopping.ValueType  # 2
+    """When the best open beam, if it ended now, would not score better than the worst complete hypothesis."""
+    EARLY_STOPPING_NEVER: _EarlyStopping.ValueType  # 3
+    """When no continuation of an open beam can score better than the worst complete hypothesis."""
+
+class EarlyStopping(_EarlyStopping, metaclass=_EarlyStoppingEnumTypeWrapper):
+    """When a beam search that has found `beam_size` complete hypotheses stops."""
+
+EARLY_STOPPING_UNSPECIFIED: EarlyStopping.ValueType  # 0
+"""The default: EARLY_STOPPING_HEURISTIC."""
+EARLY_STOPPING_FIRST: EarlyStopping.ValueType  # 1
+"""At once."""
+EARLY_STOPPING_HEURISTIC: EarlyStopping.ValueType  # 2
+"""When the best open beam, if it ended now, would not score better than the worst complete hypothesis."""
+EARLY_STOPPING_NEVER: EarlyStopping.ValueType  # 3
+"""When no continuation of an open beam can score better than the worst complete hypothesis."""
+Global___EarlyStopping: _TypeAlias = EarlyStopping  # noqa: Y015
+
 @_typing.final
 class ModelReference(_message.Message):
     """The model that answered a call."""
@@ -63,14 +129,14 @@ class ModelReference(_message.Message):
     """Name of the model, as ModelService.ListModels gives it."""
     version: _builtins.str
     """Version of the model."""
-    variant: _builtins.str
-    """Variant that ran: "fp32", "fp16", "int8", "int8-static" or "int4"."""
+    variant: Global___Variant.ValueType
+    """Variant that ran."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         version: _builtins.str = ...,
-        variant: _builtins.str = ...,
+        variant: Global___Variant.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -224,3 +290,197 @@ class LabelScore(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LabelScore: _TypeAlias = LabelScore  # noqa: Y015
+
+@_typing.final
+class DecodingParameters(_message.Message):
+    """How an encoder-decoder model writes text: a translation, a rewritten text, a caption or a transcript. A field that is
+    not set takes the default given here.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MAX_NEW_TOKENS_FIELD_NUMBER: _builtins.int
+    MIN_NEW_TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_LENGTH_RATIO_FIELD_NUMBER: _builtins.int
+    BEAM_SIZE_FIELD_NUMBER: _builtins.int
+    HYPOTHESIS_COUNT_FIELD_NUMBER: _builtins.int
+    LENGTH_PENALTY_FIELD_NUMBER: _builtins.int
+    EARLY_STOPPING_FIELD_NUMBER: _builtins.int
+    NO_REPEAT_NGRAM_SIZE_FIELD_NUMBER: _builtins.int
+    SAMPLING_FIELD_NUMBER: _builtins.int
+    max_new_tokens: _builtins.int
+    """Most tokens of a text; of a translation with `split_sentences`, of each sentence. Prefix and end-of-sequence token
+    count. Range 1 to the model's maximum target length. Default: that maximum.
+    """
+    min_new_tokens: _builtins.int
+    """Tokens to generate before the text may end. Range 0 to max_new_tokens. Default 0."""
+    max_length_ratio: _builtins.float
+    """Most tokens per token of the source text, rounded up to at least 1. If max_new_tokens is set too, the smaller limit
+    holds. Images and audio have no source tokens and refuse it. Range above 0, to 100. Default: no such limit.
+    """
+    beam_size: _builtins.int
+    """Width of the beam search; 1 is greedy decoding. Range 1 to 16, and at most the model's slots, of which each beam
+    takes one. Default 1.
+    """
+    hypothesis_count: _builtins.int
+    """Hypotheses to return for each input, the best first; fewer if the search found fewer. Range 1 to beam_size.
+    Default 1.
+    """
+    length_penalty: _builtins.float
+    """The score is the log-probability divided by the token count to the power of this penalty: above 1 favours long
+    texts, below 1 short ones. Range 0 to 5. Default 1.
+    """
+    early_stopping: Global___EarlyStopping.ValueType
+    """When the beam search stops. Has no effect with beam_size 1. Default EARLY_STOPPING_HEURISTIC."""
+    no_repeat_ngram_size: _builtins.int
+    """n-grams of this size may not repeat. Range 0 to 16; 0: no limit. Default 0."""
+    @_builtins.property
+    def sampling(self) -> Global___SamplingParameters:
+        """How to draw tokens. With a temperature above 0, tokens are drawn at random instead of searched for; this cannot be
+        combined with beam_size above 1 or with phrase constraints. Default: greedy decoding or beam search.
+        """
+
+    def __init__(
+        self,
+        *,
+        max_new_tokens: _builtins.int | None = ...,
+        min_new_tokens: _builtins.int | None = ...,
+        max_length_ratio: _builtins.float | None = ...,
+        beam_size: _builtins.int | None = ...,
+        hypothesis_count: _builtins.int | None = ...,
+        length_penalty: _builtins.float | None = ...,
+        early_stopping: Global___EarlyStopping.ValueType = ...,
+        no_repeat_ngram_size: _builtins.int | None = ...,
+        sampling: Global___SamplingParameters | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_beam_size", b"_beam_size", "_hypothesis_count", b"_hypothesis_count", "_length_penalty", b"_length_penalty", "_max_length_ratio", b"_max_length_ratio", "_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_no_repeat_ngram_size", b"_no_repeat_ngram_size", "beam_size", b"beam_size", "hypothesis_count", b"hypothesis_count", "length_penalty", b"length_penalty", "max_length_ratio", b"max_length_ratio", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "no_repeat_ngram_size", b"no_repeat_ngram_size", "sampling", b"sampling"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beam_size", b"_beam_size", "_hypothesis_count", b"_hypothesis_count", "_length_penalty", b"_length_penalty", "_max_length_ratio", b"_max_length_ratio", "_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_no_repeat_ngram_size", b"_no_repeat_ngram_size", "beam_size", b"beam_size", "early_stopping", b"early_stopping", "hypothesis_count", b"hypothesis_count", "length_penalty", b"length_penalty", "max_length_ratio", b"max_length_ratio", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "no_repeat_ngram_size", b"no_repeat_ngram_size", "sampling", b"sampling"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__beam_size: _TypeAlias = _typing.Literal["beam_size"]  # noqa: Y015
+    _WhichOneofArgType__beam_size: _TypeAlias = _typing.Literal["_beam_size", b"_beam_size"]  # noqa: Y015
+    _WhichOneofReturnType__hypothesis_count: _TypeAlias = _typing.Literal["hypothesis_count"]  # noqa: Y015
+    _WhichOneofArgType__hypothesis_count: _TypeAlias = _typing.Literal["_hypothesis_count", b"_hypothesis_count"]  # noqa: Y015
+    _WhichOneofReturnType__length_penalty: _TypeAlias = _typing.Literal["length_penalty"]  # noqa: Y015
+    _WhichOneofArgType__length_penalty: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty"]  # noqa: Y015
+    _WhichOneofReturnType__max_length_ratio: _TypeAlias = _typing.Literal["max_length_ratio"]  # noqa: Y015
+    _WhichOneofArgType__max_length_ratio: _TypeAlias = _typing.Literal["_max_length_ratio", b"_max_length_ratio"]  # noqa: Y015
+    _WhichOneofReturnType__max_new_tokens: _TypeAlias = _typing.Literal["max_new_tokens"]  # noqa: Y015
+    _WhichOneofArgType__max_new_tokens: _TypeAlias = _typing.Literal["_max_new_tokens", b"_max_new_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__min_new_tokens: _TypeAlias = _typing.Literal["min_new_tokens"]  # noqa: Y015
+    _WhichOneofArgType__min_new_tokens: _TypeAlias = _typing.Literal["_min_new_tokens", b"_min_new_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__no_repeat_ngram_size: _TypeAlias = _typing.Literal["no_repeat_ngram_size"]  # noqa: Y015
+    _WhichOneofArgType__no_repeat_ngram_size: _TypeAlias = _typing.Literal["_no_repeat_ngram_size", b"_no_repeat_ngram_size"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__beam_size) -> _WhichOneofReturnType__beam_size | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__hypothesis_count) -> _WhichOneofReturnType__hypothesis_count | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__length_penalty) -> _WhichOneofReturnType__length_penalty | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_length_ratio) -> _WhichOneofReturnType__max_length_ratio | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_new_tokens) -> _WhichOneofReturnType__max_new_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_new_tokens) -> _WhichOneofReturnType__min_new_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__no_repeat_ngram_size) -> _WhichOneofReturnType__no_repeat_ngram_size | None: ...
+
+Global___DecodingParameters: _TypeAlias = DecodingParameters  # noqa: Y015
+
+@_typing.final
+class PhraseConstraints(_message.Message):
+    """Phrases that must or must not appear in one text, such as the terms of a glossary. Cannot be combined with sampling.
+    White space around a phrase is ignored.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUIRED_FIELD_NUMBER: _builtins.int
+    FORBIDDEN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def required(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Phrases that must appear, spelled as they must appear. At most 16, of 1 character to 256 bytes in UTF-8. A
+        text that reaches its length limit may lack some; its finish_reason is then FINISH_REASON_LENGTH. A larger
+        beam_size finds better positions for them.
+        """
+
+    @_builtins.property
+    def forbidden(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Phrases that must not appear as whole words, neither as spelled here nor with their first letter capitalized. At
+        most 64, of 1 character to 256 bytes in UTF-8.
+        """
+
+    def __init__(
+        self,
+        *,
+        required: _abc.Iterable[_builtins.str] | None = ...,
+        forbidden: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["forbidden", b"forbidden", "required", b"required"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PhraseConstraints: _TypeAlias = PhraseConstraints  # noqa: Y015
+
+@_typing.final
+class TextSpan(_message.Message):
+    """A span of a text."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    start: _builtins.int
+    """First character, in Unicode code points from the start of the text."""
+    end: _builtins.int
+    """Character after the last one, in Unicode code points from the start of the text."""
+    def __init__(
+        self,
+        *,
+        start: _builtins.int = ...,
+        end: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TextSpan: _TypeAlias = TextSpan  # noqa: Y015
+
+@_typing.final
+class Box(_message.Message):
+    """Sides of a rectangle in pixels of an image."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEFT_FIELD_NUMBER: _builtins.int
+    TOP_FIELD_NUMBER: _builtins.int
+    RIGHT_FIELD_NUMBER: _builtins.int
+    BOTTOM_FIELD_NUMBER: _builtins.int
+    left: _builtins.float
+    """Its left side."""
+    top: _builtins.float
+    """Its upper side."""
+    right: _builtins.float
+    """Its right side: the first column that does not belong to it."""
+    bottom: _builtins.float
+    """Its lower side: the first row that does not belong to it."""
+    def __init__(
+        self,
+        *,
+        left: _builtins.float = ...,
+        top: _builtins.float = ...,
+        right: _builtins.float = ...,
+        bottom: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bottom", b"bottom", "left", b"left", "right", b"right", "top", b"top"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Box: _TypeAlias = Box  # noqa: Y015

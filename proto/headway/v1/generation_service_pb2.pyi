@@ -333,18 +333,16 @@ class GenerateTextRequest(_message.Message):
     PROMPTS_FIELD_NUMBER: _builtins.int
     CONVERSATIONS_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
-    SAMPLE_COUNT_FIELD_NUMBER: _builtins.int
     TRUNCATE_FIELD_NUMBER: _builtins.int
     ECHO_FIELD_NUMBER: _builtins.int
     LOG_PROBABILITIES_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
+    SAMPLE_COUNT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model. Default: the only loaded model for this task; required if there are several."""
     model_version: _builtins.str
     """Version of the model. Default: the latest loaded version."""
-    sample_count: _builtins.int
-    """Texts to generate for each prompt, each with its own random stream. Range 1 to 16. Default 1."""
     truncate: _builtins.bool
     """True cuts the beginning off a prompt that is too long for the model; false refuses it."""
     echo: _builtins.bool
@@ -357,6 +355,8 @@ class GenerateTextRequest(_message.Message):
     that cached_prompt_token_count, or the time of an answer, tells none of them what another has asked. At most 256
     characters. Default: empty.
     """
+    sample_count: _builtins.int
+    """Texts to generate for each prompt, each with its own random stream. Range 1 to 16. Default 1."""
     @_builtins.property
     def prompts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Texts to continue. 1 to 256, of at least 1 character."""
@@ -381,12 +381,12 @@ class GenerateTextRequest(_message.Message):
         prompts: _abc.Iterable[_builtins.str] | None = ...,
         conversations: _abc.Iterable[Global___Conversation] | None = ...,
         parameters: Global___GenerationParameters | None = ...,
-        sample_count: _builtins.int | None = ...,
         truncate: _builtins.bool = ...,
         echo: _builtins.bool = ...,
         log_probabilities: Global___LogProbabilityOptions | None = ...,
         priority: _builtins.int = ...,
         cache_salt: _builtins.str = ...,
+        sample_count: _builtins.int | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_sample_count", b"_sample_count", "log_probabilities", b"log_probabilities", "parameters", b"parameters", "sample_count", b"sample_count"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -646,23 +646,19 @@ class StreamGenerateTextResponse(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    TEXT_DELTA_FIELD_NUMBER: _builtins.int
-    NEW_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
-    TOKENS_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    TEXT_DELTA_FIELD_NUMBER: _builtins.int
+    NEW_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     REASONING_DELTA_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
     text_delta: _builtins.str
     """The text since the last message: whole characters, possibly none. All deltas joined are the whole text."""
     new_token_count: _builtins.int
     """Tokens generated so far."""
     reasoning_delta: _builtins.str
     """What the model has thought since the last message. All joined are the result's `reasoning`."""
-    @_builtins.property
-    def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogProbability]:
-        """The tokens generated since the last message, if `log_probabilities` is set."""
-
     @_builtins.property
     def result(self) -> Global___GeneratedText:
         """Only in the last message: the whole result, with the whole text."""
@@ -675,16 +671,20 @@ class StreamGenerateTextResponse(_message.Message):
     def timings(self) -> _common_pb2.Timings:
         """Only in the last message: where the time went."""
 
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogProbability]:
+        """The tokens generated since the last message, if `log_probabilities` is set."""
+
     def __init__(
         self,
         *,
-        text_delta: _builtins.str = ...,
-        new_token_count: _builtins.int = ...,
-        tokens: _abc.Iterable[Global___TokenLogProbability] | None = ...,
         result: Global___GeneratedText | None = ...,
         model: _common_pb2.ModelReference | None = ...,
         timings: _common_pb2.Timings | None = ...,
+        text_delta: _builtins.str = ...,
+        new_token_count: _builtins.int = ...,
         reasoning_delta: _builtins.str = ...,
+        tokens: _abc.Iterable[Global___TokenLogProbability] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "result", b"result", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from headway.v1 import common_pb2 as headway_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-headway/v1/image_classification_service.proto\x12\nheadway.v1\x1a\x17headway/v1/common.proto\"\x9b\x01\n\x14\x43lassifyImageRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x0e\n\x06images\x18\x03 \x03(\x0c\x12\r\n\x05top_k\x18\x04 \x01(\x05\x12\x18\n\x10\x63\x61ndidate_labels\x18\x05 \x03(\t\x12\x11\n\ttemplates\x18\x06 \x03(\t\x12\x11\n\timage_ids\x18\x07 \x03(\t\"\\\n\x13ImageClassification\x12&\n\x06labels\x18\x01 \x03(\x0b\x32\x16.headway.v1.LabelScore\x12\r\n\x05width\x18\x02 \x01(\x05\x12\x0e\n\x06height\x18\x03 \x01(\x05\"\x9a\x01\n\x15\x43lassifyImageResponse\x12\x30\n\x07results\x18\x01 \x03(\x0b\x32\x1f.headway.v1.ImageClassification\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\"\x82\x01\n\x11\x45mbedImageRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x0e\n\x06images\x18\x03 \x03(\x0c\x12\x16\n\tnormalize\x18\x04 \x01(\x08H\x00\x88\x01\x01\x12\x11\n\timage_ids\x18\x05 \x03(\tB\x0c\n\n_normalize\"?\n\x0eImageEmbedding\x12\x0e\n\x06values\x18\x01 \x03(\x02\x12\r\n\x05width\x18\x02 \x01(\x05\x12\x0e\n\x06height\x18\x03 \x01(\x05\"\x92\x01\n\x12\x45mbedImageResponse\x12+\n\x07results\x18\x01 \x03(\x0b\x32\x1a.headway.v1.ImageEmbedding\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings2\xbf\x01\n\x1aImageClassificationService\x12T\n\rClassifyImage\x12 .headway.v1.ClassifyImageRequest\x1a!.headway.v1.ClassifyImageResponse\x12K\n\nEmbedImage\x12\x1d.headway.v1.EmbedImageRequest\x1a\x1e.headway.v1.EmbedImageResponseBL\n\nheadway.v1P\x01Z\x14headway/v1;headwayv1\xaa\x02\nHeadway.V1\xca\x02\nHeadway\\V1\xea\x02\x0bHeadway::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-headway/v1/image_classification_service.proto\x12\nheadway.v1\x1a\x17headway/v1/common.proto\"\x9b\x01\n\x14\x43lassifyImageRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x0e\n\x06images\x18\x03 \x03(\x0c\x12\x11\n\timage_ids\x18\x04 \x03(\t\x12\r\n\x05top_k\x18\x05 \x01(\x05\x12\x18\n\x10\x63\x61ndidate_labels\x18\x06 \x03(\t\x12\x11\n\ttemplates\x18\x07 \x03(\t\"\\\n\x13ImageClassification\x12&\n\x06labels\x18\x01 \x03(\x0b\x32\x16.headway.v1.LabelScore\x12\r\n\x05width\x18\x02 \x01(\x05\x12\x0e\n\x06height\x18\x03 \x01(\x05\"\x9a\x01\n\x15\x43lassifyImageResponse\x12\x30\n\x07results\x18\x01 \x03(\x0b\x32\x1f.headway.v1.ImageClassification\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings2r\n\x1aImageClassificationService\x12T\n\rClassifyImage\x12 .headway.v1.ClassifyImageRequest\x1a!.headway.v1.ClassifyImageResponseBL\n\nheadway.v1P\x01Z\x14headway/v1;headwayv1\xaa\x02\nHeadway.V1\xca\x02\nHeadway\\V1\xea\x02\x0bHeadway::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,12 +39,6 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_IMAGECLASSIFICATION']._serialized_end=336
   _globals['_CLASSIFYIMAGERESPONSE']._serialized_start=339
   _globals['_CLASSIFYIMAGERESPONSE']._serialized_end=493
-  _globals['_EMBEDIMAGEREQUEST']._serialized_start=496
-  _globals['_EMBEDIMAGEREQUEST']._serialized_end=626
-  _globals['_IMAGEEMBEDDING']._serialized_start=628
-  _globals['_IMAGEEMBEDDING']._serialized_end=691
-  _globals['_EMBEDIMAGERESPONSE']._serialized_start=694
-  _globals['_EMBEDIMAGERESPONSE']._serialized_end=840
-  _globals['_IMAGECLASSIFICATIONSERVICE']._serialized_start=843
-  _globals['_IMAGECLASSIFICATIONSERVICE']._serialized_end=1034
+  _globals['_IMAGECLASSIFICATIONSERVICE']._serialized_start=495
+  _globals['_IMAGECLASSIFICATIONSERVICE']._serialized_end=609
 # @@protoc_insertion_point(module_scope)

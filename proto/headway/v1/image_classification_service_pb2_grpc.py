@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ImageClassificationServiceStub:
-    """Classifies and embeds images.
+    """Classifies images.
     """
 
     def __init__(self, channel):
@@ -40,26 +40,14 @@ class ImageClassificationServiceStub:
                 request_serializer=headway_dot_v1_dot_image__classification__service__pb2.ClassifyImageRequest.SerializeToString,
                 response_deserializer=headway_dot_v1_dot_image__classification__service__pb2.ClassifyImageResponse.FromString,
                 _registered_method=True)
-        self.EmbedImage = channel.unary_unary(
-                '/headway.v1.ImageClassificationService/EmbedImage',
-                request_serializer=headway_dot_v1_dot_image__classification__service__pb2.EmbedImageRequest.SerializeToString,
-                response_deserializer=headway_dot_v1_dot_image__classification__service__pb2.EmbedImageResponse.FromString,
-                _registered_method=True)
 
 
 class ImageClassificationServiceServicer:
-    """Classifies and embeds images.
+    """Classifies images.
     """
 
     def ClassifyImage(self, request, context):
         """Returns the most likely labels of every image.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def EmbedImage(self, request, context):
-        """Returns a vector for every image.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -73,11 +61,6 @@ def add_ImageClassificationServiceServicer_to_server(servicer, server):
                     request_deserializer=headway_dot_v1_dot_image__classification__service__pb2.ClassifyImageRequest.FromString,
                     response_serializer=headway_dot_v1_dot_image__classification__service__pb2.ClassifyImageResponse.SerializeToString,
             ),
-            'EmbedImage': grpc.unary_unary_rpc_method_handler(
-                    servicer.EmbedImage,
-                    request_deserializer=headway_dot_v1_dot_image__classification__service__pb2.EmbedImageRequest.FromString,
-                    response_serializer=headway_dot_v1_dot_image__classification__service__pb2.EmbedImageResponse.SerializeToString,
-            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'headway.v1.ImageClassificationService', rpc_method_handlers)
@@ -87,7 +70,7 @@ def add_ImageClassificationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ImageClassificationService:
-    """Classifies and embeds images.
+    """Classifies images.
     """
 
     @staticmethod
@@ -107,33 +90,6 @@ class ImageClassificationService:
             '/headway.v1.ImageClassificationService/ClassifyImage',
             headway_dot_v1_dot_image__classification__service__pb2.ClassifyImageRequest.SerializeToString,
             headway_dot_v1_dot_image__classification__service__pb2.ClassifyImageResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def EmbedImage(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/headway.v1.ImageClassificationService/EmbedImage',
-            headway_dot_v1_dot_image__classification__service__pb2.EmbedImageRequest.SerializeToString,
-            headway_dot_v1_dot_image__classification__service__pb2.EmbedImageResponse.FromString,
             options,
             channel_credentials,
             insecure,

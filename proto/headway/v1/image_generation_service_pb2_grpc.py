@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ImageGenerationServiceStub:
-    """Draws images by removing noise step by step, and draws over images.
+    """Generates images by removing noise step by step, from noise or from a given image.
     """
 
     def __init__(self, channel):
@@ -48,18 +48,18 @@ class ImageGenerationServiceStub:
 
 
 class ImageGenerationServiceServicer:
-    """Draws images by removing noise step by step, and draws over images.
+    """Generates images by removing noise step by step, from noise or from a given image.
     """
 
     def GenerateImage(self, request, context):
-        """Draws one image or several and answers when all are finished.
+        """Generates one image or several and answers when all are finished.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StreamGenerateImage(self, request, context):
-        """Draws one image and tells of every step. The last message has the result.
+        """Generates one image and streams its progress. The last message has the result.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,7 +87,7 @@ def add_ImageGenerationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ImageGenerationService:
-    """Draws images by removing noise step by step, and draws over images.
+    """Generates images by removing noise step by step, from noise or from a given image.
     """
 
     @staticmethod

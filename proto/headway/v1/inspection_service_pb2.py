@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from headway.v1 import common_pb2 as headway_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#headway/v1/inspection_service.proto\x12\nheadway.v1\x1a\x17headway/v1/common.proto\"`\n\x10\x41ttentionOptions\x12\x0e\n\x06layers\x18\x01 \x03(\x05\x12\r\n\x05heads\x18\x02 \x03(\x05\x12-\n\x07summary\x18\x03 \x01(\x0e\x32\x1c.headway.v1.AttentionSummary\"Y\n\x0c\x41ttentionMap\x12\x12\n\x05layer\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x11\n\x04head\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x0f\n\x07weights\x18\x03 \x03(\x02\x42\x08\n\x06_layerB\x07\n\x05_head\"\\\n\tAttention\x12\x11\n\trow_count\x18\x01 \x01(\x05\x12\x14\n\x0c\x63olumn_count\x18\x02 \x01(\x05\x12&\n\x04maps\x18\x03 \x03(\x0b\x32\x18.headway.v1.AttentionMap\"]\n\x0eInspectedToken\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\r\n\x05start\x18\x03 \x01(\x05\x12\x0b\n\x03\x65nd\x18\x04 \x01(\x05\x12\x0f\n\x07of_pair\x18\x05 \x01(\x08\"J\n\x0eInspectedPatch\x12\x0c\n\x04left\x18\x01 \x01(\x02\x12\x0b\n\x03top\x18\x02 \x01(\x02\x12\r\n\x05right\x18\x03 \x01(\x02\x12\x0e\n\x06\x62ottom\x18\x04 \x01(\x02\"\x9e\x01\n\x12InspectTextRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\ttext_pair\x18\x04 \x01(\t\x12/\n\tattention\x18\x05 \x01(\x0b\x32\x1c.headway.v1.AttentionOptions\x12\x10\n\x08truncate\x18\x06 \x01(\x08\"y\n\x0eTextInspection\x12*\n\x06tokens\x18\x01 \x03(\x0b\x32\x1a.headway.v1.InspectedToken\x12(\n\tattention\x18\x02 \x01(\x0b\x32\x15.headway.v1.Attention\x12\x11\n\ttruncated\x18\x03 \x01(\x08\"\x92\x01\n\x13InspectTextResponse\x12*\n\x06result\x18\x01 \x01(\x0b\x32\x1a.headway.v1.TextInspection\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\"\x8d\x01\n\x13InspectImageRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\r\n\x05image\x18\x03 \x01(\x0c\x12/\n\tattention\x18\x04 \x01(\x0b\x32\x1c.headway.v1.AttentionOptions\x12\x10\n\x08image_id\x18\x05 \x01(\t\"\xbc\x01\n\x0fImageInspection\x12+\n\x07patches\x18\x01 \x03(\x0b\x32\x1a.headway.v1.InspectedPatch\x12\x17\n\x0fpatch_row_count\x18\x02 \x01(\x05\x12\x1a\n\x12patch_column_count\x18\x03 \x01(\x05\x12(\n\tattention\x18\x04 \x01(\x0b\x32\x15.headway.v1.Attention\x12\r\n\x05width\x18\x05 \x01(\x05\x12\x0e\n\x06height\x18\x06 \x01(\x05\"\x94\x01\n\x14InspectImageResponse\x12+\n\x06result\x18\x01 \x01(\x0b\x32\x1b.headway.v1.ImageInspection\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\"\x91\x01\n\x18InspectGenerationRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12/\n\tattention\x18\x04 \x01(\x0b\x32\x1c.headway.v1.AttentionOptions\x12\x10\n\x08truncate\x18\x05 \x01(\x08\"\x98\x01\n\x19InspectGenerationResponse\x12*\n\x06result\x18\x01 \x01(\x0b\x32\x1a.headway.v1.TextInspection\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\"\xa7\x01\n\x19InspectTranslationRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x13\n\x0btranslation\x18\x04 \x01(\t\x12/\n\tattention\x18\x05 \x01(\x0b\x32\x1c.headway.v1.AttentionOptions\x12\x10\n\x08truncate\x18\x06 \x01(\x08\"\xb9\x02\n\x15TranslationInspection\x12\x31\n\rsource_tokens\x18\x01 \x03(\x0b\x32\x1a.headway.v1.InspectedToken\x12\x31\n\rtarget_tokens\x18\x02 \x03(\x0b\x32\x1a.headway.v1.InspectedToken\x12\x13\n\x0btranslation\x18\x03 \x01(\t\x12\x30\n\x11\x65ncoder_attention\x18\x04 \x01(\x0b\x32\x15.headway.v1.Attention\x12\x30\n\x11\x64\x65\x63oder_attention\x18\x05 \x01(\x0b\x32\x15.headway.v1.Attention\x12.\n\x0f\x63ross_attention\x18\x06 \x01(\x0b\x32\x15.headway.v1.Attention\x12\x11\n\ttruncated\x18\x07 \x01(\x08\"\xa0\x01\n\x1aInspectTranslationResponse\x12\x31\n\x06result\x18\x01 \x01(\x0b\x32!.headway.v1.TranslationInspection\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings*\x8f\x01\n\x10\x41ttentionSummary\x12!\n\x1d\x41TTENTION_SUMMARY_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x41TTENTION_SUMMARY_MEAN\x10\x01\x12\x1d\n\x19\x41TTENTION_SUMMARY_MAXIMUM\x10\x02\x12\x1d\n\x19\x41TTENTION_SUMMARY_ROLLOUT\x10\x03\x32\xfd\x02\n\x11InspectionService\x12N\n\x0bInspectText\x12\x1e.headway.v1.InspectTextRequest\x1a\x1f.headway.v1.InspectTextResponse\x12Q\n\x0cInspectImage\x12\x1f.headway.v1.InspectImageRequest\x1a .headway.v1.InspectImageResponse\x12`\n\x11InspectGeneration\x12$.headway.v1.InspectGenerationRequest\x1a%.headway.v1.InspectGenerationResponse\x12\x63\n\x12InspectTranslation\x12%.headway.v1.InspectTranslationRequest\x1a&.headway.v1.InspectTranslationResponseBL\n\nheadway.v1P\x01Z\x14headway/v1;headwayv1\xaa\x02\nHeadway.V1\xca\x02\nHeadway\\V1\xea\x02\x0bHeadway::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#headway/v1/inspection_service.proto\x12\nheadway.v1\x1a\x17headway/v1/common.proto\"`\n\x10\x41ttentionOptions\x12\x0e\n\x06layers\x18\x01 \x03(\x05\x12\r\n\x05heads\x18\x02 \x03(\x05\x12-\n\x07summary\x18\x03 \x01(\x0e\x32\x1c.headway.v1.AttentionSummary\"Y\n\x0c\x41ttentionMap\x12\x12\n\x05layer\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x11\n\x04head\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x0f\n\x07weights\x18\x03 \x03(\x02\x42\x08\n\x06_layerB\x07\n\x05_head\"\\\n\tAttention\x12\x11\n\trow_count\x18\x01 \x01(\x05\x12\x14\n\x0c\x63olumn_count\x18\x02 \x01(\x05\x12&\n\x04maps\x18\x03 \x03(\x0b\x32\x18.headway.v1.AttentionMap\"e\n\x0eInspectedToken\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\"\n\x04span\x18\x03 \x01(\x0b\x32\x14.headway.v1.TextSpan\x12\x0f\n\x07of_pair\x18\x04 \x01(\x08\"\x9e\x01\n\x12InspectTextRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\ttext_pair\x18\x04 \x01(\t\x12/\n\tattention\x18\x05 \x01(\x0b\x32\x1c.headway.v1.AttentionOptions\x12\x10\n\x08truncate\x18\x06 \x01(\x08\"y\n\x0eTextInspection\x12*\n\x06tokens\x18\x01 \x03(\x0b\x32\x1a.headway.v1.InspectedToken\x12(\n\tattention\x18\x02 \x01(\x0b\x32\x15.headway.v1.Attention\x12\x11\n\ttruncated\x18\x03 \x01(\x08\"\x92\x01\n\x13InspectTextResponse\x12*\n\x06result\x18\x01 \x01(\x0b\x32\x1a.headway.v1.TextInspection\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\"\x8d\x01\n\x13InspectImageRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\r\n\x05image\x18\x03 \x01(\x0c\x12\x10\n\x08image_id\x18\x04 \x01(\t\x12/\n\tattention\x18\x05 \x01(\x0b\x32\x1c.headway.v1.AttentionOptions\"\xb1\x01\n\x0fImageInspection\x12 \n\x07patches\x18\x01 \x03(\x0b\x32\x0f.headway.v1.Box\x12\x17\n\x0fpatch_row_count\x18\x02 \x01(\x05\x12\x1a\n\x12patch_column_count\x18\x03 \x01(\x05\x12(\n\tattention\x18\x04 \x01(\x0b\x32\x15.headway.v1.Attention\x12\r\n\x05width\x18\x05 \x01(\x05\x12\x0e\n\x06height\x18\x06 \x01(\x05\"\x94\x01\n\x14InspectImageResponse\x12+\n\x06result\x18\x01 \x01(\x0b\x32\x1b.headway.v1.ImageInspection\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\"\x91\x01\n\x18InspectGenerationRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12/\n\tattention\x18\x04 \x01(\x0b\x32\x1c.headway.v1.AttentionOptions\x12\x10\n\x08truncate\x18\x05 \x01(\x08\"\x98\x01\n\x19InspectGenerationResponse\x12*\n\x06result\x18\x01 \x01(\x0b\x32\x1a.headway.v1.TextInspection\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\"\xa7\x01\n\x19InspectTranslationRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x13\n\x0btranslation\x18\x04 \x01(\t\x12/\n\tattention\x18\x05 \x01(\x0b\x32\x1c.headway.v1.AttentionOptions\x12\x10\n\x08truncate\x18\x06 \x01(\x08\"\xb9\x02\n\x15TranslationInspection\x12\x31\n\rsource_tokens\x18\x01 \x03(\x0b\x32\x1a.headway.v1.InspectedToken\x12\x31\n\rtarget_tokens\x18\x02 \x03(\x0b\x32\x1a.headway.v1.InspectedToken\x12\x13\n\x0btranslation\x18\x03 \x01(\t\x12\x30\n\x11\x65ncoder_attention\x18\x04 \x01(\x0b\x32\x15.headway.v1.Attention\x12\x30\n\x11\x64\x65\x63oder_attention\x18\x05 \x01(\x0b\x32\x15.headway.v1.Attention\x12.\n\x0f\x63ross_attention\x18\x06 \x01(\x0b\x32\x15.headway.v1.Attention\x12\x11\n\ttruncated\x18\x07 \x01(\x08\"\xa0\x01\n\x1aInspectTranslationResponse\x12\x31\n\x06result\x18\x01 \x01(\x0b\x32!.headway.v1.TranslationInspection\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings*\x8f\x01\n\x10\x41ttentionSummary\x12!\n\x1d\x41TTENTION_SUMMARY_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x41TTENTION_SUMMARY_MEAN\x10\x01\x12\x1d\n\x19\x41TTENTION_SUMMARY_MAXIMUM\x10\x02\x12\x1d\n\x19\x41TTENTION_SUMMARY_ROLLOUT\x10\x03\x32\xfd\x02\n\x11InspectionService\x12N\n\x0bInspectText\x12\x1e.headway.v1.InspectTextRequest\x1a\x1f.headway.v1.InspectTextResponse\x12Q\n\x0cInspectImage\x12\x1f.headway.v1.InspectImageRequest\x1a .headway.v1.InspectImageResponse\x12`\n\x11InspectGeneration\x12$.headway.v1.InspectGenerationRequest\x1a%.headway.v1.InspectGenerationResponse\x12\x63\n\x12InspectTranslation\x12%.headway.v1.InspectTranslationRequest\x1a&.headway.v1.InspectTranslationResponseBL\n\nheadway.v1P\x01Z\x14headway/v1;headwayv1\xaa\x02\nHeadway.V1\xca\x02\nHeadway\\V1\xea\x02\x0bHeadway::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,8 +33,8 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headway.v1.inspection_servi
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\nheadway.v1P\001Z\024headway/v1;headwayv1\252\002\nHeadway.V1\312\002\nHeadway\\V1\352\002\013Headway::V1'
-  _globals['_ATTENTIONSUMMARY']._serialized_start=2402
-  _globals['_ATTENTIONSUMMARY']._serialized_end=2545
+  _globals['_ATTENTIONSUMMARY']._serialized_start=2323
+  _globals['_ATTENTIONSUMMARY']._serialized_end=2466
   _globals['_ATTENTIONOPTIONS']._serialized_start=76
   _globals['_ATTENTIONOPTIONS']._serialized_end=172
   _globals['_ATTENTIONMAP']._serialized_start=174
@@ -42,31 +42,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ATTENTION']._serialized_start=265
   _globals['_ATTENTION']._serialized_end=357
   _globals['_INSPECTEDTOKEN']._serialized_start=359
-  _globals['_INSPECTEDTOKEN']._serialized_end=452
-  _globals['_INSPECTEDPATCH']._serialized_start=454
-  _globals['_INSPECTEDPATCH']._serialized_end=528
-  _globals['_INSPECTTEXTREQUEST']._serialized_start=531
-  _globals['_INSPECTTEXTREQUEST']._serialized_end=689
-  _globals['_TEXTINSPECTION']._serialized_start=691
-  _globals['_TEXTINSPECTION']._serialized_end=812
-  _globals['_INSPECTTEXTRESPONSE']._serialized_start=815
-  _globals['_INSPECTTEXTRESPONSE']._serialized_end=961
-  _globals['_INSPECTIMAGEREQUEST']._serialized_start=964
-  _globals['_INSPECTIMAGEREQUEST']._serialized_end=1105
-  _globals['_IMAGEINSPECTION']._serialized_start=1108
-  _globals['_IMAGEINSPECTION']._serialized_end=1296
-  _globals['_INSPECTIMAGERESPONSE']._serialized_start=1299
-  _globals['_INSPECTIMAGERESPONSE']._serialized_end=1447
-  _globals['_INSPECTGENERATIONREQUEST']._serialized_start=1450
-  _globals['_INSPECTGENERATIONREQUEST']._serialized_end=1595
-  _globals['_INSPECTGENERATIONRESPONSE']._serialized_start=1598
-  _globals['_INSPECTGENERATIONRESPONSE']._serialized_end=1750
-  _globals['_INSPECTTRANSLATIONREQUEST']._serialized_start=1753
-  _globals['_INSPECTTRANSLATIONREQUEST']._serialized_end=1920
-  _globals['_TRANSLATIONINSPECTION']._serialized_start=1923
-  _globals['_TRANSLATIONINSPECTION']._serialized_end=2236
-  _globals['_INSPECTTRANSLATIONRESPONSE']._serialized_start=2239
-  _globals['_INSPECTTRANSLATIONRESPONSE']._serialized_end=2399
-  _globals['_INSPECTIONSERVICE']._serialized_start=2548
-  _globals['_INSPECTIONSERVICE']._serialized_end=2929
+  _globals['_INSPECTEDTOKEN']._serialized_end=460
+  _globals['_INSPECTTEXTREQUEST']._serialized_start=463
+  _globals['_INSPECTTEXTREQUEST']._serialized_end=621
+  _globals['_TEXTINSPECTION']._serialized_start=623
+  _globals['_TEXTINSPECTION']._serialized_end=744
+  _globals['_INSPECTTEXTRESPONSE']._serialized_start=747
+  _globals['_INSPECTTEXTRESPONSE']._serialized_end=893
+  _globals['_INSPECTIMAGEREQUEST']._serialized_start=896
+  _globals['_INSPECTIMAGEREQUEST']._serialized_end=1037
+  _globals['_IMAGEINSPECTION']._serialized_start=1040
+  _globals['_IMAGEINSPECTION']._serialized_end=1217
+  _globals['_INSPECTIMAGERESPONSE']._serialized_start=1220
+  _globals['_INSPECTIMAGERESPONSE']._serialized_end=1368
+  _globals['_INSPECTGENERATIONREQUEST']._serialized_start=1371
+  _globals['_INSPECTGENERATIONREQUEST']._serialized_end=1516
+  _globals['_INSPECTGENERATIONRESPONSE']._serialized_start=1519
+  _globals['_INSPECTGENERATIONRESPONSE']._serialized_end=1671
+  _globals['_INSPECTTRANSLATIONREQUEST']._serialized_start=1674
+  _globals['_INSPECTTRANSLATIONREQUEST']._serialized_end=1841
+  _globals['_TRANSLATIONINSPECTION']._serialized_start=1844
+  _globals['_TRANSLATIONINSPECTION']._serialized_end=2157
+  _globals['_INSPECTTRANSLATIONRESPONSE']._serialized_start=2160
+  _globals['_INSPECTTRANSLATIONRESPONSE']._serialized_end=2320
+  _globals['_INSPECTIONSERVICE']._serialized_start=2469
+  _globals['_INSPECTIONSERVICE']._serialized_end=2850
 # @@protoc_insertion_point(module_scope)

@@ -169,71 +169,33 @@ class InspectedToken(_message.Message):
 
     TOKEN_ID_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
-    START_FIELD_NUMBER: _builtins.int
-    END_FIELD_NUMBER: _builtins.int
+    SPAN_FIELD_NUMBER: _builtins.int
     OF_PAIR_FIELD_NUMBER: _builtins.int
     token_id: _builtins.int
     """Id of the token."""
     text: _builtins.str
     """The token as text, by itself; a special token by its name. Bytes that are not valid UTF-8 read as U+FFFD."""
-    start: _builtins.int
-    """First character, in Unicode code points from the start of the text as it was sent."""
-    end: _builtins.int
-    """Character after the last one. Equal to `start` for a token that stands for no characters, such as a special one."""
     of_pair: _builtins.bool
-    """True if it is of the second text of a pair, in which its characters are counted."""
+    """True if it belongs to the second text of a pair, in which `span` counts."""
+    @_builtins.property
+    def span(self) -> _common_pb2.TextSpan:
+        """Its place in the text as it was sent; empty for a token without characters, such as a special one."""
+
     def __init__(
         self,
         *,
         token_id: _builtins.int = ...,
         text: _builtins.str = ...,
-        start: _builtins.int = ...,
-        end: _builtins.int = ...,
+        span: _common_pb2.TextSpan | None = ...,
         of_pair: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["span", b"span"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "of_pair", b"of_pair", "start", b"start", "text", b"text", "token_id", b"token_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["of_pair", b"of_pair", "span", b"span", "text", b"text", "token_id", b"token_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___InspectedToken: _TypeAlias = InspectedToken  # noqa: Y015
-
-@_typing.final
-class InspectedPatch(_message.Message):
-    """A token of an image: a patch, or a token of the model's own that stands for none."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    LEFT_FIELD_NUMBER: _builtins.int
-    TOP_FIELD_NUMBER: _builtins.int
-    RIGHT_FIELD_NUMBER: _builtins.int
-    BOTTOM_FIELD_NUMBER: _builtins.int
-    left: _builtins.float
-    """Left side, in pixels of the image as it was sent, upright. A patch of a crop lies within the image; where the image
-    was stretched, the patches are stretched with it.
-    """
-    top: _builtins.float
-    """Upper side."""
-    right: _builtins.float
-    """Right side. Equal to `left` for the class token, which stands for no patch."""
-    bottom: _builtins.float
-    """Lower side."""
-    def __init__(
-        self,
-        *,
-        left: _builtins.float = ...,
-        top: _builtins.float = ...,
-        right: _builtins.float = ...,
-        bottom: _builtins.float = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bottom", b"bottom", "left", b"left", "right", b"right", "top", b"top"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___InspectedPatch: _TypeAlias = InspectedPatch  # noqa: Y015
 
 @_typing.final
 class InspectTextRequest(_message.Message):
@@ -362,8 +324,8 @@ class InspectImageRequest(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     MODEL_VERSION_FIELD_NUMBER: _builtins.int
     IMAGE_FIELD_NUMBER: _builtins.int
-    ATTENTION_FIELD_NUMBER: _builtins.int
     IMAGE_ID_FIELD_NUMBER: _builtins.int
+    ATTENTION_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model: any classifier or embedder of images whose bundle has the graph. Default: the only such
     classifier, or else embedder; required if there are several.
@@ -384,8 +346,8 @@ class InspectImageRequest(_message.Message):
         model: _builtins.str = ...,
         model_version: _builtins.str = ...,
         image: _builtins.bytes = ...,
-        attention: Global___AttentionOptions | None = ...,
         image_id: _builtins.str = ...,
+        attention: Global___AttentionOptions | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -416,8 +378,10 @@ class ImageInspection(_message.Message):
     height: _builtins.int
     """Height of the image in pixels, after its Exif orientation was applied."""
     @_builtins.property
-    def patches(self) -> _containers.RepeatedCompositeFieldContainer[Global___InspectedPatch]:
-        """The patches, row by row, after the class token if the model has one; rows and columns of the attention."""
+    def patches(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Box]:
+        """The patches, row by row, after the class token if the model has one; rows and columns of the attention. A class
+        token has an empty box. A patch of a crop lies within the image; patches of a stretched image are stretched too.
+        """
 
     @_builtins.property
     def attention(self) -> Global___Attention:
@@ -426,7 +390,7 @@ class ImageInspection(_message.Message):
     def __init__(
         self,
         *,
-        patches: _abc.Iterable[Global___InspectedPatch] | None = ...,
+        patches: _abc.Iterable[_common_pb2.Box] | None = ...,
         patch_row_count: _builtins.int = ...,
         patch_column_count: _builtins.int = ...,
         attention: Global___Attention | None = ...,

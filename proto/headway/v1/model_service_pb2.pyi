@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from headway.v1 import common_pb2 as _common_pb2
 from headway.v1 import generation_service_pb2 as _generation_service_pb2
 import builtins as _builtins
 import sys
@@ -107,12 +108,12 @@ class Model(_message.Message):
     """Kind of network: "gpt", "transformer", "encoder", "vit", or another name that the exporter chose."""
     parameter_count: _builtins.int
     """Trainable parameters."""
-    variant: _builtins.str
-    """Variant that is loaded: "fp32", "fp16", "int8", "int8-static" or "int4"."""
+    variant: _common_pb2.Variant.ValueType
+    """Variant that is loaded."""
     device: _builtins.str
     """Where it runs: "cpu" or "cuda"."""
     max_input_token_count: _builtins.int
-    """Most tokens of an input; 0 for images. Of a model that draws images of texts: of a prompt."""
+    """Most tokens of an input; 0 for images. Of a model that generates images from texts: of a prompt."""
     max_token_count: _builtins.int
     """Most tokens of a prompt and its continuation together, of a translation or of a new text; 0 for classifiers."""
     source_language: _builtins.str
@@ -129,8 +130,8 @@ class Model(_message.Message):
     """
     @_builtins.property
     def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Labels of a classifier, in the order of its outputs; for token classification, the labels that a span may have; what
-        a model of images draws, and none where it draws what any text says.
+        """Labels of a classifier, in the order of its outputs; for token classification, the labels of spans; for
+        image generation, the classes that it can be asked for, and none where it takes any text.
         """
 
     @_builtins.property
@@ -170,7 +171,7 @@ class Model(_message.Message):
         description: _builtins.str = ...,
         architecture: _builtins.str = ...,
         parameter_count: _builtins.int = ...,
-        variant: _builtins.str = ...,
+        variant: _common_pb2.Variant.ValueType = ...,
         device: _builtins.str = ...,
         max_input_token_count: _builtins.int = ...,
         max_token_count: _builtins.int = ...,
@@ -206,8 +207,8 @@ class QualityFigure(_message.Message):
     VALUE_FIELD_NUMBER: _builtins.int
     EXAMPLE_COUNT_FIELD_NUMBER: _builtins.int
     DATASET_FIELD_NUMBER: _builtins.int
-    variant: _builtins.str
-    """Variant that was measured: "fp32", "fp16", "int8", "int8-static" or "int4"."""
+    variant: _common_pb2.Variant.ValueType
+    """Variant that was measured."""
     metric: _builtins.str
     """Name of the metric, such as "accuracy", "sacrebleu" or "nats_per_character"."""
     value: _builtins.float
@@ -219,7 +220,7 @@ class QualityFigure(_message.Message):
     def __init__(
         self,
         *,
-        variant: _builtins.str = ...,
+        variant: _common_pb2.Variant.ValueType = ...,
         metric: _builtins.str = ...,
         value: _builtins.float = ...,
         example_count: _builtins.int = ...,

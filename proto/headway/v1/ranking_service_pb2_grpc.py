@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class RankingServiceStub:
-    """Ranks images and texts by the cosine of their vectors to that of a query.
+    """Ranks images and texts, and scores texts and pairs of texts.
     """
 
     def __init__(self, channel):
@@ -45,10 +45,15 @@ class RankingServiceStub:
                 request_serializer=headway_dot_v1_dot_ranking__service__pb2.RankTextsRequest.SerializeToString,
                 response_deserializer=headway_dot_v1_dot_ranking__service__pb2.RankTextsResponse.FromString,
                 _registered_method=True)
+        self.ScoreText = channel.unary_unary(
+                '/headway.v1.RankingService/ScoreText',
+                request_serializer=headway_dot_v1_dot_ranking__service__pb2.ScoreTextRequest.SerializeToString,
+                response_deserializer=headway_dot_v1_dot_ranking__service__pb2.ScoreTextResponse.FromString,
+                _registered_method=True)
 
 
 class RankingServiceServicer:
-    """Ranks images and texts by the cosine of their vectors to that of a query.
+    """Ranks images and texts, and scores texts and pairs of texts.
     """
 
     def RankImages(self, request, context):
@@ -59,7 +64,15 @@ class RankingServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RankTexts(self, request, context):
-        """Ranks texts by their similarity to an image or to a text.
+        """Ranks texts by their relevance to a text or to an image: by a cross-encoder (reranker), which reads query and text
+        together, or by the vectors of an embedder.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ScoreText(self, request, context):
+        """Returns a number for every text or pair of texts, such as how well a document answers a query.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -78,6 +91,11 @@ def add_RankingServiceServicer_to_server(servicer, server):
                     request_deserializer=headway_dot_v1_dot_ranking__service__pb2.RankTextsRequest.FromString,
                     response_serializer=headway_dot_v1_dot_ranking__service__pb2.RankTextsResponse.SerializeToString,
             ),
+            'ScoreText': grpc.unary_unary_rpc_method_handler(
+                    servicer.ScoreText,
+                    request_deserializer=headway_dot_v1_dot_ranking__service__pb2.ScoreTextRequest.FromString,
+                    response_serializer=headway_dot_v1_dot_ranking__service__pb2.ScoreTextResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'headway.v1.RankingService', rpc_method_handlers)
@@ -87,7 +105,7 @@ def add_RankingServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RankingService:
-    """Ranks images and texts by the cosine of their vectors to that of a query.
+    """Ranks images and texts, and scores texts and pairs of texts.
     """
 
     @staticmethod
@@ -134,6 +152,33 @@ class RankingService:
             '/headway.v1.RankingService/RankTexts',
             headway_dot_v1_dot_ranking__service__pb2.RankTextsRequest.SerializeToString,
             headway_dot_v1_dot_ranking__service__pb2.RankTextsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ScoreText(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headway.v1.RankingService/ScoreText',
+            headway_dot_v1_dot_ranking__service__pb2.ScoreTextRequest.SerializeToString,
+            headway_dot_v1_dot_ranking__service__pb2.ScoreTextResponse.FromString,
             options,
             channel_credentials,
             insecure,

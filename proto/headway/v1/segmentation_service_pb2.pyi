@@ -75,40 +75,6 @@ class PromptPoint(_message.Message):
 Global___PromptPoint: _TypeAlias = PromptPoint  # noqa: Y015
 
 @_typing.final
-class Box(_message.Message):
-    """Sides of a rectangle in pixels of an image."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    LEFT_FIELD_NUMBER: _builtins.int
-    TOP_FIELD_NUMBER: _builtins.int
-    RIGHT_FIELD_NUMBER: _builtins.int
-    BOTTOM_FIELD_NUMBER: _builtins.int
-    left: _builtins.float
-    """Its left side."""
-    top: _builtins.float
-    """Its upper side."""
-    right: _builtins.float
-    """Its right side: the first column that does not belong to it."""
-    bottom: _builtins.float
-    """Its lower side: the first row that does not belong to it."""
-    def __init__(
-        self,
-        *,
-        left: _builtins.float = ...,
-        top: _builtins.float = ...,
-        right: _builtins.float = ...,
-        bottom: _builtins.float = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bottom", b"bottom", "left", b"left", "right", b"right", "top", b"top"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Box: _TypeAlias = Box  # noqa: Y015
-
-@_typing.final
 class SegmentPrompt(_message.Message):
     """What points at a segment: points, or a box around it, or both."""
 
@@ -121,14 +87,14 @@ class SegmentPrompt(_message.Message):
         """Places that the segment holds or leaves out. 0 to 64; one that it holds, unless there is a box."""
 
     @_builtins.property
-    def box(self) -> Global___Box:
+    def box(self) -> _common_pb2.Box:
         """A box around the segment, within the image. Default: none."""
 
     def __init__(
         self,
         *,
         points: _abc.Iterable[Global___PromptPoint] | None = ...,
-        box: Global___Box | None = ...,
+        box: _common_pb2.Box | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["box", b"box"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -172,7 +138,7 @@ class Mask(_message.Message):
         """
 
     @_builtins.property
-    def box(self) -> Global___Box:
+    def box(self) -> _common_pb2.Box:
         """The smallest box around the mask; zeros if it is empty."""
 
     def __init__(
@@ -182,7 +148,7 @@ class Mask(_message.Message):
         png: _builtins.bytes = ...,
         predicted_iou: _builtins.float = ...,
         stability: _builtins.float = ...,
-        box: Global___Box | None = ...,
+        box: _common_pb2.Box | None = ...,
         area: _builtins.int = ...,
         width: _builtins.int = ...,
         height: _builtins.int = ...,
@@ -205,9 +171,9 @@ class SegmentImageRequest(_message.Message):
     MODEL_VERSION_FIELD_NUMBER: _builtins.int
     IMAGE_FIELD_NUMBER: _builtins.int
     IMAGE_ID_FIELD_NUMBER: _builtins.int
-    PROMPTS_FIELD_NUMBER: _builtins.int
-    MAX_MASK_COUNT_FIELD_NUMBER: _builtins.int
     MASK_FORMAT_FIELD_NUMBER: _builtins.int
+    MAX_MASK_COUNT_FIELD_NUMBER: _builtins.int
+    PROMPTS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model. Default: the only loaded model that can answer; required if there are several."""
     model_version: _builtins.str
@@ -216,12 +182,12 @@ class SegmentImageRequest(_message.Message):
     """The encoded image, as in ClassifyImageRequest."""
     image_id: _builtins.str
     """Id of a prepared image (PrepareImage), in place of image."""
+    mask_format: Global___MaskFormat.ValueType
+    """What masks are answered as. Default: runs."""
     max_mask_count: _builtins.int
     """Most masks for a prompt that is one point or one box, which may mean a whole or a part. Range 0 to 3; 0 for all
     three. A prompt of several parts has one mask. Default 0.
     """
-    mask_format: Global___MaskFormat.ValueType
-    """What masks are answered as. Default: runs."""
     @_builtins.property
     def prompts(self) -> _containers.RepeatedCompositeFieldContainer[Global___SegmentPrompt]:
         """What to cut out, each prompt by itself. 1 to 256, and fewer for an image of many pixels: all masks of a call have at
@@ -235,9 +201,9 @@ class SegmentImageRequest(_message.Message):
         model_version: _builtins.str = ...,
         image: _builtins.bytes = ...,
         image_id: _builtins.str = ...,
-        prompts: _abc.Iterable[Global___SegmentPrompt] | None = ...,
-        max_mask_count: _builtins.int = ...,
         mask_format: Global___MaskFormat.ValueType = ...,
+        max_mask_count: _builtins.int = ...,
+        prompts: _abc.Iterable[Global___SegmentPrompt] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -319,11 +285,11 @@ class SegmentEverythingRequest(_message.Message):
     MODEL_VERSION_FIELD_NUMBER: _builtins.int
     IMAGE_FIELD_NUMBER: _builtins.int
     IMAGE_ID_FIELD_NUMBER: _builtins.int
+    MASK_FORMAT_FIELD_NUMBER: _builtins.int
     POINTS_PER_SIDE_FIELD_NUMBER: _builtins.int
     MIN_PREDICTED_IOU_FIELD_NUMBER: _builtins.int
     MIN_STABILITY_FIELD_NUMBER: _builtins.int
     MAX_OVERLAP_FIELD_NUMBER: _builtins.int
-    MASK_FORMAT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model. Default: the only loaded model that can answer; required if there are several."""
     model_version: _builtins.str
@@ -332,6 +298,8 @@ class SegmentEverythingRequest(_message.Message):
     """The encoded image, as in ClassifyImageRequest."""
     image_id: _builtins.str
     """Id of a prepared image (PrepareImage), in place of image."""
+    mask_format: Global___MaskFormat.ValueType
+    """What masks are answered as. Default: runs."""
     points_per_side: _builtins.int
     """Points along each side of the grid that is asked with. Range 0 to 32; 0 for the default. Default 16."""
     min_predicted_iou: _builtins.float
@@ -340,8 +308,6 @@ class SegmentEverythingRequest(_message.Message):
     """Masks with a lower stability are left out. Range 0 to 1. Default 0.8."""
     max_overlap: _builtins.float
     """Of two masks whose intersection over union is larger, the worse one is left out. Range 0 to 1. Default 0.7."""
-    mask_format: Global___MaskFormat.ValueType
-    """What masks are answered as. Default: runs."""
     def __init__(
         self,
         *,
@@ -349,11 +315,11 @@ class SegmentEverythingRequest(_message.Message):
         model_version: _builtins.str = ...,
         image: _builtins.bytes = ...,
         image_id: _builtins.str = ...,
+        mask_format: Global___MaskFormat.ValueType = ...,
         points_per_side: _builtins.int = ...,
         min_predicted_iou: _builtins.float | None = ...,
         min_stability: _builtins.float | None = ...,
         max_overlap: _builtins.float | None = ...,
-        mask_format: Global___MaskFormat.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_overlap", b"_max_overlap", "_min_predicted_iou", b"_min_predicted_iou", "_min_stability", b"_min_stability", "max_overlap", b"max_overlap", "min_predicted_iou", b"min_predicted_iou", "min_stability", b"min_stability"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -422,11 +388,11 @@ class SegmentInteractivelyRequest(_message.Message):
     MODEL_VERSION_FIELD_NUMBER: _builtins.int
     IMAGE_FIELD_NUMBER: _builtins.int
     IMAGE_ID_FIELD_NUMBER: _builtins.int
+    MASK_FORMAT_FIELD_NUMBER: _builtins.int
+    MAX_MASK_COUNT_FIELD_NUMBER: _builtins.int
     POINTS_FIELD_NUMBER: _builtins.int
     BOX_FIELD_NUMBER: _builtins.int
     RESTART_FIELD_NUMBER: _builtins.int
-    MAX_MASK_COUNT_FIELD_NUMBER: _builtins.int
-    MASK_FORMAT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model, in the first request. Default: the only loaded model that can answer; required if there are
     several.
@@ -437,18 +403,18 @@ class SegmentInteractivelyRequest(_message.Message):
     """The encoded image, as in ClassifyImageRequest; in the first request. A later one that has it begins anew with it."""
     image_id: _builtins.str
     """Id of a prepared image (PrepareImage), in place of image."""
-    restart: _builtins.bool
-    """True forgets the points and the box of earlier requests, and the last mask, before this one's are added."""
-    max_mask_count: _builtins.int
-    """Most masks, as in SegmentImageRequest. Default 0."""
     mask_format: Global___MaskFormat.ValueType
     """What masks are answered as. Default: runs."""
+    max_mask_count: _builtins.int
+    """Most masks, as in SegmentImageRequest. Default 0."""
+    restart: _builtins.bool
+    """True forgets the points and the box of earlier requests, and the last mask, before this one's are added."""
     @_builtins.property
     def points(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromptPoint]:
         """Points that join those of earlier requests. At most 64 in all."""
 
     @_builtins.property
-    def box(self) -> Global___Box:
+    def box(self) -> _common_pb2.Box:
         """A box in place of that of an earlier request."""
 
     def __init__(
@@ -458,11 +424,11 @@ class SegmentInteractivelyRequest(_message.Message):
         model_version: _builtins.str = ...,
         image: _builtins.bytes = ...,
         image_id: _builtins.str = ...,
-        points: _abc.Iterable[Global___PromptPoint] | None = ...,
-        box: Global___Box | None = ...,
-        restart: _builtins.bool = ...,
-        max_mask_count: _builtins.int = ...,
         mask_format: Global___MaskFormat.ValueType = ...,
+        max_mask_count: _builtins.int = ...,
+        points: _abc.Iterable[Global___PromptPoint] | None = ...,
+        box: _common_pb2.Box | None = ...,
+        restart: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["box", b"box"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -479,10 +445,10 @@ class SegmentInteractivelyResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MASKS_FIELD_NUMBER: _builtins.int
-    WIDTH_FIELD_NUMBER: _builtins.int
-    HEIGHT_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    WIDTH_FIELD_NUMBER: _builtins.int
+    HEIGHT_FIELD_NUMBER: _builtins.int
     width: _builtins.int
     """Width of the image in pixels, after its Exif orientation was applied."""
     height: _builtins.int
@@ -503,10 +469,10 @@ class SegmentInteractivelyResponse(_message.Message):
         self,
         *,
         masks: _abc.Iterable[Global___Mask] | None = ...,
-        width: _builtins.int = ...,
-        height: _builtins.int = ...,
         model: _common_pb2.ModelReference | None = ...,
         timings: _common_pb2.Timings | None = ...,
+        width: _builtins.int = ...,
+        height: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...

@@ -9,7 +9,6 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from headway.v1 import common_pb2 as _common_pb2
-from headway.v1 import translation_service_pb2 as _translation_service_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -32,7 +31,7 @@ class _SpeechTaskEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SpeechTask
     SPEECH_TASK_TRANSCRIBE: _SpeechTask.ValueType  # 1
     """What is said, in the language that is spoken."""
     SPEECH_TASK_TRANSLATE: _SpeechTask.ValueType  # 2
-    """What is said, in English. The model must know how (ListModels, translates_speech)."""
+    """What is said, in English. The model must know how (capability "translate_speech")."""
 
 class SpeechTask(_SpeechTask, metaclass=_SpeechTaskEnumTypeWrapper):
     """What is written of audio."""
@@ -42,7 +41,7 @@ SPEECH_TASK_UNSPECIFIED: SpeechTask.ValueType  # 0
 SPEECH_TASK_TRANSCRIBE: SpeechTask.ValueType  # 1
 """What is said, in the language that is spoken."""
 SPEECH_TASK_TRANSLATE: SpeechTask.ValueType  # 2
-"""What is said, in English. The model must know how (ListModels, translates_speech)."""
+"""What is said, in English. The model must know how (capability "translate_speech")."""
 Global___SpeechTask: _TypeAlias = SpeechTask  # noqa: Y015
 
 class _AudioFormat:
@@ -115,7 +114,7 @@ class TranscribeSpeechRequest(_message.Message):
         """
 
     @_builtins.property
-    def parameters(self) -> _translation_service_pb2.TranslationParameters:
+    def parameters(self) -> _common_pb2.DecodingParameters:
         """How to decode, for every audio of the call. max_length_ratio must not be set: audio has no tokens. max_new_tokens
         counts for each window. hypothesis_count above 1 is for audio of at most one window.
         """
@@ -128,7 +127,7 @@ class TranscribeSpeechRequest(_message.Message):
         audios: _abc.Iterable[_builtins.bytes] | None = ...,
         language: _builtins.str = ...,
         task: Global___SpeechTask.ValueType = ...,
-        parameters: _translation_service_pb2.TranslationParameters | None = ...,
+        parameters: _common_pb2.DecodingParameters | None = ...,
         include_timestamps: _builtins.bool = ...,
         prompt: _builtins.str = ...,
         condition_on_previous: _builtins.bool = ...,
@@ -148,16 +147,16 @@ class SpeechSegment(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TEXT_FIELD_NUMBER: _builtins.int
-    START_FIELD_NUMBER: _builtins.int
-    END_FIELD_NUMBER: _builtins.int
+    START_SECONDS_FIELD_NUMBER: _builtins.int
+    END_SECONDS_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     MEAN_LOG_PROBABILITY_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """What is said, with the space before it where it has one."""
-    start: _builtins.float
-    """When it begins, in seconds from the beginning of the audio."""
-    end: _builtins.float
-    """When it ends, in seconds from the beginning of the audio."""
+    start_seconds: _builtins.float
+    """When it begins, from the beginning of the audio."""
+    end_seconds: _builtins.float
+    """When it ends, from the beginning of the audio."""
     mean_log_probability: _builtins.float
     """Mean of the natural logarithms of the probabilities of the tokens of its window: what is far below -1 is doubtful."""
     @_builtins.property
@@ -168,14 +167,14 @@ class SpeechSegment(_message.Message):
         self,
         *,
         text: _builtins.str = ...,
-        start: _builtins.float = ...,
-        end: _builtins.float = ...,
+        start_seconds: _builtins.float = ...,
+        end_seconds: _builtins.float = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         mean_log_probability: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "mean_log_probability", b"mean_log_probability", "start", b"start", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_seconds", b"end_seconds", "mean_log_probability", b"mean_log_probability", "start_seconds", b"start_seconds", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -266,7 +265,7 @@ class SpeechTranscript(_message.Message):
     SEGMENTS_FIELD_NUMBER: _builtins.int
     LANGUAGE_FIELD_NUMBER: _builtins.int
     LANGUAGE_PROBABILITIES_FIELD_NUMBER: _builtins.int
-    DURATION_FIELD_NUMBER: _builtins.int
+    DURATION_SECONDS_FIELD_NUMBER: _builtins.int
     WINDOW_COUNT_FIELD_NUMBER: _builtins.int
     HYPOTHESES_FIELD_NUMBER: _builtins.int
     text: _builtins.str
@@ -283,8 +282,8 @@ class SpeechTranscript(_message.Message):
     """Seed of the random stream, if tokens were drawn at random."""
     language: _builtins.str
     """The language that is spoken, as it was named or detected; empty where the model knows one and has no name for it."""
-    duration: _builtins.float
-    """Length of the audio in seconds."""
+    duration_seconds: _builtins.float
+    """Length of the audio."""
     window_count: _builtins.int
     """How many windows were heard."""
     @_builtins.property
@@ -311,13 +310,13 @@ class SpeechTranscript(_message.Message):
         segments: _abc.Iterable[Global___SpeechSegment] | None = ...,
         language: _builtins.str = ...,
         language_probabilities: _abc.Iterable[Global___LanguageProbability] | None = ...,
-        duration: _builtins.float = ...,
+        duration_seconds: _builtins.float = ...,
         window_count: _builtins.int = ...,
         hypotheses: _abc.Iterable[Global___SpeechHypothesis] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "seed", b"seed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "duration", b"duration", "finish_reason", b"finish_reason", "hypotheses", b"hypotheses", "language", b"language", "language_probabilities", b"language_probabilities", "log_probability", b"log_probability", "new_token_count", b"new_token_count", "score", b"score", "seed", b"seed", "segments", b"segments", "text", b"text", "window_count", b"window_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "duration_seconds", b"duration_seconds", "finish_reason", b"finish_reason", "hypotheses", b"hypotheses", "language", b"language", "language_probabilities", b"language_probabilities", "log_probability", b"log_probability", "new_token_count", b"new_token_count", "score", b"score", "seed", b"seed", "segments", b"segments", "text", b"text", "window_count", b"window_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
@@ -395,7 +394,7 @@ class StreamTranscribeSpeechRequest(_message.Message):
     condition_on_previous: _builtins.bool
     """True lets the model read what it wrote of the windows before, as in TranscribeSpeechRequest."""
     @_builtins.property
-    def parameters(self) -> _translation_service_pb2.TranslationParameters:
+    def parameters(self) -> _common_pb2.DecodingParameters:
         """How to decode. beam_size must be 1, since a beam search may revise text that was already sent; max_length_ratio must
         not be set.
         """
@@ -408,7 +407,7 @@ class StreamTranscribeSpeechRequest(_message.Message):
         audio: _builtins.bytes = ...,
         language: _builtins.str = ...,
         task: Global___SpeechTask.ValueType = ...,
-        parameters: _translation_service_pb2.TranslationParameters | None = ...,
+        parameters: _common_pb2.DecodingParameters | None = ...,
         include_timestamps: _builtins.bool = ...,
         prompt: _builtins.str = ...,
         condition_on_previous: _builtins.bool = ...,
@@ -427,22 +426,18 @@ class StreamTranscribeSpeechResponse(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    TEXT_DELTA_FIELD_NUMBER: _builtins.int
-    NEW_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
-    SEGMENTS_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    TEXT_DELTA_FIELD_NUMBER: _builtins.int
+    NEW_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
+    SEGMENTS_FIELD_NUMBER: _builtins.int
     text_delta: _builtins.str
     """The text since the last message: whole characters, possibly none. All deltas joined are the whole text. Of audio
     longer than a window, and with include_timestamps, a delta has the text of a whole window.
     """
     new_token_count: _builtins.int
     """Tokens generated so far."""
-    @_builtins.property
-    def segments(self) -> _containers.RepeatedCompositeFieldContainer[Global___SpeechSegment]:
-        """The segments that were finished since the last message, if `include_timestamps` is set."""
-
     @_builtins.property
     def result(self) -> Global___SpeechTranscript:
         """Only in the last message: the whole result, with the whole text."""
@@ -455,15 +450,19 @@ class StreamTranscribeSpeechResponse(_message.Message):
     def timings(self) -> _common_pb2.Timings:
         """Only in the last message: where the time went."""
 
+    @_builtins.property
+    def segments(self) -> _containers.RepeatedCompositeFieldContainer[Global___SpeechSegment]:
+        """The segments that were finished since the last message, if `include_timestamps` is set."""
+
     def __init__(
         self,
         *,
-        text_delta: _builtins.str = ...,
-        new_token_count: _builtins.int = ...,
-        segments: _abc.Iterable[Global___SpeechSegment] | None = ...,
         result: Global___SpeechTranscript | None = ...,
         model: _common_pb2.ModelReference | None = ...,
         timings: _common_pb2.Timings | None = ...,
+        text_delta: _builtins.str = ...,
+        new_token_count: _builtins.int = ...,
+        segments: _abc.Iterable[Global___SpeechSegment] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "result", b"result", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -480,9 +479,9 @@ class SynthesisParameters(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SAMPLING_FIELD_NUMBER: _builtins.int
-    MAX_DURATION_FIELD_NUMBER: _builtins.int
-    max_duration: _builtins.float
-    """Longest audio of a text, in seconds: from one frame of the model's codec to what the model can hold. Speech that is
+    MAX_DURATION_SECONDS_FIELD_NUMBER: _builtins.int
+    max_duration_seconds: _builtins.float
+    """Longest audio of a text: from one frame of the model's codec to what the model can hold. Speech that is
     longer is cut there (FINISH_REASON_LENGTH). Default: what the model can hold.
     """
     @_builtins.property
@@ -495,15 +494,15 @@ class SynthesisParameters(_message.Message):
         self,
         *,
         sampling: _common_pb2.SamplingParameters | None = ...,
-        max_duration: _builtins.float | None = ...,
+        max_duration_seconds: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_duration", b"_max_duration", "max_duration", b"max_duration", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_duration_seconds", b"_max_duration_seconds", "max_duration_seconds", b"max_duration_seconds", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_duration", b"_max_duration", "max_duration", b"max_duration", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_duration_seconds", b"_max_duration_seconds", "max_duration_seconds", b"max_duration_seconds", "sampling", b"sampling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__max_duration: _TypeAlias = _typing.Literal["max_duration"]  # noqa: Y015
-    _WhichOneofArgType__max_duration: _TypeAlias = _typing.Literal["_max_duration", b"_max_duration"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_duration) -> _WhichOneofReturnType__max_duration | None: ...
+    _WhichOneofReturnType__max_duration_seconds: _TypeAlias = _typing.Literal["max_duration_seconds"]  # noqa: Y015
+    _WhichOneofArgType__max_duration_seconds: _TypeAlias = _typing.Literal["_max_duration_seconds", b"_max_duration_seconds"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_duration_seconds) -> _WhichOneofReturnType__max_duration_seconds | None: ...
 
 Global___SynthesisParameters: _TypeAlias = SynthesisParameters  # noqa: Y015
 
@@ -560,15 +559,15 @@ class SynthesizedSpeech(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     AUDIO_FIELD_NUMBER: _builtins.int
-    DURATION_FIELD_NUMBER: _builtins.int
+    DURATION_SECONDS_FIELD_NUMBER: _builtins.int
     SAMPLING_RATE_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     NEW_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     audio: _builtins.bytes
     """Encoded audio, mono; empty in a stream, whose samples were sent before."""
-    duration: _builtins.float
-    """Length of the audio in seconds."""
+    duration_seconds: _builtins.float
+    """Length of the audio."""
     sampling_rate: _builtins.int
     """Samples a second."""
     finish_reason: _common_pb2.FinishReason.ValueType
@@ -581,7 +580,7 @@ class SynthesizedSpeech(_message.Message):
         self,
         *,
         audio: _builtins.bytes = ...,
-        duration: _builtins.float = ...,
+        duration_seconds: _builtins.float = ...,
         sampling_rate: _builtins.int = ...,
         finish_reason: _common_pb2.FinishReason.ValueType = ...,
         new_token_count: _builtins.int = ...,
@@ -589,7 +588,7 @@ class SynthesizedSpeech(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audio", b"audio", "duration", b"duration", "finish_reason", b"finish_reason", "new_token_count", b"new_token_count", "sampling_rate", b"sampling_rate", "seed", b"seed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audio", b"audio", "duration_seconds", b"duration_seconds", "finish_reason", b"finish_reason", "new_token_count", b"new_token_count", "sampling_rate", b"sampling_rate", "seed", b"seed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -677,12 +676,12 @@ class StreamSynthesizeSpeechResponse(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    PCM_FIELD_NUMBER: _builtins.int
-    SAMPLING_RATE_FIELD_NUMBER: _builtins.int
-    NEW_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    PCM_FIELD_NUMBER: _builtins.int
+    SAMPLING_RATE_FIELD_NUMBER: _builtins.int
+    NEW_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     pcm: _builtins.bytes
     """The samples since the last message: signed, of 16 bits, little-endian, mono. All of them joined are the samples of
     SynthesizeSpeech with the same seed.
@@ -706,12 +705,12 @@ class StreamSynthesizeSpeechResponse(_message.Message):
     def __init__(
         self,
         *,
-        pcm: _builtins.bytes = ...,
-        sampling_rate: _builtins.int = ...,
-        new_token_count: _builtins.int = ...,
         result: Global___SynthesizedSpeech | None = ...,
         model: _common_pb2.ModelReference | None = ...,
         timings: _common_pb2.Timings | None = ...,
+        pcm: _builtins.bytes = ...,
+        sampling_rate: _builtins.int = ...,
+        new_token_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "result", b"result", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...

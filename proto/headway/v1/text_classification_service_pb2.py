@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from headway.v1 import common_pb2 as headway_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n,headway/v1/text_classification_service.proto\x12\nheadway.v1\x1a\x17headway/v1/common.proto\"\xf8\x01\n\x13\x43lassifyTextRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\r\n\x05texts\x18\x03 \x03(\t\x12\x12\n\ntext_pairs\x18\x04 \x03(\t\x12\r\n\x05top_k\x18\x05 \x01(\x05\x12\x16\n\tthreshold\x18\x06 \x01(\x02H\x00\x88\x01\x01\x12\x10\n\x08truncate\x18\x07 \x01(\x08\x12\x18\n\x10\x63\x61ndidate_labels\x18\x08 \x03(\t\x12\x1b\n\x13hypothesis_template\x18\t \x01(\t\x12\x1a\n\x12independent_labels\x18\n \x01(\x08\x42\x0c\n\n_threshold\"d\n\x12TextClassification\x12&\n\x06labels\x18\x01 \x03(\x0b\x32\x16.headway.v1.LabelScore\x12\x13\n\x0btoken_count\x18\x02 \x01(\x05\x12\x11\n\ttruncated\x18\x03 \x01(\x08\"\x98\x01\n\x14\x43lassifyTextResponse\x12/\n\x07results\x18\x01 \x03(\x0b\x32\x1e.headway.v1.TextClassification\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\"^\n\x15\x43lassifyTokensRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\r\n\x05texts\x18\x03 \x03(\t\x12\x10\n\x08truncate\x18\x04 \x01(\x08\"M\n\x0bLabeledSpan\x12\r\n\x05label\x18\x01 \x01(\t\x12\x13\n\x0bprobability\x18\x02 \x01(\x02\x12\r\n\x05start\x18\x03 \x01(\x05\x12\x0b\n\x03\x65nd\x18\x04 \x01(\x05\"e\n\x13TokenClassification\x12&\n\x05spans\x18\x01 \x03(\x0b\x32\x17.headway.v1.LabeledSpan\x12\x13\n\x0btoken_count\x18\x02 \x01(\x05\x12\x11\n\ttruncated\x18\x03 \x01(\x08\"\x9b\x01\n\x16\x43lassifyTokensResponse\x12\x30\n\x07results\x18\x01 \x03(\x0b\x32\x1f.headway.v1.TokenClassification\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\"\xa8\x01\n\x10\x45mbedTextRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\r\n\x05texts\x18\x03 \x03(\t\x12\x12\n\ntext_pairs\x18\x04 \x03(\t\x12\x16\n\tnormalize\x18\x05 \x01(\x08H\x00\x88\x01\x01\x12\x10\n\x08truncate\x18\x06 \x01(\x08\x12\x13\n\x0bprompt_name\x18\x07 \x01(\tB\x0c\n\n_normalize\"G\n\rTextEmbedding\x12\x0e\n\x06values\x18\x01 \x03(\x02\x12\x13\n\x0btoken_count\x18\x02 \x01(\x05\x12\x11\n\ttruncated\x18\x03 \x01(\x08\"\x90\x01\n\x11\x45mbedTextResponse\x12*\n\x07results\x18\x01 \x03(\x0b\x32\x19.headway.v1.TextEmbedding\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\"m\n\x10ScoreTextRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\r\n\x05texts\x18\x03 \x03(\t\x12\x12\n\ntext_pairs\x18\x04 \x03(\t\x12\x10\n\x08truncate\x18\x05 \x01(\x08\"B\n\tTextScore\x12\r\n\x05score\x18\x01 \x01(\x02\x12\x13\n\x0btoken_count\x18\x02 \x01(\x05\x12\x11\n\ttruncated\x18\x03 \x01(\x08\"\x8c\x01\n\x11ScoreTextResponse\x12&\n\x07results\x18\x01 \x03(\x0b\x32\x15.headway.v1.TextScore\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings2\xdb\x02\n\x19TextClassificationService\x12Q\n\x0c\x43lassifyText\x12\x1f.headway.v1.ClassifyTextRequest\x1a .headway.v1.ClassifyTextResponse\x12W\n\x0e\x43lassifyTokens\x12!.headway.v1.ClassifyTokensRequest\x1a\".headway.v1.ClassifyTokensResponse\x12H\n\tEmbedText\x12\x1c.headway.v1.EmbedTextRequest\x1a\x1d.headway.v1.EmbedTextResponse\x12H\n\tScoreText\x12\x1c.headway.v1.ScoreTextRequest\x1a\x1d.headway.v1.ScoreTextResponseBL\n\nheadway.v1P\x01Z\x14headway/v1;headwayv1\xaa\x02\nHeadway.V1\xca\x02\nHeadway\\V1\xea\x02\x0bHeadway::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n,headway/v1/text_classification_service.proto\x12\nheadway.v1\x1a\x17headway/v1/common.proto\"\xf8\x01\n\x13\x43lassifyTextRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\r\n\x05texts\x18\x03 \x03(\t\x12\x12\n\ntext_pairs\x18\x04 \x03(\t\x12\r\n\x05top_k\x18\x05 \x01(\x05\x12\x16\n\tthreshold\x18\x06 \x01(\x02H\x00\x88\x01\x01\x12\x10\n\x08truncate\x18\x07 \x01(\x08\x12\x18\n\x10\x63\x61ndidate_labels\x18\x08 \x03(\t\x12\x1b\n\x13hypothesis_template\x18\t \x01(\t\x12\x1a\n\x12independent_labels\x18\n \x01(\x08\x42\x0c\n\n_threshold\"d\n\x12TextClassification\x12&\n\x06labels\x18\x01 \x03(\x0b\x32\x16.headway.v1.LabelScore\x12\x13\n\x0btoken_count\x18\x02 \x01(\x05\x12\x11\n\ttruncated\x18\x03 \x01(\x08\"\x98\x01\n\x14\x43lassifyTextResponse\x12/\n\x07results\x18\x01 \x03(\x0b\x32\x1e.headway.v1.TextClassification\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\"^\n\x15\x43lassifyTokensRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\r\n\x05texts\x18\x03 \x03(\t\x12\x10\n\x08truncate\x18\x04 \x01(\x08\"U\n\x0bLabeledSpan\x12\r\n\x05label\x18\x01 \x01(\t\x12\x13\n\x0bprobability\x18\x02 \x01(\x02\x12\"\n\x04span\x18\x03 \x01(\x0b\x32\x14.headway.v1.TextSpan\"e\n\x13TokenClassification\x12&\n\x05spans\x18\x01 \x03(\x0b\x32\x17.headway.v1.LabeledSpan\x12\x13\n\x0btoken_count\x18\x02 \x01(\x05\x12\x11\n\ttruncated\x18\x03 \x01(\x08\"\x9b\x01\n\x16\x43lassifyTokensResponse\x12\x30\n\x07results\x18\x01 \x03(\x0b\x32\x1f.headway.v1.TokenClassification\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings2\xc7\x01\n\x19TextClassificationService\x12Q\n\x0c\x43lassifyText\x12\x1f.headway.v1.ClassifyTextRequest\x1a .headway.v1.ClassifyTextResponse\x12W\n\x0e\x43lassifyTokens\x12!.headway.v1.ClassifyTokensRequest\x1a\".headway.v1.ClassifyTokensResponseBL\n\nheadway.v1P\x01Z\x14headway/v1;headwayv1\xaa\x02\nHeadway.V1\xca\x02\nHeadway\\V1\xea\x02\x0bHeadway::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,23 +42,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CLASSIFYTOKENSREQUEST']._serialized_start=593
   _globals['_CLASSIFYTOKENSREQUEST']._serialized_end=687
   _globals['_LABELEDSPAN']._serialized_start=689
-  _globals['_LABELEDSPAN']._serialized_end=766
-  _globals['_TOKENCLASSIFICATION']._serialized_start=768
-  _globals['_TOKENCLASSIFICATION']._serialized_end=869
-  _globals['_CLASSIFYTOKENSRESPONSE']._serialized_start=872
-  _globals['_CLASSIFYTOKENSRESPONSE']._serialized_end=1027
-  _globals['_EMBEDTEXTREQUEST']._serialized_start=1030
-  _globals['_EMBEDTEXTREQUEST']._serialized_end=1198
-  _globals['_TEXTEMBEDDING']._serialized_start=1200
-  _globals['_TEXTEMBEDDING']._serialized_end=1271
-  _globals['_EMBEDTEXTRESPONSE']._serialized_start=1274
-  _globals['_EMBEDTEXTRESPONSE']._serialized_end=1418
-  _globals['_SCORETEXTREQUEST']._serialized_start=1420
-  _globals['_SCORETEXTREQUEST']._serialized_end=1529
-  _globals['_TEXTSCORE']._serialized_start=1531
-  _globals['_TEXTSCORE']._serialized_end=1597
-  _globals['_SCORETEXTRESPONSE']._serialized_start=1600
-  _globals['_SCORETEXTRESPONSE']._serialized_end=1740
-  _globals['_TEXTCLASSIFICATIONSERVICE']._serialized_start=1743
-  _globals['_TEXTCLASSIFICATIONSERVICE']._serialized_end=2090
+  _globals['_LABELEDSPAN']._serialized_end=774
+  _globals['_TOKENCLASSIFICATION']._serialized_start=776
+  _globals['_TOKENCLASSIFICATION']._serialized_end=877
+  _globals['_CLASSIFYTOKENSRESPONSE']._serialized_start=880
+  _globals['_CLASSIFYTOKENSRESPONSE']._serialized_end=1035
+  _globals['_TEXTCLASSIFICATIONSERVICE']._serialized_start=1038
+  _globals['_TEXTCLASSIFICATIONSERVICE']._serialized_end=1237
 # @@protoc_insertion_point(module_scope)

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class TextClassificationServiceStub:
-    """Classifies, embeds and scores texts.
+    """Classifies texts and their tokens.
     """
 
     def __init__(self, channel):
@@ -45,20 +45,10 @@ class TextClassificationServiceStub:
                 request_serializer=headway_dot_v1_dot_text__classification__service__pb2.ClassifyTokensRequest.SerializeToString,
                 response_deserializer=headway_dot_v1_dot_text__classification__service__pb2.ClassifyTokensResponse.FromString,
                 _registered_method=True)
-        self.EmbedText = channel.unary_unary(
-                '/headway.v1.TextClassificationService/EmbedText',
-                request_serializer=headway_dot_v1_dot_text__classification__service__pb2.EmbedTextRequest.SerializeToString,
-                response_deserializer=headway_dot_v1_dot_text__classification__service__pb2.EmbedTextResponse.FromString,
-                _registered_method=True)
-        self.ScoreText = channel.unary_unary(
-                '/headway.v1.TextClassificationService/ScoreText',
-                request_serializer=headway_dot_v1_dot_text__classification__service__pb2.ScoreTextRequest.SerializeToString,
-                response_deserializer=headway_dot_v1_dot_text__classification__service__pb2.ScoreTextResponse.FromString,
-                _registered_method=True)
 
 
 class TextClassificationServiceServicer:
-    """Classifies, embeds and scores texts.
+    """Classifies texts and their tokens.
     """
 
     def ClassifyText(self, request, context):
@@ -70,20 +60,6 @@ class TextClassificationServiceServicer:
 
     def ClassifyTokens(self, request, context):
         """Returns the labelled spans of every text, such as names or parts of speech.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def EmbedText(self, request, context):
-        """Returns a vector for every text.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ScoreText(self, request, context):
-        """Returns a number for every text or pair of texts, such as how well a document answers a query.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -102,16 +78,6 @@ def add_TextClassificationServiceServicer_to_server(servicer, server):
                     request_deserializer=headway_dot_v1_dot_text__classification__service__pb2.ClassifyTokensRequest.FromString,
                     response_serializer=headway_dot_v1_dot_text__classification__service__pb2.ClassifyTokensResponse.SerializeToString,
             ),
-            'EmbedText': grpc.unary_unary_rpc_method_handler(
-                    servicer.EmbedText,
-                    request_deserializer=headway_dot_v1_dot_text__classification__service__pb2.EmbedTextRequest.FromString,
-                    response_serializer=headway_dot_v1_dot_text__classification__service__pb2.EmbedTextResponse.SerializeToString,
-            ),
-            'ScoreText': grpc.unary_unary_rpc_method_handler(
-                    servicer.ScoreText,
-                    request_deserializer=headway_dot_v1_dot_text__classification__service__pb2.ScoreTextRequest.FromString,
-                    response_serializer=headway_dot_v1_dot_text__classification__service__pb2.ScoreTextResponse.SerializeToString,
-            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'headway.v1.TextClassificationService', rpc_method_handlers)
@@ -121,7 +87,7 @@ def add_TextClassificationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TextClassificationService:
-    """Classifies, embeds and scores texts.
+    """Classifies texts and their tokens.
     """
 
     @staticmethod
@@ -168,60 +134,6 @@ class TextClassificationService:
             '/headway.v1.TextClassificationService/ClassifyTokens',
             headway_dot_v1_dot_text__classification__service__pb2.ClassifyTokensRequest.SerializeToString,
             headway_dot_v1_dot_text__classification__service__pb2.ClassifyTokensResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def EmbedText(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/headway.v1.TextClassificationService/EmbedText',
-            headway_dot_v1_dot_text__classification__service__pb2.EmbedTextRequest.SerializeToString,
-            headway_dot_v1_dot_text__classification__service__pb2.EmbedTextResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ScoreText(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/headway.v1.TextClassificationService/ScoreText',
-            headway_dot_v1_dot_text__classification__service__pb2.ScoreTextRequest.SerializeToString,
-            headway_dot_v1_dot_text__classification__service__pb2.ScoreTextResponse.FromString,
             options,
             channel_credentials,
             insecure,

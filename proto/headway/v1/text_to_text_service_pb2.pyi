@@ -8,7 +8,6 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from headway.v1 import common_pb2 as _common_pb2
-from headway.v1 import translation_service_pb2 as _translation_service_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -48,7 +47,7 @@ class RewriteTextRequest(_message.Message):
         """
 
     @_builtins.property
-    def parameters(self) -> _translation_service_pb2.TranslationParameters:
+    def parameters(self) -> _common_pb2.DecodingParameters:
         """How to decode, for every text of the call: as a translation, with the same ranges and defaults."""
 
     @_builtins.property
@@ -58,7 +57,7 @@ class RewriteTextRequest(_message.Message):
         """
 
     @_builtins.property
-    def phrase_constraints(self) -> _containers.RepeatedCompositeFieldContainer[_translation_service_pb2.PhraseConstraints]:
+    def phrase_constraints(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PhraseConstraints]:
         """Phrases that each new text must or must not contain: none, or one element for each text."""
 
     def __init__(
@@ -67,10 +66,10 @@ class RewriteTextRequest(_message.Message):
         model: _builtins.str = ...,
         model_version: _builtins.str = ...,
         texts: _abc.Iterable[_builtins.str] | None = ...,
-        parameters: _translation_service_pb2.TranslationParameters | None = ...,
+        parameters: _common_pb2.DecodingParameters | None = ...,
         truncate: _builtins.bool = ...,
         target_prefixes: _abc.Iterable[_builtins.str] | None = ...,
-        phrase_constraints: _abc.Iterable[_translation_service_pb2.PhraseConstraints] | None = ...,
+        phrase_constraints: _abc.Iterable[_common_pb2.PhraseConstraints] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["parameters", b"parameters"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -237,7 +236,7 @@ class StreamRewriteTextRequest(_message.Message):
     target_prefix: _builtins.str
     """What the new text begins with; the first delta has it. White space at its end is ignored. Default: nothing."""
     @_builtins.property
-    def parameters(self) -> _translation_service_pb2.TranslationParameters:
+    def parameters(self) -> _common_pb2.DecodingParameters:
         """How to decode. beam_size must be 1, since a beam search may revise text that was already sent."""
 
     def __init__(
@@ -246,7 +245,7 @@ class StreamRewriteTextRequest(_message.Message):
         model: _builtins.str = ...,
         model_version: _builtins.str = ...,
         text: _builtins.str = ...,
-        parameters: _translation_service_pb2.TranslationParameters | None = ...,
+        parameters: _common_pb2.DecodingParameters | None = ...,
         truncate: _builtins.bool = ...,
         target_prefix: _builtins.str = ...,
     ) -> None: ...
@@ -264,11 +263,11 @@ class StreamRewriteTextResponse(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    TEXT_DELTA_FIELD_NUMBER: _builtins.int
-    NEW_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    TEXT_DELTA_FIELD_NUMBER: _builtins.int
+    NEW_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     text_delta: _builtins.str
     """The text since the last message: whole characters, possibly none. All deltas joined are the whole new text."""
     new_token_count: _builtins.int
@@ -288,11 +287,11 @@ class StreamRewriteTextResponse(_message.Message):
     def __init__(
         self,
         *,
-        text_delta: _builtins.str = ...,
-        new_token_count: _builtins.int = ...,
         result: Global___RewrittenText | None = ...,
         model: _common_pb2.ModelReference | None = ...,
         timings: _common_pb2.Timings | None = ...,
+        text_delta: _builtins.str = ...,
+        new_token_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "result", b"result", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...

@@ -7,7 +7,6 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
-from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from headway.v1 import common_pb2 as _common_pb2
 import builtins as _builtins
 import sys
@@ -19,166 +18,6 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
-
-class _EarlyStopping:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _EarlyStoppingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EarlyStopping.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    EARLY_STOPPING_UNSPECIFIED: _EarlyStopping.ValueType  # 0
-    """The default: EARLY_STOPPING_HEURISTIC."""
-    EARLY_STOPPING_FIRST: _EarlyStopping.ValueType  # 1
-    """At once."""
-    EARLY_STOPPING_HEURISTIC: _EarlyStopping.ValueType  # 2
-    """When the best open beam, if it ended now, would not score better than the worst complete translation."""
-    EARLY_STOPPING_NEVER: _EarlyStopping.ValueType  # 3
-    """When no continuation of an open beam can score better than the worst complete translation."""
-
-class EarlyStopping(_EarlyStopping, metaclass=_EarlyStoppingEnumTypeWrapper):
-    """When a beam search that has found `beam_size` complete translations stops."""
-
-EARLY_STOPPING_UNSPECIFIED: EarlyStopping.ValueType  # 0
-"""The default: EARLY_STOPPING_HEURISTIC."""
-EARLY_STOPPING_FIRST: EarlyStopping.ValueType  # 1
-"""At once."""
-EARLY_STOPPING_HEURISTIC: EarlyStopping.ValueType  # 2
-"""When the best open beam, if it ended now, would not score better than the worst complete translation."""
-EARLY_STOPPING_NEVER: EarlyStopping.ValueType  # 3
-"""When no continuation of an open beam can score better than the worst complete translation."""
-Global___EarlyStopping: _TypeAlias = EarlyStopping  # noqa: Y015
-
-@_typing.final
-class TranslationParameters(_message.Message):
-    """How to decode a translation, or what TextToTextService writes. A field that is not set takes the default given here."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    MAX_NEW_TOKENS_FIELD_NUMBER: _builtins.int
-    MAX_LENGTH_RATIO_FIELD_NUMBER: _builtins.int
-    BEAM_SIZE_FIELD_NUMBER: _builtins.int
-    HYPOTHESIS_COUNT_FIELD_NUMBER: _builtins.int
-    LENGTH_PENALTY_FIELD_NUMBER: _builtins.int
-    EARLY_STOPPING_FIELD_NUMBER: _builtins.int
-    NO_REPEAT_NGRAM_SIZE_FIELD_NUMBER: _builtins.int
-    SAMPLING_FIELD_NUMBER: _builtins.int
-    MIN_NEW_TOKENS_FIELD_NUMBER: _builtins.int
-    max_new_tokens: _builtins.int
-    """Most tokens of a translation, or of each sentence with `split_sentences`. Target prefix and end-of-sequence token
-    count. Range 1 to the model's maximum target length. Default: that maximum.
-    """
-    max_length_ratio: _builtins.float
-    """Most tokens of a translation per token of its source text, rounded up to at least 1. If max_new_tokens is set too,
-    the smaller limit holds. Range above 0, to 100. Default: no such limit.
-    """
-    beam_size: _builtins.int
-    """Width of the beam search; 1 is greedy decoding. Range 1 to 16, and at most the model's slots, of which each beam
-    takes one. Default 1.
-    """
-    hypothesis_count: _builtins.int
-    """Translations to return for each text, the best first; fewer if the search found fewer. Range 1 to beam_size.
-    Default 1.
-    """
-    length_penalty: _builtins.float
-    """A translation's score is its log-probability divided by its token count to the power of this penalty: above 1
-    favours long translations, below 1 short ones. Range 0 to 5. Default 1.
-    """
-    early_stopping: Global___EarlyStopping.ValueType
-    """When the beam search stops. Has no effect with beam_size 1. Default EARLY_STOPPING_HEURISTIC."""
-    no_repeat_ngram_size: _builtins.int
-    """No sequence of this many tokens may occur twice in a translation. Range 0 to 16; 0 allows repetition. Default 0."""
-    min_new_tokens: _builtins.int
-    """Tokens to generate before the translation may end. Range 0 to max_new_tokens. Default 0."""
-    @_builtins.property
-    def sampling(self) -> _common_pb2.SamplingParameters:
-        """How to draw tokens. With a temperature above 0, tokens are drawn at random instead of searched for; this cannot be
-        combined with beam_size above 1 or with phrase constraints. Default: greedy decoding or beam search.
-        """
-
-    def __init__(
-        self,
-        *,
-        max_new_tokens: _builtins.int | None = ...,
-        max_length_ratio: _builtins.float | None = ...,
-        beam_size: _builtins.int | None = ...,
-        hypothesis_count: _builtins.int | None = ...,
-        length_penalty: _builtins.float | None = ...,
-        early_stopping: Global___EarlyStopping.ValueType = ...,
-        no_repeat_ngram_size: _builtins.int | None = ...,
-        sampling: _common_pb2.SamplingParameters | None = ...,
-        min_new_tokens: _builtins.int | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_beam_size", b"_beam_size", "_hypothesis_count", b"_hypothesis_count", "_length_penalty", b"_length_penalty", "_max_length_ratio", b"_max_length_ratio", "_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_no_repeat_ngram_size", b"_no_repeat_ngram_size", "beam_size", b"beam_size", "hypothesis_count", b"hypothesis_count", "length_penalty", b"length_penalty", "max_length_ratio", b"max_length_ratio", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "no_repeat_ngram_size", b"no_repeat_ngram_size", "sampling", b"sampling"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beam_size", b"_beam_size", "_hypothesis_count", b"_hypothesis_count", "_length_penalty", b"_length_penalty", "_max_length_ratio", b"_max_length_ratio", "_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_no_repeat_ngram_size", b"_no_repeat_ngram_size", "beam_size", b"beam_size", "early_stopping", b"early_stopping", "hypothesis_count", b"hypothesis_count", "length_penalty", b"length_penalty", "max_length_ratio", b"max_length_ratio", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "no_repeat_ngram_size", b"no_repeat_ngram_size", "sampling", b"sampling"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__beam_size: _TypeAlias = _typing.Literal["beam_size"]  # noqa: Y015
-    _WhichOneofArgType__beam_size: _TypeAlias = _typing.Literal["_beam_size", b"_beam_size"]  # noqa: Y015
-    _WhichOneofReturnType__hypothesis_count: _TypeAlias = _typing.Literal["hypothesis_count"]  # noqa: Y015
-    _WhichOneofArgType__hypothesis_count: _TypeAlias = _typing.Literal["_hypothesis_count", b"_hypothesis_count"]  # noqa: Y015
-    _WhichOneofReturnType__length_penalty: _TypeAlias = _typing.Literal["length_penalty"]  # noqa: Y015
-    _WhichOneofArgType__length_penalty: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty"]  # noqa: Y015
-    _WhichOneofReturnType__max_length_ratio: _TypeAlias = _typing.Literal["max_length_ratio"]  # noqa: Y015
-    _WhichOneofArgType__max_length_ratio: _TypeAlias = _typing.Literal["_max_length_ratio", b"_max_length_ratio"]  # noqa: Y015
-    _WhichOneofReturnType__max_new_tokens: _TypeAlias = _typing.Literal["max_new_tokens"]  # noqa: Y015
-    _WhichOneofArgType__max_new_tokens: _TypeAlias = _typing.Literal["_max_new_tokens", b"_max_new_tokens"]  # noqa: Y015
-    _WhichOneofReturnType__min_new_tokens: _TypeAlias = _typing.Literal["min_new_tokens"]  # noqa: Y015
-    _WhichOneofArgType__min_new_tokens: _TypeAlias = _typing.Literal["_min_new_tokens", b"_min_new_tokens"]  # noqa: Y015
-    _WhichOneofReturnType__no_repeat_ngram_size: _TypeAlias = _typing.Literal["no_repeat_ngram_size"]  # noqa: Y015
-    _WhichOneofArgType__no_repeat_ngram_size: _TypeAlias = _typing.Literal["_no_repeat_ngram_size", b"_no_repeat_ngram_size"]  # noqa: Y015
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__beam_size) -> _WhichOneofReturnType__beam_size | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__hypothesis_count) -> _WhichOneofReturnType__hypothesis_count | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__length_penalty) -> _WhichOneofReturnType__length_penalty | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_length_ratio) -> _WhichOneofReturnType__max_length_ratio | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_new_tokens) -> _WhichOneofReturnType__max_new_tokens | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_new_tokens) -> _WhichOneofReturnType__min_new_tokens | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__no_repeat_ngram_size) -> _WhichOneofReturnType__no_repeat_ngram_size | None: ...
-
-Global___TranslationParameters: _TypeAlias = TranslationParameters  # noqa: Y015
-
-@_typing.final
-class PhraseConstraints(_message.Message):
-    """Phrases that must or must not appear in one translation, such as the terms of a glossary. Cannot be combined with
-    sampling. White space around a phrase is ignored.
-    """
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    REQUIRED_FIELD_NUMBER: _builtins.int
-    FORBIDDEN_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def required(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Phrases that must appear, spelled as they must appear. At most 16, of 1 character to 256 bytes in UTF-8. A
-        translation that reaches its length limit may lack some; its finish_reason is then FINISH_REASON_LENGTH. A larger
-        beam_size finds better positions for them.
-        """
-
-    @_builtins.property
-    def forbidden(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Phrases that must not appear as whole words, neither as spelled here nor with their first letter capitalized. At
-        most 64, of 1 character to 256 bytes in UTF-8.
-        """
-
-    def __init__(
-        self,
-        *,
-        required: _abc.Iterable[_builtins.str] | None = ...,
-        forbidden: _abc.Iterable[_builtins.str] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["forbidden", b"forbidden", "required", b"required"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___PhraseConstraints: _TypeAlias = PhraseConstraints  # noqa: Y015
 
 @_typing.final
 class TranslateTextRequest(_message.Message):
@@ -194,8 +33,8 @@ class TranslateTextRequest(_message.Message):
     PARAMETERS_FIELD_NUMBER: _builtins.int
     TRUNCATE_FIELD_NUMBER: _builtins.int
     TARGET_PREFIXES_FIELD_NUMBER: _builtins.int
-    PHRASE_CONSTRAINTS_FIELD_NUMBER: _builtins.int
     INCLUDE_ALIGNMENT_FIELD_NUMBER: _builtins.int
+    PHRASE_CONSTRAINTS_FIELD_NUMBER: _builtins.int
     SPLIT_SENTENCES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model. Default: the only loaded model for these languages; required if there are several."""
@@ -223,7 +62,7 @@ class TranslateTextRequest(_message.Message):
         """Texts to translate. 1 to 256, of at least 1 character."""
 
     @_builtins.property
-    def parameters(self) -> Global___TranslationParameters:
+    def parameters(self) -> _common_pb2.DecodingParameters:
         """How to decode, for every text of the call."""
 
     @_builtins.property
@@ -233,7 +72,7 @@ class TranslateTextRequest(_message.Message):
         """
 
     @_builtins.property
-    def phrase_constraints(self) -> _containers.RepeatedCompositeFieldContainer[Global___PhraseConstraints]:
+    def phrase_constraints(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.PhraseConstraints]:
         """Phrases that each translation must or must not contain: none, or one element for each text. Cannot be combined with
         `split_sentences`.
         """
@@ -246,11 +85,11 @@ class TranslateTextRequest(_message.Message):
         texts: _abc.Iterable[_builtins.str] | None = ...,
         source_language: _builtins.str = ...,
         target_language: _builtins.str = ...,
-        parameters: Global___TranslationParameters | None = ...,
+        parameters: _common_pb2.DecodingParameters | None = ...,
         truncate: _builtins.bool = ...,
         target_prefixes: _abc.Iterable[_builtins.str] | None = ...,
-        phrase_constraints: _abc.Iterable[Global___PhraseConstraints] | None = ...,
         include_alignment: _builtins.bool = ...,
+        phrase_constraints: _abc.Iterable[_common_pb2.PhraseConstraints] | None = ...,
         split_sentences: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["parameters", b"parameters"]  # noqa: Y015
@@ -262,32 +101,6 @@ class TranslateTextRequest(_message.Message):
 Global___TranslateTextRequest: _TypeAlias = TranslateTextRequest  # noqa: Y015
 
 @_typing.final
-class TextSpan(_message.Message):
-    """A span of a text."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    START_FIELD_NUMBER: _builtins.int
-    END_FIELD_NUMBER: _builtins.int
-    start: _builtins.int
-    """First character, in Unicode code points from the start of the text."""
-    end: _builtins.int
-    """Character after the last one, in Unicode code points from the start of the text."""
-    def __init__(
-        self,
-        *,
-        start: _builtins.int = ...,
-        end: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "start", b"start"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___TextSpan: _TypeAlias = TextSpan  # noqa: Y015
-
-@_typing.final
 class TokenAlignment(_message.Message):
     """What one token of a translation attended to."""
 
@@ -296,7 +109,7 @@ class TokenAlignment(_message.Message):
     SPAN_FIELD_NUMBER: _builtins.int
     SOURCE_ATTENTION_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def span(self) -> Global___TextSpan:
+    def span(self) -> _common_pb2.TextSpan:
         """The token's span of the translation, without white space around it. A token that is part of a character has the
         span of the whole character.
         """
@@ -308,7 +121,7 @@ class TokenAlignment(_message.Message):
     def __init__(
         self,
         *,
-        span: Global___TextSpan | None = ...,
+        span: _common_pb2.TextSpan | None = ...,
         source_attention: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["span", b"span"]  # noqa: Y015
@@ -328,7 +141,7 @@ class Alignment(_message.Message):
     SOURCE_TOKENS_FIELD_NUMBER: _builtins.int
     TARGET_TOKENS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def source_tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___TextSpan]:
+    def source_tokens(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TextSpan]:
         """The source tokens' spans of the source text, in order. A token without text, such as the end-of-sequence token, has
         an empty span.
         """
@@ -340,7 +153,7 @@ class Alignment(_message.Message):
     def __init__(
         self,
         *,
-        source_tokens: _abc.Iterable[Global___TextSpan] | None = ...,
+        source_tokens: _abc.Iterable[_common_pb2.TextSpan] | None = ...,
         target_tokens: _abc.Iterable[Global___TokenAlignment] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
@@ -535,7 +348,7 @@ class StreamTranslateTextRequest(_message.Message):
     include_alignment: _builtins.bool
     """True returns, in the last message, which words were translated to which."""
     @_builtins.property
-    def parameters(self) -> Global___TranslationParameters:
+    def parameters(self) -> _common_pb2.DecodingParameters:
         """How to decode. beam_size must be 1, since a beam search may revise text that was already sent."""
 
     def __init__(
@@ -546,7 +359,7 @@ class StreamTranslateTextRequest(_message.Message):
         text: _builtins.str = ...,
         source_language: _builtins.str = ...,
         target_language: _builtins.str = ...,
-        parameters: Global___TranslationParameters | None = ...,
+        parameters: _common_pb2.DecodingParameters | None = ...,
         truncate: _builtins.bool = ...,
         target_prefix: _builtins.str = ...,
         include_alignment: _builtins.bool = ...,
@@ -565,11 +378,11 @@ class StreamTranslateTextResponse(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    TEXT_DELTA_FIELD_NUMBER: _builtins.int
-    NEW_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    TEXT_DELTA_FIELD_NUMBER: _builtins.int
+    NEW_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     text_delta: _builtins.str
     """The text since the last message: whole characters, possibly none. All deltas joined are the whole translation."""
     new_token_count: _builtins.int
@@ -589,11 +402,11 @@ class StreamTranslateTextResponse(_message.Message):
     def __init__(
         self,
         *,
-        text_delta: _builtins.str = ...,
-        new_token_count: _builtins.int = ...,
         result: Global___TranslatedText | None = ...,
         model: _common_pb2.ModelReference | None = ...,
         timings: _common_pb2.Timings | None = ...,
+        text_delta: _builtins.str = ...,
+        new_token_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "result", b"result", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...

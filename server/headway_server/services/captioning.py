@@ -8,11 +8,10 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from headway.v1 import caption_service_pb2 as pb
-from headway.v1 import translation_service_pb2
 from headway_server.decoding.sequence import Delta
 from headway_server.preprocessing.pool import text_pool
 from headway_server.services.images import image_of, images_of
-from headway_server.services.messages import find_model, signed
+from headway_server.services.messages import box, find_model, signed, text_span
 from headway_server.services.text_to_text import hypothesis_fields, text_fields
 from headway_server.services.text_to_text_requests import parse_parameters
 from headway_server.serving.answers import Answer
@@ -89,7 +88,7 @@ def _last_message(answer: Answer[Caption], model: CaptioningModel, arrived: floa
 
 
 def _caption(caption: Caption) -> pb.ImageCaption:
-    written, (left, top, right, bottom) = caption.written, caption.seen_part
+    written = caption.written
     fields = text_fields(written)
     del fields["source_token_count"], fields["truncated"]  # of texts
     return pb.ImageCaption(
@@ -100,7 +99,7 @@ def _caption(caption: Caption) -> pb.ImageCaption:
         tokens=_tokens(written.alignments[0] if written.alignments else None),
         patch_row_count=caption.grid.rows,
         patch_column_count=caption.grid.columns,
-        seen_part=pb.SeenPart(left=left, top=top, right=right, bottom=bottom),
+        seen_part=box(caption.seen_part),
         width=caption.width,
         height=caption.height,
     )
@@ -110,7 +109,4 @@ def _tokens(alignment: Alignment | None) -> list[pb.CaptionToken]:
     if alignment is None:
         return []
     rows = zip(alignment.target_spans, alignment.attention.tolist(), strict=True)
-    return [
-        pb.CaptionToken(span=translation_service_pb2.TextSpan(start=start, end=end), patch_attention=row)
-        for (start, end), row in rows
-    ]
+    return [pb.CaptionToken(span=text_span(span), patch_attention=row) for span, row in rows]

@@ -8,28 +8,16 @@ from contextlib import aclosing
 from functools import partial
 from typing import Final
 
-from headway.v1 import common_pb2
 from headway.v1 import generation_service_pb2 as pb
-from headway_server.decoding.sequence import Delta, FinishReason, TokenLogProbability
+from headway_server.decoding.sequence import Delta, TokenLogProbability
 from headway_server.preprocessing import ReasoningForm, ReasoningReader, Said, Thought, join_parts
 from headway_server.services.generation_requests import parse_request, read_prompt, read_prompts, tells_reasoning
-from headway_server.services.messages import (
-    Response,
-    build,
-    find_model,
-    signed,
-)
+from headway_server.services.messages import FINISH_REASONS, Response, build, find_model, signed
 from headway_server.serving.answers import Answer
 from headway_server.serving.host import ModelHost
 from headway_server.tasks.generation.model import GeneratedText, GenerationModel
 from headway_server.tasks.table import GENERATE_TEXTS
 
-FINISH_REASONS = {
-    FinishReason.END_OF_SEQUENCE: common_pb2.FINISH_REASON_END_OF_SEQUENCE,
-    FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
-    FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
-    FinishReason.CONSTRAINT: common_pb2.FINISH_REASON_CONSTRAINT,
-}
 _MAX_TOKENS_ON_LOOP: Final = 100
 """With their alternatives. To find the text of one that was never asked for takes 20 µs."""
 
@@ -123,7 +111,7 @@ def _generated_text(text: GeneratedText, model: GenerationModel, form: Reasoning
     return pb.GeneratedText(
         text=said,
         reasoning=thought,
-        finish_reason=FINISH_REASONS[text.result.finish_reason],
+        finish_reason=FINISH_REASONS.number(text.result.finish_reason),
         prompt_token_count=text.num_prompt_tokens,
         new_token_count=text.result.num_new_tokens,
         truncated=text.truncated,

@@ -35,7 +35,8 @@ class Health:
     def procedures(self) -> dict[str, Procedure]:
         """Its methods by their full names."""
         methods = frozenset(method.name for method in SERVICE.methods)
-        return procedures_of(SERVICE, self, max_bytes=PARSED_ON_LOOP_BYTES, probes=methods)
+        most = PARSED_ON_LOOP_BYTES
+        return procedures_of(SERVICE, self, max_bytes=most, max_text_bytes=most, probes=methods)
 
     def set(self, service: str, *, is_serving: bool) -> None:
         """Sets the state of a service; of none after `close`."""

@@ -7,16 +7,11 @@ import time
 from headway.v1 import image_classification_service_pb2 as pb
 from headway_server.errors import InvalidInputError
 from headway_server.services.images import images_of
-from headway_server.services.messages import (
-    build,
-    find_model,
-    label_scores,
-    signed,
-)
+from headway_server.services.messages import build, find_model, label_scores, signed
 from headway_server.serving.answers import Answer
 from headway_server.serving.host import ModelHost
-from headway_server.tasks.images.classifier import ClassifiedImage, EmbeddedImage, ImageClassifier
-from headway_server.tasks.table import CLASSIFY_IMAGES, EMBED_IMAGES, LABEL_IMAGES
+from headway_server.tasks.images.classifier import ClassifiedImage, ImageClassifier
+from headway_server.tasks.table import CLASSIFY_IMAGES, LABEL_IMAGES
 
 
 class ImageClassificationService:
@@ -53,24 +48,6 @@ class ImageClassificationService:
         vectors = await texts.embed_labels(labels, list(request.templates), deadline=deadline)
         answer = await model.match(images, labels, vectors, top_k=request.top_k, deadline=deadline)
         return model, answer
-
-    async def EmbedImage(self, request: pb.EmbedImageRequest, deadline: float | None) -> pb.EmbedImageResponse:
-        """Turns every image into a vector."""
-        arrived = time.monotonic()
-        model = find_model(self._host, EMBED_IMAGES, request)
-        answer = await model.embed(
-            await images_of(self._host, request.images, request.image_ids),
-            normalize=request.normalize if request.HasField("normalize") else True,
-            deadline=deadline,
-        )
-        return pb.EmbedImageResponse(
-            results=[_image_embedding(result) for result in answer.results],
-            **signed(model, answer.timings, arrived),
-        )
-
-
-def _image_embedding(result: EmbeddedImage) -> pb.ImageEmbedding:
-    return pb.ImageEmbedding(values=result.values.tolist(), width=result.width, height=result.height)
 
 
 def _image_classification(result: ClassifiedImage) -> pb.ImageClassification:

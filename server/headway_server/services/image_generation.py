@@ -9,25 +9,16 @@ from typing import Any, Final
 
 from headway.v1 import image_generation_service_pb2 as pb
 from headway_server.diffusion import Sampler
-from headway_server.errors import InvalidInputError
+from headway_server.services.enums import WireEnum
 from headway_server.services.images import image_of
-from headway_server.services.messages import (
-    find_model,
-    set_fields,
-    signed,
-)
+from headway_server.services.messages import find_model, set_fields, signed
 from headway_server.serving.host import ModelHost
 from headway_server.serving.images import name_images
 from headway_server.tasks.image_generation.model import DrawingProgress, DrawnImage, ImageGenerationModel
 from headway_server.tasks.image_generation.request import DrawingRequest
 from headway_server.tasks.table import GENERATE_IMAGES
 
-_SAMPLERS: Final = {
-    pb.DIFFUSION_SAMPLER_UNSPECIFIED: Sampler.DPM_SOLVER_PP_2M,
-    pb.DIFFUSION_SAMPLER_DDIM: Sampler.DDIM,
-    pb.DIFFUSION_SAMPLER_DPM_SOLVER_PP_2M: Sampler.DPM_SOLVER_PP_2M,
-    pb.DIFFUSION_SAMPLER_EULER: Sampler.EULER,
-}
+_SAMPLERS: Final = WireEnum(pb.DiffusionSampler, Sampler, unspecified=Sampler.DPM_SOLVER_PP_2M)
 _PARAMETERS: Final = {"step_count": "num_steps"} | {name: name for name in ("guidance_scale", "seed", "strength")}
 """What the fields of the message are called in a request for drawings."""
 
@@ -60,12 +51,12 @@ class ImageGenerationService:
             async for part in parts:
                 if isinstance(part, DrawingProgress):
                     yield pb.StreamGenerateImageResponse(
-                        made_step_count=part.num_made, step_count=part.num_steps, preview_png=part.preview or b""
+                        completed_step_count=part.num_made, step_count=part.num_steps, preview_png=part.preview or b""
                     )
                 else:
                     [image] = part.results
                     yield pb.StreamGenerateImageResponse(
-                        made_step_count=image.num_steps,
+                        completed_step_count=image.num_steps,
                         step_count=image.num_steps,
                         result=_drawn(image),
                         **signed(model, part.timings, arrived),
@@ -83,10 +74,6 @@ class ImageGenerationService:
             InvalidInputError: Something is out of its range.
         """
         parameters = request.parameters
-        if parameters.sampler not in _SAMPLERS:
-            raise InvalidInputError(
-                "parameters.sampler", f"is {parameters.sampler}, which is none; leave it out for DPM-Solver++"
-            )
         given = {_PARAMETERS[field]: value for field, value in set_fields(parameters).items() if field in _PARAMETERS}
         if request.image or request.image_id:
             given["image"] = await image_of(self._host, request.image, request.image_id)
@@ -95,13 +82,13 @@ class ImageGenerationService:
         return DrawingRequest(
             prompt=request.prompt,
             negative_prompt=request.negative_prompt,
-            sampler=_SAMPLERS[parameters.sampler],
+            sampler=_SAMPLERS.read("parameters.sampler", parameters.sampler),
             **given,
             **more,
         )
 
 
-def _drawn(image: DrawnImage) -> pb.DrawnImage:
-    return pb.DrawnImage(
+def _drawn(image: DrawnImage) -> pb.GeneratedImage:
+    return pb.GeneratedImage(
         png=image.png, seed=image.seed, step_count=image.num_steps, width=image.width, height=image.height
     )

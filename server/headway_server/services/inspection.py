@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from headway.v1 import inspection_service_pb2 as pb
-from headway_server.errors import InvalidInputError
+from headway_server.services.enums import WireEnum
 from headway_server.services.images import image_of
-from headway_server.services.messages import build, find_model, signed
+from headway_server.services.messages import box, build, find_model, signed, text_span
 from headway_server.serving.host import ModelHost
 from headway_server.serving.limits import check_count
 from headway_server.tasks.images.classifier import InspectedImage
@@ -17,12 +17,7 @@ from headway_server.tasks.inspection.inspector import InspectedText, InspectedTo
 from headway_server.tasks.inspection.maps import AttentionMap, AttentionRequest, Maps, Summary
 from headway_server.tasks.table import INSPECT_GENERATION, INSPECT_IMAGES, INSPECT_TEXTS, INSPECT_TRANSLATION
 
-_SUMMARIES: Final = {
-    pb.ATTENTION_SUMMARY_UNSPECIFIED: Summary.EACH_HEAD,
-    pb.ATTENTION_SUMMARY_MEAN: Summary.MEAN,
-    pb.ATTENTION_SUMMARY_MAXIMUM: Summary.MAXIMUM,
-    pb.ATTENTION_SUMMARY_ROLLOUT: Summary.ROLLOUT,
-}
+_SUMMARIES: Final = WireEnum(pb.AttentionSummary, Summary, unspecified=Summary.EACH_HEAD)
 _MAX_NUMBERS: Final = 1024
 """Layers, or heads, that a call may name."""
 _WEIGHTS_OF_A_PART: Final = 16
@@ -119,11 +114,10 @@ def _asked(options: pb.AttentionOptions) -> AttentionRequest:
     for field, numbers in (("attention.layers", options.layers), ("attention.heads", options.heads)):
         if numbers:
             check_count(field, len(numbers), _MAX_NUMBERS, "name each once, or leave it out for all")
-    if options.summary not in _SUMMARIES:
-        known = ", ".join(pb.AttentionSummary.Name(number) for number in _SUMMARIES)
-        raise InvalidInputError("attention.summary", f"is {options.summary}; give one of {known}")
     return AttentionRequest(
-        layers=tuple(options.layers), heads=tuple(options.heads), summary=_SUMMARIES[options.summary]
+        layers=tuple(options.layers),
+        heads=tuple(options.heads),
+        summary=_SUMMARIES.read("attention.summary", options.summary),
     )
 
 
@@ -139,10 +133,7 @@ def _text(found: InspectedText) -> pb.TextInspection:
 
 def _image(found: InspectedImage) -> pb.ImageInspection:
     return pb.ImageInspection(
-        patches=[
-            pb.InspectedPatch(left=left, top=top, right=right, bottom=bottom)
-            for left, top, right, bottom in found.boxes.tolist()
-        ],
+        patches=[box(sides) for sides in found.boxes.tolist()],
         patch_row_count=found.grid.rows,
         patch_column_count=found.grid.columns,
         attention=_attention(found.maps["attention"]),
@@ -166,7 +157,7 @@ def _translation(found: InspectedTranslation) -> pb.TranslationInspection:
 def _tokens(tokens: Iterable[InspectedToken]) -> list[pb.InspectedToken]:
     return [
         pb.InspectedToken(
-            token_id=token.token_id, text=token.text, start=token.start, end=token.end, of_pair=token.of_pair
+            token_id=token.token_id, text=token.text, span=text_span((token.start, token.end)), of_pair=token.of_pair
         )
         for token in tokens
     ]

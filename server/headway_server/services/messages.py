@@ -11,16 +11,23 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from headway.v1 import common_pb2
+from headway_server.bundles import Precision
+from headway_server.decoding.sequence import FinishReason
 from headway_server.preprocessing.pool import text_pool
+from headway_server.services.enums import WireEnum
 from headway_server.serving.abilities import Ability, KindT
 from headway_server.serving.answers import CallTimings
 from headway_server.serving.families import ServedModel
 from headway_server.serving.host import ModelHost
 from headway_server.tasks.outputs import ScoredLabel
+from headway_server.tasks.text.model import TextInputs
 
 Response = TypeVar("Response")
 
 _MAX_PARTS_ON_LOOP: Final = 1_000
+
+VARIANTS: Final = WireEnum(common_pb2.Variant, Precision)
+FINISH_REASONS: Final = WireEnum(common_pb2.FinishReason, FinishReason)
 
 
 def find_model(host: ModelHost, ability: Ability[KindT], request: Any) -> KindT:
@@ -42,7 +49,9 @@ def signed(model: ServedModel | None, timings: CallTimings, arrived: float) -> d
 def _reference(model: ServedModel) -> common_pb2.ModelReference:
     """Names the model that answered a call."""
     manifest = model.bundle.manifest
-    return common_pb2.ModelReference(name=manifest.name, version=manifest.version, variant=model.precision.value)
+    return common_pb2.ModelReference(
+        name=manifest.name, version=manifest.version, variant=VARIANTS.number(model.precision)
+    )
 
 
 def _timings(timings: CallTimings, arrived: float) -> common_pb2.Timings:
@@ -71,6 +80,22 @@ def label_scores(labels: Iterable[ScoredLabel]) -> list[common_pb2.LabelScore]:
         common_pb2.LabelScore(label=scored.label, probability=scored.probability, selected=scored.is_selected)
         for scored in labels
     ]
+
+
+def text_inputs(request: Any) -> TextInputs:
+    """Reads the texts, or pairs of texts, of a request."""
+    return TextInputs(texts=list(request.texts), text_pairs=list(request.text_pairs) or None, truncate=request.truncate)
+
+
+def text_span(span: tuple[int, int]) -> common_pb2.TextSpan:
+    """Makes a message of a span's first character and of the one after its last."""
+    return common_pb2.TextSpan(start=span[0], end=span[1])
+
+
+def box(sides: Iterable[float]) -> common_pb2.Box:
+    """Makes a message of a rectangle's left, top, right and bottom, in pixels."""
+    left, top, right, bottom = sides
+    return common_pb2.Box(left=left, top=top, right=right, bottom=bottom)
 
 
 def duration(seconds: float) -> Duration:

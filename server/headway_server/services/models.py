@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from pydantic import ValidationError
 
@@ -11,14 +12,14 @@ from headway.v1 import model_service_pb2 as pb
 from headway_server.bundles import Manifest, SamplingDefaults, Task
 from headway_server.bundles.tags import TagSet
 from headway_server.errors import InvalidInputError
+from headway_server.services.enums import WireEnum
+from headway_server.services.messages import VARIANTS
 from headway_server.serving.families import ServedModel
 from headway_server.serving.finding import quoted
 from headway_server.serving.host import BundleStatus, ModelHost, ModelState
 from headway_server.serving.routes import Alias, Route, Routes
 
-_STATES: dict[ModelState, pb.BundleState.ValueType] = {
-    state: pb.BundleState.Value(f"BUNDLE_STATE_{state.name}") for state in ModelState
-}
+_STATES: Final = WireEnum(pb.BundleState, ModelState)
 
 
 class ModelService:
@@ -113,7 +114,7 @@ class ModelService:
             description=manifest.description,
             architecture=manifest.architecture.kind,
             parameter_count=manifest.architecture.parameter_count,
-            variant=model.precision.value,
+            variant=VARIANTS.number(model.precision),
             device=model.device,
             max_input_token_count=manifest.limits.max_input_tokens or 0,
             max_token_count=manifest.limits.max_total_tokens or 0,
@@ -145,7 +146,7 @@ def _invalid(error: ValidationError) -> InvalidInputError:
 def _bundles(bundles: Iterable[BundleStatus]) -> list[pb.BundleStatus]:
     return [
         pb.BundleStatus(
-            name=bundle.name, version=bundle.version, state=_STATES[bundle.state], reason=bundle.reason or ""
+            name=bundle.name, version=bundle.version, state=_STATES.number(bundle.state), reason=bundle.reason or ""
         )
         for bundle in bundles
     ]
@@ -179,7 +180,7 @@ def _parameters(defaults: SamplingDefaults) -> generation_service_pb2.Generation
 def _quality(manifest: Manifest) -> list[pb.QualityFigure]:
     return [
         pb.QualityFigure(
-            variant=precision.value,
+            variant=VARIANTS.number(precision),
             metric=variant.quality.metric,
             value=variant.quality.value,
             example_count=variant.quality.example_count,

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar
 
-from google.protobuf.descriptor import Descriptor, MethodDescriptor, ServiceDescriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 from google.rpc import status_pb2
@@ -78,6 +78,7 @@ def procedures_of(
     servicer: object,
     *,
     max_bytes: int,
+    max_text_bytes: int,
     probes: frozenset[str] = frozenset(),
 ) -> dict[str, Procedure]:
     """Returns the methods of a service by their full names.
@@ -85,11 +86,13 @@ def procedures_of(
     Args:
         service: Its description.
         servicer: Has a method for each, of its name.
-        max_bytes: Largest request.
+        max_bytes: Largest request of a method whose requests may hold bytes, such as images.
+        max_text_bytes: Largest request of another.
         probes: Names of the methods that answer while the server drains; their requests are small.
     """
 
     def procedure(method: MethodDescriptor) -> Procedure:
+        limit = max_bytes if holds_bytes(method.input_type) else max_text_bytes
         return Procedure(
             name=f"/{service.full_name}/{method.name}",
             request_type=GetMessageClass(method.input_type),
@@ -97,12 +100,28 @@ def procedures_of(
             answer=getattr(servicer, method.name),
             is_stream=method.server_streaming,
             takes_stream=method.client_streaming,
-            max_bytes=min(max_bytes, PARSED_ON_LOOP_BYTES) if method.name in probes else max_bytes,
+            max_bytes=min(limit, PARSED_ON_LOOP_BYTES) if method.name in probes else limit,
             is_admin=method.name in RPCS and RPCS[method.name].effect is Effect.CHANGES,
             is_probe=method.name in probes,
         )
 
     return {made.name: made for made in map(procedure, service.methods)}
+
+
+def holds_bytes(message: Descriptor) -> bool:
+    """Returns True if a message, or one within it, has a field of bytes."""
+    seen: set[str] = set()
+
+    def looks(at: Descriptor) -> bool:
+        if at.full_name in seen:
+            return False
+        seen.add(at.full_name)
+        return any(
+            field.type == FieldDescriptor.TYPE_BYTES or (field.message_type is not None and looks(field.message_type))
+            for field in at.fields
+        )
+
+    return looks(message)
 
 
 class StreamedCall(Generic[Request]):

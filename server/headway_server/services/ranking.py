@@ -12,16 +12,13 @@ from numpy.typing import NDArray
 from headway.v1 import ranking_service_pb2 as pb
 from headway_server.errors import InvalidInputError
 from headway_server.services.images import image_of, images_of
-from headway_server.services.messages import (
-    build,
-    find_model,
-    signed,
-)
+from headway_server.services.messages import build, find_model, signed, text_inputs
 from headway_server.serving.answers import CallTimings
 from headway_server.serving.host import ModelHost
 from headway_server.tasks.images.classifier import ImageClassifier
-from headway_server.tasks.ranking import MAX_RANKED_IMAGES, Ranked, embed_images, embed_text, rank
-from headway_server.tasks.table import EMBED_IMAGES, EMBED_TEXTS, RANK_IMAGES_BY_TEXT, RANK_TEXTS_BY_IMAGE
+from headway_server.tasks.outputs import cosines
+from headway_server.tasks.ranking import MAX_RANKED_IMAGES, Ranked, embed_images, rank
+from headway_server.tasks.table import EMBED_IMAGES, RANK_IMAGES_BY_TEXT, RANK_TEXTS, RANK_TEXTS_BY_IMAGE, SCORE_TEXTS
 from headway_server.tasks.text.model import TextModel
 
 _TEXT: Final = "query_text"
@@ -37,15 +34,18 @@ class RankingService:
     async def RankImages(self, request: pb.RankImagesRequest, deadline: float | None) -> pb.RankImagesResponse:
         """Ranks images."""
         arrived = time.monotonic()
-        texts: ImageClassifier | TextModel
+        texts: TextModel | None = None
         if _kind_of_query(request) == _TEXT:
             images, texts = self._host.find_able_pair(RANK_IMAGES_BY_TEXT, request.model, request.model_version)
         else:
-            images = texts = find_model(self._host, EMBED_IMAGES, request)
+            images = find_model(self._host, EMBED_IMAGES, request)
         candidates = await images_of(self._host, request.images, request.image_ids, MAX_RANKED_IMAGES)
-        query, query_timings = await self._query(request, texts, deadline, prompt_name="", truncate=False)
+        if texts is None:
+            query, query_timings = await self._image_query(request, images, deadline)
+        else:
+            query, query_timings = await texts.embed_query(request.query_text, deadline=deadline)
         vectors, timings = await embed_images(images, candidates, deadline=deadline)
-        ranked = rank(query, vectors, request.top_k)
+        ranked = rank(cosines(query, vectors), request.top_k)
         return await build(
             len(ranked),
             lambda: pb.RankImagesResponse(
@@ -57,42 +57,52 @@ class RankingService:
     async def RankTexts(self, request: pb.RankTextsRequest, deadline: float | None) -> pb.RankTextsResponse:
         """Ranks texts."""
         arrived = time.monotonic()
-        of_query: ImageClassifier | TextModel
+        texts = list(request.texts)
         if _kind_of_query(request) == _TEXT:
-            texts = of_query = find_model(self._host, EMBED_TEXTS, request)
+            model = find_model(self._host, RANK_TEXTS, request)
+            scores, timings = await model.relevance(
+                request.query_text,
+                texts,
+                query_prompt_name=request.query_prompt_name,
+                prompt_name=request.prompt_name,
+                truncate=request.truncate,
+                deadline=deadline,
+            )
         else:
-            texts, of_query = self._host.find_able_pair(RANK_TEXTS_BY_IMAGE, request.model, request.model_version)
-        query, timings = await self._query(
-            request, of_query, deadline, prompt_name=request.query_prompt_name, truncate=request.truncate
-        )
-        vectors = await texts.embed_set(
-            list(request.texts), prompt_name=request.prompt_name, truncate=request.truncate, deadline=deadline
-        )
-        ranked = rank(query, vectors, request.top_k)
+            if request.query_prompt_name:
+                raise InvalidInputError("query_prompt_name", "is set for a query that is an image; leave it out")
+            model, images = self._host.find_able_pair(RANK_TEXTS_BY_IMAGE, request.model, request.model_version)
+            query, timings = await self._image_query(request, images, deadline)
+            vectors = await model.embed_set(
+                texts, prompt_name=request.prompt_name, truncate=request.truncate, deadline=deadline
+            )
+            scores = cosines(query, vectors)
+        ranked = rank(scores, request.top_k)
         return await build(
             len(ranked),
             lambda: pb.RankTextsResponse(
                 results=_messages(pb.RankedText, ranked),
-                **signed(texts, timings, arrived),
+                **signed(model, timings, arrived),
             ),
         )
 
-    async def _query(
-        self,
-        request: pb.RankImagesRequest | pb.RankTextsRequest,
-        model: ImageClassifier | TextModel,
-        deadline: float | None,
-        *,
-        prompt_name: str,
-        truncate: bool,
+    async def ScoreText(self, request: pb.ScoreTextRequest, deadline: float | None) -> pb.ScoreTextResponse:
+        """Gives every text or pair its score."""
+        arrived = time.monotonic()
+        model = find_model(self._host, SCORE_TEXTS, request)
+        answer = await model.score(text_inputs(request), deadline=deadline)
+        return pb.ScoreTextResponse(
+            results=[
+                pb.TextScore(score=result.score, token_count=result.num_tokens, truncated=result.truncated)
+                for result in answer.results
+            ],
+            **signed(model, answer.timings, arrived),
+        )
+
+    async def _image_query(
+        self, request: pb.RankImagesRequest | pb.RankTextsRequest, model: ImageClassifier, deadline: float | None
     ) -> tuple[NDArray[np.float32], CallTimings]:
-        """Returns the vector of a request's query, (D,) of length one."""
-        if isinstance(model, TextModel):
-            return await embed_text(
-                model, request.query_text, prompt_name=prompt_name, truncate=truncate, deadline=deadline
-            )
-        if prompt_name:
-            raise InvalidInputError("query_prompt_name", "is set for a query that is an image; leave it out")
+        """Returns the vector of a query that is an image, (D,) of length one."""
         image = await image_of(self._host, request.query_image, request.query_image_id, "query_")
         vectors, timings = await embed_images(model, [image], deadline=deadline)
         return vectors[0], timings
@@ -111,4 +121,4 @@ def _kind_of_query(request: pb.RankImagesRequest | pb.RankTextsRequest) -> str:
 
 
 def _messages(kind: Callable[..., Message], ranked: Iterable[Ranked]) -> list[Message]:
-    return [kind(index=one.index, similarity=one.similarity) for one in ranked]
+    return [kind(index=one.index, score=one.score) for one in ranked]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from google.protobuf.descriptor import ServiceDescriptor
@@ -11,6 +12,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from headway.oip import grpc_predict_v2_pb2
 from headway.v1 import (
     caption_service_pb2,
+    embedding_service_pb2,
     generation_service_pb2,
     image_classification_service_pb2,
     image_generation_service_pb2,
@@ -26,6 +28,7 @@ from headway.v1 import (
 )
 from headway_server.services import open_inference
 from headway_server.services.captioning import CaptionService
+from headway_server.services.embedding import EmbeddingService
 from headway_server.services.generation import GenerationService
 from headway_server.services.image_classification import ImageClassificationService
 from headway_server.services.image_generation import ImageGenerationService
@@ -53,8 +56,6 @@ class Service:
     """The module of its `.proto` file, which describes it alone."""
     servicer: Callable[[ModelHost], object]
     """Makes what answers its calls."""
-    reads_texts: bool = True
-    """True if its requests are texts, which are held to a smaller size than images."""
 
     @property
     def descriptor(self) -> ServiceDescriptor:
@@ -68,15 +69,16 @@ SERVICES: Final = (
     Service(file=generation_service_pb2, servicer=GenerationService),
     Service(file=translation_service_pb2, servicer=TranslationService),
     Service(file=text_to_text_service_pb2, servicer=TextToTextService),
-    Service(file=caption_service_pb2, servicer=CaptionService, reads_texts=False),
-    Service(file=speech_service_pb2, servicer=SpeechService, reads_texts=False),
+    Service(file=caption_service_pb2, servicer=CaptionService),
+    Service(file=speech_service_pb2, servicer=SpeechService),
     Service(file=text_classification_service_pb2, servicer=TextClassificationService),
-    Service(file=image_classification_service_pb2, servicer=ImageClassificationService, reads_texts=False),
-    Service(file=image_generation_service_pb2, servicer=ImageGenerationService, reads_texts=False),
-    Service(file=image_service_pb2, servicer=ImageService, reads_texts=False),
-    Service(file=ranking_service_pb2, servicer=RankingService, reads_texts=False),
-    Service(file=segmentation_service_pb2, servicer=SegmentationService, reads_texts=False),
-    Service(file=inspection_service_pb2, servicer=InspectionService, reads_texts=False),
+    Service(file=image_classification_service_pb2, servicer=ImageClassificationService),
+    Service(file=embedding_service_pb2, servicer=EmbeddingService),
+    Service(file=image_generation_service_pb2, servicer=ImageGenerationService),
+    Service(file=image_service_pb2, servicer=ImageService),
+    Service(file=ranking_service_pb2, servicer=RankingService),
+    Service(file=segmentation_service_pb2, servicer=SegmentationService),
+    Service(file=inspection_service_pb2, servicer=InspectionService),
     Service(file=model_service_pb2, servicer=ModelService),
 )
 OPEN_INFERENCE: Final[ServiceDescriptor] = grpc_predict_v2_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
@@ -109,10 +111,11 @@ def make_procedures(
             None: nothing.
     """
     found: dict[str, Procedure] = {}
+    procedures = partial(
+        procedures_of, max_bytes=settings.max_message_bytes, max_text_bytes=settings.max_text_request_bytes
+    )
     for service in SERVICES:
-        max_bytes = settings.max_text_request_bytes if service.reads_texts else settings.max_message_bytes
-        servicer = service.servicer(host)
-        found |= procedures_of(service.descriptor, servicer, max_bytes=max_bytes)
+        found |= procedures(service.descriptor, service.servicer(host))
     if settings.open_inference:
         servicer = open_inference.OpenInferenceService(
             host,
@@ -121,10 +124,5 @@ def make_procedures(
             stall_timeout_s=settings.stall_timeout,
             max_text_request_bytes=settings.max_text_request_bytes,
         )
-        found |= procedures_of(
-            OPEN_INFERENCE,
-            servicer,
-            max_bytes=settings.max_message_bytes,
-            probes=open_inference.PROBES,
-        )
+        found |= procedures(OPEN_INFERENCE, servicer, probes=open_inference.PROBES)
     return found

@@ -9,14 +9,15 @@ from dataclasses import fields
 from functools import partial
 from typing import Final
 
+from headway.v1 import common_pb2
 from headway.v1 import segmentation_service_pb2 as pb
 from headway_server.errors import DeadlineError, DrainingError, InvalidInputError
+from headway_server.services.enums import WireEnum
 from headway_server.services.images import image_of
-from headway_server.services.messages import build, set_fields, signed
+from headway_server.services.messages import box, build, set_fields, signed
 from headway_server.services.procedure import StreamedCall, StreamedCalls
 from headway_server.serving.answers import NO_TIMINGS
 from headway_server.serving.host import ModelHost
-from headway_server.tasks.segmentation.masks import Box
 from headway_server.tasks.segmentation.model import (
     EverythingRequest,
     MaskFormat,
@@ -28,11 +29,7 @@ from headway_server.tasks.segmentation.model import (
 )
 from headway_server.tasks.table import SEGMENT_IMAGES
 
-_FORMATS: Final[dict[int, MaskFormat]] = {
-    pb.MASK_FORMAT_UNSPECIFIED: "runs",
-    pb.MASK_FORMAT_RUNS: "runs",
-    pb.MASK_FORMAT_PNG: "png",
-}
+_FORMATS: Final = WireEnum(pb.MaskFormat, MaskFormat, unspecified=MaskFormat.RUNS)
 _EVERYTHING: Final = tuple(field.name for field in fields(EverythingRequest))
 """Fields of the request that have the names of `EverythingRequest`."""
 
@@ -51,7 +48,7 @@ class SegmentationService:
             await image_of(self._host, request.image, request.image_id),
             [_prompt(one.points, one.box if one.HasField("box") else None) for one in request.prompts],
             max_masks=request.max_mask_count,
-            mask_format=_format(request.mask_format),
+            mask_format=_FORMATS.read("mask_format", request.mask_format),
             deadline=deadline,
         )
         return await build(
@@ -73,7 +70,7 @@ class SegmentationService:
         segments = await model.segment_everything(
             await image_of(self._host, request.image, request.image_id),
             wanted,
-            mask_format=_format(request.mask_format),
+            mask_format=_FORMATS.read("mask_format", request.mask_format),
             deadline=deadline,
         )
         async with segments:
@@ -150,7 +147,7 @@ class _Clicks:
                 masks, more = await model.click(
                     pointing,
                     max_masks=request.max_mask_count,
-                    mask_format=_format(request.mask_format),
+                    mask_format=_FORMATS.read("mask_format", request.mask_format),
                     deadline=self._deadline,
                 )
                 timings += more
@@ -172,17 +169,11 @@ class _Clicks:
                 self._pointing = None
 
 
-def _prompt(points: Sequence[pb.PromptPoint], box: pb.Box | None) -> Prompt:
+def _prompt(points: Sequence[pb.PromptPoint], box: common_pb2.Box | None) -> Prompt:
     return Prompt(
         points=tuple(Point(point.x, point.y, is_inside=not point.outside) for point in points),
         box=None if box is None else (box.left, box.top, box.right, box.bottom),
     )
-
-
-def _format(value: int) -> MaskFormat:
-    if value not in _FORMATS:
-        raise InvalidInputError("mask_format", f"is {value}, which is none; leave it out for runs")
-    return _FORMATS[value]
 
 
 def _num_parts(mask: SegmentMask) -> int:
@@ -196,12 +187,8 @@ def _mask(mask: SegmentMask) -> pb.Mask:
         png=mask.png or b"",
         predicted_iou=mask.predicted_iou,
         stability=mask.stability,
-        box=_box(mask.box),
+        box=box(mask.box),
         area=mask.area,
         width=mask.width,
         height=mask.height,
     )
-
-
-def _box(box: Box) -> pb.Box:
-    return pb.Box(left=box.left, top=box.top, right=box.right, bottom=box.bottom)

@@ -8,13 +8,8 @@ from contextlib import aclosing
 from typing import Any, Final
 
 from headway.v1 import speech_service_pb2 as pb
-from headway_server.errors import InvalidInputError
-from headway_server.services.generation import FINISH_REASONS
-from headway_server.services.messages import (
-    find_model,
-    set_fields,
-    signed,
-)
+from headway_server.services.enums import WireEnum
+from headway_server.services.messages import FINISH_REASONS, find_model, set_fields, signed
 from headway_server.services.text_to_text_requests import parse_parameters
 from headway_server.serving.answers import Answer
 from headway_server.serving.host import ModelHost
@@ -32,17 +27,8 @@ from headway_server.tasks.synthesis.model import SpeechPart, SpokenText, Synthes
 from headway_server.tasks.synthesis.request import SynthesisRequest
 from headway_server.tasks.table import SYNTHESIZE_SPEECH, TRANSCRIBE_SPEECH
 
-_TASKS: Final[dict[int, SpeechTask]] = {
-    pb.SPEECH_TASK_UNSPECIFIED: SpeechTask.TRANSCRIBE,
-    pb.SPEECH_TASK_TRANSCRIBE: SpeechTask.TRANSCRIBE,
-    pb.SPEECH_TASK_TRANSLATE: SpeechTask.TRANSLATE,
-}
-_FORMATS: Final[dict[int, AudioFormat]] = {
-    pb.AUDIO_FORMAT_UNSPECIFIED: AudioFormat.WAV,
-    pb.AUDIO_FORMAT_WAV: AudioFormat.WAV,
-    pb.AUDIO_FORMAT_FLAC: AudioFormat.FLAC,
-    pb.AUDIO_FORMAT_OPUS: AudioFormat.OPUS,
-}
+_TASKS: Final = WireEnum(pb.SpeechTask, SpeechTask, unspecified=SpeechTask.TRANSCRIBE)
+_FORMATS: Final = WireEnum(pb.AudioFormat, AudioFormat, unspecified=AudioFormat.WAV)
 _MOST_LANGUAGES: Final = 5
 """Languages whose probabilities are sent."""
 
@@ -89,10 +75,7 @@ class SpeechService:
         """Speaks every text."""
         arrived = time.monotonic()
         model = self._find_speaker(request)
-        form = _FORMATS.get(request.format)
-        if form is None:
-            raise InvalidInputError("format", f"is {request.format}; must be a value of AudioFormat from 1 to 3")
-        asked = _to_speak(request, form, deadline)
+        asked = _to_speak(request, _FORMATS.read("format", request.format), deadline)
         answer = await model.synthesize(list(request.texts), request=asked)
         return pb.SynthesizeSpeechResponse(
             results=[_spoken(one, model) for one in answer.results],
@@ -131,15 +114,10 @@ class SpeechService:
 def _asked(
     request: pb.TranscribeSpeechRequest | pb.StreamTranscribeSpeechRequest, deadline: float | None
 ) -> SpeechRequest:
-    task = _TASKS.get(request.task)
-    if task is None:
-        raise InvalidInputError(
-            "task", f"is {request.task}; must be SPEECH_TASK_TRANSCRIBE (1) or SPEECH_TASK_TRANSLATE (2)"
-        )
     return SpeechRequest(
         parameters=parse_parameters(request.parameters),
         language=request.language,
-        task=task,
+        task=_TASKS.read("task", request.task),
         timestamps=request.include_timestamps,
         prompt=request.prompt,
         condition_on_previous=request.condition_on_previous,
@@ -154,7 +132,7 @@ def _to_speak(
     return SynthesisRequest(
         voice=request.voice,
         sampling=set_fields(parameters.sampling),
-        max_seconds=parameters.max_duration if parameters.HasField("max_duration") else None,
+        max_seconds=parameters.max_duration_seconds if parameters.HasField("max_duration_seconds") else None,
         format=form,
         deadline=deadline,
     )
@@ -163,9 +141,9 @@ def _to_speak(
 def _spoken(spoken: SpokenText, model: SynthesisModel) -> pb.SynthesizedSpeech:
     return pb.SynthesizedSpeech(
         audio=spoken.audio,
-        duration=spoken.duration_s,
+        duration_seconds=spoken.duration_s,
         sampling_rate=model.codec.sampling_rate,
-        finish_reason=FINISH_REASONS[spoken.finish_reason],
+        finish_reason=FINISH_REASONS.number(spoken.finish_reason),
         new_token_count=spoken.num_new_tokens,
         seed=spoken.seed,
     )
@@ -191,7 +169,7 @@ def _transcript(transcript: Transcript, *, with_segments: bool) -> pb.SpeechTran
         language_probabilities=[
             pb.LanguageProbability(language=language, probability=probability) for language, probability in likeliest
         ],
-        duration=transcript.duration_s,
+        duration_seconds=transcript.duration_s,
         window_count=transcript.num_windows,
         hypotheses=[pb.SpeechHypothesis(**_fields(one, with_segments=with_segments)) for one in transcript.hypotheses],
     )
@@ -203,7 +181,7 @@ def _fields(one: Transcript | TranscriptHypothesis, *, with_segments: bool) -> d
         "text": one.text,
         "log_probability": one.log_probability,
         "score": one.score,
-        "finish_reason": FINISH_REASONS[one.finish_reason],
+        "finish_reason": FINISH_REASONS.number(one.finish_reason),
         "new_token_count": one.num_new_tokens,
         "segments": _segments(one.segments) if with_segments else (),
     }
@@ -213,8 +191,8 @@ def _segments(segments: Iterable[Segment]) -> list[pb.SpeechSegment]:
     return [
         pb.SpeechSegment(
             text=segment.text,
-            start=segment.start_s,
-            end=segment.end_s,
+            start_seconds=segment.start_s,
+            end_seconds=segment.end_s,
             token_ids=segment.token_ids,
             mean_log_probability=segment.mean_log_probability,
         )

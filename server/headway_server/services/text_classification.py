@@ -6,18 +6,12 @@ import time
 
 from headway.v1 import text_classification_service_pb2 as pb
 from headway_server.errors import InvalidInputError
-from headway_server.services.messages import (
-    build,
-    find_model,
-    label_scores,
-    signed,
-)
+from headway_server.services.messages import build, find_model, label_scores, signed, text_inputs, text_span
 from headway_server.serving.host import ModelHost
-from headway_server.tasks.table import CLASSIFY_TEXTS, CLASSIFY_TOKENS, EMBED_TEXTS, SCORE_TEXTS
+from headway_server.tasks.table import CLASSIFY_TEXTS, CLASSIFY_TOKENS
 from headway_server.tasks.text.classifier import ClassifiedText
 from headway_server.tasks.text.entailment import GivenLabels
-from headway_server.tasks.text.model import EmbeddedText, TextInputs
-from headway_server.tasks.text.scorer import ScoredText
+from headway_server.tasks.text.model import TextInputs
 from headway_server.tasks.tokens.classifier import TaggedText
 
 
@@ -32,12 +26,14 @@ class TextClassificationService:
         arrived = time.monotonic()
         model = find_model(self._host, CLASSIFY_TEXTS, request)
         threshold = request.threshold if request.HasField("threshold") else None
-        given = _given_labels(request)
+        inputs, given = text_inputs(request), _given_labels(request)
         if given is None:
-            answer = await model.classify(_inputs(request), top_k=request.top_k, threshold=threshold, deadline=deadline)
+            answer = await model.classify(
+                text_inputs(request), top_k=request.top_k, threshold=threshold, deadline=deadline
+            )
         else:
             answer = await model.classify_by_entailment(
-                _inputs(request), given, top_k=request.top_k, threshold=threshold, deadline=deadline
+                inputs, given, top_k=request.top_k, threshold=threshold, deadline=deadline
             )
         return await build(
             sum(len(result.labels) for result in answer.results),
@@ -63,35 +59,6 @@ class TextClassificationService:
             ),
         )
 
-    async def EmbedText(self, request: pb.EmbedTextRequest, deadline: float | None) -> pb.EmbedTextResponse:
-        """Turns every text into a vector."""
-        arrived = time.monotonic()
-        model = find_model(self._host, EMBED_TEXTS, request)
-        answer = await model.embed(
-            _inputs(request),
-            normalize=request.normalize if request.HasField("normalize") else True,
-            prompt_name=request.prompt_name,
-            deadline=deadline,
-        )
-        return pb.EmbedTextResponse(
-            results=[_text_embedding(result) for result in answer.results],
-            **signed(model, answer.timings, arrived),
-        )
-
-    async def ScoreText(self, request: pb.ScoreTextRequest, deadline: float | None) -> pb.ScoreTextResponse:
-        """Gives every text or pair its score."""
-        arrived = time.monotonic()
-        model = find_model(self._host, SCORE_TEXTS, request)
-        answer = await model.score(_inputs(request), deadline=deadline)
-        return pb.ScoreTextResponse(
-            results=[_text_score(result) for result in answer.results],
-            **signed(model, answer.timings, arrived),
-        )
-
-
-def _inputs(request: pb.ClassifyTextRequest | pb.EmbedTextRequest | pb.ScoreTextRequest) -> TextInputs:
-    return TextInputs(texts=list(request.texts), text_pairs=list(request.text_pairs) or None, truncate=request.truncate)
-
 
 def _given_labels(request: pb.ClassifyTextRequest) -> GivenLabels | None:
     if not request.candidate_labels:
@@ -112,17 +79,9 @@ def _text_classification(result: ClassifiedText) -> pb.TextClassification:
     )
 
 
-def _text_embedding(result: EmbeddedText) -> pb.TextEmbedding:
-    return pb.TextEmbedding(values=result.values.tolist(), token_count=result.num_tokens, truncated=result.truncated)
-
-
-def _text_score(result: ScoredText) -> pb.TextScore:
-    return pb.TextScore(score=result.score, token_count=result.num_tokens, truncated=result.truncated)
-
-
 def _token_classification(result: TaggedText) -> pb.TokenClassification:
     spans = [
-        pb.LabeledSpan(label=span.label, probability=span.probability, start=span.start, end=span.end)
+        pb.LabeledSpan(label=span.label, probability=span.probability, span=text_span((span.start, span.end)))
         for span in result.spans
     ]
     return pb.TokenClassification(spans=spans, token_count=result.num_tokens, truncated=result.truncated)

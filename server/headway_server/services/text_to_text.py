@@ -9,8 +9,7 @@ from typing import Any
 
 from headway.v1 import text_to_text_service_pb2 as pb
 from headway_server.decoding.sequence import Delta
-from headway_server.services.generation import FINISH_REASONS
-from headway_server.services.messages import find_model, signed
+from headway_server.services.messages import FINISH_REASONS, find_model, signed
 from headway_server.services.text_to_text_requests import parse_rewrite_request, parse_stream_rewrite_request
 from headway_server.serving.answers import Answer
 from headway_server.serving.host import ModelHost
@@ -60,7 +59,7 @@ def text_fields(text: WrittenText) -> dict[str, Any]:
         "text": text.text,
         "log_probability": text.log_probability,
         "score": text.score,
-        "finish_reason": FINISH_REASONS[text.finish_reason],
+        "finish_reason": FINISH_REASONS.number(text.finish_reason),
         "source_token_count": text.num_source_tokens,
         "new_token_count": text.num_new_tokens,
         "truncated": text.truncated,
@@ -74,7 +73,7 @@ def hypothesis_fields(hypothesis: WrittenHypothesis) -> dict[str, Any]:
         "text": hypothesis.text,
         "log_probability": hypothesis.log_probability,
         "score": hypothesis.score,
-        "finish_reason": FINISH_REASONS[hypothesis.finish_reason],
+        "finish_reason": FINISH_REASONS.number(hypothesis.finish_reason),
         "new_token_count": hypothesis.num_new_tokens,
     }
 

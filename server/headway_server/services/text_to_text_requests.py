@@ -5,20 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from headway.v1 import text_to_text_service_pb2
+from headway.v1 import common_pb2, text_to_text_service_pb2
 from headway.v1 import translation_service_pb2 as pb
 from headway_server.decoding.parameters import EarlyStopping
-from headway_server.errors import InvalidInputError
+from headway_server.services.enums import WireEnum
 from headway_server.services.messages import set_fields
 from headway_server.tasks.text_to_text.phrases import PhraseRequest
 from headway_server.tasks.text_to_text.request import TextToTextParameters, TextToTextRequest
 
-_EARLY_STOPPING: Final[dict[int, EarlyStopping]] = {
-    pb.EARLY_STOPPING_UNSPECIFIED: EarlyStopping.HEURISTIC,
-    pb.EARLY_STOPPING_FIRST: EarlyStopping.FIRST,
-    pb.EARLY_STOPPING_HEURISTIC: EarlyStopping.HEURISTIC,
-    pb.EARLY_STOPPING_NEVER: EarlyStopping.NEVER,
-}
+_EARLY_STOPPING: Final = WireEnum(common_pb2.EarlyStopping, EarlyStopping, unspecified=EarlyStopping.HEURISTIC)
 
 
 def parse_rewrite_request(
@@ -80,19 +75,12 @@ def parse_stream_request(request: pb.StreamTranslateTextRequest, *, deadline: fl
     )
 
 
-def parse_parameters(parameters: pb.TranslationParameters) -> TextToTextParameters:
+def parse_parameters(parameters: common_pb2.DecodingParameters) -> TextToTextParameters:
     """Reads how to decode; a field that is not set takes its default.
 
     Raises:
         InvalidInputError: `early_stopping` has a value that this server does not know.
     """
-    early_stopping = _EARLY_STOPPING.get(parameters.early_stopping)
-    if early_stopping is None:
-        raise InvalidInputError(
-            "parameters.early_stopping",
-            f"is {parameters.early_stopping}; must be EARLY_STOPPING_FIRST (1), EARLY_STOPPING_HEURISTIC (2) or "
-            "EARLY_STOPPING_NEVER (3)",
-        )
     return TextToTextParameters(
         max_new_tokens=parameters.max_new_tokens if parameters.HasField("max_new_tokens") else None,
         min_new_tokens=parameters.min_new_tokens,
@@ -100,7 +88,7 @@ def parse_parameters(parameters: pb.TranslationParameters) -> TextToTextParamete
         beam_size=parameters.beam_size if parameters.HasField("beam_size") else 1,
         num_hypotheses=parameters.hypothesis_count if parameters.HasField("hypothesis_count") else 1,
         length_penalty=parameters.length_penalty if parameters.HasField("length_penalty") else 1.0,
-        early_stopping=early_stopping,
+        early_stopping=_EARLY_STOPPING.read("parameters.early_stopping", parameters.early_stopping),
         no_repeat_ngram_size=parameters.no_repeat_ngram_size,
         sampling=set_fields(parameters.sampling),
     )

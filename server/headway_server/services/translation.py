@@ -11,7 +11,7 @@ from typing import cast
 from headway.v1 import translation_service_pb2 as pb
 from headway_server.decoding.sequence import Delta
 from headway_server.preprocessing.pool import text_pool
-from headway_server.services.messages import signed
+from headway_server.services.messages import signed, text_span
 from headway_server.services.text_to_text import hypothesis_fields, text_fields
 from headway_server.services.text_to_text_requests import parse_request, parse_stream_request
 from headway_server.serving.answers import Answer
@@ -95,9 +95,9 @@ def _hypothesis(hypothesis: WrittenHypothesis) -> pb.TranslationHypothesis:
 
 def _alignment(alignment: Alignment) -> pb.Alignment:
     return pb.Alignment(
-        source_tokens=[pb.TextSpan(start=start, end=end) for start, end in alignment.source_spans],
+        source_tokens=[text_span(span) for span in alignment.source_spans],
         target_tokens=[
-            pb.TokenAlignment(span=pb.TextSpan(start=start, end=end), source_attention=row)
-            for (start, end), row in zip(alignment.target_spans, alignment.attention.tolist(), strict=True)
+            pb.TokenAlignment(span=text_span(span), source_attention=row)
+            for span, row in zip(alignment.target_spans, alignment.attention.tolist(), strict=True)
         ],
     )

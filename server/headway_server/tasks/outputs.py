@@ -125,3 +125,14 @@ def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     total = np.exp(shifted).sum(axis=-1, keepdims=True, dtype=np.float32)
     result: NDArray[np.float32] = shifted - np.log(total)
     return result
+
+
+def cosines(query: NDArray[np.float32], candidates: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Returns the cosine (candidates,) of each candidate and a query.
+
+    Args:
+        query: (D,), of length one.
+        candidates: (candidates, D), each of length one.
+    """
+    values: NDArray[np.float32] = np.clip(candidates @ query, -1.0, 1.0)
+    return values

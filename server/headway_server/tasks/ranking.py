@@ -1,4 +1,4 @@
-"""Images and texts in the order of their similarity to a query.
+"""Images and texts in the order of their relevance to a query.
 
 D is the width of the vectors.
 """
@@ -18,7 +18,6 @@ from headway_server.errors import InvalidInputError
 from headway_server.serving.answers import NO_TIMINGS, CallTimings
 from headway_server.serving.images import SentImage
 from headway_server.tasks.images.classifier import ImageClassifier
-from headway_server.tasks.text.model import TextInputs, TextModel
 
 MAX_RANKED_IMAGES: Final = 1024
 """Prepared images of a call; of those that come with it there are `MAX_IMAGES` at most."""
@@ -29,37 +28,26 @@ class Ranked:
     """A candidate in its place."""
 
     index: int
-    similarity: float
-    """Cosine of its vector and the query's."""
+    score: float
+    """Its relevance; of embedders, the cosine of its vector and the query's."""
 
 
-def rank(query: NDArray[np.float32], candidates: NDArray[np.float32], top_k: int) -> list[Ranked]:
-    """Returns the candidates, the most similar first, of equal ones the earlier.
+def rank(scores: NDArray[np.float32], top_k: int) -> list[Ranked]:
+    """Returns the candidates with these scores (candidates,), the best first, of equal ones the earlier.
 
     Args:
-        query: (D,), of length one.
-        candidates: (candidates, D), likewise.
+        scores: Relevance of each.
         top_k: How many to return; 0: all.
 
     Raises:
         InvalidInputError: `top_k` is below 0 or more than there are.
     """
-    if not 0 <= top_k <= len(candidates):
+    if not 0 <= top_k <= len(scores):
         raise InvalidInputError(
-            "top_k", f"is {top_k} of {len(candidates)} candidates; give 1 to {len(candidates)}, or 0 for all"
+            "top_k", f"is {top_k} of {len(scores)} candidates; give 1 to {len(scores)}, or 0 for all"
         )
-    similarities = np.clip(candidates @ query, -1.0, 1.0)
-    order = np.argsort(-similarities, kind="stable")[: top_k or None]
-    return [Ranked(int(index), float(similarities[index])) for index in order]
-
-
-async def embed_text(
-    model: TextModel, text: str, *, prompt_name: str, truncate: bool, deadline: float | None
-) -> tuple[NDArray[np.float32], CallTimings]:
-    """Returns the vector of a query that is a text, (D,) of length one; errors are those of `TextModel.embed`."""
-    inputs = TextInputs(texts=[text], fields=["query_text"], truncate=truncate)
-    answer = await model.embed(inputs, normalize=True, deadline=deadline, prompt_name=prompt_name)
-    return answer.results[0].values, answer.timings
+    order = np.argsort(-scores, kind="stable")[: top_k or None]
+    return [Ranked(int(index), float(scores[index])) for index in order]
 
 
 async def embed_images(

@@ -35,6 +35,11 @@ def _embeds(manifest: Manifest) -> bool:
     return manifest.embedding is not None
 
 
+def _relates(manifest: Manifest) -> bool:
+    """Returns True if a model can say how relevant a text is to another: by their vectors, or as a pair."""
+    return manifest.text_pairs != "never" if manifest.task is Task.TEXT_SCORING else _embeds(manifest)
+
+
 def _shows_attention(manifest: Manifest, precision: Precision) -> bool:
     return "attention" in manifest.variants[precision].graphs
 
@@ -75,6 +80,7 @@ CLASSIFY_TOKENS: Final[Ability[TokenClassifier]] = Ability(name="classify_tokens
 CLASSIFY_IMAGES: Final[Ability[ImageClassifier]] = Ability(name="classify_image", words="classify images")
 SCORE_TEXTS: Final[Ability[TextScorer]] = Ability(name="score_text", words="score texts")
 EMBED_TEXTS: Final[Ability[TextModel]] = Ability(name="embed_text", words="embed texts", needs=_embeds)
+RANK_TEXTS: Final[Ability[TextModel]] = Ability(name="rank_text", words="rank texts by a text", needs=_relates)
 EMBED_IMAGES: Final[Ability[ImageClassifier]] = Ability(name="embed_image", words="embed images", needs=_embeds)
 LABEL_IMAGES: Final[PairAbility[ImageClassifier, TextModel]] = PairAbility(
     name="label_image",
@@ -126,26 +132,26 @@ FAMILIES: Final[dict[Task, Family]] = {
     Task.TEXT_CLASSIFICATION: Family(
         loader="headway_server.tasks.text.classifier:TextClassifier.load",
         made_for=(CLASSIFY_TEXTS,),
-        can=(EMBED_TEXTS, INSPECT_TEXTS),
+        can=(EMBED_TEXTS, RANK_TEXTS, INSPECT_TEXTS),
         tensors=_TENSORS + "TEXT_CLASSIFICATION",
     ),
     Task.TOKEN_CLASSIFICATION: Family(
         loader="headway_server.tasks.tokens.classifier:TokenClassifier.load",
         made_for=(CLASSIFY_TOKENS,),
-        can=(EMBED_TEXTS, INSPECT_TEXTS),
+        can=(EMBED_TEXTS, RANK_TEXTS, INSPECT_TEXTS),
         tensors=_TENSORS + "TOKEN_CLASSIFICATION",
+    ),
+    Task.TEXT_SCORING: Family(  # before embedders: a cross-encoder ranks better
+        loader="headway_server.tasks.text.scorer:TextScorer.load",
+        made_for=(SCORE_TEXTS, RANK_TEXTS),
+        can=(INSPECT_TEXTS,),
+        tensors=_TENSORS + "TEXT_SCORING",
     ),
     Task.TEXT_EMBEDDING: Family(
         loader="headway_server.tasks.text.model:TextModel.load",
-        made_for=(EMBED_TEXTS,),
+        made_for=(EMBED_TEXTS, RANK_TEXTS),
         can=(RANK_TEXTS_BY_IMAGE, INSPECT_TEXTS),
         tensors=_TENSORS + "TEXT_EMBEDDING",
-    ),
-    Task.TEXT_SCORING: Family(
-        loader="headway_server.tasks.text.scorer:TextScorer.load",
-        made_for=(SCORE_TEXTS,),
-        can=(INSPECT_TEXTS,),
-        tensors=_TENSORS + "TEXT_SCORING",
     ),
     Task.IMAGE_CLASSIFICATION: Family(
         loader="headway_server.tasks.images.classifier:ImageClassifier.load",
@@ -230,7 +236,7 @@ RPCS: Final[Mapping[str, Rpc]] = {
     "SegmentInteractively": Rpc(asked=SEGMENT_IMAGES),
     "RankImages": Rpc(asked=EMBED_IMAGES, with_field={"query_text": RANK_IMAGES_BY_TEXT}),
     "RankTexts": Rpc(
-        asked=EMBED_TEXTS, with_field={"query_image": RANK_TEXTS_BY_IMAGE, "query_image_id": RANK_TEXTS_BY_IMAGE}
+        asked=RANK_TEXTS, with_field={"query_image": RANK_TEXTS_BY_IMAGE, "query_image_id": RANK_TEXTS_BY_IMAGE}
     ),
     "InspectText": Rpc(asked=INSPECT_TEXTS),
     "InspectImage": Rpc(asked=INSPECT_IMAGES),

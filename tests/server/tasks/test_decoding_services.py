@@ -29,7 +29,11 @@ async def test_prompts_are_answered_in_order_with_everything_the_protocol_promis
             assert result.seed == 5
             assert 1 <= result.new_token_count <= 12
             assert result.prompt_token_count > 0
-        assert (response.model.name, response.model.version, response.model.variant) == ("tiny-generation", "1", "fp32")
+        assert (response.model.name, response.model.version, response.model.variant) == (
+            "tiny-generation",
+            "1",
+            common_pb2.VARIANT_FP32,
+        )
         assert response.timings.total.ToNanoseconds() >= response.timings.inference.ToNanoseconds() > 0
         swapped = await stub.GenerateText(
             generation.GenerateTextRequest(prompts=["the dog sat", "the cat"], parameters=PARAMETERS)
@@ -129,7 +133,7 @@ async def test_a_failed_step_is_internal_and_says_nothing_of_the_inside():
 
 async def test_texts_are_translated_in_order_and_streams_agree():
     async with serving() as (_, stub):
-        parameters = translation.TranslationParameters(max_new_tokens=15)
+        parameters = common_pb2.DecodingParameters(max_new_tokens=15)
         texts = ["the cat", "the dog sat"]
         request = translation.TranslateTextRequest(texts=texts, source_language="en", parameters=parameters)
         response = await stub.TranslateText(request)

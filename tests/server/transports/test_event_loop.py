@@ -136,7 +136,7 @@ REQUESTS: dict[str, list[dict[str, Any]]] = {
             "candidate_labels": [f"label {i}" for i in range(4096)],
         },
     ],
-    "ImageClassificationService/EmbedImage": [{"model": "clip-image", "images": [SMALL] * 64}],
+    "EmbeddingService/EmbedImage": [{"model": "clip-image", "images": [SMALL] * 64}],
     "ImageGenerationService/GenerateImage": [
         {"image_count": 16, "parameters": {"step_count": 2}},
         {"image": picture(), "mask": white(1000), "parameters": {"step_count": 1}},
@@ -180,17 +180,17 @@ REQUESTS: dict[str, list[dict[str, Any]]] = {
     ],
     "SpeechService/StreamTranscribeSpeech": [{"audio": sound(60)}],
     "SpeechService/SynthesizeSpeech": [
-        {"texts": ["four two"] * 16, "parameters": {"max_duration": 0.5}},
+        {"texts": ["four two"] * 16, "parameters": {"max_duration_seconds": 0.5}},
         {"texts": [LONG]},
     ],
-    "SpeechService/StreamSynthesizeSpeech": [{"text": "four two one", "parameters": {"max_duration": 1.0}}],
+    "SpeechService/StreamSynthesizeSpeech": [{"text": "four two one", "parameters": {"max_duration_seconds": 1.0}}],
     "TextClassificationService/ClassifyText": [{"model": "ag-news", "texts": TEXTS, "truncate": True}],
     "TextClassificationService/ClassifyTokens": [
         {"model": "ud-ewt-pos", "texts": TEXTS, "truncate": True},
         {"model": "ud-ewt-pos", "texts": ["the oil price rose " * 40] * 64},
     ],
-    "TextClassificationService/EmbedText": [{"model": "clip-text", "texts": TEXTS, "truncate": True}],
-    "TextClassificationService/ScoreText": [{"texts": TEXTS, "text_pairs": TEXTS, "truncate": True}],
+    "EmbeddingService/EmbedText": [{"model": "clip-text", "texts": TEXTS, "truncate": True}],
+    "RankingService/ScoreText": [{"texts": TEXTS, "text_pairs": TEXTS, "truncate": True}],
     "TextToTextService/RewriteText": [{"texts": TEXTS, "truncate": True}],
     "TextToTextService/StreamRewriteText": [{"text": LONG, "truncate": True}],
     "TranslationService/TranslateText": [

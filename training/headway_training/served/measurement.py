@@ -317,7 +317,7 @@ class Measurement:
 
     def _find_spans(self, texts: Sequence[str]) -> list[list[tuple[int, int, str]]]:
         answer = self._client.classify_tokens(texts, **self._text_options)
-        return [[(span.start, span.end, span.label) for span in result.spans] for result in answer]
+        return [[(one.span.start, one.span.end, one.label) for one in result.spans] for result in answer]
 
     def _transcribe(self, options: Mapping[str, Any], audios: Sequence[bytes]) -> list[str]:
         return [result.text for result in self._client.transcribe_speech(audios, **options)]

@@ -47,7 +47,7 @@ from headway_server.tasks.image_generation.request import DrawingRequest
 from headway_server.tasks.images.classifier import ImageClassifier
 from headway_server.tasks.outputs import ScoredLabel
 from headway_server.tasks.segmentation.decoder import MAX_POINTS
-from headway_server.tasks.segmentation.model import EverythingRequest, Point, SegmentationModel
+from headway_server.tasks.segmentation.model import EverythingRequest, MaskFormat, Point, SegmentationModel
 from headway_server.tasks.segmentation.model import Prompt as SegmentPrompt
 from headway_server.tasks.speech.model import (
     MAX_AUDIOS,
@@ -667,7 +667,7 @@ def _synthesis_request(call: InferCall) -> SynthesisRequest:
         raise InvalidInputError("parameters.format", f"is {form[:64]!r}; must be one of {', '.join(_AUDIO_FORMATS)}")
     return SynthesisRequest(
         sampling=call.select(*_VOICE),
-        max_seconds=call.parameters.get("max_duration"),
+        max_seconds=call.parameters.get("max_duration_seconds"),
         format=_AUDIO_FORMATS[form],
         deadline=call.deadline,
         **call.select("voice"),
@@ -776,14 +776,16 @@ async def _segment(model: SegmentationModel, call: InferCall) -> Arrays:
         if "max_mask_count" in call.parameters:
             raise InvalidInputError("max_mask_count", "is set without point and box, which it is for; leave it out")
         async with await model.segment_everything(
-            image, EverythingRequest(**asked), mask_format="png", deadline=call.deadline
+            image, EverythingRequest(**asked), mask_format=MaskFormat.PNG, deadline=call.deadline
         ) as found:
             masks = [mask async for mask in found.masks]
     else:
         if asked:
             raise InvalidInputError(min(asked), "is set beside point or box; it is for calls that have neither")
         most = call.parameters.get("max_mask_count", 0)
-        answer = await model.segment(image, [prompt], max_masks=most, mask_format="png", deadline=call.deadline)
+        answer = await model.segment(
+            image, [prompt], max_masks=most, mask_format=MaskFormat.PNG, deadline=call.deadline
+        )
         [masks] = answer.results
     return {
         "mask": files_array([mask.png or b"" for mask in masks]),
@@ -931,7 +933,7 @@ SPEECH_SYNTHESIS: Final = TensorTask(
     ),
     parameters=_COMMON
     | {name: _DRAWING[name] for name in _VOICE}
-    | {"voice": Kind.TEXT, "format": Kind.TEXT, "max_duration": Kind.NUMBER},
+    | {"voice": Kind.TEXT, "format": Kind.TEXT, "max_duration_seconds": Kind.NUMBER},
     max_rows=MAX_SPOKEN,
     infer=_synthesize,
     stream=_stream_speech,

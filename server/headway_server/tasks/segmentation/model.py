@@ -11,8 +11,9 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from functools import partial
-from typing import Any, Final, Literal, Self, TypeAlias, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import numpy as np
 import structlog
@@ -51,7 +52,14 @@ from headway_server.tasks.segmentation.decoder import (
 )
 from headway_server.tasks.segmentation.masks import COMPARED, Box, EdgedMask, PixelMask, drop_duplicates, stability
 
-MaskFormat: TypeAlias = Literal["runs", "png"]
+
+class MaskFormat(Enum):
+    """Encoding of masks."""
+
+    RUNS = auto()
+    """Lengths of runs, as COCO has them."""
+    PNG = auto()
+
 
 MAX_MASKS: Final = 3
 """Most masks of a prompt of one part; one of several parts has one."""
@@ -338,7 +346,7 @@ class SegmentationModel(ImageModel):
         prompts: Sequence[Prompt],
         *,
         max_masks: int = 0,
-        mask_format: MaskFormat = "runs",
+        mask_format: MaskFormat = MaskFormat.RUNS,
         deadline: float | None,
     ) -> SegmentedImage:
         """Answers prompts about an image.
@@ -632,8 +640,8 @@ def _render(
         pixels = PixelMask.of_logits(mask.logits, seen.transform, (seen.width, seen.height), model_size)
         rendered.append(
             SegmentMask(
-                counts=pixels.runs() if mask_format == "runs" else None,
-                png=pixels.png() if mask_format == "png" else None,
+                counts=pixels.runs() if mask_format is MaskFormat.RUNS else None,
+                png=pixels.png() if mask_format is MaskFormat.PNG else None,
                 predicted_iou=mask.predicted_iou,
                 stability=mask.stability,
                 box=pixels.box,

@@ -64,7 +64,7 @@ def plan_synthesis(
     if request.max_seconds is not None:
         if not frame_s <= request.max_seconds <= max_frames * frame_s:
             raise InvalidInputError(
-                "parameters.max_duration",
+                "parameters.max_duration_seconds",
                 f"is {request.max_seconds:g} seconds; must be from {frame_s:g} to {max_frames * frame_s:g}, which the "
                 "model can hold; split the text",
             )

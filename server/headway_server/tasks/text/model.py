@@ -33,7 +33,7 @@ from headway_server.serving.limits import (
 from headway_server.settings import ServerSettings
 from headway_server.tasks.inspection.inspector import InspectedText, Inspector, inspected_tokens
 from headway_server.tasks.inspection.maps import AttentionRequest
-from headway_server.tasks.outputs import EMBEDDING, logits_postprocess, read_vector
+from headway_server.tasks.outputs import EMBEDDING, cosines, logits_postprocess, read_vector
 from headway_server.tasks.stateless import StatelessModel, expected_outputs
 from headway_server.tasks.text.labels import LabelVectors
 
@@ -260,6 +260,43 @@ class TextModel(StatelessModel):
 
         reading = (prompt_name, str(truncate))
         return await self.label_vectors.of_texts(texts, reading, max_text_bytes=self._max_text_bytes, embed=embed)
+
+    async def embed_query(
+        self, text: str, *, prompt_name: str = "", truncate: bool = False, deadline: float | None
+    ) -> tuple[NDArray[np.float32], CallTimings]:
+        """Returns the vector, (D,) of length one, of a text that errors call `query_text`; errors are `embed`'s."""
+        inputs = TextInputs(texts=[text], fields=["query_text"], truncate=truncate)
+        answer = await self.embed(inputs, normalize=True, deadline=deadline, prompt_name=prompt_name)
+        return answer.results[0].values, answer.timings
+
+    async def relevance(
+        self,
+        query: str,
+        texts: Sequence[str],
+        *,
+        query_prompt_name: str,
+        prompt_name: str,
+        truncate: bool,
+        deadline: float | None,
+    ) -> tuple[NDArray[np.float32], CallTimings]:
+        """Returns how relevant each text is to a query, (texts,), and the time that the query took.
+
+        Args:
+            query: The query, which errors call `query_text`.
+            texts: 1 to `MAX_LABELS`.
+            query_prompt_name: The model's prompt before the query; empty: its default, if it has one.
+            prompt_name: The same before each text.
+            truncate: As in `TextInputs`.
+            deadline: When the caller stops waiting, by `time.monotonic`.
+
+        Raises:
+            RequestError: As `embed`.
+        """
+        vector, timings = await self.embed_query(
+            query, prompt_name=query_prompt_name, truncate=truncate, deadline=deadline
+        )
+        vectors = await self.embed_set(texts, prompt_name=prompt_name, truncate=truncate, deadline=deadline)
+        return cosines(vector, vectors), timings
 
     async def _embed_many(self, inputs: TextInputs, prompt_name: str, deadline: float | None) -> NDArray[np.float32]:
         """Returns vectors of texts that are more than a call may have, (texts, D) of length one."""

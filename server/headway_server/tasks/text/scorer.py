@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from headway_server.batching import Tensors
+from headway_server.batching.settings import MAX_TEXTS
+from headway_server.errors import InvalidInputError
 from headway_server.preprocessing import EncodedText
-from headway_server.serving.answers import Answer
+from headway_server.serving.answers import NO_TIMINGS, Answer, CallTimings
+from headway_server.serving.limits import check_text, check_texts
 from headway_server.tasks.outputs import LOGITS
+from headway_server.tasks.text.labels import MAX_LABELS
 from headway_server.tasks.text.model import TextInputs, TextModel, TokenInputs
 
 
@@ -44,3 +52,33 @@ class TextScorer(TextModel):
             return ScoredText(score=score, num_tokens=len(encoded), truncated=encoded.truncated)
 
         return await self._answer(inputs, (LOGITS,), read, deadline=deadline)
+
+    async def relevance(
+        self,
+        query: str,
+        texts: Sequence[str],
+        *,
+        query_prompt_name: str,
+        prompt_name: str,
+        truncate: bool,
+        deadline: float | None,
+    ) -> tuple[NDArray[np.float32], CallTimings]:
+        """Scores each text as the second of a pair with the query; see `TextModel.relevance`."""
+        for field, name in (("query_prompt_name", query_prompt_name), ("prompt_name", prompt_name)):
+            if name:
+                raise InvalidInputError(
+                    field,
+                    f"is set, and model {self.bundle.manifest.name} scores pairs without prompts; leave it out",
+                )
+        fields = check_texts("texts", texts, MAX_LABELS, self._max_text_bytes)
+        check_text("query_text", query, self._max_text_bytes)
+        scores, timings = np.empty(len(texts), np.float32), NO_TIMINGS
+        for start in range(0, len(texts), MAX_TEXTS):
+            part = slice(start, start + MAX_TEXTS)
+            some = TextInputs(
+                texts=[query] * len(fields[part]), text_pairs=texts[part], fields=fields[part], truncate=truncate
+            )
+            answer = await self.score(some, deadline=deadline)
+            scores[part] = [result.score for result in answer.results]
+            timings += answer.timings
+        return scores, timings

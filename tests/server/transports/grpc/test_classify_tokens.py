@@ -9,6 +9,7 @@ import tiny_bundles
 import tiny_tagger
 from rpc_failures import failure_of
 
+from headway.v1 import common_pb2
 from headway.v1 import model_service_pb2 as models_pb
 from headway.v1 import text_classification_service_pb2 as pb
 
@@ -26,7 +27,7 @@ async def tagging(serve, tmp_path):
 
 
 def spans(text: str, result: pb.TokenClassification) -> list[tuple[str, str]]:
-    return [(text[span.start : span.end], span.label) for span in result.spans]
+    return [(text[one.span.start : one.span.end], one.label) for one in result.spans]
 
 
 async def test_spans_stand_where_they_are_in_the_callers_text(tagging):
@@ -49,13 +50,17 @@ async def test_a_tag_that_cannot_stand_there_is_not_answered(tagging):
     assert first[-1] == ("Oslo", "place")
     assert second[:2] == [("Ada", "person"), ("Ada Hopper Hopper", "person")]
     for result in response.results:
-        ends = [0, *(position for span in result.spans for position in (span.start, span.end))]
+        ends = [0, *(position for one in result.spans for position in (one.span.start, one.span.end))]
         assert ends == sorted(ends)
 
 
 async def test_the_answer_names_model_tokens_and_times(tagging):
     response = await tagging.texts.ClassifyTokens(pb.ClassifyTokensRequest(texts=["the Ada", "in"]))
-    assert (response.model.name, response.model.version, response.model.variant) == ("tagger", "1", "fp32")
+    assert (response.model.name, response.model.version, response.model.variant) == (
+        "tagger",
+        "1",
+        common_pb2.VARIANT_FP32,
+    )
     assert [result.token_count for result in response.results] == [3, 2]
     assert response.timings.inference.ToNanoseconds() > 0
 
@@ -73,7 +78,7 @@ async def test_truncate_cuts_at_the_end_and_says_so(tagging):
     assert "at most 16" in failure.message
     response = await tagging.texts.ClassifyTokens(pb.ClassifyTokensRequest(texts=["Oslo", long], truncate=True))
     assert [result.truncated for result in response.results] == [False, True]
-    assert [span.start for span in response.results[1].spans] == list(range(0, 75, 5))
+    assert [one.span.start for one in response.results[1].spans] == list(range(0, 75, 5))
 
 
 @pytest.mark.parametrize(("texts", "field"), [([], "texts"), (["Oslo", ""], "texts[1]"), (["in", " \n"], "texts[1]")])

@@ -154,7 +154,7 @@ async def test_a_stream_tells_of_steps_shows_previews_and_ends_with_the_same_ima
         )
     ]
     assert {message.step_count for message in messages} == {40}
-    made = [message.made_step_count for message in messages]
+    made = [message.completed_step_count for message in messages]
     assert made == sorted(made)
     previews = [pixels_of(message.preview_png) for message in messages if message.preview_png]
     assert least <= len(previews) <= most
@@ -252,7 +252,7 @@ async def test_both_clients_and_the_command_line_draw_the_same(drawing, tmp_path
         async with client.stream_generate_image("blue", **asked, preview_step_count=2) as stream:
             parts = [part async for part in stream]
         assert stream.answer.results[0] == image
-        assert parts[-1].made_step_count == 6
+        assert parts[-1].completed_step_count == 6
         [model] = (await client.list_models()).models
         assert (model.task, model.labels) == ("image_generation", COLOURS)
 

@@ -13,6 +13,7 @@ from rpc_failures import failure_of
 from waiting import until
 
 import headway.v1
+from headway.v1 import embedding_service_pb2 as embedding_pb
 from headway.v1 import image_classification_service_pb2 as images_pb
 from headway.v1 import image_service_pb2 as pb
 from headway.v1 import image_service_pb2_grpc as pb_grpc
@@ -78,7 +79,7 @@ async def test_an_image_is_sent_once_and_computed_once(serve, classifier_store):
         assert answer.timings.inference.ToTimedelta().total_seconds() == 0
         again = await serving.images.ClassifyImage(images_pb.ClassifyImageRequest(images=[red, blue, encoded("lime")]))
         assert [result.labels[0].label for result in again.results] == ["red", "blue", "green"]
-        vector = await serving.images.EmbedImage(images_pb.EmbedImageRequest(image_ids=ids[:1], normalize=False))
+        vector = await serving.embeddings.EmbedImage(embedding_pb.EmbedImageRequest(image_ids=ids[:1], normalize=False))
         assert vector.results[0].width == 20
         assert batches.num_items == 3, "bytes that were computed before are not computed again"
         [cache] = serving.host.models[0].usage().caches

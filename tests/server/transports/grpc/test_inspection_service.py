@@ -42,7 +42,7 @@ async def test_a_text_comes_back_as_tokens_with_their_characters_and_the_maps_of
     response = await stub(serving).InspectText(pb.InspectTextRequest(text=TEXT))
     result = response.result
     assert response.model.name == "tiny-classification"
-    assert [TEXT[token.start : token.end] for token in result.tokens] == ["", "the", "old", "summer"]
+    assert [TEXT[token.span.start : token.span.end] for token in result.tokens] == ["", "the", "old", "summer"]
     assert result.tokens[0].text == "[CLS]"
     assert [(each.layer, each.head) for each in result.attention.maps] == [
         (layer, head) for layer in (0, 1) for head in range(4)
@@ -110,7 +110,7 @@ async def test_embedders_are_inspected_too(serve, tmp_path):
         tokens = (await stub(serving).InspectText(pb.InspectTextRequest(text=TEXT))).result
     assert (patches.patch_row_count, patches.patch_column_count, len(patches.patches)) == (8, 8, 65)
     assert patches.attention.row_count == 65
-    assert "".join(TEXT[token.start : token.end].strip() for token in tokens.tokens) == TEXT.replace(" ", "")
+    assert "".join(TEXT[token.span.start : token.span.end].strip() for token in tokens.tokens) == TEXT.replace(" ", "")
     assert tokens.attention.row_count == len(tokens.tokens)
 
 

@@ -6,6 +6,7 @@ import tiny_bundles
 from rpc_failures import failure_of
 from tiny_engine import make_decoder, make_generation_model
 
+from headway.v1 import common_pb2
 from headway.v1 import model_service_pb2 as pb
 from headway.v1.common_pb2 import SamplingParameters
 from headway.v1.generation_service_pb2 import GenerationParameters
@@ -18,12 +19,17 @@ async def test_models_are_listed_by_name_and_version_with_what_they_are(serving)
     response = await serving.models.ListModels(pb.ListModelsRequest())
     assert [(model.name, model.version) for model in response.models] == [("colours", "1"), ("topics", "1")]
     colours, topics = response.models
-    assert (topics.task, topics.variant, topics.device) == ("text_classification", "fp32", "cpu")
+    assert (topics.task, topics.variant, topics.device) == ("text_classification", common_pb2.VARIANT_FP32, "cpu")
     assert (topics.max_input_token_count, topics.max_token_count) == (tiny_bundles.MAX_INPUT_TOKENS, 0)
     assert list(topics.labels) == list(tiny_bundles.TOPICS)
     assert (colours.task, colours.max_input_token_count) == ("image_classification", 0)
     figure = topics.quality[0]
-    assert (figure.variant, figure.metric, figure.value, figure.example_count) == ("fp32", "accuracy", 99.5, 200)
+    assert (figure.variant, figure.metric, figure.value, figure.example_count) == (
+        common_pb2.VARIANT_FP32,
+        "accuracy",
+        99.5,
+        200,
+    )
     assert list(topics.capabilities) == ["classify_text", "embed_text", "inspect_text"]
     assert not response.rejected_bundles
 

@@ -1,5 +1,6 @@
 """RankingService through a real channel: candidates of one kind, in the order of their cosines to a query."""
 
+import shutil
 from io import BytesIO
 
 import grpc
@@ -13,7 +14,7 @@ from headway.v1 import image_service_pb2 as images_pb
 from headway.v1 import image_service_pb2_grpc as images_grpc
 from headway.v1 import ranking_service_pb2 as pb
 from headway.v1 import ranking_service_pb2_grpc as pb_grpc
-from headway_server.bundles import Task
+from headway_server.bundles import Scoring, Task
 from headway_server.errors import InvalidInputError
 from headway_server.tasks.ranking import rank
 
@@ -51,9 +52,9 @@ async def test_images_are_ranked_by_an_image(ranking):
     images = [encoded(colour) for colour in COLOURS]
     answer = await ranking.RankImages(pb.RankImagesRequest(query_image=encoded((255, 0, 0)), images=images))
     assert order(answer)[:2] == [2, 1]
-    assert answer.results[0].similarity == pytest.approx(1, abs=1e-6)
-    assert [result.similarity for result in answer.results] == sorted(
-        (result.similarity for result in answer.results), reverse=True
+    assert answer.results[0].score == pytest.approx(1, abs=1e-6)
+    assert [result.score for result in answer.results] == sorted(
+        (result.score for result in answer.results), reverse=True
     )
     assert answer.model.name == "hues"
     prepare = images_grpc.ImageServiceStub(ranking.serving.channel).PrepareImage
@@ -73,7 +74,7 @@ async def test_texts_are_ranked_by_a_text_and_a_set_that_comes_again_is_kept(ran
     prompted = await ranking.RankTexts(pb.RankTextsRequest(query_text="atom", query_prompt_name="query", texts=texts))
     assert order(prompted)[0] == 2
     prompted = await ranking.RankTexts(pb.RankTextsRequest(query_text="goal atom", prompt_name="query", texts=["atom"]))
-    assert prompted.results[0].similarity == pytest.approx(1, abs=1e-6)
+    assert prompted.results[0].score == pytest.approx(1, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +117,50 @@ async def test_what_cannot_be_ranked_is_refused_with_a_sentence(ranking, method,
 
 
 def test_a_place_is_asked_for_that_there_is():
-    vectors = np.eye(3, dtype=np.float32)
-    assert [one.index for one in rank(vectors[1], vectors, 0)] == [1, 0, 2]
+    scores = np.array([0, 1, 0], np.float32)
+    assert [one.index for one in rank(scores, 0)] == [1, 0, 2]
     with pytest.raises(InvalidInputError, match="top_k: is -1 of 3 candidates"):
-        rank(vectors[1], vectors, -1)
+        rank(scores, -1)
+
+
+async def test_a_cross_encoder_ranks_texts_by_the_scores_of_its_pairs(serve, store, tmp_path):
+    folder = tmp_path / "store"
+    shutil.copytree(store, folder)
+    scorer = {
+        "task": Task.TEXT_SCORING,
+        "num_labels": 1,
+        "has_token_types": True,
+        "scoring": Scoring(activation="sigmoid"),
+    }
+    tiny_bundles.write_topic_bundle(folder, name="reranker", text_pairs="required", **scorer)
+    tiny_bundles.write_topic_bundle(folder, name="regression", text_pairs="never", **scorer)
+    texts = ["star", "goal", "goal atom", "market"] * 65  # more than one call of its own takes
+    async with serve(folder) as serving:
+        stub = pb_grpc.RankingServiceStub(serving.channel)
+        answer = await stub.RankTexts(pb.RankTextsRequest(query_text="goal", texts=texts))
+        assert answer.model.name == "reranker", "before an embedder"
+        scores = []
+        for start in range(0, len(texts), 130):
+            request = pb.ScoreTextRequest(model="reranker", texts=["goal"], text_pairs=texts[start : start + 130])
+            scores += [result.score for result in (await stub.ScoreText(request)).results]
+        assert order(answer) == sorted(range(len(texts)), key=lambda index: -scores[index])
+        assert [result.score for result in answer.results] == pytest.approx(sorted(scores, reverse=True), abs=1e-6)
+        best = await stub.RankTexts(pb.RankTextsRequest(query_text="goal", texts=texts, top_k=3))
+        assert list(best.results) == list(answer.results)[:3]
+        by_cosine = await stub.RankTexts(pb.RankTextsRequest(model="vectors", query_text="goal", texts=texts))
+        assert by_cosine.results[0].score == pytest.approx(1, abs=1e-6)
+        for fields, message in (
+            ({"texts": ["a"], "query_prompt_name": "query"}, "query_prompt_name: is set, and model reranker"),
+            ({"texts": ["a"], "prompt_name": "query"}, "prompt_name: is set, and model reranker"),
+            ({"texts": ["a", ""]}, "texts[1]: is empty"),
+            ({"texts": []}, "texts: is empty"),
+            ({"texts": ["a"] * 4097}, "texts: has 4097 elements"),
+            ({"texts": ["star", "goal " * 500]}, "texts[1]: has 5"),
+            ({"texts": ["a"], "top_k": 2}, "top_k: is 2 of 1"),
+            (
+                {"texts": ["a"], "model": "regression"},
+                "regression/1 is for text_scoring and cannot rank texts by a text",
+            ),
+        ):
+            failure = await failure_of(stub.RankTexts(pb.RankTextsRequest(query_text="goal", **fields)))
+            assert message in failure.message

@@ -8,6 +8,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.v1 import common_pb2
 from headway.v1 import generation_service_pb2 as pb
 from headway.v1 import translation_service_pb2 as translation_pb
 from headway_server.errors import InvalidInputError
@@ -44,7 +45,7 @@ def part(field: int, body: bytes) -> bytes:
         ),
         translation_pb.TranslateTextRequest(
             texts=["a" * 100] * 256,
-            phrase_constraints=[translation_pb.PhraseConstraints(required=["b", "c"], forbidden=["d"])] * 256,
+            phrase_constraints=[common_pb2.PhraseConstraints(required=["b", "c"], forbidden=["d"])] * 256,
         ),
     ],
 )

@@ -12,6 +12,7 @@ from rpc_failures import failure_of
 from typer.testing import CliRunner
 from waiting import until
 
+from headway.v1 import common_pb2
 from headway.v1 import image_service_pb2 as images_pb
 from headway.v1 import image_service_pb2_grpc as images_grpc
 from headway.v1 import segmentation_service_pb2 as pb
@@ -71,7 +72,7 @@ def encode(image) -> bytes:
 def at(*places, box=None, outside=()) -> pb.SegmentPrompt:
     points = [pb.PromptPoint(x=x, y=y) for x, y in places]
     points += [pb.PromptPoint(x=x, y=y, outside=True) for x, y in outside]
-    sides = None if box is None else pb.Box(left=box[0], top=box[1], right=box[2], bottom=box[3])
+    sides = None if box is None else common_pb2.Box(left=box[0], top=box[1], right=box[2], bottom=box[3])
     return pb.SegmentPrompt(points=points, box=sides)
 
 
@@ -102,7 +103,7 @@ async def test_a_mask_has_the_pixels_of_the_callers_image(segmenting):
     assert (grey.box.left, grey.box.top, grey.box.right, grey.box.bottom) == (40, 20, 80, 40)
     everything, nothing = answer.results[0].masks[1:]
     assert (everything.area, list(everything.counts)) == (3200, [0, 3200])
-    assert (nothing.area, list(nothing.counts), nothing.box) == (0, [3200], pb.Box())
+    assert (nothing.area, list(nothing.counts), nothing.box) == (0, [3200], common_pb2.Box())
     assert answer.model.name == "cells"
 
 
@@ -196,7 +197,11 @@ BAD = [
     ({"prompts": [at((float("-inf"), 5))]}, "prompts[0].points[0]", "is (-inf, 5), outside of the image"),
     ({"prompts": [at((1, 1))], "max_mask_count": -1}, "max_mask_count", "is -1; it goes from 1 to 3"),
     ({"prompts": [at((1, 1))], "max_mask_count": 4}, "max_mask_count", "is 4; it goes from 1 to 3"),
-    ({"prompts": [at((1, 1))], "mask_format": 9}, "mask_format", "is 9, which is none"),
+    (
+        {"prompts": [at((1, 1))], "mask_format": 9},
+        "mask_format",
+        "is 9; must be one of MASK_FORMAT_RUNS (1), MASK",
+    ),
     ({"prompts": [at((1, 1))], "image": b""}, "image", "is empty"),
     ({"prompts": [at((1, 1))], "image": b"GIF89a"}, "image", "is not an image"),
     ({"prompts": [at((1, 1))], "image_id": "x"}, "image_id", "is set beside image"),

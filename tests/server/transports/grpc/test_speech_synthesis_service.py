@@ -77,7 +77,7 @@ async def test_streamed_and_whole_speech_are_the_same_samples_whatever_their_com
             request = pb.SynthesizeSpeechRequest(texts=[text], voice=voice, parameters=parameters(seed))
             [result] = (await stub(speaking).SynthesizeSpeech(request)).results
             samples = samples_of(result.audio)
-            assert len(samples) == round(result.duration * RATE) > 0
+            assert len(samples) == round(result.duration_seconds * RATE) > 0
             assert len(samples) % HOP == 0
             assert result.seed == seed
             whole.append(samples)
@@ -93,7 +93,7 @@ async def test_streamed_and_whole_speech_are_the_same_samples_whatever_their_com
         assert max(runs.rows) > 1, "streams share runs of the codec"
         for (samples, parts), expected in zip(streamed, [one for one in whole for _ in range(3)], strict=True):
             np.testing.assert_array_equal(samples, expected)
-            assert parts[-1].result.duration == len(expected) / RATE
+            assert parts[-1].result.duration_seconds == len(expected) / RATE
             assert not parts[-1].result.audio
             assert all(part.sampling_rate == RATE for part in parts)
 
@@ -126,7 +126,7 @@ async def test_speech_is_cut_where_it_was_asked_to_be(speaking):
     wholes = {seed: (await stream(speaking, "low high", parameters=parameters(seed)))[0] for seed in range(8)}
     seed, whole = max(wholes.items(), key=lambda pair: len(pair[1]))
     assert len(whole) > 2 * HOP
-    cut, parts = await stream(speaking, "low high", parameters=parameters(seed, max_duration=0.05))
+    cut, parts = await stream(speaking, "low high", parameters=parameters(seed, max_duration_seconds=0.05))
     assert len(cut) == 2 * HOP
     np.testing.assert_array_equal(cut, whole[: 2 * HOP])
     assert parts[-1].result.finish_reason == common_pb2.FINISH_REASON_LENGTH
@@ -142,12 +142,12 @@ async def test_speech_is_cut_where_it_was_asked_to_be(speaking):
         ({"texts": ["low"], "voice": "eve"}, "voice: is 'eve'; the model has ann, bob"),
         ({"texts": ["low"], "format": 9}, "format: is 9"),
         (
-            {"texts": ["low"], "parameters": parameters(max_duration=60)},
-            "max_duration: is 60 seconds; must be from 0.02 to 0.94",
+            {"texts": ["low"], "parameters": parameters(max_duration_seconds=60)},
+            "max_duration_seconds: is 60 seconds; must be from 0.02 to 0.94",
         ),
         (
-            {"texts": ["low"], "parameters": parameters(max_duration=0)},
-            "max_duration: is 0 seconds; must be from 0.02 to 0.94",
+            {"texts": ["low"], "parameters": parameters(max_duration_seconds=0)},
+            "max_duration_seconds: is 0 seconds; must be from 0.02 to 0.94",
         ),
         ({"texts": ["low"], "parameters": parameters(temperature=9)}, "temperature: is 9; must be from 0 to 2"),
         ({"texts": ["low"], "model": "nobody"}, "nobody"),
@@ -166,18 +166,18 @@ async def test_a_stream_that_is_left_frees_its_slot(serve, voice_store):
         await call.read()
         call.cancel()
         async with asyncio.timeout(20):
-            samples, _ = await stream(speaking, "high", parameters=parameters(max_duration=0.1))
+            samples, _ = await stream(speaking, "high", parameters=parameters(max_duration_seconds=0.1))
         assert len(samples)
 
 
 async def test_both_clients_and_the_command_line_speak_the_same(speaking, tmp_path):
-    asked = {"voice": "bob", "seed": 9, "temperature": 1.2, "max_duration": 0.8}
+    asked = {"voice": "bob", "seed": 9, "temperature": 1.2, "max_duration_seconds": 0.8}
     address = f"127.0.0.1:{speaking.port}"
     async with AsyncClient(address) as client:
         [spoken] = (await client.synthesize_speech("low high", **asked)).results
         async with client.stream_synthesize_speech("low high", **asked) as parts:
             pcm = b"".join([part.pcm async for part in parts])
-        assert parts.answer.results[0].duration == spoken.duration
+        assert parts.answer.results[0].duration_seconds == spoken.duration
         [model] = (await client.list_models()).models
         assert (model.task, model.labels) == ("speech_synthesis", ("ann", "bob"))
     samples = samples_of(spoken.audio)
@@ -194,7 +194,7 @@ async def test_both_clients_and_the_command_line_speak_the_same(speaking, tmp_pa
             result = CliRunner().invoke(app, ["speak", "low high", "-o", str(file), *flags])
             assert result.exit_code == 0, result.output
             np.testing.assert_array_equal(samples_of(file.read_bytes()), samples)
-            assert f"{spoken.duration:.2f}" in result.output
+            assert f"{spoken.duration_seconds:.2f}" in result.output
         result = CliRunner().invoke(app, ["speak", "low high", "-o", "-", *flags])
         assert result.exit_code == 0, result.output
         assert result.stdout_bytes == pcm

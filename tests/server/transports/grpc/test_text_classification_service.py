@@ -8,6 +8,7 @@ import pytest
 import tiny_bundles
 from rpc_failures import failure_of
 
+from headway.v1 import common_pb2
 from headway.v1 import text_classification_service_pb2 as pb
 from headway_server.services import text_classification
 
@@ -28,7 +29,11 @@ async def test_the_answer_names_the_model_and_says_where_the_time_went(serving):
     response = await serving.texts.ClassifyText(
         pb.ClassifyTextRequest(model="topics", model_version="1", texts=["goal"])
     )
-    assert (response.model.name, response.model.version, response.model.variant) == ("topics", "1", "fp32")
+    assert (response.model.name, response.model.version, response.model.variant) == (
+        "topics",
+        "1",
+        common_pb2.VARIANT_FP32,
+    )
     parts = (response.timings.queue, response.timings.preprocessing, response.timings.inference)
     assert all(part.ToNanoseconds() > 0 for part in parts)
     assert response.timings.total.ToNanoseconds() >= max(part.ToNanoseconds() for part in parts)

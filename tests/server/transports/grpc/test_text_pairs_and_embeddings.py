@@ -12,7 +12,7 @@ import tiny_tagger
 from PIL import Image
 from rpc_failures import failure_of
 
-from headway.v1 import image_classification_service_pb2 as images_pb
+from headway.v1 import embedding_service_pb2 as embedding_pb
 from headway.v1 import text_classification_service_pb2 as pb
 from headway_server.bundles import ClassificationScheme
 
@@ -123,7 +123,7 @@ async def test_a_model_of_optional_pairs_reads_single_texts_too(serving):
 async def test_pairs_that_do_not_fit_the_model_are_refused(serving, model, pairs, message):
     for call, request in (
         (serving.texts.ClassifyText, pb.ClassifyTextRequest(model=model, texts=["goal"], text_pairs=pairs)),
-        (serving.texts.EmbedText, pb.EmbedTextRequest(model=model, texts=["goal"], text_pairs=pairs)),
+        (serving.embeddings.EmbedText, embedding_pb.EmbedTextRequest(model=model, texts=["goal"], text_pairs=pairs)),
     ):
         failure = await failure_of(call(request))
         assert (failure.code, failure.field) == (grpc.StatusCode.INVALID_ARGUMENT, "text_pairs")
@@ -148,15 +148,15 @@ async def test_a_pair_past_the_limit_is_refused_or_loses_of_its_longer_text(serv
 
 
 async def test_an_embedding_is_the_models_vector_and_has_length_1_unless_asked_otherwise(serving):
-    request = pb.EmbedTextRequest(model="single", texts=["goal atom", "bank"])
-    response = await serving.texts.EmbedText(request)
+    request = embedding_pb.EmbedTextRequest(model="single", texts=["goal atom", "bank"])
+    response = await serving.embeddings.EmbedText(request)
     vectors = np.array([result.values for result in response.results])
     expected = np.array([[2, 2, 0], [0, 0, 2]]) / np.array([[3], [2]])
     assert vectors == pytest.approx(expected / np.linalg.norm(expected, axis=1, keepdims=True), abs=1e-6)
     assert [result.token_count for result in response.results] == [3, 2]
     assert response.model.name == "single"
     request.normalize = False
-    plain = np.array([result.values for result in (await serving.texts.EmbedText(request)).results])
+    plain = np.array([result.values for result in (await serving.embeddings.EmbedText(request)).results])
     assert plain == pytest.approx(expected, abs=1e-6)
 
 
@@ -165,9 +165,9 @@ async def test_a_token_classifier_answers_vectors_and_spans_from_the_same_batche
     generator = np.random.default_rng(11)
     words = list(tiny_tagger.WORDS)
     texts = [" ".join(generator.choice(words, generator.integers(1, 15))) for _ in range(60)]
-    requests = [pb.EmbedTextRequest(model="tagger", texts=[text], normalize=False) for text in texts]
+    requests = [embedding_pb.EmbedTextRequest(model="tagger", texts=[text], normalize=False) for text in texts]
     alone = [await serving.texts.ClassifyTokens(pb.ClassifyTokensRequest(texts=[text])) for text in texts]
-    embedding = [serving.texts.EmbedText(request) for request in requests]
+    embedding = [serving.embeddings.EmbedText(request) for request in requests]
     tagging = [serving.texts.ClassifyTokens(pb.ClassifyTokensRequest(texts=[text])) for text in texts]
     for text, vectors, spans, before in zip(texts, embedding, tagging, alone, strict=True):
         [result] = (await vectors).results
@@ -181,28 +181,36 @@ async def test_a_token_classifier_answers_vectors_and_spans_from_the_same_batche
 
 async def test_without_a_name_texts_are_embedded_by_the_only_classifier_of_texts_or_else_of_tokens(serve, tmp_path):
     tiny_tagger.write_tagger_bundle(tmp_path)
-    request = pb.EmbedTextRequest(texts=["Ada"])
+    request = embedding_pb.EmbedTextRequest(texts=["Ada"])
     async with serve(tmp_path) as serving:
-        assert (await serving.texts.EmbedText(request)).model.name == "tagger"
+        assert (await serving.embeddings.EmbedText(request)).model.name == "tagger"
     tiny_bundles.write_topic_bundle(tmp_path)
     async with serve(tmp_path) as serving:
-        assert (await serving.texts.EmbedText(request)).model.name == "topics"
+        assert (await serving.embeddings.EmbedText(request)).model.name == "topics"
 
 
 async def test_a_vector_of_zeros_stays_one(serving):
-    [result] = (await serving.texts.EmbedText(pb.EmbedTextRequest(model="single", texts=["unheard"]))).results
+    [result] = (
+        await serving.embeddings.EmbedText(embedding_pb.EmbedTextRequest(model="single", texts=["unheard"]))
+    ).results
     assert list(result.values) == [0.0, 0.0, 0.0]
 
 
 async def test_a_model_without_embeddings_names_those_that_have_them(serving):
-    failure = await failure_of(serving.texts.EmbedText(pb.EmbedTextRequest(model="plain", texts=["goal"])))
+    failure = await failure_of(
+        serving.embeddings.EmbedText(embedding_pb.EmbedTextRequest(model="plain", texts=["goal"]))
+    )
     assert (failure.code, failure.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "WRONG_TASK")
     assert "cannot embed texts; ask only-pairs, pairs, several, single, tagger" in failure.message
-    failure = await failure_of(serving.texts.EmbedText(pb.EmbedTextRequest(model="colours", texts=["goal"])))
+    failure = await failure_of(
+        serving.embeddings.EmbedText(embedding_pb.EmbedTextRequest(model="colours", texts=["goal"]))
+    )
     assert "colours/1 is for image_classification and cannot embed texts" in failure.message
-    failure = await failure_of(serving.texts.EmbedText(pb.EmbedTextRequest(texts=["goal"])))
+    failure = await failure_of(serving.embeddings.EmbedText(embedding_pb.EmbedTextRequest(texts=["goal"])))
     assert (failure.code, failure.field) == (grpc.StatusCode.INVALID_ARGUMENT, "model")
-    failure = await failure_of(serving.images.EmbedImage(images_pb.EmbedImageRequest(model="single", images=[b"x"])))
+    failure = await failure_of(
+        serving.embeddings.EmbedImage(embedding_pb.EmbedImageRequest(model="single", images=[b"x"]))
+    )
     assert "cannot embed images; ask colours" in failure.message
 
 
@@ -210,7 +218,9 @@ async def test_where_nothing_offers_embeddings_the_call_is_refused(serve, tmp_pa
     tiny_bundles.write_topic_bundle(tmp_path, offers_embeddings=False)
     async with serve(tmp_path) as serving:
         for model in ("", "topics"):
-            failure = await failure_of(serving.texts.EmbedText(pb.EmbedTextRequest(model=model, texts=["goal"])))
+            failure = await failure_of(
+                serving.embeddings.EmbedText(embedding_pb.EmbedTextRequest(model=model, texts=["goal"]))
+            )
             assert failure.code is grpc.StatusCode.FAILED_PRECONDITION
             assert "no loaded model" in failure.message
 
@@ -221,15 +231,15 @@ async def test_images_are_embedded(serving):
         buffer = BytesIO()
         Image.new("RGB", (20, 10), colour).save(buffer, "PNG")
         images.append(buffer.getvalue())
-    request = images_pb.EmbedImageRequest(images=images, normalize=False)
-    response = await serving.images.EmbedImage(request)
+    request = embedding_pb.EmbedImageRequest(images=images, normalize=False)
+    response = await serving.embeddings.EmbedImage(request)
     vectors = np.array([result.values for result in response.results])
     assert vectors == pytest.approx(np.array([[4.0, -4, -4], [-4, -4, 4]]), abs=1e-5)
     assert [(result.width, result.height) for result in response.results] == [(20, 10), (20, 10)]
     request.ClearField("normalize")
-    scaled = np.array([result.values for result in (await serving.images.EmbedImage(request)).results])
+    scaled = np.array([result.values for result in (await serving.embeddings.EmbedImage(request)).results])
     assert np.linalg.norm(scaled, axis=1) == pytest.approx(1)
-    failure = await failure_of(serving.images.EmbedImage(images_pb.EmbedImageRequest()))
+    failure = await failure_of(serving.embeddings.EmbedImage(embedding_pb.EmbedImageRequest()))
     assert failure.field == "images"
 
 
@@ -241,7 +251,9 @@ async def test_the_answer_is_the_same_alone_and_in_any_batch_of_both_kinds(servi
 
     async def alone(text):
         [labels] = await classify(serving, model="single", texts=[text])
-        [vector] = (await serving.texts.EmbedText(pb.EmbedTextRequest(model="single", texts=[text]))).results
+        [vector] = (
+            await serving.embeddings.EmbedText(embedding_pb.EmbedTextRequest(model="single", texts=[text]))
+        ).results
         return probabilities(labels.labels), np.array(vector.values)
 
     expected = {text: await alone(text) for text in texts}
@@ -249,7 +261,9 @@ async def test_the_answer_is_the_same_alone_and_in_any_batch_of_both_kinds(servi
         cuts = sorted(generator.choice(np.arange(1, 60), 12, replace=False).tolist())
         parts = [texts[a:b] for a, b in itertools.pairwise([0, *cuts, 60])]
         labelling = [serving.texts.ClassifyText(pb.ClassifyTextRequest(model="single", texts=part)) for part in parts]
-        embedding = [serving.texts.EmbedText(pb.EmbedTextRequest(model="single", texts=part)) for part in parts]
+        embedding = [
+            serving.embeddings.EmbedText(embedding_pb.EmbedTextRequest(model="single", texts=part)) for part in parts
+        ]
         for part, labels, vectors in zip(parts, labelling, embedding, strict=True):
             answers = zip(part, (await labels).results, (await vectors).results, strict=True)
             for text, labelled, embedded in answers:

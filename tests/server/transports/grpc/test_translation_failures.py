@@ -20,12 +20,12 @@ from headway_server.serving.host import ModelHost
 SLOTS = 8
 WISHES = {
     "greedy": {},
-    "beams": {"parameters": pb.TranslationParameters(beam_size=4)},
+    "beams": {"parameters": common_pb2.DecodingParameters(beam_size=4)},
     "phrases": {
-        "parameters": pb.TranslationParameters(beam_size=4),
-        "phrase_constraints": [pb.PhraseConstraints(required=["the dog"], forbidden=["cat"])],
+        "parameters": common_pb2.DecodingParameters(beam_size=4),
+        "phrase_constraints": [common_pb2.PhraseConstraints(required=["the dog"], forbidden=["cat"])],
     },
-    "sampling": {"parameters": pb.TranslationParameters(sampling=common_pb2.SamplingParameters(temperature=1.0))},
+    "sampling": {"parameters": common_pb2.DecodingParameters(sampling=common_pb2.SamplingParameters(temperature=1.0))},
     "prefix": {"target_prefixes": ["the mat"]},
 }
 
@@ -69,7 +69,7 @@ async def test_a_cancelled_call_makes_room_for_the_next(wishes):
         await asyncio.sleep(0.05)
         for call in calls:
             call.cancel()
-        parameters = pb.TranslationParameters(beam_size=SLOTS, max_new_tokens=3)
+        parameters = common_pb2.DecodingParameters(beam_size=SLOTS, max_new_tokens=3)
         response = await stub.TranslateText(request("the dog", parameters=parameters), timeout=20)
         assert response.results[0].new_token_count == 3
 

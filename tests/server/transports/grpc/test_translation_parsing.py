@@ -38,32 +38,35 @@ def some_of(fields):
 
 @given(given_=some_of(PARAMETERS))
 def test_parameters_that_are_set_are_taken_and_the_others_are_the_defaults(given_):
-    parsed = parse_parameters(pb.TranslationParameters(**given_))
+    parsed = parse_parameters(common_pb2.DecodingParameters(**given_))
     assert parsed == TextToTextParameters(**{PARAMETERS[name][0]: value for name, value in given_.items()})
 
 
 @given(given_=some_of(SAMPLING))
 def test_sampling_is_read_as_it_is_set(given_):
-    parsed = parse_parameters(pb.TranslationParameters(sampling=common_pb2.SamplingParameters(**given_)))
+    parsed = parse_parameters(common_pb2.DecodingParameters(sampling=common_pb2.SamplingParameters(**given_)))
     assert parsed.sampling == given_
 
 
 @pytest.mark.parametrize("number", range(4))
 def test_ways_of_stopping(number):
     expected = {0: EarlyStopping.HEURISTIC, 1: EarlyStopping.FIRST, 2: EarlyStopping.HEURISTIC, 3: EarlyStopping.NEVER}
-    assert parse_parameters(pb.TranslationParameters(early_stopping=number)).early_stopping is expected[number]
+    assert parse_parameters(common_pb2.DecodingParameters(early_stopping=number)).early_stopping is expected[number]
 
 
 def test_an_unknown_way_of_stopping_is_refused():
-    with pytest.raises(InvalidInputError, match="is 4; must be EARLY_STOPPING_FIRST"):
-        parse_parameters(pb.TranslationParameters(early_stopping=4))
+    with pytest.raises(InvalidInputError, match="is 4; must be one of EARLY_STOPPING_FIRST"):
+        parse_parameters(common_pb2.DecodingParameters(early_stopping=4))
 
 
 def test_what_is_said_of_each_text_is_read_in_order():
     request = pb.TranslateTextRequest(
         texts=["a", "b"],
         target_prefixes=["x", ""],
-        phrase_constraints=[pb.PhraseConstraints(), pb.PhraseConstraints(required=["y"], forbidden=["z", "z"])],
+        phrase_constraints=[
+            common_pb2.PhraseConstraints(),
+            common_pb2.PhraseConstraints(required=["y"], forbidden=["z", "z"]),
+        ],
         truncate=True,
         include_alignment=True,
         split_sentences=True,
@@ -87,7 +90,7 @@ def test_there_are_none_or_one_for_every_text(num_texts, num_prefixes, num_phras
     request = pb.TranslateTextRequest(
         texts=["a"] * num_texts,
         target_prefixes=["x"] * num_prefixes,
-        phrase_constraints=[pb.PhraseConstraints()] * num_phrases,
+        phrase_constraints=[common_pb2.PhraseConstraints()] * num_phrases,
     )
     if num_prefixes in (0, num_texts) and num_phrases in (0, num_texts):
         parse_request(request, deadline=None).check_one_each(num_texts)

@@ -46,7 +46,9 @@ async def stub(bundle: Any, runtime: Runtime) -> AsyncIterator["pb_grpc.Translat
 
 
 def request(*texts: str, parameters: dict[str, Any] | None = None, **fields: Any) -> pb.TranslateTextRequest:
-    return pb.TranslateTextRequest(texts=texts, parameters=pb.TranslationParameters(**(parameters or {})), **fields)
+    return pb.TranslateTextRequest(
+        texts=texts, parameters=common_pb2.DecodingParameters(**(parameters or {})), **fields
+    )
 
 
 async def test_beams_find_what_there_is_to_find_and_tell_all_of_it(stub: Any) -> None:
@@ -69,9 +71,9 @@ async def test_beams_find_what_there_is_to_find_and_tell_all_of_it(stub: Any) ->
 
 async def test_a_glossary_decides_what_is_said(stub: Any) -> None:
     phrases = [
-        pb.PhraseConstraints(required=["acht"]),
-        pb.PhraseConstraints(forbidden=["zwei", "eins"]),
-        pb.PhraseConstraints(),
+        common_pb2.PhraseConstraints(required=["acht"]),
+        common_pb2.PhraseConstraints(forbidden=["zwei", "eins"]),
+        common_pb2.PhraseConstraints(),
     ]
     response = await stub.TranslateText(
         request(*["one two three"] * 3, parameters={"beam_size": 4}, phrase_constraints=phrases)
@@ -144,12 +146,12 @@ async def test_drawn_translations_come_with_their_seed(stub: Any) -> None:
         (request("a", "b", target_prefixes=["x"]), "target_prefixes", "has 1 elements for 2 texts"),
         (request("a", target_prefixes=["x" * 2049]), "target_prefixes[0]", "the limit is 2048"),
         (
-            request("one", "two", phrase_constraints=[pb.PhraseConstraints()] * 3),
+            request("one", "two", phrase_constraints=[common_pb2.PhraseConstraints()] * 3),
             "phrase_constraints",
             "has 3 elements for 2 texts",
         ),
         (
-            request("one", phrase_constraints=[pb.PhraseConstraints(required=["eins", "hund"])]),
+            request("one", phrase_constraints=[common_pb2.PhraseConstraints(required=["eins", "hund"])]),
             "phrase_constraints[0].required[1]",
             "does not know",
         ),

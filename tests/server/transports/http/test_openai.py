@@ -524,7 +524,10 @@ async def test_texts_are_spoken(calling, voice_store):
             ({"voice": "eve"}, "voice: is 'eve'; the model has ann, bob"),
             ({"input": "low " * 9}, r"input\[0\]: has 38 tokens, the model speaks at most 24"),
             ({"response_format": "mp3"}, "response_format"),
-            ({"extra_body": {"max_duration": 9}}, "max_duration: is 9 seconds; must be from 0.02 to 0.94"),
+            (
+                {"extra_body": {"max_duration_seconds": 9}},
+                "max_duration_seconds: is 9 seconds; must be from 0.02 to 0.94",
+            ),
         ):
             with pytest.raises(openai.BadRequestError, match=said):
                 await client.audio.speech.create(**{**asked, **wrong})

@@ -441,7 +441,7 @@ class SpeechBody(_Body):
     top_p: float | None = None
     min_p: float | None = None
     seed: int | None = None
-    max_duration: float | None = None
+    max_duration_seconds: float | None = None
 
     def request(self) -> SynthesisRequest:
         """Returns what is asked of a model that speaks; `pcm` is streamed, whatever its format."""
@@ -456,7 +456,7 @@ class SpeechBody(_Body):
         return SynthesisRequest(
             voice=self.voice,
             sampling={name: value for name, value in given.items() if value is not None},
-            max_seconds=self.max_duration,
+            max_seconds=self.max_duration_seconds,
             format=AudioFormat.WAV if is_pcm else AudioFormat[self.response_format.upper()],
         )
 

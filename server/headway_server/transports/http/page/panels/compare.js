@@ -49,7 +49,7 @@ export const compare = {
       fields: [field("Model", model), field("Texts", texts, "One a line, at most 24.")],
       label: "Compare",
       prepare: () => ({
-        service: "TextClassificationService",
+        service: "EmbeddingService",
         method: "EmbedText",
         request: {
           model: chosen(model, served).name,

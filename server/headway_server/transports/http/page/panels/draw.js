@@ -241,10 +241,10 @@ export const draw = {
         show(output, element("ul", { class: "gallery" }, element("li", {}, preview, bar)), note);
         try {
           for await (const message of stream(service, method, request, { signal })) {
-            const { madeStepCount = 0, stepCount, previewPng, result } = message;
+            const { completedStepCount = 0, stepCount, previewPng, result } = message;
             bar.max = stepCount;
-            bar.value = madeStepCount;
-            note.textContent = `step ${madeStepCount} of ${stepCount}`;
+            bar.value = completedStepCount;
+            note.textContent = `step ${completedStepCount} of ${stepCount}`;
             if (previewPng) preview.src = `data:image/png;base64,${previewPng}`;
             preview.hidden = !preview.src;
             if (result) show(output, gallery(request, [result]), timings(message));

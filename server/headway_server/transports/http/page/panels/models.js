@@ -12,6 +12,10 @@ const STATES = {
   BUNDLE_STATE_AVAILABLE: "not loaded",
 };
 
+function variantName(variant) {
+  return variant.replace("VARIANT_", "").toLowerCase().replaceAll("_", "-");
+}
+
 function taskName(task) {
   return task.replaceAll("_", " ");
 }
@@ -29,7 +33,7 @@ function quality(model) {
 }
 
 function facts(model) {
-  const rows = [["Parameters", written(model.parameterCount)], ["Runs as", `${model.variant} on ${model.device}`]];
+  const rows = [["Parameters", written(model.parameterCount)], ["Runs as", `${variantName(model.variant)} on ${model.device}`]];
   const figure = quality(model);
   if (figure) rows.push(["Quality", `${figure[0]} (${figure[1]})`]);
   if (model.targetLanguages?.length) {

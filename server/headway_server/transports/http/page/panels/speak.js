@@ -40,7 +40,7 @@ export const speak = {
         const common = {
           model: chosen(model, served).name,
           voice: voice.value || undefined,
-          parameters: { sampling: sampled.given(), maxDuration: longest.given() },
+          parameters: { sampling: sampled.given(), maxDurationSeconds: longest.given() },
         };
         return {
           service: "SpeechService",

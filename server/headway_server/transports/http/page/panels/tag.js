@@ -10,7 +10,7 @@ function spans(text, found, labels) {
   const all = characters(text);
   const parts = [];
   let at = 0;
-  for (const { label, start = 0, end, probability = 0 } of found) {
+  for (const { label, span: { start = 0, end }, probability = 0 } of found) {
     parts.push(all.slice(at, start).join(""));
     const number = labels.indexOf(label) % NUM_COLOURS;
     const share = `${(probability * 100).toFixed(1)} %`;

@@ -11,7 +11,7 @@ function segments(result) {
   return element(
     "ol",
     { class: "segments" },
-    ...result.segments.map((one) => element("li", {}, element("small", {}, `${time(one.start)} – ${time(one.end)}`), " ", (one.text ?? "").trim())),
+    ...result.segments.map((one) => element("li", {}, element("small", {}, `${time(one.startSeconds)} – ${time(one.endSeconds)}`), " ", (one.text ?? "").trim())),
   );
 }
 
@@ -98,7 +98,7 @@ export const transcribe = {
         show(output);
         const answer = await call(prepared.service, prepared.method, prepared.request, { signal });
         const [result] = answer.results;
-        const about = [duration(result.duration ?? 0), result.language && language(result.language)].filter(Boolean);
+        const about = [duration(result.durationSeconds ?? 0), result.language && language(result.language)].filter(Boolean);
         show(
           output,
           element("p", { class: "transcript", lang: result.language }, result.text || "Nothing was heard."),

@@ -1,0 +1,57 @@
+"""EmbeddingService."""
+
+from __future__ import annotations
+
+import time
+
+from headway.v1 import embedding_service_pb2 as pb
+from headway_server.services.images import images_of
+from headway_server.services.messages import find_model, signed, text_inputs
+from headway_server.serving.host import ModelHost
+from headway_server.tasks.images.classifier import EmbeddedImage
+from headway_server.tasks.table import EMBED_IMAGES, EMBED_TEXTS
+from headway_server.tasks.text.model import EmbeddedText
+
+
+class EmbeddingService:
+    """Embeds texts and images with the host's models."""
+
+    def __init__(self, host: ModelHost) -> None:
+        self._host = host
+
+    async def EmbedText(self, request: pb.EmbedTextRequest, deadline: float | None) -> pb.EmbedTextResponse:
+        """Turns every text into a vector."""
+        arrived = time.monotonic()
+        model = find_model(self._host, EMBED_TEXTS, request)
+        answer = await model.embed(
+            text_inputs(request),
+            normalize=request.normalize if request.HasField("normalize") else True,
+            prompt_name=request.prompt_name,
+            deadline=deadline,
+        )
+        return pb.EmbedTextResponse(
+            results=[_text_embedding(result) for result in answer.results],
+            **signed(model, answer.timings, arrived),
+        )
+
+    async def EmbedImage(self, request: pb.EmbedImageRequest, deadline: float | None) -> pb.EmbedImageResponse:
+        """Turns every image into a vector."""
+        arrived = time.monotonic()
+        model = find_model(self._host, EMBED_IMAGES, request)
+        answer = await model.embed(
+            await images_of(self._host, request.images, request.image_ids),
+            normalize=request.normalize if request.HasField("normalize") else True,
+            deadline=deadline,
+        )
+        return pb.EmbedImageResponse(
+            results=[_image_embedding(result) for result in answer.results],
+            **signed(model, answer.timings, arrived),
+        )
+
+
+def _text_embedding(result: EmbeddedText) -> pb.TextEmbedding:
+    return pb.TextEmbedding(values=result.values.tolist(), token_count=result.num_tokens, truncated=result.truncated)
+
+
+def _image_embedding(result: EmbeddedImage) -> pb.ImageEmbedding:
+    return pb.ImageEmbedding(values=result.values.tolist(), width=result.width, height=result.height)

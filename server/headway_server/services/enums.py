@@ -1,0 +1,54 @@
+"""Enums of the protocol and of the server, matched by the names of their values."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from headway_server.errors import InvalidInputError
+
+if TYPE_CHECKING:  # a name of the stubs alone
+    from google.protobuf.internal.enum_type_wrapper import _EnumTypeWrapper
+
+EnumT = TypeVar("EnumT", bound=Enum)
+NumberT = TypeVar("NumberT", bound=int)
+
+
+class WireEnum(Generic[EnumT, NumberT]):
+    """An enum of the protocol, whose values are those of an enum of the server after a prefix."""
+
+    def __init__(self, wire: _EnumTypeWrapper[NumberT], own: type[EnumT], *, unspecified: EnumT | None = None) -> None:
+        """Matches the two.
+
+        Args:
+            wire: The protocol's, such as that of `FINISH_REASON_STOP`.
+            own: The server's, such as that of `STOP`.
+            unspecified: Meaning of the value that is not set; None: it is not valid in a request.
+
+        Raises:
+            KeyError: The protocol has a value that the server has not.
+        """
+        [prefix] = [name.removesuffix("UNSPECIFIED") for name, number in wire.items() if number == 0]
+        self._names = {number: name for name, number in wire.items() if number}
+        self._own: dict[int, EnumT] = {number: own[name.removeprefix(prefix)] for number, name in self._names.items()}
+        self._numbers = {self._own[number]: number for number in self._names}
+        if unspecified is not None:
+            self._own[0] = unspecified
+
+    def read(self, field: str, number: int) -> EnumT:
+        """Returns the server's value for a number in a field of a request.
+
+        Raises:
+            InvalidInputError: There is none.
+        """
+        if (member := self._own.get(number)) is None:
+            known = ", ".join(f"{name} ({known})" for known, name in self._names.items())
+            raise InvalidInputError(field, f"is {number}; must be one of {known}")
+        return member
+
+    def number(self, member: EnumT) -> NumberT:
+        """Returns the protocol's number for a value of the server's."""
+        return self._numbers[member]
+
+    def __repr__(self) -> str:
+        return f"WireEnum({', '.join(self._names.values())})"
