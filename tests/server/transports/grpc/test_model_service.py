@@ -30,7 +30,7 @@ async def test_models_are_listed_by_name_and_version_with_what_they_are(serving)
         99.5,
         200,
     )
-    assert list(topics.capabilities) == ["classify_text", "embed_text", "inspect_text"]
+    assert list(topics.capabilities) == ["classify_text", "embed_text", "rank_text", "inspect_text"]
     assert not response.rejected_bundles
 
 
