@@ -14,6 +14,7 @@ from headway_client.channel import Channel
 from headway_client.connection import DEFAULT_TIMEOUT_S, Connection, ConnectionOptions
 from headway_client.options import (
     CaptionImageOptions,
+    ChatOptions,
     ClassifyImageOptions,
     ClassifyTextOptions,
     ClassifyTokensOptions,
@@ -34,6 +35,7 @@ from headway_client.options import (
     SegmentImageOptions,
     SegmentInteractivelyOptions,
     StreamCaptionImageOptions,
+    StreamChatOptions,
     StreamGenerateImageOptions,
     StreamGenerateTextOptions,
     StreamRewriteTextOptions,
@@ -46,7 +48,18 @@ from headway_client.options import (
     TranslateTextOptions,
     spell_out,
 )
-from headway_client.requests import Audio, Audios, Call, Conversation, Conversations, Image, Images, SegmentPrompt
+from headway_client.requests import (
+    Audio,
+    Audios,
+    Call,
+    Conversation,
+    Conversations,
+    Image,
+    Images,
+    Prompt,
+    Prompts,
+    SegmentPrompt,
+)
 from headway_client.results import (
     AliasList,
     Answer,
@@ -142,21 +155,21 @@ class Client:
 
     @spell_out
     def generate_text(
-        self, prompts: Texts, *, timeout_s: float | None = None, **options: Unpack[GenerateTextOptions]
+        self, prompts: Prompts, *, timeout_s: float | None = None, **options: Unpack[GenerateTextOptions]
     ) -> Answer[GeneratedText]:
         """Continues every prompt."""
         return self._send(requests.generate_text(prompts, **options), timeout_s)
 
     @spell_out
     def stream_generate_text(
-        self, prompt: str, *, timeout_s: float | None = None, **options: Unpack[StreamGenerateTextOptions]
+        self, prompt: Prompt, *, timeout_s: float | None = None, **options: Unpack[StreamGenerateTextOptions]
     ) -> TextStream[GeneratedText]:
         """Continues one prompt and returns the text delta by delta, as it is generated."""
         return self._stream(requests.stream_generate_text(prompt, **options), timeout_s)
 
     @spell_out
     def chat(
-        self, conversations: Conversations, *, timeout_s: float | None = None, **options: Unpack[GenerateTextOptions]
+        self, conversations: Conversations, *, timeout_s: float | None = None, **options: Unpack[ChatOptions]
     ) -> Answer[GeneratedText]:
         """Continues one conversation or several by the model's turn: GenerateText with conversations."""
         return self._send(requests.chat(conversations, **options), timeout_s)
@@ -167,7 +180,7 @@ class Client:
         conversation: Conversation,
         *,
         timeout_s: float | None = None,
-        **options: Unpack[StreamGenerateTextOptions],
+        **options: Unpack[StreamChatOptions],
     ) -> TextStream[GeneratedText]:
         """Continues one conversation by the model's turn, delta by delta: StreamGenerateText with a conversation."""
         return self._stream(requests.stream_chat(conversation, **options), timeout_s)

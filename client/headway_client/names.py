@@ -39,6 +39,8 @@ from headway_client.options import (
     MaskFormat,
     PhraseConstraints,
     SpeechTask,
+    Tool,
+    ToolChoice,
 )
 from headway_client.requests import ChatMessage, Role, SegmentPrompt
 from headway_client.results import (
@@ -101,9 +103,12 @@ from headway_client.results import (
     TokenCandidate,
     TokenClassification,
     TokenLogProbability,
+    ToolCall,
+    ToolCallDelta,
     TranslatedText,
     TranslationHypothesis,
     TranslationInspection,
+    Variant,
     WordMap,
     WordPair,
 )
@@ -210,6 +215,10 @@ __all__ = [
     "TokenCandidate",
     "TokenClassification",
     "TokenLogProbability",
+    "Tool",
+    "ToolCall",
+    "ToolCallDelta",
+    "ToolChoice",
     "TranslatedText",
     "TranslationHypothesis",
     "TranslationInspection",
@@ -217,6 +226,7 @@ __all__ = [
     "UnavailableError",
     "UnexpectedStatusError",
     "UnimplementedError",
+    "Variant",
     "WordMap",
     "WordPair",
 ]

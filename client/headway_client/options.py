@@ -93,6 +93,28 @@ class SamplingOptions(TypedDict, total=False):
     seed: Annotated[int | None, "Seed of the random stream. Default: drawn by the server and returned."]
 
 
+class ToolChoice(StrEnum):
+    """Whether the model calls tools."""
+
+    AUTO = "auto"
+    """The model decides."""
+    NONE = "none"
+    """The model is not shown the tools."""
+    REQUIRED = "required"
+    """The answer is a call, or several."""
+
+
+class Tool(NamedTuple):
+    """A function that the model may call."""
+
+    name: str
+    """1 to 64 letters, digits, underscores and hyphens."""
+    description: str = ""
+    """What it does, for the model."""
+    parameters: str | Mapping[str, Any] = ""
+    """JSON Schema of its arguments, an object, as JSON text or as an object that json.dumps takes. Empty: none."""
+
+
 class StreamGenerateTextOptions(ModelOptions, SamplingOptions, total=False):
     """Options of StreamGenerateText. What is not given takes the model's own default."""
 
@@ -128,10 +150,29 @@ class StreamGenerateTextOptions(ModelOptions, SamplingOptions, total=False):
     priority: Annotated[int | None, "Priority among the texts of its caller, -100 to 100: higher goes first."]
 
 
-class GenerateTextOptions(StreamGenerateTextOptions, total=False):
-    """Options of GenerateText."""
-
+class _SampleOptions(TypedDict, total=False):
     sample_count: Annotated[int | None, "Texts to generate for each prompt, 1 to 16. Default: 1."]
+
+
+class GenerateTextOptions(StreamGenerateTextOptions, _SampleOptions, total=False):
+    """Options of GenerateText with prompts."""
+
+
+class StreamChatOptions(StreamGenerateTextOptions, total=False):
+    """Options of StreamGenerateText with a conversation."""
+
+    tools: Annotated[Sequence[Tool] | None, "Tools that the model may call, at most 128."]
+    tool_choice: Annotated[ToolChoice | str | None, "Whether the model calls tools. Default: auto."]
+    required_tool_name: Annotated[str | None, "The one tool that the answer must call."]
+    parallel_tool_calls: Annotated[bool | None, "Allow several calls in an answer. Default: true."]
+    chat_template_kwargs: Annotated[
+        str | Mapping[str, Any] | None,
+        "Variables of the chat template, such as enable_thinking, as JSON text or as an object that json.dumps takes.",
+    ]
+
+
+class ChatOptions(StreamChatOptions, _SampleOptions, total=False):
+    """Options of GenerateText with conversations."""
 
 
 class _DecodingOptions(ModelOptions, SamplingOptions, total=False):

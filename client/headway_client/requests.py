@@ -45,6 +45,7 @@ from headway_client.options import (
     AttentionSummary,
     AudioFormat,
     CaptionImageOptions,
+    ChatOptions,
     ClassifyImageOptions,
     ClassifyTextOptions,
     ClassifyTokensOptions,
@@ -70,6 +71,7 @@ from headway_client.options import (
     SegmentInteractivelyOptions,
     SpeechTask,
     StreamCaptionImageOptions,
+    StreamChatOptions,
     StreamGenerateImageOptions,
     StreamGenerateTextOptions,
     StreamRewriteTextOptions,
@@ -78,6 +80,8 @@ from headway_client.options import (
     StreamTranslateTextOptions,
     SynthesizeSpeechOptions,
     Texts,
+    Tool,
+    ToolChoice,
     TranscribeSpeechOptions,
     TranslateTextOptions,
 )
@@ -114,6 +118,7 @@ from headway_client.results import (
     TextScore,
     Timings,
     TokenClassification,
+    ToolCall,
     TranslatedText,
     TranslationInspection,
     read,
@@ -158,7 +163,7 @@ MAX_IMAGE_BYTES: Final = 32 * 2**20
 
 _CHOICES: Final[dict[str, type[StrEnum]]] = {
     kind.__name__: kind
-    for kind in (AttentionSummary, AudioFormat, DiffusionSampler, EarlyStopping, MaskFormat, SpeechTask)
+    for kind in (AttentionSummary, AudioFormat, DiffusionSampler, EarlyStopping, MaskFormat, SpeechTask, ToolChoice)
 }
 """The options that are one of several, by the name that the protocol's enum has too."""
 _ELEMENT: Final = re.compile(r"(\w+)\[(\d+)\]")
@@ -171,6 +176,7 @@ class Role(StrEnum):
     SYSTEM = "system"
     USER = "user"
     ASSISTANT = "assistant"
+    TOOL = "tool"
 
 
 class ChatMessage(NamedTuple):
@@ -180,9 +186,17 @@ class ChatMessage(NamedTuple):
     content: str
     reasoning: str = ""
     """What the assistant thought before it, as `GeneratedText.reasoning` had it."""
+    tool_calls: Sequence[ToolCall] = ()
+    """Calls that the assistant made, as `GeneratedText.tool_calls` had them."""
+    tool_call_id: str = ""
+    """Of role tool, whose content is a result: the id of the call."""
 
 
-Turn: TypeAlias = tuple[str, str] | tuple[str, str, str] | Mapping[str, str]
+Prompt: TypeAlias = str | Sequence[int]
+"""A text, or the ids of its tokens."""
+Prompts: TypeAlias = Texts | Sequence[Sequence[int]]
+"""One text or several, or prompts as ids of tokens."""
+Turn: TypeAlias = ChatMessage | tuple[str, str] | tuple[str, str, str] | Mapping[str, Any]
 """A `ChatMessage`, another pair of role and content, or a mapping with these keys."""
 Conversation: TypeAlias = str | Sequence[Turn]
 """The turns so far. A str is one turn of the user's."""
@@ -255,28 +269,30 @@ class Call(Generic[ResultT]):
         return f"{element[1]}[{int(element[2]) + first}]{name[element.end() :]}"
 
 
-def generate_text(prompts: Texts, **options: Unpack[GenerateTextOptions]) -> Call[Answer[GeneratedText]]:
+def generate_text(prompts: Prompts, **options: Unpack[GenerateTextOptions]) -> Call[Answer[GeneratedText]]:
     """GenerateText with prompts."""
-    return _generate(options, prompts=as_texts("prompts", prompts))
+    if not isinstance(prompts, str) and _is_list(prompts) and prompts and not isinstance(prompts[0], str):
+        return _generate(GenerateTextOptions, options, prompt_token_ids=[_as_tokens("prompts", one) for one in prompts])
+    return _generate(GenerateTextOptions, options, prompts=as_texts("prompts", prompts))  # type: ignore[arg-type]  # see above
 
 
-def chat(conversations: Conversations, **options: Unpack[GenerateTextOptions]) -> Call[Answer[GeneratedText]]:
+def chat(conversations: Conversations, **options: Unpack[ChatOptions]) -> Call[Answer[GeneratedText]]:
     """GenerateText with conversations."""
-    return _generate(options, conversations=_as_conversations("conversations", conversations))
+    return _generate(ChatOptions, options, conversations=_as_conversations("conversations", conversations))
 
 
 def stream_generate_text(
-    prompt: str, **options: Unpack[StreamGenerateTextOptions]
+    prompt: Prompt, **options: Unpack[StreamGenerateTextOptions]
 ) -> Call[Answer[GeneratedText] | None]:
     """StreamGenerateText with a prompt."""
-    return _stream_generate(options, prompt=as_text("prompt", prompt))
+    if _is_list(prompt):
+        return _stream_generate(StreamGenerateTextOptions, options, prompt_token_ids=_as_tokens("prompt", prompt))
+    return _stream_generate(StreamGenerateTextOptions, options, prompt=as_text("prompt", prompt))
 
 
-def stream_chat(
-    conversation: Conversation, **options: Unpack[StreamGenerateTextOptions]
-) -> Call[Answer[GeneratedText] | None]:
+def stream_chat(conversation: Conversation, **options: Unpack[StreamChatOptions]) -> Call[Answer[GeneratedText] | None]:
     """StreamGenerateText with a conversation."""
-    return _stream_generate(options, conversation=_as_conversation("conversation", conversation))
+    return _stream_generate(StreamChatOptions, options, conversation=_as_conversation("conversation", conversation))
 
 
 def translate_text(texts: Texts, **options: Unpack[TranslateTextOptions]) -> Call[Answer[TranslatedText]]:
@@ -740,16 +756,16 @@ def _joined(answers: Sequence[Answer[ResultT]]) -> tuple[tuple[ResultT, ...], Mo
     )
 
 
-def _generate(options: GenerateTextOptions, **inputs: list[Any]) -> Call[Answer[GeneratedText]]:
-    values = _values(GenerateTextOptions, options, **inputs)
+def _generate(kind: Any, options: Mapping[str, Any], **inputs: list[Any]) -> Call[Answer[GeneratedText]]:
+    values = _values(kind, options, **inputs)
     _gather_generation(values)
     sample_count = values.get("sample_count")
     count = sum(map(len, inputs.values())) * (1 if sample_count is None else sample_count)
     return _unary("GenerateText", values, GeneratedText, count)
 
 
-def _stream_generate(options: StreamGenerateTextOptions, **inputs: Any) -> Call[Answer[GeneratedText] | None]:
-    values = _values(StreamGenerateTextOptions, options, **inputs)
+def _stream_generate(kind: Any, options: Mapping[str, Any], **inputs: Any) -> Call[Answer[GeneratedText] | None]:
+    values = _values(kind, options, **inputs)
     _gather_generation(values)
     return _stream("StreamGenerateText", values, GeneratedText)
 
@@ -760,6 +776,10 @@ def _gather_generation(values: dict[str, Any]) -> None:
         values["logit_biases"] = [generation_pb2.LogitBias(token_id=token, bias=bias) for token, bias in biases.items()]
     values["constraint"] = _constraint(*(values.pop(name, None) for name in ("json_schema", "regex", "choices")))
     _gather(generation_pb2.GenerationParameters, values)
+    if (tools := values.get("tools")) is not None:
+        values["tools"] = [_as_tool(f"tools[{index}]", tool) for index, tool in enumerate(tools)]
+    if (variables := values.pop("chat_template_kwargs", None)) is not None:
+        values["chat_template_kwargs_json"] = _as_json(variables)
     top_count, with_prompt = values.pop("log_probabilities", None), values.pop("prompt_log_probabilities", None)
     if top_count is not None or with_prompt:
         values["log_probabilities"] = generation_pb2.LogProbabilityOptions(
@@ -775,13 +795,32 @@ def _constraint(
     if len(names) > 1:
         raise ValueError(f"{' and '.join(names)} are given; a text can have one constraint")
     if json_schema is not None:
-        schema = json_schema if isinstance(json_schema, str) else json.dumps(json_schema)
-        return generation_pb2.Constraint(json_schema=schema)
+        return generation_pb2.Constraint(json_schema=_as_json(json_schema))
     if regex is not None:
         return generation_pb2.Constraint(regex=as_text("regex", regex))
     if choices is not None:
         return generation_pb2.Constraint(choices=generation_pb2.Choices(texts=as_texts("choices", choices)))
     return None
+
+
+def _as_json(value: str | Mapping[str, Any]) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _as_tool(name: str, value: object) -> generation_pb2.Tool:
+    if isinstance(value, Mapping):
+        value = Tool(**value)
+    if not isinstance(value, Tool):
+        raise TypeError(f"{name}: a Tool is needed, got {type(value).__name__}")
+    return generation_pb2.Tool(
+        name=value.name, description=value.description, parameters_json_schema=_as_json(value.parameters)
+    )
+
+
+def _as_tokens(name: str, value: object) -> generation_pb2.TokenIds:
+    if not _is_list(value) or not all(isinstance(each, int) for each in value):
+        raise TypeError(f"{name}: a str or a sequence of token ids is needed, got {type(value).__name__}")
+    return generation_pb2.TokenIds(ids=value)
 
 
 def _values(kind: Any, options: Mapping[str, Any], **inputs: Any) -> dict[str, Any]:
@@ -965,17 +1004,31 @@ def _as_message(name: str, value: object) -> generation_pb2.ChatMessage:
         if not {"role", "content"} <= set(value) <= set(ChatMessage._fields):
             raise ValueError(
                 f"{name}: has the keys {', '.join(map(repr, value))}; must be 'role' and 'content', and may be "
-                "'reasoning'"
+                f"{', '.join(map(repr, ChatMessage._fields[2:]))}"
             )
         value = ChatMessage(**value)
-    if not isinstance(value, tuple) or len(value) not in (2, 3) or not all(isinstance(part, str) for part in value):
+    if not isinstance(value, tuple) or not 2 <= len(value) <= len(ChatMessage._fields):
         raise TypeError(f"{name}: a pair of role and content is needed, got {type(value).__name__}")
-    role, content, reasoning = ChatMessage(*value)
+    role, content, reasoning, tool_calls, tool_call_id = ChatMessage(*value)
+    if not all(isinstance(part, str) for part in (role, content, reasoning, tool_call_id)):
+        raise TypeError(f"{name}: a pair of role and content is needed, got {type(value).__name__}")
     if role not in set(Role):
         raise ValueError(f"{name}: the role is {role!r}; must be one of {', '.join(Role)}")
     return generation_pb2.ChatMessage(
-        role=generation_pb2.Role.Value(f"ROLE_{Role(role).name}"), content=content, reasoning=reasoning
+        role=generation_pb2.Role.Value(f"ROLE_{Role(role).name}"),
+        content=content,
+        reasoning=reasoning,
+        tool_calls=[_as_tool_call(f"{name}.tool_calls[{index}]", call) for index, call in enumerate(tool_calls)],
+        tool_call_id=tool_call_id,
     )
+
+
+def _as_tool_call(name: str, value: object) -> generation_pb2.ToolCall:
+    if isinstance(value, Mapping):
+        value = ToolCall(**value)
+    if not isinstance(value, ToolCall):
+        raise TypeError(f"{name}: a ToolCall is needed, got {type(value).__name__}")
+    return generation_pb2.ToolCall(id=value.id, name=value.name, arguments_json=value.arguments_json)
 
 
 def _is_list(value: object) -> TypeGuard[Sequence[Any]]:

@@ -7,6 +7,7 @@ seconds, probabilities range from 0 to 1, and positions in a text count Unicode 
 from __future__ import annotations
 
 import io
+import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -170,6 +171,35 @@ class TokenLogProbability:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool by the model. Its result is sent as a `ChatMessage` of role tool with this id."""
+
+    id: str
+    name: str
+    arguments_json: str
+    """A JSON object, as JSON text."""
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments by name."""
+        arguments: dict[str, Any] = json.loads(self.arguments_json)
+        return arguments
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A further part of a call of a tool."""
+
+    index: int
+    """Which call of the answer it is, from 0."""
+    id: str
+    """Set in the first part of a call, as `name`."""
+    name: str
+    arguments_delta: str
+    """The next characters of the arguments."""
+
+
+@dataclass(frozen=True, slots=True)
 class GeneratedText:
     """One generated text."""
 
@@ -191,6 +221,8 @@ class GeneratedText:
     """The prompt's tokens, if `prompt_log_probabilities` was given."""
     reasoning: str = ""
     """Of a conversation: what the model thought before it said `text`."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """The tools that the model calls, if `tools` was given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +301,8 @@ class TextDelta:
     """Of a transcript: those that were finished since the last delta, if `include_timestamps` was given."""
     reasoning: str = ""
     """What the model thought since the last delta, in a conversation with one that thinks."""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+    """What has appeared of calls of tools since the last delta."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from headway_client.results import (
     SynthesizedSpeech,
     TextDelta,
     TokenLogProbability,
+    ToolCallDelta,
     read,
     read_timings,
 )
@@ -174,7 +175,8 @@ class TextStream(_Stream[ResultT, TextDelta]):
         tokens = tuple(read(TokenLogProbability, token) for token in getattr(message, "tokens", ()))
         segments = tuple(read(SpeechSegment, segment) for segment in getattr(message, "segments", ()))
         reasoning = getattr(message, "reasoning_delta", "")
-        return TextDelta(message.text_delta, message.new_token_count, tokens, segments, reasoning)
+        calls = tuple(read(ToolCallDelta, delta) for delta in getattr(message, "tool_call_deltas", ()))
+        return TextDelta(message.text_delta, message.new_token_count, tokens, segments, reasoning, calls)
 
 
 class SpeechStream(_Stream[SynthesizedSpeech, SpeechDelta]):

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from headway_client import (
     RetryPolicy,
     Role,
     SegmentPrompt,
+    Tool,
+    ToolCall,
     TranslatedText,
     results,
 )
@@ -162,6 +165,49 @@ def test_stream_chat_sends_a_conversation(server: Any, connect: Connect) -> None
     assert list(request.conversation.messages) == [SYSTEM, USER]
     assert (request.prompt, request.parameters.sampling.top_k) == ("", 4)
     assert not any(delta.reasoning for delta in deltas)
+
+
+def test_chat_sends_tools_and_turns_about_them(server: Any, connect: Connect) -> None:
+    call = ToolCall("a1", "clock", "{}")
+    turns = [ChatMessage(Role.ASSISTANT, "", tool_calls=[call]), ChatMessage(Role.TOOL, "noon", tool_call_id="a1")]
+    options = {
+        "tools": [Tool("clock", "Tells the time.", {"properties": {}}), {"name": "sun"}],
+        "tool_choice": "required",
+        "required_tool_name": "clock",
+        "parallel_tool_calls": False,
+        "chat_template_kwargs": {"enable_thinking": False},
+    }
+    caller = connect(server.address)
+    caller.call("chat", turns, **options)
+    caller.stream("stream_chat", turns, **options)
+    unary, stream = server.rules.requests
+    assert stream.conversation == unary.conversations[0]
+    assert list(unary.conversations[0].messages) == [
+        pb.ChatMessage(role="ROLE_ASSISTANT", tool_calls=[{"id": "a1", "name": "clock", "arguments_json": "{}"}]),
+        pb.ChatMessage(role="ROLE_TOOL", content="noon", tool_call_id="a1"),
+    ]
+    for request in (unary, stream):
+        assert [(tool.name, tool.description, tool.parameters_json_schema) for tool in request.tools] == [
+            ("clock", "Tells the time.", '{"properties": {}}'),
+            ("sun", "", ""),
+        ]
+        assert request.tool_choice == pb.TOOL_CHOICE_REQUIRED
+        assert (request.required_tool_name, request.parallel_tool_calls) == ("clock", False)
+        assert request.HasField("parallel_tool_calls")
+        assert request.chat_template_kwargs_json == '{"enable_thinking": false}'
+
+
+def test_prompts_may_be_tokens(server: Any, connect: Connect) -> None:
+    caller = connect(server.address)
+    with suppress(HeadwayError):  # the rule server reads texts alone
+        caller.call("generate_text", [[1, 2], (3,)])
+    with suppress(HeadwayError):
+        caller.stream("stream_generate_text", [1, 2])
+    unary, stream = server.rules.requests
+    assert [list(one.ids) for one in unary.prompt_token_ids] == [[1, 2], [3]]
+    assert list(stream.prompt_token_ids.ids) == [1, 2]
+    with pytest.raises(TypeError, match="prompts: a str or a sequence of token ids is needed, got list"):
+        caller.call("generate_text", [[1.5]])
 
 
 def test_what_a_model_thinks_comes_apart_from_what_it_says(server: Any, connect: Connect) -> None:

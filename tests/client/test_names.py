@@ -56,6 +56,9 @@ COMMANDS = set(typer.main.get_command(app).commands)  # type: ignore[attr-define
 
 NOT_FIELDS = {"self", "timeout_s"}
 FLATTENED = {"json_schema", "regex", "choices", "prompt_log_probabilities"}
+OF_CHAT = {"tools", "tool_choice", "required_tool_name", "parallel_tool_calls", "chat_template_kwargs_json"}
+PROMPTS = {"conversations", "conversation", "prompt_token_ids"}
+"""Fields for what else than texts `generate_text` and `chat` take."""
 """Options that stand for a part of a field: of `constraint`, and of `log_probabilities`."""
 
 
@@ -102,7 +105,7 @@ def test_an_rpc_has_a_method_of_its_name_whose_options_are_its_fields(kind: type
     parameters = inspect.signature(getattr(kind, snake_case(method.name))).parameters
     fields = set(field_names(method.input_type))
     assert parameters.keys() - fields == (NOT_FIELDS | FLATTENED if "json_schema" in parameters else NOT_FIELDS)
-    missing = {"constraint", "conversations", "conversation"}  # flattened, and what `chat` is for
+    missing = {"constraint", *PROMPTS, *OF_CHAT}  # flattened, and what `chat` is for
     if method.name in ("StreamTranslateText", "StreamRewriteText"):
         missing = {"beam_size", "hypothesis_count", "early_stopping"}  # of a search, which a stream cannot have
     if method.containing_service.name in ("CaptionService", "SpeechService"):

@@ -66,6 +66,11 @@ CALLS: dict[str, tuple[str, tuple[str | Refused, ...]]] = {
             "-m user:hi --json --max-new-tokens 2 --model chat",
             *(f"-m user:hi --model chat {constraint}" for constraint in CONSTRAINED),
             Refused("-m user:hi --model chat --thinking-token-budget 0", "has no marks of thinking"),
+            Refused("-m user:hi --model chat --tools tools.json --tool-choice required", "shows no tools"),
+            Refused("-m user:hi --model chat --tools tools.json --required-tool-name sun", "is none of the tools"),
+            "-m user:hi --model chat --tools tools.json --tool-choice none --parallel-tool-calls --max-new-tokens 2",
+            Refused("-m user:hi --model chat --chat-template-kwargs variables.json", "is not read by the model's chat"),
+            Refused("-m user:hi --model chat --tools 3", "No such file"),
         ),
     ),
     "translate-text": (
@@ -304,6 +309,8 @@ def setting(doors: Doors, tmp_path_factory: pytest.TempPathFactory) -> Setting:
         "times.txt": "0.0\n0.1\n",
         "profiles.toml": '[here]\nserver = "127.0.0.1:1"\n',
         "schema.json": '{"type": "integer"}',
+        "tools.json": '[{"name": "clock"}]',
+        "variables.json": '{"sun": 1}',
         "scenario.toml": 'rate_per_s = 9\n[[workloads]]\ntask = "classify-text"\noptions = { model = "pairs" }\n',
     }.items():
         (folder / name).write_text(lines)

@@ -329,7 +329,7 @@ def test_openais_api_answers_in_each_of_its_formats(client):
     assert (verbose["text"], verbose["language"], verbose["duration"]) == (timed.text, "de", tiny.SECONDS)
     assert [tuple(one["tokens"]) for one in verbose["segments"]] == [one.token_ids for one in timed.segments]
     first = timed.segments[0]
-    cue = f"00:00:0{first.start:.3f} --> 00:00:0{first.end:.3f}"
+    cue = f"00:00:0{first.start_seconds:.3f} --> 00:00:0{first.end_seconds:.3f}"
     assert post("transcriptions", response_format="vtt").text.startswith(f"WEBVTT\n\n{cue}\n{first.text.strip()}\n")
     assert post("transcriptions", response_format="srt").text.startswith(f"1\n{cue.replace('.', ',')}\n")
     events = post("transcriptions", stream="true").text

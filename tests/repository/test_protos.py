@@ -35,6 +35,7 @@ _INTEGERS_THAT_DO_NOT_COUNT = {
     "head",
     "heads",
     "height",
+    "ids",
     "index",
     "layer",
     "layers",

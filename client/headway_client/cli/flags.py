@@ -6,6 +6,7 @@ The flags of a call are made from the typed dictionary of its options, which nam
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from headway_client.cli.output import check_outputs, shorten
 from headway_client.client import Client
 from headway_client.connection import ConnectionOptions, settle
 from headway_client.errors import CallError, HeadwayError, UnavailableError
-from headway_client.options import options_of
+from headway_client.options import Tool, options_of
 
 TextArguments = Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", help="Inputs; or use --file or stdin.")]
 ImageArguments = Annotated[
@@ -84,15 +85,32 @@ def _parse_biases(values: list[str]) -> dict[int, float]:
     return biases
 
 
-def _read_schema(value: str) -> str:
-    """Returns the JSON text that was given, or that the file holds."""
-    if value.lstrip().startswith("{"):
-        return value
+def _json_reader(flag: str) -> Callable[[str], str]:
+    """Returns what makes JSON text of the value of a flag: the value itself, or what the file of that name holds."""
+
+    def read(value: str) -> str:
+        if value.lstrip().startswith(("{", "[")):
+            return value
+        try:
+            return Path(value).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+            raise typer.BadParameter(f"{value}: {reason}", param_hint=flag) from None
+
+    return read
+
+
+def _read_tools(value: str) -> list[Tool]:
+    """Makes tools of a JSON list of objects."""
     try:
-        return Path(value).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise typer.BadParameter(f"{value}: {reason}", param_hint="--json-schema") from None
+        found = json.loads(_json_reader("--tools")(value))
+    except ValueError as error:
+        raise typer.BadParameter(f"not JSON: {error}", param_hint="--tools") from None
+    try:
+        return [Tool(**{**tool, "parameters": tool.get("parameters") or ""}) for tool in found]
+    except (TypeError, AttributeError):
+        message = "must be a list of objects with name, description and parameters"
+        raise typer.BadParameter(message, param_hint="--tools") from None
 
 
 _FLAGS: dict[str, _Flag] = {
@@ -107,6 +125,7 @@ _FLAGS: dict[str, _Flag] = {
     "api_key": _Flag(metavar="KEY", envvar="HEADWAY_API_KEY"),
     "metadata": _Flag(kind=list[str], metavar="KEY=VALUE", convert=_parse_metadata),
     "timeout_s": _Flag("--timeout", metavar="SECONDS"),
+    "max_duration_seconds": _Flag("--max-duration", metavar="SECONDS"),
     "stop_strings": _Flag("--stop-string", list[str], "TEXT"),
     "candidate_labels": _Flag("--candidate-label", list[str], "TEXT"),
     "templates": _Flag("--template", list[str], "TEXT"),
@@ -119,8 +138,22 @@ _FLAGS: dict[str, _Flag] = {
     "json_schema": _Flag(
         kind=str,
         metavar="FILE|JSON",
-        convert=_read_schema,
+        convert=_json_reader("--json-schema"),
         description="JSON Schema of the text: JSON that begins with {, or a file that holds it.",
+    ),
+    "tools": _Flag(
+        kind=str,
+        metavar="FILE|JSON",
+        convert=_read_tools,
+        description="Tools that the model may call: a JSON list of objects with name, description and parameters, "
+        "or a file that holds it.",
+    ),
+    "parallel_tool_calls": _Flag("--parallel-tool-calls/--no-parallel-tool-calls"),
+    "chat_template_kwargs": _Flag(
+        kind=str,
+        metavar="FILE|JSON",
+        convert=_json_reader("--chat-template-kwargs"),
+        description="Variables of the chat template: JSON that begins with {, or a file that holds it.",
     ),
     "choices": _Flag("--choice", list[str], "TEXT"),
     "layers": _Flag("--layer", list[int], "NUMBER"),

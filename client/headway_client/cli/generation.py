@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from queue import SimpleQueue
 from threading import Event, Thread
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -25,9 +25,9 @@ from headway_client.cli.output import (
 )
 from headway_client.client import Client
 from headway_client.errors import CallCancelledError, HeadwayError
-from headway_client.options import GenerateTextOptions, StreamGenerateTextOptions
+from headway_client.options import GenerateTextOptions, StreamChatOptions, StreamGenerateTextOptions
 from headway_client.requests import ChatMessage, Role
-from headway_client.results import GeneratedText
+from headway_client.results import GeneratedText, TextDelta, ToolCall
 
 Stream = Annotated[
     bool | None,
@@ -89,7 +89,7 @@ def chat(
     system: System = "",
     messages: Messages = None,
     as_json: AsJson = False,
-    options: StreamGenerateTextOptions,
+    options: StreamChatOptions,
     connection: ConnectionFlags,
 ) -> None:
     """Talk to a model.
@@ -114,9 +114,7 @@ def chat(
 class _Talk:
     """A conversation that goes on."""
 
-    def __init__(
-        self, client: Client, turns: list[ChatMessage], options: StreamGenerateTextOptions, as_json: bool
-    ) -> None:
+    def __init__(self, client: Client, turns: list[ChatMessage], options: StreamChatOptions, as_json: bool) -> None:
         self._client = client
         self._turns = turns
         self._options = options
@@ -148,17 +146,12 @@ class _Talk:
     def answer(self) -> ChatMessage:
         """Prints the model's turn; returns what arrived of it."""
         texts: list[str] = []
-        reasoning = ""
+        reasoning, calls = "", tuple[ToolCall, ...]()
         with self._client.stream_chat(self._turns, **self._options) as stream, _interruptible(stream.close) as ended:
             try:
                 for delta in stream:
                     texts.append(delta.text)
-                    if self._as_json:
-                        print_json(as_dict(delta))
-                    else:
-                        if delta.reasoning:
-                            typer.echo(typer.style(delta.reasoning, dim=True), nl=False, err=True)
-                        typer.echo(delta.text, nl=False)
+                    self._show(delta)
             except CallCancelledError:
                 if not ended():
                     raise
@@ -170,8 +163,19 @@ class _Talk:
                 typer.echo()
                 _show_tokens("", stream.answer[0])
             if not ended():
-                reasoning = stream.answer[0].reasoning
-        return ChatMessage(Role.ASSISTANT, "".join(texts), reasoning)
+                reasoning, calls = stream.answer[0].reasoning, stream.answer[0].tool_calls
+        if not self._as_json:
+            for call in calls:
+                typer.echo(f"{call.name} {call.arguments_json}")
+        return ChatMessage(Role.ASSISTANT, "".join(texts), reasoning, calls)
+
+    def _show(self, delta: TextDelta) -> None:
+        if self._as_json:
+            print_json(as_dict(delta))
+            return
+        if delta.reasoning:
+            typer.echo(typer.style(delta.reasoning, dim=True), nl=False, err=True)
+        typer.echo(delta.text, nl=False)
 
 
 @contextmanager
@@ -200,9 +204,14 @@ def _interruptible(close: Callable[[], None]) -> Iterator[Callable[[], bool]]:
         closer.join()
 
 
-def _shown(turn: ChatMessage) -> dict[str, str]:
-    """Returns a turn as JSON shows it: without a thought where there is none."""
-    return {name: value for name, value in turn._asdict().items() if value or name != "reasoning"}
+def _shown(turn: ChatMessage) -> dict[str, Any]:
+    """Returns a turn as JSON shows it: role, content, and what else there is."""
+    calls = [as_dict(call) for call in turn.tool_calls]
+    return {
+        name: value
+        for name, value in {**turn._asdict(), "tool_calls": calls}.items()
+        if value or name in ("role", "content")
+    }
 
 
 def _parse_turn(message: str) -> ChatMessage:

@@ -34,6 +34,8 @@ class _RoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Role.ValueType],
     """The person who talks to the model."""
     ROLE_ASSISTANT: _Role.ValueType  # 3
     """The model."""
+    ROLE_TOOL: _Role.ValueType  # 4
+    """A tool that the model has called."""
 
 class Role(_Role, metaclass=_RoleEnumTypeWrapper):
     """Who speaks in a conversation."""
@@ -46,7 +48,37 @@ ROLE_USER: Role.ValueType  # 2
 """The person who talks to the model."""
 ROLE_ASSISTANT: Role.ValueType  # 3
 """The model."""
+ROLE_TOOL: Role.ValueType  # 4
+"""A tool that the model has called."""
 Global___Role: _TypeAlias = Role  # noqa: Y015
+
+class _ToolChoice:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ToolChoiceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ToolChoice.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TOOL_CHOICE_UNSPECIFIED: _ToolChoice.ValueType  # 0
+    """The default: TOOL_CHOICE_AUTO."""
+    TOOL_CHOICE_AUTO: _ToolChoice.ValueType  # 1
+    """The model decides."""
+    TOOL_CHOICE_NONE: _ToolChoice.ValueType  # 2
+    """The model is not shown the tools."""
+    TOOL_CHOICE_REQUIRED: _ToolChoice.ValueType  # 3
+    """The answer is a call, or several."""
+
+class ToolChoice(_ToolChoice, metaclass=_ToolChoiceEnumTypeWrapper):
+    """Whether the model calls tools."""
+
+TOOL_CHOICE_UNSPECIFIED: ToolChoice.ValueType  # 0
+"""The default: TOOL_CHOICE_AUTO."""
+TOOL_CHOICE_AUTO: ToolChoice.ValueType  # 1
+"""The model decides."""
+TOOL_CHOICE_NONE: ToolChoice.ValueType  # 2
+"""The model is not shown the tools."""
+TOOL_CHOICE_REQUIRED: ToolChoice.ValueType  # 3
+"""The answer is a call, or several."""
+Global___ToolChoice: _TypeAlias = ToolChoice  # noqa: Y015
 
 @_typing.final
 class GenerationParameters(_message.Message):
@@ -239,6 +271,36 @@ class Choices(_message.Message):
 Global___Choices: _TypeAlias = Choices  # noqa: Y015
 
 @_typing.final
+class ToolCall(_message.Message):
+    """A call of a tool by the model. The caller runs the tool and sends its result as a message of ROLE_TOOL."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_JSON_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Identifies the call, as `ChatMessage.tool_call_id` does."""
+    name: _builtins.str
+    """Name of the tool."""
+    arguments_json: _builtins.str
+    """Arguments: a JSON object, as JSON text."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        arguments_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "id", b"id", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolCall: _TypeAlias = ToolCall  # noqa: Y015
+
+@_typing.final
 class ChatMessage(_message.Message):
     """One turn of a conversation."""
 
@@ -247,24 +309,34 @@ class ChatMessage(_message.Message):
     ROLE_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
     REASONING_FIELD_NUMBER: _builtins.int
+    TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
     role: Global___Role.ValueType
     """Who speaks."""
     content: _builtins.str
-    """What they say. Only an assistant's turn may be empty."""
+    """What they say; of ROLE_TOOL, the tool's result. Empty only for ROLE_ASSISTANT and ROLE_TOOL."""
     reasoning: _builtins.str
     """What the assistant thought before it, as `GeneratedText.reasoning` had it. Only of an assistant's turn. The model's
     chat template decides whether the model is shown it. Default: empty.
     """
+    tool_call_id: _builtins.str
+    """Id of the call whose result the content is. Required for ROLE_TOOL, and only there."""
+    @_builtins.property
+    def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
+        """Calls that the assistant made, as `GeneratedText.tool_calls` had them. Only of an assistant's turn. At most 128."""
+
     def __init__(
         self,
         *,
         role: Global___Role.ValueType = ...,
         content: _builtins.str = ...,
         reasoning: _builtins.str = ...,
+        tool_calls: _abc.Iterable[Global___ToolCall] | None = ...,
+        tool_call_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "reasoning", b"reasoning", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "reasoning", b"reasoning", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -293,6 +365,60 @@ class Conversation(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Conversation: _TypeAlias = Conversation  # noqa: Y015
+
+@_typing.final
+class Tool(_message.Message):
+    """A function that the model may call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DESCRIPTION_FIELD_NUMBER: _builtins.int
+    PARAMETERS_JSON_SCHEMA_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name: 1 to 64 letters, digits, underscores and hyphens."""
+    description: _builtins.str
+    """What it does, for the model. Default: none."""
+    parameters_json_schema: _builtins.str
+    """JSON Schema of its arguments, an object, as JSON text. The model's calls satisfy it. Default: no arguments."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        description: _builtins.str = ...,
+        parameters_json_schema: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "name", b"name", "parameters_json_schema", b"parameters_json_schema"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Tool: _TypeAlias = Tool  # noqa: Y015
+
+@_typing.final
+class TokenIds(_message.Message):
+    """A prompt as tokens of the model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ids in order, from 0 to the size of the vocabulary less 1."""
+
+    def __init__(
+        self,
+        *,
+        ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenIds: _TypeAlias = TokenIds  # noqa: Y015
 
 @_typing.final
 class LogProbabilityOptions(_message.Message):
@@ -324,7 +450,7 @@ Global___LogProbabilityOptions: _TypeAlias = LogProbabilityOptions  # noqa: Y015
 
 @_typing.final
 class GenerateTextRequest(_message.Message):
-    """Request of GenerateText. Exactly one of `prompts` and `conversations` is given."""
+    """Request of GenerateText. Exactly one of `prompts`, `conversations` and `prompt_token_ids` is given."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -332,12 +458,18 @@ class GenerateTextRequest(_message.Message):
     MODEL_VERSION_FIELD_NUMBER: _builtins.int
     PROMPTS_FIELD_NUMBER: _builtins.int
     CONVERSATIONS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
     TRUNCATE_FIELD_NUMBER: _builtins.int
     ECHO_FIELD_NUMBER: _builtins.int
     LOG_PROBABILITIES_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
+    TOOLS_FIELD_NUMBER: _builtins.int
+    TOOL_CHOICE_FIELD_NUMBER: _builtins.int
+    REQUIRED_TOOL_NAME_FIELD_NUMBER: _builtins.int
+    PARALLEL_TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    CHAT_TEMPLATE_KWARGS_JSON_FIELD_NUMBER: _builtins.int
     SAMPLE_COUNT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model. Default: the only loaded model for this task; required if there are several."""
@@ -355,6 +487,16 @@ class GenerateTextRequest(_message.Message):
     that cached_prompt_token_count, or the time of an answer, tells none of them what another has asked. At most 256
     characters. Default: empty.
     """
+    tool_choice: Global___ToolChoice.ValueType
+    """Whether the model calls them. Default TOOL_CHOICE_AUTO."""
+    required_tool_name: _builtins.str
+    """The one tool that the answer must call. Default: any."""
+    parallel_tool_calls: _builtins.bool
+    """False allows one call in an answer. Default true: several, if the model's chat template writes several."""
+    chat_template_kwargs_json: _builtins.str
+    """Variables that the model's chat template reads beside a conversation, such as {"enable_thinking": false}: a JSON
+    object, as JSON text. A name that the template does not read is refused. Default: none.
+    """
     sample_count: _builtins.int
     """Texts to generate for each prompt, each with its own random stream. Range 1 to 16. Default 1."""
     @_builtins.property
@@ -366,12 +508,22 @@ class GenerateTextRequest(_message.Message):
         """Conversations to continue. 1 to 256."""
 
     @_builtins.property
+    def prompt_token_ids(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenIds]:
+        """Prompts as tokens, which nothing is put before. 1 to 256, of at least 1 token."""
+
+    @_builtins.property
     def parameters(self) -> Global___GenerationParameters:
         """How to generate, for every prompt of the call."""
 
     @_builtins.property
     def log_probabilities(self) -> Global___LogProbabilityOptions:
         """Which log-probabilities to return. Default: none."""
+
+    @_builtins.property
+    def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]:
+        """Tools that the model may call, for models whose chat template shows tools. Only with conversations, and not with
+        `parameters.constraint`. At most 128, each with a name of its own. Default: none.
+        """
 
     def __init__(
         self,
@@ -380,20 +532,31 @@ class GenerateTextRequest(_message.Message):
         model_version: _builtins.str = ...,
         prompts: _abc.Iterable[_builtins.str] | None = ...,
         conversations: _abc.Iterable[Global___Conversation] | None = ...,
+        prompt_token_ids: _abc.Iterable[Global___TokenIds] | None = ...,
         parameters: Global___GenerationParameters | None = ...,
         truncate: _builtins.bool = ...,
         echo: _builtins.bool = ...,
         log_probabilities: Global___LogProbabilityOptions | None = ...,
         priority: _builtins.int = ...,
         cache_salt: _builtins.str = ...,
+        tools: _abc.Iterable[Global___Tool] | None = ...,
+        tool_choice: Global___ToolChoice.ValueType = ...,
+        required_tool_name: _builtins.str = ...,
+        parallel_tool_calls: _builtins.bool | None = ...,
+        chat_template_kwargs_json: _builtins.str = ...,
         sample_count: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_sample_count", b"_sample_count", "log_probabilities", b"log_probabilities", "parameters", b"parameters", "sample_count", b"sample_count"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls", "_sample_count", b"_sample_count", "log_probabilities", b"log_probabilities", "parallel_tool_calls", b"parallel_tool_calls", "parameters", b"parameters", "sample_count", b"sample_count"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_sample_count", b"_sample_count", "cache_salt", b"cache_salt", "conversations", b"conversations", "echo", b"echo", "log_probabilities", b"log_probabilities", "model", b"model", "model_version", b"model_version", "parameters", b"parameters", "priority", b"priority", "prompts", b"prompts", "sample_count", b"sample_count", "truncate", b"truncate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls", "_sample_count", b"_sample_count", "cache_salt", b"cache_salt", "chat_template_kwargs_json", b"chat_template_kwargs_json", "conversations", b"conversations", "echo", b"echo", "log_probabilities", b"log_probabilities", "model", b"model", "model_version", b"model_version", "parallel_tool_calls", b"parallel_tool_calls", "parameters", b"parameters", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "prompts", b"prompts", "required_tool_name", b"required_tool_name", "sample_count", b"sample_count", "tool_choice", b"tool_choice", "tools", b"tools", "truncate", b"truncate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__parallel_tool_calls: _TypeAlias = _typing.Literal["parallel_tool_calls"]  # noqa: Y015
+    _WhichOneofArgType__parallel_tool_calls: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls"]  # noqa: Y015
     _WhichOneofReturnType__sample_count: _TypeAlias = _typing.Literal["sample_count"]  # noqa: Y015
     _WhichOneofArgType__sample_count: _TypeAlias = _typing.Literal["_sample_count", b"_sample_count"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__parallel_tool_calls) -> _WhichOneofReturnType__parallel_tool_calls | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__sample_count) -> _WhichOneofReturnType__sample_count | None: ...
 
 Global___GenerateTextRequest: _TypeAlias = GenerateTextRequest  # noqa: Y015
@@ -415,6 +578,7 @@ class GeneratedText(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     REASONING_FIELD_NUMBER: _builtins.int
+    TOOL_CALLS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """The text that follows the prompt; with `echo`, the prompt and what follows it. Of a conversation without `echo`,
     what the model says, without `reasoning`.
@@ -445,6 +609,10 @@ class GeneratedText(_message.Message):
     def prompt_tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogProbability]:
         """The prompt's tokens, if `log_probabilities.include_prompt` is set."""
 
+    @_builtins.property
+    def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
+        """The tools that the model calls, if `tools` are given. `text` is then what it says beside them."""
+
     def __init__(
         self,
         *,
@@ -459,10 +627,11 @@ class GeneratedText(_message.Message):
         tokens: _abc.Iterable[Global___TokenLogProbability] | None = ...,
         prompt_tokens: _abc.Iterable[Global___TokenLogProbability] | None = ...,
         reasoning: _builtins.str = ...,
+        tool_calls: _abc.Iterable[Global___ToolCall] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_token_count", b"cached_prompt_token_count", "finish_reason", b"finish_reason", "new_token_count", b"new_token_count", "prompt_token_count", b"prompt_token_count", "prompt_tokens", b"prompt_tokens", "reasoning", b"reasoning", "sample_index", b"sample_index", "seed", b"seed", "text", b"text", "tokens", b"tokens", "truncated", b"truncated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_prompt_token_count", b"cached_prompt_token_count", "finish_reason", b"finish_reason", "new_token_count", b"new_token_count", "prompt_token_count", b"prompt_token_count", "prompt_tokens", b"prompt_tokens", "reasoning", b"reasoning", "sample_index", b"sample_index", "seed", b"seed", "text", b"text", "tokens", b"tokens", "tool_calls", b"tool_calls", "truncated", b"truncated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -574,7 +743,7 @@ Global___GenerateTextResponse: _TypeAlias = GenerateTextResponse  # noqa: Y015
 
 @_typing.final
 class StreamGenerateTextRequest(_message.Message):
-    """Request of StreamGenerateText. Exactly one of `prompt` and `conversation` is given."""
+    """Request of StreamGenerateText. Exactly one of `prompt`, `conversation` and `prompt_token_ids` is given."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -582,12 +751,18 @@ class StreamGenerateTextRequest(_message.Message):
     MODEL_VERSION_FIELD_NUMBER: _builtins.int
     PROMPT_FIELD_NUMBER: _builtins.int
     CONVERSATION_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
     TRUNCATE_FIELD_NUMBER: _builtins.int
     ECHO_FIELD_NUMBER: _builtins.int
     LOG_PROBABILITIES_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
+    TOOLS_FIELD_NUMBER: _builtins.int
+    TOOL_CHOICE_FIELD_NUMBER: _builtins.int
+    REQUIRED_TOOL_NAME_FIELD_NUMBER: _builtins.int
+    PARALLEL_TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    CHAT_TEMPLATE_KWARGS_JSON_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model. Default: the only loaded model for this task; required if there are several."""
     model_version: _builtins.str
@@ -606,9 +781,23 @@ class StreamGenerateTextRequest(_message.Message):
     that cached_prompt_token_count, or the time of an answer, tells none of them what another has asked. At most 256
     characters. Default: empty.
     """
+    tool_choice: Global___ToolChoice.ValueType
+    """Whether the model calls them. Default TOOL_CHOICE_AUTO."""
+    required_tool_name: _builtins.str
+    """The one tool that the answer must call. Default: any."""
+    parallel_tool_calls: _builtins.bool
+    """False allows one call in an answer. Default true: several, if the model's chat template writes several."""
+    chat_template_kwargs_json: _builtins.str
+    """Variables that the model's chat template reads beside a conversation, such as {"enable_thinking": false}: a JSON
+    object, as JSON text. A name that the template does not read is refused. Default: none.
+    """
     @_builtins.property
     def conversation(self) -> Global___Conversation:
         """The conversation to continue."""
+
+    @_builtins.property
+    def prompt_token_ids(self) -> Global___TokenIds:
+        """The prompt as tokens, which nothing is put before. At least 1 token."""
 
     @_builtins.property
     def parameters(self) -> Global___GenerationParameters:
@@ -618,6 +807,12 @@ class StreamGenerateTextRequest(_message.Message):
     def log_probabilities(self) -> Global___LogProbabilityOptions:
         """Which log-probabilities to return. Default: none."""
 
+    @_builtins.property
+    def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]:
+        """Tools that the model may call, for models whose chat template shows tools. Only with conversations, and not with
+        `parameters.constraint`. At most 128, each with a name of its own. Default: none.
+        """
+
     def __init__(
         self,
         *,
@@ -625,18 +820,26 @@ class StreamGenerateTextRequest(_message.Message):
         model_version: _builtins.str = ...,
         prompt: _builtins.str = ...,
         conversation: Global___Conversation | None = ...,
+        prompt_token_ids: Global___TokenIds | None = ...,
         parameters: Global___GenerationParameters | None = ...,
         truncate: _builtins.bool = ...,
         echo: _builtins.bool = ...,
         log_probabilities: Global___LogProbabilityOptions | None = ...,
         priority: _builtins.int = ...,
         cache_salt: _builtins.str = ...,
+        tools: _abc.Iterable[Global___Tool] | None = ...,
+        tool_choice: Global___ToolChoice.ValueType = ...,
+        required_tool_name: _builtins.str = ...,
+        parallel_tool_calls: _builtins.bool | None = ...,
+        chat_template_kwargs_json: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation", "log_probabilities", b"log_probabilities", "parameters", b"parameters"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls", "conversation", b"conversation", "log_probabilities", b"log_probabilities", "parallel_tool_calls", b"parallel_tool_calls", "parameters", b"parameters", "prompt_token_ids", b"prompt_token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "conversation", b"conversation", "echo", b"echo", "log_probabilities", b"log_probabilities", "model", b"model", "model_version", b"model_version", "parameters", b"parameters", "priority", b"priority", "prompt", b"prompt", "truncate", b"truncate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls", "cache_salt", b"cache_salt", "chat_template_kwargs_json", b"chat_template_kwargs_json", "conversation", b"conversation", "echo", b"echo", "log_probabilities", b"log_probabilities", "model", b"model", "model_version", b"model_version", "parallel_tool_calls", b"parallel_tool_calls", "parameters", b"parameters", "priority", b"priority", "prompt", b"prompt", "prompt_token_ids", b"prompt_token_ids", "required_tool_name", b"required_tool_name", "tool_choice", b"tool_choice", "tools", b"tools", "truncate", b"truncate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__parallel_tool_calls: _TypeAlias = _typing.Literal["parallel_tool_calls"]  # noqa: Y015
+    _WhichOneofArgType__parallel_tool_calls: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__parallel_tool_calls) -> _WhichOneofReturnType__parallel_tool_calls | None: ...
 
 Global___StreamGenerateTextRequest: _TypeAlias = StreamGenerateTextRequest  # noqa: Y015
 
@@ -653,6 +856,7 @@ class StreamGenerateTextResponse(_message.Message):
     NEW_TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     REASONING_DELTA_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
+    TOOL_CALL_DELTAS_FIELD_NUMBER: _builtins.int
     text_delta: _builtins.str
     """The text since the last message: whole characters, possibly none. All deltas joined are the whole text."""
     new_token_count: _builtins.int
@@ -675,6 +879,10 @@ class StreamGenerateTextResponse(_message.Message):
     def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogProbability]:
         """The tokens generated since the last message, if `log_probabilities` is set."""
 
+    @_builtins.property
+    def tool_call_deltas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCallDelta]:
+        """What has appeared of calls of tools since the last message."""
+
     def __init__(
         self,
         *,
@@ -685,11 +893,46 @@ class StreamGenerateTextResponse(_message.Message):
         new_token_count: _builtins.int = ...,
         reasoning_delta: _builtins.str = ...,
         tokens: _abc.Iterable[Global___TokenLogProbability] | None = ...,
+        tool_call_deltas: _abc.Iterable[Global___ToolCallDelta] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "result", b"result", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "new_token_count", b"new_token_count", "reasoning_delta", b"reasoning_delta", "result", b"result", "text_delta", b"text_delta", "timings", b"timings", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "new_token_count", b"new_token_count", "reasoning_delta", b"reasoning_delta", "result", b"result", "text_delta", b"text_delta", "timings", b"timings", "tokens", b"tokens", "tool_call_deltas", b"tool_call_deltas"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StreamGenerateTextResponse: _TypeAlias = StreamGenerateTextResponse  # noqa: Y015
+
+@_typing.final
+class ToolCallDelta(_message.Message):
+    """A further part of a call of a tool."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_DELTA_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """Which call of the answer it is, from 0."""
+    id: _builtins.str
+    """Id of the call, in its first part."""
+    name: _builtins.str
+    """Name of the tool, in its first part."""
+    arguments_delta: _builtins.str
+    """The next characters of its arguments. All of them joined are a JSON object."""
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        arguments_delta: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_delta", b"arguments_delta", "id", b"id", "index", b"index", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolCallDelta: _TypeAlias = ToolCallDelta  # noqa: Y015

@@ -1,8 +1,9 @@
 """Text to ids, image bytes to pixels, ids to text; all but short texts off the event loop."""
 
+from headway_server.preprocessing.answer import AnswerPart, AnswerReader, ReadAnswer, new_call_id, read_answer
 from headway_server.preprocessing.chat import ChatPrompt, ChatTemplate, ChatTurn
 from headway_server.preprocessing.image import ImageLimits, ImagePreprocessor, ImageTransform, PreparedImage
-from headway_server.preprocessing.reasoning import ReasoningForm, ReasoningReader, Thought, join_parts
+from headway_server.preprocessing.reasoning import ReasoningForm, ReasoningReader, Thought
 from headway_server.preprocessing.sentences import Sentence, SplitText, split_sentences
 from headway_server.preprocessing.text import EncodedText, TextTokenizer, written_length
 from headway_server.preprocessing.tools import (
@@ -21,6 +22,8 @@ from headway_server.preprocessing.tools import (
 __all__ = [
     "CALL_ID",
     "CALL_ID_PATTERN",
+    "AnswerPart",
+    "AnswerReader",
     "Argued",
     "CallBegun",
     "CallForm",
@@ -34,6 +37,7 @@ __all__ = [
     "ImageTransform",
     "NoToolsError",
     "PreparedImage",
+    "ReadAnswer",
     "ReasoningForm",
     "ReasoningReader",
     "Said",
@@ -43,7 +47,8 @@ __all__ = [
     "Thought",
     "Tool",
     "ToolCall",
-    "join_parts",
+    "new_call_id",
+    "read_answer",
     "split_sentences",
     "written_length",
 ]

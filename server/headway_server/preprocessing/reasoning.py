@@ -7,7 +7,7 @@ templates end a prompt with the first of them, so that the model's text begins w
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -52,11 +52,6 @@ class ReasoningForm:
         tokens = tuple((mark, special[mark]) for mark in (begin, end) if mark in special)
         return cls(begin=begin, end=end, special_tokens=tokens)
 
-    def read(self, text: str) -> tuple[str, str]:
-        """Tells a whole text apart: what the model thinks, and what it says."""
-        reader = ReasoningReader(self)
-        return join_parts((*reader.feed(text), *reader.end()))
-
     def is_open(self, prompt: str) -> bool:
         """Returns True if a prompt ends where the model is to think."""
         return prompt.rstrip().endswith(self.begin)
@@ -67,14 +62,6 @@ class Thought:
     """A part of what the model thinks."""
 
     text: str
-
-
-def join_parts(parts: Iterable[Thought | Said]) -> tuple[str, str]:
-    """Joins parts of what a model thinks, and parts of what it says."""
-    texts = {Thought: "", Said: ""}
-    for part in parts:
-        texts[type(part)] += part.text
-    return texts[Thought], texts[Said]
 
 
 class ReasoningReader:

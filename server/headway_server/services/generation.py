@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from headway.v1 import generation_service_pb2 as pb
 from headway_server.decoding.sequence import Delta, TokenLogProbability
-from headway_server.preprocessing import ReasoningForm, ReasoningReader, Said, Thought, join_parts
-from headway_server.services.generation_requests import parse_request, read_prompt, read_prompts, tells_reasoning
+from headway_server.preprocessing import (
+    AnswerPart,
+    AnswerReader,
+    Argued,
+    CallBegun,
+    CallForm,
+    ReadAnswer,
+    ReasoningForm,
+    Said,
+    Thought,
+    new_call_id,
+    read_answer,
+)
+from headway_server.services.generation_requests import Request, parse_request, read_prompts, tells_reasoning
 from headway_server.services.messages import FINISH_REASONS, Response, build, find_model, signed
 from headway_server.serving.answers import Answer
 from headway_server.serving.host import ModelHost
@@ -42,8 +55,7 @@ class GenerationService:
                 deadline=deadline,
             ),
         )
-        form = model.reasoning_form if tells_reasoning(request) else None
-        return await _build(answer, partial(_response, answer, model, form, arrived))
+        return await _build(answer, partial(_response, answer, model, _Forms.of(model, request), arrived))
 
     async def StreamGenerateText(
         self, request: pb.StreamGenerateTextRequest, deadline: float | None
@@ -51,22 +63,65 @@ class GenerationService:
         """Continues a prompt or a conversation and sends the text as it appears."""
         arrived = time.monotonic()
         model = self._find(request)
-        prompt, field = read_prompt(request)
-        form = model.reasoning_form if tells_reasoning(request) else None
-        reader = None if form is None else ReasoningReader(form)
-        parts = model.stream(prompt, field=field, request=parse_request(request, deadline=deadline))
-        async with aclosing(parts):
+        [prompt], [field] = read_prompts(request)
+        asked = parse_request(request, deadline=deadline)
+        forms = _Forms.of(model, request)
+        reader, writer = AnswerReader(reasoning=forms.reasoning, calls=forms.calls), _CallWriter()
+        async with aclosing(model.stream(prompt, field=field, request=asked)) as parts:
             async for part in parts:
                 if isinstance(part, Delta):
-                    yield _delta(part, model, (Said(part.output),) if reader is None else reader.feed(part.output))
+                    yield _delta(part, model, writer, reader.feed(part.output))
                     continue
-                if reader is not None and (rest := list(reader.end())):
+                if rest := list(reader.end()):
                     held = Delta(output="", num_new_tokens=part.results[0].result.num_new_tokens)
-                    yield _delta(held, model, rest)
-                yield await _build(part, partial(_last_message, part, model, form, arrived))
+                    yield _delta(held, model, writer, rest)
+                yield await _build(part, partial(_last_message, part, model, forms, arrived, writer.ids))
 
-    def _find(self, request: pb.GenerateTextRequest | pb.StreamGenerateTextRequest) -> GenerationModel:
+    def _find(self, request: Request) -> GenerationModel:
         return find_model(self._host, GENERATE_TEXTS, request)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Forms:
+    """How the answers to a request mark what is told apart from their text."""
+
+    reasoning: ReasoningForm | None
+    calls: CallForm | None
+
+    @classmethod
+    def of(cls, model: GenerationModel, request: Request) -> _Forms:
+        offers = bool(request.tools) and request.tool_choice != pb.TOOL_CHOICE_NONE
+        return cls(
+            reasoning=model.reasoning_form if tells_reasoning(request) else None,
+            calls=model.call_form() if offers else None,
+        )
+
+    def read(self, text: str) -> ReadAnswer:
+        return read_answer(text, reasoning=self.reasoning, calls=self.calls)
+
+
+class _CallWriter:
+    """Writes the calls of one streamed answer."""
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+        """Of the calls so far."""
+
+    def write(self, parts: Iterable[AnswerPart]) -> tuple[str, str, list[pb.ToolCallDelta]]:
+        """Returns what parts of an answer think and say, and what they call."""
+        reasoning, text, calls = "", "", list[pb.ToolCallDelta]()
+        for part in parts:
+            match part:
+                case Thought(thought):
+                    reasoning += thought
+                case Said(said):
+                    text += said
+                case CallBegun(name):
+                    self.ids.append(new_call_id())
+                    calls.append(pb.ToolCallDelta(index=len(self.ids) - 1, id=self.ids[-1], name=name))
+                case Argued(argued):
+                    calls.append(pb.ToolCallDelta(index=len(self.ids) - 1, arguments_delta=argued))
+        return reasoning, text, calls
 
 
 async def _build(answer: Answer[GeneratedText], make: Callable[[], Response]) -> Response:
@@ -77,40 +132,45 @@ async def _build(answer: Answer[GeneratedText], make: Callable[[], Response]) ->
 
 
 def _response(
-    answer: Answer[GeneratedText], model: GenerationModel, form: ReasoningForm | None, arrived: float
+    answer: Answer[GeneratedText], model: GenerationModel, forms: _Forms, arrived: float
 ) -> pb.GenerateTextResponse:
     return pb.GenerateTextResponse(
-        results=[_generated_text(text, model, form) for text in answer.results],
+        results=[_generated_text(text, model, forms) for text in answer.results],
         **signed(model, answer.timings, arrived),
     )
 
 
-def _delta(delta: Delta, model: GenerationModel, parts: Iterable[Thought | Said]) -> pb.StreamGenerateTextResponse:
-    thought, said = join_parts(parts)
+def _delta(
+    delta: Delta, model: GenerationModel, writer: _CallWriter, parts: Iterable[AnswerPart]
+) -> pb.StreamGenerateTextResponse:
+    reasoning, text, calls = writer.write(parts)
     return pb.StreamGenerateTextResponse(
-        text_delta=said,
-        reasoning_delta=thought,
+        text_delta=text,
+        reasoning_delta=reasoning,
+        tool_call_deltas=calls,
         new_token_count=delta.num_new_tokens,
         tokens=_tokens(delta.tokens, model),
     )
 
 
 def _last_message(
-    answer: Answer[GeneratedText], model: GenerationModel, form: ReasoningForm | None, arrived: float
+    answer: Answer[GeneratedText], model: GenerationModel, forms: _Forms, arrived: float, call_ids: Sequence[str]
 ) -> pb.StreamGenerateTextResponse:
     (text,) = answer.results
+    result = _generated_text(text, model, forms)
+    for call, call_id in zip(result.tool_calls, call_ids, strict=True):
+        call.id = call_id
     return pb.StreamGenerateTextResponse(
-        new_token_count=text.result.num_new_tokens,
-        result=_generated_text(text, model, form),
-        **signed(model, answer.timings, arrived),
+        new_token_count=text.result.num_new_tokens, result=result, **signed(model, answer.timings, arrived)
     )
 
 
-def _generated_text(text: GeneratedText, model: GenerationModel, form: ReasoningForm | None) -> pb.GeneratedText:
-    thought, said = ("", text.text) if form is None else form.read(text.text)
+def _generated_text(text: GeneratedText, model: GenerationModel, forms: _Forms) -> pb.GeneratedText:
+    read = forms.read(text.text)
     return pb.GeneratedText(
-        text=said,
-        reasoning=thought,
+        text=read.text,
+        reasoning=read.reasoning,
+        tool_calls=[pb.ToolCall(id=call.call_id, name=call.name, arguments_json=call.arguments) for call in read.calls],
         finish_reason=FINISH_REASONS.number(text.result.finish_reason),
         prompt_token_count=text.num_prompt_tokens,
         new_token_count=text.result.num_new_tokens,

@@ -2,72 +2,150 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from headway.v1 import generation_service_pb2 as pb
 from headway_server.decoding.constraints import ConstraintRequest
 from headway_server.errors import InvalidInputError
-from headway_server.preprocessing import ChatTurn
+from headway_server.preprocessing import ChatTurn, Tool, ToolCall
 from headway_server.preprocessing.chat import Role
+from headway_server.services.enums import WireEnum
 from headway_server.services.messages import set_fields
-from headway_server.tasks.generation.request import GenerationRequest, Prompt
+from headway_server.tasks.generation.request import GenerationRequest, Prompt, ToolUse
+from headway_server.tasks.generation.tools import TOOL_NAME, ToolChoice, check_turn, make_tool, read_object, use_tools
 from headway_server.tasks.parameters import LogProbabilityRequest
 
-_ROLES: Final[dict[int, Role]] = {
+Request: TypeAlias = pb.GenerateTextRequest | pb.StreamGenerateTextRequest
+
+_NAME: Final = re.compile(TOOL_NAME)
+_CHOICES: Final = WireEnum(pb.ToolChoice, ToolChoice, unspecified=ToolChoice.AUTO)
+_ROLES: Final[Mapping[pb.Role.ValueType, Role]] = {
     pb.ROLE_SYSTEM: "system",
     pb.ROLE_USER: "user",
     pb.ROLE_ASSISTANT: "assistant",
+    pb.ROLE_TOOL: "tool",
 }
 
 
-def read_prompts(request: pb.GenerateTextRequest) -> tuple[list[Prompt], list[str]]:
-    """Reads the prompts or the conversations of a call, and the name of each for messages.
+def read_prompts(request: Request) -> tuple[list[Prompt], list[str]]:
+    """Reads the prompts of a call, and the name of each for messages.
 
     Raises:
-        InvalidInputError: There are both, or a turn has no role.
+        InvalidInputError: There are several kinds, or a turn is not right as `check_turn` says.
     """
-    if request.prompts and request.conversations:
-        raise InvalidInputError("conversations", "is given beside prompts; give one of the two")
-    field = "conversations" if request.conversations else "prompts"
-    fields = [f"{field}[{index}]" for index in range(len(request.conversations or request.prompts))]
-    if request.conversations:
-        return [_read_conversation(*pair) for pair in zip(fields, request.conversations, strict=True)], fields
-    return list(request.prompts), fields
+    kinds = [field.name for field, _ in request.ListFields() if field.name in _KINDS]
+    if len(kinds) > 1:
+        raise InvalidInputError(kinds[1], f"is given beside {kinds[0]}; give one of the two")
+    if isinstance(request, pb.StreamGenerateTextRequest):
+        kind = kinds[0] if kinds else "prompt"
+        return [_READERS[kind](getattr(request, kind), kind)], [kind + _PLACES.get(kind, "")]
+    kind = kinds[0] if kinds else "prompts"
+    given = getattr(request, kind)
+    names = [f"{kind}[{index}]" for index in range(len(given))]
+    prompts = [_READERS[kind](one, name) for one, name in zip(given, names, strict=True)]
+    return prompts, [name + _PLACES.get(kind, "") for name in names]
 
 
-def read_prompt(request: pb.StreamGenerateTextRequest) -> tuple[Prompt, str]:
-    """Reads the prompt or the conversation of a stream, and its name for messages.
-
-    Raises:
-        InvalidInputError: There are both, or a turn has no role.
-    """
-    if not request.HasField("conversation"):
-        return request.prompt, "prompt"
-    if request.prompt:
-        raise InvalidInputError("conversation", "is given beside prompt; give one of the two")
-    return _read_conversation("conversation", request.conversation), "conversation"
+def _read_text(text: str, _: str) -> str:
+    return text
 
 
-def _read_conversation(field: str, conversation: pb.Conversation) -> tuple[ChatTurn, ...]:
+def _read_tokens(tokens: pb.TokenIds, field: str) -> NDArray[np.int64]:
+    if not tokens.ids:
+        raise InvalidInputError(f"{field}.ids", "is empty; give at least one token")
+    return np.array(tokens.ids, np.int64)
+
+
+def _read_conversation(conversation: pb.Conversation, field: str) -> tuple[ChatTurn, ...]:
     return tuple(
         _read_turn(f"{field}.messages[{index}]", message) for index, message in enumerate(conversation.messages)
     )
 
 
+_READERS: Final[Mapping[str, Callable[[Any, str], Prompt]]] = {
+    "prompts": _read_text,
+    "prompt": _read_text,
+    "conversations": _read_conversation,
+    "conversation": _read_conversation,
+    "prompt_token_ids": _read_tokens,
+}
+_KINDS: Final = frozenset(_READERS)
+_PLACES: Final = {"prompt_token_ids": ".ids"}
+"""Where a prompt is in its message, for errors."""
+
+
 def _read_turn(field: str, message: pb.ChatMessage) -> ChatTurn:
     role = _ROLES.get(message.role)
     if role is None:
-        raise InvalidInputError(
-            f"{field}.role", f"is {message.role}; must be ROLE_SYSTEM (1), ROLE_USER (2) or ROLE_ASSISTANT (3)"
-        )
-    if message.reasoning and role != "assistant":
-        raise InvalidInputError(f"{field}.reasoning", f"is set, and the role is {role}; the assistant thinks")
-    return ChatTurn(role=role, content=message.content, reasoning=message.reasoning)
+        known = ", ".join(f"{pb.Role.Name(number)} ({number})" for number in _ROLES)
+        raise InvalidInputError(f"{field}.role", f"is {message.role}; must be one of {known}")
+    calls = tuple(
+        ToolCall(call_id=call.id, name=call.name, arguments=call.arguments_json) for call in message.tool_calls
+    )
+    turn = ChatTurn(
+        role=role,
+        content=message.content,
+        reasoning=message.reasoning,
+        tool_calls=calls,
+        tool_call_id=message.tool_call_id,
+    )
+    check_turn(turn, field)
+    return turn
 
 
-def parse_request(
-    request: pb.GenerateTextRequest | pb.StreamGenerateTextRequest, *, deadline: float | None, sample_count: int = 1
-) -> GenerationRequest:
+def _read_tools(request: Request) -> ToolUse | None:
+    """Reads the tools of a call, and how the model may call them.
+
+    Raises:
+        InvalidInputError: They are set without a conversation or beside a constraint, or see `use_tools`.
+    """
+    choice = _CHOICES.read("tool_choice", request.tool_choice)
+    if not request.tools:
+        for field, _ in request.ListFields():
+            if field.name in ("tool_choice", "required_tool_name", "parallel_tool_calls"):
+                raise InvalidInputError(field.name, "is set without tools; give some, or leave it out")
+        return None
+    _check_of_conversation(request, "tools")
+    used = use_tools(
+        [_read_tool(f"tools[{index}]", tool) for index, tool in enumerate(request.tools)],
+        choice=choice,
+        required_name=request.required_tool_name,
+        allows_several=request.parallel_tool_calls or not request.HasField("parallel_tool_calls"),
+        name_field="required_tool_name",
+    )
+    if used is not None and request.parameters.HasField("constraint"):
+        raise InvalidInputError("parameters.constraint", "is set beside tools; leave one of the two out")
+    if used is not None and request.echo:
+        raise InvalidInputError("echo", "is set beside tools; leave one of the two out")
+    return used
+
+
+def _read_tool(field: str, tool: pb.Tool) -> Tool:
+    if not _NAME.fullmatch(tool.name):
+        raise InvalidInputError(f"{field}.name", "must have 1 to 64 letters, digits, underscores and hyphens")
+    place = f"{field}.parameters_json_schema"
+    schema = read_object(tool.parameters_json_schema, place) if tool.parameters_json_schema else {}
+    return make_tool(tool.name, tool.description, schema, field=place)
+
+
+def _check_of_conversation(request: Request, field: str) -> None:
+    if not is_conversation(request):
+        raise InvalidInputError(field, "is set without a conversation, whose chat template it is for; leave it out")
+
+
+def is_conversation(request: Request) -> bool:
+    """Returns True if a request has conversations in place of prompts."""
+    if isinstance(request, pb.GenerateTextRequest):
+        return bool(request.conversations)
+    return request.HasField("conversation")
+
+
+def parse_request(request: Request, *, deadline: float | None, sample_count: int = 1) -> GenerationRequest:
     """Reads what a request asks for beside its prompts.
 
     Args:
@@ -82,6 +160,10 @@ def parse_request(
     if request.HasField("log_probabilities"):
         options = request.log_probabilities
         wanted = LogProbabilityRequest(num_top_tokens=options.top_token_count, include_prompt=options.include_prompt)
+    variables = {}
+    if request.chat_template_kwargs_json:
+        _check_of_conversation(request, "chat_template_kwargs_json")
+        variables = read_object(request.chat_template_kwargs_json, "chat_template_kwargs_json")
     return GenerationRequest(
         parameters=parse_parameters(request.parameters),
         sample_count=sample_count,
@@ -91,15 +173,15 @@ def parse_request(
         priority=request.priority,
         cache_salt=request.cache_salt,
         deadline=deadline,
+        tools=_read_tools(request),
+        variables=variables,
         shows_reasoning=tells_reasoning(request),
     )
 
 
-def tells_reasoning(request: pb.GenerateTextRequest | pb.StreamGenerateTextRequest) -> bool:
+def tells_reasoning(request: Request) -> bool:
     """Returns True if an answer tells what the model thinks apart: that of a conversation, which is not repeated."""
-    if isinstance(request, pb.GenerateTextRequest):
-        return bool(request.conversations) and not request.echo
-    return request.HasField("conversation") and not request.echo
+    return is_conversation(request) and not request.echo
 
 
 def parse_parameters(parameters: pb.GenerationParameters) -> dict[str, Any]:

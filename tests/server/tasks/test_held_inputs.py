@@ -20,7 +20,7 @@ from headway_server.serving.images import SentImage
 from headway_server.settings import ServerSettings
 from headway_server.tasks.generation.request import GenerationRequest
 from headway_server.tasks.image_generation.request import DrawingRequest
-from headway_server.tasks.segmentation.model import MAX_MASKS, EverythingRequest, Point, Prompt
+from headway_server.tasks.segmentation.model import MAX_MASKS, EverythingRequest, MaskFormat, Point, Prompt
 from headway_server.tasks.speech.model import SpeechRequest
 from headway_server.tasks.synthesis.request import SynthesisRequest
 from headway_server.tasks.text.model import TextInputs
@@ -53,7 +53,7 @@ def sent(data: bytes, field: str) -> SentImage:
 async def segment_everything(model):
     wanted = EverythingRequest(points_per_side=4, min_predicted_iou=0.0, min_stability=0.0, max_overlap=1.0)
     async with await model.segment_everything(
-        sent(png(), "image"), wanted, mask_format="runs", deadline=None
+        sent(png(), "image"), wanted, mask_format=MaskFormat.RUNS, deadline=None
     ) as segments:
         return [mask async for mask in segments.masks]
 
@@ -228,7 +228,9 @@ async def test_calls_for_everything_run_beside_each_other_in_less_than_all_their
         model = models["segment"]
 
         async def ask(picture):
-            async with await model.segment_everything(picture, wanted, mask_format="runs", deadline=None) as segments:
+            async with await model.segment_everything(
+                picture, wanted, mask_format=MaskFormat.RUNS, deadline=None
+            ) as segments:
                 return [list(mask.counts) async for mask in segments.masks]
 
         assert 2 * 64 * MAX_MASKS * model._mask_bytes == 24 * 2**20  # all logits of two such calls

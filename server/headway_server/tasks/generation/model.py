@@ -48,7 +48,7 @@ from headway_server.tasks.parameters import SamplingPlan, plan_sampling
 
 _STATES_AT_A_TIME: Final = 8
 """States of a constraint that are made before other work is taken up; a few take milliseconds where they are large."""
-_VARIABLES_FIELD: Final = "chat_template_kwargs"
+_VARIABLES_FIELD: Final = "chat_template_kwargs_json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

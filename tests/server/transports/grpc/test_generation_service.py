@@ -11,7 +11,8 @@ from tiny_engine import EOS_ID, TOKENIZER, VOCAB_SIZE, make_chat_template, make_
 
 from headway.v1 import common_pb2
 from headway.v1 import generation_service_pb2 as pb
-from headway_server.services.generation import FINISH_REASONS
+from headway_server.decoding.sequence import FinishReason
+from headway_server.services.messages import FINISH_REASONS
 
 SAMPLING_FIELDS = {"temperature", "top_k", "top_p", "min_p", "seed"}
 TEMPLATE = "{% for message in messages %}<bos>{{ message.role }}: {{ message.content }}\n{% endfor %}<bos>assistant:"
@@ -205,7 +206,7 @@ async def test_an_option_of_a_stream_out_of_its_range_is_named(options, field, s
         assert (found.field, found.description) == (field, says)
 
 
-ROLES = "must be ROLE_SYSTEM (1), ROLE_USER (2) or ROLE_ASSISTANT (3)"
+ROLES = "must be one of ROLE_SYSTEM (1), ROLE_USER (2), ROLE_ASSISTANT (3), ROLE_TOOL (4)"
 GOOD = conversation(turn())
 
 
@@ -410,6 +411,6 @@ async def test_a_stop_token_is_a_stop():
 
 
 def test_every_reason_to_finish_has_its_number():
-    assert set(FINISH_REASONS.values()) == set(common_pb2.FinishReason.values()) - {
+    assert {FINISH_REASONS.number(reason) for reason in FinishReason} == set(common_pb2.FinishReason.values()) - {
         common_pb2.FINISH_REASON_UNSPECIFIED
     }

@@ -177,7 +177,7 @@ async def test_both_clients_and_the_command_line_speak_the_same(speaking, tmp_pa
         [spoken] = (await client.synthesize_speech("low high", **asked)).results
         async with client.stream_synthesize_speech("low high", **asked) as parts:
             pcm = b"".join([part.pcm async for part in parts])
-        assert parts.answer.results[0].duration_seconds == spoken.duration
+        assert parts.answer.results[0].duration_seconds == spoken.duration_seconds
         [model] = (await client.list_models()).models
         assert (model.task, model.labels) == ("speech_synthesis", ("ann", "bob"))
     samples = samples_of(spoken.audio)

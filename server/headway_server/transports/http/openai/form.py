@@ -16,6 +16,9 @@ DONE: Final = b"data: [DONE]\n\n"
 _NAMES: Final = (
     (re.compile(r"^parameters\.(?:sampling\.)?"), ""),
     (re.compile(r"^messages\.messages\b"), "messages"),
+    (re.compile(r"^chat_template_kwargs_json\b"), "chat_template_kwargs"),
+    (re.compile(r"\.reasoning$"), ".reasoning_content"),
+    (re.compile(r"(\.tool_calls\[\d+\])\.arguments_json$"), r"\1.function.arguments"),
     (re.compile(r"^constraint\.calls\b"), "tools"),
     (re.compile(r"^constraint\.json_schema\b"), "response_format.json_schema.schema"),
     (re.compile(r"^constraint$"), "response_format"),

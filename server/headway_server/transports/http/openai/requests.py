@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, StringConstraints, ValidationError
+from pydantic import Field, StringConstraints
 
 from headway_server.batching.settings import MAX_TEXTS
 from headway_server.decoding.constraints import ConstraintRequest
@@ -20,15 +20,16 @@ from headway_server.preprocessing import ChatTurn, Tool, ToolCall
 from headway_server.preprocessing.chat import Role
 from headway_server.serving.limits import check_count
 from headway_server.tasks.generation.request import MAX_PROMPTS, MAX_TURNS, GenerationRequest, Prompt, ToolUse
+from headway_server.tasks.generation.tools import MAX_TOOLS, TOOL_NAME, ToolChoice, check_turn, make_tool, use_tools
 from headway_server.tasks.image_generation.request import DrawingRequest
 from headway_server.tasks.parameters import MAX_LOGIT_BIASES, LogProbabilityRequest
 from headway_server.tasks.synthesis.encoding import AudioFormat
 from headway_server.tasks.synthesis.request import SynthesisRequest
-from headway_server.transports.http.body import JSON_OBJECT, Body, Many, Part
+from headway_server.transports.http.body import Body, Many, Part
 
 _TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 _Tokens = Annotated[Many[_TokenId], Field(min_length=1)]
-_ToolName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+_ToolName = Annotated[str, StringConstraints(pattern=TOOL_NAME)]
 
 _ROLES: Final[dict[str, Role]] = {
     "system": "system",
@@ -48,14 +49,12 @@ _SAME_NAME: Final = (
     "thinking_token_budget",
 )
 _ANY_OBJECT: Final = '{"type":"object"}'
-_NO_ARGUMENTS: Final[dict[str, Any]] = {"properties": {}, "additionalProperties": False}
-_MAX_TOOLS: Final = 128
 
 
 class _Body(Body):
     """A request."""
 
-    union_names: ClassVar = frozenset({"TextFormat", "JsonSchemaFormat", "json_object", "ToolChoice"})
+    union_names: ClassVar = frozenset({"TextFormat", "JsonSchemaFormat", "json_object", "NamedChoice"})
 
     model: str
     """A model's name or alias, or `name/version`."""
@@ -198,16 +197,8 @@ class CallPart(Part):
     type: Literal["function"] = "function"
     function: CalledFunction
 
-    def call(self, field: str) -> ToolCall:
-        """Returns the call as models read it; `field` names it.
-
-        Raises:
-            InvalidInputError: The arguments are no JSON object.
-        """
-        try:
-            JSON_OBJECT.validate_json(self.function.arguments)
-        except ValidationError:
-            raise InvalidInputError(f"{field}.function.arguments", "is not a JSON object; send it as it came") from None
+    def call(self) -> ToolCall:
+        """Returns the call as models read it."""
         return ToolCall(call_id=self.id, name=self.function.name, arguments=self.function.arguments)
 
 
@@ -218,34 +209,27 @@ class Message(Part):
     content: str | Many[TextPart] | None = None
     reasoning_content: str | None = None
     """This server's own: what the assistant thought, as its answer had it."""
-    tool_calls: Annotated[Many[CallPart], Field(max_length=_MAX_TOOLS)] = Field(default_factory=list)
+    tool_calls: Annotated[Many[CallPart], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
     tool_call_id: str | None = None
 
     def turn(self, field: str) -> ChatTurn:
         """Returns the turn as models read it; `field` names the message.
 
         Raises:
-            InvalidInputError: Somebody else than the assistant says nothing, thinks or calls, or it is not said what
-                a tool answers.
+            InvalidInputError: Another than the assistant says nothing, or see `check_turn`.
         """
         if self.content is None and self.role != "assistant":
             raise InvalidInputError(f"{field}.content", "is missing; give a text")
-        if self.reasoning_content and self.role != "assistant":
-            raise InvalidInputError(
-                f"{field}.reasoning_content", f"is set, and the role is {self.role}; the assistant thinks"
-            )
-        if self.tool_calls and self.role != "assistant":
-            raise InvalidInputError(f"{field}.tool_calls", f"is set, and the role is {self.role}; the assistant calls")
-        if (self.tool_call_id is not None) != (self.role == "tool"):
-            raise InvalidInputError(f"{field}.tool_call_id", "belongs to role tool: the id of the call that it answers")
         content = self.content or ""
-        return ChatTurn(
+        turn = ChatTurn(
             role=_ROLES[self.role],
             content=content if isinstance(content, str) else "".join(part.text for part in content),
             reasoning=self.reasoning_content or "",
-            tool_calls=tuple(call.call(f"{field}.tool_calls[{n}]") for n, call in enumerate(self.tool_calls)),
+            tool_calls=tuple(call.call() for call in self.tool_calls),
             tool_call_id=self.tool_call_id or "",
         )
+        check_turn(turn, field)
+        return turn
 
 
 class Function(Part):
@@ -253,7 +237,7 @@ class Function(Part):
 
     name: _ToolName
     description: str = ""
-    parameters: dict[str, Any] = Field(default_factory=lambda: _NO_ARGUMENTS)
+    parameters: dict[str, Any] = Field(default_factory=dict)
     strict: bool = True
 
 
@@ -269,10 +253,8 @@ class ToolPart(Part):
         Raises:
             InvalidInputError: Its schema is not one of an object.
         """
-        schema = {"type": "object", **self.function.parameters}
-        if schema["type"] != "object":
-            raise InvalidInputError(f"{field}.function.parameters", "must be the schema of an object")
-        return Tool(name=self.function.name, description=self.function.description, parameters=json.dumps(schema))
+        function = self.function
+        return make_tool(function.name, function.description, function.parameters, field=f"{field}.function.parameters")
 
 
 class NamedFunction(Part):
@@ -281,7 +263,7 @@ class NamedFunction(Part):
     name: str
 
 
-class ToolChoice(Part):
+class NamedChoice(Part):
     """The one tool that is to be called."""
 
     type: Literal["function"]
@@ -320,8 +302,8 @@ class ChatBody(_GenerationBody):
     response_format: Annotated[TextFormat | JsonSchemaFormat, Field(discriminator="type")] | None = None
     store: Literal[False] = False
     modalities: Many[Literal["text"]] = Field(default_factory=list)
-    tools: Annotated[Many[ToolPart], Field(max_length=_MAX_TOOLS)] = Field(default_factory=list)
-    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    tools: Annotated[Many[ToolPart], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """This server's own: what the chat template is given by these names, such as `enable_thinking`."""
@@ -360,28 +342,22 @@ class ChatBody(_GenerationBody):
 
     def _tools(self) -> ToolUse | None:
         """Returns the tools that the model is shown: none if it is not to call any."""
-        choice, names = self.tool_choice, [tool.function.name for tool in self.tools]
-        if not names:
+        choice = self.tool_choice
+        if not self.tools:
             for field in ("tool_choice", "parallel_tool_calls"):
                 if getattr(self, field) not in (None, "none"):
                     raise InvalidInputError(field, "is set without tools; give some, or leave it out")
             return None
-        if twice := {name for name in names if names.count(name) > 1}:
-            raise InvalidInputError("tools", f"have the name {min(twice)} twice; give each once")
-        if choice == "none":
-            return None
-        if self.response_format is not None and self.response_format.type != "text":
-            raise InvalidInputError("response_format", "is set beside tools; leave it out, or set tool_choice to none")
-        if isinstance(choice, ToolChoice):
-            if choice.function.name not in names:
-                raise InvalidInputError("tool_choice.function.name", f"is none of the tools {', '.join(names)[:200]}")
-            names = [choice.function.name]
-        return ToolUse(
-            tools=tuple(tool.tool(f"tools[{index}]") for index, tool in enumerate(self.tools)),
-            callable_names=tuple(names),
-            is_required=choice not in (None, "auto"),
-            allows_several=self.parallel_tool_calls is not False and not isinstance(choice, ToolChoice),
+        used = use_tools(
+            [tool.tool(f"tools[{index}]") for index, tool in enumerate(self.tools)],
+            choice=ToolChoice(choice) if isinstance(choice, str) else ToolChoice.AUTO,
+            required_name=choice.function.name if isinstance(choice, NamedChoice) else "",
+            allows_several=self.parallel_tool_calls is not False,
+            name_field="tool_choice.function.name",
         )
+        if used is not None and self.response_format is not None and self.response_format.type != "text":
+            raise InvalidInputError("response_format", "is set beside tools; leave it out, or set tool_choice to none")
+        return used
 
     def _constraint(self) -> ConstraintRequest | None:
         wanted = self.response_format

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import secrets
-import string
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,14 +18,15 @@ from headway_server.decoding.sequence import Delta, FinishReason, TokenLogProbab
 from headway_server.errors import InvalidInputError
 from headway_server.observers import current_call
 from headway_server.preprocessing import (
+    AnswerPart,
+    AnswerReader,
     Argued,
     CallBegun,
     CallForm,
-    CallReader,
     ReasoningForm,
-    ReasoningReader,
     Said,
     Thought,
+    new_call_id,
 )
 from headway_server.preprocessing.pool import text_pool
 from headway_server.preprocessing.text import REPLACEMENT
@@ -74,7 +73,6 @@ _REASONS: Final = {
     FinishReason.LENGTH: "length",
     FinishReason.CONSTRAINT: "stop",
 }
-_AnswerPart: TypeAlias = Thought | Said | CallBegun | Argued
 OPENAI_ABILITIES: Final[Mapping[str, Ability[Any]]] = {
     "/v1/chat/completions": GENERATE_TEXTS,
     "/v1/completions": GENERATE_TEXTS,
@@ -389,35 +387,18 @@ class _AnswerWriter:
     """Writes one answer: what the model thinks, what it says, and the calls that it makes."""
 
     def __init__(self, calls: CallForm | None, reasoning: ReasoningForm | None) -> None:
-        self._calls = None if calls is None else CallReader(calls)
-        self._reasoning = None if reasoning is None else ReasoningReader(reasoning)
+        self._reader = AnswerReader(reasoning=reasoning, calls=calls)
         self._num_calls = 0
 
     def feed(self, text: str) -> dict[str, Any]:
         """Takes a further part of the text; returns what has appeared, nothing if that is nothing."""
-        return self._write(self._read(text))
+        return self._write(self._reader.feed(text))
 
     def end(self) -> dict[str, Any]:
         """Returns what was held back: the text has ended."""
-        return self._write(self._rest())
+        return self._write(self._reader.end())
 
-    def _read(self, text: str) -> Iterator[_AnswerPart]:
-        yield from self._called([Said(text)] if self._reasoning is None else self._reasoning.feed(text))
-
-    def _rest(self) -> Iterator[_AnswerPart]:
-        if self._reasoning is not None:
-            yield from self._called(self._reasoning.end())
-        if self._calls is not None:
-            yield from self._calls.end()
-
-    def _called(self, parts: Iterable[Thought | Said]) -> Iterator[_AnswerPart]:
-        for part in parts:
-            if self._calls is None or isinstance(part, Thought):
-                yield part
-            else:
-                yield from self._calls.feed(part.text)
-
-    def _write(self, parts: Iterable[_AnswerPart]) -> dict[str, Any]:
+    def _write(self, parts: Iterable[AnswerPart]) -> dict[str, Any]:
         thoughts, content, calls = "", "", dict[int, dict[str, Any]]()
         for part in parts:
             match part:
@@ -428,7 +409,7 @@ class _AnswerWriter:
                 case CallBegun(name):
                     self._num_calls += 1
                     function = {"name": name, "arguments": ""}
-                    identity = {"id": _new_call_id(), "type": "function"}
+                    identity = {"id": new_call_id(), "type": "function"}
                     calls[self._num_calls - 1] = {"index": self._num_calls - 1, **identity, "function": function}
                 case Argued(text):
                     begun = {"index": self._num_calls - 1, "function": {"arguments": ""}}
@@ -438,7 +419,7 @@ class _AnswerWriter:
 
     def message(self, text: str) -> dict[str, Any]:
         """Returns what a whole text becomes."""
-        found = self._write(part for parts in (self._read(text), self._rest()) for part in parts)
+        found = self._write(part for parts in (self._reader.feed(text), self._reader.end()) for part in parts)
         for call in found.get("tool_calls", ()):
             del call["index"]
         return {"role": "assistant", "content": None if self._num_calls else "", "refusal": None, **found}
@@ -446,11 +427,6 @@ class _AnswerWriter:
     def reason(self, reason: str) -> str:
         """Returns why the answer has ended."""
         return "tool_calls" if self._num_calls and reason == "stop" else reason
-
-
-def _new_call_id() -> str:
-    """Returns an id that every chat template takes: some demand one of this form."""
-    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
 
 
 async def _events(

@@ -1,0 +1,114 @@
+"""The tools that a call offers the model, and the turns of a conversation that are about them, checked.
+
+Fields are named as in headway's own protocol.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Any, Final
+
+from pydantic_core import from_json
+
+from headway_server.errors import InvalidInputError
+from headway_server.preprocessing import ChatTurn, Tool
+from headway_server.serving.limits import check_count
+from headway_server.tasks.generation.request import ToolUse
+
+MAX_TOOLS: Final = 128
+"""Most tools of a call, and most calls in a turn."""
+TOOL_NAME: Final = r"^[a-zA-Z0-9_-]{1,64}$"
+"""Pattern of a tool's name."""
+
+
+class ToolChoice(Enum):
+    """Whether the model calls tools."""
+
+    AUTO = "auto"
+    """It decides."""
+    NONE = "none"
+    """It is shown none."""
+    REQUIRED = "required"
+    """Its answer is a call."""
+
+
+def check_turn(turn: ChatTurn, field: str) -> None:
+    """Checks that what a turn holds belongs to its role.
+
+    Args:
+        turn: The turn.
+        field: What errors call it.
+
+    Raises:
+        InvalidInputError: Another than the assistant thinks or calls, calls are too many, or a result names no call.
+    """
+    if turn.reasoning and turn.role != "assistant":
+        raise InvalidInputError(f"{field}.reasoning", f"is set, and the role is {turn.role}; the assistant thinks")
+    if turn.tool_calls and turn.role != "assistant":
+        raise InvalidInputError(f"{field}.tool_calls", f"is set, and the role is {turn.role}; the assistant calls")
+    if turn.tool_calls:
+        check_count(f"{field}.tool_calls", len(turn.tool_calls), MAX_TOOLS, "split the turn")
+    if bool(turn.tool_call_id) != (turn.role == "tool"):
+        raise InvalidInputError(f"{field}.tool_call_id", "belongs to role tool: the id of the call that it answers")
+    for index, call in enumerate(turn.tool_calls):
+        read_object(call.arguments, f"{field}.tool_calls[{index}].arguments_json")
+
+
+def read_object(text: str, field: str) -> dict[str, Any]:
+    """Reads a JSON object, which errors call `field`.
+
+    Raises:
+        InvalidInputError: It is none.
+    """
+    try:
+        found = from_json(text, allow_inf_nan=False)
+    except ValueError as error:
+        raise InvalidInputError(field, f"is not JSON ({str(error)[:100]}); send a JSON object") from None
+    if not isinstance(found, dict):
+        raise InvalidInputError(field, "is not a JSON object; send one")
+    return found
+
+
+def make_tool(name: str, description: str, schema: Mapping[str, Any], field: str) -> Tool:
+    """Makes a tool whose arguments have a JSON Schema; `field` is what errors call that.
+
+    Raises:
+        InvalidInputError: The schema is not one of an object.
+    """
+    whole = {"type": "object", **(schema or {"properties": {}, "additionalProperties": False})}
+    if whole["type"] != "object":
+        raise InvalidInputError(field, "must be the schema of an object")
+    return Tool(name=name, description=description, parameters=json.dumps(whole))
+
+
+def use_tools(
+    tools: Sequence[Tool], *, choice: ToolChoice, required_name: str, allows_several: bool, name_field: str
+) -> ToolUse | None:
+    """Returns what a call asks for with its tools; None if the model is to be shown none.
+
+    Args:
+        tools: What it offers, at least one.
+        choice: Whether the model calls them.
+        required_name: The one that it must call; empty: any.
+        allows_several: False: at most one call in an answer.
+        name_field: What errors call the required name.
+
+    Raises:
+        InvalidInputError: There are too many, two have a name, or none has the required one.
+    """
+    check_count("tools", len(tools), MAX_TOOLS, "offer fewer")
+    names = [tool.name for tool in tools]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise InvalidInputError("tools", f"have the name {min(twice)} twice; give each once")
+    if required_name and required_name not in names:
+        raise InvalidInputError(name_field, f"is none of the tools {', '.join(names)[:200]}")
+    if choice is ToolChoice.NONE:
+        return None
+    return ToolUse(
+        tools=tuple(tools),
+        callable_names=(required_name,) if required_name else tuple(names),
+        is_required=choice is ToolChoice.REQUIRED or bool(required_name),
+        allows_several=allows_several and not required_name,
+    )
