@@ -19,7 +19,7 @@ define CHECK_PYTHON
 	+ sys.version.split()[0] + ": make PYTHON=/path/to/python3.12 ...")'
 endef
 
-.PHONY: help install lint proto client test test-benchmarks test-newest-torch test-ray serve screenshots bench bench-shipped bench-compare bench-generation bench-classification bench-translation demo container-test sbom clean
+.PHONY: help install lint proto proto-baseline client test test-benchmarks test-newest-torch test-ray serve screenshots bench bench-shipped bench-compare bench-generation bench-classification bench-translation demo container-test sbom clean
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -45,6 +45,9 @@ lint: install ## Style, types, which module may import which, the generated clie
 
 proto: install ## Generate the stubs from the .proto files
 	PATH="$(abspath $(BIN)):$$PATH" bash proto/generate.sh
+
+proto-baseline: install ## Take the protocol as it is for the baseline that later ones are compared with (buf, by npm)
+	cd proto && npx --yes @bufbuild/buf@1.75.0 build --exclude-source-info -o baseline.binpb.gz
 
 client: install ## Generate the blocking client from the asyncio one
 	$(BIN)/python client/generate.py

@@ -373,13 +373,13 @@ class _MaskOptions(ModelOptions, total=False):
 class SegmentImageOptions(_MaskOptions, total=False):
     """Options of SegmentImage."""
 
-    max_mask_count: Annotated[int | None, "Most masks for one point or one box, 1 to 3. Default: 3."]
+    max_mask_count: Annotated[int | None, "Most masks for one point or one box, 0 to 3; 0: all. Default: 0."]
 
 
 class SegmentEverythingOptions(_MaskOptions, total=False):
     """Options of SegmentEverything."""
 
-    points_per_side: Annotated[int | None, "Points along each side of the grid, 1 to 32. Default: 16."]
+    points_per_side: Annotated[int | None, "Points along each side of the grid, 0 to 32; 0: the default. Default: 16."]
     min_predicted_iou: Annotated[float | None, "Leave out masks with a lower predicted IoU. Default: 0.7."]
     min_stability: Annotated[float | None, "Leave out masks with a lower stability. Default: 0.8."]
     max_overlap: Annotated[float | None, "Of two masks with a larger IoU leave out the worse one. Default: 0.7."]
@@ -388,7 +388,7 @@ class SegmentEverythingOptions(_MaskOptions, total=False):
 class SegmentInteractivelyOptions(_MaskOptions, total=False):
     """Options of SegmentInteractively."""
 
-    max_mask_count: Annotated[int | None, "Most masks for one point or one box, 1 to 3. Default: 3."]
+    max_mask_count: Annotated[int | None, "Most masks for one point or one box, 0 to 3; 0: all. Default: 0."]
 
 
 class _DrawingOptions(ModelOptions, total=False):

@@ -1,5 +1,6 @@
 """The .proto files by the rules of buf, which tools of other languages are made for."""
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -12,10 +13,30 @@ from headway_server.services import service_descriptors
 OPTIONS = ("csharp_namespace", "go_package", "java_package", "php_namespace", "ruby_package")
 
 
-def test_the_protocol_keeps_to_bufs_rules(pytestconfig: pytest.Config, root: Path) -> None:
-    buf = install(pytestconfig, "buf") / ".bin" / "buf"
+BASELINE = "baseline.binpb.gz"
+
+
+@pytest.fixture(scope="module")
+def buf(pytestconfig: pytest.Config) -> Path:
+    return install(pytestconfig, "buf") / ".bin" / "buf"
+
+
+def test_the_protocol_keeps_to_bufs_rules(buf: Path, root: Path) -> None:
     ran = subprocess.run([buf, "lint"], cwd=root / "proto", capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_the_protocol_breaks_no_program_of_the_baseline(buf: Path, root: Path, tmp_path: Path) -> None:
+    """`make proto-baseline` takes the protocol as it is for the new baseline: for a release that may break programs."""
+    breaking = [buf, "breaking", "--against", root / "proto" / BASELINE]
+    ran = subprocess.run(breaking, cwd=root / "proto", capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    changed = shutil.copytree(root / "proto", tmp_path / "proto")
+    common = changed / "headway" / "v1" / "common.proto"
+    common.write_text(common.read_text().replace("float min_p = 4", "float min_p = 6"))
+    ran = subprocess.run(breaking, cwd=changed, capture_output=True, text=True, check=False)
+    assert ran.returncode != 0, "a field that moved is a break"
+    assert "min_p" in ran.stdout
 
 
 def test_every_file_says_what_its_package_is_called_in_other_languages() -> None:

@@ -23,9 +23,10 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
+from headway.v1 import rules_pb2 as headway_dot_v1_dot_rules__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17headway/v1/common.proto\x12\nheadway.v1\x1a\x1egoogle/protobuf/duration.proto\"U\n\x0eModelReference\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12$\n\x07variant\x18\x03 \x01(\x0e\x32\x13.headway.v1.Variant\"\xbd\x01\n\x07Timings\x12(\n\x05total\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05queue\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\rpreprocessing\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\tinference\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xb4\x01\n\x12SamplingParameters\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seed\"B\n\nLabelScore\x12\r\n\x05label\x18\x01 \x01(\t\x12\x13\n\x0bprobability\x18\x02 \x01(\x02\x12\x10\n\x08selected\x18\x03 \x01(\x08\"\xd3\x03\n\x12\x44\x65\x63odingParameters\x12\x1b\n\x0emax_new_tokens\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x1b\n\x0emin_new_tokens\x18\x02 \x01(\x05H\x01\x88\x01\x01\x12\x1d\n\x10max_length_ratio\x18\x03 \x01(\x02H\x02\x88\x01\x01\x12\x16\n\tbeam_size\x18\x04 \x01(\x05H\x03\x88\x01\x01\x12\x1d\n\x10hypothesis_count\x18\x05 \x01(\x05H\x04\x88\x01\x01\x12\x1b\n\x0elength_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x31\n\x0e\x65\x61rly_stopping\x18\x07 \x01(\x0e\x32\x19.headway.v1.EarlyStopping\x12!\n\x14no_repeat_ngram_size\x18\x08 \x01(\x05H\x06\x88\x01\x01\x12\x30\n\x08sampling\x18\t \x01(\x0b\x32\x1e.headway.v1.SamplingParametersB\x11\n\x0f_max_new_tokensB\x11\n\x0f_min_new_tokensB\x13\n\x11_max_length_ratioB\x0c\n\n_beam_sizeB\x13\n\x11_hypothesis_countB\x11\n\x0f_length_penaltyB\x17\n\x15_no_repeat_ngram_size\"8\n\x11PhraseConstraints\x12\x10\n\x08required\x18\x01 \x03(\t\x12\x11\n\tforbidden\x18\x02 \x03(\t\"&\n\x08TextSpan\x12\r\n\x05start\x18\x01 \x01(\x05\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x05\"?\n\x03\x42ox\x12\x0c\n\x04left\x18\x01 \x01(\x02\x12\x0b\n\x03top\x18\x02 \x01(\x02\x12\r\n\x05right\x18\x03 \x01(\x02\x12\x0e\n\x06\x62ottom\x18\x04 \x01(\x02*\x83\x01\n\x07Variant\x12\x17\n\x13VARIANT_UNSPECIFIED\x10\x00\x12\x10\n\x0cVARIANT_FP32\x10\x01\x12\x10\n\x0cVARIANT_FP16\x10\x02\x12\x10\n\x0cVARIANT_INT8\x10\x03\x12\x17\n\x13VARIANT_INT8_STATIC\x10\x04\x12\x10\n\x0cVARIANT_INT4\x10\x05*\xa0\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12!\n\x1d\x46INISH_REASON_END_OF_SEQUENCE\x10\x01\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x02\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x03\x12\x1c\n\x18\x46INISH_REASON_CONSTRAINT\x10\x04*\x81\x01\n\rEarlyStopping\x12\x1e\n\x1a\x45\x41RLY_STOPPING_UNSPECIFIED\x10\x00\x12\x18\n\x14\x45\x41RLY_STOPPING_FIRST\x10\x01\x12\x1c\n\x18\x45\x41RLY_STOPPING_HEURISTIC\x10\x02\x12\x18\n\x14\x45\x41RLY_STOPPING_NEVER\x10\x03\x42L\n\nheadway.v1P\x01Z\x14headway/v1;headwayv1\xaa\x02\nHeadway.V1\xca\x02\nHeadway\\V1\xea\x02\x0bHeadway::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17headway/v1/common.proto\x12\nheadway.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x16headway/v1/rules.proto\"U\n\x0eModelReference\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12$\n\x07variant\x18\x03 \x01(\x0e\x32\x13.headway.v1.Variant\"\xbd\x01\n\x07Timings\x12(\n\x05total\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05queue\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\rpreprocessing\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\tinference\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xaf\x02\n\x12SamplingParameters\x12\x39\n\x0btemperature\x18\x01 \x01(\x02\x42\x1f\xaa\xd4\x18\x1b\t\x00\x00\x00\x00\x00\x00\x00\x00\x19\x00\x00\x00\x00\x00\x00\x00@9\x00\x00\x00\x00\x00\x00\x00\x00H\x00\x88\x01\x01\x12*\n\x05top_k\x18\x02 \x01(\x05\x42\x16\xaa\xd4\x18\x12\t\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x00\x00\x00\x00H\x01\x88\x01\x01\x12\x33\n\x05top_p\x18\x03 \x01(\x02\x42\x1f\xaa\xd4\x18\x1b\x11\x00\x00\x00\x00\x00\x00\x00\x00\x19\x00\x00\x00\x00\x00\x00\xf0?9\x00\x00\x00\x00\x00\x00\xf0?H\x02\x88\x01\x01\x12\x33\n\x05min_p\x18\x04 \x01(\x02\x42\x1f\xaa\xd4\x18\x1b\t\x00\x00\x00\x00\x00\x00\x00\x00\x19\x00\x00\x00\x00\x00\x00\xf0?9\x00\x00\x00\x00\x00\x00\x00\x00H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seed\"B\n\nLabelScore\x12\r\n\x05label\x18\x01 \x01(\t\x12\x13\n\x0bprobability\x18\x02 \x01(\x02\x12\x10\n\x08selected\x18\x03 \x01(\x08\"\x8d\x05\n\x12\x44\x65\x63odingParameters\x12*\n\x0emax_new_tokens\x18\x01 \x01(\x05\x42\r\xaa\xd4\x18\t\t\x00\x00\x00\x00\x00\x00\xf0?H\x00\x88\x01\x01\x12\x33\n\x0emin_new_tokens\x18\x02 \x01(\x05\x42\x16\xaa\xd4\x18\x12\t\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x00\x00\x00\x00H\x01\x88\x01\x01\x12\x35\n\x10max_length_ratio\x18\x03 \x01(\x02\x42\x16\xaa\xd4\x18\x12\x11\x00\x00\x00\x00\x00\x00\x00\x00\x19\x00\x00\x00\x00\x00\x00Y@H\x02\x88\x01\x01\x12\x37\n\tbeam_size\x18\x04 \x01(\x05\x42\x1f\xaa\xd4\x18\x1b\t\x00\x00\x00\x00\x00\x00\xf0?\x19\x00\x00\x00\x00\x00\x00\x30@9\x00\x00\x00\x00\x00\x00\xf0?H\x03\x88\x01\x01\x12\x35\n\x10hypothesis_count\x18\x05 \x01(\x05\x42\x16\xaa\xd4\x18\x12\t\x00\x00\x00\x00\x00\x00\xf0?9\x00\x00\x00\x00\x00\x00\xf0?H\x04\x88\x01\x01\x12<\n\x0elength_penalty\x18\x06 \x01(\x02\x42\x1f\xaa\xd4\x18\x1b\t\x00\x00\x00\x00\x00\x00\x00\x00\x19\x00\x00\x00\x00\x00\x00\x14@9\x00\x00\x00\x00\x00\x00\xf0?H\x05\x88\x01\x01\x12\x31\n\x0e\x65\x61rly_stopping\x18\x07 \x01(\x0e\x32\x19.headway.v1.EarlyStopping\x12\x42\n\x14no_repeat_ngram_size\x18\x08 \x01(\x05\x42\x1f\xaa\xd4\x18\x1b\t\x00\x00\x00\x00\x00\x00\x00\x00\x19\x00\x00\x00\x00\x00\x00\x30@9\x00\x00\x00\x00\x00\x00\x00\x00H\x06\x88\x01\x01\x12\x30\n\x08sampling\x18\t \x01(\x0b\x32\x1e.headway.v1.SamplingParametersB\x11\n\x0f_max_new_tokensB\x11\n\x0f_min_new_tokensB\x13\n\x11_max_length_ratioB\x0c\n\n_beam_sizeB\x13\n\x11_hypothesis_countB\x11\n\x0f_length_penaltyB\x17\n\x15_no_repeat_ngram_size\"N\n\x11PhraseConstraints\x12\x1b\n\x08required\x18\x01 \x03(\tB\t\xaa\xd4\x18\x05 \x10\x30\x80\x02\x12\x1c\n\tforbidden\x18\x02 \x03(\tB\t\xaa\xd4\x18\x05 @0\x80\x02\"&\n\x08TextSpan\x12\r\n\x05start\x18\x01 \x01(\x05\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x05\"?\n\x03\x42ox\x12\x0c\n\x04left\x18\x01 \x01(\x02\x12\x0b\n\x03top\x18\x02 \x01(\x02\x12\r\n\x05right\x18\x03 \x01(\x02\x12\x0e\n\x06\x62ottom\x18\x04 \x01(\x02*\x83\x01\n\x07Variant\x12\x17\n\x13VARIANT_UNSPECIFIED\x10\x00\x12\x10\n\x0cVARIANT_FP32\x10\x01\x12\x10\n\x0cVARIANT_FP16\x10\x02\x12\x10\n\x0cVARIANT_INT8\x10\x03\x12\x17\n\x13VARIANT_INT8_STATIC\x10\x04\x12\x10\n\x0cVARIANT_INT4\x10\x05*\xa0\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12!\n\x1d\x46INISH_REASON_END_OF_SEQUENCE\x10\x01\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x02\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x03\x12\x1c\n\x18\x46INISH_REASON_CONSTRAINT\x10\x04*\x81\x01\n\rEarlyStopping\x12\x1e\n\x1a\x45\x41RLY_STOPPING_UNSPECIFIED\x10\x00\x12\x18\n\x14\x45\x41RLY_STOPPING_FIRST\x10\x01\x12\x1c\n\x18\x45\x41RLY_STOPPING_HEURISTIC\x10\x02\x12\x18\n\x14\x45\x41RLY_STOPPING_NEVER\x10\x03\x42L\n\nheadway.v1P\x01Z\x14headway/v1;headwayv1\xaa\x02\nHeadway.V1\xca\x02\nHeadway\\V1\xea\x02\x0bHeadway::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,26 +34,52 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headway.v1.common_pb2', _gl
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\nheadway.v1P\001Z\024headway/v1;headwayv1\252\002\nHeadway.V1\312\002\nHeadway\\V1\352\002\013Headway::V1'
-  _globals['_VARIANT']._serialized_start=1235
-  _globals['_VARIANT']._serialized_end=1366
-  _globals['_FINISHREASON']._serialized_start=1369
-  _globals['_FINISHREASON']._serialized_end=1529
-  _globals['_EARLYSTOPPING']._serialized_start=1532
-  _globals['_EARLYSTOPPING']._serialized_end=1661
-  _globals['_MODELREFERENCE']._serialized_start=71
-  _globals['_MODELREFERENCE']._serialized_end=156
-  _globals['_TIMINGS']._serialized_start=159
-  _globals['_TIMINGS']._serialized_end=348
-  _globals['_SAMPLINGPARAMETERS']._serialized_start=351
-  _globals['_SAMPLINGPARAMETERS']._serialized_end=531
-  _globals['_LABELSCORE']._serialized_start=533
-  _globals['_LABELSCORE']._serialized_end=599
-  _globals['_DECODINGPARAMETERS']._serialized_start=602
-  _globals['_DECODINGPARAMETERS']._serialized_end=1069
-  _globals['_PHRASECONSTRAINTS']._serialized_start=1071
-  _globals['_PHRASECONSTRAINTS']._serialized_end=1127
-  _globals['_TEXTSPAN']._serialized_start=1129
-  _globals['_TEXTSPAN']._serialized_end=1167
-  _globals['_BOX']._serialized_start=1169
-  _globals['_BOX']._serialized_end=1232
+  _globals['_SAMPLINGPARAMETERS'].fields_by_name['temperature']._loaded_options = None
+  _globals['_SAMPLINGPARAMETERS'].fields_by_name['temperature']._serialized_options = b'\252\324\030\033\t\000\000\000\000\000\000\000\000\031\000\000\000\000\000\000\000@9\000\000\000\000\000\000\000\000'
+  _globals['_SAMPLINGPARAMETERS'].fields_by_name['top_k']._loaded_options = None
+  _globals['_SAMPLINGPARAMETERS'].fields_by_name['top_k']._serialized_options = b'\252\324\030\022\t\000\000\000\000\000\000\000\0009\000\000\000\000\000\000\000\000'
+  _globals['_SAMPLINGPARAMETERS'].fields_by_name['top_p']._loaded_options = None
+  _globals['_SAMPLINGPARAMETERS'].fields_by_name['top_p']._serialized_options = b'\252\324\030\033\021\000\000\000\000\000\000\000\000\031\000\000\000\000\000\000\360?9\000\000\000\000\000\000\360?'
+  _globals['_SAMPLINGPARAMETERS'].fields_by_name['min_p']._loaded_options = None
+  _globals['_SAMPLINGPARAMETERS'].fields_by_name['min_p']._serialized_options = b'\252\324\030\033\t\000\000\000\000\000\000\000\000\031\000\000\000\000\000\000\360?9\000\000\000\000\000\000\000\000'
+  _globals['_DECODINGPARAMETERS'].fields_by_name['max_new_tokens']._loaded_options = None
+  _globals['_DECODINGPARAMETERS'].fields_by_name['max_new_tokens']._serialized_options = b'\252\324\030\t\t\000\000\000\000\000\000\360?'
+  _globals['_DECODINGPARAMETERS'].fields_by_name['min_new_tokens']._loaded_options = None
+  _globals['_DECODINGPARAMETERS'].fields_by_name['min_new_tokens']._serialized_options = b'\252\324\030\022\t\000\000\000\000\000\000\000\0009\000\000\000\000\000\000\000\000'
+  _globals['_DECODINGPARAMETERS'].fields_by_name['max_length_ratio']._loaded_options = None
+  _globals['_DECODINGPARAMETERS'].fields_by_name['max_length_ratio']._serialized_options = b'\252\324\030\022\021\000\000\000\000\000\000\000\000\031\000\000\000\000\000\000Y@'
+  _globals['_DECODINGPARAMETERS'].fields_by_name['beam_size']._loaded_options = None
+  _globals['_DECODINGPARAMETERS'].fields_by_name['beam_size']._serialized_options = b'\252\324\030\033\t\000\000\000\000\000\000\360?\031\000\000\000\000\000\0000@9\000\000\000\000\000\000\360?'
+  _globals['_DECODINGPARAMETERS'].fields_by_name['hypothesis_count']._loaded_options = None
+  _globals['_DECODINGPARAMETERS'].fields_by_name['hypothesis_count']._serialized_options = b'\252\324\030\022\t\000\000\000\000\000\000\360?9\000\000\000\000\000\000\360?'
+  _globals['_DECODINGPARAMETERS'].fields_by_name['length_penalty']._loaded_options = None
+  _globals['_DECODINGPARAMETERS'].fields_by_name['length_penalty']._serialized_options = b'\252\324\030\033\t\000\000\000\000\000\000\000\000\031\000\000\000\000\000\000\024@9\000\000\000\000\000\000\360?'
+  _globals['_DECODINGPARAMETERS'].fields_by_name['no_repeat_ngram_size']._loaded_options = None
+  _globals['_DECODINGPARAMETERS'].fields_by_name['no_repeat_ngram_size']._serialized_options = b'\252\324\030\033\t\000\000\000\000\000\000\000\000\031\000\000\000\000\000\0000@9\000\000\000\000\000\000\000\000'
+  _globals['_PHRASECONSTRAINTS'].fields_by_name['required']._loaded_options = None
+  _globals['_PHRASECONSTRAINTS'].fields_by_name['required']._serialized_options = b'\252\324\030\005 \0200\200\002'
+  _globals['_PHRASECONSTRAINTS'].fields_by_name['forbidden']._loaded_options = None
+  _globals['_PHRASECONSTRAINTS'].fields_by_name['forbidden']._serialized_options = b'\252\324\030\005 @0\200\002'
+  _globals['_VARIANT']._serialized_start=1590
+  _globals['_VARIANT']._serialized_end=1721
+  _globals['_FINISHREASON']._serialized_start=1724
+  _globals['_FINISHREASON']._serialized_end=1884
+  _globals['_EARLYSTOPPING']._serialized_start=1887
+  _globals['_EARLYSTOPPING']._serialized_end=2016
+  _globals['_MODELREFERENCE']._serialized_start=95
+  _globals['_MODELREFERENCE']._serialized_end=180
+  _globals['_TIMINGS']._serialized_start=183
+  _globals['_TIMINGS']._serialized_end=372
+  _globals['_SAMPLINGPARAMETERS']._serialized_start=375
+  _globals['_SAMPLINGPARAMETERS']._serialized_end=678
+  _globals['_LABELSCORE']._serialized_start=680
+  _globals['_LABELSCORE']._serialized_end=746
+  _globals['_DECODINGPARAMETERS']._serialized_start=749
+  _globals['_DECODINGPARAMETERS']._serialized_end=1402
+  _globals['_PHRASECONSTRAINTS']._serialized_start=1404
+  _globals['_PHRASECONSTRAINTS']._serialized_end=1482
+  _globals['_TEXTSPAN']._serialized_start=1484
+  _globals['_TEXTSPAN']._serialized_end=1522
+  _globals['_BOX']._serialized_start=1524
+  _globals['_BOX']._serialized_end=1587
 # @@protoc_insertion_point(module_scope)

@@ -23,9 +23,10 @@ _sym_db = _symbol_database.Default()
 
 
 from headway.v1 import common_pb2 as headway_dot_v1_dot_common__pb2
+from headway.v1 import rules_pb2 as headway_dot_v1_dot_rules__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-headway/v1/image_classification_service.proto\x12\nheadway.v1\x1a\x17headway/v1/common.proto\"\x9b\x01\n\x14\x43lassifyImageRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x0e\n\x06images\x18\x03 \x03(\x0c\x12\x11\n\timage_ids\x18\x04 \x03(\t\x12\r\n\x05top_k\x18\x05 \x01(\x05\x12\x18\n\x10\x63\x61ndidate_labels\x18\x06 \x03(\t\x12\x11\n\ttemplates\x18\x07 \x03(\t\"\\\n\x13ImageClassification\x12&\n\x06labels\x18\x01 \x03(\x0b\x32\x16.headway.v1.LabelScore\x12\r\n\x05width\x18\x02 \x01(\x05\x12\x0e\n\x06height\x18\x03 \x01(\x05\"\x9a\x01\n\x15\x43lassifyImageResponse\x12\x30\n\x07results\x18\x01 \x03(\x0b\x32\x1f.headway.v1.ImageClassification\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings2r\n\x1aImageClassificationService\x12T\n\rClassifyImage\x12 .headway.v1.ClassifyImageRequest\x1a!.headway.v1.ClassifyImageResponseBL\n\nheadway.v1P\x01Z\x14headway/v1;headwayv1\xaa\x02\nHeadway.V1\xca\x02\nHeadway\\V1\xea\x02\x0bHeadway::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-headway/v1/image_classification_service.proto\x12\nheadway.v1\x1a\x17headway/v1/common.proto\x1a\x16headway/v1/rules.proto\"\xbc\x01\n\x14\x43lassifyImageRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x16\n\x06images\x18\x03 \x03(\x0c\x42\x06\xaa\xd4\x18\x02 @\x12\x19\n\timage_ids\x18\x04 \x03(\tB\x06\xaa\xd4\x18\x02 @\x12\r\n\x05top_k\x18\x05 \x01(\x05\x12!\n\x10\x63\x61ndidate_labels\x18\x06 \x03(\tB\x07\xaa\xd4\x18\x03 \x80 \x12\x19\n\ttemplates\x18\x07 \x03(\tB\x06\xaa\xd4\x18\x02 \x10\"\\\n\x13ImageClassification\x12&\n\x06labels\x18\x01 \x03(\x0b\x32\x16.headway.v1.LabelScore\x12\r\n\x05width\x18\x02 \x01(\x05\x12\x0e\n\x06height\x18\x03 \x01(\x05\"\x9a\x01\n\x15\x43lassifyImageResponse\x12\x30\n\x07results\x18\x01 \x03(\x0b\x32\x1f.headway.v1.ImageClassification\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings2r\n\x1aImageClassificationService\x12T\n\rClassifyImage\x12 .headway.v1.ClassifyImageRequest\x1a!.headway.v1.ClassifyImageResponseBL\n\nheadway.v1P\x01Z\x14headway/v1;headwayv1\xaa\x02\nHeadway.V1\xca\x02\nHeadway\\V1\xea\x02\x0bHeadway::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,12 +34,20 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headway.v1.image_classifica
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\nheadway.v1P\001Z\024headway/v1;headwayv1\252\002\nHeadway.V1\312\002\nHeadway\\V1\352\002\013Headway::V1'
-  _globals['_CLASSIFYIMAGEREQUEST']._serialized_start=87
-  _globals['_CLASSIFYIMAGEREQUEST']._serialized_end=242
-  _globals['_IMAGECLASSIFICATION']._serialized_start=244
-  _globals['_IMAGECLASSIFICATION']._serialized_end=336
-  _globals['_CLASSIFYIMAGERESPONSE']._serialized_start=339
-  _globals['_CLASSIFYIMAGERESPONSE']._serialized_end=493
-  _globals['_IMAGECLASSIFICATIONSERVICE']._serialized_start=495
-  _globals['_IMAGECLASSIFICATIONSERVICE']._serialized_end=609
+  _globals['_CLASSIFYIMAGEREQUEST'].fields_by_name['images']._loaded_options = None
+  _globals['_CLASSIFYIMAGEREQUEST'].fields_by_name['images']._serialized_options = b'\252\324\030\002 @'
+  _globals['_CLASSIFYIMAGEREQUEST'].fields_by_name['image_ids']._loaded_options = None
+  _globals['_CLASSIFYIMAGEREQUEST'].fields_by_name['image_ids']._serialized_options = b'\252\324\030\002 @'
+  _globals['_CLASSIFYIMAGEREQUEST'].fields_by_name['candidate_labels']._loaded_options = None
+  _globals['_CLASSIFYIMAGEREQUEST'].fields_by_name['candidate_labels']._serialized_options = b'\252\324\030\003 \200 '
+  _globals['_CLASSIFYIMAGEREQUEST'].fields_by_name['templates']._loaded_options = None
+  _globals['_CLASSIFYIMAGEREQUEST'].fields_by_name['templates']._serialized_options = b'\252\324\030\002 \020'
+  _globals['_CLASSIFYIMAGEREQUEST']._serialized_start=111
+  _globals['_CLASSIFYIMAGEREQUEST']._serialized_end=299
+  _globals['_IMAGECLASSIFICATION']._serialized_start=301
+  _globals['_IMAGECLASSIFICATION']._serialized_end=393
+  _globals['_CLASSIFYIMAGERESPONSE']._serialized_start=396
+  _globals['_CLASSIFYIMAGERESPONSE']._serialized_end=550
+  _globals['_IMAGECLASSIFICATIONSERVICE']._serialized_start=552
+  _globals['_IMAGECLASSIFICATIONSERVICE']._serialized_end=666
 # @@protoc_insertion_point(module_scope)

@@ -23,9 +23,10 @@ _sym_db = _symbol_database.Default()
 
 
 from headway.v1 import common_pb2 as headway_dot_v1_dot_common__pb2
+from headway.v1 import rules_pb2 as headway_dot_v1_dot_rules__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)headway/v1/image_generation_service.proto\x12\nheadway.v1\x1a\x17headway/v1/common.proto\"\xdc\x01\n\x13\x44iffusionParameters\x12\x17\n\nstep_count\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x1b\n\x0eguidance_scale\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12-\n\x07sampler\x18\x03 \x01(\x0e\x32\x1c.headway.v1.DiffusionSampler\x12\x11\n\x04seed\x18\x04 \x01(\x04H\x02\x88\x01\x01\x12\x15\n\x08strength\x18\x05 \x01(\x02H\x03\x88\x01\x01\x42\r\n\x0b_step_countB\x11\n\x0f_guidance_scaleB\x07\n\x05_seedB\x0b\n\t_strength\"\xf3\x01\n\x14GenerateImageRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x0e\n\x06prompt\x18\x03 \x01(\t\x12\x17\n\x0fnegative_prompt\x18\x04 \x01(\t\x12\x33\n\nparameters\x18\x05 \x01(\x0b\x32\x1f.headway.v1.DiffusionParameters\x12\r\n\x05image\x18\x06 \x01(\x0c\x12\x10\n\x08image_id\x18\x07 \x01(\t\x12\x0c\n\x04mask\x18\x08 \x01(\x0c\x12\x18\n\x0bimage_count\x18\t \x01(\x05H\x00\x88\x01\x01\x42\x0e\n\x0c_image_count\"^\n\x0eGeneratedImage\x12\x0b\n\x03png\x18\x01 \x01(\x0c\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12\x12\n\nstep_count\x18\x03 \x01(\x05\x12\r\n\x05width\x18\x04 \x01(\x05\x12\x0e\n\x06height\x18\x05 \x01(\x05\"\x95\x01\n\x15GenerateImageResponse\x12+\n\x07results\x18\x01 \x03(\x0b\x32\x1a.headway.v1.GeneratedImage\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\"\xf1\x01\n\x1aStreamGenerateImageRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x0e\n\x06prompt\x18\x03 \x01(\t\x12\x17\n\x0fnegative_prompt\x18\x04 \x01(\t\x12\x33\n\nparameters\x18\x05 \x01(\x0b\x32\x1f.headway.v1.DiffusionParameters\x12\r\n\x05image\x18\x06 \x01(\x0c\x12\x10\n\x08image_id\x18\x07 \x01(\t\x12\x0c\n\x04mask\x18\x08 \x01(\x0c\x12\x1a\n\x12preview_step_count\x18\n \x01(\x05J\x04\x08\t\x10\n\"\xe1\x01\n\x1bStreamGenerateImageResponse\x12*\n\x06result\x18\x01 \x01(\x0b\x32\x1a.headway.v1.GeneratedImage\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\x12\x1c\n\x14\x63ompleted_step_count\x18\x04 \x01(\x05\x12\x12\n\nstep_count\x18\x05 \x01(\x05\x12\x13\n\x0bpreview_png\x18\x06 \x01(\x0c*\x96\x01\n\x10\x44iffusionSampler\x12!\n\x1d\x44IFFUSION_SAMPLER_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x44IFFUSION_SAMPLER_DDIM\x10\x01\x12&\n\"DIFFUSION_SAMPLER_DPM_SOLVER_PP_2M\x10\x02\x12\x1b\n\x17\x44IFFUSION_SAMPLER_EULER\x10\x03\x32\xd8\x01\n\x16ImageGenerationService\x12T\n\rGenerateImage\x12 .headway.v1.GenerateImageRequest\x1a!.headway.v1.GenerateImageResponse\x12h\n\x13StreamGenerateImage\x12&.headway.v1.StreamGenerateImageRequest\x1a\'.headway.v1.StreamGenerateImageResponse0\x01\x42L\n\nheadway.v1P\x01Z\x14headway/v1;headwayv1\xaa\x02\nHeadway.V1\xca\x02\nHeadway\\V1\xea\x02\x0bHeadway::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)headway/v1/image_generation_service.proto\x12\nheadway.v1\x1a\x17headway/v1/common.proto\x1a\x16headway/v1/rules.proto\"\xb6\x02\n\x13\x44iffusionParameters\x12\x38\n\nstep_count\x18\x01 \x01(\x05\x42\x1f\xaa\xd4\x18\x1b\t\x00\x00\x00\x00\x00\x00\xf0?\x19\x00\x00\x00\x00\x00@o@9\x00\x00\x00\x00\x00\x00\x34@H\x00\x88\x01\x01\x12<\n\x0eguidance_scale\x18\x02 \x01(\x02\x42\x1f\xaa\xd4\x18\x1b\t\x00\x00\x00\x00\x00\x00\xf0?\x19\x00\x00\x00\x00\x00\x00>@9\x00\x00\x00\x00\x00\x00\x08@H\x01\x88\x01\x01\x12-\n\x07sampler\x18\x03 \x01(\x0e\x32\x1c.headway.v1.DiffusionSampler\x12\x11\n\x04seed\x18\x04 \x01(\x04H\x02\x88\x01\x01\x12-\n\x08strength\x18\x05 \x01(\x02\x42\x16\xaa\xd4\x18\x12\x11\x00\x00\x00\x00\x00\x00\x00\x00\x19\x00\x00\x00\x00\x00\x00\xf0?H\x03\x88\x01\x01\x42\r\n\x0b_step_countB\x11\n\x0f_guidance_scaleB\x07\n\x05_seedB\x0b\n\t_strength\"\x94\x02\n\x14GenerateImageRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x0e\n\x06prompt\x18\x03 \x01(\t\x12\x17\n\x0fnegative_prompt\x18\x04 \x01(\t\x12\x33\n\nparameters\x18\x05 \x01(\x0b\x32\x1f.headway.v1.DiffusionParameters\x12\r\n\x05image\x18\x06 \x01(\x0c\x12\x10\n\x08image_id\x18\x07 \x01(\t\x12\x0c\n\x04mask\x18\x08 \x01(\x0c\x12\x39\n\x0bimage_count\x18\t \x01(\x05\x42\x1f\xaa\xd4\x18\x1b\t\x00\x00\x00\x00\x00\x00\xf0?\x19\x00\x00\x00\x00\x00\x00\x30@9\x00\x00\x00\x00\x00\x00\xf0?H\x00\x88\x01\x01\x42\x0e\n\x0c_image_count\"^\n\x0eGeneratedImage\x12\x0b\n\x03png\x18\x01 \x01(\x0c\x12\x0c\n\x04seed\x18\x02 \x01(\x04\x12\x12\n\nstep_count\x18\x03 \x01(\x05\x12\r\n\x05width\x18\x04 \x01(\x05\x12\x0e\n\x06height\x18\x05 \x01(\x05\"\x95\x01\n\x15GenerateImageResponse\x12+\n\x07results\x18\x01 \x03(\x0b\x32\x1a.headway.v1.GeneratedImage\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\"\x92\x02\n\x1aStreamGenerateImageRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x0e\n\x06prompt\x18\x03 \x01(\t\x12\x17\n\x0fnegative_prompt\x18\x04 \x01(\t\x12\x33\n\nparameters\x18\x05 \x01(\x0b\x32\x1f.headway.v1.DiffusionParameters\x12\r\n\x05image\x18\x06 \x01(\x0c\x12\x10\n\x08image_id\x18\x07 \x01(\t\x12\x0c\n\x04mask\x18\x08 \x01(\x0c\x12;\n\x12preview_step_count\x18\n \x01(\x05\x42\x1f\xaa\xd4\x18\x1b\t\x00\x00\x00\x00\x00\x00\x00\x00\x19\x00\x00\x00\x00\x00@o@9\x00\x00\x00\x00\x00\x00\x00\x00J\x04\x08\t\x10\n\"\xe1\x01\n\x1bStreamGenerateImageResponse\x12*\n\x06result\x18\x01 \x01(\x0b\x32\x1a.headway.v1.GeneratedImage\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\x12\x1c\n\x14\x63ompleted_step_count\x18\x04 \x01(\x05\x12\x12\n\nstep_count\x18\x05 \x01(\x05\x12\x13\n\x0bpreview_png\x18\x06 \x01(\x0c*\x96\x01\n\x10\x44iffusionSampler\x12!\n\x1d\x44IFFUSION_SAMPLER_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x44IFFUSION_SAMPLER_DDIM\x10\x01\x12&\n\"DIFFUSION_SAMPLER_DPM_SOLVER_PP_2M\x10\x02\x12\x1b\n\x17\x44IFFUSION_SAMPLER_EULER\x10\x03\x32\xd8\x01\n\x16ImageGenerationService\x12T\n\rGenerateImage\x12 .headway.v1.GenerateImageRequest\x1a!.headway.v1.GenerateImageResponse\x12h\n\x13StreamGenerateImage\x12&.headway.v1.StreamGenerateImageRequest\x1a\'.headway.v1.StreamGenerateImageResponse0\x01\x42L\n\nheadway.v1P\x01Z\x14headway/v1;headwayv1\xaa\x02\nHeadway.V1\xca\x02\nHeadway\\V1\xea\x02\x0bHeadway::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,20 +34,30 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headway.v1.image_generation
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\nheadway.v1P\001Z\024headway/v1;headwayv1\252\002\nHeadway.V1\312\002\nHeadway\\V1\352\002\013Headway::V1'
-  _globals['_DIFFUSIONSAMPLER']._serialized_start=1272
-  _globals['_DIFFUSIONSAMPLER']._serialized_end=1422
-  _globals['_DIFFUSIONPARAMETERS']._serialized_start=83
-  _globals['_DIFFUSIONPARAMETERS']._serialized_end=303
-  _globals['_GENERATEIMAGEREQUEST']._serialized_start=306
-  _globals['_GENERATEIMAGEREQUEST']._serialized_end=549
-  _globals['_GENERATEDIMAGE']._serialized_start=551
-  _globals['_GENERATEDIMAGE']._serialized_end=645
-  _globals['_GENERATEIMAGERESPONSE']._serialized_start=648
-  _globals['_GENERATEIMAGERESPONSE']._serialized_end=797
-  _globals['_STREAMGENERATEIMAGEREQUEST']._serialized_start=800
-  _globals['_STREAMGENERATEIMAGEREQUEST']._serialized_end=1041
-  _globals['_STREAMGENERATEIMAGERESPONSE']._serialized_start=1044
-  _globals['_STREAMGENERATEIMAGERESPONSE']._serialized_end=1269
-  _globals['_IMAGEGENERATIONSERVICE']._serialized_start=1425
-  _globals['_IMAGEGENERATIONSERVICE']._serialized_end=1641
+  _globals['_DIFFUSIONPARAMETERS'].fields_by_name['step_count']._loaded_options = None
+  _globals['_DIFFUSIONPARAMETERS'].fields_by_name['step_count']._serialized_options = b'\252\324\030\033\t\000\000\000\000\000\000\360?\031\000\000\000\000\000@o@9\000\000\000\000\000\0004@'
+  _globals['_DIFFUSIONPARAMETERS'].fields_by_name['guidance_scale']._loaded_options = None
+  _globals['_DIFFUSIONPARAMETERS'].fields_by_name['guidance_scale']._serialized_options = b'\252\324\030\033\t\000\000\000\000\000\000\360?\031\000\000\000\000\000\000>@9\000\000\000\000\000\000\010@'
+  _globals['_DIFFUSIONPARAMETERS'].fields_by_name['strength']._loaded_options = None
+  _globals['_DIFFUSIONPARAMETERS'].fields_by_name['strength']._serialized_options = b'\252\324\030\022\021\000\000\000\000\000\000\000\000\031\000\000\000\000\000\000\360?'
+  _globals['_GENERATEIMAGEREQUEST'].fields_by_name['image_count']._loaded_options = None
+  _globals['_GENERATEIMAGEREQUEST'].fields_by_name['image_count']._serialized_options = b'\252\324\030\033\t\000\000\000\000\000\000\360?\031\000\000\000\000\000\0000@9\000\000\000\000\000\000\360?'
+  _globals['_STREAMGENERATEIMAGEREQUEST'].fields_by_name['preview_step_count']._loaded_options = None
+  _globals['_STREAMGENERATEIMAGEREQUEST'].fields_by_name['preview_step_count']._serialized_options = b'\252\324\030\033\t\000\000\000\000\000\000\000\000\031\000\000\000\000\000@o@9\000\000\000\000\000\000\000\000'
+  _globals['_DIFFUSIONSAMPLER']._serialized_start=1452
+  _globals['_DIFFUSIONSAMPLER']._serialized_end=1602
+  _globals['_DIFFUSIONPARAMETERS']._serialized_start=107
+  _globals['_DIFFUSIONPARAMETERS']._serialized_end=417
+  _globals['_GENERATEIMAGEREQUEST']._serialized_start=420
+  _globals['_GENERATEIMAGEREQUEST']._serialized_end=696
+  _globals['_GENERATEDIMAGE']._serialized_start=698
+  _globals['_GENERATEDIMAGE']._serialized_end=792
+  _globals['_GENERATEIMAGERESPONSE']._serialized_start=795
+  _globals['_GENERATEIMAGERESPONSE']._serialized_end=944
+  _globals['_STREAMGENERATEIMAGEREQUEST']._serialized_start=947
+  _globals['_STREAMGENERATEIMAGEREQUEST']._serialized_end=1221
+  _globals['_STREAMGENERATEIMAGERESPONSE']._serialized_start=1224
+  _globals['_STREAMGENERATEIMAGERESPONSE']._serialized_end=1449
+  _globals['_IMAGEGENERATIONSERVICE']._serialized_start=1605
+  _globals['_IMAGEGENERATIONSERVICE']._serialized_end=1821
 # @@protoc_insertion_point(module_scope)

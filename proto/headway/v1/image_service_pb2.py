@@ -23,9 +23,10 @@ _sym_db = _symbol_database.Default()
 
 
 from headway.v1 import common_pb2 as headway_dot_v1_dot_common__pb2
+from headway.v1 import rules_pb2 as headway_dot_v1_dot_rules__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eheadway/v1/image_service.proto\x12\nheadway.v1\x1a\x17headway/v1/common.proto\"K\n\x13PrepareImageRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x0e\n\x06images\x18\x03 \x03(\x0c\"!\n\rPreparedImage\x12\x10\n\x08image_id\x18\x01 \x01(\t\"\x93\x01\n\x14PrepareImageResponse\x12*\n\x07results\x18\x01 \x03(\x0b\x32\x19.headway.v1.PreparedImage\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings2a\n\x0cImageService\x12Q\n\x0cPrepareImage\x12\x1f.headway.v1.PrepareImageRequest\x1a .headway.v1.PrepareImageResponseBL\n\nheadway.v1P\x01Z\x14headway/v1;headwayv1\xaa\x02\nHeadway.V1\xca\x02\nHeadway\\V1\xea\x02\x0bHeadway::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eheadway/v1/image_service.proto\x12\nheadway.v1\x1a\x17headway/v1/common.proto\x1a\x16headway/v1/rules.proto\"S\n\x13PrepareImageRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x16\n\x06images\x18\x03 \x03(\x0c\x42\x06\xaa\xd4\x18\x02 @\"!\n\rPreparedImage\x12\x10\n\x08image_id\x18\x01 \x01(\t\"\x93\x01\n\x14PrepareImageResponse\x12*\n\x07results\x18\x01 \x03(\x0b\x32\x19.headway.v1.PreparedImage\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings2a\n\x0cImageService\x12Q\n\x0cPrepareImage\x12\x1f.headway.v1.PrepareImageRequest\x1a .headway.v1.PrepareImageResponseBL\n\nheadway.v1P\x01Z\x14headway/v1;headwayv1\xaa\x02\nHeadway.V1\xca\x02\nHeadway\\V1\xea\x02\x0bHeadway::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,12 +34,14 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headway.v1.image_service_pb
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\nheadway.v1P\001Z\024headway/v1;headwayv1\252\002\nHeadway.V1\312\002\nHeadway\\V1\352\002\013Headway::V1'
-  _globals['_PREPAREIMAGEREQUEST']._serialized_start=71
-  _globals['_PREPAREIMAGEREQUEST']._serialized_end=146
-  _globals['_PREPAREDIMAGE']._serialized_start=148
-  _globals['_PREPAREDIMAGE']._serialized_end=181
-  _globals['_PREPAREIMAGERESPONSE']._serialized_start=184
-  _globals['_PREPAREIMAGERESPONSE']._serialized_end=331
-  _globals['_IMAGESERVICE']._serialized_start=333
-  _globals['_IMAGESERVICE']._serialized_end=430
+  _globals['_PREPAREIMAGEREQUEST'].fields_by_name['images']._loaded_options = None
+  _globals['_PREPAREIMAGEREQUEST'].fields_by_name['images']._serialized_options = b'\252\324\030\002 @'
+  _globals['_PREPAREIMAGEREQUEST']._serialized_start=95
+  _globals['_PREPAREIMAGEREQUEST']._serialized_end=178
+  _globals['_PREPAREDIMAGE']._serialized_start=180
+  _globals['_PREPAREDIMAGE']._serialized_end=213
+  _globals['_PREPAREIMAGERESPONSE']._serialized_start=216
+  _globals['_PREPAREIMAGERESPONSE']._serialized_end=363
+  _globals['_IMAGESERVICE']._serialized_start=365
+  _globals['_IMAGESERVICE']._serialized_end=462
 # @@protoc_insertion_point(module_scope)

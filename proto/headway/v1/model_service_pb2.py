@@ -23,10 +23,11 @@ _sym_db = _symbol_database.Default()
 
 
 from headway.v1 import common_pb2 as headway_dot_v1_dot_common__pb2
+from headway.v1 import rules_pb2 as headway_dot_v1_dot_rules__pb2
 from headway.v1 import generation_service_pb2 as headway_dot_v1_dot_generation__service__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eheadway/v1/model_service.proto\x12\nheadway.v1\x1a\x17headway/v1/common.proto\x1a#headway/v1/generation_service.proto\"\xb9\x04\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0c\n\x04task\x18\x03 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x04 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x05 \x01(\t\x12\x17\n\x0fparameter_count\x18\x06 \x01(\x03\x12$\n\x07variant\x18\x07 \x01(\x0e\x32\x13.headway.v1.Variant\x12\x0e\n\x06\x64\x65vice\x18\x08 \x01(\t\x12\x1d\n\x15max_input_token_count\x18\t \x01(\x05\x12\x17\n\x0fmax_token_count\x18\n \x01(\x05\x12\x0e\n\x06labels\x18\x0b \x03(\t\x12\x17\n\x0fsource_language\x18\x0c \x01(\t\x12\x17\n\x0ftarget_language\x18\r \x01(\t\x12<\n\x12\x64\x65\x66\x61ult_parameters\x18\x0e \x01(\x0b\x32 .headway.v1.GenerationParameters\x12*\n\x07quality\x18\x0f \x03(\x0b\x32\x19.headway.v1.QualityFigure\x12\x0f\n\x07license\x18\x10 \x01(\t\x12\x14\n\x0c\x63\x61pabilities\x18\x11 \x03(\t\x12\x1b\n\x13\x65mbedding_dimension\x18\x12 \x01(\x05\x12\x14\n\x0cprompt_names\x18\x13 \x03(\t\x12\x18\n\x10source_languages\x18\x14 \x03(\t\x12\x18\n\x10target_languages\x18\x15 \x03(\t\x12\x17\n\x0f\x65mbedding_space\x18\x16 \x01(\t\"|\n\rQualityFigure\x12$\n\x07variant\x18\x01 \x01(\x0e\x32\x13.headway.v1.Variant\x12\x0e\n\x06metric\x18\x02 \x01(\t\x12\r\n\x05value\x18\x03 \x01(\x01\x12\x15\n\rexample_count\x18\x04 \x01(\x05\x12\x0f\n\x07\x64\x61taset\x18\x05 \x01(\t\".\n\x0eRejectedBundle\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"5\n\x11ListModelsRequest\x12\x0c\n\x04task\x18\x01 \x01(\t\x12\x12\n\ncapability\x18\x02 \x01(\t\"m\n\x12ListModelsResponse\x12!\n\x06models\x18\x01 \x03(\x0b\x32\x11.headway.v1.Model\x12\x34\n\x10rejected_bundles\x18\x02 \x03(\x0b\x32\x1a.headway.v1.RejectedBundle\"7\n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\"K\n\x10GetModelResponse\x12 \n\x05model\x18\x01 \x01(\x0b\x32\x11.headway.v1.Model\x12\x15\n\rmanifest_json\x18\x02 \x01(\t\"e\n\x0c\x42undleStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12&\n\x05state\x18\x03 \x01(\x0e\x32\x17.headway.v1.BundleState\x12\x0e\n\x06reason\x18\x04 \x01(\t\"]\n\x05Route\x12\r\n\x05model\x18\x01 \x01(\t\x12\x17\n\x0f\x64\x65\x66\x61ult_version\x18\x02 \x01(\t\x12\x16\n\x0e\x63\x61nary_version\x18\x03 \x01(\t\x12\x14\n\x0c\x63\x61nary_share\x18\x04 \x01(\x01\"<\n\x05\x41lias\x12\r\n\x05\x61lias\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rmodel_version\x18\x03 \x01(\t\"\x14\n\x12ListBundlesRequest\"\x9e\x01\n\x13ListBundlesResponse\x12)\n\x07\x62undles\x18\x01 \x03(\x0b\x32\x18.headway.v1.BundleStatus\x12!\n\x06routes\x18\x02 \x03(\x0b\x32\x11.headway.v1.Route\x12\"\n\x07\x61liases\x18\x03 \x03(\x0b\x32\x11.headway.v1.Alias\x12\x15\n\rstore_problem\x18\x04 \x01(\t\"8\n\x10LoadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\"5\n\x11LoadModelResponse\x12 \n\x05model\x18\x01 \x01(\x0b\x32\x11.headway.v1.Model\":\n\x12UnloadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\"\x15\n\x13UnloadModelResponse\"\x12\n\x10ScanStoreRequest\">\n\x11ScanStoreResponse\x12)\n\x07\x62undles\x18\x01 \x03(\x0b\x32\x18.headway.v1.BundleStatus\"g\n\x0fSetRouteRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x17\n\x0f\x64\x65\x66\x61ult_version\x18\x02 \x01(\t\x12\x16\n\x0e\x63\x61nary_version\x18\x03 \x01(\t\x12\x14\n\x0c\x63\x61nary_share\x18\x04 \x01(\x01\"N\n\x10SetRouteResponse\x12\x17\n\x0fnot_kept_reason\x18\x01 \x01(\t\x12!\n\x06routes\x18\x02 \x03(\x0b\x32\x11.headway.v1.Route\"F\n\x0fSetAliasRequest\x12\r\n\x05\x61lias\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rmodel_version\x18\x03 \x01(\t\"O\n\x10SetAliasResponse\x12\x17\n\x0fnot_kept_reason\x18\x01 \x01(\t\x12\"\n\x07\x61liases\x18\x02 \x03(\x0b\x32\x11.headway.v1.Alias*\xe6\x01\n\x0b\x42undleState\x12\x1c\n\x18\x42UNDLE_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x42UNDLE_STATE_LOADING\x10\x01\x12\x16\n\x12\x42UNDLE_STATE_READY\x10\x02\x12\x1a\n\x16\x42UNDLE_STATE_UNLOADING\x10\x03\x12\x17\n\x13\x42UNDLE_STATE_FAILED\x10\x04\x12\x19\n\x15\x42UNDLE_STATE_REJECTED\x10\x05\x12\x1b\n\x17\x42UNDLE_STATE_INCOMPLETE\x10\x06\x12\x1a\n\x16\x42UNDLE_STATE_AVAILABLE\x10\x07\x32\xe4\x04\n\x0cModelService\x12K\n\nListModels\x12\x1d.headway.v1.ListModelsRequest\x1a\x1e.headway.v1.ListModelsResponse\x12\x45\n\x08GetModel\x12\x1b.headway.v1.GetModelRequest\x1a\x1c.headway.v1.GetModelResponse\x12N\n\x0bListBundles\x12\x1e.headway.v1.ListBundlesRequest\x1a\x1f.headway.v1.ListBundlesResponse\x12H\n\tLoadModel\x12\x1c.headway.v1.LoadModelRequest\x1a\x1d.headway.v1.LoadModelResponse\x12N\n\x0bUnloadModel\x12\x1e.headway.v1.UnloadModelRequest\x1a\x1f.headway.v1.UnloadModelResponse\x12H\n\tScanStore\x12\x1c.headway.v1.ScanStoreRequest\x1a\x1d.headway.v1.ScanStoreResponse\x12\x45\n\x08SetRoute\x12\x1b.headway.v1.SetRouteRequest\x1a\x1c.headway.v1.SetRouteResponse\x12\x45\n\x08SetAlias\x12\x1b.headway.v1.SetAliasRequest\x1a\x1c.headway.v1.SetAliasResponseBL\n\nheadway.v1P\x01Z\x14headway/v1;headwayv1\xaa\x02\nHeadway.V1\xca\x02\nHeadway\\V1\xea\x02\x0bHeadway::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eheadway/v1/model_service.proto\x12\nheadway.v1\x1a\x17headway/v1/common.proto\x1a\x16headway/v1/rules.proto\x1a#headway/v1/generation_service.proto\"\xb9\x04\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0c\n\x04task\x18\x03 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x04 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x05 \x01(\t\x12\x17\n\x0fparameter_count\x18\x06 \x01(\x03\x12$\n\x07variant\x18\x07 \x01(\x0e\x32\x13.headway.v1.Variant\x12\x0e\n\x06\x64\x65vice\x18\x08 \x01(\t\x12\x1d\n\x15max_input_token_count\x18\t \x01(\x05\x12\x17\n\x0fmax_token_count\x18\n \x01(\x05\x12\x0e\n\x06labels\x18\x0b \x03(\t\x12\x17\n\x0fsource_language\x18\x0c \x01(\t\x12\x17\n\x0ftarget_language\x18\r \x01(\t\x12<\n\x12\x64\x65\x66\x61ult_parameters\x18\x0e \x01(\x0b\x32 .headway.v1.GenerationParameters\x12*\n\x07quality\x18\x0f \x03(\x0b\x32\x19.headway.v1.QualityFigure\x12\x0f\n\x07license\x18\x10 \x01(\t\x12\x14\n\x0c\x63\x61pabilities\x18\x11 \x03(\t\x12\x1b\n\x13\x65mbedding_dimension\x18\x12 \x01(\x05\x12\x14\n\x0cprompt_names\x18\x13 \x03(\t\x12\x18\n\x10source_languages\x18\x14 \x03(\t\x12\x18\n\x10target_languages\x18\x15 \x03(\t\x12\x17\n\x0f\x65mbedding_space\x18\x16 \x01(\t\"|\n\rQualityFigure\x12$\n\x07variant\x18\x01 \x01(\x0e\x32\x13.headway.v1.Variant\x12\x0e\n\x06metric\x18\x02 \x01(\t\x12\r\n\x05value\x18\x03 \x01(\x01\x12\x15\n\rexample_count\x18\x04 \x01(\x05\x12\x0f\n\x07\x64\x61taset\x18\x05 \x01(\t\".\n\x0eRejectedBundle\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"5\n\x11ListModelsRequest\x12\x0c\n\x04task\x18\x01 \x01(\t\x12\x12\n\ncapability\x18\x02 \x01(\t\"m\n\x12ListModelsResponse\x12!\n\x06models\x18\x01 \x03(\x0b\x32\x11.headway.v1.Model\x12\x34\n\x10rejected_bundles\x18\x02 \x03(\x0b\x32\x1a.headway.v1.RejectedBundle\"7\n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\"K\n\x10GetModelResponse\x12 \n\x05model\x18\x01 \x01(\x0b\x32\x11.headway.v1.Model\x12\x15\n\rmanifest_json\x18\x02 \x01(\t\"e\n\x0c\x42undleStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12&\n\x05state\x18\x03 \x01(\x0e\x32\x17.headway.v1.BundleState\x12\x0e\n\x06reason\x18\x04 \x01(\t\"]\n\x05Route\x12\r\n\x05model\x18\x01 \x01(\t\x12\x17\n\x0f\x64\x65\x66\x61ult_version\x18\x02 \x01(\t\x12\x16\n\x0e\x63\x61nary_version\x18\x03 \x01(\t\x12\x14\n\x0c\x63\x61nary_share\x18\x04 \x01(\x01\"<\n\x05\x41lias\x12\r\n\x05\x61lias\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rmodel_version\x18\x03 \x01(\t\"\x14\n\x12ListBundlesRequest\"\x9e\x01\n\x13ListBundlesResponse\x12)\n\x07\x62undles\x18\x01 \x03(\x0b\x32\x18.headway.v1.BundleStatus\x12!\n\x06routes\x18\x02 \x03(\x0b\x32\x11.headway.v1.Route\x12\"\n\x07\x61liases\x18\x03 \x03(\x0b\x32\x11.headway.v1.Alias\x12\x15\n\rstore_problem\x18\x04 \x01(\t\"8\n\x10LoadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\"5\n\x11LoadModelResponse\x12 \n\x05model\x18\x01 \x01(\x0b\x32\x11.headway.v1.Model\":\n\x12UnloadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\"\x15\n\x13UnloadModelResponse\"\x12\n\x10ScanStoreRequest\">\n\x11ScanStoreResponse\x12)\n\x07\x62undles\x18\x01 \x03(\x0b\x32\x18.headway.v1.BundleStatus\"\x88\x01\n\x0fSetRouteRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x17\n\x0f\x64\x65\x66\x61ult_version\x18\x02 \x01(\t\x12\x16\n\x0e\x63\x61nary_version\x18\x03 \x01(\t\x12\x35\n\x0c\x63\x61nary_share\x18\x04 \x01(\x01\x42\x1f\xaa\xd4\x18\x1b\t\x00\x00\x00\x00\x00\x00\x00\x00\x19\x00\x00\x00\x00\x00\x00\xf0?9\x00\x00\x00\x00\x00\x00\x00\x00\"N\n\x10SetRouteResponse\x12\x17\n\x0fnot_kept_reason\x18\x01 \x01(\t\x12!\n\x06routes\x18\x02 \x03(\x0b\x32\x11.headway.v1.Route\"F\n\x0fSetAliasRequest\x12\r\n\x05\x61lias\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x15\n\rmodel_version\x18\x03 \x01(\t\"O\n\x10SetAliasResponse\x12\x17\n\x0fnot_kept_reason\x18\x01 \x01(\t\x12\"\n\x07\x61liases\x18\x02 \x03(\x0b\x32\x11.headway.v1.Alias*\xe6\x01\n\x0b\x42undleState\x12\x1c\n\x18\x42UNDLE_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x42UNDLE_STATE_LOADING\x10\x01\x12\x16\n\x12\x42UNDLE_STATE_READY\x10\x02\x12\x1a\n\x16\x42UNDLE_STATE_UNLOADING\x10\x03\x12\x17\n\x13\x42UNDLE_STATE_FAILED\x10\x04\x12\x19\n\x15\x42UNDLE_STATE_REJECTED\x10\x05\x12\x1b\n\x17\x42UNDLE_STATE_INCOMPLETE\x10\x06\x12\x1a\n\x16\x42UNDLE_STATE_AVAILABLE\x10\x07\x32\xe4\x04\n\x0cModelService\x12K\n\nListModels\x12\x1d.headway.v1.ListModelsRequest\x1a\x1e.headway.v1.ListModelsResponse\x12\x45\n\x08GetModel\x12\x1b.headway.v1.GetModelRequest\x1a\x1c.headway.v1.GetModelResponse\x12N\n\x0bListBundles\x12\x1e.headway.v1.ListBundlesRequest\x1a\x1f.headway.v1.ListBundlesResponse\x12H\n\tLoadModel\x12\x1c.headway.v1.LoadModelRequest\x1a\x1d.headway.v1.LoadModelResponse\x12N\n\x0bUnloadModel\x12\x1e.headway.v1.UnloadModelRequest\x1a\x1f.headway.v1.UnloadModelResponse\x12H\n\tScanStore\x12\x1c.headway.v1.ScanStoreRequest\x1a\x1d.headway.v1.ScanStoreResponse\x12\x45\n\x08SetRoute\x12\x1b.headway.v1.SetRouteRequest\x1a\x1c.headway.v1.SetRouteResponse\x12\x45\n\x08SetAlias\x12\x1b.headway.v1.SetAliasRequest\x1a\x1c.headway.v1.SetAliasResponseBL\n\nheadway.v1P\x01Z\x14headway/v1;headwayv1\xaa\x02\nHeadway.V1\xca\x02\nHeadway\\V1\xea\x02\x0bHeadway::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,52 +35,54 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headway.v1.model_service_pb
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\nheadway.v1P\001Z\024headway/v1;headwayv1\252\002\nHeadway.V1\312\002\nHeadway\\V1\352\002\013Headway::V1'
-  _globals['_BUNDLESTATE']._serialized_start=2216
-  _globals['_BUNDLESTATE']._serialized_end=2446
-  _globals['_MODEL']._serialized_start=109
-  _globals['_MODEL']._serialized_end=678
-  _globals['_QUALITYFIGURE']._serialized_start=680
-  _globals['_QUALITYFIGURE']._serialized_end=804
-  _globals['_REJECTEDBUNDLE']._serialized_start=806
-  _globals['_REJECTEDBUNDLE']._serialized_end=852
-  _globals['_LISTMODELSREQUEST']._serialized_start=854
-  _globals['_LISTMODELSREQUEST']._serialized_end=907
-  _globals['_LISTMODELSRESPONSE']._serialized_start=909
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1018
-  _globals['_GETMODELREQUEST']._serialized_start=1020
-  _globals['_GETMODELREQUEST']._serialized_end=1075
-  _globals['_GETMODELRESPONSE']._serialized_start=1077
-  _globals['_GETMODELRESPONSE']._serialized_end=1152
-  _globals['_BUNDLESTATUS']._serialized_start=1154
-  _globals['_BUNDLESTATUS']._serialized_end=1255
-  _globals['_ROUTE']._serialized_start=1257
-  _globals['_ROUTE']._serialized_end=1350
-  _globals['_ALIAS']._serialized_start=1352
-  _globals['_ALIAS']._serialized_end=1412
-  _globals['_LISTBUNDLESREQUEST']._serialized_start=1414
-  _globals['_LISTBUNDLESREQUEST']._serialized_end=1434
-  _globals['_LISTBUNDLESRESPONSE']._serialized_start=1437
-  _globals['_LISTBUNDLESRESPONSE']._serialized_end=1595
-  _globals['_LOADMODELREQUEST']._serialized_start=1597
-  _globals['_LOADMODELREQUEST']._serialized_end=1653
-  _globals['_LOADMODELRESPONSE']._serialized_start=1655
-  _globals['_LOADMODELRESPONSE']._serialized_end=1708
-  _globals['_UNLOADMODELREQUEST']._serialized_start=1710
-  _globals['_UNLOADMODELREQUEST']._serialized_end=1768
-  _globals['_UNLOADMODELRESPONSE']._serialized_start=1770
-  _globals['_UNLOADMODELRESPONSE']._serialized_end=1791
-  _globals['_SCANSTOREREQUEST']._serialized_start=1793
-  _globals['_SCANSTOREREQUEST']._serialized_end=1811
-  _globals['_SCANSTORERESPONSE']._serialized_start=1813
-  _globals['_SCANSTORERESPONSE']._serialized_end=1875
-  _globals['_SETROUTEREQUEST']._serialized_start=1877
-  _globals['_SETROUTEREQUEST']._serialized_end=1980
-  _globals['_SETROUTERESPONSE']._serialized_start=1982
-  _globals['_SETROUTERESPONSE']._serialized_end=2060
-  _globals['_SETALIASREQUEST']._serialized_start=2062
-  _globals['_SETALIASREQUEST']._serialized_end=2132
-  _globals['_SETALIASRESPONSE']._serialized_start=2134
-  _globals['_SETALIASRESPONSE']._serialized_end=2213
-  _globals['_MODELSERVICE']._serialized_start=2449
-  _globals['_MODELSERVICE']._serialized_end=3061
+  _globals['_SETROUTEREQUEST'].fields_by_name['canary_share']._loaded_options = None
+  _globals['_SETROUTEREQUEST'].fields_by_name['canary_share']._serialized_options = b'\252\324\030\033\t\000\000\000\000\000\000\000\000\031\000\000\000\000\000\000\360?9\000\000\000\000\000\000\000\000'
+  _globals['_BUNDLESTATE']._serialized_start=2274
+  _globals['_BUNDLESTATE']._serialized_end=2504
+  _globals['_MODEL']._serialized_start=133
+  _globals['_MODEL']._serialized_end=702
+  _globals['_QUALITYFIGURE']._serialized_start=704
+  _globals['_QUALITYFIGURE']._serialized_end=828
+  _globals['_REJECTEDBUNDLE']._serialized_start=830
+  _globals['_REJECTEDBUNDLE']._serialized_end=876
+  _globals['_LISTMODELSREQUEST']._serialized_start=878
+  _globals['_LISTMODELSREQUEST']._serialized_end=931
+  _globals['_LISTMODELSRESPONSE']._serialized_start=933
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1042
+  _globals['_GETMODELREQUEST']._serialized_start=1044
+  _globals['_GETMODELREQUEST']._serialized_end=1099
+  _globals['_GETMODELRESPONSE']._serialized_start=1101
+  _globals['_GETMODELRESPONSE']._serialized_end=1176
+  _globals['_BUNDLESTATUS']._serialized_start=1178
+  _globals['_BUNDLESTATUS']._serialized_end=1279
+  _globals['_ROUTE']._serialized_start=1281
+  _globals['_ROUTE']._serialized_end=1374
+  _globals['_ALIAS']._serialized_start=1376
+  _globals['_ALIAS']._serialized_end=1436
+  _globals['_LISTBUNDLESREQUEST']._serialized_start=1438
+  _globals['_LISTBUNDLESREQUEST']._serialized_end=1458
+  _globals['_LISTBUNDLESRESPONSE']._serialized_start=1461
+  _globals['_LISTBUNDLESRESPONSE']._serialized_end=1619
+  _globals['_LOADMODELREQUEST']._serialized_start=1621
+  _globals['_LOADMODELREQUEST']._serialized_end=1677
+  _globals['_LOADMODELRESPONSE']._serialized_start=1679
+  _globals['_LOADMODELRESPONSE']._serialized_end=1732
+  _globals['_UNLOADMODELREQUEST']._serialized_start=1734
+  _globals['_UNLOADMODELREQUEST']._serialized_end=1792
+  _globals['_UNLOADMODELRESPONSE']._serialized_start=1794
+  _globals['_UNLOADMODELRESPONSE']._serialized_end=1815
+  _globals['_SCANSTOREREQUEST']._serialized_start=1817
+  _globals['_SCANSTOREREQUEST']._serialized_end=1835
+  _globals['_SCANSTORERESPONSE']._serialized_start=1837
+  _globals['_SCANSTORERESPONSE']._serialized_end=1899
+  _globals['_SETROUTEREQUEST']._serialized_start=1902
+  _globals['_SETROUTEREQUEST']._serialized_end=2038
+  _globals['_SETROUTERESPONSE']._serialized_start=2040
+  _globals['_SETROUTERESPONSE']._serialized_end=2118
+  _globals['_SETALIASREQUEST']._serialized_start=2120
+  _globals['_SETALIASREQUEST']._serialized_end=2190
+  _globals['_SETALIASRESPONSE']._serialized_start=2192
+  _globals['_SETALIASRESPONSE']._serialized_end=2271
+  _globals['_MODELSERVICE']._serialized_start=2507
+  _globals['_MODELSERVICE']._serialized_end=3119
 # @@protoc_insertion_point(module_scope)

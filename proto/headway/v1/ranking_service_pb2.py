@@ -23,9 +23,10 @@ _sym_db = _symbol_database.Default()
 
 
 from headway.v1 import common_pb2 as headway_dot_v1_dot_common__pb2
+from headway.v1 import rules_pb2 as headway_dot_v1_dot_rules__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n headway/v1/ranking_service.proto\x12\nheadway.v1\x1a\x17headway/v1/common.proto\"\xbb\x01\n\x11RankImagesRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x14\n\nquery_text\x18\x03 \x01(\tH\x00\x12\x15\n\x0bquery_image\x18\x04 \x01(\x0cH\x00\x12\x18\n\x0equery_image_id\x18\x05 \x01(\tH\x00\x12\x0e\n\x06images\x18\x06 \x03(\x0c\x12\x11\n\timage_ids\x18\x07 \x03(\t\x12\r\n\x05top_k\x18\x08 \x01(\x05\x42\x07\n\x05query\"+\n\x0bRankedImage\x12\r\n\x05index\x18\x01 \x01(\x05\x12\r\n\x05score\x18\x02 \x01(\x02\"\x8f\x01\n\x12RankImagesResponse\x12(\n\x07results\x18\x01 \x03(\x0b\x32\x17.headway.v1.RankedImage\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\"\xe8\x01\n\x10RankTextsRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x14\n\nquery_text\x18\x03 \x01(\tH\x00\x12\x15\n\x0bquery_image\x18\x04 \x01(\x0cH\x00\x12\x18\n\x0equery_image_id\x18\x05 \x01(\tH\x00\x12\r\n\x05texts\x18\x06 \x03(\t\x12\r\n\x05top_k\x18\x07 \x01(\x05\x12\x19\n\x11query_prompt_name\x18\x08 \x01(\t\x12\x13\n\x0bprompt_name\x18\t \x01(\t\x12\x10\n\x08truncate\x18\n \x01(\x08\x42\x07\n\x05query\"*\n\nRankedText\x12\r\n\x05index\x18\x01 \x01(\x05\x12\r\n\x05score\x18\x02 \x01(\x02\"\x8d\x01\n\x11RankTextsResponse\x12\'\n\x07results\x18\x01 \x03(\x0b\x32\x16.headway.v1.RankedText\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\"m\n\x10ScoreTextRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\r\n\x05texts\x18\x03 \x03(\t\x12\x12\n\ntext_pairs\x18\x04 \x03(\t\x12\x10\n\x08truncate\x18\x05 \x01(\x08\"B\n\tTextScore\x12\r\n\x05score\x18\x01 \x01(\x02\x12\x13\n\x0btoken_count\x18\x02 \x01(\x05\x12\x11\n\ttruncated\x18\x03 \x01(\x08\"\x8c\x01\n\x11ScoreTextResponse\x12&\n\x07results\x18\x01 \x03(\x0b\x32\x15.headway.v1.TextScore\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings2\xf1\x01\n\x0eRankingService\x12K\n\nRankImages\x12\x1d.headway.v1.RankImagesRequest\x1a\x1e.headway.v1.RankImagesResponse\x12H\n\tRankTexts\x12\x1c.headway.v1.RankTextsRequest\x1a\x1d.headway.v1.RankTextsResponse\x12H\n\tScoreText\x12\x1c.headway.v1.ScoreTextRequest\x1a\x1d.headway.v1.ScoreTextResponseBL\n\nheadway.v1P\x01Z\x14headway/v1;headwayv1\xaa\x02\nHeadway.V1\xca\x02\nHeadway\\V1\xea\x02\x0bHeadway::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n headway/v1/ranking_service.proto\x12\nheadway.v1\x1a\x17headway/v1/common.proto\x1a\x16headway/v1/rules.proto\"\xcc\x01\n\x11RankImagesRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x14\n\nquery_text\x18\x03 \x01(\tH\x00\x12\x15\n\x0bquery_image\x18\x04 \x01(\x0cH\x00\x12\x18\n\x0equery_image_id\x18\x05 \x01(\tH\x00\x12\x16\n\x06images\x18\x06 \x03(\x0c\x42\x06\xaa\xd4\x18\x02 @\x12\x1a\n\timage_ids\x18\x07 \x03(\tB\x07\xaa\xd4\x18\x03 \x80\x08\x12\r\n\x05top_k\x18\x08 \x01(\x05\x42\x07\n\x05query\"+\n\x0bRankedImage\x12\r\n\x05index\x18\x01 \x01(\x05\x12\r\n\x05score\x18\x02 \x01(\x02\"\x8f\x01\n\x12RankImagesResponse\x12(\n\x07results\x18\x01 \x03(\x0b\x32\x17.headway.v1.RankedImage\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\"\xf1\x01\n\x10RankTextsRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x14\n\nquery_text\x18\x03 \x01(\tH\x00\x12\x15\n\x0bquery_image\x18\x04 \x01(\x0cH\x00\x12\x18\n\x0equery_image_id\x18\x05 \x01(\tH\x00\x12\x16\n\x05texts\x18\x06 \x03(\tB\x07\xaa\xd4\x18\x03 \x80 \x12\r\n\x05top_k\x18\x07 \x01(\x05\x12\x19\n\x11query_prompt_name\x18\x08 \x01(\t\x12\x13\n\x0bprompt_name\x18\t \x01(\t\x12\x10\n\x08truncate\x18\n \x01(\x08\x42\x07\n\x05query\"*\n\nRankedText\x12\r\n\x05index\x18\x01 \x01(\x05\x12\r\n\x05score\x18\x02 \x01(\x02\"\x8d\x01\n\x11RankTextsResponse\x12\'\n\x07results\x18\x01 \x03(\x0b\x32\x16.headway.v1.RankedText\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\"\x7f\n\x10ScoreTextRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x16\n\x05texts\x18\x03 \x03(\tB\x07\xaa\xd4\x18\x03 \x80\x02\x12\x1b\n\ntext_pairs\x18\x04 \x03(\tB\x07\xaa\xd4\x18\x03 \x80\x02\x12\x10\n\x08truncate\x18\x05 \x01(\x08\"B\n\tTextScore\x12\r\n\x05score\x18\x01 \x01(\x02\x12\x13\n\x0btoken_count\x18\x02 \x01(\x05\x12\x11\n\ttruncated\x18\x03 \x01(\x08\"\x8c\x01\n\x11ScoreTextResponse\x12&\n\x07results\x18\x01 \x03(\x0b\x32\x15.headway.v1.TextScore\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings2\xf1\x01\n\x0eRankingService\x12K\n\nRankImages\x12\x1d.headway.v1.RankImagesRequest\x1a\x1e.headway.v1.RankImagesResponse\x12H\n\tRankTexts\x12\x1c.headway.v1.RankTextsRequest\x1a\x1d.headway.v1.RankTextsResponse\x12H\n\tScoreText\x12\x1c.headway.v1.ScoreTextRequest\x1a\x1d.headway.v1.ScoreTextResponseBL\n\nheadway.v1P\x01Z\x14headway/v1;headwayv1\xaa\x02\nHeadway.V1\xca\x02\nHeadway\\V1\xea\x02\x0bHeadway::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,24 +34,34 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headway.v1.ranking_service_
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\nheadway.v1P\001Z\024headway/v1;headwayv1\252\002\nHeadway.V1\312\002\nHeadway\\V1\352\002\013Headway::V1'
-  _globals['_RANKIMAGESREQUEST']._serialized_start=74
-  _globals['_RANKIMAGESREQUEST']._serialized_end=261
-  _globals['_RANKEDIMAGE']._serialized_start=263
-  _globals['_RANKEDIMAGE']._serialized_end=306
-  _globals['_RANKIMAGESRESPONSE']._serialized_start=309
-  _globals['_RANKIMAGESRESPONSE']._serialized_end=452
-  _globals['_RANKTEXTSREQUEST']._serialized_start=455
-  _globals['_RANKTEXTSREQUEST']._serialized_end=687
-  _globals['_RANKEDTEXT']._serialized_start=689
-  _globals['_RANKEDTEXT']._serialized_end=731
-  _globals['_RANKTEXTSRESPONSE']._serialized_start=734
-  _globals['_RANKTEXTSRESPONSE']._serialized_end=875
-  _globals['_SCORETEXTREQUEST']._serialized_start=877
-  _globals['_SCORETEXTREQUEST']._serialized_end=986
-  _globals['_TEXTSCORE']._serialized_start=988
-  _globals['_TEXTSCORE']._serialized_end=1054
-  _globals['_SCORETEXTRESPONSE']._serialized_start=1057
-  _globals['_SCORETEXTRESPONSE']._serialized_end=1197
-  _globals['_RANKINGSERVICE']._serialized_start=1200
-  _globals['_RANKINGSERVICE']._serialized_end=1441
+  _globals['_RANKIMAGESREQUEST'].fields_by_name['images']._loaded_options = None
+  _globals['_RANKIMAGESREQUEST'].fields_by_name['images']._serialized_options = b'\252\324\030\002 @'
+  _globals['_RANKIMAGESREQUEST'].fields_by_name['image_ids']._loaded_options = None
+  _globals['_RANKIMAGESREQUEST'].fields_by_name['image_ids']._serialized_options = b'\252\324\030\003 \200\010'
+  _globals['_RANKTEXTSREQUEST'].fields_by_name['texts']._loaded_options = None
+  _globals['_RANKTEXTSREQUEST'].fields_by_name['texts']._serialized_options = b'\252\324\030\003 \200 '
+  _globals['_SCORETEXTREQUEST'].fields_by_name['texts']._loaded_options = None
+  _globals['_SCORETEXTREQUEST'].fields_by_name['texts']._serialized_options = b'\252\324\030\003 \200\002'
+  _globals['_SCORETEXTREQUEST'].fields_by_name['text_pairs']._loaded_options = None
+  _globals['_SCORETEXTREQUEST'].fields_by_name['text_pairs']._serialized_options = b'\252\324\030\003 \200\002'
+  _globals['_RANKIMAGESREQUEST']._serialized_start=98
+  _globals['_RANKIMAGESREQUEST']._serialized_end=302
+  _globals['_RANKEDIMAGE']._serialized_start=304
+  _globals['_RANKEDIMAGE']._serialized_end=347
+  _globals['_RANKIMAGESRESPONSE']._serialized_start=350
+  _globals['_RANKIMAGESRESPONSE']._serialized_end=493
+  _globals['_RANKTEXTSREQUEST']._serialized_start=496
+  _globals['_RANKTEXTSREQUEST']._serialized_end=737
+  _globals['_RANKEDTEXT']._serialized_start=739
+  _globals['_RANKEDTEXT']._serialized_end=781
+  _globals['_RANKTEXTSRESPONSE']._serialized_start=784
+  _globals['_RANKTEXTSRESPONSE']._serialized_end=925
+  _globals['_SCORETEXTREQUEST']._serialized_start=927
+  _globals['_SCORETEXTREQUEST']._serialized_end=1054
+  _globals['_TEXTSCORE']._serialized_start=1056
+  _globals['_TEXTSCORE']._serialized_end=1122
+  _globals['_SCORETEXTRESPONSE']._serialized_start=1125
+  _globals['_SCORETEXTRESPONSE']._serialized_end=1265
+  _globals['_RANKINGSERVICE']._serialized_start=1268
+  _globals['_RANKINGSERVICE']._serialized_end=1509
 # @@protoc_insertion_point(module_scope)

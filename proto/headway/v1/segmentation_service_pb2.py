@@ -23,9 +23,10 @@ _sym_db = _symbol_database.Default()
 
 
 from headway.v1 import common_pb2 as headway_dot_v1_dot_common__pb2
+from headway.v1 import rules_pb2 as headway_dot_v1_dot_rules__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%headway/v1/segmentation_service.proto\x12\nheadway.v1\x1a\x17headway/v1/common.proto\"4\n\x0bPromptPoint\x12\t\n\x01x\x18\x01 \x01(\x02\x12\t\n\x01y\x18\x02 \x01(\x02\x12\x0f\n\x07outside\x18\x03 \x01(\x08\"V\n\rSegmentPrompt\x12\'\n\x06points\x18\x01 \x03(\x0b\x32\x17.headway.v1.PromptPoint\x12\x1c\n\x03\x62ox\x18\x02 \x01(\x0b\x32\x0f.headway.v1.Box\"\x98\x01\n\x04Mask\x12\x0e\n\x06\x63ounts\x18\x01 \x03(\r\x12\x0b\n\x03png\x18\x02 \x01(\x0c\x12\x15\n\rpredicted_iou\x18\x03 \x01(\x02\x12\x11\n\tstability\x18\x04 \x01(\x02\x12\x1c\n\x03\x62ox\x18\x05 \x01(\x0b\x32\x0f.headway.v1.Box\x12\x0c\n\x04\x61rea\x18\x06 \x01(\x03\x12\r\n\x05width\x18\x07 \x01(\x05\x12\x0e\n\x06height\x18\x08 \x01(\x05\"\xcd\x01\n\x13SegmentImageRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\r\n\x05image\x18\x03 \x01(\x0c\x12\x10\n\x08image_id\x18\x04 \x01(\t\x12+\n\x0bmask_format\x18\x05 \x01(\x0e\x32\x16.headway.v1.MaskFormat\x12\x16\n\x0emax_mask_count\x18\x06 \x01(\x05\x12*\n\x07prompts\x18\x07 \x03(\x0b\x32\x19.headway.v1.SegmentPrompt\".\n\x0bPromptMasks\x12\x1f\n\x05masks\x18\x01 \x03(\x0b\x32\x10.headway.v1.Mask\"\x91\x01\n\x14SegmentImageResponse\x12(\n\x07results\x18\x01 \x03(\x0b\x32\x17.headway.v1.PromptMasks\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\"\xb5\x02\n\x18SegmentEverythingRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\r\n\x05image\x18\x03 \x01(\x0c\x12\x10\n\x08image_id\x18\x04 \x01(\t\x12+\n\x0bmask_format\x18\x05 \x01(\x0e\x32\x16.headway.v1.MaskFormat\x12\x17\n\x0fpoints_per_side\x18\x06 \x01(\x05\x12\x1e\n\x11min_predicted_iou\x18\x07 \x01(\x02H\x00\x88\x01\x01\x12\x1a\n\rmin_stability\x18\x08 \x01(\x02H\x01\x88\x01\x01\x12\x18\n\x0bmax_overlap\x18\t \x01(\x02H\x02\x88\x01\x01\x42\x14\n\x12_min_predicted_iouB\x10\n\x0e_min_stabilityB\x0e\n\x0c_max_overlap\"\x8c\x01\n\x19SegmentEverythingResponse\x12\x1e\n\x04mask\x18\x01 \x01(\x0b\x32\x10.headway.v1.Mask\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\"\x81\x02\n\x1bSegmentInteractivelyRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\r\n\x05image\x18\x03 \x01(\x0c\x12\x10\n\x08image_id\x18\x04 \x01(\t\x12+\n\x0bmask_format\x18\x05 \x01(\x0e\x32\x16.headway.v1.MaskFormat\x12\x16\n\x0emax_mask_count\x18\x06 \x01(\x05\x12\'\n\x06points\x18\x07 \x03(\x0b\x32\x17.headway.v1.PromptPoint\x12\x1c\n\x03\x62ox\x18\x08 \x01(\x0b\x32\x0f.headway.v1.Box\x12\x0f\n\x07restart\x18\t \x01(\x08\"\xaf\x01\n\x1cSegmentInteractivelyResponse\x12\x1f\n\x05masks\x18\x01 \x03(\x0b\x32\x10.headway.v1.Mask\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\x12\r\n\x05width\x18\x04 \x01(\x05\x12\x0e\n\x06height\x18\x05 \x01(\x05*T\n\nMaskFormat\x12\x1b\n\x17MASK_FORMAT_UNSPECIFIED\x10\x00\x12\x14\n\x10MASK_FORMAT_RUNS\x10\x01\x12\x13\n\x0fMASK_FORMAT_PNG\x10\x02\x32\xbb\x02\n\x13SegmentationService\x12Q\n\x0cSegmentImage\x12\x1f.headway.v1.SegmentImageRequest\x1a .headway.v1.SegmentImageResponse\x12\x62\n\x11SegmentEverything\x12$.headway.v1.SegmentEverythingRequest\x1a%.headway.v1.SegmentEverythingResponse0\x01\x12m\n\x14SegmentInteractively\x12\'.headway.v1.SegmentInteractivelyRequest\x1a(.headway.v1.SegmentInteractivelyResponse(\x01\x30\x01\x42L\n\nheadway.v1P\x01Z\x14headway/v1;headwayv1\xaa\x02\nHeadway.V1\xca\x02\nHeadway\\V1\xea\x02\x0bHeadway::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%headway/v1/segmentation_service.proto\x12\nheadway.v1\x1a\x17headway/v1/common.proto\x1a\x16headway/v1/rules.proto\"4\n\x0bPromptPoint\x12\t\n\x01x\x18\x01 \x01(\x02\x12\t\n\x01y\x18\x02 \x01(\x02\x12\x0f\n\x07outside\x18\x03 \x01(\x08\"^\n\rSegmentPrompt\x12/\n\x06points\x18\x01 \x03(\x0b\x32\x17.headway.v1.PromptPointB\x06\xaa\xd4\x18\x02 @\x12\x1c\n\x03\x62ox\x18\x02 \x01(\x0b\x32\x0f.headway.v1.Box\"\x98\x01\n\x04Mask\x12\x0e\n\x06\x63ounts\x18\x01 \x03(\r\x12\x0b\n\x03png\x18\x02 \x01(\x0c\x12\x15\n\rpredicted_iou\x18\x03 \x01(\x02\x12\x11\n\tstability\x18\x04 \x01(\x02\x12\x1c\n\x03\x62ox\x18\x05 \x01(\x0b\x32\x0f.headway.v1.Box\x12\x0c\n\x04\x61rea\x18\x06 \x01(\x03\x12\r\n\x05width\x18\x07 \x01(\x05\x12\x0e\n\x06height\x18\x08 \x01(\x05\"\xf7\x01\n\x13SegmentImageRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\r\n\x05image\x18\x03 \x01(\x0c\x12\x10\n\x08image_id\x18\x04 \x01(\t\x12+\n\x0bmask_format\x18\x05 \x01(\x0e\x32\x16.headway.v1.MaskFormat\x12\x37\n\x0emax_mask_count\x18\x06 \x01(\x05\x42\x1f\xaa\xd4\x18\x1b\t\x00\x00\x00\x00\x00\x00\x00\x00\x19\x00\x00\x00\x00\x00\x00\x08@9\x00\x00\x00\x00\x00\x00\x00\x00\x12\x33\n\x07prompts\x18\x07 \x03(\x0b\x32\x19.headway.v1.SegmentPromptB\x07\xaa\xd4\x18\x03 \x80\x02\".\n\x0bPromptMasks\x12\x1f\n\x05masks\x18\x01 \x03(\x0b\x32\x10.headway.v1.Mask\"\x91\x01\n\x14SegmentImageResponse\x12(\n\x07results\x18\x01 \x03(\x0b\x32\x17.headway.v1.PromptMasks\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\"\xb9\x03\n\x18SegmentEverythingRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\r\n\x05image\x18\x03 \x01(\x0c\x12\x10\n\x08image_id\x18\x04 \x01(\t\x12+\n\x0bmask_format\x18\x05 \x01(\x0e\x32\x16.headway.v1.MaskFormat\x12\x38\n\x0fpoints_per_side\x18\x06 \x01(\x05\x42\x1f\xaa\xd4\x18\x1b\t\x00\x00\x00\x00\x00\x00\x00\x00\x19\x00\x00\x00\x00\x00\x00@@9\x00\x00\x00\x00\x00\x00\x30@\x12?\n\x11min_predicted_iou\x18\x07 \x01(\x02\x42\x1f\xaa\xd4\x18\x1b\t\x00\x00\x00\x00\x00\x00\x00\x00\x19\x00\x00\x00\x00\x00\x00\xf0?9ffffff\xe6?H\x00\x88\x01\x01\x12;\n\rmin_stability\x18\x08 \x01(\x02\x42\x1f\xaa\xd4\x18\x1b\t\x00\x00\x00\x00\x00\x00\x00\x00\x19\x00\x00\x00\x00\x00\x00\xf0?9\x9a\x99\x99\x99\x99\x99\xe9?H\x01\x88\x01\x01\x12\x39\n\x0bmax_overlap\x18\t \x01(\x02\x42\x1f\xaa\xd4\x18\x1b\t\x00\x00\x00\x00\x00\x00\x00\x00\x19\x00\x00\x00\x00\x00\x00\xf0?9ffffff\xe6?H\x02\x88\x01\x01\x42\x14\n\x12_min_predicted_iouB\x10\n\x0e_min_stabilityB\x0e\n\x0c_max_overlap\"\x8c\x01\n\x19SegmentEverythingResponse\x12\x1e\n\x04mask\x18\x01 \x01(\x0b\x32\x10.headway.v1.Mask\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\"\xa2\x02\n\x1bSegmentInteractivelyRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\r\n\x05image\x18\x03 \x01(\x0c\x12\x10\n\x08image_id\x18\x04 \x01(\t\x12+\n\x0bmask_format\x18\x05 \x01(\x0e\x32\x16.headway.v1.MaskFormat\x12\x37\n\x0emax_mask_count\x18\x06 \x01(\x05\x42\x1f\xaa\xd4\x18\x1b\t\x00\x00\x00\x00\x00\x00\x00\x00\x19\x00\x00\x00\x00\x00\x00\x08@9\x00\x00\x00\x00\x00\x00\x00\x00\x12\'\n\x06points\x18\x07 \x03(\x0b\x32\x17.headway.v1.PromptPoint\x12\x1c\n\x03\x62ox\x18\x08 \x01(\x0b\x32\x0f.headway.v1.Box\x12\x0f\n\x07restart\x18\t \x01(\x08\"\xaf\x01\n\x1cSegmentInteractivelyResponse\x12\x1f\n\x05masks\x18\x01 \x03(\x0b\x32\x10.headway.v1.Mask\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\x12\r\n\x05width\x18\x04 \x01(\x05\x12\x0e\n\x06height\x18\x05 \x01(\x05*T\n\nMaskFormat\x12\x1b\n\x17MASK_FORMAT_UNSPECIFIED\x10\x00\x12\x14\n\x10MASK_FORMAT_RUNS\x10\x01\x12\x13\n\x0fMASK_FORMAT_PNG\x10\x02\x32\xbb\x02\n\x13SegmentationService\x12Q\n\x0cSegmentImage\x12\x1f.headway.v1.SegmentImageRequest\x1a .headway.v1.SegmentImageResponse\x12\x62\n\x11SegmentEverything\x12$.headway.v1.SegmentEverythingRequest\x1a%.headway.v1.SegmentEverythingResponse0\x01\x12m\n\x14SegmentInteractively\x12\'.headway.v1.SegmentInteractivelyRequest\x1a(.headway.v1.SegmentInteractivelyResponse(\x01\x30\x01\x42L\n\nheadway.v1P\x01Z\x14headway/v1;headwayv1\xaa\x02\nHeadway.V1\xca\x02\nHeadway\\V1\xea\x02\x0bHeadway::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,28 +34,44 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headway.v1.segmentation_ser
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\nheadway.v1P\001Z\024headway/v1;headwayv1\252\002\nHeadway.V1\312\002\nHeadway\\V1\352\002\013Headway::V1'
-  _globals['_MASKFORMAT']._serialized_start=1672
-  _globals['_MASKFORMAT']._serialized_end=1756
-  _globals['_PROMPTPOINT']._serialized_start=78
-  _globals['_PROMPTPOINT']._serialized_end=130
-  _globals['_SEGMENTPROMPT']._serialized_start=132
-  _globals['_SEGMENTPROMPT']._serialized_end=218
-  _globals['_MASK']._serialized_start=221
-  _globals['_MASK']._serialized_end=373
-  _globals['_SEGMENTIMAGEREQUEST']._serialized_start=376
-  _globals['_SEGMENTIMAGEREQUEST']._serialized_end=581
-  _globals['_PROMPTMASKS']._serialized_start=583
-  _globals['_PROMPTMASKS']._serialized_end=629
-  _globals['_SEGMENTIMAGERESPONSE']._serialized_start=632
-  _globals['_SEGMENTIMAGERESPONSE']._serialized_end=777
-  _globals['_SEGMENTEVERYTHINGREQUEST']._serialized_start=780
-  _globals['_SEGMENTEVERYTHINGREQUEST']._serialized_end=1089
-  _globals['_SEGMENTEVERYTHINGRESPONSE']._serialized_start=1092
-  _globals['_SEGMENTEVERYTHINGRESPONSE']._serialized_end=1232
-  _globals['_SEGMENTINTERACTIVELYREQUEST']._serialized_start=1235
-  _globals['_SEGMENTINTERACTIVELYREQUEST']._serialized_end=1492
-  _globals['_SEGMENTINTERACTIVELYRESPONSE']._serialized_start=1495
-  _globals['_SEGMENTINTERACTIVELYRESPONSE']._serialized_end=1670
-  _globals['_SEGMENTATIONSERVICE']._serialized_start=1759
-  _globals['_SEGMENTATIONSERVICE']._serialized_end=2074
+  _globals['_SEGMENTPROMPT'].fields_by_name['points']._loaded_options = None
+  _globals['_SEGMENTPROMPT'].fields_by_name['points']._serialized_options = b'\252\324\030\002 @'
+  _globals['_SEGMENTIMAGEREQUEST'].fields_by_name['max_mask_count']._loaded_options = None
+  _globals['_SEGMENTIMAGEREQUEST'].fields_by_name['max_mask_count']._serialized_options = b'\252\324\030\033\t\000\000\000\000\000\000\000\000\031\000\000\000\000\000\000\010@9\000\000\000\000\000\000\000\000'
+  _globals['_SEGMENTIMAGEREQUEST'].fields_by_name['prompts']._loaded_options = None
+  _globals['_SEGMENTIMAGEREQUEST'].fields_by_name['prompts']._serialized_options = b'\252\324\030\003 \200\002'
+  _globals['_SEGMENTEVERYTHINGREQUEST'].fields_by_name['points_per_side']._loaded_options = None
+  _globals['_SEGMENTEVERYTHINGREQUEST'].fields_by_name['points_per_side']._serialized_options = b'\252\324\030\033\t\000\000\000\000\000\000\000\000\031\000\000\000\000\000\000@@9\000\000\000\000\000\0000@'
+  _globals['_SEGMENTEVERYTHINGREQUEST'].fields_by_name['min_predicted_iou']._loaded_options = None
+  _globals['_SEGMENTEVERYTHINGREQUEST'].fields_by_name['min_predicted_iou']._serialized_options = b'\252\324\030\033\t\000\000\000\000\000\000\000\000\031\000\000\000\000\000\000\360?9ffffff\346?'
+  _globals['_SEGMENTEVERYTHINGREQUEST'].fields_by_name['min_stability']._loaded_options = None
+  _globals['_SEGMENTEVERYTHINGREQUEST'].fields_by_name['min_stability']._serialized_options = b'\252\324\030\033\t\000\000\000\000\000\000\000\000\031\000\000\000\000\000\000\360?9\232\231\231\231\231\231\351?'
+  _globals['_SEGMENTEVERYTHINGREQUEST'].fields_by_name['max_overlap']._loaded_options = None
+  _globals['_SEGMENTEVERYTHINGREQUEST'].fields_by_name['max_overlap']._serialized_options = b'\252\324\030\033\t\000\000\000\000\000\000\000\000\031\000\000\000\000\000\000\360?9ffffff\346?'
+  _globals['_SEGMENTINTERACTIVELYREQUEST'].fields_by_name['max_mask_count']._loaded_options = None
+  _globals['_SEGMENTINTERACTIVELYREQUEST'].fields_by_name['max_mask_count']._serialized_options = b'\252\324\030\033\t\000\000\000\000\000\000\000\000\031\000\000\000\000\000\000\010@9\000\000\000\000\000\000\000\000'
+  _globals['_MASKFORMAT']._serialized_start=1911
+  _globals['_MASKFORMAT']._serialized_end=1995
+  _globals['_PROMPTPOINT']._serialized_start=102
+  _globals['_PROMPTPOINT']._serialized_end=154
+  _globals['_SEGMENTPROMPT']._serialized_start=156
+  _globals['_SEGMENTPROMPT']._serialized_end=250
+  _globals['_MASK']._serialized_start=253
+  _globals['_MASK']._serialized_end=405
+  _globals['_SEGMENTIMAGEREQUEST']._serialized_start=408
+  _globals['_SEGMENTIMAGEREQUEST']._serialized_end=655
+  _globals['_PROMPTMASKS']._serialized_start=657
+  _globals['_PROMPTMASKS']._serialized_end=703
+  _globals['_SEGMENTIMAGERESPONSE']._serialized_start=706
+  _globals['_SEGMENTIMAGERESPONSE']._serialized_end=851
+  _globals['_SEGMENTEVERYTHINGREQUEST']._serialized_start=854
+  _globals['_SEGMENTEVERYTHINGREQUEST']._serialized_end=1295
+  _globals['_SEGMENTEVERYTHINGRESPONSE']._serialized_start=1298
+  _globals['_SEGMENTEVERYTHINGRESPONSE']._serialized_end=1438
+  _globals['_SEGMENTINTERACTIVELYREQUEST']._serialized_start=1441
+  _globals['_SEGMENTINTERACTIVELYREQUEST']._serialized_end=1731
+  _globals['_SEGMENTINTERACTIVELYRESPONSE']._serialized_start=1734
+  _globals['_SEGMENTINTERACTIVELYRESPONSE']._serialized_end=1909
+  _globals['_SEGMENTATIONSERVICE']._serialized_start=1998
+  _globals['_SEGMENTATIONSERVICE']._serialized_end=2313
 # @@protoc_insertion_point(module_scope)

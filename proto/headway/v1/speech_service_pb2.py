@@ -23,9 +23,10 @@ _sym_db = _symbol_database.Default()
 
 
 from headway.v1 import common_pb2 as headway_dot_v1_dot_common__pb2
+from headway.v1 import rules_pb2 as headway_dot_v1_dot_rules__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fheadway/v1/speech_service.proto\x12\nheadway.v1\x1a\x17headway/v1/common.proto\"\x86\x02\n\x17TranscribeSpeechRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x0e\n\x06\x61udios\x18\x03 \x03(\x0c\x12\x10\n\x08language\x18\x04 \x01(\t\x12$\n\x04task\x18\x05 \x01(\x0e\x32\x16.headway.v1.SpeechTask\x12\x32\n\nparameters\x18\x06 \x01(\x0b\x32\x1e.headway.v1.DecodingParameters\x12\x1a\n\x12include_timestamps\x18\x07 \x01(\x08\x12\x0e\n\x06prompt\x18\x08 \x01(\t\x12\x1d\n\x15\x63ondition_on_previous\x18\t \x01(\x08\"z\n\rSpeechSegment\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x15\n\rstart_seconds\x18\x02 \x01(\x01\x12\x13\n\x0b\x65nd_seconds\x18\x03 \x01(\x01\x12\x11\n\ttoken_ids\x18\x04 \x03(\x05\x12\x1c\n\x14mean_log_probability\x18\x05 \x01(\x02\"<\n\x13LanguageProbability\x12\x10\n\x08language\x18\x01 \x01(\t\x12\x13\n\x0bprobability\x18\x02 \x01(\x02\"\xbf\x01\n\x10SpeechHypothesis\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x17\n\x0flog_probability\x18\x02 \x01(\x02\x12\r\n\x05score\x18\x03 \x01(\x02\x12/\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x18.headway.v1.FinishReason\x12\x17\n\x0fnew_token_count\x18\x05 \x01(\x05\x12+\n\x08segments\x18\x06 \x03(\x0b\x32\x19.headway.v1.SpeechSegment\"\x90\x03\n\x10SpeechTranscript\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x17\n\x0flog_probability\x18\x02 \x01(\x02\x12\r\n\x05score\x18\x03 \x01(\x02\x12/\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x18.headway.v1.FinishReason\x12\x17\n\x0fnew_token_count\x18\x05 \x01(\x05\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x00\x88\x01\x01\x12+\n\x08segments\x18\x07 \x03(\x0b\x32\x19.headway.v1.SpeechSegment\x12\x10\n\x08language\x18\x08 \x01(\t\x12?\n\x16language_probabilities\x18\t \x03(\x0b\x32\x1f.headway.v1.LanguageProbability\x12\x18\n\x10\x64uration_seconds\x18\n \x01(\x01\x12\x14\n\x0cwindow_count\x18\x0b \x01(\x05\x12\x30\n\nhypotheses\x18\x0c \x03(\x0b\x32\x1c.headway.v1.SpeechHypothesisB\x07\n\x05_seed\"\x9a\x01\n\x18TranscribeSpeechResponse\x12-\n\x07results\x18\x01 \x03(\x0b\x32\x1c.headway.v1.SpeechTranscript\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\"\x8b\x02\n\x1dStreamTranscribeSpeechRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\r\n\x05\x61udio\x18\x03 \x01(\x0c\x12\x10\n\x08language\x18\x04 \x01(\t\x12$\n\x04task\x18\x05 \x01(\x0e\x32\x16.headway.v1.SpeechTask\x12\x32\n\nparameters\x18\x06 \x01(\x0b\x32\x1e.headway.v1.DecodingParameters\x12\x1a\n\x12include_timestamps\x18\x07 \x01(\x08\x12\x0e\n\x06prompt\x18\x08 \x01(\t\x12\x1d\n\x15\x63ondition_on_previous\x18\t \x01(\x08\"\xf9\x01\n\x1eStreamTranscribeSpeechResponse\x12,\n\x06result\x18\x01 \x01(\x0b\x32\x1c.headway.v1.SpeechTranscript\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\x12\x12\n\ntext_delta\x18\x04 \x01(\t\x12\x17\n\x0fnew_token_count\x18\x05 \x01(\x05\x12+\n\x08segments\x18\x06 \x03(\x0b\x32\x19.headway.v1.SpeechSegment\"\x83\x01\n\x13SynthesisParameters\x12\x30\n\x08sampling\x18\x01 \x01(\x0b\x32\x1e.headway.v1.SamplingParameters\x12!\n\x14max_duration_seconds\x18\x02 \x01(\x01H\x00\x88\x01\x01\x42\x17\n\x15_max_duration_seconds\"\xbb\x01\n\x17SynthesizeSpeechRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\r\n\x05texts\x18\x03 \x03(\t\x12\r\n\x05voice\x18\x04 \x01(\t\x12\x33\n\nparameters\x18\x05 \x01(\x0b\x32\x1f.headway.v1.SynthesisParameters\x12\'\n\x06\x66ormat\x18\x06 \x01(\x0e\x32\x17.headway.v1.AudioFormat\"\xab\x01\n\x11SynthesizedSpeech\x12\r\n\x05\x61udio\x18\x01 \x01(\x0c\x12\x18\n\x10\x64uration_seconds\x18\x02 \x01(\x01\x12\x15\n\rsampling_rate\x18\x03 \x01(\x05\x12/\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x18.headway.v1.FinishReason\x12\x17\n\x0fnew_token_count\x18\x05 \x01(\x05\x12\x0c\n\x04seed\x18\x06 \x01(\x04\"\x9b\x01\n\x18SynthesizeSpeechResponse\x12.\n\x07results\x18\x01 \x03(\x0b\x32\x1d.headway.v1.SynthesizedSpeech\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\"\x97\x01\n\x1dStreamSynthesizeSpeechRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\r\n\x05voice\x18\x04 \x01(\t\x12\x33\n\nparameters\x18\x05 \x01(\x0b\x32\x1f.headway.v1.SynthesisParameters\"\xdd\x01\n\x1eStreamSynthesizeSpeechResponse\x12-\n\x06result\x18\x01 \x01(\x0b\x32\x1d.headway.v1.SynthesizedSpeech\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\x12\x0b\n\x03pcm\x18\x04 \x01(\x0c\x12\x15\n\rsampling_rate\x18\x05 \x01(\x05\x12\x17\n\x0fnew_token_count\x18\x06 \x01(\x05*`\n\nSpeechTask\x12\x1b\n\x17SPEECH_TASK_UNSPECIFIED\x10\x00\x12\x1a\n\x16SPEECH_TASK_TRANSCRIBE\x10\x01\x12\x19\n\x15SPEECH_TASK_TRANSLATE\x10\x02*o\n\x0b\x41udioFormat\x12\x1c\n\x18\x41UDIO_FORMAT_UNSPECIFIED\x10\x00\x12\x14\n\x10\x41UDIO_FORMAT_WAV\x10\x01\x12\x15\n\x11\x41UDIO_FORMAT_FLAC\x10\x02\x12\x15\n\x11\x41UDIO_FORMAT_OPUS\x10\x03\x32\xb3\x03\n\rSpeechService\x12]\n\x10TranscribeSpeech\x12#.headway.v1.TranscribeSpeechRequest\x1a$.headway.v1.TranscribeSpeechResponse\x12q\n\x16StreamTranscribeSpeech\x12).headway.v1.StreamTranscribeSpeechRequest\x1a*.headway.v1.StreamTranscribeSpeechResponse0\x01\x12]\n\x10SynthesizeSpeech\x12#.headway.v1.SynthesizeSpeechRequest\x1a$.headway.v1.SynthesizeSpeechResponse\x12q\n\x16StreamSynthesizeSpeech\x12).headway.v1.StreamSynthesizeSpeechRequest\x1a*.headway.v1.StreamSynthesizeSpeechResponse0\x01\x42L\n\nheadway.v1P\x01Z\x14headway/v1;headwayv1\xaa\x02\nHeadway.V1\xca\x02\nHeadway\\V1\xea\x02\x0bHeadway::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fheadway/v1/speech_service.proto\x12\nheadway.v1\x1a\x17headway/v1/common.proto\x1a\x16headway/v1/rules.proto\"\x8e\x02\n\x17TranscribeSpeechRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x16\n\x06\x61udios\x18\x03 \x03(\x0c\x42\x06\xaa\xd4\x18\x02 \x10\x12\x10\n\x08language\x18\x04 \x01(\t\x12$\n\x04task\x18\x05 \x01(\x0e\x32\x16.headway.v1.SpeechTask\x12\x32\n\nparameters\x18\x06 \x01(\x0b\x32\x1e.headway.v1.DecodingParameters\x12\x1a\n\x12include_timestamps\x18\x07 \x01(\x08\x12\x0e\n\x06prompt\x18\x08 \x01(\t\x12\x1d\n\x15\x63ondition_on_previous\x18\t \x01(\x08\"z\n\rSpeechSegment\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x15\n\rstart_seconds\x18\x02 \x01(\x01\x12\x13\n\x0b\x65nd_seconds\x18\x03 \x01(\x01\x12\x11\n\ttoken_ids\x18\x04 \x03(\x05\x12\x1c\n\x14mean_log_probability\x18\x05 \x01(\x02\"<\n\x13LanguageProbability\x12\x10\n\x08language\x18\x01 \x01(\t\x12\x13\n\x0bprobability\x18\x02 \x01(\x02\"\xbf\x01\n\x10SpeechHypothesis\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x17\n\x0flog_probability\x18\x02 \x01(\x02\x12\r\n\x05score\x18\x03 \x01(\x02\x12/\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x18.headway.v1.FinishReason\x12\x17\n\x0fnew_token_count\x18\x05 \x01(\x05\x12+\n\x08segments\x18\x06 \x03(\x0b\x32\x19.headway.v1.SpeechSegment\"\x90\x03\n\x10SpeechTranscript\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x17\n\x0flog_probability\x18\x02 \x01(\x02\x12\r\n\x05score\x18\x03 \x01(\x02\x12/\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x18.headway.v1.FinishReason\x12\x17\n\x0fnew_token_count\x18\x05 \x01(\x05\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x00\x88\x01\x01\x12+\n\x08segments\x18\x07 \x03(\x0b\x32\x19.headway.v1.SpeechSegment\x12\x10\n\x08language\x18\x08 \x01(\t\x12?\n\x16language_probabilities\x18\t \x03(\x0b\x32\x1f.headway.v1.LanguageProbability\x12\x18\n\x10\x64uration_seconds\x18\n \x01(\x01\x12\x14\n\x0cwindow_count\x18\x0b \x01(\x05\x12\x30\n\nhypotheses\x18\x0c \x03(\x0b\x32\x1c.headway.v1.SpeechHypothesisB\x07\n\x05_seed\"\x9a\x01\n\x18TranscribeSpeechResponse\x12-\n\x07results\x18\x01 \x03(\x0b\x32\x1c.headway.v1.SpeechTranscript\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\"\x8b\x02\n\x1dStreamTranscribeSpeechRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\r\n\x05\x61udio\x18\x03 \x01(\x0c\x12\x10\n\x08language\x18\x04 \x01(\t\x12$\n\x04task\x18\x05 \x01(\x0e\x32\x16.headway.v1.SpeechTask\x12\x32\n\nparameters\x18\x06 \x01(\x0b\x32\x1e.headway.v1.DecodingParameters\x12\x1a\n\x12include_timestamps\x18\x07 \x01(\x08\x12\x0e\n\x06prompt\x18\x08 \x01(\t\x12\x1d\n\x15\x63ondition_on_previous\x18\t \x01(\x08\"\xf9\x01\n\x1eStreamTranscribeSpeechResponse\x12,\n\x06result\x18\x01 \x01(\x0b\x32\x1c.headway.v1.SpeechTranscript\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\x12\x12\n\ntext_delta\x18\x04 \x01(\t\x12\x17\n\x0fnew_token_count\x18\x05 \x01(\x05\x12+\n\x08segments\x18\x06 \x03(\x0b\x32\x19.headway.v1.SpeechSegment\"\x83\x01\n\x13SynthesisParameters\x12\x30\n\x08sampling\x18\x01 \x01(\x0b\x32\x1e.headway.v1.SamplingParameters\x12!\n\x14max_duration_seconds\x18\x02 \x01(\x01H\x00\x88\x01\x01\x42\x17\n\x15_max_duration_seconds\"\xc3\x01\n\x17SynthesizeSpeechRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x15\n\x05texts\x18\x03 \x03(\tB\x06\xaa\xd4\x18\x02 \x10\x12\r\n\x05voice\x18\x04 \x01(\t\x12\x33\n\nparameters\x18\x05 \x01(\x0b\x32\x1f.headway.v1.SynthesisParameters\x12\'\n\x06\x66ormat\x18\x06 \x01(\x0e\x32\x17.headway.v1.AudioFormat\"\xab\x01\n\x11SynthesizedSpeech\x12\r\n\x05\x61udio\x18\x01 \x01(\x0c\x12\x18\n\x10\x64uration_seconds\x18\x02 \x01(\x01\x12\x15\n\rsampling_rate\x18\x03 \x01(\x05\x12/\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x18.headway.v1.FinishReason\x12\x17\n\x0fnew_token_count\x18\x05 \x01(\x05\x12\x0c\n\x04seed\x18\x06 \x01(\x04\"\x9b\x01\n\x18SynthesizeSpeechResponse\x12.\n\x07results\x18\x01 \x03(\x0b\x32\x1d.headway.v1.SynthesizedSpeech\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\"\x97\x01\n\x1dStreamSynthesizeSpeechRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\r\n\x05voice\x18\x04 \x01(\t\x12\x33\n\nparameters\x18\x05 \x01(\x0b\x32\x1f.headway.v1.SynthesisParameters\"\xdd\x01\n\x1eStreamSynthesizeSpeechResponse\x12-\n\x06result\x18\x01 \x01(\x0b\x32\x1d.headway.v1.SynthesizedSpeech\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\x12\x0b\n\x03pcm\x18\x04 \x01(\x0c\x12\x15\n\rsampling_rate\x18\x05 \x01(\x05\x12\x17\n\x0fnew_token_count\x18\x06 \x01(\x05*`\n\nSpeechTask\x12\x1b\n\x17SPEECH_TASK_UNSPECIFIED\x10\x00\x12\x1a\n\x16SPEECH_TASK_TRANSCRIBE\x10\x01\x12\x19\n\x15SPEECH_TASK_TRANSLATE\x10\x02*o\n\x0b\x41udioFormat\x12\x1c\n\x18\x41UDIO_FORMAT_UNSPECIFIED\x10\x00\x12\x14\n\x10\x41UDIO_FORMAT_WAV\x10\x01\x12\x15\n\x11\x41UDIO_FORMAT_FLAC\x10\x02\x12\x15\n\x11\x41UDIO_FORMAT_OPUS\x10\x03\x32\xb3\x03\n\rSpeechService\x12]\n\x10TranscribeSpeech\x12#.headway.v1.TranscribeSpeechRequest\x1a$.headway.v1.TranscribeSpeechResponse\x12q\n\x16StreamTranscribeSpeech\x12).headway.v1.StreamTranscribeSpeechRequest\x1a*.headway.v1.StreamTranscribeSpeechResponse0\x01\x12]\n\x10SynthesizeSpeech\x12#.headway.v1.SynthesizeSpeechRequest\x1a$.headway.v1.SynthesizeSpeechResponse\x12q\n\x16StreamSynthesizeSpeech\x12).headway.v1.StreamSynthesizeSpeechRequest\x1a*.headway.v1.StreamSynthesizeSpeechResponse0\x01\x42L\n\nheadway.v1P\x01Z\x14headway/v1;headwayv1\xaa\x02\nHeadway.V1\xca\x02\nHeadway\\V1\xea\x02\x0bHeadway::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,38 +34,42 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headway.v1.speech_service_p
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\nheadway.v1P\001Z\024headway/v1;headwayv1\252\002\nHeadway.V1\312\002\nHeadway\\V1\352\002\013Headway::V1'
-  _globals['_SPEECHTASK']._serialized_start=2833
-  _globals['_SPEECHTASK']._serialized_end=2929
-  _globals['_AUDIOFORMAT']._serialized_start=2931
-  _globals['_AUDIOFORMAT']._serialized_end=3042
-  _globals['_TRANSCRIBESPEECHREQUEST']._serialized_start=73
-  _globals['_TRANSCRIBESPEECHREQUEST']._serialized_end=335
-  _globals['_SPEECHSEGMENT']._serialized_start=337
-  _globals['_SPEECHSEGMENT']._serialized_end=459
-  _globals['_LANGUAGEPROBABILITY']._serialized_start=461
-  _globals['_LANGUAGEPROBABILITY']._serialized_end=521
-  _globals['_SPEECHHYPOTHESIS']._serialized_start=524
-  _globals['_SPEECHHYPOTHESIS']._serialized_end=715
-  _globals['_SPEECHTRANSCRIPT']._serialized_start=718
-  _globals['_SPEECHTRANSCRIPT']._serialized_end=1118
-  _globals['_TRANSCRIBESPEECHRESPONSE']._serialized_start=1121
-  _globals['_TRANSCRIBESPEECHRESPONSE']._serialized_end=1275
-  _globals['_STREAMTRANSCRIBESPEECHREQUEST']._serialized_start=1278
-  _globals['_STREAMTRANSCRIBESPEECHREQUEST']._serialized_end=1545
-  _globals['_STREAMTRANSCRIBESPEECHRESPONSE']._serialized_start=1548
-  _globals['_STREAMTRANSCRIBESPEECHRESPONSE']._serialized_end=1797
-  _globals['_SYNTHESISPARAMETERS']._serialized_start=1800
-  _globals['_SYNTHESISPARAMETERS']._serialized_end=1931
-  _globals['_SYNTHESIZESPEECHREQUEST']._serialized_start=1934
-  _globals['_SYNTHESIZESPEECHREQUEST']._serialized_end=2121
-  _globals['_SYNTHESIZEDSPEECH']._serialized_start=2124
-  _globals['_SYNTHESIZEDSPEECH']._serialized_end=2295
-  _globals['_SYNTHESIZESPEECHRESPONSE']._serialized_start=2298
-  _globals['_SYNTHESIZESPEECHRESPONSE']._serialized_end=2453
-  _globals['_STREAMSYNTHESIZESPEECHREQUEST']._serialized_start=2456
-  _globals['_STREAMSYNTHESIZESPEECHREQUEST']._serialized_end=2607
-  _globals['_STREAMSYNTHESIZESPEECHRESPONSE']._serialized_start=2610
-  _globals['_STREAMSYNTHESIZESPEECHRESPONSE']._serialized_end=2831
-  _globals['_SPEECHSERVICE']._serialized_start=3045
-  _globals['_SPEECHSERVICE']._serialized_end=3480
+  _globals['_TRANSCRIBESPEECHREQUEST'].fields_by_name['audios']._loaded_options = None
+  _globals['_TRANSCRIBESPEECHREQUEST'].fields_by_name['audios']._serialized_options = b'\252\324\030\002 \020'
+  _globals['_SYNTHESIZESPEECHREQUEST'].fields_by_name['texts']._loaded_options = None
+  _globals['_SYNTHESIZESPEECHREQUEST'].fields_by_name['texts']._serialized_options = b'\252\324\030\002 \020'
+  _globals['_SPEECHTASK']._serialized_start=2873
+  _globals['_SPEECHTASK']._serialized_end=2969
+  _globals['_AUDIOFORMAT']._serialized_start=2971
+  _globals['_AUDIOFORMAT']._serialized_end=3082
+  _globals['_TRANSCRIBESPEECHREQUEST']._serialized_start=97
+  _globals['_TRANSCRIBESPEECHREQUEST']._serialized_end=367
+  _globals['_SPEECHSEGMENT']._serialized_start=369
+  _globals['_SPEECHSEGMENT']._serialized_end=491
+  _globals['_LANGUAGEPROBABILITY']._serialized_start=493
+  _globals['_LANGUAGEPROBABILITY']._serialized_end=553
+  _globals['_SPEECHHYPOTHESIS']._serialized_start=556
+  _globals['_SPEECHHYPOTHESIS']._serialized_end=747
+  _globals['_SPEECHTRANSCRIPT']._serialized_start=750
+  _globals['_SPEECHTRANSCRIPT']._serialized_end=1150
+  _globals['_TRANSCRIBESPEECHRESPONSE']._serialized_start=1153
+  _globals['_TRANSCRIBESPEECHRESPONSE']._serialized_end=1307
+  _globals['_STREAMTRANSCRIBESPEECHREQUEST']._serialized_start=1310
+  _globals['_STREAMTRANSCRIBESPEECHREQUEST']._serialized_end=1577
+  _globals['_STREAMTRANSCRIBESPEECHRESPONSE']._serialized_start=1580
+  _globals['_STREAMTRANSCRIBESPEECHRESPONSE']._serialized_end=1829
+  _globals['_SYNTHESISPARAMETERS']._serialized_start=1832
+  _globals['_SYNTHESISPARAMETERS']._serialized_end=1963
+  _globals['_SYNTHESIZESPEECHREQUEST']._serialized_start=1966
+  _globals['_SYNTHESIZESPEECHREQUEST']._serialized_end=2161
+  _globals['_SYNTHESIZEDSPEECH']._serialized_start=2164
+  _globals['_SYNTHESIZEDSPEECH']._serialized_end=2335
+  _globals['_SYNTHESIZESPEECHRESPONSE']._serialized_start=2338
+  _globals['_SYNTHESIZESPEECHRESPONSE']._serialized_end=2493
+  _globals['_STREAMSYNTHESIZESPEECHREQUEST']._serialized_start=2496
+  _globals['_STREAMSYNTHESIZESPEECHREQUEST']._serialized_end=2647
+  _globals['_STREAMSYNTHESIZESPEECHRESPONSE']._serialized_start=2650
+  _globals['_STREAMSYNTHESIZESPEECHRESPONSE']._serialized_end=2871
+  _globals['_SPEECHSERVICE']._serialized_start=3085
+  _globals['_SPEECHSERVICE']._serialized_end=3520
 # @@protoc_insertion_point(module_scope)

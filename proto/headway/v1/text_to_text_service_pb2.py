@@ -23,9 +23,10 @@ _sym_db = _symbol_database.Default()
 
 
 from headway.v1 import common_pb2 as headway_dot_v1_dot_common__pb2
+from headway.v1 import rules_pb2 as headway_dot_v1_dot_rules__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%headway/v1/text_to_text_service.proto\x12\nheadway.v1\x1a\x17headway/v1/common.proto\"\xe3\x01\n\x12RewriteTextRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\r\n\x05texts\x18\x03 \x03(\t\x12\x32\n\nparameters\x18\x04 \x01(\x0b\x32\x1e.headway.v1.DecodingParameters\x12\x10\n\x08truncate\x18\x05 \x01(\x08\x12\x17\n\x0ftarget_prefixes\x18\x06 \x03(\t\x12\x39\n\x12phrase_constraints\x18\x07 \x03(\x0b\x32\x1d.headway.v1.PhraseConstraints\"\x93\x01\n\x11RewriteHypothesis\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x17\n\x0flog_probability\x18\x02 \x01(\x02\x12\r\n\x05score\x18\x03 \x01(\x02\x12/\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x18.headway.v1.FinishReason\x12\x17\n\x0fnew_token_count\x18\x05 \x01(\x05\"\x8d\x02\n\rRewrittenText\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x17\n\x0flog_probability\x18\x02 \x01(\x02\x12\r\n\x05score\x18\x03 \x01(\x02\x12/\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x18.headway.v1.FinishReason\x12\x1a\n\x12source_token_count\x18\x05 \x01(\x05\x12\x17\n\x0fnew_token_count\x18\x06 \x01(\x05\x12\x11\n\ttruncated\x18\x07 \x01(\x08\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x00\x88\x01\x01\x12\x31\n\nhypotheses\x18\t \x03(\x0b\x32\x1d.headway.v1.RewriteHypothesisB\x07\n\x05_seed\"\x92\x01\n\x13RewriteTextResponse\x12*\n\x07results\x18\x01 \x03(\x0b\x32\x19.headway.v1.RewrittenText\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\"\xab\x01\n\x18StreamRewriteTextRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x32\n\nparameters\x18\x04 \x01(\x0b\x32\x1e.headway.v1.DecodingParameters\x12\x10\n\x08truncate\x18\x05 \x01(\x08\x12\x15\n\rtarget_prefix\x18\x06 \x01(\t\"\xc4\x01\n\x19StreamRewriteTextResponse\x12)\n\x06result\x18\x01 \x01(\x0b\x32\x19.headway.v1.RewrittenText\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\x12\x12\n\ntext_delta\x18\x04 \x01(\t\x12\x17\n\x0fnew_token_count\x18\x05 \x01(\x05\x32\xc7\x01\n\x11TextToTextService\x12N\n\x0bRewriteText\x12\x1e.headway.v1.RewriteTextRequest\x1a\x1f.headway.v1.RewriteTextResponse\x12\x62\n\x11StreamRewriteText\x12$.headway.v1.StreamRewriteTextRequest\x1a%.headway.v1.StreamRewriteTextResponse0\x01\x42L\n\nheadway.v1P\x01Z\x14headway/v1;headwayv1\xaa\x02\nHeadway.V1\xca\x02\nHeadway\\V1\xea\x02\x0bHeadway::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%headway/v1/text_to_text_service.proto\x12\nheadway.v1\x1a\x17headway/v1/common.proto\x1a\x16headway/v1/rules.proto\"\xec\x01\n\x12RewriteTextRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x16\n\x05texts\x18\x03 \x03(\tB\x07\xaa\xd4\x18\x03 \x80\x02\x12\x32\n\nparameters\x18\x04 \x01(\x0b\x32\x1e.headway.v1.DecodingParameters\x12\x10\n\x08truncate\x18\x05 \x01(\x08\x12\x17\n\x0ftarget_prefixes\x18\x06 \x03(\t\x12\x39\n\x12phrase_constraints\x18\x07 \x03(\x0b\x32\x1d.headway.v1.PhraseConstraints\"\x93\x01\n\x11RewriteHypothesis\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x17\n\x0flog_probability\x18\x02 \x01(\x02\x12\r\n\x05score\x18\x03 \x01(\x02\x12/\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x18.headway.v1.FinishReason\x12\x17\n\x0fnew_token_count\x18\x05 \x01(\x05\"\x8d\x02\n\rRewrittenText\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x17\n\x0flog_probability\x18\x02 \x01(\x02\x12\r\n\x05score\x18\x03 \x01(\x02\x12/\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x18.headway.v1.FinishReason\x12\x1a\n\x12source_token_count\x18\x05 \x01(\x05\x12\x17\n\x0fnew_token_count\x18\x06 \x01(\x05\x12\x11\n\ttruncated\x18\x07 \x01(\x08\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x00\x88\x01\x01\x12\x31\n\nhypotheses\x18\t \x03(\x0b\x32\x1d.headway.v1.RewriteHypothesisB\x07\n\x05_seed\"\x92\x01\n\x13RewriteTextResponse\x12*\n\x07results\x18\x01 \x03(\x0b\x32\x19.headway.v1.RewrittenText\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\"\xab\x01\n\x18StreamRewriteTextRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x32\n\nparameters\x18\x04 \x01(\x0b\x32\x1e.headway.v1.DecodingParameters\x12\x10\n\x08truncate\x18\x05 \x01(\x08\x12\x15\n\rtarget_prefix\x18\x06 \x01(\t\"\xc4\x01\n\x19StreamRewriteTextResponse\x12)\n\x06result\x18\x01 \x01(\x0b\x32\x19.headway.v1.RewrittenText\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\x12\x12\n\ntext_delta\x18\x04 \x01(\t\x12\x17\n\x0fnew_token_count\x18\x05 \x01(\x05\x32\xc7\x01\n\x11TextToTextService\x12N\n\x0bRewriteText\x12\x1e.headway.v1.RewriteTextRequest\x1a\x1f.headway.v1.RewriteTextResponse\x12\x62\n\x11StreamRewriteText\x12$.headway.v1.StreamRewriteTextRequest\x1a%.headway.v1.StreamRewriteTextResponse0\x01\x42L\n\nheadway.v1P\x01Z\x14headway/v1;headwayv1\xaa\x02\nHeadway.V1\xca\x02\nHeadway\\V1\xea\x02\x0bHeadway::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,18 +34,20 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headway.v1.text_to_text_ser
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\nheadway.v1P\001Z\024headway/v1;headwayv1\252\002\nHeadway.V1\312\002\nHeadway\\V1\352\002\013Headway::V1'
-  _globals['_REWRITETEXTREQUEST']._serialized_start=79
-  _globals['_REWRITETEXTREQUEST']._serialized_end=306
-  _globals['_REWRITEHYPOTHESIS']._serialized_start=309
-  _globals['_REWRITEHYPOTHESIS']._serialized_end=456
-  _globals['_REWRITTENTEXT']._serialized_start=459
-  _globals['_REWRITTENTEXT']._serialized_end=728
-  _globals['_REWRITETEXTRESPONSE']._serialized_start=731
-  _globals['_REWRITETEXTRESPONSE']._serialized_end=877
-  _globals['_STREAMREWRITETEXTREQUEST']._serialized_start=880
-  _globals['_STREAMREWRITETEXTREQUEST']._serialized_end=1051
-  _globals['_STREAMREWRITETEXTRESPONSE']._serialized_start=1054
-  _globals['_STREAMREWRITETEXTRESPONSE']._serialized_end=1250
-  _globals['_TEXTTOTEXTSERVICE']._serialized_start=1253
-  _globals['_TEXTTOTEXTSERVICE']._serialized_end=1452
+  _globals['_REWRITETEXTREQUEST'].fields_by_name['texts']._loaded_options = None
+  _globals['_REWRITETEXTREQUEST'].fields_by_name['texts']._serialized_options = b'\252\324\030\003 \200\002'
+  _globals['_REWRITETEXTREQUEST']._serialized_start=103
+  _globals['_REWRITETEXTREQUEST']._serialized_end=339
+  _globals['_REWRITEHYPOTHESIS']._serialized_start=342
+  _globals['_REWRITEHYPOTHESIS']._serialized_end=489
+  _globals['_REWRITTENTEXT']._serialized_start=492
+  _globals['_REWRITTENTEXT']._serialized_end=761
+  _globals['_REWRITETEXTRESPONSE']._serialized_start=764
+  _globals['_REWRITETEXTRESPONSE']._serialized_end=910
+  _globals['_STREAMREWRITETEXTREQUEST']._serialized_start=913
+  _globals['_STREAMREWRITETEXTREQUEST']._serialized_end=1084
+  _globals['_STREAMREWRITETEXTRESPONSE']._serialized_start=1087
+  _globals['_STREAMREWRITETEXTRESPONSE']._serialized_end=1283
+  _globals['_TEXTTOTEXTSERVICE']._serialized_start=1286
+  _globals['_TEXTTOTEXTSERVICE']._serialized_end=1485
 # @@protoc_insertion_point(module_scope)

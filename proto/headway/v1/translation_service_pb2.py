@@ -23,9 +23,10 @@ _sym_db = _symbol_database.Default()
 
 
 from headway.v1 import common_pb2 as headway_dot_v1_dot_common__pb2
+from headway.v1 import rules_pb2 as headway_dot_v1_dot_rules__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$headway/v1/translation_service.proto\x12\nheadway.v1\x1a\x17headway/v1/common.proto\"\xcb\x02\n\x14TranslateTextRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\r\n\x05texts\x18\x03 \x03(\t\x12\x17\n\x0fsource_language\x18\x04 \x01(\t\x12\x17\n\x0ftarget_language\x18\x05 \x01(\t\x12\x32\n\nparameters\x18\x06 \x01(\x0b\x32\x1e.headway.v1.DecodingParameters\x12\x10\n\x08truncate\x18\x07 \x01(\x08\x12\x17\n\x0ftarget_prefixes\x18\x08 \x03(\t\x12\x19\n\x11include_alignment\x18\t \x01(\x08\x12\x39\n\x12phrase_constraints\x18\n \x03(\x0b\x32\x1d.headway.v1.PhraseConstraints\x12\x17\n\x0fsplit_sentences\x18\x0b \x01(\x08\"N\n\x0eTokenAlignment\x12\"\n\x04span\x18\x01 \x01(\x0b\x32\x14.headway.v1.TextSpan\x12\x18\n\x10source_attention\x18\x02 \x03(\x02\"k\n\tAlignment\x12+\n\rsource_tokens\x18\x01 \x03(\x0b\x32\x14.headway.v1.TextSpan\x12\x31\n\rtarget_tokens\x18\x02 \x03(\x0b\x32\x1a.headway.v1.TokenAlignment\"\xc1\x01\n\x15TranslationHypothesis\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x17\n\x0flog_probability\x18\x02 \x01(\x02\x12\r\n\x05score\x18\x03 \x01(\x02\x12/\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x18.headway.v1.FinishReason\x12\x17\n\x0fnew_token_count\x18\x05 \x01(\x05\x12(\n\talignment\x18\x06 \x01(\x0b\x32\x15.headway.v1.Alignment\"\xd5\x02\n\x0eTranslatedText\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x17\n\x0flog_probability\x18\x02 \x01(\x02\x12\r\n\x05score\x18\x03 \x01(\x02\x12/\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x18.headway.v1.FinishReason\x12\x1a\n\x12source_token_count\x18\x05 \x01(\x05\x12\x17\n\x0fnew_token_count\x18\x06 \x01(\x05\x12\x11\n\ttruncated\x18\x07 \x01(\x08\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x00\x88\x01\x01\x12\x16\n\x0esentence_count\x18\t \x01(\x05\x12\x35\n\nhypotheses\x18\n \x03(\x0b\x32!.headway.v1.TranslationHypothesis\x12)\n\nalignments\x18\x0b \x03(\x0b\x32\x15.headway.v1.AlignmentB\x07\n\x05_seed\"\x95\x01\n\x15TranslateTextResponse\x12+\n\x07results\x18\x01 \x03(\x0b\x32\x1a.headway.v1.TranslatedText\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\"\xfa\x01\n\x1aStreamTranslateTextRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x17\n\x0fsource_language\x18\x04 \x01(\t\x12\x17\n\x0ftarget_language\x18\x05 \x01(\t\x12\x32\n\nparameters\x18\x06 \x01(\x0b\x32\x1e.headway.v1.DecodingParameters\x12\x10\n\x08truncate\x18\x07 \x01(\x08\x12\x15\n\rtarget_prefix\x18\x08 \x01(\t\x12\x19\n\x11include_alignment\x18\t \x01(\x08\"\xc7\x01\n\x1bStreamTranslateTextResponse\x12*\n\x06result\x18\x01 \x01(\x0b\x32\x1a.headway.v1.TranslatedText\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\x12\x12\n\ntext_delta\x18\x04 \x01(\t\x12\x17\n\x0fnew_token_count\x18\x05 \x01(\x05\x32\xd4\x01\n\x12TranslationService\x12T\n\rTranslateText\x12 .headway.v1.TranslateTextRequest\x1a!.headway.v1.TranslateTextResponse\x12h\n\x13StreamTranslateText\x12&.headway.v1.StreamTranslateTextRequest\x1a\'.headway.v1.StreamTranslateTextResponse0\x01\x42L\n\nheadway.v1P\x01Z\x14headway/v1;headwayv1\xaa\x02\nHeadway.V1\xca\x02\nHeadway\\V1\xea\x02\x0bHeadway::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$headway/v1/translation_service.proto\x12\nheadway.v1\x1a\x17headway/v1/common.proto\x1a\x16headway/v1/rules.proto\"\xd4\x02\n\x14TranslateTextRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x16\n\x05texts\x18\x03 \x03(\tB\x07\xaa\xd4\x18\x03 \x80\x02\x12\x17\n\x0fsource_language\x18\x04 \x01(\t\x12\x17\n\x0ftarget_language\x18\x05 \x01(\t\x12\x32\n\nparameters\x18\x06 \x01(\x0b\x32\x1e.headway.v1.DecodingParameters\x12\x10\n\x08truncate\x18\x07 \x01(\x08\x12\x17\n\x0ftarget_prefixes\x18\x08 \x03(\t\x12\x19\n\x11include_alignment\x18\t \x01(\x08\x12\x39\n\x12phrase_constraints\x18\n \x03(\x0b\x32\x1d.headway.v1.PhraseConstraints\x12\x17\n\x0fsplit_sentences\x18\x0b \x01(\x08\"N\n\x0eTokenAlignment\x12\"\n\x04span\x18\x01 \x01(\x0b\x32\x14.headway.v1.TextSpan\x12\x18\n\x10source_attention\x18\x02 \x03(\x02\"k\n\tAlignment\x12+\n\rsource_tokens\x18\x01 \x03(\x0b\x32\x14.headway.v1.TextSpan\x12\x31\n\rtarget_tokens\x18\x02 \x03(\x0b\x32\x1a.headway.v1.TokenAlignment\"\xc1\x01\n\x15TranslationHypothesis\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x17\n\x0flog_probability\x18\x02 \x01(\x02\x12\r\n\x05score\x18\x03 \x01(\x02\x12/\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x18.headway.v1.FinishReason\x12\x17\n\x0fnew_token_count\x18\x05 \x01(\x05\x12(\n\talignment\x18\x06 \x01(\x0b\x32\x15.headway.v1.Alignment\"\xd5\x02\n\x0eTranslatedText\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x17\n\x0flog_probability\x18\x02 \x01(\x02\x12\r\n\x05score\x18\x03 \x01(\x02\x12/\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x18.headway.v1.FinishReason\x12\x1a\n\x12source_token_count\x18\x05 \x01(\x05\x12\x17\n\x0fnew_token_count\x18\x06 \x01(\x05\x12\x11\n\ttruncated\x18\x07 \x01(\x08\x12\x11\n\x04seed\x18\x08 \x01(\x04H\x00\x88\x01\x01\x12\x16\n\x0esentence_count\x18\t \x01(\x05\x12\x35\n\nhypotheses\x18\n \x03(\x0b\x32!.headway.v1.TranslationHypothesis\x12)\n\nalignments\x18\x0b \x03(\x0b\x32\x15.headway.v1.AlignmentB\x07\n\x05_seed\"\x95\x01\n\x15TranslateTextResponse\x12+\n\x07results\x18\x01 \x03(\x0b\x32\x1a.headway.v1.TranslatedText\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\"\xfa\x01\n\x1aStreamTranslateTextRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x17\n\x0fsource_language\x18\x04 \x01(\t\x12\x17\n\x0ftarget_language\x18\x05 \x01(\t\x12\x32\n\nparameters\x18\x06 \x01(\x0b\x32\x1e.headway.v1.DecodingParameters\x12\x10\n\x08truncate\x18\x07 \x01(\x08\x12\x15\n\rtarget_prefix\x18\x08 \x01(\t\x12\x19\n\x11include_alignment\x18\t \x01(\x08\"\xc7\x01\n\x1bStreamTranslateTextResponse\x12*\n\x06result\x18\x01 \x01(\x0b\x32\x1a.headway.v1.TranslatedText\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\x12\x12\n\ntext_delta\x18\x04 \x01(\t\x12\x17\n\x0fnew_token_count\x18\x05 \x01(\x05\x32\xd4\x01\n\x12TranslationService\x12T\n\rTranslateText\x12 .headway.v1.TranslateTextRequest\x1a!.headway.v1.TranslateTextResponse\x12h\n\x13StreamTranslateText\x12&.headway.v1.StreamTranslateTextRequest\x1a\'.headway.v1.StreamTranslateTextResponse0\x01\x42L\n\nheadway.v1P\x01Z\x14headway/v1;headwayv1\xaa\x02\nHeadway.V1\xca\x02\nHeadway\\V1\xea\x02\x0bHeadway::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,22 +34,24 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headway.v1.translation_serv
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\nheadway.v1P\001Z\024headway/v1;headwayv1\252\002\nHeadway.V1\312\002\nHeadway\\V1\352\002\013Headway::V1'
-  _globals['_TRANSLATETEXTREQUEST']._serialized_start=78
-  _globals['_TRANSLATETEXTREQUEST']._serialized_end=409
-  _globals['_TOKENALIGNMENT']._serialized_start=411
-  _globals['_TOKENALIGNMENT']._serialized_end=489
-  _globals['_ALIGNMENT']._serialized_start=491
-  _globals['_ALIGNMENT']._serialized_end=598
-  _globals['_TRANSLATIONHYPOTHESIS']._serialized_start=601
-  _globals['_TRANSLATIONHYPOTHESIS']._serialized_end=794
-  _globals['_TRANSLATEDTEXT']._serialized_start=797
-  _globals['_TRANSLATEDTEXT']._serialized_end=1138
-  _globals['_TRANSLATETEXTRESPONSE']._serialized_start=1141
-  _globals['_TRANSLATETEXTRESPONSE']._serialized_end=1290
-  _globals['_STREAMTRANSLATETEXTREQUEST']._serialized_start=1293
-  _globals['_STREAMTRANSLATETEXTREQUEST']._serialized_end=1543
-  _globals['_STREAMTRANSLATETEXTRESPONSE']._serialized_start=1546
-  _globals['_STREAMTRANSLATETEXTRESPONSE']._serialized_end=1745
-  _globals['_TRANSLATIONSERVICE']._serialized_start=1748
-  _globals['_TRANSLATIONSERVICE']._serialized_end=1960
+  _globals['_TRANSLATETEXTREQUEST'].fields_by_name['texts']._loaded_options = None
+  _globals['_TRANSLATETEXTREQUEST'].fields_by_name['texts']._serialized_options = b'\252\324\030\003 \200\002'
+  _globals['_TRANSLATETEXTREQUEST']._serialized_start=102
+  _globals['_TRANSLATETEXTREQUEST']._serialized_end=442
+  _globals['_TOKENALIGNMENT']._serialized_start=444
+  _globals['_TOKENALIGNMENT']._serialized_end=522
+  _globals['_ALIGNMENT']._serialized_start=524
+  _globals['_ALIGNMENT']._serialized_end=631
+  _globals['_TRANSLATIONHYPOTHESIS']._serialized_start=634
+  _globals['_TRANSLATIONHYPOTHESIS']._serialized_end=827
+  _globals['_TRANSLATEDTEXT']._serialized_start=830
+  _globals['_TRANSLATEDTEXT']._serialized_end=1171
+  _globals['_TRANSLATETEXTRESPONSE']._serialized_start=1174
+  _globals['_TRANSLATETEXTRESPONSE']._serialized_end=1323
+  _globals['_STREAMTRANSLATETEXTREQUEST']._serialized_start=1326
+  _globals['_STREAMTRANSLATETEXTREQUEST']._serialized_end=1576
+  _globals['_STREAMTRANSLATETEXTRESPONSE']._serialized_start=1579
+  _globals['_STREAMTRANSLATETEXTRESPONSE']._serialized_end=1778
+  _globals['_TRANSLATIONSERVICE']._serialized_start=1781
+  _globals['_TRANSLATIONSERVICE']._serialized_end=1993
 # @@protoc_insertion_point(module_scope)

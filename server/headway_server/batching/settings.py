@@ -6,11 +6,12 @@ from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from headway_server.field_rules import most_elements
 from headway_server.runtime import Device
 
-MAX_TEXTS = 256
+MAX_TEXTS = most_elements("EmbedTextRequest.texts")
 """Most texts of a call."""
-MAX_IMAGES = 64
+MAX_IMAGES = most_elements("EmbedImageRequest.images")
 """Most images of a call."""
 MAX_GRID_PROMPTS = 1024
 """Most prompts of a call that are answered together: those of a grid of 32 by 32 points."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-MAX_BEAMS = 16
+from headway_server.field_rules import maximum
+
+MAX_BEAMS = maximum("DecodingParameters.beam_size")
 """Most beams of a search."""
 
 

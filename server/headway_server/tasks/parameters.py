@@ -13,36 +13,34 @@ from collections.abc import Sequence as Elements
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
-import numpy as np
-
 from headway_server.bundles import SamplingDefaults
 from headway_server.decoding.constraints import ConstraintRequest
 from headway_server.decoding.parameters import SamplingParameters
 from headway_server.errors import FieldName, InvalidInputError
+from headway_server.field_rules import FieldRules, most_characters, most_elements, rules_of
 
 Given: TypeAlias = Mapping[str, Any]
 """Parameters that a call sets, by the names of `SamplingParameters`; for generation also `constraint`, a
 `ConstraintRequest`."""
 
-MAX_STOP_STRINGS: Final = 16
-MAX_STOP_LENGTH: Final = 256
-MAX_STOP_IDS: Final = 64
-MAX_LOGIT_BIASES: Final = 1024
-MAX_LOGIT_BIAS: Final = 100.0
-MAX_TOP_TOKENS: Final = 20
-MAX_SAMPLES: Final = 16
-MAX_PRIORITY: Final = 100
-MAX_THINKING_TOKENS: Final = 2**31 - 1
-DEFAULT_NEW_TOKENS: Final = 128
+MAX_STOP_STRINGS: Final = most_elements("GenerationParameters.stop_strings")
+MAX_STOP_LENGTH: Final = most_characters("GenerationParameters.stop_strings")
+MAX_STOP_IDS: Final = most_elements("GenerationParameters.stop_token_ids")
+MAX_LOGIT_BIASES: Final = most_elements("GenerationParameters.logit_biases")
+DEFAULT_NEW_TOKENS: Final = int(rules_of("GenerationParameters.max_new_tokens").default_number or 0)
 
-_RANGES: Final[dict[str, tuple[float, float]]] = {
-    "parameters.sampling.temperature": (0, 2),
-    "parameters.sampling.min_p": (0, 1),
-    "parameters.repetition_penalty": (float(np.float32(0.01)), 100),  # the protocol's floats are a little below 0.01
-    "parameters.presence_penalty": (-2, 2),
-    "parameters.frequency_penalty": (-2, 2),
+_RULES: Final[Mapping[str, FieldRules]] = {
+    f"parameters.{path}": rules_of(field)
+    for path, field in (
+        ("sampling.temperature", "SamplingParameters.temperature"),
+        ("sampling.top_p", "SamplingParameters.top_p"),
+        ("sampling.min_p", "SamplingParameters.min_p"),
+        ("repetition_penalty", "GenerationParameters.repetition_penalty"),
+        ("presence_penalty", "GenerationParameters.presence_penalty"),
+        ("frequency_penalty", "GenerationParameters.frequency_penalty"),
+    )
 }
-"""Ranges that are the same for every model, by the path of the request's field."""
+"""Rules that are the same for every model, by the path of the request's field."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,13 +121,13 @@ def plan_sampling(
     )
     _check_counts(requested, parameters.min_new_tokens, limits, has_constraint=constraint is not None)
     if (budget := parameters.thinking_token_budget) is not None:
-        check_range("parameters.thinking_token_budget", budget, 0, MAX_THINKING_TOKENS)
+        check_rules("parameters.thinking_token_budget", budget, "GenerationParameters.thinking_token_budget")
     check_drawing(parameters, limits.vocab_size)
     _check_stop_strings(parameters.stop_strings)
     _check_stop_ids(parameters.stop_token_ids, limits.vocab_size)
     _check_logit_biases(parameters.logit_biases, limits.vocab_size)
     if wanted is not None:
-        check_range("log_probabilities.top_token_count", wanted.num_top_tokens, 0, MAX_TOP_TOKENS)
+        check_rules("log_probabilities.top_token_count", wanted.num_top_tokens, "LogProbabilityOptions.top_token_count")
     return SamplingPlan(
         requested_new_tokens=requested,
         default_new_tokens=defaults.max_new_tokens or DEFAULT_NEW_TOKENS,
@@ -150,10 +148,28 @@ def check_drawing(parameters: SamplingParameters, vocab_size: int) -> None:
     Raises:
         InvalidInputError: A parameter is out of its range.
     """
-    for field, (low, high) in _RANGES.items():
-        check_range(field, getattr(parameters, field.rpartition(".")[2]), low, high)
+    for field, rules in _RULES.items():
+        check_rules(field, getattr(parameters, field.rpartition(".")[2]), rules)
     check_range("parameters.sampling.top_k", parameters.top_k, 0, vocab_size)
-    check_above("parameters.sampling.top_p", parameters.top_p, 0, 1)
+
+
+def check_rules(field: str, value: float, rules: FieldRules | str) -> None:
+    """Checks that a number keeps to the rules of a field of the protocol.
+
+    Args:
+        field: What errors call it.
+        value: The number.
+        rules: The rules, or the field that has them, such as `LogitBias.bias`.
+
+    Raises:
+        InvalidInputError: It does not, or is not a number.
+    """
+    rules = rules_of(rules) if isinstance(rules, str) else rules
+    assert rules.maximum is not None, field
+    if rules.above is not None:
+        check_above(field, value, rules.above, rules.maximum)
+    else:
+        check_range(field, value, rules.minimum or 0, rules.maximum)
 
 
 def check_range(field: str, value: float, low: float, high: float) -> None:
@@ -225,7 +241,7 @@ def _check_logit_biases(logit_biases: Elements[tuple[int, float]], vocab_size: i
     for index, (token_id, bias) in enumerate(logit_biases):
         field = f"parameters.logit_biases[{index}]"
         check_range(f"{field}.token_id", token_id, 0, vocab_size - 1)
-        check_range(f"{field}.bias", bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
+        check_rules(f"{field}.bias", bias, "LogitBias.bias")
         if (first := places.setdefault(token_id, index)) != index:
             raise InvalidInputError(
                 f"{field}.token_id",

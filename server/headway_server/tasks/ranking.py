@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from headway_server.batching.settings import MAX_IMAGES
 from headway_server.errors import InvalidInputError
+from headway_server.field_rules import most_elements
 from headway_server.serving.answers import NO_TIMINGS, CallTimings
 from headway_server.serving.images import SentImage
 from headway_server.tasks.images.classifier import ImageClassifier
 
-MAX_RANKED_IMAGES: Final = 1024
+MAX_RANKED_IMAGES: Final = most_elements("RankImagesRequest.image_ids")
 """Prepared images of a call; of those that come with it there are `MAX_IMAGES` at most."""
 
 

@@ -14,12 +14,13 @@ from llguidance import regex_to_lark
 
 from headway_server.decoding.constraints.vocabulary import Vocabulary
 from headway_server.errors import FieldName, InvalidInputError
+from headway_server.field_rules import most_bytes, most_characters, most_elements
 from headway_server.preprocessing import CALL_ID, CALL_ID_PATTERN, CallForm
 
-MAX_SCHEMA_BYTES = 64 * 1024
-MAX_REGEX_BYTES = 8 * 1024
-MAX_CHOICES = 256
-MAX_CHOICE_LENGTH = 1024
+MAX_SCHEMA_BYTES = most_bytes("Constraint.json_schema")
+MAX_REGEX_BYTES = most_bytes("Constraint.regex")
+MAX_CHOICES = most_elements("Choices.texts")
+MAX_CHOICE_LENGTH = most_characters("Choices.texts")
 
 _KINDS = ("json_schema", "regex", "choices", "calls")
 

@@ -7,6 +7,9 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, Final, TypeGuard
 
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
 from headway.oip import grpc_predict_v2_pb2 as pb
 from headway_server.errors import InvalidInputError
 
@@ -25,6 +28,33 @@ class Kind(Enum):
     TEXTS = 'a string that holds a JSON array of strings, such as ["\\n"]'
     INTEGERS = "a string that holds a JSON array of whole numbers, such as [0, 2]"
     BIASES = "a string that holds a JSON array of pairs of a token and a number, such as [[42, -1.5]]"
+
+
+_SINGLE: Final[Mapping[int, Kind]] = {
+    FieldDescriptor.TYPE_BOOL: Kind.BOOLEAN,
+    FieldDescriptor.TYPE_INT32: Kind.INTEGER,
+    FieldDescriptor.TYPE_UINT64: Kind.UINT64,
+    FieldDescriptor.TYPE_FLOAT: Kind.NUMBER,
+    FieldDescriptor.TYPE_DOUBLE: Kind.NUMBER,
+    FieldDescriptor.TYPE_STRING: Kind.TEXT,
+    FieldDescriptor.TYPE_ENUM: Kind.TEXT,
+}
+_REPEATED: Final[Mapping[int, Kind]] = {
+    FieldDescriptor.TYPE_STRING: Kind.TEXTS,
+    FieldDescriptor.TYPE_INT32: Kind.INTEGERS,
+}
+
+
+def kinds_of(message: type[Message], *names: str) -> dict[str, Kind]:
+    """Returns the kinds of parameters named as fields of a message: those of these names, or all."""
+    found = {}
+    for field in message.DESCRIPTOR.fields:
+        kind = (_REPEATED if field.is_repeated else _SINGLE).get(field.type)
+        if field.message_type is not None and field.message_type.name == "LogitBias":
+            kind = Kind.BIASES
+        if kind is not None and (not names or field.name in names):
+            found[field.name] = kind
+    return found
 
 
 def read_parameters(given: Mapping[str, pb.InferParameter], known: Mapping[str, Kind]) -> dict[str, Any]:

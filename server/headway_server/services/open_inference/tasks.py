@@ -19,6 +19,14 @@ from typing import Any, Final, Literal, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from headway.v1 import (
+    common_pb2,
+    generation_service_pb2,
+    image_generation_service_pb2,
+    segmentation_service_pb2,
+    speech_service_pb2,
+    translation_service_pb2,
+)
 from headway_server.batching.settings import MAX_IMAGES, MAX_TEXTS
 from headway_server.bundles import CHAT_TEMPLATE_FILE
 from headway_server.decoding.constraints import ConstraintRequest
@@ -28,7 +36,7 @@ from headway_server.diffusion import Sampler
 from headway_server.errors import InvalidInputError, WrongTaskError
 from headway_server.preprocessing import ChatTurn
 from headway_server.preprocessing.pool import text_pool
-from headway_server.services.open_inference.parameters import Kind
+from headway_server.services.open_inference.parameters import Kind, kinds_of
 from headway_server.services.open_inference.tensors import (
     BYTES,
     Arrays,
@@ -310,24 +318,8 @@ async def _classify_images(model: ImageClassifier, call: InferCall) -> Arrays:
 # Generation
 
 
-_DRAWING: Final = {
-    "temperature": Kind.NUMBER,
-    "top_k": Kind.INTEGER,
-    "top_p": Kind.NUMBER,
-    "min_p": Kind.NUMBER,
-    "seed": Kind.UINT64,
-}
-_GENERATION: Final = _DRAWING | {
-    "max_new_tokens": Kind.INTEGER,
-    "min_new_tokens": Kind.INTEGER,
-    "thinking_token_budget": Kind.INTEGER,
-    "repetition_penalty": Kind.NUMBER,
-    "presence_penalty": Kind.NUMBER,
-    "frequency_penalty": Kind.NUMBER,
-    "stop_strings": Kind.TEXTS,
-    "stop_token_ids": Kind.INTEGERS,
-    "logit_biases": Kind.BIASES,
-}
+_DRAWING: Final = kinds_of(common_pb2.SamplingParameters)
+_GENERATION: Final = _DRAWING | kinds_of(generation_service_pb2.GenerationParameters)
 """Parameters that have the names of the server's `SamplingParameters`."""
 _CONSTRAINTS: Final = {"json_schema": Kind.TEXT, "regex": Kind.TEXT, "choices": Kind.TEXTS}
 
@@ -441,19 +433,14 @@ def _has_one_row(call: InferCall) -> bool:
 # Translation and other new texts
 
 _SEARCH: Final = {
-    "max_new_tokens": Kind.INTEGER,
-    "min_new_tokens": Kind.INTEGER,
-    "max_length_ratio": Kind.NUMBER,
-    "beam_size": Kind.INTEGER,
-    "length_penalty": Kind.NUMBER,
-    "no_repeat_ngram_size": Kind.INTEGER,
+    name: kind
+    for name, kind in kinds_of(common_pb2.DecodingParameters).items()
+    if name not in ("hypothesis_count", "early_stopping")
 }
 """Parameters that have the names of `TextToTextParameters`."""
-_TRANSLATION: Final = {
-    "split_sentences": Kind.BOOLEAN,
-    "source_language": Kind.TEXT,
-    "target_language": Kind.TEXT,
-}
+_TRANSLATION: Final = kinds_of(
+    translation_service_pb2.TranslateTextRequest, "split_sentences", "source_language", "target_language"
+)
 """What only translations may ask for."""
 
 
@@ -529,7 +516,7 @@ _COMMON: Final = {"timeout": Kind.UINT64, "triton_enable_empty_final_response": 
 
 
 _TARGET_PREFIX: Final = TensorSpec(name="target_prefix", datatype=BYTES, shape=(-1,), is_optional=True)
-_SEARCHING: Final = _DRAWING | _SEARCH | {"hypothesis_count": Kind.INTEGER, "early_stopping": Kind.TEXT}
+_SEARCHING: Final = _DRAWING | kinds_of(common_pb2.DecodingParameters)
 
 
 def _written_specs(name: str) -> tuple[TensorSpec, ...]:
@@ -598,13 +585,14 @@ _SEGMENTS: Final = (
     TensorSpec(name="segment_start", datatype="FP32", shape=(-1,)),
     TensorSpec(name="segment_end", datatype="FP32", shape=(-1,)),
 )
-_TRANSCRIPTION: Final = {
-    "language": Kind.TEXT,
-    "task": Kind.TEXT,
-    "prompt": Kind.TEXT,
-    "include_timestamps": Kind.BOOLEAN,
-    "condition_on_previous": Kind.BOOLEAN,
-}
+_TRANSCRIPTION: Final = kinds_of(
+    speech_service_pb2.TranscribeSpeechRequest,
+    "language",
+    "task",
+    "prompt",
+    "include_timestamps",
+    "condition_on_previous",
+)
 
 
 def _speech_request(call: InferCall) -> SpeechRequest:
@@ -705,14 +693,9 @@ async def _stream_speech(model: SynthesisModel, call: InferCall) -> AsyncGenerat
 
 
 _SAMPLERS: Final = {sampler.value: sampler for sampler in Sampler}
-_DRAWN: Final = {
-    "image_count": Kind.INTEGER,
-    "step_count": Kind.INTEGER,
-    "guidance_scale": Kind.NUMBER,
-    "sampler": Kind.TEXT,
-    "seed": Kind.UINT64,
-    "strength": Kind.NUMBER,
-}
+_DRAWN: Final = kinds_of(image_generation_service_pb2.DiffusionParameters) | kinds_of(
+    image_generation_service_pb2.GenerateImageRequest, "image_count"
+)
 
 
 async def _draw(model: ImageGenerationModel, call: InferCall) -> Arrays:
@@ -742,10 +725,9 @@ async def _draw(model: ImageGenerationModel, call: InferCall) -> Arrays:
 
 
 _EVERYTHING: Final = {
-    "points_per_side": Kind.INTEGER,
-    "min_predicted_iou": Kind.NUMBER,
-    "min_stability": Kind.NUMBER,
-    "max_overlap": Kind.NUMBER,
+    name: kind
+    for name, kind in kinds_of(segmentation_service_pb2.SegmentEverythingRequest).items()
+    if name in EverythingRequest.__dataclass_fields__
 }
 """Parameters that have the names of `EverythingRequest`."""
 
@@ -876,12 +858,8 @@ GENERATION: Final = TensorTask(
     parameters=_COMMON
     | _GENERATION
     | _CONSTRAINTS
-    | {
-        "sample_count": Kind.INTEGER,
-        "truncate": Kind.BOOLEAN,
-        "echo": Kind.BOOLEAN,
-        "priority": Kind.UINT64,
-    },
+    | kinds_of(generation_service_pb2.GenerateTextRequest, "sample_count", "truncate", "echo")
+    | {"priority": Kind.UINT64},
     max_rows=MAX_PROMPTS,
     infer=_generate,
     stream=_stream_generation,
@@ -933,7 +911,8 @@ SPEECH_SYNTHESIS: Final = TensorTask(
     ),
     parameters=_COMMON
     | {name: _DRAWING[name] for name in _VOICE}
-    | {"voice": Kind.TEXT, "format": Kind.TEXT, "max_duration_seconds": Kind.NUMBER},
+    | kinds_of(speech_service_pb2.SynthesizeSpeechRequest, "voice", "format")
+    | kinds_of(speech_service_pb2.SynthesisParameters),
     max_rows=MAX_SPOKEN,
     infer=_synthesize,
     stream=_stream_speech,
@@ -970,7 +949,7 @@ SEGMENTATION: Final = TensorTask(
         TensorSpec(name="mask_box", datatype="INT64", shape=(-1, 4)),
         TensorSpec(name="area", datatype="INT64", shape=(-1,)),
     ),
-    parameters=_COMMON | _EVERYTHING | {"max_mask_count": Kind.INTEGER},
+    parameters=_COMMON | _EVERYTHING | kinds_of(segmentation_service_pb2.SegmentImageRequest, "max_mask_count"),
     max_rows=MAX_POINTS,
     infer=_segment,
     reads_texts=False,

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from headway_server.decoding.constraints import CallRequest, ConstraintRequest
 from headway_server.errors import FieldName, InvalidInputError, NoChatTemplateError
+from headway_server.field_rules import most_characters, most_elements
 from headway_server.preprocessing import (
     CallForm,
     ChatTemplate,
@@ -27,20 +28,18 @@ from headway_server.preprocessing import (
 )
 from headway_server.serving.limits import check_count, check_size_of_call, check_text, check_token_ids, num_bytes
 from headway_server.tasks.parameters import (
-    MAX_PRIORITY,
-    MAX_SAMPLES,
     DecodingLimits,
     Given,
     LogProbabilityRequest,
     SamplingPlan,
-    check_range,
+    check_rules,
 )
 
 _CONTEXT_TOKENS: Final = 16
-MAX_PROMPTS: Final = 256
+MAX_PROMPTS: Final = most_elements("GenerateTextRequest.prompts")
 """Most prompts or conversations of a call."""
-MAX_SALT_LENGTH: Final = 256
-MAX_TURNS: Final = 1024
+MAX_SALT_LENGTH: Final = most_characters("GenerateTextRequest.cache_salt")
+MAX_TURNS: Final = most_elements("Conversation.messages")
 """Most turns of a conversation."""
 
 Conversation: TypeAlias = tuple[ChatTurn, ...]
@@ -100,8 +99,8 @@ class GenerationRequest:
     """True: the texts show the marks around what the model thinks, also the first one if the prompt ends with it."""
 
     def __post_init__(self) -> None:
-        check_range("sample_count", self.sample_count, 1, MAX_SAMPLES)
-        check_range("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
+        check_rules("sample_count", self.sample_count, "GenerateTextRequest.sample_count")
+        check_rules("priority", self.priority, "GenerateTextRequest.priority")
         if len(self.cache_salt) > MAX_SALT_LENGTH:
             raise InvalidInputError(
                 "cache_salt", f"has {len(self.cache_salt)} characters; at most {MAX_SALT_LENGTH}, such as a hash"

@@ -13,11 +13,12 @@ from typing import Any, Final
 from pydantic_core import from_json
 
 from headway_server.errors import InvalidInputError
+from headway_server.field_rules import most_elements
 from headway_server.preprocessing import ChatTurn, Tool
 from headway_server.serving.limits import check_count
 from headway_server.tasks.generation.request import ToolUse
 
-MAX_TOOLS: Final = 128
+MAX_TOOLS: Final = most_elements("GenerateTextRequest.tools")
 """Most tools of a call, and most calls in a turn."""
 TOOL_NAME: Final = r"^[a-zA-Z0-9_-]{1,64}$"
 """Pattern of a tool's name."""

@@ -7,15 +7,16 @@ from typing import Final
 
 from headway_server.diffusion import Sampler
 from headway_server.errors import InvalidInputError
+from headway_server.field_rules import maximum, rules_of
 from headway_server.serving.images import SentImage
 
-MAX_DRAWINGS: Final = 16
+MAX_DRAWINGS: Final = maximum("GenerateImageRequest.image_count")
 """Most images of a call."""
-MAX_STEPS: Final = 250
+MAX_STEPS: Final = maximum("DiffusionParameters.step_count")
 """Most steps of an image."""
-MAX_GUIDANCE: Final = 30.0
-DEFAULT_STEPS: Final = 20
-DEFAULT_GUIDANCE: Final = 3.0
+MAX_GUIDANCE: Final = rules_of("DiffusionParameters.guidance_scale").maximum or 0
+DEFAULT_STEPS: Final = int(rules_of("DiffusionParameters.step_count").default_number or 0)
+DEFAULT_GUIDANCE: Final = rules_of("DiffusionParameters.guidance_scale").default_number or 0
 DEFAULT_STRENGTH: Final = 0.8
 """Of an image that is drawn over as a whole."""
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from headway_server.batching import Tensors, measure_padding
 from headway_server.errors import BundleError
+from headway_server.field_rules import most_elements
 from headway_server.runtime import Session
 
 PADDING, OUTSIDE, INSIDE, TOP_LEFT, BOTTOM_RIGHT = -1, 0, 1, 2, 3
@@ -21,9 +22,9 @@ PADDING, OUTSIDE, INSIDE, TOP_LEFT, BOTTOM_RIGHT = -1, 0, 1, 2, 3
 EMBEDDING: Final = "embedding"
 MASKS: Final = "masks"
 PREDICTED_IOU: Final = "predicted_iou"
-MAX_PROMPTS: Final = 256
+MAX_PROMPTS: Final = most_elements("SegmentImageRequest.prompts")
 """Most prompts of a call."""
-MAX_POINTS: Final = 64
+MAX_POINTS: Final = most_elements("SegmentPrompt.points")
 """Most points of a prompt."""
 PromptKind: TypeAlias = Literal["point", "box", "several"]
 """One point, one box, or several of them: which masks answer it."""

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from headway_server.batching import Batcher, BatchGraph, Tensors
 from headway_server.bundles import Bundle, Precision
 from headway_server.errors import BundleError, InvalidInputError
+from headway_server.field_rules import maximum
 from headway_server.observers import NO_OBSERVER, ModelId, Observer
 from headway_server.preprocessing import ImagePreprocessor
 from headway_server.preprocessing.pool import image_pool
@@ -61,7 +62,7 @@ class MaskFormat(Enum):
     PNG = auto()
 
 
-MAX_MASKS: Final = 3
+MAX_MASKS: Final = maximum("SegmentImageRequest.max_mask_count")
 """Most masks of a prompt of one part; one of several parts has one."""
 MAX_SEGMENTS: Final = 256
 """Most segments of an image that are answered where everything is asked for."""
@@ -69,7 +70,7 @@ MAX_MASK_PIXELS: Final = 2**29
 """Most pixels of all masks of an answer together. Masks of noise take 30 ns and a quarter of a byte a pixel."""
 MAX_STREAMED_PIXELS: Final = 2**31
 """The same where masks are sent one by one, each of which takes as much as its box."""
-MAX_GRID_SIDE: Final = 32
+MAX_GRID_SIDE: Final = maximum("SegmentEverythingRequest.points_per_side")
 """Most points along a side of the grid that everything is asked for with."""
 _LEAST_HELD_MIB: Final = 64
 """Of embeddings that streams may hold, where fewer are kept."""

@@ -27,6 +27,7 @@ from headway_server.decoding.output.tokens import TokenAssembly
 from headway_server.decoding.parameters import SamplingParameters
 from headway_server.decoding.sequence import FinishReason, Sequence, SequenceResult
 from headway_server.errors import FieldName, InvalidInputError
+from headway_server.field_rules import most_elements
 from headway_server.preprocessing.audio import AudioDecoder, LogMel, PreparedAudio
 from headway_server.preprocessing.pool import audio_pool
 from headway_server.serving.answers import Answer, CallTimings
@@ -42,7 +43,7 @@ from headway_server.tasks.text_to_text.request import (
     plan_text_to_text,
 )
 
-MAX_AUDIOS: Final = 16
+MAX_AUDIOS: Final = most_elements("TranscribeSpeechRequest.audios")
 """Most audios of a call."""
 
 

@@ -10,10 +10,11 @@ from typing import Any, Final
 from headway_server.bundles import AudioCodec, SamplingDefaults
 from headway_server.decoding.parameters import SamplingParameters
 from headway_server.errors import InvalidInputError
+from headway_server.field_rules import most_elements
 from headway_server.tasks.parameters import check_drawing
 from headway_server.tasks.synthesis.encoding import AudioFormat
 
-MAX_TEXTS: Final = 16
+MAX_TEXTS: Final = most_elements("SynthesizeSpeechRequest.texts")
 """Most texts of a call."""
 
 

@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 
 from headway_server.bundles import Manifest
 from headway_server.errors import InvalidInputError
+from headway_server.field_rules import most_elements
 from headway_server.serving.limits import check_count
 from headway_server.tasks.outputs import softmax
 
-MAX_LABELS: Final = 64
+MAX_LABELS: Final = most_elements("ClassifyTextRequest.candidate_labels")
 DEFAULT_TEMPLATE: Final = "This example is {}."
 _PLACE: Final = "{}"
 

@@ -14,14 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway_server.errors import InvalidInputError
+from headway_server.field_rules import most_elements
 from headway_server.observers import CacheUsage
 from headway_server.preprocessing.pool import text_pool
 from headway_server.serving.limits import check_texts, num_bytes
 from headway_server.serving.lru_cache import LruCache
 
-MAX_LABELS: Final = 4096
+MAX_LABELS: Final = most_elements("RankTextsRequest.texts")
 """Most labels of a call."""
-MAX_TEMPLATES: Final = 16
+MAX_TEMPLATES: Final = most_elements("ClassifyImageRequest.templates")
 """Most templates of a call."""
 MAX_LABEL_TEXTS: Final = 16_384
 """Most labels times templates of a call."""

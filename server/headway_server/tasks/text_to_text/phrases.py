@@ -17,13 +17,14 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from headway_server.errors import InvalidInputError
+from headway_server.field_rules import most_bytes, most_elements
 from headway_server.preprocessing import TextTokenizer
 from headway_server.serving.limits import num_bytes
 from headway_server.tasks.text_to_text.alignment import target_spans
 
-MAX_REQUIRED: Final = 16
-MAX_FORBIDDEN: Final = 64
-MAX_PHRASE_BYTES: Final = 256
+MAX_REQUIRED: Final = most_elements("PhraseConstraints.required")
+MAX_FORBIDDEN: Final = most_elements("PhraseConstraints.forbidden")
+MAX_PHRASE_BYTES: Final = most_bytes("PhraseConstraints.required")
 """Longest phrase in UTF-8. It is encoded in many forms, and finding them takes memory for every token."""
 
 _NUM_FORMS: Final = 6

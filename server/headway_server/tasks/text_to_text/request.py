@@ -7,24 +7,22 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final
 
-from headway_server.decoding.parameters import MAX_BEAMS, EarlyStopping, SamplingParameters, SearchParameters
+from headway_server.decoding.parameters import EarlyStopping, SamplingParameters, SearchParameters
 from headway_server.errors import InvalidInputError
+from headway_server.field_rules import most_elements
 from headway_server.serving.limits import check_one_each
 from headway_server.tasks.parameters import (
     DecodingLimits,
     Given,
-    check_above,
     check_drawing,
     check_range,
+    check_rules,
     draw_seed,
 )
 from headway_server.tasks.text_to_text.phrases import EncodedPhrases, PhraseRequest, Tokens
 
-MAX_TEXTS: Final = 256
+MAX_TEXTS: Final = most_elements("TranslateTextRequest.texts")
 """Most texts of a call."""
-MAX_LENGTH_RATIO: Final = 100.0
-MAX_LENGTH_PENALTY: Final = 5.0
-MAX_NGRAM_SIZE: Final = 16
 MAX_ALIGNED_HYPOTHESES: Final = 1024
 """Most hypotheses of a call with alignment: each has an attention matrix of up to 64 KiB, held until it is sent."""
 
@@ -205,13 +203,15 @@ def _check_ranges(given: TextToTextParameters, most: int) -> None:
         check_range("parameters.max_new_tokens", given.max_new_tokens, 1, most)
     check_range("parameters.min_new_tokens", given.min_new_tokens, 0, given.max_new_tokens or most)
     if given.max_length_ratio is not None:
-        check_above("parameters.max_length_ratio", given.max_length_ratio, 0, MAX_LENGTH_RATIO)
-    check_range("parameters.length_penalty", given.length_penalty, 0, MAX_LENGTH_PENALTY)
-    check_range("parameters.no_repeat_ngram_size", given.no_repeat_ngram_size, 0, MAX_NGRAM_SIZE)
+        check_rules("parameters.max_length_ratio", given.max_length_ratio, "DecodingParameters.max_length_ratio")
+    check_rules("parameters.length_penalty", given.length_penalty, "DecodingParameters.length_penalty")
+    check_rules(
+        "parameters.no_repeat_ngram_size", given.no_repeat_ngram_size, "DecodingParameters.no_repeat_ngram_size"
+    )
 
 
 def _check_beams(beam_size: int, num_slots: int, owner: str) -> None:
-    check_range("parameters.beam_size", beam_size, 1, MAX_BEAMS)
+    check_rules("parameters.beam_size", beam_size, "DecodingParameters.beam_size")
     if beam_size > num_slots:
         raise InvalidInputError(
             "parameters.beam_size",
