@@ -16,6 +16,7 @@ from pydantic_settings import CliApp, SettingsError
 from headway_server import keys
 from headway_server.configuration import (
     Sources,
+    command_line,
     explain,
     explain_arguments,
     format_settings,
@@ -219,7 +220,7 @@ def _read_settings(arguments: Sequence[str]) -> ServerSettings:
     try:
         if problem := misspelt_variable(ServerSettings):
             _fail(problem)
-        return CliApp.run(ServerSettings, list(arguments))
+        return CliApp.run(ServerSettings, list(arguments), cli_settings_source=command_line(ServerSettings))
     except ServerError as error:
         _fail(str(error))
     except SettingsError as error:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import tomllib
+from argparse import ArgumentParser
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -114,7 +115,7 @@ class Sources:
             SettingsError: The command line or the environment cannot be read.
         """
         self._kind = kind
-        flags = CliSettingsSource[Any](kind, cli_parse_args=list(arguments))()
+        flags = command_line(kind)(args=list(arguments))()
         environment = own_variables(EnvSettingsSource(kind))()
         self.file: str | None = flags.get(FILE_SETTING) or environment.get(FILE_SETTING)
         """Path of the file, if there is one."""
@@ -153,9 +154,18 @@ class Sources:
         return f"Sources({', '.join(f'{len(values)} by {origin}' for origin, values in self._values.items())})"
 
 
+def command_line(kind: type[BaseSettings]) -> CliSettingsSource[Any]:
+    """Returns what reads settings of a kind from flags, which do not name a setting's group."""
+
+    def add_argument(parser: ArgumentParser, *flags: str, **options: Any) -> None:
+        parser.add_argument(*[flag for flag in flags if "." not in flag] or flags, **options)
+
+    return CliSettingsSource(kind, add_argument_method=add_argument)
+
+
 def flag_name(place: Place) -> str:
-    """Returns the flag of a setting."""
-    return "--" + ".".join(place).replace("_", "-")
+    """Returns the flag of a setting, which does not name its group."""
+    return f"--{place[-1].replace('_', '-')}"
 
 
 def variable_name(kind: type[BaseSettings], place: Place) -> str:
@@ -191,7 +201,7 @@ def explain_arguments(error: SettingsError, kind: type[BaseSettings]) -> str:
     message = message.removeprefix(_CLI_ERROR)
     flag = next((word for word in message.split() if word.startswith("--")), "").partition("=")[0].rstrip(":")
     places = [place for place, _ in _fields(kind)]
-    known = {flag_name(place) for place in places} | {flag_name(place[-1:]) for place in places}
+    known = set(map(flag_name, places))
     return message + ("" if flag in known else nearest_name(flag, known))
 
 

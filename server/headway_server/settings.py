@@ -64,7 +64,7 @@ def _check_origin(origin: str) -> str:
 
 
 def _short_flags(**groups: type[BaseModel]) -> dict[str, str]:
-    """Names the flags of groups without their group too: `--num-slots` beside `--engine.num-slots`."""
+    """Names the flags of groups without their group: `--num-slots` for `num_slots` of `engine`."""
     flags = ((group, name.replace("_", "-")) for group, model in groups.items() for name in model.model_fields)
     return {f"{group}.{flag}": flag for group, flag in flags}
 

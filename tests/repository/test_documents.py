@@ -54,7 +54,7 @@ def _settings(kind: type[BaseModel], *place: str) -> dict[str, tuple[str, str | 
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             found |= _settings(field.annotation, *place, name)
         elif name != "models":
-            flag = "--" + flag_name((*place, name)).rsplit(".", 1)[-1].removeprefix("--")
+            flag = flag_name((*place, name))
             is_told = field.default not in (None, (), PydanticUndefined)
             found[flag] = (
                 variable_name(ServerSettings, (*place, name)),

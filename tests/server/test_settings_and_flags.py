@@ -131,7 +131,7 @@ def test_every_flag_reaches_its_setting(settings_of):
         ),
         (
             ("--store", "m", "--num-slots", "0"),
-            "--engine.num-slots (HEADWAY_ENGINE__NUM_SLOTS) is '0': Input should be greater",
+            "--num-slots (HEADWAY_ENGINE__NUM_SLOTS) is '0': Input should be greater",
         ),
     ],
 )
@@ -148,10 +148,11 @@ def test_an_environment_that_cannot_be_read_is_one_line(refusal, monkeypatch):
     assert line.count("\n") == 1
 
 
-def test_a_flag_of_a_group_may_name_it(settings_of):
-    flags = ("--store", "models", "--engine.num-slots", "3", "--max-waiting", "4", "--batching.max-batch-tokens", "5")
+def test_a_flag_does_not_name_the_group_of_its_setting(settings_of, refusal):
+    flags = ("--store", "models", "--num-slots", "3", "--max-waiting", "4", "--max-batch-tokens", "5")
     settings = settings_of(*flags)
     assert (settings.engine.num_slots, settings.engine.max_waiting, settings.batching.max_batch_tokens) == (3, 4, 5)
+    assert "did you mean --num-slots?" in refusal("--store", "models", "--engine.num-slots", "3")
 
 
 def test_an_unknown_flag_is_refused(refusal):
