@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from collections.abc import Sequence as Elements
-from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import structlog
 
@@ -27,11 +27,11 @@ from headway_server.preprocessing import TextTokenizer
 from headway_server.preprocessing.audio import AudioLimits
 from headway_server.preprocessing.image import ImageLimits
 from headway_server.runtime import Cores, Device, Runtime, available_bytes
-from headway_server.serving.calls import counted_tokens, current_caller
 from headway_server.serving.families import ServedModel
-from headway_server.serving.permits import Admission, Permit
+from headway_server.serving.permits import Admission
 from headway_server.settings import DEFAULT_MAX_TEXT_KIB, ServerSettings
 from headway_server.tasks.inspection.inspector import Inspector
+from headway_server.tasks.job import Job
 from headway_server.tasks.parameters import DecodingLimits
 
 _log = structlog.get_logger(__name__)
@@ -184,14 +184,17 @@ class DecodingModel(ServedModel):
         except Exception as error:  # onnxruntime's own kinds, or a KeyError if there are other tensors
             raise BundleError(f"{self.bundle.path}: does not run ({error}); export the model again") from error
 
-    @contextmanager
-    def _admit(self, count: int, *, num_tokens: int, deadline: float | None) -> Iterator[Permit]:
-        """Holds a call's permit. A call that could never be admitted is refused as invalid, not as overloaded.
+    def _begin(self, count: int, *, num_tokens: int, num_bytes: int, deadline: float | None) -> DecodingJob:
+        """Returns the job of a call. One that could never be admitted is refused as invalid, not as overloaded.
 
         Args:
             count: Sequences.
             num_tokens: Most new tokens of each, of all its beams.
+            num_bytes: What the call holds beside the tokens of its sequences.
             deadline: When the caller stops waiting, by `time.monotonic`.
+
+        Raises:
+            InvalidInputError: There are more sequences than the model admits at once.
         """
         if count > self._capacity:
             raise InvalidInputError(
@@ -199,52 +202,63 @@ class DecodingModel(ServedModel):
                 f"has {count} elements; {self.bundle.manifest.name} takes at most {self._capacity} at once; "
                 "send them in several calls",
             )
-        work = float(count * num_tokens)
-        with self._admission.admit(count, work=work, deadline=deadline, caller=current_caller()) as permit:
-            yield permit
+        return DecodingJob(
+            self._lanes,
+            self._admission,
+            self._held,
+            count=count,
+            work=float(num_tokens),
+            num_bytes=num_bytes,
+            deadline=deadline,
+        )
 
-    def _hold(self, num_bytes: int) -> Permit:
-        """Counts bytes among what the model holds; a call does so once, since one that is alone may hold any number.
 
-        Raises:
-            OverloadedError: Other calls hold too many.
-        """
-        return self._held.admit(1, num_bytes, caller=current_caller())
+class DecodingJob(Job):
+    """A call whose sequences are decoded, each by all its beams."""
 
-    def _hold_tokens(self, sequences: Elements[Sequence], held: Permit | None) -> AbstractContextManager[object]:
-        """Counts the tokens of sequences too, in what the call holds already, if it does."""
-        num_bytes = _num_token_bytes(sequences)
-        if held is not None:
-            return held.more(num_bytes)
-        return self._hold(num_bytes) if num_bytes else nullcontext()
+    def __init__(self, lanes: Lanes, *admissions: Admission, **options: Any) -> None:
+        """Takes what runs the sequences; the rest is as in `Job`."""
+        super().__init__(*admissions, **options)
+        self._lanes = lanes
 
-    async def _run(self, sequences: list[Sequence], held: Permit | None = None) -> list[SequenceResult]:
-        """Runs sequences, which the budget of the call's caller is charged for; errors are those of `Lanes.run`.
+    async def run(self, sequences: list[Sequence], *, are_last: bool = False) -> list[SequenceResult]:
+        """Runs sequences; errors are those of `Lanes.run`, and of `Job.hold`.
 
         Args:
-            sequences: What runs. Each of their beams generates.
-            held: By the call, where it holds other things than their tokens.
+            sequences: What runs.
+            are_last: True gives the place of each back when it ends: no other input of the call takes it.
         """
-        with self._hold_tokens(sequences, held), _counted(_num_read(sequences), sequences):
-            return await self._lanes.run(sequences)
+        with self._decoding(sequences, sequences, are_last=are_last):
+            results = await self._lanes.run(sequences)
+        self.note(results)
+        return results
 
-    async def _stream(
-        self, sequence: Sequence, held: Permit | None = None, *, is_first: bool = True
+    async def stream(
+        self, sequence: Sequence, *, is_last: bool = False, is_first: bool = True
     ) -> AsyncGenerator[Delta, None]:
-        """Runs a sequence as `_run` does and yields its deltas; errors are those of `Lanes.stream`.
+        """Runs a sequence as `run` does and yields its deltas; its reply holds the result afterwards.
 
-        `is_first` is False for a sample of a prompt that is read for another one.
+        Args:
+            sequence: What runs.
+            is_last: See `run`.
+            is_first: False for a sample of a prompt that is read for another one.
         """
-        read = [sequence] if is_first else []
-        with self._hold_tokens(read, held), _counted(_num_read(read), [sequence]):
+        with self._decoding([sequence], [sequence] if is_first else [], are_last=is_last):
             async with aclosing(self._lanes.stream(sequence)) as deltas:
                 async for delta in deltas:
                     yield delta
+        self.note([sequence.reply.result.result()])
 
-    def _release_with(self, permit: Permit, sequences: Elements[Sequence]) -> None:
-        """Gives a part of a permit back when each sequence ends, though nobody may have read its result yet."""
-        for sequence in sequences:
-            sequence.reply.result.add_done_callback(lambda _: permit.release(1))
+    def _decoding(
+        self, sequences: Elements[Sequence], read: Elements[Sequence], *, are_last: bool
+    ) -> AbstractContextManager[None]:
+        """Surrounds the run of sequences, whose prompts or sources are those of `read`."""
+        return self._running(
+            num_bytes=_num_token_bytes(read),
+            num_read=_num_read(read),
+            num_written=lambda: sum(one.num_new_tokens * one.num_beams for one in sequences),
+            ends=[one.reply.result for one in sequences] if are_last else [],
+        )
 
 
 def _num_token_bytes(sequences: Elements[Sequence]) -> int:
@@ -273,11 +287,6 @@ def _num_read(sequences: Elements[Sequence]) -> int:
         len(one.prompt_ids) - 1 + (one.source.cost if one.cross is None and one.source is not None else 0)
         for one in sources
     )
-
-
-def _counted(num_read: int, sequences: Elements[Sequence]) -> AbstractContextManager[None]:
-    """Takes what sequences read and generate while the context lasts from the budget of the call's caller."""
-    return counted_tokens(num_read, lambda: sum(one.num_new_tokens * one.num_beams for one in sequences))
 
 
 def _check_fits(bundle: Bundle, largest_id: int, vocab_size: int) -> None:

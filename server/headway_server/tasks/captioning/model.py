@@ -6,7 +6,6 @@ S patches of an image.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import AsyncGenerator, Iterator
 from collections.abc import Sequence as Elements
 from contextlib import aclosing, contextmanager
@@ -95,18 +94,16 @@ class CaptioningModel(TextToTextModel):
             request.check_one_each(len(images))
             self._check_prefixes(request.target_prefixes, "target_prefixes[{}]")
         call = self._call(request, len(images))
-        with (
-            self._admit(len(images), num_tokens=call.plan.num_tokens, deadline=request.deadline),
-            self._hold(len(images) * self._image_bytes + call.most_rule_bytes),
-        ):
-            began = time.monotonic()
-            prepared = await self._prepare(images)
-            sources = await self._see(call, prepared)
-            sequences = [call.sequence(source) for source in sources]
-            preprocessing_s = time.monotonic() - began
-            results = await self._run(sequences)
-        answer = await self._answer(call, sources, results, [], preprocessing_s)
-        return self._with_images(answer, prepared)
+        num_bytes = len(images) * self._image_bytes + call.most_rule_bytes
+        with self._begin(
+            len(images), num_tokens=call.plan.num_tokens, num_bytes=num_bytes, deadline=request.deadline
+        ) as job:
+            with job.preparing():
+                prepared = await self._prepare(images)
+                sources = await self._see(call, prepared)
+            results = await job.run([call.sequence(source) for source in sources])
+        written = await self._written(call, sources, results, [])
+        return job.answer([self._caption(*pair) for pair in zip(written, prepared, strict=True)])
 
     async def stream_caption(
         self, image: bytes | SentImage, *, field: str, request: TextToTextRequest
@@ -118,17 +115,15 @@ class CaptioningModel(TextToTextModel):
         with _named_prefixes():
             self._check_prefixes(request.target_prefixes, "target_prefix")
         call = self._call(request, 1, is_stream=True)
-        with (
-            self._admit(1, num_tokens=call.plan.num_tokens, deadline=request.deadline) as permit,
-            self._hold(self._image_bytes + call.most_rule_bytes) as held,
-        ):
-            began = time.monotonic()
-            data = image.data if isinstance(image, SentImage) else image
-            prepared = await self._preprocessor.prepare_batch([data], fields=[field])
-            [source] = await self._see(call, prepared)
-            async with aclosing(self._write_source(call, source, permit, held, began)) as parts:
+        num_bytes = self._image_bytes + call.most_rule_bytes
+        with self._begin(1, num_tokens=call.plan.num_tokens, num_bytes=num_bytes, deadline=request.deadline) as job:
+            with job.preparing():
+                data = image.data if isinstance(image, SentImage) else image
+                [prepared] = await self._preprocessor.prepare_batch([data], fields=[field])
+                [source] = await self._see(call, [prepared])
+            async with aclosing(self._write_source(job, call, source)) as parts:
                 async for part in parts:
-                    yield part if isinstance(part, Delta) else self._with_images(part, prepared)
+                    yield part if isinstance(part, Delta) else job.answer([self._caption(part, prepared)])
 
     async def _prepare(self, images: Elements[bytes] | Elements[SentImage]) -> list[PreparedImage]:
         data = [one.data if isinstance(one, SentImage) else one for one in images]
@@ -145,21 +140,16 @@ class CaptioningModel(TextToTextModel):
             for source, image in zip(sources, prepared, strict=True)
         ]
 
-    def _with_images(self, answer: Answer[WrittenText], prepared: Elements[PreparedImage]) -> Answer[Caption]:
+    def _caption(self, written: WrittenText, image: PreparedImage) -> Caption:
         height, width = self._size
-        captions = []
-        for written, image in zip(answer.results, prepared, strict=True):
-            (left, top), (right, bottom) = image.transform.to_image([[0, 0], [width, height]]).tolist()
-            captions.append(
-                Caption(
-                    written=written,
-                    grid=self._grid,
-                    seen_part=(left, top, right, bottom),
-                    width=image.width,
-                    height=image.height,
-                )
-            )
-        return Answer(results=captions, timings=answer.timings)
+        (left, top), (right, bottom) = image.transform.to_image([[0, 0], [width, height]]).tolist()
+        return Caption(
+            written=written,
+            grid=self._grid,
+            seen_part=(left, top, right, bottom),
+            width=image.width,
+            height=image.height,
+        )
 
     def _call(self, request: TextToTextRequest, num_texts: int, *, is_stream: bool = False) -> TextToTextCall:
         """See `TextToTextModel`.

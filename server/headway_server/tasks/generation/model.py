@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from collections.abc import Sequence as Elements
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, repeat
@@ -28,11 +27,10 @@ from headway_server.decoding.sequence import Delta, Sequence, SequenceResult, sh
 from headway_server.errors import FieldName, InvalidInputError
 from headway_server.preprocessing import CallForm, ChatTemplate, ReasoningForm, Tool
 from headway_server.preprocessing.pool import constraint_pool, text_pool
-from headway_server.serving.answers import Answer, CallTimings
+from headway_server.serving.answers import Answer
 from headway_server.serving.calls import cache_scope, current_caller
 from headway_server.serving.limits import check_text
-from headway_server.serving.permits import Permit
-from headway_server.tasks.decoding import DecodingModel, ModelParts
+from headway_server.tasks.decoding import DecodingJob, DecodingModel, ModelParts
 from headway_server.tasks.generation.request import (
     FittedPrompt,
     GenerationRequest,
@@ -128,27 +126,21 @@ class GenerationModel(DecodingModel):
         check_text("text", text, self._max_text_bytes)
         plan = self._inspector.plan(request)
         prefix = self.bundle.manifest.prompt_prefix
-        with self._inspector.admit(deadline):
-            began = time.monotonic()
-            [encoded] = await self._tokenizer.encode_limited(
-                [text],
-                fields=["text"],
-                max_tokens=self.limits.max_total_tokens - len(prefix),
-                truncate=truncate,
-                add_special_tokens=False,
-                truncation_side="left",
-                with_offsets=True,
-            )
-            tokens = await inspected_tokens(self._tokenizer, encoded, prefix=prefix)
-            maps, timings = await self._inspector.read(
-                {"input_ids": np.concatenate([np.array(prefix, np.int64), encoded.input_ids])},
-                plan,
-                field="text",
-                num_tokens=len(tokens),
-                deadline=deadline,
-                preprocessing_s=time.monotonic() - began,
-            )
-        return InspectedText(tokens=tokens, maps=maps, truncated=encoded.truncated, timings=timings)
+        with self._inspector.begin(deadline) as job:
+            with job.preparing():
+                [encoded] = await self._tokenizer.encode_limited(
+                    [text],
+                    fields=["text"],
+                    max_tokens=self.limits.max_total_tokens - len(prefix),
+                    truncate=truncate,
+                    add_special_tokens=False,
+                    truncation_side="left",
+                    with_offsets=True,
+                )
+                tokens = await inspected_tokens(self._tokenizer, encoded, prefix=prefix)
+            item = {"input_ids": np.concatenate([np.array(prefix, np.int64), encoded.input_ids])}
+            maps = await self._inspector.read(job, item, plan, field="text", num_tokens=len(tokens))
+        return InspectedText(tokens=tokens, maps=maps, truncated=encoded.truncated, timings=job.timings)
 
     async def generate(
         self, prompts: Elements[Prompt], *, fields: Elements[str], request: GenerationRequest
@@ -166,33 +158,14 @@ class GenerationModel(DecodingModel):
         """
         plan = self._plan(request)
         check_prompts(prompts, fields, self._max_text_bytes)
-        self._reader.check_kind(prompts)
-        self._reader.check_variables(request.variables, _VARIABLES_FIELD)
-        with self._admit_samples(fields, request.sample_count, plan, request.deadline) as permit:
-            began = time.monotonic()
-            constraint = await self._compile(plan.constraint)
-            fitted = await self._reader.read(
-                prompts,
-                fields=fields,
-                plan=plan,
-                truncate=request.truncate,
-                tools=_tools(request),
-                variables=request.variables,
-            )
-            fitted = await self._opened(fitted, request, plan)
-            states = await self._start_constraint(constraint, fitted, request, plan)
-            preprocessing_s = time.monotonic() - began
-            pairs = [
-                (prompt, sequence) for prompt in fitted for sequence in self._sequences(prompt, request, plan, states)
-            ]
-            sequences = [sequence for _, sequence in pairs]
-            self._release_with(permit, sequences)
-            results = await self._run(sequences)
+        with self._begin_samples(prompts, fields, request, plan) as job:
+            pairs = await self._prepare(job, prompts, fields, request, plan)
+            results = await job.run([sequence for _, sequence in pairs], are_last=True)
         texts = [
             self._generated(prompt, sequence.parameters, result, request, plan)
             for (prompt, sequence), result in zip(pairs, results, strict=True)
         ]
-        return Answer(results=texts, timings=CallTimings.of(results, preprocessing_s=preprocessing_s))
+        return job.answer(texts)
 
     async def stream(
         self, prompt: Prompt, *, field: str, request: GenerationRequest
@@ -204,24 +177,9 @@ class GenerationModel(DecodingModel):
         """
         plan = self._plan(request)
         check_prompt(prompt, field, self._max_text_bytes)
-        self._reader.check_kind([prompt])
-        self._reader.check_variables(request.variables, _VARIABLES_FIELD)
-        with self._admit_samples([field], request.sample_count, plan, request.deadline) as permit:
-            began = time.monotonic()
-            constraint = await self._compile(plan.constraint)
-            (fitted,) = await self._reader.read(
-                [prompt],
-                fields=[field],
-                plan=plan,
-                truncate=request.truncate,
-                tools=_tools(request),
-                variables=request.variables,
-            )
-            [fitted] = await self._opened([fitted], request, plan)
-            states = await self._start_constraint(constraint, [fitted], request, plan)
-            preprocessing_s = time.monotonic() - began
-            sequences = self._sequences(fitted, request, plan, states, is_stream=True)
-            self._release_with(permit, sequences)
+        with self._begin_samples([prompt], [field], request, plan) as job:
+            pairs = await self._prepare(job, [prompt], [field], request, plan, is_stream=True)
+            fitted, sequences = pairs[0][0], [sequence for _, sequence in pairs]
             places = {
                 sequence.parameters.sample: self._places(fitted, request, plan)
                 for sequence in sequences
@@ -235,7 +193,7 @@ class GenerationModel(DecodingModel):
             elif fitted.shown:
                 for sequence in sequences:
                     yield Delta(output=fitted.shown, num_new_tokens=0, sample=sequence.parameters.sample)
-            streams = [self._stream(one, is_first=one is sequences[0]) for one in sequences]
+            streams = [job.stream(one, is_last=True, is_first=one is sequences[0]) for one in sequences]
             async with aclosing(streams[0] if len(streams) == 1 else _samples(streams)) as deltas:
                 async for delta in deltas:
                     if delta.sample in echoed:
@@ -247,12 +205,11 @@ class GenerationModel(DecodingModel):
                     yield delta
             for sequence in echoed.values():
                 yield await self._echo(fitted, sequence)
-            results = [sequence.reply.result.result() for sequence in sequences]
             texts = [
-                self._generated(fitted, sequence.parameters, result, request, plan)
-                for sequence, result in zip(sequences, results, strict=True)
+                self._generated(fitted, sequence.parameters, sequence.reply.result.result(), request, plan)
+                for sequence in sequences
             ]
-            yield Answer(results=texts, timings=CallTimings.of(results, preprocessing_s=preprocessing_s))
+            yield job.answer(texts)
 
     @property
     def reasoning_form(self) -> ReasoningForm | None:
@@ -303,20 +260,49 @@ class GenerationModel(DecodingModel):
                 FieldName("min_new_tokens"),
             )
 
-    @contextmanager
-    def _admit_samples(
-        self, fields: Elements[str], sample_count: int, plan: SamplingPlan, deadline: float | None
-    ) -> Iterator[Permit]:
-        """Holds a permit for every sample of every prompt; too many may be the fault of the sample count."""
-        count = len(fields) * sample_count
-        if sample_count > 1 and count > self._capacity:
+    def _begin_samples(
+        self, prompts: Elements[Prompt], fields: Elements[str], request: GenerationRequest, plan: SamplingPlan
+    ) -> DecodingJob:
+        """Returns the job of every sample of every prompt; too many may be the fault of the sample count."""
+        self._reader.check_kind(prompts)
+        self._reader.check_variables(request.variables, _VARIABLES_FIELD)
+        count, name = len(fields) * request.sample_count, self.bundle.manifest.name
+        if request.sample_count > 1 and count > self._capacity:
             raise InvalidInputError(
                 "sample_count",
-                f"is {sample_count}, with {len(fields)} {self._noun} {count} texts; {self.bundle.manifest.name} "
-                f"takes at most {self._capacity} at once; ask for fewer, or send the {self._noun} in several calls",
+                f"is {request.sample_count}, with {len(fields)} {self._noun} {count} texts; {name} takes at most "
+                f"{self._capacity} at once; ask for fewer, or send the {self._noun} in several calls",
             )
-        with self._admit(count, num_tokens=plan.new_tokens, deadline=deadline) as permit:
-            yield permit
+        return self._begin(count, num_tokens=plan.new_tokens, num_bytes=0, deadline=request.deadline)
+
+    async def _prepare(
+        self,
+        job: DecodingJob,
+        prompts: Elements[Prompt],
+        fields: Elements[str],
+        request: GenerationRequest,
+        plan: SamplingPlan,
+        *,
+        is_stream: bool = False,
+    ) -> list[tuple[FittedPrompt, Sequence]]:
+        """Makes the sequences of all samples of prompts, each with its prompt as it is read."""
+        with job.preparing():
+            constraint = await self._compile(plan.constraint)
+            fitted = await self._reader.read(
+                prompts,
+                fields=fields,
+                plan=plan,
+                truncate=request.truncate,
+                tools=_tools(request),
+                variables=request.variables,
+            )
+            fitted = await self._opened(fitted, request, plan)
+            states = await self._start_constraint(constraint, fitted, request, plan)
+            return [
+                (prompt, sequence)
+                for prompt in fitted
+                for sequence in self._sequences(prompt, request, plan, states, is_stream=is_stream)
+            ]
 
     async def _compile(self, constraint: ConstraintRequest | None) -> CompiledConstraint | None:
         if constraint is None:

@@ -9,17 +9,16 @@ C channels and S side of a latent, H, W height and width of an image.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import numpy as np
 import structlog
 
 from headway_server.batching import Batcher, BatchGraph, Tensors
-from headway_server.batching.batcher import BatchedResults, ItemTimes
+from headway_server.batching.batcher import BatchedResults
 from headway_server.bundles import TOKENIZER_FILE, Bundle, Precision
 from headway_server.diffusion import (
     DenoisingEngine,
@@ -30,16 +29,15 @@ from headway_server.diffusion import (
     mix,
     step_times,
 )
-from headway_server.diffusion.engine import LABEL, LATENT, TEXT, TEXT_MASK, TIMESTEP, VELOCITY, Condition
+from headway_server.diffusion.engine import LABEL, LATENT, TEXT, TEXT_MASK, TIMESTEP, VELOCITY, Condition, Progress
 from headway_server.diffusion.samplers import Latent
 from headway_server.errors import BundleError
 from headway_server.observers import NO_OBSERVER, ModelId, Observer
 from headway_server.preprocessing import ImagePreprocessor, TextTokenizer
 from headway_server.runtime import Runtime
-from headway_server.serving.answers import Answer, CallTimings
-from headway_server.serving.calls import current_caller
+from headway_server.serving.answers import Answer
 from headway_server.serving.families import ServedModel
-from headway_server.serving.permits import Admission, MeasuredPace, Permit
+from headway_server.serving.permits import Admission, MeasuredPace
 from headway_server.settings import ServerSettings
 from headway_server.tasks.image_generation.editing import Edit, encode_png, read_edit
 from headway_server.tasks.image_generation.prompts import (
@@ -52,6 +50,7 @@ from headway_server.tasks.image_generation.prompts import (
     text_states_shape,
 )
 from headway_server.tasks.image_generation.request import DrawingRequest
+from headway_server.tasks.job import Job
 from headway_server.tasks.parameters import draw_seed
 
 PIXELS: Final = "pixel_values"
@@ -201,85 +200,77 @@ class ImageGenerationModel(ServedModel):
             RequestError: There is no such label, a text is too long, an image cannot be read, there is no room, the
                 deadline passed, the server is draining.
         """
-        caller, count = current_caller(), request.num_images
-        work = _work(request) * count
-        with (
-            self._admission.admit(count, work=work, deadline=deadline, caller=caller),
-            self._held.admit(1, caller=caller) as held,
-        ):
-            began = time.monotonic()
-            conditions, edit = await self._prepare(request, held, deadline)
+        with self._begin(request, request.num_images, deadline) as job:
+            with job.preparing():
+                conditions, edit = await self._prepare(job, request)
             seeds = _seeds(request)
-            drawings = [self._drawing(request, conditions, seed, edit, deadline) for seed in seeds]
-            preprocessing_s = time.monotonic() - began
-            latents = await self._engine.run(drawings, caller)
-            return await self._finish(
-                drawings, latents, seeds, edit, deadline=deadline, preprocessing_s=preprocessing_s
-            )
+            drawings = [self._drawing(job, request, conditions, seed, edit) for seed in seeds]
+            latents = await job.run(drawings)
+            return job.answer(await self._finish(job, drawings, latents, seeds, edit))
 
     async def stream(
         self, request: DrawingRequest, *, deadline: float | None
     ) -> AsyncGenerator[DrawingProgress | Answer[DrawnImage], None]:
         """Draws one image: yields how far it is, and last the answer. Errors are those of `draw`."""
-        caller = current_caller()
-        work = _work(request)
-        with (
-            self._admission.admit(1, work=work, deadline=deadline, caller=caller),
-            self._held.admit(1, caller=caller) as held,
-        ):
-            began = time.monotonic()
-            conditions, edit = await self._prepare(request, held, deadline)
+        with self._begin(request, 1, deadline) as job:
+            with job.preparing():
+                conditions, edit = await self._prepare(job, request)
             seeds = _seeds(request)
-            drawing = self._drawing(request, conditions, seeds[0], edit, deadline, wants_progress=True)
-            preprocessing_s = time.monotonic() - began
+            drawing = self._drawing(job, request, conditions, seeds[0], edit, wants_progress=True)
             num_steps, due = drawing.trajectory.num_steps, request.preview_step_count
-            async with aclosing(self._engine.stream(drawing, caller)) as parts:
+            async with aclosing(job.stream(drawing)) as parts:
                 async for part in parts:
                     preview = None
                     if due and part.num_made >= due:
                         due = part.num_made + request.preview_step_count
-                        [preview], _ = await self._decode([part.image], edit, deadline)
+                        [preview] = (await self._decode(job, [part.image], edit)).results
                     yield DrawingProgress(num_made=part.num_made, num_steps=num_steps, preview=preview)
             latents = [drawing.result.result()]
-            yield await self._finish(
-                [drawing], latents, seeds, edit, deadline=deadline, preprocessing_s=preprocessing_s
-            )
+            yield job.answer(await self._finish(job, [drawing], latents, seeds, edit))
 
-    async def _prepare(
-        self, request: DrawingRequest, held: Permit, deadline: float | None
-    ) -> tuple[list[Condition], Edit | None]:
+    def _begin(self, request: DrawingRequest, count: int, deadline: float | None) -> DrawingJob:
+        """Returns the job of a call, which holds the latents of its images."""
+        num_latents = request.num_images * _LATENTS_OF_IMAGE + (request.image is not None)
+        return DrawingJob(
+            self._engine,
+            self._admission,
+            self._held,
+            count=count,
+            work=_work(request),
+            num_bytes=num_latents * math.prod(self._latent_shape) * np.dtype(np.float32).itemsize,
+            deadline=deadline,
+        )
+
+    async def _prepare(self, job: DrawingJob, request: DrawingRequest) -> tuple[list[Condition], Edit | None]:
         """Reads what is drawn, and the image that is drawn over, if there is one, with its latent.
 
-        What is made of them is counted in what the call holds, as are the latents of its images.
+        The job holds what is made of them.
 
         Returns:
             The denoiser's rows of what is drawn and, where it is guided, of what it is led away from; and the image.
         """
         read = self._prompts.read
         prompts = await read("prompt", request.prompt), await read("negative_prompt", request.negative_prompt)
-        num_latents = request.num_images * _LATENTS_OF_IMAGE + (request.image is not None)
-        num_bytes = num_latents * math.prod(self._latent_shape) * np.dtype(np.float32).itemsize
         edit = None
         if request.image is not None:
             edit = await read_edit(self._preprocessor, request.image, request.mask, self._latent_shape[-1])
-            num_bytes += edit.num_bytes
-        held.resize(1, num_bytes)
-        conditions = await self._prompts.conditions(prompts[: _num_rows(request, prompts)], deadline)
-        held.resize(1, num_bytes + sum(tensor.nbytes for condition in conditions for tensor in condition.values()))
+            job.hold_more(edit.num_bytes)
+        conditions = await self._prompts.conditions(prompts[: _num_rows(request, prompts)], job)
+        job.hold_more(sum(tensor.nbytes for condition in conditions for tensor in condition.values()))
         if edit is not None:
-            encoded: BatchedResults[Tensors] = await self._encoder.submit(
-                [{PIXELS: edit.pixel_values}], [1], outputs=(LATENT,), deadline=deadline, caller=current_caller()
+            encoded: BatchedResults[Tensors] = await job.batch(
+                self._encoder, [{PIXELS: edit.pixel_values}], outputs=(LATENT,), num_bytes=0, num_read=0
             )
             edit.latent = encoded.results[0][LATENT]
         return conditions, edit
 
     def _drawing(
         self,
+        job: DrawingJob,
         request: DrawingRequest,
         conditions: Sequence[Condition],
         seed: int,
         edit: Edit | None,
-        deadline: float | None,
         *,
         wants_progress: bool = False,
     ) -> Drawing:
@@ -295,31 +286,26 @@ class ImageGenerationModel(ServedModel):
             condition=conditions[0],
             other_condition=conditions[-1],
             guidance=request.guidance_scale if len(conditions) > 1 else 1.0,
-            deadline=deadline,
+            deadline=job.deadline,
             wants_progress=wants_progress,
         )
 
     async def _finish(
         self,
+        job: DrawingJob,
         drawings: Sequence[Drawing],
         latents: Sequence[Latent],
         seeds: Sequence[int],
         edit: Edit | None,
-        *,
-        deadline: float | None,
-        preprocessing_s: float,
-    ) -> Answer[DrawnImage]:
+    ) -> list[DrawnImage]:
         """Makes images of latents."""
-        files, runs = await self._decode(latents, edit, deadline)
+        decoded = await self._decode(job, latents, edit)
+        job.note(decoded.runs)
         width, height = self.size if edit is None else edit.size(self.size)
-        return Answer(
-            results=[
-                DrawnImage(png=png, seed=seed, num_steps=one.trajectory.num_steps, width=width, height=height)
-                for png, seed, one in zip(files, seeds, drawings, strict=True)
-            ],
-            timings=CallTimings.of(drawings, preprocessing_s=preprocessing_s)
-            + CallTimings.of(runs, preprocessing_s=0.0),
-        )
+        return [
+            DrawnImage(png=png, seed=seed, num_steps=one.trajectory.num_steps, width=width, height=height)
+            for png, seed, one in zip(decoded.results, seeds, drawings, strict=True)
+        ]
 
     @property
     def size(self) -> tuple[int, int]:
@@ -328,24 +314,39 @@ class ImageGenerationModel(ServedModel):
         assert preprocessing is not None, "the manifest's validator demands it"
         return preprocessing.width, preprocessing.height
 
-    async def _decode(
-        self, latents: Sequence[Latent], edit: Edit | None, deadline: float | None
-    ) -> tuple[list[bytes], list[ItemTimes]]:
+    async def _decode(self, job: DrawingJob, latents: Sequence[Latent], edit: Edit | None) -> BatchedResults[bytes]:
         """Makes PNG files of latents, off the event loop."""
 
         def read(row: Tensors, _: int) -> bytes:
             pixels = np.rint(row[PIXELS].transpose(1, 2, 0) * 255).astype(np.uint8)  # (H, W, 3)
             return encode_png(pixels if edit is None else edit.put_together(pixels))
 
-        decoded = await self._decoder.submit(
-            [{LATENT: latent} for latent in latents],
-            [1] * len(latents),
-            outputs=(PIXELS,),
-            read=read,
-            deadline=deadline,
-            caller=current_caller(),
-        )
-        return decoded.results, decoded.runs
+        items = [{LATENT: latent} for latent in latents]
+        return await job.batch(self._decoder, items, outputs=(PIXELS,), num_bytes=0, num_read=0, read=read)
+
+
+class DrawingJob(Job):
+    """A call whose images are drawn."""
+
+    def __init__(self, engine: DenoisingEngine, *admissions: Admission, **options: Any) -> None:
+        """Takes what runs the drawings; the rest is as in `Job`."""
+        super().__init__(*admissions, **options)
+        self._engine = engine
+
+    async def run(self, drawings: Sequence[Drawing]) -> list[Latent]:
+        """Returns the latents of drawings, which the job holds already; errors are those of `DenoisingEngine.run`."""
+        with self._running(num_bytes=0, num_read=0):
+            latents = await self._engine.run(drawings, self.caller)
+        self.note(drawings)
+        return latents
+
+    async def stream(self, drawing: Drawing) -> AsyncGenerator[Progress, None]:
+        """Runs a drawing as `run` does and yields how far it is; its `result` is there afterwards."""
+        with self._running(num_bytes=0, num_read=0):
+            async with aclosing(self._engine.stream(drawing, self.caller)) as parts:
+                async for part in parts:
+                    yield part
+        self.note([drawing])
 
 
 def _latent_shape(denoiser: BatchGraph) -> tuple[int, ...]:

@@ -5,7 +5,6 @@ D is the width of an embedding.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
@@ -212,18 +211,12 @@ class ImageClassifier(ImageModel):
             RequestError: As `classify`, or the bundle has no graph for it, or the weights are past the limit.
         """
         plan = self._inspector.plan(request)
-        with self._inspector.admit(deadline):
-            began = time.monotonic()
-            data, field = (image.data, image.field) if isinstance(image, SentImage) else (image, "image")
-            [prepared] = await self._preprocessor.prepare_batch([data], fields=[field])
-            maps, timings = await self._inspector.read(
-                {"pixel_values": prepared.pixel_values},
-                plan,
-                field="image",
-                num_tokens=0,
-                deadline=deadline,
-                preprocessing_s=time.monotonic() - began,
-            )
+        with self._inspector.begin(deadline) as job:
+            with job.preparing():
+                data, field = (image.data, image.field) if isinstance(image, SentImage) else (image, "image")
+                [prepared] = await self._preprocessor.prepare_batch([data], fields=[field])
+            item = {"pixel_values": prepared.pixel_values}
+            maps = await self._inspector.read(job, item, plan, field="image", num_tokens=0)
         grid = self.bundle.manifest.patches
         assert grid is not None, "the manifest's validator demands it"
         return InspectedImage(
@@ -232,7 +225,7 @@ class ImageClassifier(ImageModel):
             maps=maps,
             width=prepared.width,
             height=prepared.height,
-            timings=timings,
+            timings=job.timings,
         )
 
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,9 +25,9 @@ from headway_server.preprocessing import EncodedText, TextTokenizer
 from headway_server.preprocessing.pool import text_pool
 from headway_server.runtime import Runtime, own_niceness, run_nicely
 from headway_server.serving.answers import CallTimings
-from headway_server.serving.calls import counted_tokens, current_caller
 from headway_server.serving.permits import Admission
 from headway_server.tasks.inspection.maps import AttentionPlan, AttentionRequest, Maps, num_bytes_of
+from headway_server.tasks.job import Job
 
 _NICENESS: Final = 10
 """Of the threads: they get about a tenth of a core that others want too. Heeded on Linux."""
@@ -100,20 +99,17 @@ class Inspector:
         self._batcher: Batcher | None = None
         self._is_closed = False
 
-    @contextmanager
-    def admit(self, deadline: float | None) -> Iterator[None]:
-        """Holds the permit of one call.
+    def begin(self, deadline: float | None) -> Job:
+        """Returns the job of one call; errors are those of `Job`.
 
         Args:
             deadline: When the caller stops waiting, by `time.monotonic`.
 
         Raises:
             NoAttentionError: The bundle has no such graph.
-            OverloadedError: There is no room.
         """
         self._known_graph()
-        with self._waiting.admit(1, deadline=deadline, caller=current_caller()):
-            yield
+        return Job(self._waiting, self._held, count=1, work=1.0, num_bytes=0, deadline=deadline)
 
     def plan(self, request: AttentionRequest) -> AttentionPlan:
         """Checks which weights a call asks for.
@@ -124,44 +120,32 @@ class Inspector:
         """
         return AttentionPlan(request, self._known_graph())
 
-    async def read(
-        self,
-        item: Tensors,
-        plan: AttentionPlan,
-        *,
-        field: str,
-        num_tokens: int,
-        deadline: float | None,
-        preprocessing_s: float,
-    ) -> tuple[Maps, CallTimings]:
+    async def read(self, job: Job, item: Tensors, plan: AttentionPlan, *, field: str, num_tokens: int) -> Maps:
         """Computes the maps of one input.
 
         Args:
+            job: Of the call.
             item: The graph's inputs, without the batch axis.
             plan: What is asked for.
             field: What the request calls the input, for messages.
             num_tokens: That the input has, for the caller's budget.
-            deadline: When the caller stops waiting, by `time.monotonic`.
-            preprocessing_s: What the input's preparation took.
 
         Raises:
             RequestError: The weights are past the limit, there is no room for them, the deadline passed, the server is
                 draining.
             ModelRunError: The graph does not run.
         """
-        num_bytes = self._check_size(item, plan, field) + sum(tensor.nbytes for tensor in item.values())
-        caller = current_caller()
-        with self._held.admit(1, num_bytes, deadline=deadline, caller=caller), counted_tokens(num_tokens):
-            batcher = await self._open()
-            batched = await batcher.submit(
-                [item],
-                [1],
-                outputs=plan.outputs,
-                read=lambda row, _: plan.read(row),
-                deadline=deadline,
-                caller=caller,
-            )
-        return batched.results[0], CallTimings.of(batched.runs, preprocessing_s=preprocessing_s)
+        job.hold(self._check_size(item, plan, field) + sum(tensor.nbytes for tensor in item.values()))
+        batched = await job.batch(
+            await self._open(),
+            [item],
+            outputs=plan.outputs,
+            num_bytes=0,
+            num_read=num_tokens,
+            read=lambda row, _: plan.read(row),
+        )
+        job.note(batched.runs)
+        return batched.results[0]
 
     def close(self) -> bool:
         """Ends the threads; what waits fails. May be called from any thread. True if they have ended."""

@@ -9,10 +9,9 @@ M mel bins, F frames of an audio, W frames of a window.
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncGenerator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from collections.abc import Sequence as Elements
-from contextlib import ExitStack, aclosing
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
@@ -29,10 +28,11 @@ from headway_server.decoding.sequence import FinishReason, Sequence, SequenceRes
 from headway_server.errors import FieldName, InvalidInputError
 from headway_server.preprocessing.audio import AudioDecoder, LogMel, PreparedAudio
 from headway_server.preprocessing.pool import audio_pool
-from headway_server.serving.answers import Answer, CallTimings
+from headway_server.serving.answers import Answer
 from headway_server.serving.calls import current_caller
 from headway_server.serving.limits import check_count, num_bytes
-from headway_server.tasks.decoding import DecodingModel, ModelParts
+from headway_server.tasks.decoding import DecodingJob, DecodingModel, ModelParts
+from headway_server.tasks.job import gather
 from headway_server.tasks.speech.rules import LanguageRule, TranscriptRule
 from headway_server.tasks.speech.segments import WindowSegment, WindowSegments, read_segments
 from headway_server.tasks.text_to_text.request import (
@@ -247,22 +247,16 @@ class SpeechModel(DecodingModel):
         """
         check_count("audios", len(audios), MAX_AUDIOS)
         call = self._call(request, len(audios))
-        with self._admit(len(audios), num_tokens=call.plan.num_tokens, deadline=request.deadline), ExitStack() as held:
-            began = time.monotonic()
-            call = replace(call, prompt_ids=await self._prompt(request.prompt))
-            prepared: list[PreparedAudio] = []
-            for number, data in enumerate(audios):
-                prepared.append(await self._decode(data, f"audios[{number}]"))
-                self._hold_last(prepared, held)
-            self._check_hypotheses(call, prepared)
-            preprocessing_s = time.monotonic() - began
-            answers = await _gather([self._hear_whole(call, audio) for audio in prepared])
-        timings = CallTimings(
-            queue_s=max(answer.timings.queue_s for answer in answers),
-            preprocessing_s=preprocessing_s + sum(answer.timings.preprocessing_s for answer in answers),
-            inference_s=max(answer.timings.inference_s for answer in answers),
-        )
-        return Answer(results=[answer.results[0] for answer in answers], timings=timings)
+        num_tokens = call.plan.num_tokens
+        with self._begin(len(audios), num_tokens=num_tokens, num_bytes=0, deadline=request.deadline) as job:
+            with job.preparing():
+                call = replace(call, prompt_ids=await self._prompt(request.prompt))
+                prepared: list[PreparedAudio] = []
+                for number, data in enumerate(audios):
+                    prepared.append(await self._decode(data, f"audios[{number}]"))
+                    job.hold(self._num_bytes(prepared))
+                self._check_hypotheses(call, prepared)
+            return job.answer(await gather(self._hear_whole(job, call, audio) for audio in prepared))
 
     async def stream(
         self, audio: bytes, *, name: str, request: SpeechRequest
@@ -274,19 +268,14 @@ class SpeechModel(DecodingModel):
         `transcribe`; `name` is what the request calls the audio.
         """
         call = self._call(request, 1, is_stream=True)
-        with self._admit(1, num_tokens=call.plan.num_tokens, deadline=request.deadline), ExitStack() as held:
-            began = time.monotonic()
-            call = replace(call, prompt_ids=await self._prompt(request.prompt))
-            prepared = await self._decode(audio, name)
-            self._hold_last([prepared], held)
-            preprocessing_s = time.monotonic() - began
-            async with aclosing(self._hear(call, prepared)) as parts:
+        with self._begin(1, num_tokens=call.plan.num_tokens, num_bytes=0, deadline=request.deadline) as job:
+            with job.preparing():
+                call = replace(call, prompt_ids=await self._prompt(request.prompt))
+                prepared = await self._decode(audio, name)
+                job.hold(self._num_bytes([prepared]))
+            async with aclosing(self._hear(job, call, prepared)) as parts:
                 async for part in parts:
-                    if isinstance(part, Answer):
-                        whole_s = part.timings.preprocessing_s + preprocessing_s
-                        yield replace(part, timings=replace(part.timings, preprocessing_s=whole_s))
-                    else:
-                        yield part
+                    yield part if isinstance(part, SpeechDelta) else job.answer([part])
 
     # What is asked for
 
@@ -386,12 +375,11 @@ class SpeechModel(DecodingModel):
     async def _decode(self, data: bytes, name: str) -> PreparedAudio:
         return await asyncio.get_running_loop().run_in_executor(audio_pool(), self._decoder.decode, data, name)
 
-    def _hold_last(self, audios: Elements[PreparedAudio], held: ExitStack) -> None:
-        """Counts the last of a call's audios among what the model holds, until `held` ends.
+    def _num_bytes(self, audios: Elements[PreparedAudio]) -> int:
+        """Returns what the audios of a call take, with their features.
 
         Raises:
-            InvalidInputError: The call's own are more than may be held.
-            OverloadedError: They are, together with those of other calls.
+            InvalidInputError: Several take more than may be held.
         """
         sizes = [self._log_mel.num_bytes(len(audio.samples)) for audio in audios]
         if len(sizes) > 1 and (total := sum(sizes)) > self._max_held_bytes:
@@ -401,24 +389,25 @@ class SpeechModel(DecodingModel):
                 f"{len(audios)} of them have {seconds:.1f} seconds, decoded {total >> 20} MiB; the limit is "
                 f"{self._max_held_bytes >> 20} MiB (--max-waiting-mib): send them in several calls",
             )
-        held.enter_context(self._held.admit(1, sizes[-1]))
+        return sum(sizes)
 
     # Window by window
 
-    async def _hear_whole(self, call: _Call, audio: PreparedAudio) -> Answer[Transcript]:
-        async with aclosing(self._hear(call, audio)) as parts:
+    async def _hear_whole(self, job: DecodingJob, call: _Call, audio: PreparedAudio) -> Transcript:
+        async with aclosing(self._hear(job, call, audio)) as parts:
             async for part in parts:
-                if isinstance(part, Answer):
+                if isinstance(part, Transcript):
                     return part
-        raise AssertionError("the last part is the answer")
+        raise AssertionError("the last part is the transcript")
 
-    async def _hear(self, call: _Call, audio: PreparedAudio) -> AsyncGenerator[SpeechDelta | Answer[Transcript], None]:
-        """Hears an audio window by window; yields what appears, of a stream, and last the answer."""
-        began = time.monotonic()
-        features = await asyncio.get_running_loop().run_in_executor(
-            audio_pool(), self._log_mel.features, audio.samples
-        )  # (M, F)
-        preprocessing_s = time.monotonic() - began
+    async def _hear(
+        self, job: DecodingJob, call: _Call, audio: PreparedAudio
+    ) -> AsyncGenerator[SpeechDelta | Transcript, None]:
+        """Hears an audio window by window; yields what appears, of a stream, and last the transcript."""
+        with job.preparing():
+            features = await asyncio.get_running_loop().run_in_executor(
+                audio_pool(), self._log_mel.features, audio.samples
+            )  # (M, F)
         width, num_samples = self._audio.num_frames, len(audio.samples)
         is_long = num_samples > self._audio.window_samples
         num_frames = features.shape[1] if is_long else max(1, -(-num_samples // self._audio.hop_length))
@@ -434,7 +423,7 @@ class SpeechModel(DecodingModel):
                 num_frames=min(width, num_frames - start),
                 has_times=has_times,
             )
-            async with aclosing(self._hear_window(call, progress, window)) as deltas:
+            async with aclosing(self._hear_window(job, call, progress, window)) as deltas:
                 async for delta in deltas:
                     yield delta
             num_before = len(progress.segments)
@@ -445,28 +434,27 @@ class SpeechModel(DecodingModel):
                 yield SpeechDelta(text=text, num_new_tokens=progress.num_new_tokens, segments=new)
             if call.plan.num_hypotheses > 1:
                 break
-        timings = CallTimings.of(progress.results, preprocessing_s=preprocessing_s)
-        yield Answer(results=[self._transcript(call, audio, progress)], timings=timings)
+        yield self._transcript(call, audio, progress)
 
     async def _hear_window(
-        self, call: _Call, progress: _Progress, window: _Window
+        self, job: DecodingJob, call: _Call, progress: _Progress, window: _Window
     ) -> AsyncGenerator[SpeechDelta, None]:
         """Has a window heard and keeps its result; yields deltas of a stream whose segments have no times."""
         encoded: EncodedSource | None = None
         if not call.language and self.bundle.manifest.languages is not None and not progress.languages:
-            encoded = await self._detect(call, progress, window)
+            encoded = await self._detect(job, call, progress, window)
         sequence = self._sequence(call, progress, window, encoded)
         if call.is_stream and not window.has_times:
             detokenizer, num_before = Detokenizer(self._tokenizer.decoder()), progress.num_new_tokens
-            async with aclosing(self._stream(sequence)) as deltas:
+            async with aclosing(job.stream(sequence)) as deltas:
                 async for delta in deltas:
                     text = progress.shown.push(detokenizer.push(self._words(delta.output)))
                     yield SpeechDelta(text=text, num_new_tokens=num_before + delta.num_new_tokens)
             progress.results.append(sequence.reply.result.result())
         else:
-            progress.results += await self._run([sequence])
+            progress.results += await job.run([sequence])
 
-    async def _detect(self, call: _Call, progress: _Progress, window: _Window) -> EncodedSource:
+    async def _detect(self, job: DecodingJob, call: _Call, progress: _Progress, window: _Window) -> EncodedSource:
         """Finds out which language is spoken; returns what the encoder made of the window."""
         languages = self.bundle.manifest.languages
         assert languages is not None, "the caller checks it"
@@ -481,7 +469,7 @@ class SpeechModel(DecodingModel):
             caller=current_caller(),
             rule=rule,
         )
-        await self._run([sequence])
+        await job.run([sequence])
         found = zip(languages.targets, rule.probabilities.tolist(), strict=True)
         progress.languages = tuple(sorted(found, key=lambda pair: -pair[1]))
         encoded: EncodedSource = sequence.cross
@@ -604,14 +592,3 @@ _NOTHING: Final = EncoderInput({}, 0)
 
 def _joined(segments: Elements[Segment]) -> str:
     return "".join(segment.text for segment in segments).strip()
-
-
-async def _gather(parts: Elements[Coroutine[None, None, Answer[Transcript]]]) -> list[Answer[Transcript]]:
-    """Waits for all; the first error ends the others and is the call's."""
-    tasks = [asyncio.ensure_future(part) for part in parts]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -19,6 +19,7 @@ from headway_server.bundles import AudioCodec
 from headway_server.errors import BundleError
 from headway_server.observers import NO_OBSERVER, ModelId, Observer
 from headway_server.runtime import Session
+from headway_server.tasks.job import Job
 
 _MAX_STREAMS: Final = 64
 """Streams whose next frames are decoded in one run."""
@@ -70,12 +71,12 @@ class WaveformDecoder:
         except Exception as error:  # onnxruntime's own kinds
             raise BundleError(f"{session.graph.file}: does not run ({error}); export the model again") from error
 
-    def stream(self, *, deadline: float | None, caller: str) -> WaveformStream:
-        """Begins a stream."""
-        return WaveformStream(self, deadline=deadline, caller=caller)
+    def stream(self, job: Job) -> WaveformStream:
+        """Begins a stream, which is a part of a call."""
+        return WaveformStream(self, job)
 
     async def run(
-        self, codes: NDArray[np.int64], state: NDArray[np.float32], *, deadline: float | None, caller: str
+        self, job: Job, codes: NDArray[np.int64], state: NDArray[np.float32]
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Decodes frames (F, K) of one stream together with those of others; returns samples (S,) and the next state.
 
@@ -84,8 +85,12 @@ class WaveformDecoder:
             DeadlineError: The deadline passed.
             DrainingError: The server is closing.
         """
-        found: BatchedResults[Tensors] = await self.batcher.submit(
-            [{"codes": codes, "state": state}], [1], outputs=_OUTPUTS, deadline=deadline, caller=caller
+        found: BatchedResults[Tensors] = await job.batch(
+            self.batcher,
+            [{"codes": codes, "state": state}],
+            outputs=_OUTPUTS,
+            num_bytes=0,  # codes are outputs of the decoder, and a run has few of them
+            num_read=0,  # the call was charged for them as they were decoded
         )
         [outputs] = found.results
         return outputs["samples"], outputs["present_state"]
@@ -97,10 +102,9 @@ class WaveformDecoder:
 class WaveformStream:
     """The samples of one sequence of frames, which come in parts of any size."""
 
-    def __init__(self, decoder: WaveformDecoder, *, deadline: float | None, caller: str) -> None:
+    def __init__(self, decoder: WaveformDecoder, job: Job) -> None:
         self._decoder = decoder
-        self._deadline = deadline
-        self._caller = caller
+        self._job = job
         self._state = np.zeros(decoder.state_size, np.float32)
         self._frames: NDArray[np.int64] = np.empty((0, decoder.codec.num_books), np.int64)
 
@@ -116,9 +120,7 @@ class WaveformStream:
         while len(waiting) >= size or (is_last and len(waiting)):
             run, waiting = waiting[:size], waiting[size:]
             padded = np.pad(run, ((0, size - len(run)), (0, 0)))
-            samples, self._state = await self._decoder.run(
-                padded, self._state, deadline=self._deadline, caller=self._caller
-            )
+            samples, self._state = await self._decoder.run(self._job, padded, self._state)
             parts.append(samples[: len(run) * codec.hop_length])
         self._frames = waiting
         return _to_int16(np.concatenate(parts) if parts else np.empty(0, np.float32))

@@ -302,26 +302,20 @@ class TextModel(StatelessModel):
         if text_pair is not None:
             check_text("text_pair", text_pair, self._max_text_bytes)
         plan = self._inspector.plan(request)
-        with self._inspector.admit(deadline):
-            began = time.monotonic()
-            [encoded] = await self._tokenizer.encode_limited(
-                [text],
-                fields=["text"],
-                max_tokens=self.max_input_tokens,
-                truncate=truncate,
-                text_pairs=None if text_pair is None else [text_pair],
-                with_offsets=True,
-            )
-            tokens = await inspected_tokens(self._tokenizer, encoded)
-            maps, timings = await self._inspector.read(
-                text_tensors(encoded.input_ids, encoded.type_ids, has_types=self._has_types),
-                plan,
-                field="text",
-                num_tokens=len(encoded),
-                deadline=deadline,
-                preprocessing_s=time.monotonic() - began,
-            )
-        return InspectedText(tokens=tokens, maps=maps, truncated=encoded.truncated, timings=timings)
+        with self._inspector.begin(deadline) as job:
+            with job.preparing():
+                [encoded] = await self._tokenizer.encode_limited(
+                    [text],
+                    fields=["text"],
+                    max_tokens=self.max_input_tokens,
+                    truncate=truncate,
+                    text_pairs=None if text_pair is None else [text_pair],
+                    with_offsets=True,
+                )
+                tokens = await inspected_tokens(self._tokenizer, encoded)
+            item = text_tensors(encoded.input_ids, encoded.type_ids, has_types=self._has_types)
+            maps = await self._inspector.read(job, item, plan, field="text", num_tokens=len(encoded))
+        return InspectedText(tokens=tokens, maps=maps, truncated=encoded.truncated, timings=job.timings)
 
     async def _answer(
         self,

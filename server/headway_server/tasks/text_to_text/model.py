@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator
 from collections.abc import Sequence as Elements
-from contextlib import ExitStack, aclosing
+from contextlib import aclosing
 from itertools import islice
 
 import numpy as np
@@ -17,10 +16,9 @@ from headway_server.decoding.sequence import Delta, SequenceResult
 from headway_server.errors import BundleError, InvalidInputError, NoAlignmentError
 from headway_server.preprocessing import EncodedText, SplitText
 from headway_server.preprocessing.pool import text_pool
-from headway_server.serving.answers import Answer, CallTimings
+from headway_server.serving.answers import Answer
 from headway_server.serving.limits import check_size_of_call, check_text, check_texts, num_bytes
-from headway_server.serving.permits import Permit
-from headway_server.tasks.decoding import DecodingModel, ModelParts
+from headway_server.tasks.decoding import DecodingJob, DecodingModel, ModelParts
 from headway_server.tasks.text_to_text.answer import WrittenText, read_result, regroup
 from headway_server.tasks.text_to_text.call import (
     Passage,
@@ -80,21 +78,18 @@ class TextToTextModel(DecodingModel):
         self._check_prefixes(request.target_prefixes, "target_prefixes[{}]")
         call = self._call(request, len(texts))
         fields = [f"texts[{index}]" for index in range(len(texts))]
-        with ExitStack() as permits:
-            permits.enter_context(self._admit(len(texts), num_tokens=call.plan.num_tokens, deadline=request.deadline))
-            held = permits.enter_context(self._hold(call.most_rule_bytes))
-            began = time.monotonic()
-            passages, splits = await self._passages(call, texts, fields)
-            if more := len(passages) - len(texts):  # each text has the permit of one already
-                permits.enter_context(self._admit(more, num_tokens=call.plan.num_tokens, deadline=request.deadline))
-            sources = await self._read(call, passages)
-            held.resize(1, rule_bytes(sources))
-            sequences = [call.sequence(source) for source in sources]
-            preprocessing_s = time.monotonic() - began
-            results = await self._run(sequences, held)
+        num_tokens, num_bytes = call.plan.num_tokens, call.most_rule_bytes
+        with self._begin(len(texts), num_tokens=num_tokens, num_bytes=num_bytes, deadline=request.deadline) as job:
+            with job.preparing():
+                passages, splits = await self._passages(call, texts, fields)
+                if more := len(passages) - len(texts):  # each text has a place already
+                    job.admit(more)
+                sources = await self._read(call, passages)
+            job.hold(rule_bytes(sources))
+            results = await job.run([call.sequence(source) for source in sources])
             if any(source.phrases.forbidden_forms for source in sources):
-                sources, results = await self._search_again(call, sources, results, held)
-        return await self._answer(call, sources, results, splits, preprocessing_s)
+                sources, results = await self._search_again(job, call, sources, results)
+        return job.answer(await self._written(call, sources, results, splits))
 
     async def stream(
         self, text: str, *, field: str, request: TextToTextRequest
@@ -106,33 +101,30 @@ class TextToTextModel(DecodingModel):
         check_text(field, text, self._max_text_bytes)
         self._check_prefixes(request.target_prefixes, "target_prefix")
         call = self._call(request, 1, is_stream=True)
-        with (
-            self._admit(1, num_tokens=call.plan.num_tokens, deadline=request.deadline) as permit,
-            self._hold(call.most_rule_bytes) as held,
-        ):
-            began = time.monotonic()
-            [source] = await self._read(call, whole_texts([text], [field]))
-            held.resize(1, rule_bytes([source]))
-            async with aclosing(self._write_source(call, source, permit, held, began)) as parts:
+        num_tokens, num_bytes = call.plan.num_tokens, call.most_rule_bytes
+        with self._begin(1, num_tokens=num_tokens, num_bytes=num_bytes, deadline=request.deadline) as job:
+            with job.preparing():
+                [source] = await self._read(call, whole_texts([text], [field]))
+            job.hold(rule_bytes([source]))
+            async with aclosing(self._write_source(job, call, source)) as parts:
                 async for part in parts:
-                    yield part
+                    yield part if isinstance(part, Delta) else job.answer([part])
 
     async def _write_source(
-        self, call: TextToTextCall, source: Source, permit: Permit, held: Permit, began: float
-    ) -> AsyncGenerator[Delta | Answer[WrittenText], None]:
-        """Yields deltas of the output of a source, and last the answer to a call that `began` to be prepared then."""
+        self, job: DecodingJob, call: TextToTextCall, source: Source
+    ) -> AsyncGenerator[Delta | WrittenText, None]:
+        """Yields deltas of the output of a source, and last the whole."""
         sequence = call.sequence(source)
-        self._release_with(permit, [sequence])
-        preprocessing_s = time.monotonic() - began
         num_given = len(source.prefix_ids)
         unsent: list[str] = []
-        async with aclosing(self._stream(sequence, held)) as deltas:
+        async with aclosing(job.stream(sequence, is_last=True)) as deltas:
             async for delta in deltas:
                 unsent.append(delta.output)
                 if delta.num_new_tokens >= num_given:
                     yield Delta(output="".join(unsent), num_new_tokens=delta.num_new_tokens)
                     unsent = []
-        yield await self._answer(call, [source], [sequence.reply.result.result()], [], preprocessing_s)
+        [written] = await self._written(call, [source], [sequence.reply.result.result()], [])
+        yield written
 
     def _check_prefixes(self, prefixes: Elements[str], field: str) -> None:
         """Checks the sizes of prefixes, which the request calls `field` with their number."""
@@ -213,7 +205,7 @@ class TextToTextModel(DecodingModel):
         return read
 
     async def _search_again(
-        self, call: TextToTextCall, sources: Elements[Source], results: Elements[SequenceResult], held: Permit
+        self, job: DecodingJob, call: TextToTextCall, sources: Elements[Source], results: Elements[SequenceResult]
     ) -> tuple[list[Source], list[SequenceResult]]:
         """Repeats searches whose outputs have a forbidden phrase in a spelling that was not forbidden."""
         sources, results = list(sources), list(results)
@@ -222,19 +214,20 @@ class TextToTextModel(DecodingModel):
             found = await loop.run_in_executor(text_pool(), call.forbid_spellings, sources, results)
             if not found:
                 break
-            again = await self._run([call.sequence(source) for source in found.values()], held)
+            again = await job.run([call.sequence(source) for source in found.values()])
             for index, result in zip(found, again, strict=True):
                 sources[index], results[index] = found[index], result
         return sources, results
 
-    async def _answer(
+    async def _written(
         self,
         call: TextToTextCall,
         sources: Elements[Source],
         results: Elements[SequenceResult],
         splits: Elements[SplitText],
-        preprocessing_s: float,
-    ) -> Answer[WrittenText]:
+    ) -> list[WrittenText]:
+        """Reads the results of sources, and joins those of the sentences of a text."""
+
         def read() -> list[WrittenText]:
             texts = [
                 read_result(source, result, plan=call.plan, tokenizer=self._tokenizer)
@@ -244,5 +237,4 @@ class TextToTextModel(DecodingModel):
 
         # Finding the characters of every token takes a while.
         in_pool = call.request.wants_alignment
-        texts = await asyncio.get_running_loop().run_in_executor(text_pool(), read) if in_pool else read()
-        return Answer(results=texts, timings=CallTimings.of(results, preprocessing_s=preprocessing_s))
+        return await asyncio.get_running_loop().run_in_executor(text_pool(), read) if in_pool else read()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence as Elements
 
 import numpy as np
@@ -51,48 +50,43 @@ class TranslationModel(TextToTextModel):
         if translation is not None:
             check_text("translation", translation, self._max_text_bytes)
         plan = self._inspector.plan(request)
-        with self._inspector.admit(deadline):
+        with self._inspector.begin(deadline) as job:
             if translation is None:
                 made = await self.write([text], request=TextToTextRequest(truncate=truncate, deadline=deadline))
                 translation = made.results[0].text
-            began = time.monotonic()
-            [source] = await self._tokenizer.encode_limited(
-                [text],
-                fields=["text"],
-                max_tokens=self.limits.max_input_tokens,
-                truncate=truncate,
-                with_offsets=True,
-            )
-            target = EncodedText(input_ids=np.empty(0, np.int64))
-            if translation:  # a model may answer with nothing
-                [target] = await self._tokenizer.encode_limited(
-                    [translation],
-                    fields=["translation"],
-                    max_tokens=self.limits.max_total_tokens - 1,
-                    truncate=False,
-                    add_special_tokens=False,
+            with job.preparing():
+                [source] = await self._tokenizer.encode_limited(
+                    [text],
+                    fields=["text"],
+                    max_tokens=self.limits.max_input_tokens,
+                    truncate=truncate,
                     with_offsets=True,
                 )
-            target_tokens = await inspected_tokens(self._tokenizer, target, prefix=[self._bos_id])
-            maps, timings = await self._inspector.read(
-                {
-                    "input_ids": source.input_ids,
-                    "attention_mask": np.ones_like(source.input_ids),
-                    "target_ids": np.insert(target.input_ids, 0, self._bos_id),
-                },
-                plan,
-                field="text",
-                num_tokens=len(source) + len(target_tokens),
-                deadline=deadline,
-                preprocessing_s=time.monotonic() - began,
-            )
+                target = EncodedText(input_ids=np.empty(0, np.int64))
+                if translation:  # a model may answer with nothing
+                    [target] = await self._tokenizer.encode_limited(
+                        [translation],
+                        fields=["translation"],
+                        max_tokens=self.limits.max_total_tokens - 1,
+                        truncate=False,
+                        add_special_tokens=False,
+                        with_offsets=True,
+                    )
+                target_tokens = await inspected_tokens(self._tokenizer, target, prefix=[self._bos_id])
+            item = {
+                "input_ids": source.input_ids,
+                "attention_mask": np.ones_like(source.input_ids),
+                "target_ids": np.insert(target.input_ids, 0, self._bos_id),
+            }
+            num_tokens = len(source) + len(target_tokens)
+            maps = await self._inspector.read(job, item, plan, field="text", num_tokens=num_tokens)
         return InspectedTranslation(
             tokens=await inspected_tokens(self._tokenizer, source),
             target_tokens=target_tokens,
             translation=translation,
             maps=maps,
             truncated=source.truncated,
-            timings=timings,
+            timings=job.timings,
         )
 
     def _languages(self) -> Languages:
