@@ -8,13 +8,14 @@ from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass
 from typing import Any, Self
 
+import numpy as np
 import structlog
 
 from headway_server.batching.settings import BatchingSettings
 from headway_server.bundles import ENCODER_DECODER_TASKS, TOKENIZER_FILE, Bundle, Precision, Variant
 from headway_server.decoding.core.engine import Engine
 from headway_server.decoding.core.lanes import FEWEST_SLOTS, Lanes
-from headway_server.decoding.interfaces import Decoder, DraftVerifier, Encoder
+from headway_server.decoding.interfaces import Decoder, DraftVerifier, Encoder, EncoderInput
 from headway_server.decoding.runner.decoder import DecoderRunner, slot_sizes
 from headway_server.decoding.runner.encoder import EncoderRunner
 from headway_server.decoding.runner.memory_plan import format_size, plan_memory
@@ -164,9 +165,28 @@ class DecodingModel(ServedModel):
         manifest = self.bundle.manifest
         return f"{type(self).__name__}({manifest.name}/{manifest.version}, {self.precision}, {self._lanes!r})"
 
-    def _run_once(self, decoder: Decoder, encoder: Encoder | None) -> None:
-        """Runs each kind of step with the largest token id, which a graph with too small an embedding refuses."""
+    @property
+    def _largest_id(self) -> int:
+        """The largest token that a call may bring."""
+        return self._tokenizer.largest_id
+
+    def _blank(self) -> EncoderInput:
+        """Returns an input that the encoder, if there is one, is tried with."""
         raise NotImplementedError
+
+    def _run_once(self, decoder: Decoder, encoder: Encoder | None) -> None:
+        """Runs each kind of step with the largest token, which a graph with too small an embedding refuses."""
+        largest = np.array([self._largest_id])
+        if encoder is None:
+            decoder.prefill(0, largest, 0)
+            decoder.decode(largest, np.ones(1, np.int64))
+            return
+        special_tokens = self.bundle.manifest.special_tokens
+        assert special_tokens is not None, "the manifest's validator demands it"
+        decoder.set_sources(encoder.encode([self._blank()]))
+        for token_ids in (np.array([special_tokens.bos]), largest):
+            decoder.decode(token_ids, np.zeros(1, np.int64))
+        decoder.set_sources([])
 
     def _check_runs(self, parts: ModelParts) -> None:
         """Runs the graphs once, and once more on one core if there are several lanes.

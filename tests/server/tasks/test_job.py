@@ -283,7 +283,7 @@ async def test_a_call_that_is_refused_gives_everything_back(name, served):
 
 @contextmanager
 def broken(model):
-    """Every run of the model's graphs fails."""
+    """Every run of the model's graphs fails; gives what is logged."""
 
     def fail(*_, **__):
         raise RuntimeError("broken")
@@ -293,10 +293,10 @@ def broken(model):
         parts += [(model._inspector._batcher._graph, "run")] if model._inspector._batcher else []
     else:
         parts = [(model._engine, "_denoise")]
-    with pytest.MonkeyPatch.context() as patch, structlog.testing.capture_logs():  # tracebacks take a second to write
+    with pytest.MonkeyPatch.context() as patch, structlog.testing.capture_logs() as logs:  # tracebacks take a second
         for part, name in parts:
             patch.setattr(part, name, fail)
-        yield
+        yield logs
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -304,8 +304,10 @@ async def test_a_call_that_fails_gives_everything_back(name, served):
     case, model = CASES[name], served.models[CASES[name].model]
     if name.startswith("inspection"):
         await model._inspector._open()
-    with broken(model), pytest.raises(ModelRunError):
-        await answer(case.ask(model, None))
+    with broken(model) as logs:
+        with pytest.raises(ModelRunError):
+            await answer(case.ask(model, None))
+        await until(lambda: logs)
     assert_nothing_is_left(model)
 
 

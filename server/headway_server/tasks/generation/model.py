@@ -20,7 +20,7 @@ from headway_server.decoding.constraints import (
     ConstraintRequest,
     ConstraintState,
 )
-from headway_server.decoding.interfaces import Constraint, Decoder, Encoder
+from headway_server.decoding.interfaces import Constraint
 from headway_server.decoding.output.text import Decode, TextAssembly, TokenPlaces
 from headway_server.decoding.parameters import SamplingParameters
 from headway_server.decoding.sequence import Delta, Sequence, SequenceResult, share_prompt
@@ -91,13 +91,6 @@ class GenerationModel(DecodingModel):
         )
         form = self.reasoning_form
         self._marks = None if form is None else ThinkingMarks.of(form, parts.tokenizer)
-
-    def _run_once(self, decoder: Decoder, encoder: Encoder | None) -> None:
-        """See `DecodingModel`."""
-        assert encoder is None, "a prompt has no source"
-        largest = np.array([self._tokenizer.largest_id])
-        decoder.prefill(0, largest, 0)
-        decoder.decode(largest, np.ones(1, np.int64))
 
     def token_text(self, token_id: int) -> str:
         """Returns the text of a token by itself."""

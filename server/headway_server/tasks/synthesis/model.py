@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from headway_server.batching.batcher import ItemTimes
 from headway_server.bundles import VOICES_FILE, Bundle
-from headway_server.decoding.interfaces import Decoder, Encoder
 from headway_server.decoding.output.frames import FrameAssembly
 from headway_server.decoding.sequence import FinishReason, Sequence, SequenceResult
 from headway_server.errors import BundleError, InvalidInputError
@@ -144,12 +143,10 @@ class SynthesisModel(DecodingModel):
         assert self._waveforms is not None, "`load` opens it"
         return self._waveforms
 
-    def _run_once(self, decoder: Decoder, encoder: Encoder | None) -> None:
-        """See `DecodingModel`."""
-        assert encoder is None, "a text is read by the decoder"
-        largest = np.array([self.codec.first_code + self.codec.num_codes - 1])
-        decoder.prefill(0, largest, 0)
-        decoder.decode(largest, np.ones(1, np.int64))
+    @property
+    def _largest_id(self) -> int:
+        """The largest code."""
+        return self.codec.first_code + self.codec.num_codes - 1
 
     async def synthesize(self, texts: Elements[str], *, request: SynthesisRequest) -> Answer[SpokenText]:
         """Speaks texts; all of them, or none.

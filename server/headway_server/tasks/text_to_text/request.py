@@ -9,7 +9,6 @@ from typing import Final
 
 from headway_server.decoding.parameters import MAX_BEAMS, EarlyStopping, SamplingParameters, SearchParameters
 from headway_server.errors import InvalidInputError
-from headway_server.serving.limits import check_one_each
 from headway_server.tasks.parameters import (
     DecodingLimits,
     Given,
@@ -67,15 +66,6 @@ class TextToTextRequest:
     """BCP 47 code; empty for the model's only one."""
     deadline: float | None = None
     """When the caller stops waiting, by `time.monotonic`."""
-
-    def check_one_each(self, num_texts: int) -> None:
-        """Checks that there are prefixes and phrases for every one of `num_texts` texts, or none.
-
-        Raises:
-            InvalidInputError: There are for some texts only.
-        """
-        check_one_each("target_prefixes", len(self.target_prefixes), num_texts)
-        check_one_each("phrase_constraints", len(self.phrases), num_texts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,10 @@ from headway_server.preprocessing.pool import text_pool
 from headway_server.serving.limits import check_text
 from headway_server.tasks.inspection.inspector import InspectedTranslation, inspected_tokens
 from headway_server.tasks.inspection.maps import AttentionRequest
-from headway_server.tasks.text_to_text.call import Passage, TextToTextCall
+from headway_server.tasks.text_to_text.call import TextToTextCall
 from headway_server.tasks.text_to_text.model import TextToTextModel
 from headway_server.tasks.text_to_text.phrases import Tokens
+from headway_server.tasks.text_to_text.reader import Passage, sentences
 from headway_server.tasks.text_to_text.request import TextToTextRequest
 
 
@@ -123,7 +124,7 @@ class TranslationModel(TextToTextModel):
         if not call.request.split_sentences:
             return await super()._passages(call, texts, fields)
         splits = await self._split(texts, call.request.source_language)
-        return call.sentences(splits, fields), splits
+        return sentences(splits, fields), splits
 
     async def _split(self, texts: Elements[str], source_language: str) -> list[SplitText]:
         """Splits texts into sentences, off the event loop; stops at more than could be admitted."""
