@@ -8,7 +8,6 @@ M mel bins, F frames of an audio, W frames of a window.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from collections.abc import Sequence as Elements
 from contextlib import aclosing
@@ -20,20 +19,20 @@ import numpy as np
 
 from headway_server.bundles import Bundle, Languages, SpeechTokens
 from headway_server.decoding.beam_search.rules import RuleConstraint
-from headway_server.decoding.interfaces import Decoder, EncodedSource, Encoder, EncoderInput
+from headway_server.decoding.interfaces import EncodedSource, EncoderInput
 from headway_server.decoding.output.text import Detokenizer
 from headway_server.decoding.output.tokens import TokenAssembly
 from headway_server.decoding.parameters import SamplingParameters
 from headway_server.decoding.sequence import FinishReason, Sequence, SequenceResult
 from headway_server.errors import FieldName, InvalidInputError
-from headway_server.preprocessing.audio import AudioDecoder, LogMel, PreparedAudio
-from headway_server.preprocessing.pool import audio_pool
+from headway_server.preprocessing.audio import PreparedAudio
 from headway_server.serving.answers import Answer
 from headway_server.serving.calls import current_caller
 from headway_server.serving.limits import check_count, num_bytes
 from headway_server.tasks.decoding import DecodingJob, DecodingModel, ModelParts
 from headway_server.tasks.job import gather
-from headway_server.tasks.speech.rules import LanguageRule, TranscriptRule
+from headway_server.tasks.speech.reader import AudioReader
+from headway_server.tasks.speech.rules import TranscriptRule
 from headway_server.tasks.speech.segments import WindowSegment, WindowSegments, read_segments
 from headway_server.tasks.text_to_text.request import (
     TextToTextParameters,
@@ -146,7 +145,6 @@ class _Call:
 class _Window:
     """A window of an audio."""
 
-    source: EncoderInput
     start: int
     """Its first frame of the audio."""
     num_frames: int
@@ -216,23 +214,18 @@ class SpeechModel(DecodingModel):
         self._bos_id, self._end_id = manifest.special_tokens.bos, manifest.special_tokens.eos
         self._tokens = manifest.speech or SpeechTokens()
         self._audio = manifest.audio_preprocessing
-        self._decoder = AudioDecoder(self._audio.sampling_rate, parts.audio_limits)
-        self._log_mel = LogMel(self._audio)
-        self._max_held_bytes = parts.max_held_bytes
-        self._num_positions = self.limits.max_input_tokens
+        self._reader = AudioReader(
+            self._audio,
+            parts.audio_limits,
+            num_positions=self.limits.max_input_tokens,
+            max_bytes=parts.max_held_bytes,
+        )
         self._frames_a_step = round(self._tokens.timestamp_s * self._audio.sampling_rate / self._audio.hop_length)
         self._frame_s = self._audio.hop_length / self._audio.sampling_rate
 
-    def _run_once(self, decoder: Decoder, encoder: Encoder | None) -> None:
+    def _blank(self) -> EncoderInput:
         """See `DecodingModel`."""
-        assert encoder is not None, "the manifest's validator demands the graph"
-        audio = self.bundle.manifest.audio_preprocessing
-        assert audio is not None, "the manifest's validator demands it"
-        silence = np.zeros((audio.num_mel_bins, audio.num_frames), np.float32)
-        decoder.set_sources(encoder.encode([EncoderInput.of_features(silence, self.limits.max_input_tokens)]))
-        for token_id in (self._bos_id, self._tokenizer.largest_id):
-            decoder.decode(np.array([token_id]), np.zeros(1, np.int64))
-        decoder.set_sources([])
+        return self._reader.blank()
 
     async def transcribe(self, audios: Elements[bytes], *, request: SpeechRequest) -> Answer[Transcript]:
         """Writes what is said in each audio; in all of them, or in none.
@@ -253,8 +246,8 @@ class SpeechModel(DecodingModel):
                 call = replace(call, prompt_ids=await self._prompt(request.prompt))
                 prepared: list[PreparedAudio] = []
                 for number, data in enumerate(audios):
-                    prepared.append(await self._decode(data, f"audios[{number}]"))
-                    job.hold(self._num_bytes(prepared))
+                    prepared.append(await self._reader.decode(data, f"audios[{number}]"))
+                    job.hold(self._reader.num_bytes(prepared))
                 self._check_hypotheses(call, prepared)
             return job.answer(await gather(self._hear_whole(job, call, audio) for audio in prepared))
 
@@ -271,8 +264,8 @@ class SpeechModel(DecodingModel):
         with self._begin(1, num_tokens=call.plan.num_tokens, num_bytes=0, deadline=request.deadline) as job:
             with job.preparing():
                 call = replace(call, prompt_ids=await self._prompt(request.prompt))
-                prepared = await self._decode(audio, name)
-                job.hold(self._num_bytes([prepared]))
+                prepared = await self._reader.decode(audio, name)
+                job.hold(self._reader.num_bytes([prepared]))
             async with aclosing(self._hear(job, call, prepared)) as parts:
                 async for part in parts:
                     yield part if isinstance(part, SpeechDelta) else job.answer([part])
@@ -372,25 +365,6 @@ class SpeechModel(DecodingModel):
                     f"{self._audio.window_s:g}, one window, there is one transcript; ask for 1, or cut the audio",
                 )
 
-    async def _decode(self, data: bytes, name: str) -> PreparedAudio:
-        return await asyncio.get_running_loop().run_in_executor(audio_pool(), self._decoder.decode, data, name)
-
-    def _num_bytes(self, audios: Elements[PreparedAudio]) -> int:
-        """Returns what the audios of a call take, with their features.
-
-        Raises:
-            InvalidInputError: Several take more than may be held.
-        """
-        sizes = [self._log_mel.num_bytes(len(audio.samples)) for audio in audios]
-        if len(sizes) > 1 and (total := sum(sizes)) > self._max_held_bytes:
-            seconds = sum(audio.duration_s for audio in audios)
-            raise InvalidInputError(
-                "audios",
-                f"{len(audios)} of them have {seconds:.1f} seconds, decoded {total >> 20} MiB; the limit is "
-                f"{self._max_held_bytes >> 20} MiB (--max-waiting-mib): send them in several calls",
-            )
-        return sum(sizes)
-
     # Window by window
 
     async def _hear_whole(self, job: DecodingJob, call: _Call, audio: PreparedAudio) -> Transcript:
@@ -405,25 +379,16 @@ class SpeechModel(DecodingModel):
     ) -> AsyncGenerator[SpeechDelta | Transcript, None]:
         """Hears an audio window by window; yields what appears, of a stream, and last the transcript."""
         with job.preparing():
-            features = await asyncio.get_running_loop().run_in_executor(
-                audio_pool(), self._log_mel.features, audio.samples
-            )  # (M, F)
-        width, num_samples = self._audio.num_frames, len(audio.samples)
-        is_long = num_samples > self._audio.window_samples
-        num_frames = features.shape[1] if is_long else max(1, -(-num_samples // self._audio.hop_length))
+            features = await self._reader.features(audio)  # (M, F)
+        width, num_frames = self._audio.num_frames, self._reader.num_frames(audio)
+        is_long = self._reader.is_long(audio)
         has_times = self._tokens.first_timestamp is not None and (call.request.timestamps or is_long)
         progress = _Progress(previous=list(call.prompt_ids), seed=call.plan.draw_seed())
         start = 0
         while start < num_frames:
-            part = features[:, start : start + width]
-            padded = np.pad(part, ((0, 0), (0, width - part.shape[1])))  # (M, W)
-            window = _Window(
-                source=EncoderInput.of_features(padded, self._num_positions),
-                start=start,
-                num_frames=min(width, num_frames - start),
-                has_times=has_times,
-            )
-            async with aclosing(self._hear_window(job, call, progress, window)) as deltas:
+            window = _Window(start=start, num_frames=min(width, num_frames - start), has_times=has_times)
+            source = self._reader.window(features, start)
+            async with aclosing(self._hear_window(job, call, progress, window, source)) as deltas:
                 async for delta in deltas:
                     yield delta
             num_before = len(progress.segments)
@@ -437,13 +402,13 @@ class SpeechModel(DecodingModel):
         yield self._transcript(call, audio, progress)
 
     async def _hear_window(
-        self, job: DecodingJob, call: _Call, progress: _Progress, window: _Window
+        self, job: DecodingJob, call: _Call, progress: _Progress, window: _Window, source: EncoderInput
     ) -> AsyncGenerator[SpeechDelta, None]:
         """Has a window heard and keeps its result; yields deltas of a stream whose segments have no times."""
         encoded: EncodedSource | None = None
         if not call.language and self.bundle.manifest.languages is not None and not progress.languages:
-            encoded = await self._detect(job, call, progress, window)
-        sequence = self._sequence(call, progress, window, encoded)
+            encoded = await self._detect(job, progress, source)
+        sequence = self._sequence(call, progress, window, source, encoded)
         if call.is_stream and not window.has_times:
             detokenizer, num_before = Detokenizer(self._tokenizer.decoder()), progress.num_new_tokens
             async with aclosing(job.stream(sequence)) as deltas:
@@ -454,28 +419,36 @@ class SpeechModel(DecodingModel):
         else:
             progress.results += await job.run([sequence])
 
-    async def _detect(self, job: DecodingJob, call: _Call, progress: _Progress, window: _Window) -> EncodedSource:
+    async def _detect(self, job: DecodingJob, progress: _Progress, source: EncoderInput) -> EncodedSource:
         """Finds out which language is spoken; returns what the encoder made of the window."""
         languages = self.bundle.manifest.languages
         assert languages is not None, "the caller checks it"
-        rule = LanguageRule(list(languages.target_tokens.values()))
+        scored_ids = tuple(languages.target_tokens.values())
         sequence = Sequence(
             prompt_ids=np.array([self._bos_id], np.int64),
-            source=window.source,
-            parameters=SamplingParameters(max_new_tokens=1),
+            source=source,
+            parameters=SamplingParameters(max_new_tokens=1, num_top_tokens=0, scored_token_ids=scored_ids),
             output=TokenAssembly(),
-            eos_id=self._eos_id,
-            deadline=call.request.deadline,
-            caller=current_caller(),
-            rule=rule,
+            eos_id=None,  # its log-probabilities are wanted, whichever token is the likeliest
+            deadline=job.deadline,
+            caller=job.caller,
         )
-        await job.run([sequence])
-        found = zip(languages.targets, rule.probabilities.tolist(), strict=True)
+        [result] = await job.run([sequence])
+        scores = np.array([log_probability for _, log_probability in result.tokens[0].top_tokens])
+        weights = np.exp(scores - scores.max())
+        found = zip(languages.targets, (weights / weights.sum()).tolist(), strict=True)
         progress.languages = tuple(sorted(found, key=lambda pair: -pair[1]))
         encoded: EncodedSource = sequence.cross
         return encoded
 
-    def _sequence(self, call: _Call, progress: _Progress, window: _Window, encoded: EncodedSource | None) -> Sequence:
+    def _sequence(
+        self,
+        call: _Call,
+        progress: _Progress,
+        window: _Window,
+        source: EncoderInput,
+        encoded: EncodedSource | None,
+    ) -> Sequence:
         """Makes the sequence of a window; called on the event loop."""
         start_ids = self._start(call, progress, has_times=window.has_times)
         most = min(call.plan.max_new_tokens, self.limits.max_total_tokens - len(start_ids))
@@ -487,7 +460,7 @@ class SpeechModel(DecodingModel):
         )
         return Sequence(
             prompt_ids=np.array(start_ids, np.int64),
-            source=window.source,
+            source=source,
             parameters=plan.sampling_for(most, progress.seed, len(progress.results)),
             output=TokenAssembly(),
             eos_id=self._eos_id,
@@ -572,8 +545,7 @@ class SpeechModel(DecodingModel):
     def _hypotheses(self, call: _Call, audio: PreparedAudio, result: SequenceResult) -> Iterator[TranscriptHypothesis]:
         """Yields the transcripts of an audio of one window, the best first."""
         has_times = call.request.timestamps
-        num_frames = max(1, -(-len(audio.samples) // self._audio.hop_length))
-        window = _Window(source=_NOTHING, start=0, num_frames=num_frames, has_times=has_times)
+        window = _Window(start=0, num_frames=self._reader.num_frames(audio), has_times=has_times)
         for one in result.hypotheses[: call.plan.num_hypotheses]:
             read = self._read(one.output, window)
             segments = tuple(self._segments(read, window, one.log_probability, one.num_new_tokens))
@@ -585,9 +557,6 @@ class SpeechModel(DecodingModel):
                 num_new_tokens=one.num_new_tokens,
                 segments=segments,
             )
-
-
-_NOTHING: Final = EncoderInput({}, 0)
 
 
 def _joined(segments: Elements[Segment]) -> str:
