@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
 from collections.abc import Sequence as Elements
-from contextlib import AbstractContextManager, aclosing
-from dataclasses import dataclass
+from contextlib import aclosing, contextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -248,37 +249,48 @@ class DecodingJob(Job):
             sequences: What runs.
             are_last: True gives the place of each back when it ends: no other input of the call takes it.
         """
-        with self._decoding(sequences, sequences, are_last=are_last):
-            results = await self._lanes.run(sequences)
-        self.note(results)
-        return results
+        with self._decoding(sequences, are_last=are_last):
+            return await self._lanes.run(sequences)
 
-    async def stream(
-        self, sequence: Sequence, *, is_last: bool = False, is_first: bool = True
-    ) -> AsyncGenerator[Delta, None]:
-        """Runs a sequence as `run` does and yields its deltas; its reply holds the result afterwards.
-
-        Args:
-            sequence: What runs.
-            is_last: See `run`.
-            is_first: False for a sample of a prompt that is read for another one.
-        """
-        with self._decoding([sequence], [sequence] if is_first else [], are_last=is_last):
-            async with aclosing(self._lanes.stream(sequence)) as deltas:
+    async def stream(self, sequences: list[Sequence], *, are_last: bool = False) -> AsyncGenerator[Delta, None]:
+        """Runs sequences as `run` does and yields their deltas; at most one of each waits to be read."""
+        with self._decoding(sequences, are_last=are_last):
+            streams = [self._lanes.stream(sequence) for sequence in sequences]
+            async with aclosing(streams[0] if len(streams) == 1 else _merged(streams)) as deltas:
                 async for delta in deltas:
                     yield delta
-        self.note([sequence.reply.result.result()])
 
-    def _decoding(
-        self, sequences: Elements[Sequence], read: Elements[Sequence], *, are_last: bool
-    ) -> AbstractContextManager[None]:
-        """Surrounds the run of sequences, whose prompts or sources are those of `read`."""
-        return self._running(
-            num_bytes=_num_token_bytes(read),
-            num_read=_num_read(read),
+    @contextmanager
+    def _decoding(self, sequences: list[Sequence], *, are_last: bool) -> Iterator[None]:
+        """Surrounds the run of sequences, whose replies hold their results then."""
+        with self._running(
+            num_bytes=_num_token_bytes(sequences),
+            num_read=_num_read(sequences),
             num_written=lambda: sum(one.num_new_tokens * one.num_beams for one in sequences),
             ends=[one.reply.result for one in sequences] if are_last else [],
-        )
+        ):
+            yield
+        self.note(one.reply.result.result() for one in sequences)
+
+
+async def _merged(streams: Elements[AsyncGenerator[Delta, None]]) -> AsyncGenerator[Delta, None]:
+    """Yields the deltas of the samples of a prompt as they appear; at most one of each waits to be read."""
+    waiting = {asyncio.ensure_future(anext(stream)): sample for sample, stream in enumerate(streams)}
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for arrived in done:
+                sample = waiting.pop(arrived)
+                with suppress(StopAsyncIteration):
+                    delta = arrived.result()
+                    waiting[asyncio.ensure_future(anext(streams[sample]))] = sample
+                    yield replace(delta, sample=sample)
+    finally:
+        for arriving in waiting:
+            arriving.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        for stream in streams:
+            await stream.aclose()
 
 
 def _num_token_bytes(sequences: Elements[Sequence]) -> int:

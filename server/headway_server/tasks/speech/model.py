@@ -411,7 +411,7 @@ class SpeechModel(DecodingModel):
         sequence = self._sequence(call, progress, window, source, encoded)
         if call.is_stream and not window.has_times:
             detokenizer, num_before = Detokenizer(self._tokenizer.decoder()), progress.num_new_tokens
-            async with aclosing(job.stream(sequence)) as deltas:
+            async with aclosing(job.stream([sequence])) as deltas:
                 async for delta in deltas:
                     text = progress.shown.push(detokenizer.push(self._words(delta.output)))
                     yield SpeechDelta(text=text, num_new_tokens=num_before + delta.num_new_tokens)

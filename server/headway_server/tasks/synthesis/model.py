@@ -187,7 +187,7 @@ class SynthesisModel(DecodingModel):
             sequence = self._sequence(prompt, plan, request, is_stream=True)
             waveform = self._codec.stream(job)
             num_samples = 0
-            async with aclosing(job.stream(sequence)) as deltas:
+            async with aclosing(job.stream([sequence])) as deltas:
                 async for delta in deltas:
                     samples = await waveform.push(delta.output)
                     num_samples += len(samples)

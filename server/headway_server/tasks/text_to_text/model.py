@@ -108,7 +108,7 @@ class WritingModel(DecodingModel):
         sequence = call.sequence(source)
         num_given = len(source.prefix_ids)
         unsent: list[str] = []
-        async with aclosing(job.stream(sequence, is_last=True)) as deltas:
+        async with aclosing(job.stream([sequence], are_last=True)) as deltas:
             async for delta in deltas:
                 unsent.append(delta.output)
                 if delta.num_new_tokens >= num_given:
