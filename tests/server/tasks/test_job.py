@@ -303,7 +303,7 @@ def broken(model):
 async def test_a_call_that_fails_gives_everything_back(name, served):
     case, model = CASES[name], served.models[CASES[name].model]
     if name.startswith("inspection"):
-        await model._inspector._open()
+        await model._inspector.open()
     with broken(model) as logs:
         with pytest.raises(ModelRunError):
             await answer(case.ask(model, None))

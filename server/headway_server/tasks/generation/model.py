@@ -128,9 +128,8 @@ class GenerationModel(DecodingModel):
         """
         assert self._inspector is not None, "`load` makes it"
         check_text("text", text, self._max_text_bytes)
-        plan = self._inspector.plan(request)
         prefix = self.bundle.manifest.prompt_prefix
-        with self._inspector.begin(deadline) as job:
+        with self._inspector.begin(request, deadline) as job:
             with job.preparing():
                 [encoded] = await self._tokenizer.encode_limited(
                     [text],
@@ -143,7 +142,7 @@ class GenerationModel(DecodingModel):
                 )
                 tokens = await inspected_tokens(self._tokenizer, encoded, prefix=prefix)
             item = {"input_ids": np.concatenate([np.array(prefix, np.int64), encoded.input_ids])}
-            maps = await self._inspector.read(job, item, plan, field="text", num_tokens=len(tokens))
+            maps = await job.read(item, field="text", num_tokens=len(tokens))
         return InspectedText(tokens=tokens, maps=maps, truncated=encoded.truncated, timings=job.timings)
 
     async def generate(

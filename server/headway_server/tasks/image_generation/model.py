@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
 import numpy as np
@@ -29,7 +29,7 @@ from headway_server.diffusion import (
     mix,
     step_times,
 )
-from headway_server.diffusion.engine import LABEL, LATENT, TEXT, TEXT_MASK, TIMESTEP, VELOCITY, Condition, Progress
+from headway_server.diffusion.engine import LABEL, LATENT, TEXT, TEXT_MASK, TIMESTEP, VELOCITY, Progress
 from headway_server.diffusion.samplers import Latent
 from headway_server.errors import BundleError
 from headway_server.observers import NO_OBSERVER, ModelId, Observer
@@ -200,23 +200,19 @@ class ImageGenerationModel(ServedModel):
             RequestError: There is no such label, a text is too long, an image cannot be read, there is no room, the
                 deadline passed, the server is draining.
         """
-        with self._begin(request, request.num_images, deadline) as job:
-            with job.preparing():
-                conditions, edit = await self._prepare(job, request)
-            seeds = _seeds(request)
-            drawings = [self._drawing(job, request, conditions, seed, edit) for seed in seeds]
+        request = replace(request, seed=draw_seed(request.seed))
+        with self._begin(request, deadline) as job:
+            drawings, edit = await self._prepare(job, request)
             latents = await job.run(drawings)
-            return job.answer(await self._finish(job, drawings, latents, seeds, edit))
+            return job.answer(await self._finish(job, request, latents, edit))
 
     async def stream(
         self, request: DrawingRequest, *, deadline: float | None
     ) -> AsyncGenerator[DrawingProgress | Answer[DrawnImage], None]:
         """Draws one image: yields how far it is, and last the answer. Errors are those of `draw`."""
-        with self._begin(request, 1, deadline) as job:
-            with job.preparing():
-                conditions, edit = await self._prepare(job, request)
-            seeds = _seeds(request)
-            drawing = self._drawing(job, request, conditions, seeds[0], edit, wants_progress=True)
+        request = replace(request, seed=draw_seed(request.seed), num_images=1)
+        with self._begin(request, deadline) as job:
+            [drawing], edit = await self._prepare(job, request, wants_progress=True)
             num_steps, due = drawing.trajectory.num_steps, request.preview_step_count
             async with aclosing(job.stream(drawing)) as parts:
                 async for part in parts:
@@ -225,55 +221,58 @@ class ImageGenerationModel(ServedModel):
                         due = part.num_made + request.preview_step_count
                         [preview] = (await self._decode(job, [part.image], edit)).results
                     yield DrawingProgress(num_made=part.num_made, num_steps=num_steps, preview=preview)
-            latents = [drawing.result.result()]
-            yield job.answer(await self._finish(job, [drawing], latents, seeds, edit))
+            yield job.answer(await self._finish(job, request, [drawing.result.result()], edit))
 
-    def _begin(self, request: DrawingRequest, count: int, deadline: float | None) -> DrawingJob:
+    def _begin(self, request: DrawingRequest, deadline: float | None) -> DrawingJob:
         """Returns the job of a call, which holds the latents of its images."""
         num_latents = request.num_images * _LATENTS_OF_IMAGE + (request.image is not None)
         return DrawingJob(
             self._engine,
             self._admission,
             self._held,
-            count=count,
+            count=request.num_images,
             work=_work(request),
             num_bytes=num_latents * math.prod(self._latent_shape) * np.dtype(np.float32).itemsize,
             deadline=deadline,
         )
 
-    async def _prepare(self, job: DrawingJob, request: DrawingRequest) -> tuple[list[Condition], Edit | None]:
-        """Reads what is drawn, and the image that is drawn over, if there is one, with its latent.
-
-        The job holds what is made of them.
+    async def _prepare(
+        self, job: DrawingJob, request: DrawingRequest, *, wants_progress: bool = False
+    ) -> tuple[list[Drawing], Edit | None]:
+        """Reads what is drawn, and the image that is drawn over, if there is one; the job holds what is made of them.
 
         Returns:
-            The denoiser's rows of what is drawn and, where it is guided, of what it is led away from; and the image.
+            A drawing for each image, and what is drawn over with its latent.
         """
-        read = self._prompts.read
-        prompts = await read("prompt", request.prompt), await read("negative_prompt", request.negative_prompt)
-        edit = None
-        if request.image is not None:
-            edit = await read_edit(self._preprocessor, request.image, request.mask, self._latent_shape[-1])
-            job.hold_more(edit.num_bytes)
-        conditions = await self._prompts.conditions(prompts[: _num_rows(request, prompts)], job)
-        job.hold_more(sum(tensor.nbytes for condition in conditions for tensor in condition.values()))
-        if edit is not None:
-            encoded: BatchedResults[Tensors] = await job.batch(
-                self._encoder, [{PIXELS: edit.pixel_values}], outputs=(LATENT,), num_bytes=0, num_read=0
+        with job.preparing():
+            read = self._prompts.read
+            prompts = await read("prompt", request.prompt), await read("negative_prompt", request.negative_prompt)
+            edit = None
+            if request.image is not None:
+                edit = await read_edit(self._preprocessor, request.image, request.mask, self._latent_shape[-1])
+                job.hold_more(edit.num_bytes)
+            conditions = await self._prompts.conditions(prompts[: _num_rows(request, prompts)], job)
+            job.hold_more(sum(tensor.nbytes for condition in conditions for tensor in condition.values()))
+            if edit is not None:
+                encoded: BatchedResults[Tensors] = await job.batch(
+                    self._encoder, [{PIXELS: edit.pixel_values}], outputs=(LATENT,), num_bytes=0, num_read=0
+                )
+                edit.latent = encoded.results[0][LATENT]
+        drawings = [
+            Drawing(
+                self._trajectory(request, seed, edit),
+                condition=conditions[0],
+                other_condition=conditions[-1],
+                guidance=request.guidance_scale if len(conditions) > 1 else 1.0,
+                deadline=job.deadline,
+                wants_progress=wants_progress,
             )
-            edit.latent = encoded.results[0][LATENT]
-        return conditions, edit
+            for seed in _seeds(request)
+        ]
+        return drawings, edit
 
-    def _drawing(
-        self,
-        job: DrawingJob,
-        request: DrawingRequest,
-        conditions: Sequence[Condition],
-        seed: int,
-        edit: Edit | None,
-        *,
-        wants_progress: bool = False,
-    ) -> Drawing:
+    def _trajectory(self, request: DrawingRequest, seed: int, edit: Edit | None) -> Trajectory:
+        """Returns the beginning of an image: noise, or with less of it what is drawn over."""
         times = step_times(request.num_steps, request.made_share)
         noise = latent = draw_noise(seed, self._latent_shape)
         kept = None
@@ -281,30 +280,19 @@ class ImageGenerationModel(ServedModel):
             latent = mix(edit.latent, noise, times[0])
             if edit.is_kept is not None:
                 kept = KeptArea(is_kept=edit.is_kept, latent=edit.latent, noise=noise)
-        return Drawing(
-            Trajectory(latent, times, request.sampler, kept),
-            condition=conditions[0],
-            other_condition=conditions[-1],
-            guidance=request.guidance_scale if len(conditions) > 1 else 1.0,
-            deadline=job.deadline,
-            wants_progress=wants_progress,
-        )
+        return Trajectory(latent, times, request.sampler, kept)
 
     async def _finish(
-        self,
-        job: DrawingJob,
-        drawings: Sequence[Drawing],
-        latents: Sequence[Latent],
-        seeds: Sequence[int],
-        edit: Edit | None,
+        self, job: DrawingJob, request: DrawingRequest, latents: Sequence[Latent], edit: Edit | None
     ) -> list[DrawnImage]:
         """Makes images of latents."""
         decoded = await self._decode(job, latents, edit)
         job.note(decoded.runs)
         width, height = self.size if edit is None else edit.size(self.size)
+        num_steps = len(step_times(request.num_steps, request.made_share)) - 1
         return [
-            DrawnImage(png=png, seed=seed, num_steps=one.trajectory.num_steps, width=width, height=height)
-            for png, seed, one in zip(decoded.results, seeds, drawings, strict=True)
+            DrawnImage(png=png, seed=seed, num_steps=num_steps, width=width, height=height)
+            for png, seed in zip(decoded.results, _seeds(request), strict=True)
         ]
 
     @property
@@ -383,5 +371,5 @@ def _work(request: DrawingRequest) -> float:
 
 
 def _seeds(request: DrawingRequest) -> list[int]:
-    first = draw_seed(request.seed)
-    return [(first + number) % _SEEDS for number in range(request.num_images)]
+    assert request.seed is not None, "a call draws one"
+    return [(request.seed + number) % _SEEDS for number in range(request.num_images)]

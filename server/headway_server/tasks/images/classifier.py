@@ -210,13 +210,12 @@ class ImageClassifier(ImageModel):
         Raises:
             RequestError: As `classify`, or the bundle has no graph for it, or the weights are past the limit.
         """
-        plan = self._inspector.plan(request)
-        with self._inspector.begin(deadline) as job:
+        with self._inspector.begin(request, deadline) as job:
             with job.preparing():
                 data, field = (image.data, image.field) if isinstance(image, SentImage) else (image, "image")
                 [prepared] = await self._preprocessor.prepare_batch([data], fields=[field])
             item = {"pixel_values": prepared.pixel_values}
-            maps = await self._inspector.read(job, item, plan, field="image", num_tokens=0)
+            maps = await job.read(item, field="image", num_tokens=0)
         grid = self.bundle.manifest.patches
         assert grid is not None, "the manifest's validator demands it"
         return InspectedImage(

@@ -12,7 +12,7 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import structlog
@@ -99,53 +99,19 @@ class Inspector:
         self._batcher: Batcher | None = None
         self._is_closed = False
 
-    def begin(self, deadline: float | None) -> Job:
-        """Returns the job of one call; errors are those of `Job`.
+    def begin(self, request: AttentionRequest, deadline: float | None) -> Inspection:
+        """Returns the job of one call.
 
         Args:
+            request: Which weights are asked for.
             deadline: When the caller stops waiting, by `time.monotonic`.
-
-        Raises:
-            NoAttentionError: The bundle has no such graph.
-        """
-        self._known_graph()
-        return Job(self._waiting, self._held, count=1, work=1.0, num_bytes=0, deadline=deadline)
-
-    def plan(self, request: AttentionRequest) -> AttentionPlan:
-        """Checks which weights a call asks for.
 
         Raises:
             InvalidInputError: The model has no such layer or head.
             NoAttentionError: The bundle has no such graph.
         """
-        return AttentionPlan(request, self._known_graph())
-
-    async def read(self, job: Job, item: Tensors, plan: AttentionPlan, *, field: str, num_tokens: int) -> Maps:
-        """Computes the maps of one input.
-
-        Args:
-            job: Of the call.
-            item: The graph's inputs, without the batch axis.
-            plan: What is asked for.
-            field: What the request calls the input, for messages.
-            num_tokens: That the input has, for the caller's budget.
-
-        Raises:
-            RequestError: The weights are past the limit, there is no room for them, the deadline passed, the server is
-                draining.
-            ModelRunError: The graph does not run.
-        """
-        job.hold(self._check_size(item, plan, field) + sum(tensor.nbytes for tensor in item.values()))
-        batched = await job.batch(
-            await self._open(),
-            [item],
-            outputs=plan.outputs,
-            num_bytes=0,
-            num_read=num_tokens,
-            read=lambda row, _: plan.read(row),
-        )
-        job.note(batched.runs)
-        return batched.results[0]
+        plan = AttentionPlan(request, self._known_graph())
+        return Inspection(self, plan, self._waiting, self._held, count=1, work=1.0, num_bytes=0, deadline=deadline)
 
     def close(self) -> bool:
         """Ends the threads; what waits fails. May be called from any thread. True if they have ended."""
@@ -162,7 +128,7 @@ class Inspector:
             )
         return self._graph
 
-    def _check_size(self, item: Tensors, plan: AttentionPlan, field: str) -> int:
+    def check_size(self, item: Tensors, plan: AttentionPlan, field: str) -> int:
         """Returns the bytes of the weights that the graph will give.
 
         Raises:
@@ -187,7 +153,7 @@ class Inspector:
             )
         return num_bytes
 
-    async def _open(self) -> Batcher:
+    async def open(self) -> Batcher:
         """Opens the graph, if no call has before.
 
         Raises:
@@ -224,6 +190,41 @@ class Inspector:
     def __repr__(self) -> str:
         state = "no graph" if self._graph is None else "open" if self._batcher is not None else "not open"
         return f"Inspector({self._name}, {state}, {self._held!r})"
+
+
+class Inspection(Job):
+    """A call that is shown attention weights."""
+
+    def __init__(self, inspector: Inspector, plan: AttentionPlan, *admissions: Admission, **options: Any) -> None:
+        """Takes what computes the weights and which are wanted; the rest is as in `Job`."""
+        super().__init__(*admissions, **options)
+        self._inspector = inspector
+        self._plan = plan
+
+    async def read(self, item: Tensors, *, field: str, num_tokens: int) -> Maps:
+        """Computes the maps of one input.
+
+        Args:
+            item: The graph's inputs, without the batch axis.
+            field: What the request calls the input, for messages.
+            num_tokens: That the input has, for the caller's budget.
+
+        Raises:
+            RequestError: The weights are past the limit, there is no room for them, the deadline passed, the server is
+                draining.
+            ModelRunError: The graph does not run.
+        """
+        self.hold(self._inspector.check_size(item, self._plan, field) + sum(tensor.nbytes for tensor in item.values()))
+        batched = await self.batch(
+            await self._inspector.open(),
+            [item],
+            outputs=self._plan.outputs,
+            num_bytes=0,
+            num_read=num_tokens,
+            read=lambda row, _: self._plan.read(row),
+        )
+        self.note(batched.runs)
+        return batched.results[0]
 
 
 async def inspected_tokens(

@@ -301,8 +301,7 @@ class TextModel(StatelessModel):
         self._check_paired("text_pair", is_paired=text_pair is not None)
         if text_pair is not None:
             check_text("text_pair", text_pair, self._max_text_bytes)
-        plan = self._inspector.plan(request)
-        with self._inspector.begin(deadline) as job:
+        with self._inspector.begin(request, deadline) as job:
             with job.preparing():
                 [encoded] = await self._tokenizer.encode_limited(
                     [text],
@@ -314,7 +313,7 @@ class TextModel(StatelessModel):
                 )
                 tokens = await inspected_tokens(self._tokenizer, encoded)
             item = text_tensors(encoded.input_ids, encoded.type_ids, has_types=self._has_types)
-            maps = await self._inspector.read(job, item, plan, field="text", num_tokens=len(encoded))
+            maps = await job.read(item, field="text", num_tokens=len(encoded))
         return InspectedText(tokens=tokens, maps=maps, truncated=encoded.truncated, timings=job.timings)
 
     async def _answer(

@@ -50,8 +50,7 @@ class TranslationModel(TextToTextModel):
         check_text("text", text, self._max_text_bytes)
         if translation is not None:
             check_text("translation", translation, self._max_text_bytes)
-        plan = self._inspector.plan(request)
-        with self._inspector.begin(deadline) as job:
+        with self._inspector.begin(request, deadline) as job:
             if translation is None:
                 made = await self.write([text], request=TextToTextRequest(truncate=truncate, deadline=deadline))
                 translation = made.results[0].text
@@ -80,7 +79,7 @@ class TranslationModel(TextToTextModel):
                 "target_ids": np.insert(target.input_ids, 0, self._bos_id),
             }
             num_tokens = len(source) + len(target_tokens)
-            maps = await self._inspector.read(job, item, plan, field="text", num_tokens=num_tokens)
+            maps = await job.read(item, field="text", num_tokens=num_tokens)
         return InspectedTranslation(
             tokens=await inspected_tokens(self._tokenizer, source),
             target_tokens=target_tokens,
