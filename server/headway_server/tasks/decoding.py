@@ -13,7 +13,7 @@ import numpy as np
 import structlog
 
 from headway_server.batching.settings import BatchingSettings
-from headway_server.bundles import ENCODER_DECODER_TASKS, TOKENIZER_FILE, Bundle, Precision, Variant
+from headway_server.bundles import ENCODER_DECODER_TASKS, TOKENIZER_FILE, Bundle, Precision, Variant, demanded
 from headway_server.decoding.core.engine import Engine
 from headway_server.decoding.core.lanes import FEWEST_SLOTS, Lanes
 from headway_server.decoding.interfaces import Decoder, DraftVerifier, Encoder, EncoderInput
@@ -85,13 +85,11 @@ class DecodingModel(ServedModel):
             BundleError: The tokenizer, a special token or a default does not fit the model.
         """
         manifest = bundle.manifest
-        assert manifest.limits.max_input_tokens is not None, "the manifest's validator demands it"
-        assert manifest.special_tokens is not None, "the manifest's validator demands it"
         decoder = parts.decoders[0]
         _check_fits(bundle, parts.tokenizer.largest_id, decoder.vocab_size)
         super().__init__(bundle, parts.precision, parts.device)
         self.limits = DecodingLimits(
-            max_input_tokens=manifest.limits.max_input_tokens,
+            max_input_tokens=demanded(manifest.limits.max_input_tokens),
             max_total_tokens=decoder.max_length,
             vocab_size=decoder.vocab_size,
         )
@@ -101,8 +99,9 @@ class DecodingModel(ServedModel):
         self._cores = parts.cores
         self._num_lanes = len(parts.decoders)
         assert parts.verifier is None or self._num_lanes == 1, "drafts are verified in the slots of one lane"
-        self._eos_id = manifest.special_tokens.eos
-        self._more_eos_ids = frozenset(manifest.special_tokens.more_eos)
+        special_tokens = demanded(manifest.special_tokens)
+        self._eos_id = special_tokens.eos
+        self._more_eos_ids = frozenset(special_tokens.more_eos)
         self._capacity = sum(decoder.num_slots for decoder in parts.decoders) + parts.settings.max_waiting
         self._lanes = Lanes(
             [
@@ -182,10 +181,8 @@ class DecodingModel(ServedModel):
             decoder.prefill(0, largest, 0)
             decoder.decode(largest, np.ones(1, np.int64))
             return
-        special_tokens = self.bundle.manifest.special_tokens
-        assert special_tokens is not None, "the manifest's validator demands it"
         decoder.set_sources(encoder.encode([self._blank()]))
-        for token_ids in (np.array([special_tokens.bos]), largest):
+        for token_ids in (np.array([demanded(self.bundle.manifest.special_tokens).bos]), largest):
             decoder.decode(token_ids, np.zeros(1, np.int64))
         decoder.set_sources([])
 
@@ -333,8 +330,7 @@ def _check_fits(bundle: Bundle, largest_id: int, vocab_size: int) -> None:
             f"{bundle.path}: the tokenizer's largest id is {largest_id}, {holds}; "
             "export it again with its own tokenizer"
         )
-    special_tokens = bundle.manifest.special_tokens
-    assert special_tokens is not None, "the manifest's validator demands it"
+    special_tokens = demanded(bundle.manifest.special_tokens)
     named = {
         "special_tokens.bos": (special_tokens.bos,),
         "special_tokens.eos": (special_tokens.eos,),

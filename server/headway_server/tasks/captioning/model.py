@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from headway_server.batching.settings import MAX_IMAGES
-from headway_server.bundles import Bundle, ImagePreprocessing, Languages, PatchGrid
+from headway_server.bundles import Bundle, ImagePreprocessing, Languages, PatchGrid, demanded
 from headway_server.decoding.interfaces import EncoderInput
 from headway_server.decoding.sequence import Delta
 from headway_server.errors import InvalidInputError
@@ -95,10 +95,10 @@ class CaptioningModel(WritingModel):
         """Makes a model of its parts; errors are those of `WritingModel`, and of `ImagePreprocessor`."""
         super().__init__(bundle, parts)
         manifest = bundle.manifest
-        assert manifest.image_preprocessing is not None, "the manifest's validator demands it"
-        assert manifest.patches is not None, "the manifest's validator demands it"
         assert parts.image_limits is not None, "`load` gives them"
-        self._reader = ImageReader(manifest.image_preprocessing, parts.image_limits, manifest.patches)
+        self._reader = ImageReader(
+            demanded(manifest.image_preprocessing), parts.image_limits, demanded(manifest.patches)
+        )
 
     def _blank(self) -> EncoderInput:
         """See `DecodingModel`."""

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from headway_server.bundles import CHAT_TEMPLATE_FILE, TOKENIZER_FILE, Bundle
+from headway_server.bundles import CHAT_TEMPLATE_FILE, TOKENIZER_FILE, Bundle, demanded
 from headway_server.decoding.constraints import (
     CompiledConstraint,
     ConstraintCompiler,
@@ -455,9 +455,8 @@ def _load_chat_template(bundle: Bundle) -> ChatTemplate | None:
     manifest = bundle.manifest
     if CHAT_TEMPLATE_FILE not in manifest.files:
         return None
-    assert manifest.special_tokens is not None, "the manifest's validator demands it"
     return ChatTemplate.load(
         bundle.file(CHAT_TEMPLATE_FILE),
         tokenizer_file=bundle.file(TOKENIZER_FILE),
-        special_tokens=manifest.special_tokens,
+        special_tokens=demanded(manifest.special_tokens),
     )

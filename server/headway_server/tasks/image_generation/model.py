@@ -19,7 +19,7 @@ import structlog
 
 from headway_server.batching import Batcher, BatchGraph, Tensors
 from headway_server.batching.batcher import BatchedResults
-from headway_server.bundles import TOKENIZER_FILE, Bundle, Precision
+from headway_server.bundles import TOKENIZER_FILE, Bundle, Precision, demanded
 from headway_server.diffusion import (
     DenoisingEngine,
     Drawing,
@@ -127,7 +127,7 @@ class ImageGenerationModel(ServedModel):
             self._prompts = TextPrompts(
                 TextTokenizer.load(bundle.path / TOKENIZER_FILE),
                 readers[0],
-                max_tokens=_max_tokens(bundle),
+                max_tokens=demanded(manifest.limits.max_input_tokens),
                 pad_id=_pad_id(bundle),
                 max_bytes=settings.max_text_bytes,
             )
@@ -150,8 +150,8 @@ class ImageGenerationModel(ServedModel):
             RuntimeUnavailableError: The bundle has no such variant.
         """
         manifest = bundle.manifest
-        assert manifest.image_preprocessing is not None, "the manifest's validator demands it"
-        size = (3, manifest.image_preprocessing.height, manifest.image_preprocessing.width)
+        sizes = demanded(manifest.image_preprocessing)
+        size = (3, sizes.height, sizes.width)
         precision, variant = runtime.choose_variant(manifest, settings.precision)
         denoiser, decoder, encoder = (
             BatchGraph(runtime.open(bundle, graph))
@@ -164,13 +164,16 @@ class ImageGenerationModel(ServedModel):
         text_encoder = None
         if "text_encoder" in variant.graphs:
             text_encoder = BatchGraph(runtime.open(bundle, variant.graphs["text_encoder"]))
-            text, states = text_row((), _max_tokens(bundle), _pad_id(bundle)), text_states_shape(text_encoder)
+            text, states = (
+                text_row((), demanded(manifest.limits.max_input_tokens), _pad_id(bundle)),
+                text_states_shape(text_encoder),
+            )
             max_padding[text_encoder] = text_encoder.warm_up(text, 1, {TEXT: states})
             row |= {TEXT: np.zeros(states, np.float32), TEXT_MASK: text[ATTENTION_MASK]}
         return cls(
             bundle,
             precision,
-            ImagePreprocessor(manifest.image_preprocessing, settings.image_limits),
+            ImagePreprocessor(sizes, settings.image_limits),
             settings,
             denoiser=denoiser,
             decoder=decoder,
@@ -298,9 +301,8 @@ class ImageGenerationModel(ServedModel):
     @property
     def size(self) -> tuple[int, int]:
         """Width and height of what it draws, in pixels."""
-        preprocessing = self.bundle.manifest.image_preprocessing
-        assert preprocessing is not None, "the manifest's validator demands it"
-        return preprocessing.width, preprocessing.height
+        sizes = demanded(self.bundle.manifest.image_preprocessing)
+        return sizes.width, sizes.height
 
     async def _decode(self, job: DrawingJob, latents: Sequence[Latent], edit: Edit | None) -> BatchedResults[bytes]:
         """Makes PNG files of latents, off the event loop."""
@@ -346,12 +348,6 @@ def _latent_shape(denoiser: BatchGraph) -> tuple[int, ...]:
             f"{graph.file}: latents of {shape}; they are of (channels, side, side): export the model again"
         )
     return sizes
-
-
-def _max_tokens(bundle: Bundle) -> int:
-    limit = bundle.manifest.limits.max_input_tokens
-    assert limit is not None, "the manifest's validator demands it"
-    return limit
 
 
 def _pad_id(bundle: Bundle) -> int:

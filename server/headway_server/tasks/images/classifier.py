@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway_server.batching import BatchGraph, Tensors
-from headway_server.bundles import Bundle, ClassificationScheme, PatchGrid
+from headway_server.bundles import Bundle, ClassificationScheme, PatchGrid, demanded
 from headway_server.observers import NO_OBSERVER, Observer
 from headway_server.preprocessing import ImagePreprocessor, PreparedImage
 from headway_server.runtime import Runtime
@@ -85,11 +85,11 @@ class ImageClassifier(ImageModel):
             RuntimeUnavailableError: The bundle has no such variant.
         """
         manifest = bundle.manifest
-        assert manifest.image_preprocessing is not None, "the manifest's validator demands it"
-        preprocessor = ImagePreprocessor(manifest.image_preprocessing, settings.image_limits)
+        sizes = demanded(manifest.image_preprocessing)
+        preprocessor = ImagePreprocessor(sizes, settings.image_limits)
         precision, variant = runtime.choose_variant(manifest, settings.precision)
         graph = BatchGraph(runtime.open(bundle, variant.graphs["model"]), postprocess=logits_postprocess(manifest))
-        blank = np.zeros((3, manifest.image_preprocessing.height, manifest.image_preprocessing.width), np.float32)
+        blank = np.zeros((3, sizes.height, sizes.width), np.float32)
         max_padding = graph.warm_up({"pixel_values": blank}, 1, expected_outputs(manifest))
         inspector = Inspector(bundle, precision, runtime, max_mib=settings.max_attention_mib, observer=observer)
         return cls(
@@ -216,8 +216,7 @@ class ImageClassifier(ImageModel):
                 [prepared] = await self._preprocessor.prepare_batch([data], fields=[field])
             item = {"pixel_values": prepared.pixel_values}
             maps = await job.read(item, field="image", num_tokens=0)
-        grid = self.bundle.manifest.patches
-        assert grid is not None, "the manifest's validator demands it"
+        grid = demanded(self.bundle.manifest.patches)
         return InspectedImage(
             boxes=_boxes_of(grid, prepared),
             grid=grid,

@@ -19,7 +19,7 @@ import structlog
 from numpy.typing import NDArray
 
 from headway_server.batching import Batcher, BatchGraph, Tensors
-from headway_server.bundles import Bundle, Precision
+from headway_server.bundles import Bundle, Precision, demanded
 from headway_server.errors import BundleError, InvalidInputError
 from headway_server.observers import NO_OBSERVER, ModelId, Observer
 from headway_server.preprocessing import ImagePreprocessor
@@ -263,8 +263,8 @@ class SegmentationModel(ImageModel):
             inspector=inspector,
         )
         manifest = bundle.manifest
-        assert manifest.image_preprocessing is not None, "the manifest's validator demands it"
-        self._model_size = manifest.image_preprocessing.width, manifest.image_preprocessing.height
+        sizes = demanded(manifest.image_preprocessing)
+        self._model_size = sizes.width, sizes.height
         budget = settings.batching.batch_prompts(self.device)
         self._decoder = Batcher(
             decoder,
@@ -310,15 +310,15 @@ class SegmentationModel(ImageModel):
             RuntimeUnavailableError: The bundle has no such variant.
         """
         manifest = bundle.manifest
-        assert manifest.image_preprocessing is not None, "the manifest's validator demands it"
-        preprocessor = ImagePreprocessor(manifest.image_preprocessing, settings.image_limits)
+        sizes = demanded(manifest.image_preprocessing)
+        preprocessor = ImagePreprocessor(sizes, settings.image_limits)
         precision, variant = runtime.choose_variant(manifest, settings.precision)
         try:
             decoder = PromptGraph(runtime.open(bundle, variant.graphs["decoder"]))
         except KeyError as error:
             raise BundleError(f"{manifest.name}: its decoder has no tensor {error}; export the model again") from error
         encoder = BatchGraph(runtime.open(bundle, variant.graphs["encoder"]))
-        blank = np.zeros((3, manifest.image_preprocessing.height, manifest.image_preprocessing.width), np.float32)
+        blank = np.zeros((3, sizes.height, sizes.width), np.float32)
         return cls(
             bundle,
             precision,

@@ -17,7 +17,7 @@ from typing import Final
 
 import numpy as np
 
-from headway_server.bundles import Bundle, Languages, SpeechTokens
+from headway_server.bundles import Bundle, Languages, SpeechTokens, demanded
 from headway_server.decoding.beam_search.rules import RuleConstraint
 from headway_server.decoding.interfaces import EncodedSource, EncoderInput
 from headway_server.decoding.output.text import Detokenizer
@@ -206,14 +206,11 @@ class SpeechModel(DecodingModel):
         """
         super().__init__(bundle, parts)
         manifest = bundle.manifest
-        assert manifest.audio_preprocessing is not None, "the manifest's validator demands it"
-        assert manifest.special_tokens is not None, "the manifest's validator demands it"
-        assert manifest.special_tokens.bos is not None, "the manifest's validator demands it"
-        assert manifest.special_tokens.eos is not None, "the manifest's validator demands it"
         assert parts.audio_limits is not None, "`load` gives them"
-        self._bos_id, self._end_id = manifest.special_tokens.bos, manifest.special_tokens.eos
+        special_tokens = demanded(manifest.special_tokens)
+        self._bos_id, self._end_id = demanded(special_tokens.bos), demanded(special_tokens.eos)
         self._tokens = manifest.speech or SpeechTokens()
-        self._audio = manifest.audio_preprocessing
+        self._audio = demanded(manifest.audio_preprocessing)
         self._reader = AudioReader(
             self._audio,
             parts.audio_limits,

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway_server.batching.batcher import ItemTimes
-from headway_server.bundles import VOICES_FILE, Bundle
+from headway_server.bundles import VOICES_FILE, Bundle, demanded
 from headway_server.decoding.output.frames import FrameAssembly
 from headway_server.decoding.sequence import FinishReason, Sequence, SequenceResult
 from headway_server.errors import BundleError, InvalidInputError
@@ -91,9 +91,7 @@ class SynthesisModel(DecodingModel):
             RuntimeUnavailableError: The library that writes audio is not installed.
         """
         super().__init__(bundle, parts)
-        codec = bundle.manifest.codec
-        assert codec is not None, "the manifest's validator demands it"
-        assert self._eos_id is not None, "the manifest's validator demands it"
+        codec = demanded(bundle.manifest.codec)
         if codec.first_code + codec.num_codes > self.limits.vocab_size:
             raise BundleError(
                 f"{bundle.path}: codec has {codec.num_codes} codes from token {codec.first_code} on, and the model "
@@ -109,7 +107,7 @@ class SynthesisModel(DecodingModel):
                 f"{self.limits.max_input_tokens}, which leaves none for a text; export the model again"
             )
         self._max_frames = (self.limits.max_total_tokens - self.limits.max_input_tokens) // codec.num_books
-        self._masks = FrameMasks(codec, vocab_size=self.limits.vocab_size, end_id=self._eos_id)
+        self._masks = FrameMasks(codec, vocab_size=self.limits.vocab_size, end_id=demanded(self._eos_id))
         self._writer = AudioWriter(codec.sampling_rate)
         self._waveforms: WaveformDecoder | None = None
 
@@ -262,8 +260,7 @@ def _load_voices(bundle: Bundle) -> dict[str, NDArray[np.int64]]:
         BundleError: The file does not hold them, or a code is none of the codec's.
     """
     manifest, file = bundle.manifest, bundle.file(VOICES_FILE)
-    codec = manifest.codec
-    assert codec is not None, "the manifest's validator demands it"
+    codec = demanded(manifest.codec)
     offsets = codec.first_code + np.arange(codec.num_books) * codec.codebook_size
     voices: dict[str, NDArray[np.int64]] = {}
     try:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from headway_server.batching import BatchGraph, Postprocess, Tensors
 from headway_server.batching.settings import MAX_TEXTS
-from headway_server.bundles import TOKENIZER_FILE, Bundle, Manifest, Precision, SpecialTokens
+from headway_server.bundles import TOKENIZER_FILE, Bundle, Manifest, Precision, SpecialTokens, demanded
 from headway_server.errors import InvalidInputError
 from headway_server.observers import NO_OBSERVER, ModelUsage, Observer
 from headway_server.preprocessing import EncodedText, TextTokenizer
@@ -145,8 +145,7 @@ class TextModel(StatelessModel):
             observer=observer,
             inspector=inspector,
         )
-        assert bundle.manifest.limits.max_input_tokens is not None, "the manifest's validator demands it"
-        self.max_input_tokens: int = bundle.manifest.limits.max_input_tokens
+        self.max_input_tokens = demanded(bundle.manifest.limits.max_input_tokens)
         self._max_text_bytes = settings.max_text_bytes
         self._tokenizer = tokenizer
         self._has_types = _TYPES in graph.input_names

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Elements
 
 import numpy as np
 
-from headway_server.bundles import Languages
+from headway_server.bundles import Languages, demanded
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing import EncodedText, SplitText, split_sentences
 from headway_server.preprocessing.pool import text_pool
@@ -89,18 +89,13 @@ class TranslationModel(TextToTextModel):
             timings=job.timings,
         )
 
-    def _languages(self) -> Languages:
-        languages = self.bundle.manifest.languages
-        assert languages is not None, "the manifest's validator demands it"
-        return languages
-
     def _start(self, request: TextToTextRequest) -> tuple[Tokens, Tokens]:
         """See `TextToTextModel`; languages are told by tokens.
 
         Raises:
             InvalidInputError: The model does not have a language, or none of several is named.
         """
-        languages = self._languages()
+        languages = demanded(self.bundle.manifest.languages)
         source = self._language("source_language", request.source_language, languages.sources)
         target = self._language("target_language", request.target_language, languages.targets)
         prefix = (languages.target_marks.get(target), languages.source_tokens.get(source))
@@ -127,7 +122,7 @@ class TranslationModel(TextToTextModel):
 
     async def _split(self, texts: Elements[str], source_language: str) -> list[SplitText]:
         """Splits texts into sentences, off the event loop; stops at more than could be admitted."""
-        language = self._language("source_language", source_language, self._languages().sources)
+        language = self._language("source_language", source_language, demanded(self.bundle.manifest.languages).sources)
         loop = asyncio.get_running_loop()
         splits: list[SplitText] = []
         num_sentences = 0
