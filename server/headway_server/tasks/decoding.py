@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from collections.abc import Sequence as Elements
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import structlog
@@ -77,6 +77,8 @@ class DecodingModel(ServedModel):
     _field = "texts"
     _held_noun = "tokens"
     """What is made of inputs and held until a call is answered, for messages."""
+    _blank: Callable[[], EncoderInput]
+    """Returns an input that the encoder, if there is one, is tried with."""
 
     def __init__(self, bundle: Bundle, parts: ModelParts) -> None:
         """Makes a model of its parts.
@@ -170,10 +172,6 @@ class DecodingModel(ServedModel):
         """The largest token that a call may bring."""
         return self._tokenizer.largest_id
 
-    def _blank(self) -> EncoderInput:
-        """Returns an input that the encoder, if there is one, is tried with."""
-        raise NotImplementedError
-
     def _run_once(self, decoder: Decoder, encoder: Encoder | None) -> None:
         """Runs each kind of step with the largest token, which a graph with too small an embedding refuses."""
         largest = np.array([self._largest_id])
@@ -231,13 +229,8 @@ class DecodingModel(ServedModel):
         )
 
 
-class DecodingJob(Job):
+class DecodingJob(Job[Lanes]):
     """A call whose sequences are decoded, each by all its beams."""
-
-    def __init__(self, lanes: Lanes, *admissions: Admission, **options: Any) -> None:
-        """Takes what runs the sequences; the rest is as in `Job`."""
-        super().__init__(*admissions, **options)
-        self._lanes = lanes
 
     async def run(self, sequences: list[Sequence], *, are_last: bool = False) -> list[SequenceResult]:
         """Runs sequences; errors are those of `Lanes.run`, and of `Job.hold`.
@@ -247,12 +240,12 @@ class DecodingJob(Job):
             are_last: True gives the place of each back when it ends: no other input of the call takes it.
         """
         with self._decoding(sequences, are_last=are_last):
-            return await self._lanes.run(sequences)
+            return await self._engine.run(sequences)
 
     async def stream(self, sequences: list[Sequence], *, are_last: bool = False) -> AsyncGenerator[Delta, None]:
         """Runs sequences as `run` does and yields their deltas; at most one of each waits to be read."""
         with self._decoding(sequences, are_last=are_last):
-            streams = [self._lanes.stream(sequence) for sequence in sequences]
+            streams = [self._engine.stream(sequence) for sequence in sequences]
             async with aclosing(streams[0] if len(streams) == 1 else _merged(streams)) as deltas:
                 async for delta in deltas:
                     yield delta

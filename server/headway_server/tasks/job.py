@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from headway_server.batching import BatchedResults, Batcher, Tensors
 from headway_server.batching.batcher import Reader
@@ -24,14 +24,16 @@ from headway_server.serving.answers import Answer, CallTimings, Timed
 from headway_server.serving.calls import counted_tokens, current_caller
 from headway_server.serving.permits import Admission, Permit
 
+Engine = TypeVar("Engine")
 Result = TypeVar("Result")
 
 
-class Job:
+class Job(Generic[Engine]):
     """One call. A context manager, which belongs to the event loop."""
 
     def __init__(
         self,
+        engine: Engine,
         admission: Admission,
         memory: Admission,
         *,
@@ -43,6 +45,7 @@ class Job:
         """Describes a call that asks for its permit when the context is entered.
 
         Args:
+            engine: What runs it, for jobs of a kind.
             admission: Of the model, which counts inputs.
             memory: Of the model, which counts bytes; a job is one of its inputs, since one alone may have any size.
             count: Inputs of the call.
@@ -53,6 +56,7 @@ class Job:
         self.deadline = deadline
         self.caller = current_caller()
         """Who makes the call; see `current_caller`."""
+        self._engine = engine
         self._admission = admission
         self._memory = memory
         self._count = count

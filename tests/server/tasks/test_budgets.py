@@ -104,7 +104,7 @@ async def draw(work):
     prompts = TextPrompts(tokenizer, SimpleNamespace(submit=encode), max_tokens=9, pad_id=0, max_bytes=99)
     read = [await prompts.read("prompt", text) for text in ("a cat", "a dog")]
     admissions = [Admission(limit=1, noun="images", owner="model")] * 2
-    with Job(*admissions, count=0, work=1.0, num_bytes=0, deadline=None) as job:
+    with Job(None, *admissions, count=0, work=1.0, num_bytes=0, deadline=None) as job:
         assert len(await prompts.conditions(read, job)) == 2
     return SimpleNamespace(close=lambda: None)
 

@@ -338,8 +338,8 @@ async def test_a_stream_whose_reader_goes_gives_everything_back(name, served):
 async def test_a_job_counts_what_it_and_its_runs_hold_and_refuses_what_leaves_no_room():
     inputs, memory = (Admission(limit=4, noun="inputs", owner="model", max_bytes=100) for _ in range(2))
 
-    def begin(num_bytes: int) -> Job:
-        return Job(inputs, memory, count=2, work=1.0, num_bytes=num_bytes, deadline=None)
+    def begin(num_bytes: int) -> Job[None]:
+        return Job(None, inputs, memory, count=2, work=1.0, num_bytes=num_bytes, deadline=None)
 
     with begin(0) as job:
         assert (inputs.num_admitted, memory.num_admitted) == (2, 0), "a job without bytes is in nobody's way"
@@ -364,7 +364,7 @@ async def test_a_job_counts_what_it_and_its_runs_hold_and_refuses_what_leaves_no
 async def test_a_job_gives_the_place_of_an_input_back_when_its_last_run_ends():
     inputs, memory = (Admission(limit=4, noun="inputs", owner="model") for _ in range(2))
     ends = [asyncio.get_running_loop().create_future() for _ in range(2)]
-    with Job(inputs, memory, count=2, work=1.0, num_bytes=0, deadline=None) as job:
+    with Job(None, inputs, memory, count=2, work=1.0, num_bytes=0, deadline=None) as job:
         with job._running(num_bytes=0, num_read=0, ends=ends):
             ends[0].set_result(None)
             await until(lambda: inputs.num_admitted == 1)

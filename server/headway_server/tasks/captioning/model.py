@@ -80,9 +80,6 @@ class ImageReader:
         (left, top), (right, bottom) = image.transform.to_image([[0, 0], [width, height]]).tolist()
         return left, top, right, bottom
 
-    def __repr__(self) -> str:
-        return f"ImageReader({self._size[0]} x {self._size[1]} pixels)"
-
 
 class CaptioningModel(WritingModel):
     """Writes a caption for each image, in one language or another."""
@@ -99,10 +96,7 @@ class CaptioningModel(WritingModel):
         self._reader = ImageReader(
             demanded(manifest.image_preprocessing), parts.image_limits, demanded(manifest.patches)
         )
-
-    def _blank(self) -> EncoderInput:
-        """See `DecodingModel`."""
-        return self._reader.blank()
+        self._blank = self._reader.blank
 
     async def caption(
         self, images: Elements[bytes] | Elements[SentImage], *, request: TextToTextRequest

@@ -12,7 +12,7 @@ import math
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import numpy as np
 import structlog
@@ -315,13 +315,8 @@ class ImageGenerationModel(ServedModel):
         return await job.batch(self._decoder, items, outputs=(PIXELS,), num_bytes=0, num_read=0, read=read)
 
 
-class DrawingJob(Job):
+class DrawingJob(Job[DenoisingEngine]):
     """A call whose images are drawn."""
-
-    def __init__(self, engine: DenoisingEngine, *admissions: Admission, **options: Any) -> None:
-        """Takes what runs the drawings; the rest is as in `Job`."""
-        super().__init__(*admissions, **options)
-        self._engine = engine
 
     async def run(self, drawings: Sequence[Drawing]) -> list[Latent]:
         """Returns the latents of drawings, which the job holds already; errors are those of `DenoisingEngine.run`."""

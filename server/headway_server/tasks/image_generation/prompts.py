@@ -6,7 +6,7 @@ T is the number of tokens that every text is padded to, D the width of their sta
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 
@@ -37,7 +37,7 @@ class Prompts(Protocol):
         """
         ...
 
-    async def conditions(self, prompts: Sequence[Prompt], job: Job) -> list[Condition]:
+    async def conditions(self, prompts: Sequence[Prompt], job: Job[Any]) -> list[Condition]:
         """Returns the denoiser's row of each prompt of a call; errors are those of `Job.batch`."""
         ...
 
@@ -59,7 +59,7 @@ class LabelPrompts:
             raise InvalidInputError(field, f"is {text[:_MOST_SHOWN]!r}; this model draws {shown}: name one of these")
         return self._folded.index(text.casefold())
 
-    async def conditions(self, prompts: Sequence[Prompt], job: Job) -> list[Condition]:  # noqa: ARG002 (nothing is waited for)
+    async def conditions(self, prompts: Sequence[Prompt], job: Job[Any]) -> list[Condition]:  # noqa: ARG002 (nothing is waited for)
         """Returns the numbers as they are."""
         return [{LABEL: np.array(prompt, np.int64)} for prompt in prompts]
 
@@ -99,7 +99,7 @@ class TextPrompts:
             )
         return tuple(encoded.input_ids.tolist())
 
-    async def conditions(self, prompts: Sequence[Prompt], job: Job) -> list[Condition]:
+    async def conditions(self, prompts: Sequence[Prompt], job: Job[Any]) -> list[Condition]:
         """Runs the text encoder."""
         rows = [text_row(prompt, self._max_tokens, self._pad_id) for prompt in prompts if isinstance(prompt, tuple)]
         encoded: BatchedResults[Tensors] = await job.batch(

@@ -12,7 +12,7 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import structlog
@@ -111,7 +111,9 @@ class Inspector:
             NoAttentionError: The bundle has no such graph.
         """
         plan = AttentionPlan(request, self._known_graph())
-        return Inspection(self, plan, self._waiting, self._held, count=1, work=1.0, num_bytes=0, deadline=deadline)
+        job = Inspection(self, self._waiting, self._held, count=1, work=1.0, num_bytes=0, deadline=deadline)
+        job.plan = plan
+        return job
 
     def close(self) -> bool:
         """Ends the threads; what waits fails. May be called from any thread. True if they have ended."""
@@ -192,14 +194,11 @@ class Inspector:
         return f"Inspector({self._name}, {state}, {self._held!r})"
 
 
-class Inspection(Job):
+class Inspection(Job["Inspector"]):
     """A call that is shown attention weights."""
 
-    def __init__(self, inspector: Inspector, plan: AttentionPlan, *admissions: Admission, **options: Any) -> None:
-        """Takes what computes the weights and which are wanted; the rest is as in `Job`."""
-        super().__init__(*admissions, **options)
-        self._inspector = inspector
-        self._plan = plan
+    plan: AttentionPlan
+    """Which are wanted."""
 
     async def read(self, item: Tensors, *, field: str, num_tokens: int) -> Maps:
         """Computes the maps of one input.
@@ -214,14 +213,14 @@ class Inspection(Job):
                 draining.
             ModelRunError: The graph does not run.
         """
-        self.hold(self._inspector.check_size(item, self._plan, field) + sum(tensor.nbytes for tensor in item.values()))
+        self.hold(self._engine.check_size(item, self.plan, field) + sum(tensor.nbytes for tensor in item.values()))
         batched = await self.batch(
-            await self._inspector.open(),
+            await self._engine.open(),
             [item],
-            outputs=self._plan.outputs,
+            outputs=self.plan.outputs,
             num_bytes=0,
             num_read=num_tokens,
-            read=lambda row, _: self._plan.read(row),
+            read=lambda row, _: self.plan.read(row),
         )
         self.note(batched.runs)
         return batched.results[0]

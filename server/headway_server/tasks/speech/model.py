@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterator
 from collections.abc import Sequence as Elements
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
@@ -136,8 +136,6 @@ class _Call:
     plan: TextToTextPlan
     language: str
     """Empty: to be detected, where the model has names for languages."""
-    prompt_ids: tuple[int, ...] = ()
-    """Once it is read."""
     is_stream: bool = False
 
 
@@ -172,9 +170,13 @@ class _Shown:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Progress:
+class _Hearing:
     """How far an audio was heard."""
 
+    call: _Call
+    audio: PreparedAudio
+    prompt_ids: tuple[int, ...]
+    """Tokens of the prompt."""
     previous: list[int]
     """Tokens that the next window may read: of the prompt, and of the windows so far."""
     seed: int
@@ -217,12 +219,9 @@ class SpeechModel(DecodingModel):
             num_positions=self.limits.max_input_tokens,
             max_bytes=parts.max_held_bytes,
         )
+        self._blank = self._reader.blank
         self._frames_a_step = round(self._tokens.timestamp_s * self._audio.sampling_rate / self._audio.hop_length)
         self._frame_s = self._audio.hop_length / self._audio.sampling_rate
-
-    def _blank(self) -> EncoderInput:
-        """See `DecodingModel`."""
-        return self._reader.blank()
 
     async def transcribe(self, audios: Elements[bytes], *, request: SpeechRequest) -> Answer[Transcript]:
         """Writes what is said in each audio; in all of them, or in none.
@@ -237,16 +236,10 @@ class SpeechModel(DecodingModel):
         """
         check_count("audios", len(audios), MAX_AUDIOS)
         call = self._call(request, len(audios))
-        num_tokens = call.plan.num_tokens
-        with self._begin(len(audios), num_tokens=num_tokens, num_bytes=0, deadline=request.deadline) as job:
-            with job.preparing():
-                call = replace(call, prompt_ids=await self._prompt(request.prompt))
-                prepared: list[PreparedAudio] = []
-                for number, data in enumerate(audios):
-                    prepared.append(await self._reader.decode(data, f"audios[{number}]"))
-                    job.hold(self._reader.num_bytes(prepared))
-                self._check_hypotheses(call, prepared)
-            return job.answer(await gather(self._hear_whole(job, call, audio) for audio in prepared))
+        names = [f"audios[{number}]" for number in range(len(audios))]
+        with self._begin(len(audios), num_tokens=call.plan.num_tokens, num_bytes=0, deadline=request.deadline) as job:
+            heard = await self._prepare(job, call, audios, names)
+            return job.answer(await gather(self._hear_whole(job, one) for one in heard))
 
     async def stream(
         self, audio: bytes, *, name: str, request: SpeechRequest
@@ -259,11 +252,8 @@ class SpeechModel(DecodingModel):
         """
         call = self._call(request, 1, is_stream=True)
         with self._begin(1, num_tokens=call.plan.num_tokens, num_bytes=0, deadline=request.deadline) as job:
-            with job.preparing():
-                call = replace(call, prompt_ids=await self._prompt(request.prompt))
-                prepared = await self._reader.decode(audio, name)
-                job.hold(self._reader.num_bytes([prepared]))
-            async with aclosing(self._hear(job, call, prepared)) as parts:
+            [heard] = await self._prepare(job, call, [audio], [name])
+            async with aclosing(self._hear(job, heard)) as parts:
                 async for part in parts:
                     yield part if isinstance(part, SpeechDelta) else job.answer([part])
 
@@ -364,59 +354,71 @@ class SpeechModel(DecodingModel):
 
     # Window by window
 
-    async def _hear_whole(self, job: DecodingJob, call: _Call, audio: PreparedAudio) -> Transcript:
-        async with aclosing(self._hear(job, call, audio)) as parts:
-            async for part in parts:
-                if isinstance(part, Transcript):
-                    return part
-        raise AssertionError("the last part is the transcript")
+    async def _prepare(
+        self, job: DecodingJob, call: _Call, audios: Elements[bytes], names: Elements[str]
+    ) -> list[_Hearing]:
+        """Decodes audios, which the request calls by `names`, and reads the prompt that comes before each."""
+        with job.preparing():
+            prompt_ids = await self._prompt(call.request.prompt)
+            prepared: list[PreparedAudio] = []
+            for data, name in zip(audios, names, strict=True):
+                prepared.append(await self._reader.decode(data, name))
+                job.hold(self._reader.num_bytes(prepared))
+            self._check_hypotheses(call, prepared)
+        seeds = [call.plan.draw_seed() for _ in prepared]
+        return [
+            _Hearing(call=call, audio=audio, prompt_ids=prompt_ids, previous=list(prompt_ids), seed=seed)
+            for audio, seed in zip(prepared, seeds, strict=True)
+        ]
 
-    async def _hear(
-        self, job: DecodingJob, call: _Call, audio: PreparedAudio
-    ) -> AsyncGenerator[SpeechDelta | Transcript, None]:
+    async def _hear_whole(self, job: DecodingJob, heard: _Hearing) -> Transcript:
+        parts = [part async for part in self._hear(job, heard)]
+        return next(part for part in parts if isinstance(part, Transcript))
+
+    async def _hear(self, job: DecodingJob, heard: _Hearing) -> AsyncGenerator[SpeechDelta | Transcript, None]:
         """Hears an audio window by window; yields what appears, of a stream, and last the transcript."""
+        call, audio = heard.call, heard.audio
         with job.preparing():
             features = await self._reader.features(audio)  # (M, F)
         width, num_frames = self._audio.num_frames, self._reader.num_frames(audio)
         is_long = self._reader.is_long(audio)
         has_times = self._tokens.first_timestamp is not None and (call.request.timestamps or is_long)
-        progress = _Progress(previous=list(call.prompt_ids), seed=call.plan.draw_seed())
         start = 0
         while start < num_frames:
             window = _Window(start=start, num_frames=min(width, num_frames - start), has_times=has_times)
             source = self._reader.window(features, start)
-            async with aclosing(self._hear_window(job, call, progress, window, source)) as deltas:
+            async with aclosing(self._hear_window(job, heard, window, source)) as deltas:
                 async for delta in deltas:
                     yield delta
-            num_before = len(progress.segments)
-            start += self._keep(progress, window)
+            num_before = len(heard.segments)
+            start += self._keep(heard, window)
             if call.is_stream and has_times:
-                new = tuple(progress.segments[num_before:])
-                text = progress.shown.push("".join(segment.text for segment in new))
-                yield SpeechDelta(text=text, num_new_tokens=progress.num_new_tokens, segments=new)
+                new = tuple(heard.segments[num_before:])
+                text = heard.shown.push("".join(segment.text for segment in new))
+                yield SpeechDelta(text=text, num_new_tokens=heard.num_new_tokens, segments=new)
             if call.plan.num_hypotheses > 1:
                 break
-        yield self._transcript(call, audio, progress)
+        yield self._transcript(heard)
 
     async def _hear_window(
-        self, job: DecodingJob, call: _Call, progress: _Progress, window: _Window, source: EncoderInput
+        self, job: DecodingJob, heard: _Hearing, window: _Window, source: EncoderInput
     ) -> AsyncGenerator[SpeechDelta, None]:
         """Has a window heard and keeps its result; yields deltas of a stream whose segments have no times."""
         encoded: EncodedSource | None = None
-        if not call.language and self.bundle.manifest.languages is not None and not progress.languages:
-            encoded = await self._detect(job, progress, source)
-        sequence = self._sequence(call, progress, window, source, encoded)
-        if call.is_stream and not window.has_times:
-            detokenizer, num_before = Detokenizer(self._tokenizer.decoder()), progress.num_new_tokens
+        if not heard.call.language and self.bundle.manifest.languages is not None and not heard.languages:
+            encoded = await self._detect(job, heard, source)
+        sequence = self._sequence(heard, window, source, encoded)
+        if heard.call.is_stream and not window.has_times:
+            detokenizer, num_before = Detokenizer(self._tokenizer.decoder()), heard.num_new_tokens
             async with aclosing(job.stream([sequence])) as deltas:
                 async for delta in deltas:
-                    text = progress.shown.push(detokenizer.push(self._words(delta.output)))
+                    text = heard.shown.push(detokenizer.push(self._words(delta.output)))
                     yield SpeechDelta(text=text, num_new_tokens=num_before + delta.num_new_tokens)
-            progress.results.append(sequence.reply.result.result())
+            heard.results.append(sequence.reply.result.result())
         else:
-            progress.results += await job.run([sequence])
+            heard.results += await job.run([sequence])
 
-    async def _detect(self, job: DecodingJob, progress: _Progress, source: EncoderInput) -> EncodedSource:
+    async def _detect(self, job: DecodingJob, heard: _Hearing, source: EncoderInput) -> EncodedSource:
         """Finds out which language is spoken; returns what the encoder made of the window."""
         languages = self.bundle.manifest.languages
         assert languages is not None, "the caller checks it"
@@ -434,20 +436,15 @@ class SpeechModel(DecodingModel):
         scores = np.array([log_probability for _, log_probability in result.tokens[0].top_tokens])
         weights = np.exp(scores - scores.max())
         found = zip(languages.targets, (weights / weights.sum()).tolist(), strict=True)
-        progress.languages = tuple(sorted(found, key=lambda pair: -pair[1]))
+        heard.languages = tuple(sorted(found, key=lambda pair: -pair[1]))
         encoded: EncodedSource = sequence.cross
         return encoded
 
     def _sequence(
-        self,
-        call: _Call,
-        progress: _Progress,
-        window: _Window,
-        source: EncoderInput,
-        encoded: EncodedSource | None,
+        self, heard: _Hearing, window: _Window, source: EncoderInput, encoded: EncodedSource | None
     ) -> Sequence:
         """Makes the sequence of a window; called on the event loop."""
-        start_ids = self._start(call, progress, has_times=window.has_times)
+        call, start_ids = heard.call, self._start(heard, has_times=window.has_times)
         most = min(call.plan.max_new_tokens, self.limits.max_total_tokens - len(start_ids))
         plan, manifest = call.plan, self.bundle.manifest
         search = plan.search if plan.search.beam_size > 1 else None
@@ -458,7 +455,7 @@ class SpeechModel(DecodingModel):
         return Sequence(
             prompt_ids=np.array(start_ids, np.int64),
             source=source,
-            parameters=plan.sampling_for(most, progress.seed, len(progress.results)),
+            parameters=plan.sampling_for(most, heard.seed, len(heard.results)),
             output=TokenAssembly(),
             eos_id=self._eos_id,
             deadline=call.request.deadline,
@@ -470,29 +467,30 @@ class SpeechModel(DecodingModel):
             encoded=encoded,
         )
 
-    def _start(self, call: _Call, progress: _Progress, *, has_times: bool) -> list[int]:
+    def _start(self, heard: _Hearing, *, has_times: bool) -> list[int]:
         """Returns what the decoder reads before it writes."""
+        call = heard.call
         tokens, languages = self._tokens, self.bundle.manifest.languages
-        previous = progress.previous if call.request.condition_on_previous else call.prompt_ids
+        previous = heard.previous if call.request.condition_on_previous else heard.prompt_ids
         start: list[int | None] = []
         if previous:
             start = [tokens.start_of_previous, *previous[-self._max_previous :]]
         start.append(self._bos_id)
         if languages is not None:
-            start.append(languages.target_tokens.get(call.language or progress.languages[0][0]))
+            start.append(languages.target_tokens.get(call.language or heard.languages[0][0]))
         start.append(tokens.translate if call.request.task is SpeechTask.TRANSLATE else tokens.transcribe)
         start.append(None if has_times else tokens.no_timestamps)
         return [token for token in start if token is not None]
 
-    def _keep(self, progress: _Progress, window: _Window) -> int:
+    def _keep(self, heard: _Hearing, window: _Window) -> int:
         """Keeps what the last window says; returns by how many frames the next one is later."""
-        result = progress.results[-1]
+        result = heard.results[-1]
         read = self._read(result.output, window)
-        progress.segments += self._segments(read, window, result.log_probability, result.num_new_tokens)
+        heard.segments += self._segments(read, window, result.log_probability, result.num_new_tokens)
         first = self._tokens.first_timestamp
         for part in read.segments:
             is_open = first is not None and len(part.token_ids) > 2 and part.token_ids[-2] >= first
-            progress.previous += part.token_ids[:-1] if is_open else part.token_ids
+            heard.previous += part.token_ids[:-1] if is_open else part.token_ids
         return window.num_frames if read.next_start is None else max(1, read.next_start * self._frames_a_step)
 
     def _read(self, tokens: tuple[int, ...], window: _Window) -> WindowSegments:
@@ -521,21 +519,21 @@ class SpeechModel(DecodingModel):
         first = self._tokens.first_timestamp
         return [token for token in token_ids if first is None or token < first]
 
-    def _transcript(self, call: _Call, audio: PreparedAudio, progress: _Progress) -> Transcript:
-        plan, results = call.plan, progress.results
+    def _transcript(self, heard: _Hearing) -> Transcript:
+        call, plan, results = heard.call, heard.call.plan, heard.results
         ends = {result.finish_reason for result in results}
         return Transcript(
-            text=_joined(progress.segments),
+            text=_joined(heard.segments),
             log_probability=sum(result.log_probability for result in results),
             score=sum(plan.score(result.log_probability, result.num_new_tokens) for result in results),
             finish_reason=FinishReason.LENGTH if FinishReason.LENGTH in ends else results[-1].finish_reason,
-            num_new_tokens=progress.num_new_tokens,
-            duration_s=audio.duration_s,
-            segments=tuple(progress.segments),
-            language=call.language or (progress.languages[0][0] if progress.languages else ""),
-            languages=progress.languages,
-            hypotheses=tuple(self._hypotheses(call, audio, results[0])) if plan.num_hypotheses > 1 else (),
-            seed=progress.seed if plan.draws else None,
+            num_new_tokens=heard.num_new_tokens,
+            duration_s=heard.audio.duration_s,
+            segments=tuple(heard.segments),
+            language=call.language or (heard.languages[0][0] if heard.languages else ""),
+            languages=heard.languages,
+            hypotheses=tuple(self._hypotheses(call, heard.audio, results[0])) if plan.num_hypotheses > 1 else (),
+            seed=heard.seed if plan.draws else None,
             num_windows=len(results),
         )
 

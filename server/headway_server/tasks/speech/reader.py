@@ -83,6 +83,3 @@ class AudioReader:
         part = features[:, start : start + self._sizes.num_frames]
         padded = np.pad(part, ((0, 0), (0, self._sizes.num_frames - part.shape[1])))  # (M, W)
         return EncoderInput.of_features(padded, self._num_positions)
-
-    def __repr__(self) -> str:
-        return f"AudioReader(windows of {self._sizes.window_s:g} s)"

@@ -9,7 +9,7 @@ F frames of a run, K books, S samples of a run.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,12 +71,12 @@ class WaveformDecoder:
         except Exception as error:  # onnxruntime's own kinds
             raise BundleError(f"{session.graph.file}: does not run ({error}); export the model again") from error
 
-    def stream(self, job: Job) -> WaveformStream:
+    def stream(self, job: Job[Any]) -> WaveformStream:
         """Begins a stream, which is a part of a call."""
         return WaveformStream(self, job)
 
     async def run(
-        self, job: Job, codes: NDArray[np.int64], state: NDArray[np.float32]
+        self, job: Job[Any], codes: NDArray[np.int64], state: NDArray[np.float32]
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Decodes frames (F, K) of one stream together with those of others; returns samples (S,) and the next state.
 
@@ -102,7 +102,7 @@ class WaveformDecoder:
 class WaveformStream:
     """The samples of one sequence of frames, which come in parts of any size."""
 
-    def __init__(self, decoder: WaveformDecoder, job: Job) -> None:
+    def __init__(self, decoder: WaveformDecoder, job: Job[Any]) -> None:
         self._decoder = decoder
         self._job = job
         self._state = np.zeros(decoder.state_size, np.float32)

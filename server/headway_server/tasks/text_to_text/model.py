@@ -9,7 +9,6 @@ from contextlib import aclosing
 from itertools import islice
 
 from headway_server.bundles import Bundle
-from headway_server.decoding.interfaces import EncoderInput
 from headway_server.decoding.sequence import Delta, SequenceResult
 from headway_server.errors import BundleError, InvalidInputError, NoAlignmentError
 from headway_server.preprocessing import SplitText
@@ -145,10 +144,7 @@ class TextToTextModel(WritingModel):
         """Makes a model of its parts; errors are those of `WritingModel`."""
         super().__init__(bundle, parts)
         self._reader = TextReader(parts.tokenizer, max_tokens=self.limits.max_input_tokens)
-
-    def _blank(self) -> EncoderInput:
-        """See `DecodingModel`."""
-        return self._reader.blank()
+        self._blank = self._reader.blank
 
     async def write(self, texts: Elements[str], *, request: TextToTextRequest) -> Answer[WrittenText]:
         """Writes a text for each text; all of them, or none.

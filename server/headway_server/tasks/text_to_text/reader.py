@@ -74,9 +74,6 @@ class TextReader:
             for passage, text in zip(passages, encoded, strict=True)
         ]
 
-    def __repr__(self) -> str:
-        return f"TextReader(at most {self._max_tokens} tokens)"
-
 
 def whole_texts(texts: Elements[str], fields: Elements[str]) -> list[Passage]:
     """Returns whole texts as passages.
