@@ -95,7 +95,7 @@ def _hypothesis(hypothesis: WrittenHypothesis) -> pb.TranslationHypothesis:
 
 def _alignment(alignment: Alignment) -> pb.Alignment:
     return pb.Alignment(
-        source_tokens=[pb.TextSpan(start=start, end=end) for start, end in alignment.source_spans or ()],
+        source_tokens=[pb.TextSpan(start=start, end=end) for start, end in alignment.source_spans],
         target_tokens=[
             pb.TokenAlignment(span=pb.TextSpan(start=start, end=end), source_attention=row)
             for (start, end), row in zip(alignment.target_spans, alignment.attention.tolist(), strict=True)

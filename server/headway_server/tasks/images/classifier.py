@@ -23,7 +23,6 @@ from headway_server.serving.limits import check_top_k
 from headway_server.serving.lru_cache import LruCache
 from headway_server.settings import ServerSettings
 from headway_server.tasks.images.model import MIB, ImageModel, Images, SeenImage
-from headway_server.tasks.inspection.inspector import Inspector
 from headway_server.tasks.inspection.maps import AttentionRequest, Maps
 from headway_server.tasks.outputs import (
     EMBEDDING,
@@ -36,7 +35,7 @@ from headway_server.tasks.outputs import (
     sigmoid,
     softmax,
 )
-from headway_server.tasks.stateless import expected_outputs
+from headway_server.tasks.stateless import StatelessParts, expected_outputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,18 +90,20 @@ class ImageClassifier(ImageModel):
         graph = BatchGraph(runtime.open(bundle, variant.graphs["model"]), postprocess=logits_postprocess(manifest))
         blank = np.zeros((3, sizes.height, sizes.width), np.float32)
         max_padding = graph.warm_up({"pixel_values": blank}, 1, expected_outputs(manifest))
-        inspector = Inspector(bundle, precision, runtime, max_mib=settings.max_attention_mib, observer=observer)
+        parts = StatelessParts(
+            precision=precision,
+            graph=graph,
+            max_padding=max_padding,
+            runtime=runtime,
+            settings=settings,
+            observer=observer,
+        )
         return cls(
             bundle,
-            precision,
-            graph,
+            parts,
             preprocessor,
-            settings,
             outputs=tuple(expected_outputs(manifest)),
             kept=LruCache("image_outputs", max_bytes=settings.max_image_outputs_mib * MIB, ttl_s=settings.image_ttl),
-            max_padding=max_padding,
-            observer=observer,
-            inspector=inspector,
         )
 
     async def classify(

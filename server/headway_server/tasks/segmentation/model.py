@@ -19,7 +19,7 @@ import structlog
 from numpy.typing import NDArray
 
 from headway_server.batching import Batcher, BatchGraph, Tensors
-from headway_server.bundles import Bundle, Precision, demanded
+from headway_server.bundles import Bundle, demanded
 from headway_server.errors import BundleError, InvalidInputError
 from headway_server.observers import NO_OBSERVER, ModelId, Observer
 from headway_server.preprocessing import ImagePreprocessor
@@ -33,7 +33,6 @@ from headway_server.serving.lru_cache import LruCache
 from headway_server.serving.permits import Admission, MeasuredPace, Permit
 from headway_server.settings import ServerSettings
 from headway_server.tasks.images.model import MIB, ImageModel, SeenImage
-from headway_server.tasks.inspection.inspector import Inspector
 from headway_server.tasks.segmentation.decoder import (
     BOTTOM_RIGHT,
     EMBEDDING,
@@ -50,6 +49,7 @@ from headway_server.tasks.segmentation.decoder import (
     as_item,
 )
 from headway_server.tasks.segmentation.masks import COMPARED, Box, EdgedMask, PixelMask, drop_duplicates, stability
+from headway_server.tasks.stateless import StatelessParts
 
 MaskFormat: TypeAlias = Literal["runs", "png"]
 
@@ -237,30 +237,20 @@ class SegmentationModel(ImageModel):
     def __init__(
         self,
         bundle: Bundle,
-        precision: Precision,
-        encoder: BatchGraph,
+        parts: StatelessParts,
         preprocessor: ImagePreprocessor,
-        settings: ServerSettings,
-        *,
         decoder: PromptGraph,
-        max_padding: int | None,
         decoder_max_padding: int | None,
-        observer: Observer,
-        inspector: Inspector,
     ) -> None:
         """Makes a model of its parts; `load` makes the parts."""
+        settings, observer = parts.settings, parts.observer
         max_bytes = settings.max_image_embeddings_mib * MIB
         super().__init__(
             bundle,
-            precision,
-            encoder,
+            parts,
             preprocessor,
-            settings,
             outputs=(EMBEDDING,),
             kept=LruCache("image_embeddings", max_bytes=max_bytes, ttl_s=settings.image_ttl),
-            max_padding=max_padding,
-            observer=observer,
-            inspector=inspector,
         )
         manifest = bundle.manifest
         sizes = demanded(manifest.image_preprocessing)
@@ -319,18 +309,15 @@ class SegmentationModel(ImageModel):
             raise BundleError(f"{manifest.name}: its decoder has no tensor {error}; export the model again") from error
         encoder = BatchGraph(runtime.open(bundle, variant.graphs["encoder"]))
         blank = np.zeros((3, sizes.height, sizes.width), np.float32)
-        return cls(
-            bundle,
-            precision,
-            encoder,
-            preprocessor,
-            settings,
-            decoder=decoder,
+        parts = StatelessParts(
+            precision=precision,
+            graph=encoder,
             max_padding=encoder.warm_up({"pixel_values": blank}, 1, {EMBEDDING: decoder.embedding_shape}),
-            decoder_max_padding=decoder.warm_up(),
+            runtime=runtime,
+            settings=settings,
             observer=observer,
-            inspector=Inspector(bundle, precision, runtime, max_mib=settings.max_attention_mib, observer=observer),
         )
+        return cls(bundle, parts, preprocessor, decoder, decoder.warm_up())
 
     async def segment(
         self,

@@ -23,8 +23,8 @@ Span: TypeAlias = tuple[int, int]
 class Alignment:
     """How much each token of a translation attended to each token of its source, with their characters."""
 
-    source_spans: tuple[Span, ...] | None
-    """(S,); None where the source is no text."""
+    source_spans: tuple[Span, ...]
+    """(S,); empty where the source is no text."""
     target_spans: tuple[Span, ...]
     """(T,)"""
     attention: NDArray[np.float32]
@@ -34,17 +34,18 @@ class Alignment:
         """Checks that the parts fit each other."""
         num_rows, num_columns = self.attention.shape
         assert num_rows == len(self.target_spans), "a row for each token"
-        assert self.source_spans is None or num_columns == len(self.source_spans), "a column for each token"
+        assert not self.source_spans or num_columns == len(self.source_spans), "a column for each token"
 
     def shifted(self, *, source: int, target: int) -> Alignment:
         """Returns the same for longer texts, in which the sentence and its translation begin at these characters."""
-        moved = None if self.source_spans is None else _shift(self.source_spans, source)
-        return replace(self, source_spans=moved, target_spans=_shift(self.target_spans, target))
+        return replace(
+            self, source_spans=_shift(self.source_spans, source), target_spans=_shift(self.target_spans, target)
+        )
 
 
 def align(
     *,
-    source_spans: tuple[Span, ...] | None,
+    source_spans: tuple[Span, ...],
     target_text: str,
     target_ids: Sequence[int],
     attention: NDArray[np.float32],
@@ -53,7 +54,7 @@ def align(
     """Finds the characters of the tokens on both sides.
 
     Args:
-        source_spans: Characters of the source's S tokens; None where it is no text.
+        source_spans: Characters of the source's S tokens; none where it is no text.
         target_text: The translation.
         target_ids: Its T tokens.
         attention: (T, S) of each of them over the source's.

@@ -91,7 +91,7 @@ def _read_hypothesis(
     alignment = None
     if hypothesis.alignment is not None:
         alignment = align(
-            source_spans=None if source.reading.spans is None else source.reading.spans(),
+            source_spans=source.reading.spans(),
             target_text=hypothesis.output,
             target_ids=hypothesis.token_ids,
             attention=hypothesis.alignment,

@@ -38,8 +38,8 @@ class Reading:
     input_index: int
     """Number of the input in the call."""
     sentence_index: int = 0
-    spans: Callable[[], tuple[Span, ...]] | None = None
-    """Finds the characters of its S tokens; None for what is no text."""
+    spans: Callable[[], tuple[Span, ...]] = tuple
+    """Finds the characters of its S tokens; none of what is no text."""
     truncated: bool = False
 
 
