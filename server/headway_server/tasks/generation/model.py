@@ -114,17 +114,9 @@ class GenerationModel(DecodingModel):
     async def inspect(
         self, text: str, *, request: AttentionRequest, truncate: bool, deadline: float | None
     ) -> InspectedText:
-        """Shows what the tokens of a text attend to, which is read at once.
+        """Shows what the tokens of a text attend to, which is read at once; args and errors: `TextModel.inspect`.
 
-        Args:
-            text: The text.
-            request: Which weights are asked for.
-            truncate: True cuts the beginning off a text that is too long; False refuses it.
-            deadline: When the caller stops waiting, by `time.monotonic`.
-
-        Raises:
-            RequestError: An argument is out of its range, the bundle has no graph for it, the weights are past the
-                limit, there is no room, the deadline passed, the server is draining.
+        `truncate` cuts the beginning off a text that is too long.
         """
         assert self._inspector is not None, "`load` makes it"
         check_text("text", text, self._max_text_bytes)

@@ -9,7 +9,7 @@ C channels and S side of a latent, H, W height and width of an image.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Final, Self
@@ -19,7 +19,7 @@ import structlog
 
 from headway_server.batching import Batcher, BatchGraph, Tensors
 from headway_server.batching.batcher import BatchedResults
-from headway_server.bundles import TOKENIZER_FILE, Bundle, Precision, demanded
+from headway_server.bundles import TOKENIZER_FILE, Bundle, GraphRole, Precision, demanded
 from headway_server.diffusion import (
     DenoisingEngine,
     Drawing,
@@ -27,7 +27,6 @@ from headway_server.diffusion import (
     Trajectory,
     draw_noise,
     mix,
-    step_times,
 )
 from headway_server.diffusion.engine import LABEL, LATENT, TEXT, TEXT_MASK, TIMESTEP, VELOCITY, Progress
 from headway_server.diffusion.samplers import Latent
@@ -54,6 +53,7 @@ from headway_server.tasks.job import Job
 from headway_server.tasks.parameters import draw_seed
 
 PIXELS: Final = "pixel_values"
+_ROLES: Final[tuple[GraphRole, ...]] = ("denoiser", "vae_decoder", "vae_encoder", "text_encoder")
 _SEEDS: Final = 2**64
 _LATENTS_OF_IMAGE: Final = 3
 """That an image holds while it is drawn: its noise, where it is, and what was predicted of it."""
@@ -91,20 +91,16 @@ class ImageGenerationModel(ServedModel):
         self,
         bundle: Bundle,
         precision: Precision,
-        preprocessor: ImagePreprocessor,
         settings: ServerSettings,
+        graphs: Mapping[GraphRole, BatchGraph],
+        max_padding: Mapping[GraphRole, int | None],
         *,
-        denoiser: BatchGraph,
-        decoder: BatchGraph,
-        encoder: BatchGraph,
-        text_encoder: BatchGraph | None,
-        max_padding: dict[BatchGraph, int | None],
         observer: Observer,
     ) -> None:
         """Makes a model of its parts; `load` makes the parts."""
-        manifest = bundle.manifest
+        manifest, denoiser = bundle.manifest, graphs["denoiser"]
         super().__init__(bundle, precision, denoiser.device)
-        self._preprocessor = preprocessor
+        self._preprocessor = ImagePreprocessor(demanded(manifest.image_preprocessing), settings.image_limits)
         self._latent_shape = _latent_shape(denoiser)
         model = ModelId(name=manifest.name, version=manifest.version)
         session = denoiser.session
@@ -115,18 +111,20 @@ class ImageGenerationModel(ServedModel):
             busy_lanes=session.cores.busy_lanes(),
             observer=observer,
         )
-        self._decoder, self._encoder, *readers = (
-            Batcher(
-                graph, budget=1, model=model, session=graph.session, max_padding=max_padding[graph], observer=observer
+        batchers = {
+            role: Batcher(
+                graph, budget=1, model=model, session=graph.session, max_padding=max_padding[role], observer=observer
             )
-            for graph in (decoder, encoder, *([] if text_encoder is None else [text_encoder]))
-        )
-        self.workers += [self._engine, self._decoder, self._encoder, *readers]
+            for role, graph in graphs.items()
+            if role != "denoiser"
+        }
+        self._decoder, self._encoder = batchers["vae_decoder"], batchers["vae_encoder"]
+        self.workers += [self._engine, *batchers.values()]
         self._prompts: Prompts = LabelPrompts(manifest.labels)
-        if readers:
+        if "text_encoder" in batchers:
             self._prompts = TextPrompts(
                 TextTokenizer.load(bundle.path / TOKENIZER_FILE),
-                readers[0],
+                batchers["text_encoder"],
                 max_tokens=demanded(manifest.limits.max_input_tokens),
                 pad_id=_pad_id(bundle),
                 max_bytes=settings.max_text_bytes,
@@ -153,40 +151,24 @@ class ImageGenerationModel(ServedModel):
         sizes = demanded(manifest.image_preprocessing)
         size = (3, sizes.height, sizes.width)
         precision, variant = runtime.choose_variant(manifest, settings.precision)
-        denoiser, decoder, encoder = (
-            BatchGraph(runtime.open(bundle, graph))
-            for graph in (variant.graphs["denoiser"], variant.graphs["vae_decoder"], variant.graphs["vae_encoder"])
-        )
-        shape = _latent_shape(denoiser)
+        graphs = {
+            role: BatchGraph(runtime.open(bundle, variant.graphs[role])) for role in _ROLES if role in variant.graphs
+        }
+        shape = _latent_shape(graphs["denoiser"])
         blank = np.zeros(shape, np.float32)
         row = {LATENT: blank, TIMESTEP: np.array(1, np.float32), LABEL: np.array(len(manifest.labels))}
-        max_padding: dict[BatchGraph, int | None] = {}
-        text_encoder = None
-        if "text_encoder" in variant.graphs:
-            text_encoder = BatchGraph(runtime.open(bundle, variant.graphs["text_encoder"]))
-            text, states = (
-                text_row((), demanded(manifest.limits.max_input_tokens), _pad_id(bundle)),
-                text_states_shape(text_encoder),
-            )
-            max_padding[text_encoder] = text_encoder.warm_up(text, 1, {TEXT: states})
+        tried: dict[GraphRole, tuple[Tensors, Mapping[str, tuple[int, ...]]]] = {
+            "denoiser": (row, {VELOCITY: shape}),
+            "vae_decoder": ({LATENT: blank}, {PIXELS: size}),
+            "vae_encoder": ({PIXELS: np.zeros(size, np.float32)}, {LATENT: shape}),
+        }
+        if "text_encoder" in graphs:
+            text = text_row((), demanded(manifest.limits.max_input_tokens), _pad_id(bundle))
+            states = text_states_shape(graphs["text_encoder"])
+            tried["text_encoder"] = text, {TEXT: states}
             row |= {TEXT: np.zeros(states, np.float32), TEXT_MASK: text[ATTENTION_MASK]}
-        return cls(
-            bundle,
-            precision,
-            ImagePreprocessor(sizes, settings.image_limits),
-            settings,
-            denoiser=denoiser,
-            decoder=decoder,
-            encoder=encoder,
-            text_encoder=text_encoder,
-            max_padding=max_padding
-            | {
-                denoiser: denoiser.warm_up(row, 1, {VELOCITY: shape}),
-                decoder: decoder.warm_up({LATENT: blank}, 1, {PIXELS: size}),
-                encoder: encoder.warm_up({PIXELS: np.zeros(size, np.float32)}, 1, {LATENT: shape}),
-            },
-            observer=observer,
-        )
+        max_padding = {role: graphs[role].warm_up(inputs, 1, outputs) for role, (inputs, outputs) in tried.items()}
+        return cls(bundle, precision, settings, graphs, max_padding, observer=observer)
 
     def __repr__(self) -> str:
         manifest = self.bundle.manifest
@@ -276,7 +258,7 @@ class ImageGenerationModel(ServedModel):
 
     def _trajectory(self, request: DrawingRequest, seed: int, edit: Edit | None) -> Trajectory:
         """Returns the beginning of an image: noise, or with less of it what is drawn over."""
-        times = step_times(request.num_steps, request.made_share)
+        times = request.times
         noise = latent = draw_noise(seed, self._latent_shape)
         kept = None
         if edit is not None and edit.latent is not None:
@@ -292,9 +274,8 @@ class ImageGenerationModel(ServedModel):
         decoded = await self._decode(job, latents, edit)
         job.note(decoded.runs)
         width, height = self.size if edit is None else edit.size(self.size)
-        num_steps = len(step_times(request.num_steps, request.made_share)) - 1
         return [
-            DrawnImage(png=png, seed=seed, num_steps=num_steps, width=width, height=height)
+            DrawnImage(png=png, seed=seed, num_steps=request.num_made_steps, width=width, height=height)
             for png, seed in zip(decoded.results, _seeds(request), strict=True)
         ]
 
@@ -357,8 +338,7 @@ def _num_rows(request: DrawingRequest, prompts: tuple[Prompt, Prompt] | tuple[st
 
 def _work(request: DrawingRequest) -> float:
     """Returns how many rows an image takes in all its steps together, by the prompts as they are written."""
-    times = step_times(request.num_steps, request.made_share)
-    return float(_num_rows(request, (request.prompt, request.negative_prompt)) * (len(times) - 1))
+    return float(_num_rows(request, (request.prompt, request.negative_prompt)) * request.num_made_steps)
 
 
 def _seeds(request: DrawingRequest) -> list[int]:

@@ -43,7 +43,7 @@ from headway_server.tasks.synthesis.request import (
     plan_synthesis,
 )
 from headway_server.tasks.synthesis.rules import FrameConstraint, FrameMasks
-from headway_server.tasks.synthesis.waveform import WaveformDecoder
+from headway_server.tasks.synthesis.waveform import WaveformDecoder, WaveformStream
 
 _ANY_LENGTH: Final = 2**31
 """Texts are held to `max_text_bytes` before they are tokenized."""
@@ -183,7 +183,7 @@ class SynthesisModel(DecodingModel):
             with job.preparing():
                 [prompt] = await self._read([text], [field], request.voice)
             sequence = self._sequence(prompt, plan, request, is_stream=True)
-            waveform = self._codec.stream(job)
+            waveform = WaveformStream(self._codec, job)
             num_samples = 0
             async with aclosing(job.stream([sequence])) as deltas:
                 async for delta in deltas:
@@ -238,7 +238,7 @@ class SynthesisModel(DecodingModel):
         self, job: DecodingJob, sequence: Sequence, result: SequenceResult, request: SynthesisRequest
     ) -> SpokenText:
         """Makes audio of all frames of a sequence."""
-        samples = await self._codec.stream(job).push(result.output, is_last=True)
+        samples = await WaveformStream(self._codec, job).push(result.output, is_last=True)
         loop = asyncio.get_running_loop()
         audio = await loop.run_in_executor(audio_pool(), self._writer.write, samples, request.format)
         return self._result(sequence, result, audio, len(samples))

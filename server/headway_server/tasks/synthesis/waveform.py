@@ -71,36 +71,12 @@ class WaveformDecoder:
         except Exception as error:  # onnxruntime's own kinds
             raise BundleError(f"{session.graph.file}: does not run ({error}); export the model again") from error
 
-    def stream(self, job: Job[Any]) -> WaveformStream:
-        """Begins a stream, which is a part of a call."""
-        return WaveformStream(self, job)
-
-    async def run(
-        self, job: Job[Any], codes: NDArray[np.int64], state: NDArray[np.float32]
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Decodes frames (F, K) of one stream together with those of others; returns samples (S,) and the next state.
-
-        Raises:
-            BatchError: The decoder could not be run.
-            DeadlineError: The deadline passed.
-            DrainingError: The server is closing.
-        """
-        found: BatchedResults[Tensors] = await job.batch(
-            self.batcher,
-            [{"codes": codes, "state": state}],
-            outputs=_OUTPUTS,
-            num_bytes=0,  # codes are outputs of the decoder, and a run has few of them
-            num_read=0,  # the call was charged for them as they were decoded
-        )
-        [outputs] = found.results
-        return outputs["samples"], outputs["present_state"]
-
     def __repr__(self) -> str:
         return f"WaveformDecoder({self.codec.sampling_rate} Hz, {self.batcher!r})"
 
 
 class WaveformStream:
-    """The samples of one sequence of frames, which come in parts of any size."""
+    """The samples of one sequence of frames, which come in parts of any size; a part of a call."""
 
     def __init__(self, decoder: WaveformDecoder, job: Job[Any]) -> None:
         self._decoder = decoder
@@ -111,7 +87,10 @@ class WaveformStream:
     async def push(self, frames: NDArray[np.int64], *, is_last: bool = False) -> NDArray[np.int16]:
         """Takes the next frames, (n, K), and returns the samples that are certain now, or all that are left.
 
-        Errors are those of `WaveformDecoder.run`.
+        Raises:
+            BatchError: The decoder could not be run.
+            DeadlineError: The deadline passed.
+            DrainingError: The server is closing.
         """
         codec = self._decoder.codec
         size = codec.frames_per_run
@@ -120,7 +99,14 @@ class WaveformStream:
         while len(waiting) >= size or (is_last and len(waiting)):
             run, waiting = waiting[:size], waiting[size:]
             padded = np.pad(run, ((0, size - len(run)), (0, 0)))
-            samples, self._state = await self._decoder.run(self._job, padded, self._state)
+            found: BatchedResults[Tensors] = await self._job.batch(
+                self._decoder.batcher,
+                [{"codes": padded, "state": self._state}],
+                outputs=_OUTPUTS,
+                num_bytes=0,  # codes are outputs of the model, and a run has few of them
+                num_read=0,  # the call is charged for them as they are generated
+            )
+            samples, self._state = (found.results[0][name] for name in _OUTPUTS)
             parts.append(samples[: len(run) * codec.hop_length])
         self._frames = waiting
         return _to_int16(np.concatenate(parts) if parts else np.empty(0, np.float32))
