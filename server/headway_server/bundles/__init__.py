@@ -47,6 +47,7 @@ from headway_server.bundles.manifest import (
     TensorSpec,
     Variant,
     attention_layers,
+    demanded,
 )
 from headway_server.bundles.reader import NAME, Bundle, find_bundles, open_bundle, path_key, read_manifest
 from headway_server.bundles.settings import ROUTES_FILE, VersionSettings
@@ -106,6 +107,7 @@ __all__ = [
     "Variant",
     "VersionSettings",
     "attention_layers",
+    "demanded",
     "describe_files",
     "find_bundles",
     "fingerprint_of",

@@ -21,11 +21,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from headway_server.bundles.tags import TagSet
+
+Part = TypeVar("Part")
 
 SCHEMA_VERSION = 1
 MANIFEST_FILE = "bundle.json"
@@ -895,3 +897,9 @@ TASK_PARTS: Final[dict[Task, TaskParts]] = {
     ),
 }
 """The manifest's part of each task; how it is served is in `tasks/table.py`."""
+
+
+def demanded(part: Part | None) -> Part:
+    """Returns a part of a manifest whose task needs it (`TaskParts`): the validator has found it there."""
+    assert part is not None, "the manifest's validator demands it"
+    return part

@@ -47,6 +47,8 @@ class SamplingParameters:
     """Tokens, each once, and what is added to their logits."""
     num_top_tokens: int | None = None
     """Likeliest tokens at each position whose log-probabilities are wanted, beside the chosen one's; None: none are."""
+    scored_token_ids: tuple[int, ...] = ()
+    """Further tokens whose log-probabilities are wanted at each position, wherever they rank; with `num_top_tokens`."""
     wants_prompt_log_probabilities: bool = False
     """True returns the log-probabilities of the prompt's tokens too."""
 

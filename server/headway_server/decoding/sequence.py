@@ -57,7 +57,8 @@ class TokenLogProbability:
     log_probability: float | None
     """Natural logarithm; None for the first token of a prompt."""
     top_tokens: tuple[tuple[int, float], ...] = ()
-    """The likeliest tokens at this position with their log-probabilities, the likeliest first."""
+    """The likeliest tokens at this position with their log-probabilities, the likeliest first, and behind them those of
+    `scored_token_ids` in their order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Protocol, Self
 
 from headway_server.errors import OverloadedError
@@ -153,15 +151,6 @@ class Permit:
         """
         self._admission.exchange(self._count, self._bytes, count, num_bytes)
         self._count, self._bytes = count, num_bytes
-
-    @contextmanager
-    def more(self, num_bytes: int) -> Iterator[None]:
-        """Holds so many bytes more while the context lasts. Errors are those of `resize`."""
-        self.resize(self._count, self._bytes + num_bytes)
-        try:
-            yield
-        finally:
-            self.resize(self._count, self._bytes - num_bytes)
 
     def release(self, count: int | None = None, *, is_done: bool = True) -> None:
         """Gives back the part of `count` inputs, or all that is left; `is_done` is False where it was not answered."""

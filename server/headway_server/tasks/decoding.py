@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterator
 from collections.abc import Sequence as Elements
-from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import aclosing, contextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import Self
 
+import numpy as np
 import structlog
 
 from headway_server.batching.settings import BatchingSettings
-from headway_server.bundles import ENCODER_DECODER_TASKS, TOKENIZER_FILE, Bundle, Precision, Variant
+from headway_server.bundles import ENCODER_DECODER_TASKS, TOKENIZER_FILE, Bundle, Precision, Variant, demanded
 from headway_server.decoding.core.engine import Engine
 from headway_server.decoding.core.lanes import FEWEST_SLOTS, Lanes
-from headway_server.decoding.interfaces import Decoder, DraftVerifier, Encoder
+from headway_server.decoding.interfaces import Decoder, DraftVerifier, Encoder, EncoderInput
 from headway_server.decoding.runner.decoder import DecoderRunner, slot_sizes
 from headway_server.decoding.runner.encoder import EncoderRunner
 from headway_server.decoding.runner.memory_plan import format_size, plan_memory
@@ -27,11 +29,11 @@ from headway_server.preprocessing import TextTokenizer
 from headway_server.preprocessing.audio import AudioLimits
 from headway_server.preprocessing.image import ImageLimits
 from headway_server.runtime import Cores, Device, Runtime, available_bytes
-from headway_server.serving.calls import counted_tokens, current_caller
 from headway_server.serving.families import ServedModel
-from headway_server.serving.permits import Admission, Permit
+from headway_server.serving.permits import Admission
 from headway_server.settings import DEFAULT_MAX_TEXT_KIB, ServerSettings
 from headway_server.tasks.inspection.inspector import Inspector
+from headway_server.tasks.job import Job
 from headway_server.tasks.parameters import DecodingLimits
 
 _log = structlog.get_logger(__name__)
@@ -75,6 +77,8 @@ class DecodingModel(ServedModel):
     _field = "texts"
     _held_noun = "tokens"
     """What is made of inputs and held until a call is answered, for messages."""
+    _blank: Callable[[], EncoderInput]
+    """Returns an input that the encoder, if there is one, is tried with."""
 
     def __init__(self, bundle: Bundle, parts: ModelParts) -> None:
         """Makes a model of its parts.
@@ -83,13 +87,11 @@ class DecodingModel(ServedModel):
             BundleError: The tokenizer, a special token or a default does not fit the model.
         """
         manifest = bundle.manifest
-        assert manifest.limits.max_input_tokens is not None, "the manifest's validator demands it"
-        assert manifest.special_tokens is not None, "the manifest's validator demands it"
         decoder = parts.decoders[0]
         _check_fits(bundle, parts.tokenizer.largest_id, decoder.vocab_size)
         super().__init__(bundle, parts.precision, parts.device)
         self.limits = DecodingLimits(
-            max_input_tokens=manifest.limits.max_input_tokens,
+            max_input_tokens=demanded(manifest.limits.max_input_tokens),
             max_total_tokens=decoder.max_length,
             vocab_size=decoder.vocab_size,
         )
@@ -99,8 +101,9 @@ class DecodingModel(ServedModel):
         self._cores = parts.cores
         self._num_lanes = len(parts.decoders)
         assert parts.verifier is None or self._num_lanes == 1, "drafts are verified in the slots of one lane"
-        self._eos_id = manifest.special_tokens.eos
-        self._more_eos_ids = frozenset(manifest.special_tokens.more_eos)
+        special_tokens = demanded(manifest.special_tokens)
+        self._eos_id = special_tokens.eos
+        self._more_eos_ids = frozenset(special_tokens.more_eos)
         self._capacity = sum(decoder.num_slots for decoder in parts.decoders) + parts.settings.max_waiting
         self._lanes = Lanes(
             [
@@ -164,9 +167,22 @@ class DecodingModel(ServedModel):
         manifest = self.bundle.manifest
         return f"{type(self).__name__}({manifest.name}/{manifest.version}, {self.precision}, {self._lanes!r})"
 
+    @property
+    def _largest_id(self) -> int:
+        """The largest token that a call may bring."""
+        return self._tokenizer.largest_id
+
     def _run_once(self, decoder: Decoder, encoder: Encoder | None) -> None:
-        """Runs each kind of step with the largest token id, which a graph with too small an embedding refuses."""
-        raise NotImplementedError
+        """Runs each kind of step with the largest token, which a graph with too small an embedding refuses."""
+        largest = np.array([self._largest_id])
+        if encoder is None:
+            decoder.prefill(0, largest, 0)
+            decoder.decode(largest, np.ones(1, np.int64))
+            return
+        decoder.set_sources(encoder.encode([self._blank()]))
+        for token_ids in (np.array([demanded(self.bundle.manifest.special_tokens).bos]), largest):
+            decoder.decode(token_ids, np.zeros(1, np.int64))
+        decoder.set_sources([])
 
     def _check_runs(self, parts: ModelParts) -> None:
         """Runs the graphs once, and once more on one core if there are several lanes.
@@ -184,14 +200,17 @@ class DecodingModel(ServedModel):
         except Exception as error:  # onnxruntime's own kinds, or a KeyError if there are other tensors
             raise BundleError(f"{self.bundle.path}: does not run ({error}); export the model again") from error
 
-    @contextmanager
-    def _admit(self, count: int, *, num_tokens: int, deadline: float | None) -> Iterator[Permit]:
-        """Holds a call's permit. A call that could never be admitted is refused as invalid, not as overloaded.
+    def _begin(self, count: int, *, num_tokens: int, num_bytes: int, deadline: float | None) -> DecodingJob:
+        """Returns the job of a call. One that could never be admitted is refused as invalid, not as overloaded.
 
         Args:
             count: Sequences.
             num_tokens: Most new tokens of each, of all its beams.
+            num_bytes: What the call holds beside the tokens of its sequences.
             deadline: When the caller stops waiting, by `time.monotonic`.
+
+        Raises:
+            InvalidInputError: There are more sequences than the model admits at once.
         """
         if count > self._capacity:
             raise InvalidInputError(
@@ -199,52 +218,69 @@ class DecodingModel(ServedModel):
                 f"has {count} elements; {self.bundle.manifest.name} takes at most {self._capacity} at once; "
                 "send them in several calls",
             )
-        work = float(count * num_tokens)
-        with self._admission.admit(count, work=work, deadline=deadline, caller=current_caller()) as permit:
-            yield permit
+        return DecodingJob(
+            self._lanes,
+            self._admission,
+            self._held,
+            count=count,
+            work=float(num_tokens),
+            num_bytes=num_bytes,
+            deadline=deadline,
+        )
 
-    def _hold(self, num_bytes: int) -> Permit:
-        """Counts bytes among what the model holds; a call does so once, since one that is alone may hold any number.
 
-        Raises:
-            OverloadedError: Other calls hold too many.
-        """
-        return self._held.admit(1, num_bytes, caller=current_caller())
+class DecodingJob(Job[Lanes]):
+    """A call whose sequences are decoded, each by all its beams."""
 
-    def _hold_tokens(self, sequences: Elements[Sequence], held: Permit | None) -> AbstractContextManager[object]:
-        """Counts the tokens of sequences too, in what the call holds already, if it does."""
-        num_bytes = _num_token_bytes(sequences)
-        if held is not None:
-            return held.more(num_bytes)
-        return self._hold(num_bytes) if num_bytes else nullcontext()
-
-    async def _run(self, sequences: list[Sequence], held: Permit | None = None) -> list[SequenceResult]:
-        """Runs sequences, which the budget of the call's caller is charged for; errors are those of `Lanes.run`.
+    async def run(self, sequences: list[Sequence], *, are_last: bool = False) -> list[SequenceResult]:
+        """Runs sequences; errors are those of `Lanes.run`, and of `Job.hold`.
 
         Args:
-            sequences: What runs. Each of their beams generates.
-            held: By the call, where it holds other things than their tokens.
+            sequences: What runs.
+            are_last: True gives the place of each back when it ends: no other input of the call takes it.
         """
-        with self._hold_tokens(sequences, held), _counted(_num_read(sequences), sequences):
-            return await self._lanes.run(sequences)
+        with self._decoding(sequences, are_last=are_last):
+            return await self._engine.run(sequences)
 
-    async def _stream(
-        self, sequence: Sequence, held: Permit | None = None, *, is_first: bool = True
-    ) -> AsyncGenerator[Delta, None]:
-        """Runs a sequence as `_run` does and yields its deltas; errors are those of `Lanes.stream`.
-
-        `is_first` is False for a sample of a prompt that is read for another one.
-        """
-        read = [sequence] if is_first else []
-        with self._hold_tokens(read, held), _counted(_num_read(read), [sequence]):
-            async with aclosing(self._lanes.stream(sequence)) as deltas:
+    async def stream(self, sequences: list[Sequence], *, are_last: bool = False) -> AsyncGenerator[Delta, None]:
+        """Runs sequences as `run` does and yields their deltas; at most one of each waits to be read."""
+        with self._decoding(sequences, are_last=are_last):
+            streams = [self._engine.stream(sequence) for sequence in sequences]
+            async with aclosing(streams[0] if len(streams) == 1 else _merged(streams)) as deltas:
                 async for delta in deltas:
                     yield delta
 
-    def _release_with(self, permit: Permit, sequences: Elements[Sequence]) -> None:
-        """Gives a part of a permit back when each sequence ends, though nobody may have read its result yet."""
-        for sequence in sequences:
-            sequence.reply.result.add_done_callback(lambda _: permit.release(1))
+    @contextmanager
+    def _decoding(self, sequences: list[Sequence], *, are_last: bool) -> Iterator[None]:
+        """Surrounds the run of sequences, whose replies hold their results then."""
+        with self._running(
+            num_bytes=_num_token_bytes(sequences),
+            num_read=_num_read(sequences),
+            num_written=lambda: sum(one.num_new_tokens * one.num_beams for one in sequences),
+            ends=[one.reply.result for one in sequences] if are_last else [],
+        ):
+            yield
+        self.note(one.reply.result.result() for one in sequences)
+
+
+async def _merged(streams: Elements[AsyncGenerator[Delta, None]]) -> AsyncGenerator[Delta, None]:
+    """Yields the deltas of the samples of a prompt as they appear; at most one of each waits to be read."""
+    waiting = {asyncio.ensure_future(anext(stream)): sample for sample, stream in enumerate(streams)}
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for arrived in done:
+                sample = waiting.pop(arrived)
+                with suppress(StopAsyncIteration):
+                    delta = arrived.result()
+                    waiting[asyncio.ensure_future(anext(streams[sample]))] = sample
+                    yield replace(delta, sample=sample)
+    finally:
+        for arriving in waiting:
+            arriving.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        for stream in streams:
+            await stream.aclose()
 
 
 def _num_token_bytes(sequences: Elements[Sequence]) -> int:
@@ -275,11 +311,6 @@ def _num_read(sequences: Elements[Sequence]) -> int:
     )
 
 
-def _counted(num_read: int, sequences: Elements[Sequence]) -> AbstractContextManager[None]:
-    """Takes what sequences read and generate while the context lasts from the budget of the call's caller."""
-    return counted_tokens(num_read, lambda: sum(one.num_new_tokens * one.num_beams for one in sequences))
-
-
 def _check_fits(bundle: Bundle, largest_id: int, vocab_size: int) -> None:
     """Checks that every token id that a call may bring is one of the model's.
 
@@ -292,8 +323,7 @@ def _check_fits(bundle: Bundle, largest_id: int, vocab_size: int) -> None:
             f"{bundle.path}: the tokenizer's largest id is {largest_id}, {holds}; "
             "export it again with its own tokenizer"
         )
-    special_tokens = bundle.manifest.special_tokens
-    assert special_tokens is not None, "the manifest's validator demands it"
+    special_tokens = demanded(bundle.manifest.special_tokens)
     named = {
         "special_tokens.bos": (special_tokens.bos,),
         "special_tokens.eos": (special_tokens.eos,),

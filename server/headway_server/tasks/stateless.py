@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from headway_server.batching import Batcher, BatchGraph
 from headway_server.bundles import Bundle, ClassificationScheme, Manifest, Precision
 from headway_server.observers import ModelId, Observer
+from headway_server.runtime import Runtime
 from headway_server.serving.families import ServedModel
 from headway_server.serving.permits import Admission, MeasuredPace
+from headway_server.settings import ServerSettings
 from headway_server.tasks.inspection.inspector import Inspector
 from headway_server.tasks.outputs import EMBEDDING, LOGITS, LabelReader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatelessParts:
+    """What a stateless model is made of, beside its bundle; `load` opens them."""
+
+    precision: Precision
+    """Of the variant that runs."""
+    graph: BatchGraph
+    """Of that variant, warmed up."""
+    max_padding: int | None
+    """See `Batcher`, as `observer`."""
+    runtime: Runtime
+    settings: ServerSettings
+    observer: Observer
 
 
 class StatelessModel(ServedModel):
@@ -21,56 +39,37 @@ class StatelessModel(ServedModel):
     _held_noun = "vectors"
     """What else is held until a call is answered, for messages."""
 
-    def __init__(
-        self,
-        bundle: Bundle,
-        precision: Precision,
-        graph: BatchGraph,
-        *,
-        budget: int,
-        max_padding: int | None,
-        max_waiting: int,
-        max_waiting_bytes: int,
-        observer: Observer,
-        inspector: Inspector,
-    ) -> None:
-        """Makes a model of its parts; `load` makes the parts.
+    def __init__(self, bundle: Bundle, parts: StatelessParts, *, budget: int, max_waiting: int) -> None:
+        """Makes a model of its parts.
 
         Args:
             bundle: The bundle.
-            precision: Of the variant that runs.
-            graph: Of that variant, warmed up.
-            budget: Of the batcher, as `max_padding` and `observer` are.
-            max_padding: See `Batcher`.
+            parts: Its parts.
+            budget: See `Batcher`.
             max_waiting: Most inputs that are admitted and not yet answered.
-            max_waiting_bytes: Likewise, most bytes of them, and of what else is made for calls that last.
-            observer: See `Batcher`.
-            inspector: Shows what the model attends to.
         """
-        manifest = bundle.manifest
-        super().__init__(bundle, precision, graph.device)
+        manifest, graph, observer = bundle.manifest, parts.graph, parts.observer
+        super().__init__(bundle, parts.precision, graph.device)
         self.classification = manifest.classification or ClassificationScheme()
         """How logits become probabilities, and which labels apply."""
         self._label_reader = LabelReader(manifest.labels, self.classification)
-        self._inspector = inspector
+        max_mib = parts.settings.max_attention_mib
+        self._inspector = Inspector(bundle, parts.precision, parts.runtime, max_mib=max_mib, observer=observer)
         self._batcher = Batcher(
             graph,
             budget=budget,
             model=ModelId(name=manifest.name, version=manifest.version),
             session=graph.session,
-            max_padding=max_padding,
+            max_padding=parts.max_padding,
             observer=observer,
         )
         self.workers.append(self._batcher)
-        self.closers.append(inspector.close)
+        self.closers.append(self._inspector.close)
+        max_bytes = parts.settings.batching.max_waiting_bytes
         self._admission = Admission(
-            limit=max_waiting,
-            noun=self._noun,
-            owner=manifest.name,
-            max_bytes=max_waiting_bytes,
-            pace=MeasuredPace(),
+            limit=max_waiting, noun=self._noun, owner=manifest.name, max_bytes=max_bytes, pace=MeasuredPace()
         )
-        self._held = Admission(limit=None, noun=self._held_noun, owner=manifest.name, max_bytes=max_waiting_bytes)
+        self._held = Admission(limit=None, noun=self._held_noun, owner=manifest.name, max_bytes=max_bytes)
 
     @property
     def labels(self) -> tuple[str, ...]:

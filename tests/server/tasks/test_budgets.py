@@ -15,8 +15,10 @@ from headway_server.batching.batcher import BatchedResults
 from headway_server.observers import Observer
 from headway_server.preprocessing import TextTokenizer
 from headway_server.serving.calls import Calls
+from headway_server.serving.permits import Admission
 from headway_server.tasks.generation.request import GenerationRequest
 from headway_server.tasks.image_generation.prompts import TextPrompts
+from headway_server.tasks.job import Job
 from headway_server.tasks.speech.model import SpeechRequest
 from headway_server.tasks.text_to_text.call import TextToTextCall
 from headway_server.tasks.text_to_text.phrases import PhraseRequest
@@ -101,7 +103,9 @@ async def draw(work):
     tokenizer = TextTokenizer(byte_tokenizer())
     prompts = TextPrompts(tokenizer, SimpleNamespace(submit=encode), max_tokens=9, pad_id=0, max_bytes=99)
     read = [await prompts.read("prompt", text) for text in ("a cat", "a dog")]
-    assert len(await prompts.conditions(read, None)) == 2
+    admissions = [Admission(limit=1, noun="images", owner="model")] * 2
+    with Job(None, *admissions, count=0, work=1.0, num_bytes=0, deadline=None) as job:
+        assert len(await prompts.conditions(read, job)) == 2
     return SimpleNamespace(close=lambda: None)
 
 

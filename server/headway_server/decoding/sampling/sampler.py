@@ -55,7 +55,7 @@ class SampledTokens:
     is_valid: NDArray[np.bool_]
     """(R,) False if the logits have NaN or infinity, or allow no token; the token means nothing then."""
     top_tokens: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
-    """The likeliest tokens with their log-probabilities, by row, of rows that ask for them."""
+    """The likeliest tokens with their log-probabilities, and those that are scored, by row, where they are wanted."""
 
 
 class Sampler:
@@ -88,6 +88,7 @@ class Sampler:
         self._step = np.zeros(num_slots, np.uint64)
         self._with_log_probabilities = with_log_probabilities
         self._num_top = np.full(num_slots, -1, np.int64)  # -1: no log-probabilities are asked for
+        self._scored_ids: list[tuple[int, ...]] = [()] * num_slots
         self._edits: list[LogitEdits | None] = [None] * num_slots
         self._masks = TokenMasks(num_slots=num_slots, vocab_size=vocab_size)
         self._scratch = WeightScratch(num_rows=block_rows(num_slots, vocab_size), vocab_size=vocab_size)
@@ -119,6 +120,7 @@ class Sampler:
         self._top_p[slot] = parameters.top_p
         self._min_p[slot] = parameters.min_p
         self._num_top[slot] = -1 if parameters.num_top_tokens is None else parameters.num_top_tokens
+        self._scored_ids[slot] = parameters.scored_token_ids
         seed, sample = np.array([parameters.seed], np.uint64), np.array([parameters.sample], np.uint64)
         self._stream[slot] = stream_states(seed, sample)[0]
         self._step[slot] = 0
@@ -152,6 +154,7 @@ class Sampler:
             self._stream, self._step, self._num_top, self._is_plain,
         ):  # fmt: skip
             values[target] = values[source]
+        self._scored_ids[target] = self._scored_ids[source]
         self._edits[target] = self._edits[source]
         self._edits[source] = None
         self._masks.move(source, target)
@@ -300,7 +303,12 @@ class Sampler:
             normalizers = normalizers[wanted]
         log_probabilities[wanted] = logits[wanted, token_ids[wanted]] - normalizers
         lists = zip(wanted.tolist(), likeliest(some, normalizers, np.maximum(num_top[wanted], 0)), strict=True)
-        return log_probabilities, {row: top_tokens for row, top_tokens in lists if top_tokens}
+        found = {row: top_tokens for row, top_tokens in lists if top_tokens}
+        for row, normalizer in zip(wanted.tolist(), normalizers, strict=True):  # a float64, and so are its scores
+            if scored_ids := self._scored_ids[slots[row]]:
+                scores = (logits[row, list(scored_ids)] - normalizer).tolist()
+                found[row] = [*found.get(row, ()), *zip(scored_ids, scores, strict=True)]
+        return log_probabilities, found
 
 
 def _best(logits: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:

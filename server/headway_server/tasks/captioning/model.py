@@ -5,29 +5,27 @@ S patches of an image.
 
 from __future__ import annotations
 
-import re
-import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from collections.abc import Sequence as Elements
-from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import aclosing
+from dataclasses import dataclass
 
 import numpy as np
 
 from headway_server.batching.settings import MAX_IMAGES
-from headway_server.bundles import Bundle, Languages, PatchGrid
-from headway_server.decoding.interfaces import Decoder, Encoder, EncoderInput
+from headway_server.bundles import Bundle, ImagePreprocessing, Languages, PatchGrid, demanded
+from headway_server.decoding.interfaces import EncoderInput
 from headway_server.decoding.sequence import Delta
 from headway_server.errors import InvalidInputError
-from headway_server.preprocessing import EncodedText, ImagePreprocessor
-from headway_server.preprocessing.image import PreparedImage
+from headway_server.preprocessing import ImagePreprocessor
+from headway_server.preprocessing.image import ImageLimits, PreparedImage
 from headway_server.serving.answers import Answer
 from headway_server.serving.images import SentImage
 from headway_server.serving.limits import check_count
 from headway_server.tasks.decoding import ModelParts
 from headway_server.tasks.text_to_text.answer import WrittenText
-from headway_server.tasks.text_to_text.call import Passage, Source, TextToTextCall
-from headway_server.tasks.text_to_text.model import TextToTextModel
+from headway_server.tasks.text_to_text.call import Reading, TextToTextCall
+from headway_server.tasks.text_to_text.model import WritingModel
 from headway_server.tasks.text_to_text.phrases import Tokens
 from headway_server.tasks.text_to_text.request import TextToTextRequest
 
@@ -46,36 +44,59 @@ class Caption:
     height: int
 
 
-class CaptioningModel(TextToTextModel):
+class ImageReader:
+    """Makes pixels of images, which an encoder reads in patches."""
+
+    def __init__(self, preprocessing: ImagePreprocessing, limits: ImageLimits, grid: PatchGrid) -> None:
+        """Takes what the manifest says of images; errors are those of `ImagePreprocessor`."""
+        self._preprocessor = ImagePreprocessor(preprocessing, limits)
+        self._size = preprocessing.height, preprocessing.width
+        self.grid = grid
+
+    @property
+    def num_image_bytes(self) -> int:
+        """What an image takes once it is prepared."""
+        return self._preprocessor.num_image_bytes
+
+    def blank(self) -> EncoderInput:
+        """Returns an image of one colour."""
+        return EncoderInput.of_pixels(np.zeros((3, *self._size), np.float32), 1)
+
+    async def prepare(self, images: Elements[bytes], fields: Elements[str]) -> list[PreparedImage]:
+        """Decodes images, off the event loop; errors are those of `ImagePreprocessor.prepare_batch`."""
+        return await self._preprocessor.prepare_batch(images, fields=fields)
+
+    def read(self, images: Elements[PreparedImage]) -> list[Reading]:
+        """Returns the readings of images."""
+        num_patches = self.grid.rows * self.grid.columns
+        return [
+            Reading(source=EncoderInput.of_pixels(image.pixel_values, num_patches), input_index=index)
+            for index, image in enumerate(images)
+        ]
+
+    def seen_part(self, image: PreparedImage) -> tuple[float, float, float, float]:
+        """Returns left, top, right and bottom of what the patches cover, in pixels of the upright image."""
+        height, width = self._size
+        (left, top), (right, bottom) = image.transform.to_image([[0, 0], [width, height]]).tolist()
+        return left, top, right, bottom
+
+
+class CaptioningModel(WritingModel):
     """Writes a caption for each image, in one language or another."""
 
     _noun = "images"
     _field = "images"
+    _prefix_field = "prefix"
 
     def __init__(self, bundle: Bundle, parts: ModelParts) -> None:
-        """Makes a model of its parts; errors are those of `TextToTextModel`, and of `ImagePreprocessor`."""
+        """Makes a model of its parts; errors are those of `WritingModel`, and of `ImagePreprocessor`."""
         super().__init__(bundle, parts)
         manifest = bundle.manifest
-        assert manifest.image_preprocessing is not None, "the manifest's validator demands it"
-        assert manifest.patches is not None, "the manifest's validator demands it"
         assert parts.image_limits is not None, "`load` gives them"
-        self._preprocessor = ImagePreprocessor(manifest.image_preprocessing, parts.image_limits)
-        self._grid = manifest.patches
-        self._size = (manifest.image_preprocessing.height, manifest.image_preprocessing.width)
-        self._image_bytes = self._preprocessor.num_image_bytes
-        num_patches = self._grid.rows * self._grid.columns
-        self._patches = EncodedText(input_ids=np.zeros(num_patches, np.int64), offsets=((0, 0),) * num_patches)
-
-    def _run_once(self, decoder: Decoder, encoder: Encoder | None) -> None:
-        """See `DecodingModel`."""
-        assert encoder is not None, "the manifest's validator demands the graph"
-        preprocessing = self.bundle.manifest.image_preprocessing
-        assert preprocessing is not None, "the manifest's validator demands it"
-        blank = np.zeros((3, preprocessing.height, preprocessing.width), np.float32)
-        decoder.set_sources(encoder.encode([EncoderInput.of_pixels(blank, 1)]))
-        for token_id in (self._bos_id, self._tokenizer.largest_id):
-            decoder.decode(np.array([token_id]), np.zeros(1, np.int64))
-        decoder.set_sources([])
+        self._reader = ImageReader(
+            demanded(manifest.image_preprocessing), parts.image_limits, demanded(manifest.patches)
+        )
+        self._blank = self._reader.blank
 
     async def caption(
         self, images: Elements[bytes] | Elements[SentImage], *, request: TextToTextRequest
@@ -91,22 +112,19 @@ class CaptioningModel(TextToTextModel):
                 passed, the server is draining.
         """
         check_count("images", len(images), MAX_IMAGES)
-        with _named_prefixes():
-            request.check_one_each(len(images))
-            self._check_prefixes(request.target_prefixes, "target_prefixes[{}]")
         call = self._call(request, len(images))
-        with (
-            self._admit(len(images), num_tokens=call.plan.num_tokens, deadline=request.deadline),
-            self._hold(len(images) * self._image_bytes + call.most_rule_bytes),
-        ):
-            began = time.monotonic()
-            prepared = await self._prepare(images)
-            sources = await self._see(call, prepared)
-            sequences = [call.sequence(source) for source in sources]
-            preprocessing_s = time.monotonic() - began
-            results = await self._run(sequences)
-        answer = await self._answer(call, sources, results, [], preprocessing_s)
-        return self._with_images(answer, prepared)
+        num_bytes = len(images) * self._reader.num_image_bytes + call.most_rule_bytes
+        with self._begin(
+            len(images), num_tokens=call.plan.num_tokens, num_bytes=num_bytes, deadline=request.deadline
+        ) as job:
+            with job.preparing():
+                data = [one.data if isinstance(one, SentImage) else one for one in images]
+                names = [one.field if isinstance(one, SentImage) else f"images[{i}]" for i, one in enumerate(images)]
+                prepared = await self._reader.prepare(data, names)
+                sources = await self._sources(call, self._reader.read(prepared))
+            results = await job.run([call.sequence(source) for source in sources])
+        written = await self._written(call, sources, results, [])
+        return job.answer([self._caption(*pair) for pair in zip(written, prepared, strict=True)])
 
     async def stream_caption(
         self, image: bytes | SentImage, *, field: str, request: TextToTextRequest
@@ -115,54 +133,29 @@ class CaptioningModel(TextToTextModel):
 
         The first delta has the whole prefix. Errors are those of `caption`.
         """
-        with _named_prefixes():
-            self._check_prefixes(request.target_prefixes, "target_prefix")
         call = self._call(request, 1, is_stream=True)
-        with (
-            self._admit(1, num_tokens=call.plan.num_tokens, deadline=request.deadline) as permit,
-            self._hold(self._image_bytes + call.most_rule_bytes) as held,
-        ):
-            began = time.monotonic()
-            data = image.data if isinstance(image, SentImage) else image
-            prepared = await self._preprocessor.prepare_batch([data], fields=[field])
-            [source] = await self._see(call, prepared)
-            async with aclosing(self._write_source(call, source, permit, held, began)) as parts:
+        num_bytes = self._reader.num_image_bytes + call.most_rule_bytes
+        with self._begin(1, num_tokens=call.plan.num_tokens, num_bytes=num_bytes, deadline=request.deadline) as job:
+            with job.preparing():
+                data = image.data if isinstance(image, SentImage) else image
+                [prepared] = await self._reader.prepare([data], [field])
+                [source] = await self._sources(call, self._reader.read([prepared]))
+            async with aclosing(self._write_source(job, call, source)) as parts:
                 async for part in parts:
-                    yield part if isinstance(part, Delta) else self._with_images(part, prepared)
+                    yield part if isinstance(part, Delta) else job.answer([self._caption(part, prepared)])
 
-    async def _prepare(self, images: Elements[bytes] | Elements[SentImage]) -> list[PreparedImage]:
-        data = [one.data if isinstance(one, SentImage) else one for one in images]
-        fields = [one.field if isinstance(one, SentImage) else f"images[{i}]" for i, one in enumerate(images)]
-        return await self._preprocessor.prepare_batch(data, fields=fields)
+    def _caption(self, written: WrittenText, image: PreparedImage) -> Caption:
+        left, top, right, bottom = self._reader.seen_part(image)
+        return Caption(
+            written=written,
+            grid=self._reader.grid,
+            seen_part=(left, top, right, bottom),
+            width=image.width,
+            height=image.height,
+        )
 
-    async def _see(self, call: TextToTextCall, prepared: Elements[PreparedImage]) -> list[Source]:
-        """Makes sources of images, with the prefixes of their captions."""
-        passages = [Passage(text="", field=f"images[{i}]", text_index=i) for i in range(len(prepared))]
-        with _named_prefixes():
-            sources = await self._sources(call, passages, [self._patches] * len(prepared))
-        return [
-            replace(source, read=EncoderInput.of_pixels(image.pixel_values, len(self._patches)))
-            for source, image in zip(sources, prepared, strict=True)
-        ]
-
-    def _with_images(self, answer: Answer[WrittenText], prepared: Elements[PreparedImage]) -> Answer[Caption]:
-        height, width = self._size
-        captions = []
-        for written, image in zip(answer.results, prepared, strict=True):
-            (left, top), (right, bottom) = image.transform.to_image([[0, 0], [width, height]]).tolist()
-            captions.append(
-                Caption(
-                    written=written,
-                    grid=self._grid,
-                    seen_part=(left, top, right, bottom),
-                    width=image.width,
-                    height=image.height,
-                )
-            )
-        return Answer(results=captions, timings=answer.timings)
-
-    def _call(self, request: TextToTextRequest, num_texts: int, *, is_stream: bool = False) -> TextToTextCall:
-        """See `TextToTextModel`.
+    def _call(self, request: TextToTextRequest, count: int, *, is_stream: bool = False) -> TextToTextCall:
+        """See `WritingModel`.
 
         Raises:
             InvalidInputError: A limit for each token of the source is set.
@@ -171,10 +164,10 @@ class CaptioningModel(TextToTextModel):
             raise InvalidInputError(
                 "parameters.max_length_ratio", "is set, and an image has no tokens; set max_new_tokens instead"
             )
-        return super()._call(request, num_texts, is_stream=is_stream)
+        return super()._call(request, count, is_stream=is_stream)
 
     def _start(self, request: TextToTextRequest) -> tuple[Tokens, Tokens]:
-        """See `TextToTextModel`; a caption's first token tells its language.
+        """See `WritingModel`; a caption's first token tells its language.
 
         Raises:
             InvalidInputError: The model does not have the language, or none of several is named.
@@ -193,12 +186,3 @@ class CaptioningModel(TextToTextModel):
             )
         token = languages.target_tokens.get(language)
         return (), given if token is None else (*given, token)
-
-
-@contextmanager
-def _named_prefixes() -> Iterator[None]:
-    """Names prefixes in an error as requests for captions do."""
-    try:
-        yield
-    except InvalidInputError as error:
-        raise error.renamed(lambda field: re.sub("^target_prefix", "prefix", field)) from None

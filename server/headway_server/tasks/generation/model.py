@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from collections.abc import Sequence as Elements
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, repeat
@@ -14,31 +13,29 @@ from typing import Final
 
 import numpy as np
 
-from headway_server.bundles import CHAT_TEMPLATE_FILE, TOKENIZER_FILE, Bundle
+from headway_server.bundles import CHAT_TEMPLATE_FILE, TOKENIZER_FILE, Bundle, demanded
 from headway_server.decoding.constraints import (
     CompiledConstraint,
     ConstraintCompiler,
     ConstraintRequest,
     ConstraintState,
 )
-from headway_server.decoding.interfaces import Constraint, Decoder, Encoder
+from headway_server.decoding.interfaces import Constraint
 from headway_server.decoding.output.text import Decode, TextAssembly, TokenPlaces
 from headway_server.decoding.parameters import SamplingParameters
 from headway_server.decoding.sequence import Delta, Sequence, SequenceResult, share_prompt
 from headway_server.errors import FieldName, InvalidInputError
-from headway_server.preprocessing import CallForm, ChatTemplate, ReasoningForm, Tool
+from headway_server.preprocessing import CallForm, ChatTemplate, ReasoningForm
 from headway_server.preprocessing.pool import constraint_pool, text_pool
-from headway_server.serving.answers import Answer, CallTimings
+from headway_server.serving.answers import Answer
 from headway_server.serving.calls import cache_scope, current_caller
 from headway_server.serving.limits import check_text
-from headway_server.serving.permits import Permit
-from headway_server.tasks.decoding import DecodingModel, ModelParts
+from headway_server.tasks.decoding import DecodingJob, DecodingModel, ModelParts
 from headway_server.tasks.generation.request import (
     FittedPrompt,
     GenerationRequest,
     Prompt,
     PromptReader,
-    check_prompt,
     check_prompts,
 )
 from headway_server.tasks.generation.thinking import Thinking, ThinkingMarks
@@ -68,6 +65,18 @@ class GeneratedText:
     (P + T in all). Takes 10 microseconds a token."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    """What a call asks for, checked."""
+
+    prompts: Elements[Prompt]
+    fields: Elements[str]
+    """What the request calls each of them."""
+    request: GenerationRequest
+    plan: SamplingPlan
+    is_stream: bool
+
+
 class GenerationModel(DecodingModel):
     """Continues prompts."""
 
@@ -94,13 +103,6 @@ class GenerationModel(DecodingModel):
         form = self.reasoning_form
         self._marks = None if form is None else ThinkingMarks.of(form, parts.tokenizer)
 
-    def _run_once(self, decoder: Decoder, encoder: Encoder | None) -> None:
-        """See `DecodingModel`."""
-        assert encoder is None, "a prompt has no source"
-        largest = np.array([self._tokenizer.largest_id])
-        decoder.prefill(0, largest, 0)
-        decoder.decode(largest, np.ones(1, np.int64))
-
     def token_text(self, token_id: int) -> str:
         """Returns the text of a token by itself."""
         return self._tokenizer.token_text(token_id)
@@ -112,43 +114,28 @@ class GenerationModel(DecodingModel):
     async def inspect(
         self, text: str, *, request: AttentionRequest, truncate: bool, deadline: float | None
     ) -> InspectedText:
-        """Shows what the tokens of a text attend to, which is read at once.
+        """Shows what the tokens of a text attend to, which is read at once; args and errors: `TextModel.inspect`.
 
-        Args:
-            text: The text.
-            request: Which weights are asked for.
-            truncate: True cuts the beginning off a text that is too long; False refuses it.
-            deadline: When the caller stops waiting, by `time.monotonic`.
-
-        Raises:
-            RequestError: An argument is out of its range, the bundle has no graph for it, the weights are past the
-                limit, there is no room, the deadline passed, the server is draining.
+        `truncate` cuts the beginning off a text that is too long.
         """
         assert self._inspector is not None, "`load` makes it"
         check_text("text", text, self._max_text_bytes)
-        plan = self._inspector.plan(request)
         prefix = self.bundle.manifest.prompt_prefix
-        with self._inspector.admit(deadline):
-            began = time.monotonic()
-            [encoded] = await self._tokenizer.encode_limited(
-                [text],
-                fields=["text"],
-                max_tokens=self.limits.max_total_tokens - len(prefix),
-                truncate=truncate,
-                add_special_tokens=False,
-                truncation_side="left",
-                with_offsets=True,
-            )
-            tokens = await inspected_tokens(self._tokenizer, encoded, prefix=prefix)
-            maps, timings = await self._inspector.read(
-                {"input_ids": np.concatenate([np.array(prefix, np.int64), encoded.input_ids])},
-                plan,
-                field="text",
-                num_tokens=len(tokens),
-                deadline=deadline,
-                preprocessing_s=time.monotonic() - began,
-            )
-        return InspectedText(tokens=tokens, maps=maps, truncated=encoded.truncated, timings=timings)
+        with self._inspector.begin(request, deadline) as job:
+            with job.preparing():
+                [encoded] = await self._tokenizer.encode_limited(
+                    [text],
+                    fields=["text"],
+                    max_tokens=self.limits.max_total_tokens - len(prefix),
+                    truncate=truncate,
+                    add_special_tokens=False,
+                    truncation_side="left",
+                    with_offsets=True,
+                )
+                tokens = await inspected_tokens(self._tokenizer, encoded, prefix=prefix)
+            item = {"input_ids": np.concatenate([np.array(prefix, np.int64), encoded.input_ids])}
+            maps = await job.read(item, field="text", num_tokens=len(tokens))
+        return InspectedText(tokens=tokens, maps=maps, truncated=encoded.truncated, timings=job.timings)
 
     async def generate(
         self, prompts: Elements[Prompt], *, fields: Elements[str], request: GenerationRequest
@@ -164,35 +151,11 @@ class GenerationModel(DecodingModel):
             RequestError: A parameter or prompt is out of its range, the model continues no conversations, there is no
                 room, the deadline passed, the server is draining.
         """
-        plan = self._plan(request)
-        check_prompts(prompts, fields, self._max_text_bytes)
-        self._reader.check_kind(prompts)
-        self._reader.check_variables(request.variables, _VARIABLES_FIELD)
-        with self._admit_samples(fields, request.sample_count, plan, request.deadline) as permit:
-            began = time.monotonic()
-            constraint = await self._compile(plan.constraint)
-            fitted = await self._reader.read(
-                prompts,
-                fields=fields,
-                plan=plan,
-                truncate=request.truncate,
-                tools=_tools(request),
-                variables=request.variables,
-            )
-            fitted = await self._opened(fitted, request, plan)
-            states = await self._start_constraint(constraint, fitted, request, plan)
-            preprocessing_s = time.monotonic() - began
-            pairs = [
-                (prompt, sequence) for prompt in fitted for sequence in self._sequences(prompt, request, plan, states)
-            ]
-            sequences = [sequence for _, sequence in pairs]
-            self._release_with(permit, sequences)
-            results = await self._run(sequences)
-        texts = [
-            self._generated(prompt, sequence.parameters, result, request, plan)
-            for (prompt, sequence), result in zip(pairs, results, strict=True)
-        ]
-        return Answer(results=texts, timings=CallTimings.of(results, preprocessing_s=preprocessing_s))
+        call = self._call(prompts, fields, request)
+        with self._begin_samples(call) as job:
+            continued = await self._prepare(job, call)
+            await job.run([sequence for _, sequence in continued], are_last=True)
+        return job.answer([self._generated(call, *one) for one in continued])
 
     async def stream(
         self, prompt: Prompt, *, field: str, request: GenerationRequest
@@ -202,57 +165,30 @@ class GenerationModel(DecodingModel):
         With `echo` the first delta of each is the prompt, with its log-probabilities if they are asked for. Args and
         errors are those of `generate`.
         """
-        plan = self._plan(request)
-        check_prompt(prompt, field, self._max_text_bytes)
-        self._reader.check_kind([prompt])
-        self._reader.check_variables(request.variables, _VARIABLES_FIELD)
-        with self._admit_samples([field], request.sample_count, plan, request.deadline) as permit:
-            began = time.monotonic()
-            constraint = await self._compile(plan.constraint)
-            (fitted,) = await self._reader.read(
-                [prompt],
-                fields=[field],
-                plan=plan,
-                truncate=request.truncate,
-                tools=_tools(request),
-                variables=request.variables,
-            )
-            [fitted] = await self._opened([fitted], request, plan)
-            states = await self._start_constraint(constraint, [fitted], request, plan)
-            preprocessing_s = time.monotonic() - began
-            sequences = self._sequences(fitted, request, plan, states, is_stream=True)
-            self._release_with(permit, sequences)
-            places = {
-                sequence.parameters.sample: self._places(fitted, request, plan)
-                for sequence in sequences
-                if request.log_probabilities is not None
-            }
-            echoed = dict[int, Sequence]()
-            if fitted.shown and request.echo and plan.parameters.wants_prompt_log_probabilities:
-                echoed = {
-                    sequence.parameters.sample: sequence for sequence in sequences
-                }  # known with their first token
+        call = self._call([prompt], [field], request, is_stream=True)
+        with self._begin_samples(call) as job:
+            continued = await self._prepare(job, call)
+            fitted, sequences = continued[0][0], [sequence for _, sequence in continued]
+            places = [self._places(call, fitted) for _ in sequences]
+            unread = set[int]()  # samples whose prompt is repeated with its log-probabilities, known with a first token
+            if fitted.shown and request.echo and call.plan.parameters.wants_prompt_log_probabilities:
+                unread.update(range(len(sequences)))
             elif fitted.shown:
-                for sequence in sequences:
-                    yield Delta(output=fitted.shown, num_new_tokens=0, sample=sequence.parameters.sample)
-            streams = [self._stream(one, is_first=one is sequences[0]) for one in sequences]
-            async with aclosing(streams[0] if len(streams) == 1 else _samples(streams)) as deltas:
+                for sample in range(len(sequences)):
+                    yield Delta(output=fitted.shown, num_new_tokens=0, sample=sample)
+            async with aclosing(job.stream(sequences, are_last=True)) as deltas:
                 async for delta in deltas:
-                    if delta.sample in echoed:
-                        yield await self._echo(fitted, echoed.pop(delta.sample))
+                    if delta.sample in unread:
+                        unread.remove(delta.sample)
+                        yield await self._echo(fitted, sequences[delta.sample])
                     if delta.tokens:
                         delta = replace(  # noqa: PLW2901 (the same with the places)
                             delta, places=places[delta.sample].push([token.token_id for token in delta.tokens])
                         )
                     yield delta
-            for sequence in echoed.values():
-                yield await self._echo(fitted, sequence)
-            results = [sequence.reply.result.result() for sequence in sequences]
-            texts = [
-                self._generated(fitted, sequence.parameters, result, request, plan)
-                for sequence, result in zip(sequences, results, strict=True)
-            ]
-            yield Answer(results=texts, timings=CallTimings.of(results, preprocessing_s=preprocessing_s))
+            for sample in sorted(unread):
+                yield await self._echo(fitted, sequences[sample])
+            yield job.answer([self._generated(call, *one) for one in continued])
 
     @property
     def reasoning_form(self) -> ReasoningForm | None:
@@ -268,6 +204,16 @@ class GenerationModel(DecodingModel):
         """
         self._reader.check_kind([()])
         return self._reader.call_form()
+
+    def _call(
+        self, prompts: Elements[Prompt], fields: Elements[str], request: GenerationRequest, *, is_stream: bool = False
+    ) -> _Call:
+        """Checks what a call asks for, before any work is done for it."""
+        plan = self._plan(request)
+        check_prompts(prompts, fields, self._max_text_bytes)
+        self._reader.check_kind(prompts)
+        self._reader.check_variables(request.variables, _VARIABLES_FIELD)
+        return _Call(prompts=prompts, fields=fields, request=request, plan=plan, is_stream=is_stream)
 
     def _plan(self, request: GenerationRequest) -> SamplingPlan:
         parameters = request.parameters
@@ -303,20 +249,33 @@ class GenerationModel(DecodingModel):
                 FieldName("min_new_tokens"),
             )
 
-    @contextmanager
-    def _admit_samples(
-        self, fields: Elements[str], sample_count: int, plan: SamplingPlan, deadline: float | None
-    ) -> Iterator[Permit]:
-        """Holds a permit for every sample of every prompt; too many may be the fault of the sample count."""
-        count = len(fields) * sample_count
+    def _begin_samples(self, call: _Call) -> DecodingJob:
+        """Returns the job of every sample of every prompt; too many may be the fault of the sample count."""
+        num_prompts, sample_count = len(call.prompts), call.request.sample_count
+        count, name = num_prompts * sample_count, self.bundle.manifest.name
         if sample_count > 1 and count > self._capacity:
             raise InvalidInputError(
                 "sample_count",
-                f"is {sample_count}, with {len(fields)} {self._noun} {count} texts; {self.bundle.manifest.name} "
-                f"takes at most {self._capacity} at once; ask for fewer, or send the {self._noun} in several calls",
+                f"is {sample_count}, with {num_prompts} {self._noun} {count} texts; {name} takes at most "
+                f"{self._capacity} at once; ask for fewer, or send the {self._noun} in several calls",
             )
-        with self._admit(count, num_tokens=plan.new_tokens, deadline=deadline) as permit:
-            yield permit
+        return self._begin(count, num_tokens=call.plan.new_tokens, num_bytes=0, deadline=call.request.deadline)
+
+    async def _prepare(self, job: DecodingJob, call: _Call) -> list[tuple[FittedPrompt, Sequence]]:
+        """Makes the sequences of all samples of prompts, each with its prompt as it is read."""
+        with job.preparing():
+            constraint = await self._compile(call.plan.constraint)
+            fitted = await self._reader.read(
+                call.prompts,
+                fields=call.fields,
+                plan=call.plan,
+                truncate=call.request.truncate,
+                tools=() if call.request.tools is None else call.request.tools.tools,
+                variables=call.request.variables,
+            )
+            fitted = await self._opened(call, fitted)
+            states = await self._start_constraint(call, constraint, fitted)
+            return [(prompt, sequence) for prompt in fitted for sequence in self._sequences(call, prompt, states)]
 
     async def _compile(self, constraint: ConstraintRequest | None) -> CompiledConstraint | None:
         if constraint is None:
@@ -324,43 +283,32 @@ class GenerationModel(DecodingModel):
         return await self._constraints.compile_off_loop(constraint, field="parameters.constraint")
 
     async def _start_constraint(
-        self,
-        constraint: CompiledConstraint | None,
-        prompts: Elements[FittedPrompt],
-        request: GenerationRequest,
-        plan: SamplingPlan,
+        self, call: _Call, constraint: CompiledConstraint | None, prompts: Elements[FittedPrompt]
     ) -> Iterator[ConstraintState | None]:
         """Returns the states of the constraint for every sample of every prompt; more than a few are made in a pool."""
         if constraint is None:
             return repeat(None)
-        end_ids = self._end_ids(plan.parameters)
+        end_ids = self._end_ids(call.plan.parameters)
         started = (
             constraint.start(end_ids=end_ids, follows_text=bool(self._tokenizer.decode(prompt.context_ids)))
             for prompt in prompts
-            for _ in range(request.sample_count)
+            for _ in range(call.request.sample_count)
         )
-        if (count := len(prompts) * request.sample_count) <= _STATES_AT_A_TIME:
+        if (count := len(prompts) * call.request.sample_count) <= _STATES_AT_A_TIME:
             return iter(list(started))
         loop, states = asyncio.get_running_loop(), list[ConstraintState]()
         while len(states) < count:
             states += await loop.run_in_executor(constraint_pool(), list, islice(started, _STATES_AT_A_TIME))
         return iter(states)
 
-    def _sequences(
-        self,
-        prompt: FittedPrompt,
-        request: GenerationRequest,
-        plan: SamplingPlan,
-        states: Iterator[ConstraintState | None],
-        *,
-        is_stream: bool = False,
-    ) -> list[Sequence]:
+    def _sequences(self, call: _Call, prompt: FittedPrompt, states: Iterator[ConstraintState | None]) -> list[Sequence]:
         """Makes the sequences of a prompt, one for each sample, which compute the prompt once.
 
         Each takes the next of the states of the call's constraint.
         """
+        request, is_stream = call.request, call.is_stream
         caller, cache_salt = current_caller(), cache_scope(request.cache_salt)
-        decode = self._decode(request, plan)
+        decode = self._decode(call)
         sequences = [
             Sequence(
                 prompt_ids=prompt.input_ids,
@@ -378,16 +326,16 @@ class GenerationModel(DecodingModel):
                 priority=request.priority,
                 caller=caller,
                 cache_salt=cache_salt,
-                constraint=self._constraint_of(prompt, plan, next(states)),
+                constraint=self._constraint_of(call.plan, prompt, next(states)),
             )
-            for parameters in plan.for_samples(prompt.max_new_tokens, request.sample_count)
+            for parameters in call.plan.for_samples(prompt.max_new_tokens, request.sample_count)
         ]
         if len(sequences) > 1:
             share_prompt(sequences)
         return sequences
 
     def _constraint_of(
-        self, prompt: FittedPrompt, plan: SamplingPlan, answer: ConstraintState | None
+        self, plan: SamplingPlan, prompt: FittedPrompt, answer: ConstraintState | None
     ) -> Constraint | None:
         """Returns what a text is held to whose answer, after what the model thinks, is held to `answer`."""
         budget = plan.parameters.thinking_token_budget
@@ -420,12 +368,10 @@ class GenerationModel(DecodingModel):
             text = "" if self._marks is None else self._marks.decode(prompt.context_ids)
         return self.reasoning_form.is_open(text)
 
-    async def _opened(
-        self, prompts: Elements[FittedPrompt], request: GenerationRequest, plan: SamplingPlan
-    ) -> list[FittedPrompt]:
+    async def _opened(self, call: _Call, prompts: Elements[FittedPrompt]) -> list[FittedPrompt]:
         """Completes prompts by what their texts begin with: the prompt, the mark of thinking, or nothing."""
-        if not request.echo:
-            return [replace(prompt, shown=self._mark(prompt, request, plan)) for prompt in prompts]
+        if not call.request.echo:
+            return [replace(prompt, shown=self._mark(call, prompt)) for prompt in prompts]
 
         def shown(prompt: FittedPrompt) -> FittedPrompt:
             if prompt.truncated or prompt.text is None:  # without what was cut from it
@@ -437,27 +383,25 @@ class GenerationModel(DecodingModel):
             text_pool(num_tokens), lambda: [shown(prompt) for prompt in prompts]
         )
 
-    def _mark(self, prompt: FittedPrompt, request: GenerationRequest, plan: SamplingPlan) -> str:
+    def _mark(self, call: _Call, prompt: FittedPrompt) -> str:
         """Returns the mark of thinking if a prompt ends with it and the text is to show it."""
-        form = self.reasoning_form if request.shows_reasoning and self._thinks(plan) else None
+        form = self.reasoning_form if call.request.shows_reasoning and self._thinks(call.plan) else None
         return form.begin if form is not None and self._is_open(prompt) else ""
 
-    def _decode(self, request: GenerationRequest, plan: SamplingPlan) -> Decode:
+    def _decode(self, call: _Call) -> Decode:
         """Returns what makes text of the tokens that follow a prompt."""
-        shown = frozenset[int]() if plan.constraint is None else plan.constraint.special_ids
-        if request.shows_reasoning and self.reasoning_form is not None:
+        shown = frozenset[int]() if call.plan.constraint is None else call.plan.constraint.special_ids
+        if call.request.shows_reasoning and self.reasoning_form is not None:
             shown |= {index for _, index in self.reasoning_form.special_tokens}
         return self._tokenizer.decoder(shown)
 
-    def _places(self, prompt: FittedPrompt, request: GenerationRequest, plan: SamplingPlan) -> TokenPlaces:
+    def _places(self, call: _Call, prompt: FittedPrompt) -> TokenPlaces:
         """Returns what finds the places of the tokens that follow a prompt."""
-        return TokenPlaces(self._decode(request, plan), prompt.context_ids, start=len(prompt.shown))
+        return TokenPlaces(self._decode(call), prompt.context_ids, start=len(prompt.shown))
 
-    def _all_places(
-        self, prompt: FittedPrompt, result: SequenceResult, request: GenerationRequest, plan: SamplingPlan
-    ) -> tuple[int, ...]:
+    def _all_places(self, call: _Call, prompt: FittedPrompt, result: SequenceResult) -> tuple[int, ...]:
         """See `GeneratedText.places`."""
-        own = self._places(prompt, request, plan).push([token.token_id for token in result.tokens])
+        own = self._places(call, prompt).push([token.token_id for token in result.tokens])
         return self._prompt_places(prompt) + own if result.prompt_tokens else own
 
     def _prompt_places(self, prompt: FittedPrompt) -> tuple[int, ...]:
@@ -480,14 +424,9 @@ class GenerationModel(DecodingModel):
             sample=sequence.parameters.sample,
         )
 
-    def _generated(
-        self,
-        prompt: FittedPrompt,
-        parameters: SamplingParameters,
-        result: SequenceResult,
-        request: GenerationRequest,
-        plan: SamplingPlan,
-    ) -> GeneratedText:
+    def _generated(self, call: _Call, prompt: FittedPrompt, sequence: Sequence) -> GeneratedText:
+        """Returns what became of a sequence that has ended."""
+        parameters, result = sequence.parameters, sequence.reply.result.result()
         return GeneratedText(
             text=prompt.shown + result.output,
             result=result,
@@ -495,32 +434,8 @@ class GenerationModel(DecodingModel):
             truncated=prompt.truncated,
             seed=parameters.seed,
             sample=parameters.sample,
-            places=partial(self._all_places, prompt, result, request, plan),
+            places=partial(self._all_places, call, prompt, result),
         )
-
-
-def _tools(request: GenerationRequest) -> tuple[Tool, ...]:
-    return () if request.tools is None else request.tools.tools
-
-
-async def _samples(streams: Elements[AsyncGenerator[Delta, None]]) -> AsyncGenerator[Delta, None]:
-    """Yields the deltas of the samples of a prompt as they appear; at most one of each waits to be read."""
-    waiting = {asyncio.ensure_future(anext(stream)): sample for sample, stream in enumerate(streams)}
-    try:
-        while waiting:
-            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for arrived in done:
-                sample = waiting.pop(arrived)
-                with suppress(StopAsyncIteration):
-                    delta = arrived.result()
-                    waiting[asyncio.ensure_future(anext(streams[sample]))] = sample
-                    yield replace(delta, sample=sample)
-    finally:
-        for arriving in waiting:
-            arriving.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
-        for stream in streams:
-            await stream.aclose()
 
 
 def _load_chat_template(bundle: Bundle) -> ChatTemplate | None:
@@ -532,9 +447,8 @@ def _load_chat_template(bundle: Bundle) -> ChatTemplate | None:
     manifest = bundle.manifest
     if CHAT_TEMPLATE_FILE not in manifest.files:
         return None
-    assert manifest.special_tokens is not None, "the manifest's validator demands it"
     return ChatTemplate.load(
         bundle.file(CHAT_TEMPLATE_FILE),
         tokenizer_file=bundle.file(TOKENIZER_FILE),
-        special_tokens=manifest.special_tokens,
+        special_tokens=demanded(manifest.special_tokens),
     )

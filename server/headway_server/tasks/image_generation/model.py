@@ -9,18 +9,17 @@ C channels and S side of a latent, H, W height and width of an image.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Self
 
 import numpy as np
 import structlog
 
 from headway_server.batching import Batcher, BatchGraph, Tensors
-from headway_server.batching.batcher import BatchedResults, ItemTimes
-from headway_server.bundles import TOKENIZER_FILE, Bundle, Precision
+from headway_server.batching.batcher import BatchedResults
+from headway_server.bundles import TOKENIZER_FILE, Bundle, GraphRole, Precision, demanded
 from headway_server.diffusion import (
     DenoisingEngine,
     Drawing,
@@ -28,18 +27,16 @@ from headway_server.diffusion import (
     Trajectory,
     draw_noise,
     mix,
-    step_times,
 )
-from headway_server.diffusion.engine import LABEL, LATENT, TEXT, TEXT_MASK, TIMESTEP, VELOCITY, Condition
+from headway_server.diffusion.engine import LABEL, LATENT, TEXT, TEXT_MASK, TIMESTEP, VELOCITY, Progress
 from headway_server.diffusion.samplers import Latent
 from headway_server.errors import BundleError
 from headway_server.observers import NO_OBSERVER, ModelId, Observer
 from headway_server.preprocessing import ImagePreprocessor, TextTokenizer
 from headway_server.runtime import Runtime
-from headway_server.serving.answers import Answer, CallTimings
-from headway_server.serving.calls import current_caller
+from headway_server.serving.answers import Answer
 from headway_server.serving.families import ServedModel
-from headway_server.serving.permits import Admission, MeasuredPace, Permit
+from headway_server.serving.permits import Admission, MeasuredPace
 from headway_server.settings import ServerSettings
 from headway_server.tasks.image_generation.editing import Edit, encode_png, read_edit
 from headway_server.tasks.image_generation.prompts import (
@@ -52,9 +49,11 @@ from headway_server.tasks.image_generation.prompts import (
     text_states_shape,
 )
 from headway_server.tasks.image_generation.request import DrawingRequest
+from headway_server.tasks.job import Job
 from headway_server.tasks.parameters import draw_seed
 
 PIXELS: Final = "pixel_values"
+_ROLES: Final[tuple[GraphRole, ...]] = ("denoiser", "vae_decoder", "vae_encoder", "text_encoder")
 _SEEDS: Final = 2**64
 _LATENTS_OF_IMAGE: Final = 3
 """That an image holds while it is drawn: its noise, where it is, and what was predicted of it."""
@@ -92,20 +91,16 @@ class ImageGenerationModel(ServedModel):
         self,
         bundle: Bundle,
         precision: Precision,
-        preprocessor: ImagePreprocessor,
         settings: ServerSettings,
+        graphs: Mapping[GraphRole, BatchGraph],
+        max_padding: Mapping[GraphRole, int | None],
         *,
-        denoiser: BatchGraph,
-        decoder: BatchGraph,
-        encoder: BatchGraph,
-        text_encoder: BatchGraph | None,
-        max_padding: dict[BatchGraph, int | None],
         observer: Observer,
     ) -> None:
         """Makes a model of its parts; `load` makes the parts."""
-        manifest = bundle.manifest
+        manifest, denoiser = bundle.manifest, graphs["denoiser"]
         super().__init__(bundle, precision, denoiser.device)
-        self._preprocessor = preprocessor
+        self._preprocessor = ImagePreprocessor(demanded(manifest.image_preprocessing), settings.image_limits)
         self._latent_shape = _latent_shape(denoiser)
         model = ModelId(name=manifest.name, version=manifest.version)
         session = denoiser.session
@@ -116,19 +111,21 @@ class ImageGenerationModel(ServedModel):
             busy_lanes=session.cores.busy_lanes(),
             observer=observer,
         )
-        self._decoder, self._encoder, *readers = (
-            Batcher(
-                graph, budget=1, model=model, session=graph.session, max_padding=max_padding[graph], observer=observer
+        batchers = {
+            role: Batcher(
+                graph, budget=1, model=model, session=graph.session, max_padding=max_padding[role], observer=observer
             )
-            for graph in (decoder, encoder, *([] if text_encoder is None else [text_encoder]))
-        )
-        self.workers += [self._engine, self._decoder, self._encoder, *readers]
+            for role, graph in graphs.items()
+            if role != "denoiser"
+        }
+        self._decoder, self._encoder = batchers["vae_decoder"], batchers["vae_encoder"]
+        self.workers += [self._engine, *batchers.values()]
         self._prompts: Prompts = LabelPrompts(manifest.labels)
-        if readers:
+        if "text_encoder" in batchers:
             self._prompts = TextPrompts(
                 TextTokenizer.load(bundle.path / TOKENIZER_FILE),
-                readers[0],
-                max_tokens=_max_tokens(bundle),
+                batchers["text_encoder"],
+                max_tokens=demanded(manifest.limits.max_input_tokens),
                 pad_id=_pad_id(bundle),
                 max_bytes=settings.max_text_bytes,
             )
@@ -151,40 +148,27 @@ class ImageGenerationModel(ServedModel):
             RuntimeUnavailableError: The bundle has no such variant.
         """
         manifest = bundle.manifest
-        assert manifest.image_preprocessing is not None, "the manifest's validator demands it"
-        size = (3, manifest.image_preprocessing.height, manifest.image_preprocessing.width)
+        sizes = demanded(manifest.image_preprocessing)
+        size = (3, sizes.height, sizes.width)
         precision, variant = runtime.choose_variant(manifest, settings.precision)
-        denoiser, decoder, encoder = (
-            BatchGraph(runtime.open(bundle, graph))
-            for graph in (variant.graphs["denoiser"], variant.graphs["vae_decoder"], variant.graphs["vae_encoder"])
-        )
-        shape = _latent_shape(denoiser)
+        graphs = {
+            role: BatchGraph(runtime.open(bundle, variant.graphs[role])) for role in _ROLES if role in variant.graphs
+        }
+        shape = _latent_shape(graphs["denoiser"])
         blank = np.zeros(shape, np.float32)
         row = {LATENT: blank, TIMESTEP: np.array(1, np.float32), LABEL: np.array(len(manifest.labels))}
-        max_padding: dict[BatchGraph, int | None] = {}
-        text_encoder = None
-        if "text_encoder" in variant.graphs:
-            text_encoder = BatchGraph(runtime.open(bundle, variant.graphs["text_encoder"]))
-            text, states = text_row((), _max_tokens(bundle), _pad_id(bundle)), text_states_shape(text_encoder)
-            max_padding[text_encoder] = text_encoder.warm_up(text, 1, {TEXT: states})
+        tried: dict[GraphRole, tuple[Tensors, Mapping[str, tuple[int, ...]]]] = {
+            "denoiser": (row, {VELOCITY: shape}),
+            "vae_decoder": ({LATENT: blank}, {PIXELS: size}),
+            "vae_encoder": ({PIXELS: np.zeros(size, np.float32)}, {LATENT: shape}),
+        }
+        if "text_encoder" in graphs:
+            text = text_row((), demanded(manifest.limits.max_input_tokens), _pad_id(bundle))
+            states = text_states_shape(graphs["text_encoder"])
+            tried["text_encoder"] = text, {TEXT: states}
             row |= {TEXT: np.zeros(states, np.float32), TEXT_MASK: text[ATTENTION_MASK]}
-        return cls(
-            bundle,
-            precision,
-            ImagePreprocessor(manifest.image_preprocessing, settings.image_limits),
-            settings,
-            denoiser=denoiser,
-            decoder=decoder,
-            encoder=encoder,
-            text_encoder=text_encoder,
-            max_padding=max_padding
-            | {
-                denoiser: denoiser.warm_up(row, 1, {VELOCITY: shape}),
-                decoder: decoder.warm_up({LATENT: blank}, 1, {PIXELS: size}),
-                encoder: encoder.warm_up({PIXELS: np.zeros(size, np.float32)}, 1, {LATENT: shape}),
-            },
-            observer=observer,
-        )
+        max_padding = {role: graphs[role].warm_up(inputs, 1, outputs) for role, (inputs, outputs) in tried.items()}
+        return cls(bundle, precision, settings, graphs, max_padding, observer=observer)
 
     def __repr__(self) -> str:
         manifest = self.bundle.manifest
@@ -201,151 +185,134 @@ class ImageGenerationModel(ServedModel):
             RequestError: There is no such label, a text is too long, an image cannot be read, there is no room, the
                 deadline passed, the server is draining.
         """
-        caller, count = current_caller(), request.num_images
-        work = _work(request) * count
-        with (
-            self._admission.admit(count, work=work, deadline=deadline, caller=caller),
-            self._held.admit(1, caller=caller) as held,
-        ):
-            began = time.monotonic()
-            conditions, edit = await self._prepare(request, held, deadline)
-            seeds = _seeds(request)
-            drawings = [self._drawing(request, conditions, seed, edit, deadline) for seed in seeds]
-            preprocessing_s = time.monotonic() - began
-            latents = await self._engine.run(drawings, caller)
-            return await self._finish(
-                drawings, latents, seeds, edit, deadline=deadline, preprocessing_s=preprocessing_s
-            )
+        request = replace(request, seed=draw_seed(request.seed))
+        with self._begin(request, deadline) as job:
+            drawings, edit = await self._prepare(job, request)
+            latents = await job.run(drawings)
+            return job.answer(await self._finish(job, request, latents, edit))
 
     async def stream(
         self, request: DrawingRequest, *, deadline: float | None
     ) -> AsyncGenerator[DrawingProgress | Answer[DrawnImage], None]:
         """Draws one image: yields how far it is, and last the answer. Errors are those of `draw`."""
-        caller = current_caller()
-        work = _work(request)
-        with (
-            self._admission.admit(1, work=work, deadline=deadline, caller=caller),
-            self._held.admit(1, caller=caller) as held,
-        ):
-            began = time.monotonic()
-            conditions, edit = await self._prepare(request, held, deadline)
-            seeds = _seeds(request)
-            drawing = self._drawing(request, conditions, seeds[0], edit, deadline, wants_progress=True)
-            preprocessing_s = time.monotonic() - began
+        request = replace(request, seed=draw_seed(request.seed), num_images=1)
+        with self._begin(request, deadline) as job:
+            [drawing], edit = await self._prepare(job, request, wants_progress=True)
             num_steps, due = drawing.trajectory.num_steps, request.preview_step_count
-            async with aclosing(self._engine.stream(drawing, caller)) as parts:
+            async with aclosing(job.stream(drawing)) as parts:
                 async for part in parts:
                     preview = None
                     if due and part.num_made >= due:
                         due = part.num_made + request.preview_step_count
-                        [preview], _ = await self._decode([part.image], edit, deadline)
+                        [preview] = (await self._decode(job, [part.image], edit)).results
                     yield DrawingProgress(num_made=part.num_made, num_steps=num_steps, preview=preview)
-            latents = [drawing.result.result()]
-            yield await self._finish(
-                [drawing], latents, seeds, edit, deadline=deadline, preprocessing_s=preprocessing_s
-            )
+            yield job.answer(await self._finish(job, request, [drawing.result.result()], edit))
+
+    def _begin(self, request: DrawingRequest, deadline: float | None) -> DrawingJob:
+        """Returns the job of a call, which holds the latents of its images."""
+        num_latents = request.num_images * _LATENTS_OF_IMAGE + (request.image is not None)
+        return DrawingJob(
+            self._engine,
+            self._admission,
+            self._held,
+            count=request.num_images,
+            work=_work(request),
+            num_bytes=num_latents * math.prod(self._latent_shape) * np.dtype(np.float32).itemsize,
+            deadline=deadline,
+        )
 
     async def _prepare(
-        self, request: DrawingRequest, held: Permit, deadline: float | None
-    ) -> tuple[list[Condition], Edit | None]:
-        """Reads what is drawn, and the image that is drawn over, if there is one, with its latent.
-
-        What is made of them is counted in what the call holds, as are the latents of its images.
+        self, job: DrawingJob, request: DrawingRequest, *, wants_progress: bool = False
+    ) -> tuple[list[Drawing], Edit | None]:
+        """Reads what is drawn, and the image that is drawn over, if there is one; the job holds what is made of them.
 
         Returns:
-            The denoiser's rows of what is drawn and, where it is guided, of what it is led away from; and the image.
+            A drawing for each image, and what is drawn over with its latent.
         """
-        read = self._prompts.read
-        prompts = await read("prompt", request.prompt), await read("negative_prompt", request.negative_prompt)
-        num_latents = request.num_images * _LATENTS_OF_IMAGE + (request.image is not None)
-        num_bytes = num_latents * math.prod(self._latent_shape) * np.dtype(np.float32).itemsize
-        edit = None
-        if request.image is not None:
-            edit = await read_edit(self._preprocessor, request.image, request.mask, self._latent_shape[-1])
-            num_bytes += edit.num_bytes
-        held.resize(1, num_bytes)
-        conditions = await self._prompts.conditions(prompts[: _num_rows(request, prompts)], deadline)
-        held.resize(1, num_bytes + sum(tensor.nbytes for condition in conditions for tensor in condition.values()))
-        if edit is not None:
-            encoded: BatchedResults[Tensors] = await self._encoder.submit(
-                [{PIXELS: edit.pixel_values}], [1], outputs=(LATENT,), deadline=deadline, caller=current_caller()
+        with job.preparing():
+            read = self._prompts.read
+            prompts = await read("prompt", request.prompt), await read("negative_prompt", request.negative_prompt)
+            edit = None
+            if request.image is not None:
+                edit = await read_edit(self._preprocessor, request.image, request.mask, self._latent_shape[-1])
+                job.hold_more(edit.num_bytes)
+            conditions = await self._prompts.conditions(prompts[: _num_rows(request, prompts)], job)
+            job.hold_more(sum(tensor.nbytes for condition in conditions for tensor in condition.values()))
+            if edit is not None:
+                encoded: BatchedResults[Tensors] = await job.batch(
+                    self._encoder, [{PIXELS: edit.pixel_values}], outputs=(LATENT,), num_bytes=0, num_read=0
+                )
+                edit.latent = encoded.results[0][LATENT]
+        drawings = [
+            Drawing(
+                self._trajectory(request, seed, edit),
+                condition=conditions[0],
+                other_condition=conditions[-1],
+                guidance=request.guidance_scale if len(conditions) > 1 else 1.0,
+                deadline=job.deadline,
+                wants_progress=wants_progress,
             )
-            edit.latent = encoded.results[0][LATENT]
-        return conditions, edit
+            for seed in _seeds(request)
+        ]
+        return drawings, edit
 
-    def _drawing(
-        self,
-        request: DrawingRequest,
-        conditions: Sequence[Condition],
-        seed: int,
-        edit: Edit | None,
-        deadline: float | None,
-        *,
-        wants_progress: bool = False,
-    ) -> Drawing:
-        times = step_times(request.num_steps, request.made_share)
+    def _trajectory(self, request: DrawingRequest, seed: int, edit: Edit | None) -> Trajectory:
+        """Returns the beginning of an image: noise, or with less of it what is drawn over."""
+        times = request.times
         noise = latent = draw_noise(seed, self._latent_shape)
         kept = None
         if edit is not None and edit.latent is not None:
             latent = mix(edit.latent, noise, times[0])
             if edit.is_kept is not None:
                 kept = KeptArea(is_kept=edit.is_kept, latent=edit.latent, noise=noise)
-        return Drawing(
-            Trajectory(latent, times, request.sampler, kept),
-            condition=conditions[0],
-            other_condition=conditions[-1],
-            guidance=request.guidance_scale if len(conditions) > 1 else 1.0,
-            deadline=deadline,
-            wants_progress=wants_progress,
-        )
+        return Trajectory(latent, times, request.sampler, kept)
 
     async def _finish(
-        self,
-        drawings: Sequence[Drawing],
-        latents: Sequence[Latent],
-        seeds: Sequence[int],
-        edit: Edit | None,
-        *,
-        deadline: float | None,
-        preprocessing_s: float,
-    ) -> Answer[DrawnImage]:
+        self, job: DrawingJob, request: DrawingRequest, latents: Sequence[Latent], edit: Edit | None
+    ) -> list[DrawnImage]:
         """Makes images of latents."""
-        files, runs = await self._decode(latents, edit, deadline)
+        decoded = await self._decode(job, latents, edit)
+        job.note(decoded.runs)
         width, height = self.size if edit is None else edit.size(self.size)
-        return Answer(
-            results=[
-                DrawnImage(png=png, seed=seed, num_steps=one.trajectory.num_steps, width=width, height=height)
-                for png, seed, one in zip(files, seeds, drawings, strict=True)
-            ],
-            timings=CallTimings.of(drawings, preprocessing_s=preprocessing_s)
-            + CallTimings.of(runs, preprocessing_s=0.0),
-        )
+        return [
+            DrawnImage(png=png, seed=seed, num_steps=request.num_made_steps, width=width, height=height)
+            for png, seed in zip(decoded.results, _seeds(request), strict=True)
+        ]
 
     @property
     def size(self) -> tuple[int, int]:
         """Width and height of what it draws, in pixels."""
-        preprocessing = self.bundle.manifest.image_preprocessing
-        assert preprocessing is not None, "the manifest's validator demands it"
-        return preprocessing.width, preprocessing.height
+        sizes = demanded(self.bundle.manifest.image_preprocessing)
+        return sizes.width, sizes.height
 
-    async def _decode(
-        self, latents: Sequence[Latent], edit: Edit | None, deadline: float | None
-    ) -> tuple[list[bytes], list[ItemTimes]]:
+    async def _decode(self, job: DrawingJob, latents: Sequence[Latent], edit: Edit | None) -> BatchedResults[bytes]:
         """Makes PNG files of latents, off the event loop."""
 
         def read(row: Tensors, _: int) -> bytes:
             pixels = np.rint(row[PIXELS].transpose(1, 2, 0) * 255).astype(np.uint8)  # (H, W, 3)
             return encode_png(pixels if edit is None else edit.put_together(pixels))
 
-        decoded = await self._decoder.submit(
-            [{LATENT: latent} for latent in latents],
-            [1] * len(latents),
-            outputs=(PIXELS,),
-            read=read,
-            deadline=deadline,
-            caller=current_caller(),
-        )
-        return decoded.results, decoded.runs
+        items = [{LATENT: latent} for latent in latents]
+        return await job.batch(self._decoder, items, outputs=(PIXELS,), num_bytes=0, num_read=0, read=read)
+
+
+class DrawingJob(Job[DenoisingEngine]):
+    """A call whose images are drawn."""
+
+    async def run(self, drawings: Sequence[Drawing]) -> list[Latent]:
+        """Returns the latents of drawings, which the job holds already; errors are those of `DenoisingEngine.run`."""
+        with self._running(num_bytes=0, num_read=0):
+            latents = await self._engine.run(drawings, self.caller)
+        self.note(drawings)
+        return latents
+
+    async def stream(self, drawing: Drawing) -> AsyncGenerator[Progress, None]:
+        """Runs a drawing as `run` does and yields how far it is; its `result` is there afterwards."""
+        with self._running(num_bytes=0, num_read=0):
+            async with aclosing(self._engine.stream(drawing, self.caller)) as parts:
+                async for part in parts:
+                    yield part
+        self.note([drawing])
 
 
 def _latent_shape(denoiser: BatchGraph) -> tuple[int, ...]:
@@ -357,12 +324,6 @@ def _latent_shape(denoiser: BatchGraph) -> tuple[int, ...]:
             f"{graph.file}: latents of {shape}; they are of (channels, side, side): export the model again"
         )
     return sizes
-
-
-def _max_tokens(bundle: Bundle) -> int:
-    limit = bundle.manifest.limits.max_input_tokens
-    assert limit is not None, "the manifest's validator demands it"
-    return limit
 
 
 def _pad_id(bundle: Bundle) -> int:
@@ -377,10 +338,9 @@ def _num_rows(request: DrawingRequest, prompts: tuple[Prompt, Prompt] | tuple[st
 
 def _work(request: DrawingRequest) -> float:
     """Returns how many rows an image takes in all its steps together, by the prompts as they are written."""
-    times = step_times(request.num_steps, request.made_share)
-    return float(_num_rows(request, (request.prompt, request.negative_prompt)) * (len(times) - 1))
+    return float(_num_rows(request, (request.prompt, request.negative_prompt)) * request.num_made_steps)
 
 
 def _seeds(request: DrawingRequest) -> list[int]:
-    first = draw_seed(request.seed)
-    return [(first + number) % _SEEDS for number in range(request.num_images)]
+    assert request.seed is not None, "a call draws one"
+    return [(request.seed + number) % _SEEDS for number in range(request.num_images)]

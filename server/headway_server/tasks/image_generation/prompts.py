@@ -6,7 +6,7 @@ T is the number of tokens that every text is padded to, D the width of their sta
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 
@@ -15,8 +15,8 @@ from headway_server.batching.batcher import BatchedResults
 from headway_server.diffusion.engine import LABEL, TEXT, TEXT_MASK, Condition
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing import TextTokenizer
-from headway_server.serving.calls import counted_tokens, current_caller
 from headway_server.serving.limits import check_text
+from headway_server.tasks.job import Job
 
 INPUT_IDS: Final = "input_ids"
 ATTENTION_MASK: Final = "attention_mask"
@@ -37,8 +37,8 @@ class Prompts(Protocol):
         """
         ...
 
-    async def conditions(self, prompts: Sequence[Prompt], deadline: float | None) -> list[Condition]:
-        """Returns the denoiser's row of each prompt."""
+    async def conditions(self, prompts: Sequence[Prompt], job: Job[Any]) -> list[Condition]:
+        """Returns the denoiser's row of each prompt of a call; errors are those of `Job.batch`."""
         ...
 
 
@@ -59,7 +59,7 @@ class LabelPrompts:
             raise InvalidInputError(field, f"is {text[:_MOST_SHOWN]!r}; this model draws {shown}: name one of these")
         return self._folded.index(text.casefold())
 
-    async def conditions(self, prompts: Sequence[Prompt], deadline: float | None) -> list[Condition]:  # noqa: ARG002 (nothing is waited for)
+    async def conditions(self, prompts: Sequence[Prompt], job: Job[Any]) -> list[Condition]:  # noqa: ARG002 (nothing is waited for)
         """Returns the numbers as they are."""
         return [{LABEL: np.array(prompt, np.int64)} for prompt in prompts]
 
@@ -99,13 +99,16 @@ class TextPrompts:
             )
         return tuple(encoded.input_ids.tolist())
 
-    async def conditions(self, prompts: Sequence[Prompt], deadline: float | None) -> list[Condition]:
+    async def conditions(self, prompts: Sequence[Prompt], job: Job[Any]) -> list[Condition]:
         """Runs the text encoder."""
         rows = [text_row(prompt, self._max_tokens, self._pad_id) for prompt in prompts if isinstance(prompt, tuple)]
-        with counted_tokens(sum(len(prompt) for prompt in prompts if isinstance(prompt, tuple))):
-            encoded: BatchedResults[Tensors] = await self._encoder.submit(
-                rows, [1] * len(rows), outputs=(TEXT,), deadline=deadline, caller=current_caller()
-            )
+        encoded: BatchedResults[Tensors] = await job.batch(
+            self._encoder,
+            rows,
+            outputs=(TEXT,),
+            num_bytes=sum(tensor.nbytes for row in rows for tensor in row.values()),
+            num_read=sum(len(prompt) for prompt in prompts if isinstance(prompt, tuple)),
+        )
         return [
             {TEXT: found[TEXT], TEXT_MASK: row[ATTENTION_MASK]}
             for found, row in zip(encoded.results, rows, strict=True)

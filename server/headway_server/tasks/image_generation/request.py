@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from headway_server.diffusion import Sampler
+from headway_server.diffusion import Sampler, step_times
 from headway_server.errors import InvalidInputError
 from headway_server.field_rules import maximum, rules_of
 from headway_server.serving.images import SentImage
@@ -64,11 +64,15 @@ class DrawingRequest:
             raise InvalidInputError(self.mask.field, "is set without an image; send the image that it belongs to")
 
     @property
-    def made_share(self) -> float:
-        """Share of the steps that are made."""
-        if self.image is None:
-            return 1.0
-        return self.strength or (DEFAULT_STRENGTH if self.mask is None else 1.0)
+    def times(self) -> list[float]:
+        """Those of the steps that are made, and 0 of the image; fewer where an image is drawn over."""
+        share = self.strength or (DEFAULT_STRENGTH if self.image is not None and self.mask is None else 1.0)
+        return step_times(self.num_steps, share)
+
+    @property
+    def num_made_steps(self) -> int:
+        """Steps that are made."""
+        return len(self.times) - 1
 
 
 def _check(field: str, value: float, least: float, most: float, advice: str = "") -> None:

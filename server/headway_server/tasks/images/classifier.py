@@ -5,7 +5,6 @@ D is the width of an embedding.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
@@ -14,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway_server.batching import BatchGraph, Tensors
-from headway_server.bundles import Bundle, ClassificationScheme, PatchGrid
+from headway_server.bundles import Bundle, ClassificationScheme, PatchGrid, demanded
 from headway_server.observers import NO_OBSERVER, Observer
 from headway_server.preprocessing import ImagePreprocessor, PreparedImage
 from headway_server.runtime import Runtime
@@ -24,7 +23,6 @@ from headway_server.serving.limits import check_top_k
 from headway_server.serving.lru_cache import LruCache
 from headway_server.settings import ServerSettings
 from headway_server.tasks.images.model import MIB, ImageModel, Images, SeenImage
-from headway_server.tasks.inspection.inspector import Inspector
 from headway_server.tasks.inspection.maps import AttentionRequest, Maps
 from headway_server.tasks.outputs import (
     EMBEDDING,
@@ -37,7 +35,7 @@ from headway_server.tasks.outputs import (
     sigmoid,
     softmax,
 )
-from headway_server.tasks.stateless import expected_outputs
+from headway_server.tasks.stateless import StatelessParts, expected_outputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,24 +84,26 @@ class ImageClassifier(ImageModel):
             RuntimeUnavailableError: The bundle has no such variant.
         """
         manifest = bundle.manifest
-        assert manifest.image_preprocessing is not None, "the manifest's validator demands it"
-        preprocessor = ImagePreprocessor(manifest.image_preprocessing, settings.image_limits)
+        sizes = demanded(manifest.image_preprocessing)
+        preprocessor = ImagePreprocessor(sizes, settings.image_limits)
         precision, variant = runtime.choose_variant(manifest, settings.precision)
         graph = BatchGraph(runtime.open(bundle, variant.graphs["model"]), postprocess=logits_postprocess(manifest))
-        blank = np.zeros((3, manifest.image_preprocessing.height, manifest.image_preprocessing.width), np.float32)
+        blank = np.zeros((3, sizes.height, sizes.width), np.float32)
         max_padding = graph.warm_up({"pixel_values": blank}, 1, expected_outputs(manifest))
-        inspector = Inspector(bundle, precision, runtime, max_mib=settings.max_attention_mib, observer=observer)
+        parts = StatelessParts(
+            precision=precision,
+            graph=graph,
+            max_padding=max_padding,
+            runtime=runtime,
+            settings=settings,
+            observer=observer,
+        )
         return cls(
             bundle,
-            precision,
-            graph,
+            parts,
             preprocessor,
-            settings,
             outputs=tuple(expected_outputs(manifest)),
             kept=LruCache("image_outputs", max_bytes=settings.max_image_outputs_mib * MIB, ttl_s=settings.image_ttl),
-            max_padding=max_padding,
-            observer=observer,
-            inspector=inspector,
         )
 
     async def classify(
@@ -211,28 +211,20 @@ class ImageClassifier(ImageModel):
         Raises:
             RequestError: As `classify`, or the bundle has no graph for it, or the weights are past the limit.
         """
-        plan = self._inspector.plan(request)
-        with self._inspector.admit(deadline):
-            began = time.monotonic()
-            data, field = (image.data, image.field) if isinstance(image, SentImage) else (image, "image")
-            [prepared] = await self._preprocessor.prepare_batch([data], fields=[field])
-            maps, timings = await self._inspector.read(
-                {"pixel_values": prepared.pixel_values},
-                plan,
-                field="image",
-                num_tokens=0,
-                deadline=deadline,
-                preprocessing_s=time.monotonic() - began,
-            )
-        grid = self.bundle.manifest.patches
-        assert grid is not None, "the manifest's validator demands it"
+        with self._inspector.begin(request, deadline) as job:
+            with job.preparing():
+                data, field = (image.data, image.field) if isinstance(image, SentImage) else (image, "image")
+                [prepared] = await self._preprocessor.prepare_batch([data], fields=[field])
+            item = {"pixel_values": prepared.pixel_values}
+            maps = await job.read(item, field="image", num_tokens=0)
+        grid = demanded(self.bundle.manifest.patches)
         return InspectedImage(
             boxes=_boxes_of(grid, prepared),
             grid=grid,
             maps=maps,
             width=prepared.width,
             height=prepared.height,
-            timings=timings,
+            timings=job.timings,
         )
 
 

@@ -14,10 +14,10 @@ from typing import Final, NamedTuple, TypeAlias, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from headway_server.batching import BatchGraph, Tensors
+from headway_server.batching import Tensors
 from headway_server.batching.settings import MAX_IMAGES
-from headway_server.bundles import Bundle, Precision
-from headway_server.observers import ModelUsage, Observer
+from headway_server.bundles import Bundle
+from headway_server.observers import ModelUsage
 from headway_server.preprocessing import ImagePreprocessor
 from headway_server.preprocessing.image import ImageTransform
 from headway_server.preprocessing.pool import image_pool
@@ -26,9 +26,7 @@ from headway_server.serving.calls import current_caller
 from headway_server.serving.images import SentImage, name_images
 from headway_server.serving.limits import check_count
 from headway_server.serving.lru_cache import LruCache
-from headway_server.settings import ServerSettings
-from headway_server.tasks.inspection.inspector import Inspector
-from headway_server.tasks.stateless import StatelessModel
+from headway_server.tasks.stateless import StatelessModel, StatelessParts
 
 Result = TypeVar("Result")
 Images: TypeAlias = Sequence[bytes] | Sequence[SentImage] | NDArray[np.float32]
@@ -66,43 +64,24 @@ class ImageModel(StatelessModel):
     def __init__(
         self,
         bundle: Bundle,
-        precision: Precision,
-        graph: BatchGraph,
+        parts: StatelessParts,
         preprocessor: ImagePreprocessor,
-        settings: ServerSettings,
         *,
         outputs: Sequence[str],
         kept: LruCache[bytes, Outputs],
-        max_padding: int | None,
-        observer: Observer,
-        inspector: Inspector,
     ) -> None:
-        """Makes a model of its parts; `load` makes the parts.
+        """Makes a model of its parts.
 
         Args:
             bundle: The bundle.
-            precision: Of the variant that runs.
-            graph: Of that variant, warmed up; reads `pixel_values`.
+            parts: Its parts; the graph reads `pixel_values`.
             preprocessor: Makes them of images.
-            settings: Of the server.
             outputs: Names of what is computed of an image and kept.
             kept: Where.
-            max_padding: See `Batcher`, as `observer`.
-            observer: Learns of every batch.
-            inspector: Shows what the model attends to.
         """
-        batching = settings.batching
-        super().__init__(
-            bundle,
-            precision,
-            graph,
-            budget=batching.batch_images(graph.device, preprocessor.num_pixels),
-            max_padding=max_padding,
-            max_waiting=batching.max_waiting_images,
-            max_waiting_bytes=batching.max_waiting_bytes,
-            observer=observer,
-            inspector=inspector,
-        )
+        batching = parts.settings.batching
+        budget = batching.batch_images(parts.graph.device, preprocessor.num_pixels)
+        super().__init__(bundle, parts, budget=budget, max_waiting=batching.max_waiting_images)
         self._preprocessor = preprocessor
         self._outputs = tuple(outputs)
         self._kept = kept

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,9 +25,9 @@ from headway_server.preprocessing import EncodedText, TextTokenizer
 from headway_server.preprocessing.pool import text_pool
 from headway_server.runtime import Runtime, own_niceness, run_nicely
 from headway_server.serving.answers import CallTimings
-from headway_server.serving.calls import counted_tokens, current_caller
 from headway_server.serving.permits import Admission
 from headway_server.tasks.inspection.maps import AttentionPlan, AttentionRequest, Maps, num_bytes_of
+from headway_server.tasks.job import Job
 
 _NICENESS: Final = 10
 """Of the threads: they get about a tenth of a core that others want too. Heeded on Linux."""
@@ -100,68 +99,21 @@ class Inspector:
         self._batcher: Batcher | None = None
         self._is_closed = False
 
-    @contextmanager
-    def admit(self, deadline: float | None) -> Iterator[None]:
-        """Holds the permit of one call.
+    def begin(self, request: AttentionRequest, deadline: float | None) -> Inspection:
+        """Returns the job of one call.
 
         Args:
+            request: Which weights are asked for.
             deadline: When the caller stops waiting, by `time.monotonic`.
-
-        Raises:
-            NoAttentionError: The bundle has no such graph.
-            OverloadedError: There is no room.
-        """
-        self._known_graph()
-        with self._waiting.admit(1, deadline=deadline, caller=current_caller()):
-            yield
-
-    def plan(self, request: AttentionRequest) -> AttentionPlan:
-        """Checks which weights a call asks for.
 
         Raises:
             InvalidInputError: The model has no such layer or head.
             NoAttentionError: The bundle has no such graph.
         """
-        return AttentionPlan(request, self._known_graph())
-
-    async def read(
-        self,
-        item: Tensors,
-        plan: AttentionPlan,
-        *,
-        field: str,
-        num_tokens: int,
-        deadline: float | None,
-        preprocessing_s: float,
-    ) -> tuple[Maps, CallTimings]:
-        """Computes the maps of one input.
-
-        Args:
-            item: The graph's inputs, without the batch axis.
-            plan: What is asked for.
-            field: What the request calls the input, for messages.
-            num_tokens: That the input has, for the caller's budget.
-            deadline: When the caller stops waiting, by `time.monotonic`.
-            preprocessing_s: What the input's preparation took.
-
-        Raises:
-            RequestError: The weights are past the limit, there is no room for them, the deadline passed, the server is
-                draining.
-            ModelRunError: The graph does not run.
-        """
-        num_bytes = self._check_size(item, plan, field) + sum(tensor.nbytes for tensor in item.values())
-        caller = current_caller()
-        with self._held.admit(1, num_bytes, deadline=deadline, caller=caller), counted_tokens(num_tokens):
-            batcher = await self._open()
-            batched = await batcher.submit(
-                [item],
-                [1],
-                outputs=plan.outputs,
-                read=lambda row, _: plan.read(row),
-                deadline=deadline,
-                caller=caller,
-            )
-        return batched.results[0], CallTimings.of(batched.runs, preprocessing_s=preprocessing_s)
+        plan = AttentionPlan(request, self._known_graph())
+        job = Inspection(self, self._waiting, self._held, count=1, work=1.0, num_bytes=0, deadline=deadline)
+        job.plan = plan
+        return job
 
     def close(self) -> bool:
         """Ends the threads; what waits fails. May be called from any thread. True if they have ended."""
@@ -178,7 +130,7 @@ class Inspector:
             )
         return self._graph
 
-    def _check_size(self, item: Tensors, plan: AttentionPlan, field: str) -> int:
+    def check_size(self, item: Tensors, plan: AttentionPlan, field: str) -> int:
         """Returns the bytes of the weights that the graph will give.
 
         Raises:
@@ -203,7 +155,7 @@ class Inspector:
             )
         return num_bytes
 
-    async def _open(self) -> Batcher:
+    async def open(self) -> Batcher:
         """Opens the graph, if no call has before.
 
         Raises:
@@ -240,6 +192,38 @@ class Inspector:
     def __repr__(self) -> str:
         state = "no graph" if self._graph is None else "open" if self._batcher is not None else "not open"
         return f"Inspector({self._name}, {state}, {self._held!r})"
+
+
+class Inspection(Job["Inspector"]):
+    """A call that is shown attention weights."""
+
+    plan: AttentionPlan
+    """Which are wanted."""
+
+    async def read(self, item: Tensors, *, field: str, num_tokens: int) -> Maps:
+        """Computes the maps of one input.
+
+        Args:
+            item: The graph's inputs, without the batch axis.
+            field: What the request calls the input, for messages.
+            num_tokens: That the input has, for the caller's budget.
+
+        Raises:
+            RequestError: The weights are past the limit, there is no room for them, the deadline passed, the server is
+                draining.
+            ModelRunError: The graph does not run.
+        """
+        self.hold(self._engine.check_size(item, self.plan, field) + sum(tensor.nbytes for tensor in item.values()))
+        batched = await self.batch(
+            await self._engine.open(),
+            [item],
+            outputs=self.plan.outputs,
+            num_bytes=0,
+            num_read=num_tokens,
+            read=lambda row, _: self.plan.read(row),
+        )
+        self.note(batched.runs)
+        return batched.results[0]
 
 
 async def inspected_tokens(

@@ -20,7 +20,7 @@ import structlog
 from numpy.typing import NDArray
 
 from headway_server.batching import Batcher, BatchGraph, Tensors
-from headway_server.bundles import Bundle, Precision
+from headway_server.bundles import Bundle, demanded
 from headway_server.errors import BundleError, InvalidInputError
 from headway_server.field_rules import maximum
 from headway_server.observers import NO_OBSERVER, ModelId, Observer
@@ -35,7 +35,6 @@ from headway_server.serving.lru_cache import LruCache
 from headway_server.serving.permits import Admission, MeasuredPace, Permit
 from headway_server.settings import ServerSettings
 from headway_server.tasks.images.model import MIB, ImageModel, SeenImage
-from headway_server.tasks.inspection.inspector import Inspector
 from headway_server.tasks.segmentation.decoder import (
     BOTTOM_RIGHT,
     EMBEDDING,
@@ -52,6 +51,7 @@ from headway_server.tasks.segmentation.decoder import (
     as_item,
 )
 from headway_server.tasks.segmentation.masks import COMPARED, Box, EdgedMask, PixelMask, drop_duplicates, stability
+from headway_server.tasks.stateless import StatelessParts
 
 
 class MaskFormat(Enum):
@@ -246,34 +246,24 @@ class SegmentationModel(ImageModel):
     def __init__(
         self,
         bundle: Bundle,
-        precision: Precision,
-        encoder: BatchGraph,
+        parts: StatelessParts,
         preprocessor: ImagePreprocessor,
-        settings: ServerSettings,
-        *,
         decoder: PromptGraph,
-        max_padding: int | None,
         decoder_max_padding: int | None,
-        observer: Observer,
-        inspector: Inspector,
     ) -> None:
         """Makes a model of its parts; `load` makes the parts."""
+        settings, observer = parts.settings, parts.observer
         max_bytes = settings.max_image_embeddings_mib * MIB
         super().__init__(
             bundle,
-            precision,
-            encoder,
+            parts,
             preprocessor,
-            settings,
             outputs=(EMBEDDING,),
             kept=LruCache("image_embeddings", max_bytes=max_bytes, ttl_s=settings.image_ttl),
-            max_padding=max_padding,
-            observer=observer,
-            inspector=inspector,
         )
         manifest = bundle.manifest
-        assert manifest.image_preprocessing is not None, "the manifest's validator demands it"
-        self._model_size = manifest.image_preprocessing.width, manifest.image_preprocessing.height
+        sizes = demanded(manifest.image_preprocessing)
+        self._model_size = sizes.width, sizes.height
         budget = settings.batching.batch_prompts(self.device)
         self._decoder = Batcher(
             decoder,
@@ -319,27 +309,24 @@ class SegmentationModel(ImageModel):
             RuntimeUnavailableError: The bundle has no such variant.
         """
         manifest = bundle.manifest
-        assert manifest.image_preprocessing is not None, "the manifest's validator demands it"
-        preprocessor = ImagePreprocessor(manifest.image_preprocessing, settings.image_limits)
+        sizes = demanded(manifest.image_preprocessing)
+        preprocessor = ImagePreprocessor(sizes, settings.image_limits)
         precision, variant = runtime.choose_variant(manifest, settings.precision)
         try:
             decoder = PromptGraph(runtime.open(bundle, variant.graphs["decoder"]))
         except KeyError as error:
             raise BundleError(f"{manifest.name}: its decoder has no tensor {error}; export the model again") from error
         encoder = BatchGraph(runtime.open(bundle, variant.graphs["encoder"]))
-        blank = np.zeros((3, manifest.image_preprocessing.height, manifest.image_preprocessing.width), np.float32)
-        return cls(
-            bundle,
-            precision,
-            encoder,
-            preprocessor,
-            settings,
-            decoder=decoder,
+        blank = np.zeros((3, sizes.height, sizes.width), np.float32)
+        parts = StatelessParts(
+            precision=precision,
+            graph=encoder,
             max_padding=encoder.warm_up({"pixel_values": blank}, 1, {EMBEDDING: decoder.embedding_shape}),
-            decoder_max_padding=decoder.warm_up(),
+            runtime=runtime,
+            settings=settings,
             observer=observer,
-            inspector=Inspector(bundle, precision, runtime, max_mib=settings.max_attention_mib, observer=observer),
         )
+        return cls(bundle, parts, preprocessor, decoder, decoder.warm_up())
 
     async def segment(
         self,

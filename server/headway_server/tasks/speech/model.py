@@ -8,33 +8,32 @@ M mel bins, F frames of an audio, W frames of a window.
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import AsyncGenerator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from collections.abc import Sequence as Elements
-from contextlib import ExitStack, aclosing
-from dataclasses import dataclass, field, replace
+from contextlib import aclosing
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
 import numpy as np
 
-from headway_server.bundles import Bundle, Languages, SpeechTokens
+from headway_server.bundles import Bundle, Languages, SpeechTokens, demanded
 from headway_server.decoding.beam_search.rules import RuleConstraint
-from headway_server.decoding.interfaces import Decoder, EncodedSource, Encoder, EncoderInput
+from headway_server.decoding.interfaces import EncodedSource, EncoderInput
 from headway_server.decoding.output.text import Detokenizer
 from headway_server.decoding.output.tokens import TokenAssembly
 from headway_server.decoding.parameters import SamplingParameters
 from headway_server.decoding.sequence import FinishReason, Sequence, SequenceResult
 from headway_server.errors import FieldName, InvalidInputError
 from headway_server.field_rules import most_elements
-from headway_server.preprocessing.audio import AudioDecoder, LogMel, PreparedAudio
-from headway_server.preprocessing.pool import audio_pool
-from headway_server.serving.answers import Answer, CallTimings
+from headway_server.preprocessing.audio import PreparedAudio
+from headway_server.serving.answers import Answer
 from headway_server.serving.calls import current_caller
 from headway_server.serving.limits import check_count, num_bytes
-from headway_server.tasks.decoding import DecodingModel, ModelParts
-from headway_server.tasks.speech.rules import LanguageRule, TranscriptRule
+from headway_server.tasks.decoding import DecodingJob, DecodingModel, ModelParts
+from headway_server.tasks.job import gather
+from headway_server.tasks.speech.reader import AudioReader
+from headway_server.tasks.speech.rules import TranscriptRule
 from headway_server.tasks.speech.segments import WindowSegment, WindowSegments, read_segments
 from headway_server.tasks.text_to_text.request import (
     TextToTextParameters,
@@ -138,8 +137,6 @@ class _Call:
     plan: TextToTextPlan
     language: str
     """Empty: to be detected, where the model has names for languages."""
-    prompt_ids: tuple[int, ...] = ()
-    """Once it is read."""
     is_stream: bool = False
 
 
@@ -147,7 +144,6 @@ class _Call:
 class _Window:
     """A window of an audio."""
 
-    source: EncoderInput
     start: int
     """Its first frame of the audio."""
     num_frames: int
@@ -175,9 +171,13 @@ class _Shown:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Progress:
+class _Hearing:
     """How far an audio was heard."""
 
+    call: _Call
+    audio: PreparedAudio
+    prompt_ids: tuple[int, ...]
+    """Tokens of the prompt."""
     previous: list[int]
     """Tokens that the next window may read: of the prompt, and of the windows so far."""
     seed: int
@@ -209,31 +209,20 @@ class SpeechModel(DecodingModel):
         """
         super().__init__(bundle, parts)
         manifest = bundle.manifest
-        assert manifest.audio_preprocessing is not None, "the manifest's validator demands it"
-        assert manifest.special_tokens is not None, "the manifest's validator demands it"
-        assert manifest.special_tokens.bos is not None, "the manifest's validator demands it"
-        assert manifest.special_tokens.eos is not None, "the manifest's validator demands it"
         assert parts.audio_limits is not None, "`load` gives them"
-        self._bos_id, self._end_id = manifest.special_tokens.bos, manifest.special_tokens.eos
+        special_tokens = demanded(manifest.special_tokens)
+        self._bos_id, self._end_id = demanded(special_tokens.bos), demanded(special_tokens.eos)
         self._tokens = manifest.speech or SpeechTokens()
-        self._audio = manifest.audio_preprocessing
-        self._decoder = AudioDecoder(self._audio.sampling_rate, parts.audio_limits)
-        self._log_mel = LogMel(self._audio)
-        self._max_held_bytes = parts.max_held_bytes
-        self._num_positions = self.limits.max_input_tokens
+        self._audio = demanded(manifest.audio_preprocessing)
+        self._reader = AudioReader(
+            self._audio,
+            parts.audio_limits,
+            num_positions=self.limits.max_input_tokens,
+            max_bytes=parts.max_held_bytes,
+        )
+        self._blank = self._reader.blank
         self._frames_a_step = round(self._tokens.timestamp_s * self._audio.sampling_rate / self._audio.hop_length)
         self._frame_s = self._audio.hop_length / self._audio.sampling_rate
-
-    def _run_once(self, decoder: Decoder, encoder: Encoder | None) -> None:
-        """See `DecodingModel`."""
-        assert encoder is not None, "the manifest's validator demands the graph"
-        audio = self.bundle.manifest.audio_preprocessing
-        assert audio is not None, "the manifest's validator demands it"
-        silence = np.zeros((audio.num_mel_bins, audio.num_frames), np.float32)
-        decoder.set_sources(encoder.encode([EncoderInput.of_features(silence, self.limits.max_input_tokens)]))
-        for token_id in (self._bos_id, self._tokenizer.largest_id):
-            decoder.decode(np.array([token_id]), np.zeros(1, np.int64))
-        decoder.set_sources([])
 
     async def transcribe(self, audios: Elements[bytes], *, request: SpeechRequest) -> Answer[Transcript]:
         """Writes what is said in each audio; in all of them, or in none.
@@ -248,22 +237,10 @@ class SpeechModel(DecodingModel):
         """
         check_count("audios", len(audios), MAX_AUDIOS)
         call = self._call(request, len(audios))
-        with self._admit(len(audios), num_tokens=call.plan.num_tokens, deadline=request.deadline), ExitStack() as held:
-            began = time.monotonic()
-            call = replace(call, prompt_ids=await self._prompt(request.prompt))
-            prepared: list[PreparedAudio] = []
-            for number, data in enumerate(audios):
-                prepared.append(await self._decode(data, f"audios[{number}]"))
-                self._hold_last(prepared, held)
-            self._check_hypotheses(call, prepared)
-            preprocessing_s = time.monotonic() - began
-            answers = await _gather([self._hear_whole(call, audio) for audio in prepared])
-        timings = CallTimings(
-            queue_s=max(answer.timings.queue_s for answer in answers),
-            preprocessing_s=preprocessing_s + sum(answer.timings.preprocessing_s for answer in answers),
-            inference_s=max(answer.timings.inference_s for answer in answers),
-        )
-        return Answer(results=[answer.results[0] for answer in answers], timings=timings)
+        names = [f"audios[{number}]" for number in range(len(audios))]
+        with self._begin(len(audios), num_tokens=call.plan.num_tokens, num_bytes=0, deadline=request.deadline) as job:
+            heard = await self._prepare(job, call, audios, names)
+            return job.answer(await gather(self._hear_whole(job, one) for one in heard))
 
     async def stream(
         self, audio: bytes, *, name: str, request: SpeechRequest
@@ -275,19 +252,11 @@ class SpeechModel(DecodingModel):
         `transcribe`; `name` is what the request calls the audio.
         """
         call = self._call(request, 1, is_stream=True)
-        with self._admit(1, num_tokens=call.plan.num_tokens, deadline=request.deadline), ExitStack() as held:
-            began = time.monotonic()
-            call = replace(call, prompt_ids=await self._prompt(request.prompt))
-            prepared = await self._decode(audio, name)
-            self._hold_last([prepared], held)
-            preprocessing_s = time.monotonic() - began
-            async with aclosing(self._hear(call, prepared)) as parts:
+        with self._begin(1, num_tokens=call.plan.num_tokens, num_bytes=0, deadline=request.deadline) as job:
+            [heard] = await self._prepare(job, call, [audio], [name])
+            async with aclosing(self._hear(job, heard)) as parts:
                 async for part in parts:
-                    if isinstance(part, Answer):
-                        whole_s = part.timings.preprocessing_s + preprocessing_s
-                        yield replace(part, timings=replace(part.timings, preprocessing_s=whole_s))
-                    else:
-                        yield part
+                    yield part if isinstance(part, SpeechDelta) else job.answer([part])
 
     # What is asked for
 
@@ -384,113 +353,99 @@ class SpeechModel(DecodingModel):
                     f"{self._audio.window_s:g}, one window, there is one transcript; ask for 1, or cut the audio",
                 )
 
-    async def _decode(self, data: bytes, name: str) -> PreparedAudio:
-        return await asyncio.get_running_loop().run_in_executor(audio_pool(), self._decoder.decode, data, name)
-
-    def _hold_last(self, audios: Elements[PreparedAudio], held: ExitStack) -> None:
-        """Counts the last of a call's audios among what the model holds, until `held` ends.
-
-        Raises:
-            InvalidInputError: The call's own are more than may be held.
-            OverloadedError: They are, together with those of other calls.
-        """
-        sizes = [self._log_mel.num_bytes(len(audio.samples)) for audio in audios]
-        if len(sizes) > 1 and (total := sum(sizes)) > self._max_held_bytes:
-            seconds = sum(audio.duration_s for audio in audios)
-            raise InvalidInputError(
-                "audios",
-                f"{len(audios)} of them have {seconds:.1f} seconds, decoded {total >> 20} MiB; the limit is "
-                f"{self._max_held_bytes >> 20} MiB (--max-waiting-mib): send them in several calls",
-            )
-        held.enter_context(self._held.admit(1, sizes[-1]))
-
     # Window by window
 
-    async def _hear_whole(self, call: _Call, audio: PreparedAudio) -> Answer[Transcript]:
-        async with aclosing(self._hear(call, audio)) as parts:
-            async for part in parts:
-                if isinstance(part, Answer):
-                    return part
-        raise AssertionError("the last part is the answer")
+    async def _prepare(
+        self, job: DecodingJob, call: _Call, audios: Elements[bytes], names: Elements[str]
+    ) -> list[_Hearing]:
+        """Decodes audios, which the request calls by `names`, and reads the prompt that comes before each."""
+        with job.preparing():
+            prompt_ids = await self._prompt(call.request.prompt)
+            prepared: list[PreparedAudio] = []
+            for data, name in zip(audios, names, strict=True):
+                prepared.append(await self._reader.decode(data, name))
+                job.hold(self._reader.num_bytes(prepared))
+            self._check_hypotheses(call, prepared)
+        seeds = [call.plan.draw_seed() for _ in prepared]
+        return [
+            _Hearing(call=call, audio=audio, prompt_ids=prompt_ids, previous=list(prompt_ids), seed=seed)
+            for audio, seed in zip(prepared, seeds, strict=True)
+        ]
 
-    async def _hear(self, call: _Call, audio: PreparedAudio) -> AsyncGenerator[SpeechDelta | Answer[Transcript], None]:
-        """Hears an audio window by window; yields what appears, of a stream, and last the answer."""
-        began = time.monotonic()
-        features = await asyncio.get_running_loop().run_in_executor(
-            audio_pool(), self._log_mel.features, audio.samples
-        )  # (M, F)
-        preprocessing_s = time.monotonic() - began
-        width, num_samples = self._audio.num_frames, len(audio.samples)
-        is_long = num_samples > self._audio.window_samples
-        num_frames = features.shape[1] if is_long else max(1, -(-num_samples // self._audio.hop_length))
+    async def _hear_whole(self, job: DecodingJob, heard: _Hearing) -> Transcript:
+        parts = [part async for part in self._hear(job, heard)]
+        return next(part for part in parts if isinstance(part, Transcript))
+
+    async def _hear(self, job: DecodingJob, heard: _Hearing) -> AsyncGenerator[SpeechDelta | Transcript, None]:
+        """Hears an audio window by window; yields what appears, of a stream, and last the transcript."""
+        call, audio = heard.call, heard.audio
+        with job.preparing():
+            features = await self._reader.features(audio)  # (M, F)
+        width, num_frames = self._audio.num_frames, self._reader.num_frames(audio)
+        is_long = self._reader.is_long(audio)
         has_times = self._tokens.first_timestamp is not None and (call.request.timestamps or is_long)
-        progress = _Progress(previous=list(call.prompt_ids), seed=call.plan.draw_seed())
         start = 0
         while start < num_frames:
-            part = features[:, start : start + width]
-            padded = np.pad(part, ((0, 0), (0, width - part.shape[1])))  # (M, W)
-            window = _Window(
-                source=EncoderInput.of_features(padded, self._num_positions),
-                start=start,
-                num_frames=min(width, num_frames - start),
-                has_times=has_times,
-            )
-            async with aclosing(self._hear_window(call, progress, window)) as deltas:
+            window = _Window(start=start, num_frames=min(width, num_frames - start), has_times=has_times)
+            source = self._reader.window(features, start)
+            async with aclosing(self._hear_window(job, heard, window, source)) as deltas:
                 async for delta in deltas:
                     yield delta
-            num_before = len(progress.segments)
-            start += self._keep(progress, window)
+            num_before = len(heard.segments)
+            start += self._keep(heard, window)
             if call.is_stream and has_times:
-                new = tuple(progress.segments[num_before:])
-                text = progress.shown.push("".join(segment.text for segment in new))
-                yield SpeechDelta(text=text, num_new_tokens=progress.num_new_tokens, segments=new)
+                new = tuple(heard.segments[num_before:])
+                text = heard.shown.push("".join(segment.text for segment in new))
+                yield SpeechDelta(text=text, num_new_tokens=heard.num_new_tokens, segments=new)
             if call.plan.num_hypotheses > 1:
                 break
-        timings = CallTimings.of(progress.results, preprocessing_s=preprocessing_s)
-        yield Answer(results=[self._transcript(call, audio, progress)], timings=timings)
+        yield self._transcript(heard)
 
     async def _hear_window(
-        self, call: _Call, progress: _Progress, window: _Window
+        self, job: DecodingJob, heard: _Hearing, window: _Window, source: EncoderInput
     ) -> AsyncGenerator[SpeechDelta, None]:
         """Has a window heard and keeps its result; yields deltas of a stream whose segments have no times."""
         encoded: EncodedSource | None = None
-        if not call.language and self.bundle.manifest.languages is not None and not progress.languages:
-            encoded = await self._detect(call, progress, window)
-        sequence = self._sequence(call, progress, window, encoded)
-        if call.is_stream and not window.has_times:
-            detokenizer, num_before = Detokenizer(self._tokenizer.decoder()), progress.num_new_tokens
-            async with aclosing(self._stream(sequence)) as deltas:
+        if not heard.call.language and self.bundle.manifest.languages is not None and not heard.languages:
+            encoded = await self._detect(job, heard, source)
+        sequence = self._sequence(heard, window, source, encoded)
+        if heard.call.is_stream and not window.has_times:
+            detokenizer, num_before = Detokenizer(self._tokenizer.decoder()), heard.num_new_tokens
+            async with aclosing(job.stream([sequence])) as deltas:
                 async for delta in deltas:
-                    text = progress.shown.push(detokenizer.push(self._words(delta.output)))
+                    text = heard.shown.push(detokenizer.push(self._words(delta.output)))
                     yield SpeechDelta(text=text, num_new_tokens=num_before + delta.num_new_tokens)
-            progress.results.append(sequence.reply.result.result())
+            heard.results.append(sequence.reply.result.result())
         else:
-            progress.results += await self._run([sequence])
+            heard.results += await job.run([sequence])
 
-    async def _detect(self, call: _Call, progress: _Progress, window: _Window) -> EncodedSource:
+    async def _detect(self, job: DecodingJob, heard: _Hearing, source: EncoderInput) -> EncodedSource:
         """Finds out which language is spoken; returns what the encoder made of the window."""
         languages = self.bundle.manifest.languages
         assert languages is not None, "the caller checks it"
-        rule = LanguageRule(list(languages.target_tokens.values()))
+        scored_ids = tuple(languages.target_tokens.values())
         sequence = Sequence(
             prompt_ids=np.array([self._bos_id], np.int64),
-            source=window.source,
-            parameters=SamplingParameters(max_new_tokens=1),
+            source=source,
+            parameters=SamplingParameters(max_new_tokens=1, num_top_tokens=0, scored_token_ids=scored_ids),
             output=TokenAssembly(),
-            eos_id=self._eos_id,
-            deadline=call.request.deadline,
-            caller=current_caller(),
-            rule=rule,
+            eos_id=None,  # its log-probabilities are wanted, whichever token is the likeliest
+            deadline=job.deadline,
+            caller=job.caller,
         )
-        await self._run([sequence])
-        found = zip(languages.targets, rule.probabilities.tolist(), strict=True)
-        progress.languages = tuple(sorted(found, key=lambda pair: -pair[1]))
+        [result] = await job.run([sequence])
+        scores = np.array([log_probability for _, log_probability in result.tokens[0].top_tokens])
+        weights = np.exp(scores - scores.max())
+        found = zip(languages.targets, (weights / weights.sum()).tolist(), strict=True)
+        heard.languages = tuple(sorted(found, key=lambda pair: -pair[1]))
         encoded: EncodedSource = sequence.cross
         return encoded
 
-    def _sequence(self, call: _Call, progress: _Progress, window: _Window, encoded: EncodedSource | None) -> Sequence:
+    def _sequence(
+        self, heard: _Hearing, window: _Window, source: EncoderInput, encoded: EncodedSource | None
+    ) -> Sequence:
         """Makes the sequence of a window; called on the event loop."""
-        start_ids = self._start(call, progress, has_times=window.has_times)
+        call, start_ids = heard.call, self._start(heard, has_times=window.has_times)
         most = min(call.plan.max_new_tokens, self.limits.max_total_tokens - len(start_ids))
         plan, manifest = call.plan, self.bundle.manifest
         search = plan.search if plan.search.beam_size > 1 else None
@@ -500,8 +455,8 @@ class SpeechModel(DecodingModel):
         )
         return Sequence(
             prompt_ids=np.array(start_ids, np.int64),
-            source=window.source,
-            parameters=plan.sampling_for(most, progress.seed, len(progress.results)),
+            source=source,
+            parameters=plan.sampling_for(most, heard.seed, len(heard.results)),
             output=TokenAssembly(),
             eos_id=self._eos_id,
             deadline=call.request.deadline,
@@ -513,29 +468,30 @@ class SpeechModel(DecodingModel):
             encoded=encoded,
         )
 
-    def _start(self, call: _Call, progress: _Progress, *, has_times: bool) -> list[int]:
+    def _start(self, heard: _Hearing, *, has_times: bool) -> list[int]:
         """Returns what the decoder reads before it writes."""
+        call = heard.call
         tokens, languages = self._tokens, self.bundle.manifest.languages
-        previous = progress.previous if call.request.condition_on_previous else call.prompt_ids
+        previous = heard.previous if call.request.condition_on_previous else heard.prompt_ids
         start: list[int | None] = []
         if previous:
             start = [tokens.start_of_previous, *previous[-self._max_previous :]]
         start.append(self._bos_id)
         if languages is not None:
-            start.append(languages.target_tokens.get(call.language or progress.languages[0][0]))
+            start.append(languages.target_tokens.get(call.language or heard.languages[0][0]))
         start.append(tokens.translate if call.request.task is SpeechTask.TRANSLATE else tokens.transcribe)
         start.append(None if has_times else tokens.no_timestamps)
         return [token for token in start if token is not None]
 
-    def _keep(self, progress: _Progress, window: _Window) -> int:
+    def _keep(self, heard: _Hearing, window: _Window) -> int:
         """Keeps what the last window says; returns by how many frames the next one is later."""
-        result = progress.results[-1]
+        result = heard.results[-1]
         read = self._read(result.output, window)
-        progress.segments += self._segments(read, window, result.log_probability, result.num_new_tokens)
+        heard.segments += self._segments(read, window, result.log_probability, result.num_new_tokens)
         first = self._tokens.first_timestamp
         for part in read.segments:
             is_open = first is not None and len(part.token_ids) > 2 and part.token_ids[-2] >= first
-            progress.previous += part.token_ids[:-1] if is_open else part.token_ids
+            heard.previous += part.token_ids[:-1] if is_open else part.token_ids
         return window.num_frames if read.next_start is None else max(1, read.next_start * self._frames_a_step)
 
     def _read(self, tokens: tuple[int, ...], window: _Window) -> WindowSegments:
@@ -564,29 +520,28 @@ class SpeechModel(DecodingModel):
         first = self._tokens.first_timestamp
         return [token for token in token_ids if first is None or token < first]
 
-    def _transcript(self, call: _Call, audio: PreparedAudio, progress: _Progress) -> Transcript:
-        plan, results = call.plan, progress.results
+    def _transcript(self, heard: _Hearing) -> Transcript:
+        call, plan, results = heard.call, heard.call.plan, heard.results
         ends = {result.finish_reason for result in results}
         return Transcript(
-            text=_joined(progress.segments),
+            text=_joined(heard.segments),
             log_probability=sum(result.log_probability for result in results),
             score=sum(plan.score(result.log_probability, result.num_new_tokens) for result in results),
             finish_reason=FinishReason.LENGTH if FinishReason.LENGTH in ends else results[-1].finish_reason,
-            num_new_tokens=progress.num_new_tokens,
-            duration_s=audio.duration_s,
-            segments=tuple(progress.segments),
-            language=call.language or (progress.languages[0][0] if progress.languages else ""),
-            languages=progress.languages,
-            hypotheses=tuple(self._hypotheses(call, audio, results[0])) if plan.num_hypotheses > 1 else (),
-            seed=progress.seed if plan.draws else None,
+            num_new_tokens=heard.num_new_tokens,
+            duration_s=heard.audio.duration_s,
+            segments=tuple(heard.segments),
+            language=call.language or (heard.languages[0][0] if heard.languages else ""),
+            languages=heard.languages,
+            hypotheses=tuple(self._hypotheses(call, heard.audio, results[0])) if plan.num_hypotheses > 1 else (),
+            seed=heard.seed if plan.draws else None,
             num_windows=len(results),
         )
 
     def _hypotheses(self, call: _Call, audio: PreparedAudio, result: SequenceResult) -> Iterator[TranscriptHypothesis]:
         """Yields the transcripts of an audio of one window, the best first."""
         has_times = call.request.timestamps
-        num_frames = max(1, -(-len(audio.samples) // self._audio.hop_length))
-        window = _Window(source=_NOTHING, start=0, num_frames=num_frames, has_times=has_times)
+        window = _Window(start=0, num_frames=self._reader.num_frames(audio), has_times=has_times)
         for one in result.hypotheses[: call.plan.num_hypotheses]:
             read = self._read(one.output, window)
             segments = tuple(self._segments(read, window, one.log_probability, one.num_new_tokens))
@@ -600,19 +555,5 @@ class SpeechModel(DecodingModel):
             )
 
 
-_NOTHING: Final = EncoderInput({}, 0)
-
-
 def _joined(segments: Elements[Segment]) -> str:
     return "".join(segment.text for segment in segments).strip()
-
-
-async def _gather(parts: Elements[Coroutine[None, None, Answer[Transcript]]]) -> list[Answer[Transcript]]:
-    """Waits for all; the first error ends the others and is the call's."""
-    tasks = [asyncio.ensure_future(part) for part in parts]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

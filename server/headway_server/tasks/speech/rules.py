@@ -82,26 +82,6 @@ class TranscriptRule:
         return f"TranscriptRule({'with' if self._timestamps else 'without'} timestamps)"
 
 
-class LanguageRule:
-    """Notes how likely each language is; a `TokenRule` that forbids nothing, since the token is not kept."""
-
-    def __init__(self, language_ids: Elements[int]) -> None:
-        """Takes the tokens of the languages that the model knows."""
-        self._language_ids = np.array(language_ids, np.int64)
-        self.probabilities: NDArray[np.float64] = np.zeros(len(language_ids))
-        """Of each language, among all of them; known once the engine has asked."""
-
-    def forbidden(self, token_ids: Elements[int], logits: NDArray[np.float32]) -> NDArray[np.int64]:  # noqa: ARG002
-        """See `TokenRule`."""
-        known = logits[self._language_ids].astype(np.float64)
-        weights = np.exp(known - known.max())
-        self.probabilities = weights / weights.sum()
-        return _NONE
-
-    def __repr__(self) -> str:
-        return f"LanguageRule({len(self._language_ids)} languages)"
-
-
 def _prefers_timestamps(logits: NDArray[np.float32], first: int) -> bool:
     """True if all timestamps, which are the tokens from `first` on, are together likelier than any other token."""
     others, timestamps = logits[:first].astype(np.float64), logits[first:].astype(np.float64)

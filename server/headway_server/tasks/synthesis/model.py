@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator
 from collections.abc import Sequence as Elements
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -19,19 +19,20 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from headway_server.bundles import VOICES_FILE, Bundle
-from headway_server.decoding.interfaces import Decoder, Encoder
+from headway_server.batching.batcher import ItemTimes
+from headway_server.bundles import VOICES_FILE, Bundle, demanded
 from headway_server.decoding.output.frames import FrameAssembly
 from headway_server.decoding.sequence import FinishReason, Sequence, SequenceResult
 from headway_server.errors import BundleError, InvalidInputError
 from headway_server.observers import NO_OBSERVER, ModelId, Observer
 from headway_server.preprocessing.pool import audio_pool
 from headway_server.runtime import Runtime
-from headway_server.serving.answers import Answer, CallTimings
+from headway_server.serving.answers import Answer
 from headway_server.serving.calls import cache_scope, current_caller
 from headway_server.serving.limits import check_text, check_texts
 from headway_server.settings import ServerSettings
-from headway_server.tasks.decoding import DecodingModel, ModelParts
+from headway_server.tasks.decoding import DecodingJob, DecodingModel, ModelParts
+from headway_server.tasks.job import gather
 from headway_server.tasks.parameters import draw_seed
 from headway_server.tasks.synthesis.encoding import AudioWriter
 from headway_server.tasks.synthesis.request import (
@@ -90,9 +91,7 @@ class SynthesisModel(DecodingModel):
             RuntimeUnavailableError: The library that writes audio is not installed.
         """
         super().__init__(bundle, parts)
-        codec = bundle.manifest.codec
-        assert codec is not None, "the manifest's validator demands it"
-        assert self._eos_id is not None, "the manifest's validator demands it"
+        codec = demanded(bundle.manifest.codec)
         if codec.first_code + codec.num_codes > self.limits.vocab_size:
             raise BundleError(
                 f"{bundle.path}: codec has {codec.num_codes} codes from token {codec.first_code} on, and the model "
@@ -108,7 +107,7 @@ class SynthesisModel(DecodingModel):
                 f"{self.limits.max_input_tokens}, which leaves none for a text; export the model again"
             )
         self._max_frames = (self.limits.max_total_tokens - self.limits.max_input_tokens) // codec.num_books
-        self._masks = FrameMasks(codec, vocab_size=self.limits.vocab_size, end_id=self._eos_id)
+        self._masks = FrameMasks(codec, vocab_size=self.limits.vocab_size, end_id=demanded(self._eos_id))
         self._writer = AudioWriter(codec.sampling_rate)
         self._waveforms: WaveformDecoder | None = None
 
@@ -142,12 +141,10 @@ class SynthesisModel(DecodingModel):
         assert self._waveforms is not None, "`load` opens it"
         return self._waveforms
 
-    def _run_once(self, decoder: Decoder, encoder: Encoder | None) -> None:
-        """See `DecodingModel`."""
-        assert encoder is None, "a text is read by the decoder"
-        largest = np.array([self.codec.first_code + self.codec.num_codes - 1])
-        decoder.prefill(0, largest, 0)
-        decoder.decode(largest, np.ones(1, np.int64))
+    @property
+    def _largest_id(self) -> int:
+        """The largest code."""
+        return self.codec.first_code + self.codec.num_codes - 1
 
     async def synthesize(self, texts: Elements[str], *, request: SynthesisRequest) -> Answer[SpokenText]:
         """Speaks texts; all of them, or none.
@@ -164,18 +161,16 @@ class SynthesisModel(DecodingModel):
         self._writer.check(request.format)
         fields = check_texts("texts", texts, MAX_TEXTS, self._max_text_bytes)
         num_tokens = plan.parameters.max_new_tokens
-        with self._admit(len(texts), num_tokens=num_tokens, deadline=request.deadline):
-            began = time.monotonic()
-            prompts = await self._read(texts, fields, request.voice)
+        with self._begin(len(texts), num_tokens=num_tokens, num_bytes=0, deadline=request.deadline) as job:
+            with job.preparing():
+                prompts = await self._read(texts, fields, request.voice)
             sequences = [self._sequence(prompt, plan, request) for prompt in prompts]
-            preprocessing_s = time.monotonic() - began
-            results = await self._run(sequences)
-            timings = CallTimings.of(results, preprocessing_s=preprocessing_s)
+            results = await job.run(sequences)
             began = time.monotonic()
             ended = zip(sequences, results, strict=True)
-            spoken = await _gather([self._spoken(one, result, request) for one, result in ended])
-        timings = replace(timings, inference_s=timings.inference_s + time.monotonic() - began)
-        return Answer(results=spoken, timings=timings)
+            spoken = await gather(self._spoken(job, one, result, request) for one, result in ended)
+            job.note([ItemTimes(began, began, time.monotonic())])
+        return job.answer(spoken)
 
     async def stream(
         self, text: str, *, field: str, request: SynthesisRequest
@@ -183,14 +178,14 @@ class SynthesisModel(DecodingModel):
         """Speaks a text: yields samples as they are made, and last the answer. Args and errors as `synthesize`."""
         plan = self._plan(request)
         check_text(field, text, self._max_text_bytes)
-        with self._admit(1, num_tokens=plan.parameters.max_new_tokens, deadline=request.deadline):
-            began = time.monotonic()
-            [prompt] = await self._read([text], [field], request.voice)
-            preprocessing_s = time.monotonic() - began
+        num_tokens = plan.parameters.max_new_tokens
+        with self._begin(1, num_tokens=num_tokens, num_bytes=0, deadline=request.deadline) as job:
+            with job.preparing():
+                [prompt] = await self._read([text], [field], request.voice)
             sequence = self._sequence(prompt, plan, request, is_stream=True)
-            waveform = self._waveform(request)
+            waveform = WaveformStream(self._codec, job)
             num_samples = 0
-            async with aclosing(self._stream(sequence)) as deltas:
+            async with aclosing(job.stream([sequence])) as deltas:
                 async for delta in deltas:
                     samples = await waveform.push(delta.output)
                     num_samples += len(samples)
@@ -201,8 +196,7 @@ class SynthesisModel(DecodingModel):
             num_samples += len(samples)
             if len(samples):
                 yield SpeechPart(samples=samples, num_new_tokens=result.num_new_tokens)
-            timings = CallTimings.of([result], preprocessing_s=preprocessing_s)
-            yield Answer(results=[self._result(sequence, result, b"", num_samples)], timings=timings)
+            yield job.answer([self._result(sequence, result, b"", num_samples)])
 
     def _plan(self, request: SynthesisRequest) -> SynthesisPlan:
         check_voice(request.voice, self.voices)
@@ -240,12 +234,11 @@ class SynthesisModel(DecodingModel):
             constraint=FrameConstraint(self._masks),
         )
 
-    def _waveform(self, request: SynthesisRequest) -> WaveformStream:
-        return self._codec.stream(deadline=request.deadline, caller=current_caller())
-
-    async def _spoken(self, sequence: Sequence, result: SequenceResult, request: SynthesisRequest) -> SpokenText:
+    async def _spoken(
+        self, job: DecodingJob, sequence: Sequence, result: SequenceResult, request: SynthesisRequest
+    ) -> SpokenText:
         """Makes audio of all frames of a sequence."""
-        samples = await self._waveform(request).push(result.output, is_last=True)
+        samples = await WaveformStream(self._codec, job).push(result.output, is_last=True)
         loop = asyncio.get_running_loop()
         audio = await loop.run_in_executor(audio_pool(), self._writer.write, samples, request.format)
         return self._result(sequence, result, audio, len(samples))
@@ -260,17 +253,6 @@ class SynthesisModel(DecodingModel):
         )
 
 
-async def _gather(parts: Elements[Coroutine[None, None, SpokenText]]) -> list[SpokenText]:
-    """Waits for all; the first error ends the others and is the call's."""
-    tasks = [asyncio.ensure_future(part) for part in parts]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
 def _load_voices(bundle: Bundle) -> dict[str, NDArray[np.int64]]:
     """Reads the voices as tokens, (T,) each, in the order of the manifest's labels.
 
@@ -278,8 +260,7 @@ def _load_voices(bundle: Bundle) -> dict[str, NDArray[np.int64]]:
         BundleError: The file does not hold them, or a code is none of the codec's.
     """
     manifest, file = bundle.manifest, bundle.file(VOICES_FILE)
-    codec = manifest.codec
-    assert codec is not None, "the manifest's validator demands it"
+    codec = demanded(manifest.codec)
     offsets = codec.first_code + np.arange(codec.num_books) * codec.codebook_size
     voices: dict[str, NDArray[np.int64]] = {}
     try:

@@ -9,7 +9,7 @@ F frames of a run, K books, S samples of a run.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from headway_server.bundles import AudioCodec
 from headway_server.errors import BundleError
 from headway_server.observers import NO_OBSERVER, ModelId, Observer
 from headway_server.runtime import Session
+from headway_server.tasks.job import Job
 
 _MAX_STREAMS: Final = 64
 """Streams whose next frames are decoded in one run."""
@@ -70,44 +71,26 @@ class WaveformDecoder:
         except Exception as error:  # onnxruntime's own kinds
             raise BundleError(f"{session.graph.file}: does not run ({error}); export the model again") from error
 
-    def stream(self, *, deadline: float | None, caller: str) -> WaveformStream:
-        """Begins a stream."""
-        return WaveformStream(self, deadline=deadline, caller=caller)
-
-    async def run(
-        self, codes: NDArray[np.int64], state: NDArray[np.float32], *, deadline: float | None, caller: str
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Decodes frames (F, K) of one stream together with those of others; returns samples (S,) and the next state.
-
-        Raises:
-            BatchError: The decoder could not be run.
-            DeadlineError: The deadline passed.
-            DrainingError: The server is closing.
-        """
-        found: BatchedResults[Tensors] = await self.batcher.submit(
-            [{"codes": codes, "state": state}], [1], outputs=_OUTPUTS, deadline=deadline, caller=caller
-        )
-        [outputs] = found.results
-        return outputs["samples"], outputs["present_state"]
-
     def __repr__(self) -> str:
         return f"WaveformDecoder({self.codec.sampling_rate} Hz, {self.batcher!r})"
 
 
 class WaveformStream:
-    """The samples of one sequence of frames, which come in parts of any size."""
+    """The samples of one sequence of frames, which come in parts of any size; a part of a call."""
 
-    def __init__(self, decoder: WaveformDecoder, *, deadline: float | None, caller: str) -> None:
+    def __init__(self, decoder: WaveformDecoder, job: Job[Any]) -> None:
         self._decoder = decoder
-        self._deadline = deadline
-        self._caller = caller
+        self._job = job
         self._state = np.zeros(decoder.state_size, np.float32)
         self._frames: NDArray[np.int64] = np.empty((0, decoder.codec.num_books), np.int64)
 
     async def push(self, frames: NDArray[np.int64], *, is_last: bool = False) -> NDArray[np.int16]:
         """Takes the next frames, (n, K), and returns the samples that are certain now, or all that are left.
 
-        Errors are those of `WaveformDecoder.run`.
+        Raises:
+            BatchError: The decoder could not be run.
+            DeadlineError: The deadline passed.
+            DrainingError: The server is closing.
         """
         codec = self._decoder.codec
         size = codec.frames_per_run
@@ -116,9 +99,14 @@ class WaveformStream:
         while len(waiting) >= size or (is_last and len(waiting)):
             run, waiting = waiting[:size], waiting[size:]
             padded = np.pad(run, ((0, size - len(run)), (0, 0)))
-            samples, self._state = await self._decoder.run(
-                padded, self._state, deadline=self._deadline, caller=self._caller
+            found: BatchedResults[Tensors] = await self._job.batch(
+                self._decoder.batcher,
+                [{"codes": padded, "state": self._state}],
+                outputs=_OUTPUTS,
+                num_bytes=0,  # codes are outputs of the model, and a run has few of them
+                num_read=0,  # the call is charged for them as they are generated
             )
+            samples, self._state = (found.results[0][name] for name in _OUTPUTS)
             parts.append(samples[: len(run) * codec.hop_length])
         self._frames = waiting
         return _to_int16(np.concatenate(parts) if parts else np.empty(0, np.float32))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from headway_server.batching import BatchGraph, Postprocess, Tensors
 from headway_server.batching.settings import MAX_TEXTS
-from headway_server.bundles import TOKENIZER_FILE, Bundle, Manifest, Precision, SpecialTokens
+from headway_server.bundles import TOKENIZER_FILE, Bundle, Manifest, SpecialTokens, demanded
 from headway_server.errors import InvalidInputError
 from headway_server.observers import NO_OBSERVER, ModelUsage, Observer
 from headway_server.preprocessing import EncodedText, TextTokenizer
@@ -31,10 +31,10 @@ from headway_server.serving.limits import (
     num_bytes,
 )
 from headway_server.settings import ServerSettings
-from headway_server.tasks.inspection.inspector import InspectedText, Inspector, inspected_tokens
+from headway_server.tasks.inspection.inspector import InspectedText, inspected_tokens
 from headway_server.tasks.inspection.maps import AttentionRequest
 from headway_server.tasks.outputs import EMBEDDING, cosines, logits_postprocess, read_vector
-from headway_server.tasks.stateless import StatelessModel, expected_outputs
+from headway_server.tasks.stateless import StatelessModel, StatelessParts, expected_outputs
 from headway_server.tasks.text.labels import LabelVectors
 
 Result = TypeVar("Result")
@@ -121,35 +121,15 @@ class TextModel(StatelessModel):
     _labels_tokens = False
     """True if the graph gives logits for each token, (T, C), and not for the text, (C,)."""
 
-    def __init__(
-        self,
-        bundle: Bundle,
-        precision: Precision,
-        graph: BatchGraph,
-        tokenizer: TextTokenizer,
-        settings: ServerSettings,
-        *,
-        max_padding: int | None,
-        observer: Observer,
-        inspector: Inspector,
-    ) -> None:
-        """Makes a model of its parts; `load` makes the parts."""
-        super().__init__(
-            bundle,
-            precision,
-            graph,
-            budget=settings.batching.batch_tokens(graph.device),
-            max_padding=max_padding,
-            max_waiting=settings.batching.max_waiting_texts,
-            max_waiting_bytes=settings.batching.max_waiting_bytes,
-            observer=observer,
-            inspector=inspector,
-        )
-        assert bundle.manifest.limits.max_input_tokens is not None, "the manifest's validator demands it"
-        self.max_input_tokens: int = bundle.manifest.limits.max_input_tokens
-        self._max_text_bytes = settings.max_text_bytes
+    def __init__(self, bundle: Bundle, parts: StatelessParts, tokenizer: TextTokenizer) -> None:
+        """Makes a model of its parts."""
+        batching = parts.settings.batching
+        budget = batching.batch_tokens(parts.graph.device)
+        super().__init__(bundle, parts, budget=budget, max_waiting=batching.max_waiting_texts)
+        self.max_input_tokens = demanded(bundle.manifest.limits.max_input_tokens)
+        self._max_text_bytes = parts.settings.max_text_bytes
         self._tokenizer = tokenizer
-        self._has_types = _TYPES in graph.input_names
+        self._has_types = _TYPES in parts.graph.input_names
         self.label_vectors = LabelVectors()
         """Of labels that callers of an image model in the same space bring."""
 
@@ -177,17 +157,15 @@ class TextModel(StatelessModel):
             length,
             expected_outputs(manifest, *((length,) if cls._labels_tokens else ())),
         )
-        inspector = Inspector(bundle, precision, runtime, max_mib=settings.max_attention_mib, observer=observer)
-        return cls(
-            bundle,
-            precision,
-            graph,
-            tokenizer,
-            settings,
+        parts = StatelessParts(
+            precision=precision,
+            graph=graph,
             max_padding=max_padding,
+            runtime=runtime,
+            settings=settings,
             observer=observer,
-            inspector=inspector,
         )
+        return cls(bundle, parts, tokenizer)
 
     @classmethod
     def _postprocess(cls, manifest: Manifest) -> Postprocess | None:
@@ -338,27 +316,20 @@ class TextModel(StatelessModel):
         self._check_paired("text_pair", is_paired=text_pair is not None)
         if text_pair is not None:
             check_text("text_pair", text_pair, self._max_text_bytes)
-        plan = self._inspector.plan(request)
-        with self._inspector.admit(deadline):
-            began = time.monotonic()
-            [encoded] = await self._tokenizer.encode_limited(
-                [text],
-                fields=["text"],
-                max_tokens=self.max_input_tokens,
-                truncate=truncate,
-                text_pairs=None if text_pair is None else [text_pair],
-                with_offsets=True,
-            )
-            tokens = await inspected_tokens(self._tokenizer, encoded)
-            maps, timings = await self._inspector.read(
-                text_tensors(encoded.input_ids, encoded.type_ids, has_types=self._has_types),
-                plan,
-                field="text",
-                num_tokens=len(encoded),
-                deadline=deadline,
-                preprocessing_s=time.monotonic() - began,
-            )
-        return InspectedText(tokens=tokens, maps=maps, truncated=encoded.truncated, timings=timings)
+        with self._inspector.begin(request, deadline) as job:
+            with job.preparing():
+                [encoded] = await self._tokenizer.encode_limited(
+                    [text],
+                    fields=["text"],
+                    max_tokens=self.max_input_tokens,
+                    truncate=truncate,
+                    text_pairs=None if text_pair is None else [text_pair],
+                    with_offsets=True,
+                )
+                tokens = await inspected_tokens(self._tokenizer, encoded)
+            item = text_tensors(encoded.input_ids, encoded.type_ids, has_types=self._has_types)
+            maps = await job.read(item, field="text", num_tokens=len(encoded))
+        return InspectedText(tokens=tokens, maps=maps, truncated=encoded.truncated, timings=job.timings)
 
     async def _answer(
         self,

@@ -24,7 +24,7 @@ class Alignment:
     """How much each token of a translation attended to each token of its source, with their characters."""
 
     source_spans: tuple[Span, ...]
-    """(S,)"""
+    """(S,); empty where the source is no text."""
     target_spans: tuple[Span, ...]
     """(T,)"""
     attention: NDArray[np.float32]
@@ -32,7 +32,9 @@ class Alignment:
 
     def __post_init__(self) -> None:
         """Checks that the parts fit each other."""
-        assert self.attention.shape == (len(self.target_spans), len(self.source_spans)), "a row for each token"
+        num_rows, num_columns = self.attention.shape
+        assert num_rows == len(self.target_spans), "a row for each token"
+        assert not self.source_spans or num_columns == len(self.source_spans), "a column for each token"
 
     def shifted(self, *, source: int, target: int) -> Alignment:
         """Returns the same for longer texts, in which the sentence and its translation begin at these characters."""
@@ -43,8 +45,7 @@ class Alignment:
 
 def align(
     *,
-    source_text: str,
-    source: EncodedText,
+    source_spans: tuple[Span, ...],
     target_text: str,
     target_ids: Sequence[int],
     attention: NDArray[np.float32],
@@ -53,18 +54,22 @@ def align(
     """Finds the characters of the tokens on both sides.
 
     Args:
-        source_text: What was translated.
-        source: Its S tokens, with their characters.
+        source_spans: Characters of the source's S tokens; none where it is no text.
         target_text: The translation.
         target_ids: Its T tokens.
         attention: (T, S) of each of them over the source's.
         tokenizer: The model's.
     """
     return Alignment(
-        source_spans=tuple(_tidy(source.offsets, source_text)),
+        source_spans=source_spans,
         target_spans=tuple(target_spans(target_text, target_ids, tokenizer)),
         attention=attention,
     )
+
+
+def source_spans(text: str, encoded: EncodedText) -> tuple[Span, ...]:
+    """Returns the characters of a text that each of its S tokens stands for, without white space at their ends."""
+    return tuple(_tidy(encoded.offsets, text))
 
 
 def target_spans(text: str, token_ids: Sequence[int], tokenizer: TextTokenizer) -> list[Span]:

@@ -74,9 +74,9 @@ def read_result(
         log_probability=best.log_probability,
         score=best.score,
         finish_reason=best.finish_reason,
-        num_source_tokens=len(source.encoded),
+        num_source_tokens=source.reading.source.cost,
         num_new_tokens=best.num_new_tokens,
-        truncated=source.encoded.truncated,
+        truncated=source.reading.truncated,
         hypotheses=hypotheses if plan.num_hypotheses > 1 else (),
         alignments=() if best.alignment is None else (best.alignment,),
         seed=source.seed if plan.draws else None,
@@ -91,8 +91,7 @@ def _read_hypothesis(
     alignment = None
     if hypothesis.alignment is not None:
         alignment = align(
-            source_text=source.text,
-            source=source.encoded,
+            source_spans=source.reading.spans(),
             target_text=hypothesis.output,
             target_ids=hypothesis.token_ids,
             attention=hypothesis.alignment,

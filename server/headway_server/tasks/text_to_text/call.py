@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Elements
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,9 +13,10 @@ from headway_server.decoding.interfaces import EncoderInput
 from headway_server.decoding.output.text import TextAssembly
 from headway_server.decoding.sequence import Sequence, SequenceResult
 from headway_server.errors import InvalidInputError
-from headway_server.preprocessing import EncodedText, SplitText, TextTokenizer
+from headway_server.preprocessing import TextTokenizer
 from headway_server.serving.calls import current_caller
 from headway_server.serving.limits import num_bytes
+from headway_server.tasks.text_to_text.alignment import Span
 from headway_server.tasks.text_to_text.phrases import (
     TOKEN_BYTES,
     EncodedPhrases,
@@ -28,36 +28,30 @@ from headway_server.tasks.text_to_text.phrases import (
 from headway_server.tasks.text_to_text.request import TextToTextPlan, TextToTextRequest
 
 _NO_PHRASES = EncodedPhrases()
-_NO_TEXT = "holds no text; give it at least one word"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Passage:
-    """What is read by itself: a text, or a sentence of a text."""
+class Reading:
+    """An input of a call as the encoder reads it, or a sentence of one."""
 
-    text: str
-    field: str
-    """What the request calls its text."""
-    text_index: int
-    """Number of its text in the call."""
+    source: EncoderInput
+    input_index: int
+    """Number of the input in the call."""
     sentence_index: int = 0
-    place: str = ""
-    """Which part of the text it is, for messages; empty for a whole text."""
+    spans: Callable[[], tuple[Span, ...]] = tuple
+    """Finds the characters of its S tokens; none of what is no text."""
+    truncated: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A passage as tokens, with the limits and rules of its output."""
+    """A reading with the limits and rules of its output."""
 
-    text: str
-    encoded: EncodedText
+    reading: Reading
     max_new_tokens: int
     seed: int
-    sample: int
     prefix_ids: Tokens = ()
     phrases: EncodedPhrases = _NO_PHRASES
-    read: EncoderInput | None = None
-    """What the encoder reads in place of the tokens, which then stand for its positions; None: the tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +65,10 @@ class TextToTextCall:
     start_ids: Tokens
     """What the decoder reads before it writes."""
     eos_id: int | None
+    prefix_names: Elements[str]
+    """What the request calls the prefix of each output."""
     source_prefix: Tokens = ()
-    """Tokens that come before each source."""
+    """Tokens that come before each text."""
     is_stream: bool = False
     """True if the output is sent as it appears."""
 
@@ -93,37 +89,16 @@ class TextToTextCall:
         prefixes = TOKEN_BYTES * sum(map(num_bytes, self.request.target_prefixes))
         return prefixes + sum(phrases.most_bytes for phrases in set(self.request.phrases))
 
-    def sentences(self, splits: Elements[SplitText], fields: Elements[str]) -> list[Passage]:
-        """Returns the sentences of all texts, in order.
-
-        Raises:
-            InvalidInputError: A text has none.
-        """
-        for split, field in zip(splits, fields, strict=True):
-            if not split.sentences:
-                raise InvalidInputError(field, _NO_TEXT)
-        return [
-            Passage(
-                text=sentence.text,
-                field=fields[text_index],
-                text_index=text_index,
-                sentence_index=index,
-                place=f"sentence {index + 1} (characters {sentence.start} to {sentence.end}) ",
-            )
-            for text_index, split in enumerate(splits)
-            for index, sentence in enumerate(split.sentences)
-        ]
-
-    def sources(self, passages: Elements[Passage], encoded: Elements[EncodedText]) -> Iterator[Source]:
-        """Yields passages with their tokens and with the limits and rules of their outputs.
+    def sources(self, readings: Elements[Reading]) -> Iterator[Source]:
+        """Yields readings with the limits and rules of their outputs.
 
         Raises:
             InvalidInputError: The model cannot write a prefix or a phrase, or one leaves no room.
         """
-        seeds = [self.plan.draw_seed() for _ in range(passages[-1].text_index + 1)]
+        seeds = [self.plan.draw_seed() for _ in range(readings[-1].input_index + 1)]
         known: dict[PhraseRequest, EncodedPhrases] = {}  # the texts of a call often share a glossary
-        for passage, text in zip(passages, encoded, strict=True):
-            yield self._source(passage, text, seeds[passage.text_index], known)
+        for reading in readings:
+            yield self._source(reading, seeds[reading.input_index], known)
 
     def forbid_spellings(self, sources: Elements[Source], results: Elements[SequenceResult]) -> dict[int, Source]:
         """Finds outputs that have a forbidden phrase in a spelling that is not forbidden yet.
@@ -153,8 +128,8 @@ class TextToTextCall:
             rules = RuleConstraint(source.prefix_ids, self.plan.search.no_repeat_ngram_size)
         return Sequence(
             prompt_ids=np.array(self.start_ids, np.int64),
-            source=source.read or EncoderInput.of_tokens(source.encoded.input_ids),
-            parameters=self.plan.sampling_for(source.max_new_tokens, source.seed, source.sample),
+            source=source.reading.source,
+            parameters=self.plan.sampling_for(source.max_new_tokens, source.seed, source.reading.sentence_index),
             output=TextAssembly(self.tokenizer.decoder(), eager=self.is_stream),
             eos_id=self.eos_id,
             deadline=self.request.deadline,
@@ -165,15 +140,13 @@ class TextToTextCall:
             wants_alignment=self.request.wants_alignment,
         )
 
-    def _source(
-        self, passage: Passage, encoded: EncodedText, seed: int, known: dict[PhraseRequest, EncodedPhrases]
-    ) -> Source:
-        index = passage.text_index
-        max_new_tokens = self.plan.max_tokens(len(encoded))
+    def _source(self, reading: Reading, seed: int, known: dict[PhraseRequest, EncodedPhrases]) -> Source:
+        index = reading.input_index
+        max_new_tokens = self.plan.max_tokens(reading.source.cost)
         prefix_ids: Tokens = ()
         if self.request.target_prefixes and self.request.target_prefixes[index]:
-            field = "target_prefix" if self.is_stream else f"target_prefixes[{index}]"
-            prefix_ids = self.phrases.encode_prefix(field, self.request.target_prefixes[index], max_new_tokens)
+            field, prefix = self.prefix_names[index], self.request.target_prefixes[index]
+            prefix_ids = self.phrases.encode_prefix(field, prefix, max_new_tokens)
         phrases = _NO_PHRASES
         if self.request.phrases:
             asked = self.request.phrases[index]
@@ -182,15 +155,7 @@ class TextToTextCall:
                 known[asked] = self.phrases.encode_phrases(field, asked)
             phrases = known[asked]
             _check_room(field, phrases, prefix_ids, max_new_tokens)
-        return Source(
-            text=passage.text,
-            encoded=encoded,
-            max_new_tokens=max_new_tokens,
-            seed=seed,
-            sample=passage.sentence_index,
-            prefix_ids=prefix_ids,
-            phrases=phrases,
-        )
+        return Source(reading=reading, max_new_tokens=max_new_tokens, seed=seed, prefix_ids=prefix_ids, phrases=phrases)
 
 
 def rule_bytes(sources: Elements[Source]) -> int:
@@ -198,31 +163,6 @@ def rule_bytes(sources: Elements[Source]) -> int:
     phrases = {id(source.phrases): source.phrases for source in sources}
     prefixes = sum(len(source.prefix_ids) for source in sources)
     return TOKEN_BYTES * prefixes + sum(one.num_bytes for one in phrases.values())
-
-
-def whole_texts(texts: Elements[str], fields: Elements[str]) -> list[Passage]:
-    """Returns whole texts as passages.
-
-    Raises:
-        InvalidInputError: One is nothing but white space, which a model would answer with something.
-    """
-    for text, field in zip(texts, fields, strict=True):
-        if text.isspace():
-            raise InvalidInputError(field, _NO_TEXT)
-    return [
-        Passage(text=text, field=field, text_index=index)
-        for index, (text, field) in enumerate(zip(texts, fields, strict=True))
-    ]
-
-
-@contextmanager
-def named_passages(passages: Elements[Passage]) -> Iterator[None]:
-    """Replaces the number of a passage in an error by the field of its text and its place there."""
-    try:
-        yield
-    except InvalidInputError as error:
-        passage = passages[int(error.field)]
-        raise InvalidInputError(passage.field, passage.place, *error.parts) from None
 
 
 def _check_room(field: str, phrases: EncodedPhrases, prefix_ids: Tokens, max_new_tokens: int) -> None:

@@ -10,7 +10,6 @@ from typing import Final
 from headway_server.decoding.parameters import EarlyStopping, SamplingParameters, SearchParameters
 from headway_server.errors import InvalidInputError
 from headway_server.field_rules import most_elements
-from headway_server.serving.limits import check_one_each
 from headway_server.tasks.parameters import (
     DecodingLimits,
     Given,
@@ -66,15 +65,6 @@ class TextToTextRequest:
     deadline: float | None = None
     """When the caller stops waiting, by `time.monotonic`."""
 
-    def check_one_each(self, num_texts: int) -> None:
-        """Checks that there are prefixes and phrases for every one of `num_texts` texts, or none.
-
-        Raises:
-            InvalidInputError: There are for some texts only.
-        """
-        check_one_each("target_prefixes", len(self.target_prefixes), num_texts)
-        check_one_each("phrase_constraints", len(self.phrases), num_texts)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextToTextPlan:
@@ -83,16 +73,20 @@ class TextToTextPlan:
     max_new_tokens: int
     max_length_ratio: float | None
     seed: int | None
-    length_penalty: float
-    num_hypotheses: int
-    draws: bool
-    """True if tokens are drawn at random."""
     sampling: SamplingParameters
     """Those that do not depend on the text."""
     search: SearchParameters
     """Those that do not depend on the text; without a search, some of them count all the same."""
-    num_given: int
-    """Tokens that the decoder is given after the first one; they count in scores."""
+
+    @property
+    def num_hypotheses(self) -> int:
+        """Of a text."""
+        return self.search.num_hypotheses
+
+    @property
+    def draws(self) -> bool:
+        """True if tokens are drawn at random."""
+        return self.sampling.temperature > 0
 
     @property
     def num_tokens(self) -> int:
@@ -126,7 +120,7 @@ class TextToTextPlan:
 
     def score(self, log_probability: float, num_tokens: int) -> float:
         """Returns the score by which a search ranks an output of so many new tokens."""
-        return float(log_probability / max(num_tokens + self.num_given, 1) ** self.length_penalty)
+        return float(log_probability / max(num_tokens + self.search.num_given, 1) ** self.search.length_penalty)
 
 
 def plan_text_to_text(
@@ -180,9 +174,6 @@ def plan_text_to_text(
         max_new_tokens=given.max_new_tokens or most,
         max_length_ratio=given.max_length_ratio,
         seed=given.sampling.get("seed"),
-        length_penalty=given.length_penalty,
-        num_hypotheses=given.num_hypotheses,
-        draws=sampling.temperature > 0,
         sampling=sampling,
         search=SearchParameters(
             beam_size=given.beam_size,
@@ -194,7 +185,6 @@ def plan_text_to_text(
             wants_alignment=request.wants_alignment,
             num_given=num_given,
         ),
-        num_given=num_given,
     )
 
 

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence as Elements
 
 import numpy as np
 
-from headway_server.bundles import Languages
+from headway_server.bundles import Languages, demanded
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing import EncodedText, SplitText, split_sentences
 from headway_server.preprocessing.pool import text_pool
 from headway_server.serving.limits import check_text
 from headway_server.tasks.inspection.inspector import InspectedTranslation, inspected_tokens
 from headway_server.tasks.inspection.maps import AttentionRequest
-from headway_server.tasks.text_to_text.call import Passage, TextToTextCall
+from headway_server.tasks.text_to_text.call import TextToTextCall
 from headway_server.tasks.text_to_text.model import TextToTextModel
 from headway_server.tasks.text_to_text.phrases import Tokens
+from headway_server.tasks.text_to_text.reader import Passage, sentences
 from headway_server.tasks.text_to_text.request import TextToTextRequest
 
 
@@ -50,55 +50,44 @@ class TranslationModel(TextToTextModel):
         check_text("text", text, self._max_text_bytes)
         if translation is not None:
             check_text("translation", translation, self._max_text_bytes)
-        plan = self._inspector.plan(request)
-        with self._inspector.admit(deadline):
+        with self._inspector.begin(request, deadline) as job:
             if translation is None:
                 made = await self.write([text], request=TextToTextRequest(truncate=truncate, deadline=deadline))
                 translation = made.results[0].text
-            began = time.monotonic()
-            [source] = await self._tokenizer.encode_limited(
-                [text],
-                fields=["text"],
-                max_tokens=self.limits.max_input_tokens,
-                truncate=truncate,
-                with_offsets=True,
-            )
-            target = EncodedText(input_ids=np.empty(0, np.int64))
-            if translation:  # a model may answer with nothing
-                [target] = await self._tokenizer.encode_limited(
-                    [translation],
-                    fields=["translation"],
-                    max_tokens=self.limits.max_total_tokens - 1,
-                    truncate=False,
-                    add_special_tokens=False,
+            with job.preparing():
+                [source] = await self._tokenizer.encode_limited(
+                    [text],
+                    fields=["text"],
+                    max_tokens=self.limits.max_input_tokens,
+                    truncate=truncate,
                     with_offsets=True,
                 )
-            target_tokens = await inspected_tokens(self._tokenizer, target, prefix=[self._bos_id])
-            maps, timings = await self._inspector.read(
-                {
-                    "input_ids": source.input_ids,
-                    "attention_mask": np.ones_like(source.input_ids),
-                    "target_ids": np.insert(target.input_ids, 0, self._bos_id),
-                },
-                plan,
-                field="text",
-                num_tokens=len(source) + len(target_tokens),
-                deadline=deadline,
-                preprocessing_s=time.monotonic() - began,
-            )
+                target = EncodedText(input_ids=np.empty(0, np.int64))
+                if translation:  # a model may answer with nothing
+                    [target] = await self._tokenizer.encode_limited(
+                        [translation],
+                        fields=["translation"],
+                        max_tokens=self.limits.max_total_tokens - 1,
+                        truncate=False,
+                        add_special_tokens=False,
+                        with_offsets=True,
+                    )
+                target_tokens = await inspected_tokens(self._tokenizer, target, prefix=[self._bos_id])
+            item = {
+                "input_ids": source.input_ids,
+                "attention_mask": np.ones_like(source.input_ids),
+                "target_ids": np.insert(target.input_ids, 0, self._bos_id),
+            }
+            num_tokens = len(source) + len(target_tokens)
+            maps = await job.read(item, field="text", num_tokens=num_tokens)
         return InspectedTranslation(
             tokens=await inspected_tokens(self._tokenizer, source),
             target_tokens=target_tokens,
             translation=translation,
             maps=maps,
             truncated=source.truncated,
-            timings=timings,
+            timings=job.timings,
         )
-
-    def _languages(self) -> Languages:
-        languages = self.bundle.manifest.languages
-        assert languages is not None, "the manifest's validator demands it"
-        return languages
 
     def _start(self, request: TextToTextRequest) -> tuple[Tokens, Tokens]:
         """See `TextToTextModel`; languages are told by tokens.
@@ -106,7 +95,7 @@ class TranslationModel(TextToTextModel):
         Raises:
             InvalidInputError: The model does not have a language, or none of several is named.
         """
-        languages = self._languages()
+        languages = demanded(self.bundle.manifest.languages)
         source = self._language("source_language", request.source_language, languages.sources)
         target = self._language("target_language", request.target_language, languages.targets)
         prefix = (languages.target_marks.get(target), languages.source_tokens.get(source))
@@ -129,11 +118,11 @@ class TranslationModel(TextToTextModel):
         if not call.request.split_sentences:
             return await super()._passages(call, texts, fields)
         splits = await self._split(texts, call.request.source_language)
-        return call.sentences(splits, fields), splits
+        return sentences(splits, fields), splits
 
     async def _split(self, texts: Elements[str], source_language: str) -> list[SplitText]:
         """Splits texts into sentences, off the event loop; stops at more than could be admitted."""
-        language = self._language("source_language", source_language, self._languages().sources)
+        language = self._language("source_language", source_language, demanded(self.bundle.manifest.languages).sources)
         loop = asyncio.get_running_loop()
         splits: list[SplitText] = []
         num_sentences = 0

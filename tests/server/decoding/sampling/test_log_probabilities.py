@@ -59,6 +59,26 @@ def test_a_chosen_tokens_log_probability_is_the_same_as_among_the_likeliest():
         assert sampled.top_tokens[row][0] == (sampled.token_ids[row], sampled.log_probabilities[row])
 
 
+def test_given_tokens_have_theirs_wherever_they_rank_and_whatever_may_follow():
+    logits = (np.random.default_rng(6).normal(size=(3, 300)) * 2).astype(np.float32)
+    scored_ids = (7, 299, 3)
+    parameters = [
+        SamplingParameters(max_new_tokens=1, num_top_tokens=count, scored_token_ids=ids)
+        for count, ids in ((0, scored_ids), (2, scored_ids), (2, ()))
+    ]
+    sampler = make_sampler([SamplingParameters(max_new_tokens=1), *parameters], 300)
+    sampler.move(3, 0)
+    sampler.allow(1, pack(np.arange(300) == 5))
+    sampled = sampler.sample(logits, np.array([1, 2, 0]))
+    wanted = exact(logits)
+    assert [token for token, _ in sampled.top_tokens[0]] == [*scored_ids]
+    assert [token for token, _ in sampled.top_tokens[1]] == [*likeliest(logits[1], 2), *scored_ids]
+    assert [token for token, _ in sampled.top_tokens[2]] == likeliest(logits[2], 2)
+    for row in range(2):
+        values = [value for _, value in sampled.top_tokens[row][-3:]]
+        assert values == pytest.approx(wanted[row, list(scored_ids)], abs=1e-6)
+
+
 def test_no_more_of_the_likeliest_than_there_are_tokens():
     logits = np.array([[1, 3, 2]], np.float32)
     sampled = make_sampler([SamplingParameters(max_new_tokens=1, num_top_tokens=20)], 3).sample(logits)

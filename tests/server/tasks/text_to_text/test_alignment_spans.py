@@ -9,7 +9,7 @@ from tiny_tokenizers import metaspace_tokenizer, word_piece_tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from headway_server.preprocessing import TextTokenizer
-from headway_server.tasks.text_to_text.alignment import _spans_by_decoding, _tidy, align, target_spans
+from headway_server.tasks.text_to_text.alignment import _spans_by_decoding, _tidy, align, source_spans, target_spans
 
 BYTES, META, PIECES = TextTokenizer(byte_tokenizer()), metaspace_tokenizer(), word_piece_tokenizer()
 
@@ -98,8 +98,7 @@ def test_both_sides_get_their_characters_and_may_be_moved() -> None:
     target_ids = BYTES.encode_now(target_text).input_ids.tolist()
     attention = np.full((len(target_ids), len(source)), 1 / len(source), np.float32)
     aligned = align(
-        source_text=source_text,
-        source=source,
+        source_spans=source_spans(source_text, source),
         target_text=target_text,
         target_ids=target_ids,
         attention=attention,

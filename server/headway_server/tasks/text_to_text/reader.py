@@ -1,0 +1,112 @@
+"""What an encoder reads of texts: their tokens, of a text or of each of its sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Elements
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from headway_server.decoding.interfaces import EncoderInput
+from headway_server.errors import InvalidInputError
+from headway_server.preprocessing import SplitText, TextTokenizer
+from headway_server.tasks.text_to_text.alignment import source_spans
+from headway_server.tasks.text_to_text.call import Reading, TextToTextCall
+
+_NO_TEXT: Final = "holds no text; give it at least one word"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passage:
+    """What is read by itself: a text, or a sentence of a text."""
+
+    text: str
+    field: str
+    """What the request calls its text."""
+    text_index: int
+    """Number of its text in the call."""
+    sentence_index: int = 0
+    place: str = ""
+    """Which part of the text it is, for messages; empty for a whole text."""
+
+
+class TextReader:
+    """Makes tokens of texts."""
+
+    def __init__(self, tokenizer: TextTokenizer, *, max_tokens: int) -> None:
+        """Takes the model's tokenizer and the most tokens of a source."""
+        self._tokenizer = tokenizer
+        self._max_tokens = max_tokens
+
+    def blank(self) -> EncoderInput:
+        """Returns the source of the largest token alone."""
+        return EncoderInput.of_tokens(np.array([self._tokenizer.largest_id]))
+
+    async def read(self, call: TextToTextCall, passages: Elements[Passage]) -> list[Reading]:
+        """Tokenizes passages, off the event loop.
+
+        Raises:
+            InvalidInputError: One has too many tokens, or none.
+        """
+        try:
+            encoded = await self._tokenizer.encode_limited(
+                [passage.text for passage in passages],
+                fields=[str(number) for number in range(len(passages))],
+                max_tokens=self._max_tokens - len(call.source_prefix),
+                truncate=call.request.truncate,
+                with_offsets=call.request.wants_alignment,
+            )
+        except InvalidInputError as error:
+            passage = passages[int(error.field)]
+            raise InvalidInputError(passage.field, passage.place, *error.parts) from None
+        if call.source_prefix:
+            encoded = [text.after(call.source_prefix) for text in encoded]
+        return [
+            Reading(
+                source=EncoderInput.of_tokens(text.input_ids),
+                input_index=passage.text_index,
+                sentence_index=passage.sentence_index,
+                spans=partial(source_spans, passage.text, text),
+                truncated=text.truncated,
+            )
+            for passage, text in zip(passages, encoded, strict=True)
+        ]
+
+
+def whole_texts(texts: Elements[str], fields: Elements[str]) -> list[Passage]:
+    """Returns whole texts as passages.
+
+    Raises:
+        InvalidInputError: One is nothing but white space, which a model would answer with something.
+    """
+    for text, field in zip(texts, fields, strict=True):
+        if text.isspace():
+            raise InvalidInputError(field, _NO_TEXT)
+    return [
+        Passage(text=text, field=field, text_index=index)
+        for index, (text, field) in enumerate(zip(texts, fields, strict=True))
+    ]
+
+
+def sentences(splits: Elements[SplitText], fields: Elements[str]) -> list[Passage]:
+    """Returns the sentences of all texts as passages, in order.
+
+    Raises:
+        InvalidInputError: A text has none.
+    """
+    for split, field in zip(splits, fields, strict=True):
+        if not split.sentences:
+            raise InvalidInputError(field, _NO_TEXT)
+    return [
+        Passage(
+            text=sentence.text,
+            field=fields[text_index],
+            text_index=text_index,
+            sentence_index=index,
+            place=f"sentence {index + 1} (characters {sentence.start} to {sentence.end}) ",
+        )
+        for text_index, split in enumerate(splits)
+        for index, sentence in enumerate(split.sentences)
+    ]
