@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from typing import Any
 
 from headway.v1 import caption_service_pb2 as pb
 from headway_server.decoding.sequence import Delta
 from headway_server.preprocessing.pool import text_pool
 from headway_server.services.images import image_of, images_of
-from headway_server.services.messages import box, find_model, signed, text_span
+from headway_server.services.messages import Parts, box, find_model, signed, stream_of, text_delta, text_span
 from headway_server.services.text_to_text import hypothesis_fields, text_fields
 from headway_server.services.text_to_text_requests import parse_parameters
 from headway_server.serving.answers import Answer
@@ -40,20 +40,19 @@ class CaptionService:
             return await loop.run_in_executor(text_pool(), _response, answer, model, arrived)
         return _response(answer, model, arrived)
 
-    async def StreamCaptionImage(
+    def StreamCaptionImage(
         self, request: pb.StreamCaptionImageRequest, deadline: float | None
     ) -> AsyncGenerator[pb.StreamCaptionImageResponse, None]:
         """Writes a caption of an image and sends it as it appears."""
         arrived = time.monotonic()
         model = self._find(request)
-        image = await image_of(self._host, request.image, request.image_id)
-        asked = _asked(request, (request.prefix,) if request.prefix else (), deadline)
-        async with aclosing(model.stream_caption(image, field=image.field, request=asked)) as parts:
-            async for part in parts:
-                if isinstance(part, Delta):
-                    yield pb.StreamCaptionImageResponse(text_delta=part.output, new_token_count=part.num_new_tokens)
-                else:
-                    yield _last_message(part, model, arrived)
+
+        async def begin() -> Parts[Delta, Caption]:
+            image = await image_of(self._host, request.image, request.image_id)
+            asked = _asked(request, (request.prefix,) if request.prefix else (), deadline)
+            return model.stream_caption(image, field=image.field, request=asked)
+
+        return stream_of(pb.StreamCaptionImageResponse, begin, model, arrived, delta=text_delta, last=_last)
 
     def _find(self, request: pb.CaptionImageRequest | pb.StreamCaptionImageRequest) -> CaptioningModel:
         return find_model(self._host, CAPTION_IMAGES, request)
@@ -78,13 +77,8 @@ def _response(answer: Answer[Caption], model: CaptioningModel, arrived: float) -
     )
 
 
-def _last_message(answer: Answer[Caption], model: CaptioningModel, arrived: float) -> pb.StreamCaptionImageResponse:
-    (caption,) = answer.results
-    return pb.StreamCaptionImageResponse(
-        new_token_count=caption.written.num_new_tokens,
-        result=_caption(caption),
-        **signed(model, answer.timings, arrived),
-    )
+def _last(caption: Caption) -> dict[str, Any]:
+    return {"new_token_count": caption.written.num_new_tokens, "result": _caption(caption)}
 
 
 def _caption(caption: Caption) -> pb.ImageCaption:

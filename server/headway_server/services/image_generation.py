@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Any, Final
 
 from headway.v1 import image_generation_service_pb2 as pb
 from headway_server.diffusion import Sampler
 from headway_server.services.enums import WireEnum
 from headway_server.services.images import image_of
-from headway_server.services.messages import find_model, set_fields, signed
+from headway_server.services.messages import Parts, find_model, set_fields, signed, stream_of
 from headway_server.serving.host import ModelHost
 from headway_server.serving.images import name_images
 from headway_server.tasks.image_generation.model import DrawingProgress, DrawnImage, ImageGenerationModel
@@ -40,27 +39,18 @@ class ImageGenerationService:
             **signed(model, answer.timings, arrived),
         )
 
-    async def StreamGenerateImage(
+    def StreamGenerateImage(
         self, request: pb.StreamGenerateImageRequest, deadline: float | None
     ) -> AsyncGenerator[pb.StreamGenerateImageResponse, None]:
         """Draws an image and tells of every step."""
         arrived = time.monotonic()
         model = self._find(request)
-        asked = await self._asked(request, preview_step_count=request.preview_step_count)
-        async with aclosing(model.stream(asked, deadline=deadline)) as parts:
-            async for part in parts:
-                if isinstance(part, DrawingProgress):
-                    yield pb.StreamGenerateImageResponse(
-                        completed_step_count=part.num_made, step_count=part.num_steps, preview_png=part.preview or b""
-                    )
-                else:
-                    [image] = part.results
-                    yield pb.StreamGenerateImageResponse(
-                        completed_step_count=image.num_steps,
-                        step_count=image.num_steps,
-                        result=_drawn(image),
-                        **signed(model, part.timings, arrived),
-                    )
+
+        async def begin() -> Parts[DrawingProgress, DrawnImage]:
+            asked = await self._asked(request, preview_step_count=request.preview_step_count)
+            return model.stream(asked, deadline=deadline)
+
+        return stream_of(pb.StreamGenerateImageResponse, begin, model, arrived, delta=_progress, last=_last)
 
     def _find(self, request: pb.GenerateImageRequest | pb.StreamGenerateImageRequest) -> ImageGenerationModel:
         return find_model(self._host, GENERATE_IMAGES, request)
@@ -86,6 +76,18 @@ class ImageGenerationService:
             **given,
             **more,
         )
+
+
+def _progress(part: DrawingProgress) -> dict[str, Any]:
+    return {
+        "completed_step_count": part.num_made,
+        "step_count": part.num_steps,
+        "preview_png": part.preview or b"",
+    }
+
+
+def _last(image: DrawnImage) -> dict[str, Any]:
+    return {"completed_step_count": image.num_steps, "step_count": image.num_steps, "result": _drawn(image)}
 
 
 def _drawn(image: DrawnImage) -> pb.GeneratedImage:

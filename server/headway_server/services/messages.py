@@ -4,30 +4,74 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
-from typing import Any, Final, TypeVar
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from contextlib import aclosing
+from typing import Any, Final, TypeAlias, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from headway.v1 import common_pb2
 from headway_server.bundles import Precision
-from headway_server.decoding.sequence import FinishReason
+from headway_server.decoding.sequence import Delta, FinishReason
 from headway_server.preprocessing.pool import text_pool
 from headway_server.services.enums import WireEnum
 from headway_server.serving.abilities import Ability, KindT
-from headway_server.serving.answers import CallTimings
+from headway_server.serving.answers import Answer, CallTimings
 from headway_server.serving.families import ServedModel
 from headway_server.serving.host import ModelHost
 from headway_server.tasks.outputs import ScoredLabel
 from headway_server.tasks.text.model import TextInputs
 
 Response = TypeVar("Response")
+MessageT = TypeVar("MessageT", bound=Message)
+PartT = TypeVar("PartT")
+ResultT = TypeVar("ResultT")
+Parts: TypeAlias = AsyncGenerator[PartT | Answer[ResultT], None]
+"""What a model yields; an answer with one result comes last."""
 
 _MAX_PARTS_ON_LOOP: Final = 1_000
 
 VARIANTS: Final = WireEnum(common_pb2.Variant, Precision)
 FINISH_REASONS: Final = WireEnum(common_pb2.FinishReason, FinishReason)
+
+
+def as_unary(request: Message, kind: type[MessageT]) -> MessageT:
+    """Returns the request of a unary method, with one input, for that of its stream: the two share their numbers."""
+    return kind.FromString(request.SerializeToString())
+
+
+async def stream_of(
+    kind: type[MessageT],
+    parts: Parts[PartT, ResultT] | Callable[[], Awaitable[Parts[PartT, ResultT]]],
+    model: ServedModel,
+    arrived: float,
+    *,
+    delta: Callable[[PartT], Mapping[str, Any]],
+    last: Callable[[ResultT], Mapping[str, Any]],
+) -> AsyncGenerator[MessageT, None]:
+    """Makes the messages of a stream of what a model yields.
+
+    Args:
+        kind: Of the messages.
+        parts: What the model yields, or a function that begins it.
+        model: The model.
+        arrived: When the call came, by `time.monotonic`.
+        delta: Returns the fields of the message of a part.
+        last: Returns those of the last message, for the result.
+    """
+    async with aclosing(await parts() if callable(parts) else parts) as yielded:
+        async for part in yielded:
+            if isinstance(part, Answer):
+                [result] = part.results
+                yield kind(**last(result), **signed(model, part.timings, arrived))
+            else:
+                yield kind(**delta(part))
+
+
+def text_delta(part: Delta) -> dict[str, Any]:
+    """Returns the fields of a message that carries the next part of a text."""
+    return {"text_delta": part.output, "new_token_count": part.num_new_tokens}
 
 
 def find_model(host: ModelHost, ability: Ability[KindT], request: Any) -> KindT:

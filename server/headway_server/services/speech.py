@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Iterable
-from contextlib import aclosing
 from typing import Any, Final
 
 from headway.v1 import speech_service_pb2 as pb
 from headway_server.services.enums import WireEnum
-from headway_server.services.messages import FINISH_REASONS, find_model, set_fields, signed
+from headway_server.services.messages import FINISH_REASONS, find_model, set_fields, signed, stream_of
 from headway_server.services.text_to_text_requests import parse_parameters
-from headway_server.serving.answers import Answer
 from headway_server.serving.host import ModelHost
 from headway_server.tasks.speech.model import (
     Segment,
@@ -51,23 +49,23 @@ class SpeechService:
             **signed(model, answer.timings, arrived),
         )
 
-    async def StreamTranscribeSpeech(
+    def StreamTranscribeSpeech(
         self, request: pb.StreamTranscribeSpeechRequest, deadline: float | None
     ) -> AsyncGenerator[pb.StreamTranscribeSpeechResponse, None]:
         """Writes what is said in an audio and sends it as it appears."""
         arrived = time.monotonic()
         model = self._find(request)
-        asked, wants_times = _asked(request, deadline), request.include_timestamps
-        async with aclosing(model.stream(request.audio, name="audio", request=asked)) as parts:
-            async for part in parts:
-                if isinstance(part, SpeechDelta):
-                    yield pb.StreamTranscribeSpeechResponse(
-                        text_delta=part.text,
-                        new_token_count=part.num_new_tokens,
-                        segments=_segments(part.segments) if wants_times else (),
-                    )
-                else:
-                    yield _last_message(part, model, arrived, with_segments=wants_times)
+        wants_times = request.include_timestamps
+
+        def delta(part: SpeechDelta) -> dict[str, Any]:
+            segments = _segments(part.segments) if wants_times else ()
+            return {"text_delta": part.text, "new_token_count": part.num_new_tokens, "segments": segments}
+
+        def last(one: Transcript) -> dict[str, Any]:
+            return {"new_token_count": one.num_new_tokens, "result": _transcript(one, with_segments=wants_times)}
+
+        parts = model.stream(request.audio, name="audio", request=_asked(request, deadline))
+        return stream_of(pb.StreamTranscribeSpeechResponse, parts, model, arrived, delta=delta, last=last)
 
     async def SynthesizeSpeech(
         self, request: pb.SynthesizeSpeechRequest, deadline: float | None
@@ -82,27 +80,27 @@ class SpeechService:
             **signed(model, answer.timings, arrived),
         )
 
-    async def StreamSynthesizeSpeech(
+    def StreamSynthesizeSpeech(
         self, request: pb.StreamSynthesizeSpeechRequest, deadline: float | None
     ) -> AsyncGenerator[pb.StreamSynthesizeSpeechResponse, None]:
         """Speaks a text and sends its samples as they are made."""
         arrived = time.monotonic()
         model = self._find_speaker(request)
+        rate = model.codec.sampling_rate
+
+        def delta(part: SpeechPart) -> dict[str, Any]:
+            return {"pcm": part.pcm, "sampling_rate": rate, "new_token_count": part.num_new_tokens}
+
+        def last(spoken: SpokenText) -> dict[str, Any]:
+            return {
+                "sampling_rate": rate,
+                "new_token_count": spoken.num_new_tokens,
+                "result": _spoken(spoken, model),
+            }
+
         asked = _to_speak(request, AudioFormat.WAV, deadline)
-        async with aclosing(model.stream(request.text, field="text", request=asked)) as parts:
-            async for part in parts:
-                if isinstance(part, SpeechPart):
-                    yield pb.StreamSynthesizeSpeechResponse(
-                        pcm=part.pcm, sampling_rate=model.codec.sampling_rate, new_token_count=part.num_new_tokens
-                    )
-                else:
-                    [spoken] = part.results
-                    yield pb.StreamSynthesizeSpeechResponse(
-                        sampling_rate=model.codec.sampling_rate,
-                        new_token_count=spoken.num_new_tokens,
-                        result=_spoken(spoken, model),
-                        **signed(model, part.timings, arrived),
-                    )
+        parts = model.stream(request.text, field="text", request=asked)
+        return stream_of(pb.StreamSynthesizeSpeechResponse, parts, model, arrived, delta=delta, last=last)
 
     def _find_speaker(self, request: pb.SynthesizeSpeechRequest | pb.StreamSynthesizeSpeechRequest) -> SynthesisModel:
         return find_model(self._host, SYNTHESIZE_SPEECH, request)
@@ -146,17 +144,6 @@ def _spoken(spoken: SpokenText, model: SynthesisModel) -> pb.SynthesizedSpeech:
         finish_reason=FINISH_REASONS.number(spoken.finish_reason),
         new_token_count=spoken.num_new_tokens,
         seed=spoken.seed,
-    )
-
-
-def _last_message(
-    answer: Answer[Transcript], model: SpeechModel, arrived: float, *, with_segments: bool
-) -> pb.StreamTranscribeSpeechResponse:
-    (transcript,) = answer.results
-    return pb.StreamTranscribeSpeechResponse(
-        new_token_count=transcript.num_new_tokens,
-        result=_transcript(transcript, with_segments=with_segments),
-        **signed(model, answer.timings, arrived),
     )
 
 

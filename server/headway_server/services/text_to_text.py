@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Any
 
 from headway.v1 import text_to_text_service_pb2 as pb
-from headway_server.decoding.sequence import Delta
-from headway_server.services.messages import FINISH_REASONS, find_model, signed
-from headway_server.services.text_to_text_requests import parse_rewrite_request, parse_stream_rewrite_request
-from headway_server.serving.answers import Answer
+from headway_server.services.messages import FINISH_REASONS, as_unary, find_model, signed, stream_of, text_delta
+from headway_server.services.text_to_text_requests import parse_rewrite_request
 from headway_server.serving.host import ModelHost
 from headway_server.tasks.table import REWRITE_TEXTS
 from headway_server.tasks.text_to_text.answer import WrittenHypothesis, WrittenText
@@ -35,19 +32,15 @@ class TextToTextService:
             **signed(model, answer.timings, arrived),
         )
 
-    async def StreamRewriteText(
+    def StreamRewriteText(
         self, request: pb.StreamRewriteTextRequest, deadline: float | None
     ) -> AsyncGenerator[pb.StreamRewriteTextResponse, None]:
         """Rewrites a text and sends the new one as it appears."""
         arrived = time.monotonic()
         model = self._find(request)
-        asked = parse_stream_rewrite_request(request, deadline=deadline)
-        async with aclosing(model.stream(request.text, field="text", request=asked)) as parts:
-            async for part in parts:
-                if isinstance(part, Delta):
-                    yield pb.StreamRewriteTextResponse(text_delta=part.output, new_token_count=part.num_new_tokens)
-                else:
-                    yield _last_message(part, model, arrived)
+        asked = parse_rewrite_request(as_unary(request, pb.RewriteTextRequest), deadline=deadline)
+        parts = model.stream(request.text, field="text", request=asked)
+        return stream_of(pb.StreamRewriteTextResponse, parts, model, arrived, delta=text_delta, last=_last)
 
     def _find(self, request: pb.RewriteTextRequest | pb.StreamRewriteTextRequest) -> TextToTextModel:
         return find_model(self._host, REWRITE_TEXTS, request)
@@ -78,13 +71,8 @@ def hypothesis_fields(hypothesis: WrittenHypothesis) -> dict[str, Any]:
     }
 
 
-def _last_message(answer: Answer[WrittenText], model: TextToTextModel, arrived: float) -> pb.StreamRewriteTextResponse:
-    (text,) = answer.results
-    return pb.StreamRewriteTextResponse(
-        new_token_count=text.num_new_tokens,
-        result=_rewritten_text(text),
-        **signed(model, answer.timings, arrived),
-    )
+def _last(text: WrittenText) -> dict[str, Any]:
+    return {"new_token_count": text.num_new_tokens, "result": _rewritten_text(text)}
 
 
 def _rewritten_text(text: WrittenText) -> pb.RewrittenText:

@@ -19,7 +19,7 @@ _EARLY_STOPPING: Final = WireEnum(common_pb2.EarlyStopping, EarlyStopping, unspe
 def parse_rewrite_request(
     request: text_to_text_service_pb2.RewriteTextRequest | pb.TranslateTextRequest, *, deadline: float | None
 ) -> TextToTextRequest:
-    """Reads what a unary request asks for beside its texts and, of a translation, beside what it alone may ask for.
+    """Reads what a request asks for beside its texts and, of a translation, beside what it alone may ask for.
 
     Args:
         request: The request.
@@ -41,35 +41,11 @@ def parse_rewrite_request(
 
 
 def parse_request(request: pb.TranslateTextRequest, *, deadline: float | None) -> TextToTextRequest:
-    """Reads what a unary request asks for beside its texts; args and errors are those of `parse_rewrite_request`."""
+    """Reads what a request asks for beside its texts; args and errors are those of `parse_rewrite_request`."""
     return replace(
         parse_rewrite_request(request, deadline=deadline),
         wants_alignment=request.include_alignment,
         split_sentences=request.split_sentences,
-        source_language=request.source_language,
-        target_language=request.target_language,
-    )
-
-
-def parse_stream_rewrite_request(
-    request: text_to_text_service_pb2.StreamRewriteTextRequest | pb.StreamTranslateTextRequest,
-    *,
-    deadline: float | None,
-) -> TextToTextRequest:
-    """Reads what a streaming request asks for; args and errors are those of `parse_rewrite_request`."""
-    return TextToTextRequest(
-        parameters=parse_parameters(request.parameters),
-        truncate=request.truncate,
-        target_prefixes=(request.target_prefix,) if request.target_prefix else (),
-        deadline=deadline,
-    )
-
-
-def parse_stream_request(request: pb.StreamTranslateTextRequest, *, deadline: float | None) -> TextToTextRequest:
-    """Reads what a streaming request asks for; args and errors are those of `parse_rewrite_request`."""
-    return replace(
-        parse_stream_rewrite_request(request, deadline=deadline),
-        wants_alignment=request.include_alignment,
         source_language=request.source_language,
         target_language=request.target_language,
     )

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from typing import cast
+from typing import Any, cast
 
 from headway.v1 import translation_service_pb2 as pb
-from headway_server.decoding.sequence import Delta
 from headway_server.preprocessing.pool import text_pool
-from headway_server.services.messages import signed, text_span
+from headway_server.services.messages import as_unary, signed, stream_of, text_delta, text_span
 from headway_server.services.text_to_text import hypothesis_fields, text_fields
-from headway_server.services.text_to_text_requests import parse_request, parse_stream_request
+from headway_server.services.text_to_text_requests import parse_request
 from headway_server.serving.answers import Answer
 from headway_server.serving.host import ModelHost
 from headway_server.tasks.table import TRANSLATE_TEXTS
@@ -38,16 +36,15 @@ class TranslationService:
             return await loop.run_in_executor(text_pool(), _response, answer, model, arrived)
         return _response(answer, model, arrived)
 
-    async def StreamTranslateText(
+    def StreamTranslateText(
         self, request: pb.StreamTranslateTextRequest, deadline: float | None
     ) -> AsyncGenerator[pb.StreamTranslateTextResponse, None]:
         """Translates a text and sends the translation as it appears."""
         arrived = time.monotonic()
         model = self._find(request)
-        parts = model.stream(request.text, field="text", request=parse_stream_request(request, deadline=deadline))
-        async with aclosing(parts):
-            async for part in parts:
-                yield _delta(part) if isinstance(part, Delta) else _last_message(part, model, arrived)
+        asked = parse_request(as_unary(request, pb.TranslateTextRequest), deadline=deadline)
+        parts = model.stream(request.text, field="text", request=asked)
+        return stream_of(pb.StreamTranslateTextResponse, parts, model, arrived, delta=text_delta, last=_last)
 
     def _find(self, request: pb.TranslateTextRequest | pb.StreamTranslateTextRequest) -> TranslationModel:
         languages = request.source_language, request.target_language
@@ -62,19 +59,8 @@ def _response(answer: Answer[WrittenText], model: TranslationModel, arrived: flo
     )
 
 
-def _delta(delta: Delta) -> pb.StreamTranslateTextResponse:
-    return pb.StreamTranslateTextResponse(text_delta=delta.output, new_token_count=delta.num_new_tokens)
-
-
-def _last_message(
-    answer: Answer[WrittenText], model: TranslationModel, arrived: float
-) -> pb.StreamTranslateTextResponse:
-    (text,) = answer.results
-    return pb.StreamTranslateTextResponse(
-        new_token_count=text.num_new_tokens,
-        result=_translated_text(text),
-        **signed(model, answer.timings, arrived),
-    )
+def _last(text: WrittenText) -> dict[str, Any]:
+    return {"new_token_count": text.num_new_tokens, "result": _translated_text(text)}
 
 
 def _translated_text(text: WrittenText) -> pb.TranslatedText:

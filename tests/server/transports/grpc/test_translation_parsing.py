@@ -8,7 +8,8 @@ from headway.v1 import common_pb2
 from headway.v1 import translation_service_pb2 as pb
 from headway_server.decoding.parameters import EarlyStopping
 from headway_server.errors import InvalidInputError
-from headway_server.services.text_to_text_requests import parse_parameters, parse_request, parse_stream_request
+from headway_server.services.messages import as_unary
+from headway_server.services.text_to_text_requests import parse_parameters, parse_request
 from headway_server.tasks.text_to_text.phrases import PhraseRequest
 from headway_server.tasks.text_to_text.request import TextToTextParameters, TextToTextRequest
 
@@ -80,20 +81,6 @@ def test_what_is_said_of_each_text_is_read_in_order():
         deadline=5.0,
     )
     stream = pb.StreamTranslateTextRequest(text="a", target_prefix="x", include_alignment=True)
-    assert parse_stream_request(stream, deadline=None) == TextToTextRequest(
+    assert parse_request(as_unary(stream, pb.TranslateTextRequest), deadline=None) == TextToTextRequest(
         target_prefixes=("x",), wants_alignment=True
     )
-
-
-@given(num_texts=st.integers(0, 5), num_prefixes=st.integers(0, 5), num_phrases=st.integers(0, 5))
-def test_there_are_none_or_one_for_every_text(num_texts, num_prefixes, num_phrases):
-    request = pb.TranslateTextRequest(
-        texts=["a"] * num_texts,
-        target_prefixes=["x"] * num_prefixes,
-        phrase_constraints=[common_pb2.PhraseConstraints()] * num_phrases,
-    )
-    if num_prefixes in (0, num_texts) and num_phrases in (0, num_texts):
-        parse_request(request, deadline=None).check_one_each(num_texts)
-    else:
-        with pytest.raises(InvalidInputError, match=f"for {num_texts} texts"):
-            parse_request(request, deadline=None).check_one_each(num_texts)
