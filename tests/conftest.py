@@ -7,7 +7,8 @@ files need and takes seconds to make is made by one process for both.
 import gc
 import os
 import shutil
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,10 @@ import pytest
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before any test imports ONNX Runtime
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # before any test imports gRPC
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # as PyTorch: threads of tiny models mostly wait for each other
+
+# Without bytecode each process of a test, and the second that collects the tests, compiles what it imports anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # An example that takes longer than Hypothesis likes, on a busy machine, is no failure.
 hypothesis.settings.register_profile("headway", deadline=None)
@@ -87,6 +92,25 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> MadeOnce:
 
 
 @pytest.fixture(scope="session")
+def quick_exports() -> Iterator[None]:
+    """Has a process trace equal modules once, and hold the tokenizer of a model folder to the original on fewer lines.
+
+    `test_huggingface_translators.py` holds converted tokenizers to their originals on thousands.
+    """
+    from functools import partial
+
+    import shared_traces
+
+    from headway_export.huggingface.tokenizers import sample_lines
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("headway_export.exporter.trace", shared_traces.trace)
+        for module in ("towers", "translators"):
+            patch.setattr(f"headway_export.huggingface.{module}.sample_lines", partial(sample_lines, 500))
+        yield
+
+
+@pytest.fixture(scope="session")
 def tiny_checkpoints(made_once: MadeOnce) -> dict[str, Path]:
     """A trained checkpoint of each task, by task."""
     import tiny_models
@@ -99,20 +123,25 @@ def tiny_checkpoints(made_once: MadeOnce) -> dict[str, Path]:
     return {task: folder / task for task in tiny_models.WRITERS}
 
 
-@pytest.fixture(scope="session")
-def tiny_store(tiny_checkpoints: dict[str, Path], made_once: MadeOnce) -> Path:
-    """A store with a bundle of each task, exported in fp32 and int8 with the graph of the attention weights."""
+def _store(made_once: MadeOnce, name: str, *checkpoints: Path, attention: bool | None = None) -> Path:
+    """A store with a bundle of each checkpoint, exported in fp32 and int8."""
 
     def write(folder: Path) -> None:
         from headway_export.exporter import ExportOptions, export
         from headway_export.source import from_checkpoint
         from headway_server.bundles import Precision
 
-        options = ExportOptions(store=folder, precisions=(Precision.FP32, Precision.INT8), attention=True)
-        for checkpoint in tiny_checkpoints.values():
+        options = ExportOptions(store=folder, precisions=(Precision.FP32, Precision.INT8), attention=attention)
+        for checkpoint in checkpoints:
             export(from_checkpoint(checkpoint), options)
 
-    return made_once("store", write)
+    return made_once(name, write)
+
+
+@pytest.fixture(scope="session")
+def tiny_store(tiny_checkpoints: dict[str, Path], made_once: MadeOnce) -> Path:
+    """A store with a bundle of each task, exported in fp32 and int8 with the graph of the attention weights."""
+    return _store(made_once, "store", *tiny_checkpoints.values(), attention=True)
 
 
 @pytest.fixture(scope="session")
@@ -126,16 +155,7 @@ def voice_checkpoint(made_once: MadeOnce) -> Path:
 @pytest.fixture(scope="session")
 def voice_store(voice_checkpoint: Path, made_once: MadeOnce) -> Path:
     """A store with that model in fp32 and int8."""
-
-    def write(folder: Path) -> None:
-        from headway_export.exporter import ExportOptions, export
-        from headway_export.source import from_checkpoint
-        from headway_server.bundles import Precision
-
-        precisions = (Precision.FP32, Precision.INT8)
-        export(from_checkpoint(voice_checkpoint), ExportOptions(store=folder, precisions=precisions))
-
-    return made_once("voice-store", write)
+    return _store(made_once, "voice-store", voice_checkpoint)
 
 
 @pytest.fixture(scope="session")
@@ -159,31 +179,13 @@ def text_diffusion_checkpoint(diffusion_checkpoint: Path, made_once: MadeOnce) -
 @pytest.fixture(scope="session")
 def text_diffusion_store(text_diffusion_checkpoint: Path, made_once: MadeOnce) -> Path:
     """A store with that model, exported in fp32 and int8."""
-
-    def write(folder: Path) -> None:
-        from headway_export.exporter import ExportOptions, export
-        from headway_export.source import from_checkpoint
-        from headway_server.bundles import Precision
-
-        precisions = (Precision.FP32, Precision.INT8)
-        export(from_checkpoint(text_diffusion_checkpoint), ExportOptions(store=folder, precisions=precisions))
-
-    return made_once("text-diffusion-store", write)
+    return _store(made_once, "text-diffusion-store", text_diffusion_checkpoint)
 
 
 @pytest.fixture(scope="session")
 def diffusion_store(diffusion_checkpoint: Path, made_once: MadeOnce) -> Path:
     """A store with that model, exported in fp32 and int8."""
-
-    def write(folder: Path) -> None:
-        from headway_export.exporter import ExportOptions, export
-        from headway_export.source import from_checkpoint
-        from headway_server.bundles import Precision
-
-        precisions = (Precision.FP32, Precision.INT8)
-        export(from_checkpoint(diffusion_checkpoint), ExportOptions(store=folder, precisions=precisions))
-
-    return made_once("diffusion-store", write)
+    return _store(made_once, "diffusion-store", diffusion_checkpoint)
 
 
 @pytest.fixture(scope="session")
@@ -198,16 +200,7 @@ def captioner_checkpoint(made_once: MadeOnce) -> Path:
 @pytest.fixture(scope="session")
 def captioner_store(captioner_checkpoint: Path, made_once: MadeOnce) -> Path:
     """A store with that model, exported in fp32 and int8."""
-
-    def write(folder: Path) -> None:
-        from headway_export.exporter import ExportOptions, export
-        from headway_export.source import from_checkpoint
-        from headway_server.bundles import Precision
-
-        precisions = (Precision.FP32, Precision.INT8)
-        export(from_checkpoint(captioner_checkpoint), ExportOptions(store=folder, precisions=precisions))
-
-    return made_once("captioner-store", write)
+    return _store(made_once, "captioner-store", captioner_checkpoint)
 
 
 @pytest.fixture(scope="session")
@@ -221,16 +214,7 @@ def llama_checkpoint(made_once: MadeOnce) -> Path:
 @pytest.fixture(scope="session")
 def llama_store(llama_checkpoint: Path, made_once: MadeOnce) -> Path:
     """A store with a bundle of that Llama, exported in fp32 and int8."""
-
-    def write(folder: Path) -> None:
-        from headway_export.exporter import ExportOptions, export
-        from headway_export.source import from_checkpoint
-        from headway_server.bundles import Precision
-
-        precisions = (Precision.FP32, Precision.INT8)
-        export(from_checkpoint(llama_checkpoint), ExportOptions(store=folder, precisions=precisions))
-
-    return made_once("llama-store", write)
+    return _store(made_once, "llama-store", llama_checkpoint)
 
 
 @pytest.fixture(scope="session")
@@ -240,3 +224,22 @@ def transcriber_checkpoint(made_once: MadeOnce) -> Path:
 
     write = tiny_transcriber.transcriber_checkpoint
     return made_once("transcriber-checkpoint", write) / "run" / "checkpoint"
+
+
+@pytest.fixture(scope="session")
+def transcriber_store(transcriber_checkpoint: Path, made_once: MadeOnce) -> Path:
+    """A store with that model in fp32 and int8."""
+    return _store(made_once, "transcriber-store", transcriber_checkpoint)
+
+
+@pytest.fixture(scope="session")
+def nllb(made_once: MadeOnce, quick_exports: None) -> Path:
+    """A folder of a tiny NLLB of three languages as `transformers` saves it, `model`, and `store` with its bundle."""
+
+    def write(folder: Path) -> None:
+        from served_sequences import export
+        from tiny_sequences import write_nllb
+
+        export({"nllb": write_nllb(folder / "model")}, folder / "store")
+
+    return made_once("nllb", write)

@@ -1,4 +1,4 @@
-"""What PyTorch's tracer is spared: decompositions, tables and comparisons that change nothing.
+"""What PyTorch's tracer is spared: decompositions, tables, comparisons and computations that change nothing.
 
 All private names of PyTorch and ONNX Script stand in this module, and nothing needs it: it cannot be imported with a
 release that lacks one of them, and `tracing` does without it then (docs/decisions/decompositions.md).
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from operator import attrgetter
 from typing import Any, cast
 from unittest.mock import patch
@@ -18,15 +18,17 @@ import torch
 from onnxscript.rewriter._basics import MatchResult
 from onnxscript.rewriter._matcher import SimplePatternMatcher
 from torch._C import DispatchKey
+from torch._dynamo import config as dynamo_config
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.export import ExportedProgram
 from torch.onnx._internal.exporter._registration import ONNXRegistry
+from torch.onnx._internal.fx.passes.type_promotion import _TypePromotionInterpreter, get_type_promotion_rule
 
 
 @contextmanager
 def shortcuts() -> Iterator[None]:
     """Spares the tracer work as long as it is open."""
-    with _decomposing_if_needed(), _known_operators(), _rules_by_operator():
+    with _decomposing_if_needed(), _known_operators(), _rules_by_operator(), _promoting_known_values(), _uncached():
         yield
 
 
@@ -83,7 +85,11 @@ _WRITTEN = (*_CASTS, *_RESHAPES, _CHUNK, _SQUARE, *_OTHER_NAMES, *_UNCHANGED)
 
 
 # What is missing is missed when this module is imported, and not within a trace.
-_ = _schema_of(_CHECK).is_mutable, _schema_of(_CHECK).arguments[0].alias_info, DispatchKey.CompositeImplicitAutograd
+_needed: tuple[object, ...] = (
+    *(_schema_of(_CHECK).is_mutable, _schema_of(_CHECK).arguments[0].alias_info, DispatchKey.CompositeImplicitAutograd),
+    *attrgetter("_set_current_node", "_maybe_promote_node")(_TypePromotionInterpreter),
+    dynamo_config.fake_tensor_cache_enabled,
+)
 
 
 def _is_translatable(program: ExportedProgram, decompositions: Mapping[Any, Any]) -> bool:
@@ -222,3 +228,28 @@ def _rules_by_operator() -> Iterator[None]:
 
     with patch.object(SimplePatternMatcher, "match", match_operator):
         yield
+
+
+@contextmanager
+def _promoting_known_values() -> Iterator[None]:
+    """Has PyTorch cast the inputs of operators without computing the program's shapes once more.
+
+    What a node gives is known from the capture, and is computed anew by PyTorch where inputs are cast.
+    """
+    run = _TypePromotionInterpreter.run_node
+
+    def run_node(self: Any, n: torch.fx.Node) -> Any:
+        if n.op != "call_function" or "val" not in n.meta:
+            return run(self, n)
+        with self._set_current_node(n):
+            if rule := get_type_promotion_rule(n, self.type_promotion_table):
+                self._maybe_promote_node(n, rule)
+        return n.meta["val"]
+
+    with patch.object(_TypePromotionInterpreter, "run_node", run_node):
+        yield
+
+
+def _uncached() -> AbstractContextManager[None]:
+    """Has PyTorch keep no results of operators on tensors without numbers: keeping takes longer than computing."""
+    return cast("AbstractContextManager[None]", dynamo_config.patch(fake_tensor_cache_enabled=False))

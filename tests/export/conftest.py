@@ -3,14 +3,12 @@
 from pathlib import Path
 
 import pytest
-import shared_traces
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 
-@pytest.fixture(autouse=True)
-def _shared_traces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has the exporter trace equal modules once."""
-    monkeypatch.setattr("headway_export.exporter.trace", shared_traces.trace)
+@pytest.fixture(scope="session", autouse=True)
+def _quick_exports(quick_exports: None) -> None:
+    """For every test of the folder."""
 
 
 @pytest.fixture(scope="session")

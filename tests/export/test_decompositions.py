@@ -10,6 +10,7 @@ import onnxruntime
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
@@ -135,6 +136,55 @@ def test_a_program_that_is_not_decomposed_has_no_more_operators(monkeypatch, kin
         Counter(written.get(node.op_type, node.op_type) for node in model.graph) for model in (found, decomposed)
     )
     assert not names - names_decomposed
+
+
+class PoolingOfSeveralTypes(Pooling):
+    """Adds and multiplies tensors of different dtypes, and numbers of one dtype to tensors of another."""
+
+    def forward(self, input_ids, attention_mask):
+        mask = attention_mask.unsqueeze(-1)
+        tokens = self.tokens(input_ids) * mask + (mask > 0)
+        counts = attention_mask.sum(dim=1, keepdim=True)
+        return self.output((tokens * 0.5 + mask * 1.5).sum(dim=1) / counts) * (counts * 0.25)
+
+
+@pytest.mark.parametrize("kind", [Pooling, PoolingOfManyOperators, PoolingOfSeveralTypes, PoolingInPlace])
+def test_the_graph_is_the_one_without_known_values(monkeypatch, kind, tmp_path):
+    """What operators give is known from the capture: computing it anew and keeping it changes no operator."""
+    torch.manual_seed(0)
+    module = kind().eval()
+    model, _ = _trace(module, monkeypatch)
+    with monkeypatch.context() as patch:
+        for shortcut in ("_promoting_known_values", "_uncached"):
+            patch.setattr(f"headway_export.shortcuts.{shortcut}", nullcontext)
+        slow, _ = _trace(module, monkeypatch)
+    operators, of_slow = ([(node.op_type, dict(node.attributes)) for node in each.graph] for each in (model, slow))
+    assert operators == of_slow
+    np.testing.assert_array_equal(_logits(model, tmp_path), _logits(slow, tmp_path))
+    with torch.inference_mode():
+        expected = module(*map(torch.from_numpy, FEEDS.values())).numpy()
+    np.testing.assert_allclose(_logits(model, tmp_path), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shortcut", ["_promoting_known_values", "_uncached"])
+def test_values_that_are_known_are_not_computed_again(monkeypatch, shortcut):
+    """Each spares a part of the calls of operators on tensors without numbers, or of what is kept of them."""
+    count = Counter()
+    for name in ("_dispatch_impl", "_make_cache_entry"):
+        call = getattr(FakeTensorMode, name)
+
+        def counted(self, *arguments, call=call, **options):
+            count[spared] += 1
+            return call(self, *arguments, **options)
+
+        monkeypatch.setattr(FakeTensorMode, name, counted)
+    module = PoolingOfManyOperators().eval()
+    spared = True
+    _trace(module, monkeypatch)
+    spared = False
+    monkeypatch.setattr(f"headway_export.shortcuts.{shortcut}", nullcontext)
+    _trace(module, monkeypatch)
+    assert count[True] < count[False]
 
 
 def test_a_release_of_pytorch_without_a_private_name_is_traced_without_shortcuts(monkeypatch, tmp_path):

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,11 @@ from headway_server.bundles import Manifest, read_manifest
 
 COMPUTE_ALL = ("--max-image-outputs-mib", "0")
 """Flags of a server that computes an image each time it comes."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quick_exports(quick_exports: None) -> None:
+    """For every test of the folder."""
 
 
 def serve(store: Path, precision: str, log: Path, *flags: str) -> Iterator[str]:
@@ -166,24 +171,32 @@ def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
 
 
 @pytest.fixture(scope="session")
-def towers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def towers(made_once: Callable[..., Path]) -> Path:
     """The checkpoint of a tiny model of two towers."""
     from tiny_towers import towers_checkpoint
 
-    return towers_checkpoint(tmp_path_factory.mktemp("towers") / "checkpoint")
+    return made_once("towers", lambda folder: towers_checkpoint(folder / "checkpoint")) / "checkpoint"
 
 
 @pytest.fixture(scope="session")
-def towers_client(towers: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+def towers_store(towers: Path, made_once: Callable[..., Path]) -> Path:
+    """A store with its two bundles in fp32."""
+
+    def write(folder: Path) -> None:
+        from typer.testing import CliRunner
+
+        from headway_export.cli import app
+
+        command = [str(towers), "--store", str(folder), "--precision", "fp32"]
+        result = CliRunner().invoke(app, command, catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+
+    return made_once("towers-store", write)
+
+
+@pytest.fixture(scope="session")
+def towers_client(towers_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """A client of a server on its two bundles, and on nothing else."""
-    from typer.testing import CliRunner
-
-    from headway_export.cli import app
-
-    folder = tmp_path_factory.mktemp("served")
-    command = [str(towers), "--store", str(folder / "store"), "--precision", "fp32"]
-    result = CliRunner().invoke(app, command, catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    for address in serve(folder / "store", "fp32", folder / "server.log"):
+    for address in serve(towers_store, "fp32", tmp_path_factory.mktemp("log") / "server.log"):
         with Client(address) as connected:
             yield connected

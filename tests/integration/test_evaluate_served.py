@@ -5,7 +5,6 @@ import io
 import json
 import re
 import shutil
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,9 +17,6 @@ from tiny_segments import write_segment_data
 from typer.testing import CliRunner
 
 from headway_client import Client
-from headway_export.exporter import ExportOptions, export
-from headway_export.source import from_checkpoint, sources_from_checkpoint
-from headway_server.bundles import Precision
 from headway_training.checkpoint import load_model, load_tokenizer
 from headway_training.cli import app
 from headway_training.data.sources import read_splits
@@ -279,7 +275,7 @@ def test_drawings_of_labels_are_judged_by_a_classifier(drawing_server, tmp_path)
     assert "seed is no option" in evaluate(drawing_server, *words, "--option", "seed=1", code=1)[1]
 
 
-def test_drawings_of_texts_are_looked_for_by_an_embedder(drawing_server, text_diffusion_store, towers, tmp_path):
+def test_drawings_of_texts_are_looked_for_by_an_embedder(drawing_server, text_diffusion_store, towers_store, tmp_path):
     images, labels = tiny_diffusion.draw_squares(6, 3)
     lines = []
     for number, (image, label) in enumerate(zip(images, labels, strict=True)):
@@ -289,8 +285,7 @@ def test_drawings_of_texts_are_looked_for_by_an_embedder(drawing_server, text_di
     words = ("text-squares", "--file", str(tmp_path / "texts.tsv"), "--option", "step_count=4")
     assert "shares its space" in evaluate(drawing_server, *words, code=1)[1]
     store = tmp_path / "store"
-    for source in sources_from_checkpoint(towers):
-        export(source, ExportOptions(store=store, precisions=(Precision.FP32,)))
+    shutil.copytree(towers_store, store)
     shutil.copytree(text_diffusion_store / "text-squares", store / "text-squares")
     for address in serve(store, "fp32", tmp_path / "server.log"):
         report, _ = evaluate(address, *words)
@@ -300,15 +295,14 @@ def test_drawings_of_texts_are_looked_for_by_an_embedder(drawing_server, text_di
     assert 0 <= report["figures"]["r_precision_of_images"] <= 100
 
 
-def test_what_is_spoken_is_judged_by_a_transcriber(voice_store, voice_checkpoint, transcriber_checkpoint, tmp_path):
+def test_what_is_spoken_is_judged_by_a_transcriber(voice_store, voice_checkpoint, transcriber_store, tmp_path):
     store, (name,) = tmp_path / "store", [folder.name for folder in voice_store.iterdir()]
     shutil.copytree(voice_store / name, store / name)
     table = voice_checkpoint.parents[1] / "recordings" / "recordings.tsv"
     words = (name, "--file", str(table), "--limit", "6")
     for address in serve(store, "fp32", tmp_path / "alone.log"):
         assert "no loaded model transcribes speech" in evaluate(address, *words, code=1)[1]
-    listener = replace(from_checkpoint(transcriber_checkpoint), name="listener")
-    export(listener, ExportOptions(store=store, precisions=(Precision.FP32,)))
+    shutil.copytree(transcriber_store, store, dirs_exist_ok=True)
     for address in serve(store, "fp32", tmp_path / "server.log"):
         report, _ = evaluate(address, *words)
         again, _ = evaluate(address, *words, "--concurrency", "1")

@@ -11,18 +11,16 @@ from typer.testing import CliRunner
 from headway_client import Client
 from headway_export.candidate import features_of
 from headway_export.errors import SourceError
-from headway_export.exporter import ExportOptions, export
 from headway_export.source import from_checkpoint, from_factory
-from headway_server.bundles import Precision
+from headway_server.bundles import Precision, open_bundle
 from headway_training.cli import app
 
 from .conftest import serve
 
 
 @pytest.fixture(scope="module")
-def bundle(transcriber_checkpoint, tmp_path_factory):
-    options = ExportOptions(store=tmp_path_factory.mktemp("store"), precisions=(Precision.FP32, Precision.INT8))
-    return export(from_checkpoint(transcriber_checkpoint), options)
+def bundle(transcriber_store):
+    return open_bundle(transcriber_store / "listener" / "1")
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +40,7 @@ def test_both_precisions_are_judged_by_their_word_error_rate(bundle):
     assert manifest.variants[Precision.FP32].parity.greedy_mismatch_count == 0
     card = (bundle.path / "README.md").read_text()
     assert "It hears 1.2 seconds of mono audio of 8000 Hz at once." in card
-    assert "headway-train evaluate tones" in card
+    assert "headway-train evaluate listener" in card
 
 
 def test_a_server_writes_which_tones_it_hears_of_any_length(address, tmp_path):
@@ -53,12 +51,12 @@ def test_a_server_writes_which_tones_it_hears_of_any_length(address, tmp_path):
         results = client.transcribe_speech([(tmp_path / f"{text}.wav").read_bytes() for text in texts]).results
         assert [result.text for result in results] == texts
         assert {result.language for result in results} == {"en"}
-        assert client.get_model("tones").model.target_languages == ("en",)
+        assert client.get_model("listener").model.target_languages == ("en",)
 
 
 def test_the_served_model_is_measured_as_for_its_card(bundle, address, tmp_path):
     def evaluate(*words):
-        result = CliRunner().invoke(app, ["evaluate", "tones", *words, "--server", address, "--json"])
+        result = CliRunner().invoke(app, ["evaluate", "listener", *words, "--server", address, "--json"])
         assert result.exit_code == 0, result.output
         return json.loads(result.stdout.strip().splitlines()[-1])
 
@@ -76,12 +74,12 @@ def test_recordings_that_the_model_cannot_hear_are_refused(transcriber_checkpoin
     long = type(data)(
         dataset="long", metric="wer", higher_is_better=False, recordings=[np.zeros(10_000, np.int16)], rate=8000
     )
-    with pytest.raises(SourceError, match=re.escape("long: a recording has 1.2 s, and tones hears 1.2 s at once")):
+    with pytest.raises(SourceError, match=re.escape("long: a recording has 1.2 s, and listener hears 1.2 s at once")):
         features_of(source, long, slice(1))
     other = type(data)(
         dataset="other", metric="wer", higher_is_better=False, recordings=[np.zeros(10, np.int16)], rate=16_000
     )
-    with pytest.raises(SourceError, match="its recordings have 16000 samples a second, and tones hears 8000"):
+    with pytest.raises(SourceError, match="its recordings have 16000 samples a second, and listener hears 8000"):
         features_of(source, other, slice(1))
     with pytest.raises(SourceError, match="such a model is exported from a checkpoint of the kit"):
         from_factory("nothing:build", tmp_path, task="transcription", name="x")

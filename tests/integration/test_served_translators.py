@@ -1,5 +1,7 @@
 """Encoder-decoders of `transformers`, exported by one command and served, against its `generate`."""
 
+import shutil
+
 import pytest
 import tiny_sequences as tiny
 from served_sequences import TEXTS, export, find_best, generate, shown
@@ -12,20 +14,22 @@ NEW_TOKENS = 20
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory):
+def folders(nllb, tmp_path_factory):
     root = tmp_path_factory.mktemp("translators")
     return {
         "marian": tiny.write_marian(root / "marian"),
         "marian-many": tiny.write_marian(root / "marian-many", marks=(">>de<<", ">>fra<<")),
         "m2m": tiny.write_m2m(root / "m2m"),
-        "nllb": tiny.write_nllb(root / "nllb"),
+        "nllb": nllb / "model",
         "mbart50": tiny.write_mbart50(root / "mbart50"),
     }
 
 
 @pytest.fixture(scope="module")
-def client(folders, tmp_path_factory):
-    store = export(folders, tmp_path_factory.mktemp("store"))
+def client(folders, nllb, tmp_path_factory):
+    others = {name: folder for name, folder in folders.items() if name != "nllb"}
+    store = export(others, tmp_path_factory.mktemp("store"))
+    shutil.copytree(nllb / "store", store, dirs_exist_ok=True)
     for address in serve(store, "fp32", tmp_path_factory.mktemp("log") / "server.log"):
         with Client(address) as connected:
             yield connected

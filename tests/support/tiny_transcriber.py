@@ -42,7 +42,7 @@ SETTINGS = (
     "optimization.average_decay=0",
     "optimization.evaluations=1",
     "tracker=none",
-    "name=tones",
+    "name=listener",
 )
 
 

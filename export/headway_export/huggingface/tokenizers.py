@@ -225,20 +225,23 @@ def _read_table(table: bytes) -> dict[str, str]:
     (size,) = struct.unpack_from("<I", table)
     units = np.frombuffer(table, "<u4", size // 4, 4).astype(np.int64)
     strings = table[4 + size :]
-    labels = np.arange(1, 256)
+    offsets = ((units >> 10) << ((units & (1 << 9)) >> 6)).tolist()
+    labels = units & ((1 << 31) | 0xFF)  # those of values are larger than any label
+    children: defaultdict[int, list[tuple[int, bytes]]] = defaultdict(list)
+    places = np.flatnonzero((labels > 0) & (labels < 1 << 8))
+    of_places = labels[places]
+    for base, place, label in zip((places ^ of_places).tolist(), places.tolist(), of_places.tolist(), strict=True):
+        children[base].append((place, bytes((label,))))
+    is_end, values = (units & (1 << 8) > 0).tolist(), (units & ((1 << 31) - 1)).tolist()
     found: dict[str, str] = {}
     waiting = [(0, b"")]
     while waiting:
         place, key = waiting.pop()
-        unit = int(units[place])
-        base = place ^ ((unit >> 10) << ((unit & (1 << 9)) >> 6))
-        if unit >> 8 & 1:
-            start = int(units[base]) & ((1 << 31) - 1)
+        base = place ^ offsets[place]
+        if is_end[place]:
+            start = values[base]
             found[key.decode()] = strings[start : strings.index(b"\0", start)].decode()
-        children = base ^ labels
-        known = labels[children < len(units)]
-        fitting = known[(units[base ^ known] & ((1 << 31) | 0xFF)) == known]
-        waiting += [(base ^ label, key + bytes([label])) for label in fitting.tolist()]
+        waiting += [(child, key + label) for child, label in children.get(base, ())]
     return found
 
 

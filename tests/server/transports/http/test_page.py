@@ -30,10 +30,6 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright  # noqa: 
 from tiny_segmenter import write_segmenter_bundle  # noqa: E402
 from tiny_transcriber import tones, write_wav  # noqa: E402
 
-from headway_export.exporter import ExportOptions, export  # noqa: E402
-from headway_export.source import from_checkpoint  # noqa: E402
-from headway_server.bundles import Precision  # noqa: E402
-
 MODELS = Path(__file__).parents[4] / "models"
 NUM_MODELS = len(list(MODELS.glob("*/1/bundle.json")))
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -91,6 +87,14 @@ def maker_address(
         shutil.copytree(each, store, dirs_exist_ok=True)
     with running(store=store) as (_, url):
         yield url
+
+
+@pytest.fixture(scope="module")
+def topics(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with one of the shipped models, for servers that start for one test."""
+    store = tmp_path_factory.mktemp("topics")
+    shutil.copytree(MODELS / "ag-news", store / "ag-news")
+    return store
 
 
 @pytest.fixture(scope="module")
@@ -247,12 +251,8 @@ def test_a_translation_comes_with_alternatives_and_where_it_looked(page: Page, a
     assert page.locator("td.heat").count() >= 16
 
 
-def test_a_model_of_many_languages_is_told_which(page: Page, tmp_path: Path) -> None:
-    from served_sequences import export  # with torch, for this test alone
-    from tiny_sequences import write_nllb
-
-    store = export({"tiny-nllb": write_nllb(tmp_path / "tiny-nllb")}, tmp_path / "store")
-    with running(store=store) as (_, url):
+def test_a_model_of_many_languages_is_told_which(page: Page, nllb: Path) -> None:
+    with running(store=nllb / "store") as (_, url):
         open_panel(page, url, "models")
         assert "3 languages to 3 languages" in page.locator(".card").inner_text()
         open_panel(page, url, "translate")
@@ -423,8 +423,7 @@ def test_a_refused_call_says_why(page: Page, address: str) -> None:
     assert "parameters.constraint" in page.locator(".problem").inner_text()
 
 
-@pytest.mark.parametrize("width", [360, 1100])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1100, "light")])
 def test_every_panel_is_accessible_and_fits(browser: Browser, address: str, width: int, scheme: str) -> None:
     context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme, bypass_csp=True)
     page = context.new_page()
@@ -649,16 +648,14 @@ def test_the_stop_button_silences_and_a_text_that_is_too_long_is_refused(page: P
 
 
 def test_what_is_recorded_or_in_a_file_is_transcribed(
-    browser: Browser, transcriber_checkpoint: Path, tmp_path: Path
+    browser: Browser, transcriber_store: Path, tmp_path: Path
 ) -> None:
-    store = tmp_path / "store"
-    export(from_checkpoint(transcriber_checkpoint), ExportOptions(store=store, precisions=(Precision.FP32,)))
     write_wav(tmp_path / "said.wav", tones("low high", 44_100), 44_100)
     context = browser.new_context(viewport={"width": 1100, "height": 900}, bypass_csp=False)
     page = context.new_page()
     refused: list[str] = []
     page.on("console", lambda message: refused.append(message.text) if "Content Security" in message.text else None)
-    with running(store=store) as (_, url):
+    with running(store=transcriber_store) as (_, url):
         open_panel(page, url, "transcribe")
         assert "Record something, or choose a file first." in answer(page)
         page.get_by_label("Audio").set_input_files(tmp_path / "said.wav")
@@ -676,19 +673,19 @@ def test_what_is_recorded_or_in_a_file_is_transcribed(
     context.close()
 
 
-def test_a_server_that_goes_away_and_comes_back(page: Page) -> None:
-    with running() as (process, url):
+def test_a_server_that_goes_away_and_comes_back(page: Page, topics: Path) -> None:
+    with running(store=topics) as (process, url):
         open_panel(page, url, "classify")
         process.kill()
         process.wait()
         assert "The server cannot be reached" in answer(page)
         expect(page.locator("#status")).to_have_text("No answer", timeout=10_000)
-    with running("--http-port", url.rstrip("/").rpartition(":")[2]):
-        expect(page.locator("#status")).to_have_text(f"{NUM_MODELS} models", timeout=20_000)
+    with running("--http-port", url.rstrip("/").rpartition(":")[2], store=topics):
+        expect(page.locator("#status")).to_have_text("1 model", timeout=20_000)
         assert "Business" in answer(page)
 
 
-def test_a_server_that_wants_keys_gets_one(page: Page, tmp_path: Path) -> None:
+def test_a_server_that_wants_keys_gets_one(page: Page, topics: Path, tmp_path: Path) -> None:
     access = str(tmp_path / "access.toml")
     command = [
         sys.executable,
@@ -703,13 +700,13 @@ def test_a_server_that_wants_keys_gets_one(page: Page, tmp_path: Path) -> None:
         access,
     ]
     key = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    with running("--access-file", access) as (_, url):
+    with running("--access-file", access, store=topics) as (_, url):
         page.goto(url)
         expect(page.locator("#status")).to_have_text("API key needed")
         page.get_by_role("button", name="API key").click()
         page.get_by_label("Key", exact=True).fill(key)
         page.get_by_role("button", name="Use").click()
-        expect(page.locator("#status")).to_have_text(f"{NUM_MODELS} models")
+        expect(page.locator("#status")).to_have_text("1 model")
         open_panel(page, url, "classify")
         assert "Business" in answer(page)
         page.get_by_text("The call that this panel made").click()
