@@ -58,6 +58,8 @@ def constrained(**constraint: Any) -> pb.GenerateTextRequest:
 
 Call: TypeAlias = Callable[[], Awaitable[Any]]
 
+_PARAMETERS = pb.GenerateTextRequest.PARAMETERS_FIELD_NUMBER
+
 
 class Attacks:
     """The attacks, by name; each makes its calls, ready to be sent."""
@@ -75,10 +77,14 @@ class Attacks:
             "stack overflow in a schema": lambda: [self._constrain(json_schema='{"const": -9223372036854775808}')],
             "multiples of 3,000 digits": self._multiples,
             "24 slow expressions and a long text": self._slow_expressions,
-            "33 million empty elements, gzip": lambda: [self._raw(part(5, b"\x3a\x00" * 33_500_000), gzip=True)],
-            "10 million empty elements, gzip": lambda: [self._raw(part(5, b"\x3a\x00" * 10_000_000), gzip=True)],
-            "4 million empty elements": lambda: [self._raw(part(5, b"\x3a\x00" * 4_000_000))],
-            "8 million packed numbers": lambda: [self._raw(part(5, part(9, b"\1" * 8_000_000)))],
+            "33 million empty elements, gzip": lambda: [
+                self._raw(part(_PARAMETERS, b"\x3a\x00" * 33_500_000), gzip=True)
+            ],
+            "10 million empty elements, gzip": lambda: [
+                self._raw(part(_PARAMETERS, b"\x3a\x00" * 10_000_000), gzip=True)
+            ],
+            "4 million empty elements": lambda: [self._raw(part(_PARAMETERS, b"\x3a\x00" * 4_000_000))],
+            "8 million packed numbers": lambda: [self._raw(part(_PARAMETERS, part(9, b"\1" * 8_000_000)))],
             "2.7 million unknown fields": lambda: [self._raw(b"\xf8\x01\x01" * 2_700_000)],
             "87,000 U+FDFA": lambda: [self._classify("\ufdfa" * 87_000)],
             "16 texts of 250 KiB": lambda: [self._classify(*["oil prices rose " * 16_000] * 16)],

@@ -21,7 +21,8 @@ from headway.v1 import text_classification_service_pb2 as texts_pb
 from headway_server.services.open_inference import service as oip_service
 from headway_server.services.open_inference import tensors
 
-_PARAMETERS, _LOGIT_BIASES = 5, 7
+_PARAMETERS = pb.GenerateTextRequest.PARAMETERS_FIELD_NUMBER
+_LOGIT_BIASES = pb.GenerationParameters.LOGIT_BIASES_FIELD_NUMBER
 
 
 def varint(number: int) -> bytes:
