@@ -34,7 +34,7 @@ class CallTimings:
     preprocessing_s: float
     """Tokenizing, decoding images, compiling constraints."""
     inference_s: float
-    """From the beginning of the first run that one of its inputs took part in to the end of the last."""
+    """From the beginning of the first run of its inputs to the end of the last, without waits between runs."""
 
     @classmethod
     def of(cls, inputs: Iterable[Timed], *, preprocessing_s: float) -> CallTimings:
