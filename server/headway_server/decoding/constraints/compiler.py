@@ -319,7 +319,7 @@ def _check_beginning(constraint: CompiledConstraint, masks: ModelMasks, field: s
         InvalidInputError: No token may begin a text.
     """
     state = constraint.start()
-    state.fill(mask := np.empty_like(masks.text))
+    state.allow(mask := np.full_like(masks.text, -1))
     if state.failure is not None:
         raise InvalidInputError(field, f"cannot be met: {state.failure}")
     if not (mask & masks.text).any():

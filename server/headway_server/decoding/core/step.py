@@ -25,9 +25,10 @@ from headway_server.decoding.core.prefill import PrefillStep
 from headway_server.decoding.core.scheduler import Chunk, Scheduler
 from headway_server.decoding.core.waiting import PriorityScope
 from headway_server.decoding.interfaces import Decoder, DraftVerifier, Encoder
-from headway_server.decoding.sampling.logits_processors import pack_mask
+from headway_server.decoding.sampling.masks import TokenMasks
 from headway_server.decoding.sampling.sampler import SampledTokens, Sampler
 from headway_server.decoding.sequence import Sequence, Stage
+from headway_server.decoding.slots import Slots
 from headway_server.decoding.speculation.drafting import Drafting, VerifiedDraft
 from headway_server.errors import InvalidInputError, ModelRunError, RequestError, is_failure
 from headway_server.observers import (
@@ -48,9 +49,8 @@ _SHORT_PREFILLS: Final = 4
 """Short prompts that are read between two decode steps at most. However short, each takes a pass over all weights,
 which is about a quarter of what a whole chunk takes."""
 _MASK_BUDGET_S: Final = 0.01
-"""Processor time of a step for evaluating constraints. When it is used up, the sequences that are left get no token in
-this step and come first in the next one. Usual constraints take 0.01 to 0.2 ms a sequence (docs/constraints.md)."""
-_NONE: Final = np.empty(0, np.int64)
+"""Processor time of a step for token rules. When it is used up, the sequences that are left get no token in this step
+and come first in the next one. Usual constraints take 0.01 to 0.2 ms a sequence (docs/constraints.md)."""
 
 
 class StepError(ModelRunError):
@@ -109,18 +109,13 @@ class Stepper:
         self._pace = pace or EnginePace()
         self._prefill_step = PrefillStep(decoder)
         self.prefix_cache = self._prefill_step.prefix_cache
-        self._sampler = Sampler(
-            num_slots=decoder.num_slots,
-            vocab_size=decoder.vocab_size,
-            with_log_probabilities=encoder is not None,
-            suppressed_ids=suppressed_ids,
-        )
-        self.drafting: Drafting | None = None
-        if verifier is not None:
-            self.drafting = Drafting(verifier, num_slots=decoder.num_slots, max_length=decoder.max_length)
-        self._token_ids = np.zeros(decoder.num_slots, np.int64)  # by slot: the token that the next step reads
-        self._positions = np.zeros(decoder.num_slots, np.int64)  # and its position
-        self._search_step = SearchStep(decoder, suppressed_ids)
+        self._slots = Slots(decoder.num_slots)
+        self._masks = TokenMasks(self._slots, vocab_size=decoder.vocab_size, suppressed_ids=suppressed_ids)
+        self._sampler = Sampler(self._masks, with_log_probabilities=encoder is not None)
+        self._search_step = SearchStep(decoder, self._masks)
+        self.drafting = None if verifier is None else Drafting(verifier, self._slots, max_length=decoder.max_length)
+        self._token_ids = self._slots.array(np.int64)  # the token that the next step reads
+        self._positions = self._slots.array(np.int64)  # and its position
         self._num_steps = 0
 
     def __repr__(self) -> str:
@@ -234,7 +229,7 @@ class Stepper:
     def _begin(self, sequence: Sequence, logits: NDArray[np.float32]) -> None:
         """Makes a sequence whose prompt has been read join the batch, with its first token from the logits (V,)."""
         self._join(sequence)
-        self._mask(sequence, logits)
+        self._restrict(sequence, logits)
         slots = np.array([sequence.slot])
         self._hand_out(self._sampler.sample(logits[np.newaxis], slots), [sequence], slots)
         if sequence.shared_prompt is not None:
@@ -279,12 +274,8 @@ class Stepper:
             self._search_step.begin(sequence)
             return
         slot = sequence.slot
-        self._sampler.assign(
-            slot,
-            sequence.parameters,
-            prompt_ids=sequence.prompt_ids if sequence.source is None else None,
-            end_ids=sorted(sequence.end_ids),
-        )
+        prompt_ids = sequence.prompt_ids if sequence.source is None else None
+        self._sampler.assign(slot, sequence.parameters, prompt_ids=prompt_ids)
         if self.drafting is not None:
             self.drafting.assign(slot, sequence.prompt_ids)
         self._token_ids[slot] = sequence.prompt_ids[-1]
@@ -335,52 +326,36 @@ class Stepper:
         ranking = self._decoder.ranking
         self._report_run("decode", len(slots), len(slots), began)
         sequences = group.sequences.copy()
-        if late := self._mask_all(sequences, logits):
+        if late := self._restrict_all(sequences, logits):
             ready = [row for row in range(len(sequences)) if row not in late]
             sequences, slots, logits, ranking = [sequences[row] for row in ready], slots[ready], logits[ready], None
         self._hand_out(self._sampler.sample(logits, slots, ranking), sequences, slots)
 
-    def _mask_all(self, sequences: Elements[Sequence], logits: NDArray[np.float32]) -> set[int]:
-        """Restricts the next tokens of sequences with constraints or rules, as far as the step's budget goes.
+    def _restrict_all(self, sequences: Elements[Sequence], logits: NDArray[np.float32]) -> set[int]:
+        """Restricts the next tokens of sequences that have rules, as far as the step's budget goes.
 
         The logits are (R, V).
 
         Returns:
-            The rows whose constraints were not evaluated. They read the same token again in the next step, at the same
-            position, which gives the same logits. Where state has no positions, that would change it: there all
-            constraints are evaluated, as those on translations are, which cost next to nothing.
+            The rows whose rules were not asked. They read the same token again in the next step, at the same position,
+            which gives the same logits. Where state has no positions, that would change it: there all rules are asked,
+            as those on translations are, which cost next to nothing.
         """
-        constrained = [
-            row
-            for row, sequence in enumerate(sequences)
-            if sequence.constraint is not None or sequence.rule is not None
-        ]
-        constrained.sort(key=lambda row: sequences[row].masked_at)
+        ruled = [row for row, sequence in enumerate(sequences) if sequence.rule is not None]
+        ruled.sort(key=lambda row: sequences[row].masked_at)
         may_wait = self._encoder is None and self._decoder.keeps_positions
         began = time.thread_time()
-        for number, row in enumerate(constrained):
+        for number, row in enumerate(ruled):
             if number and may_wait and time.thread_time() - began > _MASK_BUDGET_S:
-                return set(constrained[number:])
-            self._mask(sequences[row], logits[row])
+                return set(ruled[number:])
+            self._restrict(sequences[row], logits[row])
         return set()
 
-    def _mask(self, sequence: Sequence, logits: NDArray[np.float32]) -> None:
-        """Restricts a sequence's next token, whose logits are (V,), to what its constraint and its rule allow."""
-        forbidden = _NONE if sequence.rule is None else sequence.rule.forbidden(sequence.token_ids, logits)
-        constraint = sequence.constraint
-        if constraint is not None and constraint.allows_everything:
-            constraint = None
-        if constraint is None and not forbidden.size:
-            return
-        mask = self._sampler.mask_row(sequence.slot)
-        if constraint is not None:
-            constraint.fill(mask)
-        else:
-            mask[:] = -1
-        if forbidden.size:
-            mask &= ~pack_mask(forbidden, len(mask))
-        self._sampler.allow(sequence.slot, mask)
-        sequence.masked_at = self._num_steps
+    def _restrict(self, sequence: Sequence, logits: NDArray[np.float32]) -> None:
+        """Restricts a sequence's next token, whose logits are (V,), to what its rule allows."""
+        if sequence.rule is not None:
+            sequence.rule.allow(self._masks.begin(sequence.slot), logits)
+            sequence.masked_at = self._num_steps
 
     def _follow_drafts(self, running: Elements[Sequence]) -> bool:
         """Takes all running sequences on by several tokens, as far as drafts are right; False if nothing was run."""
@@ -401,7 +376,7 @@ class Stepper:
         num_accepted = 0
         slots = np.array([draft.slot])
         for logits, expected in draft:
-            self._mask(sequence, logits)
+            self._restrict(sequence, logits)
             sampled = self._sampler.sample(logits[np.newaxis], slots)
             self._hand_out(sampled, [sequence], slots)
             if sampled.token_ids[0] != expected:
@@ -463,16 +438,11 @@ class Stepper:
     def _make(self, move: Move) -> None:
         for source, target in move.slots():
             self._decoder.move(source, target, move.sequence.num_written)
-        if move.sequence.stage is Stage.RUNNING and move.sequence.search is None:
-            self._sampler.move(move.source, move.target)
-            if self.drafting is not None:
-                self.drafting.move(move.source, move.target)
-            self._token_ids[move.target] = self._token_ids[move.source]
-            self._positions[move.target] = self._positions[move.source]
+            self._slots.move(source, target)
 
     def _fail_row(self, sequence: Sequence, error: Exception) -> None:
-        """Ends a sequence for a reason of its own; if its constraint led nowhere, that is the caller's error."""
-        if sequence.constraint is not None and (failure := sequence.constraint.failure) is not None:
+        """Ends a sequence for a reason of its own; if its rule led nowhere, that is the caller's error."""
+        if sequence.rule is not None and (failure := sequence.rule.failure) is not None:
             self._outbox.add_end(sequence.reply, InvalidInputError("parameters.constraint", failure))
             self._report_end(sequence, "failed")
             self._retire([sequence])

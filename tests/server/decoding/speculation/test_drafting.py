@@ -255,7 +255,7 @@ async def test_thoughts_end_at_their_budgets_with_drafts_as_without(plain_and_dr
             budget = (plan.parameters.seed or 0) % 12
             return Thinking(marks, is_open=True, context_ids=prompt.context_ids, budget=budget, answer=constraint)
 
-        monkeypatch.setattr(model, "_constraint_of", thinking)
+        monkeypatch.setattr(model, "_rule_of", thinking)
     calls = [random_call(seed) for seed in range(200, 230)]
     plain = await run_some(plain_and_drafting[0], calls, at_once=4)
     assert plain == await run_some(plain_and_drafting[1], calls, at_once=1)
