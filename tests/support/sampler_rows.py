@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from headway_server.decoding.parameters import SamplingParameters
 from headway_server.decoding.rules import MinimumLength
 from headway_server.decoding.sampling.masks import TokenMasks
-from headway_server.decoding.sampling.sampler import Sampler
+from headway_server.decoding.sampling.sampler import TokenSampler
 from headway_server.decoding.slots import Slots
 
 ROUNDING = 1e-6
@@ -53,19 +53,19 @@ def make_parameters(rng: np.random.Generator, vocab_size: int, *, with_edits: bo
     )
 
 
-def new_sampler(num_slots: int, vocab_size: int, suppressed_ids: tuple[int, ...] = (), **options: Any) -> Sampler:
+def new_sampler(num_slots: int, vocab_size: int, suppressed_ids: tuple[int, ...] = (), **options: Any) -> TokenSampler:
     """Makes a sampler with masks of its own."""
     masks = TokenMasks(Slots(num_slots), vocab_size=vocab_size, suppressed_ids=suppressed_ids)
-    return Sampler(masks, **options)
+    return TokenSampler(masks, **options)
 
 
-def restrict(sampler: Sampler, slot: int, mask: NDArray[np.int32]) -> None:
+def restrict(sampler: TokenSampler, slot: int, mask: NDArray[np.int32]) -> None:
     """Restricts a slot's next draw, and no other, to what a mask allows."""
     own = sampler.masks.begin(slot)
     own &= mask
 
 
-def make_sampler(parameters: list[SamplingParameters], vocab_size: int, **options: Any) -> Sampler:
+def make_sampler(parameters: list[SamplingParameters], vocab_size: int, **options: Any) -> TokenSampler:
     """Makes a sampler whose slots have these parameters."""
     sampler = new_sampler(len(parameters), vocab_size, **options)
     for slot, one in enumerate(parameters):
@@ -83,11 +83,11 @@ class Row:
     text_ids: list[int] = field(default_factory=list)
     allowed: NDArray[np.bool_] | None = None
 
-    def assign(self, sampler: Sampler, slot: int) -> None:
+    def assign(self, sampler: TokenSampler, slot: int) -> None:
         """Begins in a slot."""
         sampler.assign(slot, self.parameters, prompt_ids=self.prompt_ids)
 
-    def restrict(self, sampler: Sampler, slot: int) -> None:
+    def restrict(self, sampler: TokenSampler, slot: int) -> None:
         """Restricts a slot's next draw to what its mask and its shortest text allow."""
         too_short = MinimumLength(self.end_ids, self.parameters.min_new_tokens - len(self.text_ids))
         if self.allowed is None and too_short.num_left <= 0:

@@ -125,7 +125,7 @@ class Prefix(TokenRule):
     token_ids: tuple[int, ...]
     """Those that are left to be written."""
     then: TokenRule | None = None
-    """Allows what follows the prefix, of which it is told too."""
+    """The rule for what follows the prefix. It follows the prefix's tokens too."""
 
     def allow(self, mask: Mask, logits: Logits) -> None:
         """See `TokenRule`."""

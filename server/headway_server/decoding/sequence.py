@@ -26,6 +26,7 @@ from headway_server.decoding.parameters import SamplingParameters, SearchParamet
 from headway_server.decoding.rules import MinimumLength, TokenRule, all_of
 from headway_server.errors import CancelledError, DeadlineError, OverloadedError
 from headway_server.observers import current_call
+from headway_server.runtime import Pending
 
 
 class FinishReason(Enum):
@@ -128,12 +129,12 @@ class Delta:
     """Number of the continuation among those of its prompt."""
 
 
-class Reply:
+class Reply(Pending["SequenceResult"]):
     """The caller's end of a sequence. For the event loop alone."""
 
     def __init__(self, assembler: OutputAssembler) -> None:
         """Joins deltas for a slow reader as the assembler of the sequence's output does."""
-        self.result: asyncio.Future[SequenceResult] = asyncio.get_running_loop().create_future()
+        super().__init__()
         self._assembler = assembler
         self._parts: list[Any] = []
         self._num_new_tokens = 0
@@ -148,12 +149,8 @@ class Reply:
         self._arrival.set()
 
     def end(self, outcome: SequenceResult | BaseException) -> None:
-        """Takes the end: a result, or the error instead."""
-        if not self.result.done():  # a caller that has gone has cancelled it
-            if isinstance(outcome, BaseException):
-                self.result.set_exception(outcome)
-            else:
-                self.result.set_result(outcome)
+        """See `Pending`; `deltas` ends too."""
+        super().end(outcome)
         self._arrival.set()
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:

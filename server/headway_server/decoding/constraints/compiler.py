@@ -296,7 +296,7 @@ def _check_cost(grammar: str, field: str) -> int:
 
     Raises:
         InvalidInputError: It took too much.
-        OverloadedError: The machine is too busy to tell.
+        OverloadedError: The trial got too little processor time.
     """
     try:
         if (num_bytes := try_grammar(grammar)) is not None:

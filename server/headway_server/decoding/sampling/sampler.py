@@ -58,7 +58,7 @@ class SampledTokens:
     """The likeliest tokens with their log-probabilities, by row, of rows that ask for them."""
 
 
-class Sampler:
+class TokenSampler:
     """The sampling parameters of every slot, and the draw.
 
     Attributes:
@@ -93,7 +93,7 @@ class Sampler:
         self._edited: NDArray[np.float32] | None = None  # (num_slots, V), made when first needed
 
     def __repr__(self) -> str:
-        return f"Sampler({self._slots.num_slots} slots, {self._vocab_size} tokens)"
+        return f"TokenSampler({self._slots.num_slots} slots, {self._vocab_size} tokens)"
 
     def assign(self, slot: int, parameters: SamplingParameters, *, prompt_ids: NDArray[np.int64] | None = None) -> None:
         """Gives a slot the parameters of a sequence that begins in it.

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from tiny_engine import BOS_ID, TOKENIZER, VOCAB_SIZE, make_decoder, make_sequence, running_engine, slow_down
 
 from headway_server.decoding.core.engine import Engine
-from headway_server.decoding.core.step import StepError
+from headway_server.decoding.core.step import StepError, Stepper
 from headway_server.decoding.output.text import TextAssembly
 from headway_server.decoding.rules import TokenRule
 from headway_server.errors import DrainingError
@@ -102,7 +102,7 @@ async def test_when_the_thread_ends_by_itself_every_caller_is_told_and_no_other_
 
 
 async def test_an_engine_is_alive_from_its_start_to_its_close():
-    engine = Engine(make_decoder())
+    engine = Engine(Stepper(make_decoder()))
     assert not engine.is_alive
     engine.start()
     assert engine.is_alive
@@ -131,7 +131,7 @@ class PausingQueue:
 async def test_sequences_submitted_while_the_engine_is_closed_are_not_lost():
     decoder = make_decoder()
     slow_down(decoder, 0.02)  # so that the sequence has not ended when the engine is closed
-    engine = Engine(decoder)
+    engine = Engine(Stepper(decoder))
     engine._inbox = PausingQueue()
     engine.start()
     sequence = make_sequence([5, 6], eos_id=None, max_new_tokens=60)
@@ -190,7 +190,7 @@ async def test_a_hung_step_is_seen_and_closing_fails_its_callers_without_waiting
         return decode_step(*arguments)
 
     decoder.decode = hang
-    engine = Engine(decoder)
+    engine = Engine(Stepper(decoder))
     engine.start()
     assert engine.stalled_s() == 0
     call = asyncio.ensure_future(engine.run([make_sequence([5], eos_id=None, max_new_tokens=9)]))
@@ -204,7 +204,7 @@ async def test_a_hung_step_is_seen_and_closing_fails_its_callers_without_waiting
     with pytest.raises(DrainingError):
         await asyncio.wait_for(call, SECONDS)
     goes_on.set()
-    engine._thread.join(SECONDS)
+    engine._threads[0].join(SECONDS)
     assert engine.stalled_s() == 0
 
 
