@@ -82,6 +82,7 @@ class Row:
     end_ids: tuple[int, ...]
     text_ids: list[int] = field(default_factory=list)
     allowed: NDArray[np.bool_] | None = None
+    suppressed_ids: tuple[int, ...] = ()
 
     def assign(self, sampler: TokenSampler, slot: int) -> None:
         """Begins in a slot."""
@@ -116,5 +117,5 @@ class Row:
             prompt_ids=self.prompt_ids.tolist(),
             text_ids=self.text_ids,
             end_ids=self.end_ids,
-            forbidden=() if self.allowed is None else set(np.flatnonzero(~self.allowed).tolist()),
+            forbidden={*self.suppressed_ids, *(() if self.allowed is None else np.flatnonzero(~self.allowed).tolist())},
         )

@@ -37,7 +37,8 @@ from headway_server.observers import (
     QueueEvent,
     current_call,
 )
-from headway_server.runtime import Pending, Session, Worker, run_error
+from headway_server.runtime import Session
+from headway_server.runtime.worker import Pending, Worker, run_error
 
 Result = TypeVar("Result")
 Reader = Callable[[Tensors, int], Result]

@@ -100,8 +100,8 @@ class Decoder(Protocol):
     def prefill(self, slot: int, token_ids: NDArray[np.int64], start: int, source: Any = None) -> NDArray[np.float32]:
         """Reads tokens (T,) into a slot from position `start`; returns the logits (V,) after the last of them.
 
-        The logits hold until the next call, like those of `decode`. `source` is the `EncodedSource` that the tokens
-        attend to, if there is one.
+        The logits are valid until the next call, like those of `decode`. `source` is the `EncodedSource` that the
+        tokens attend to, if there is one.
         """
 
     def score(self, slot: int, token_ids: NDArray[np.int64], start: int) -> NDArray[np.float32]:
@@ -152,7 +152,7 @@ class DraftVerifier(Protocol):
     def verify(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.float32]:
         """Runs tokens (R, T) in slots 0 to R-1, from `positions` (R,); returns the logits (R, T, V) after each.
 
-        They hold until the next call.
+        They are valid until the next call.
         """
 
 

@@ -22,6 +22,7 @@ Logits: TypeAlias = NDArray[np.float32]
 
 WORD_BITS: Final = 32
 _BITS: Final[Mask] = (np.uint32(1) << np.arange(WORD_BITS, dtype=np.uint32)).view(np.int32)
+_OTHER_BITS: Final[Mask] = ~_BITS
 
 
 def num_words(vocab_size: int) -> int:
@@ -52,7 +53,7 @@ def mask_of(token_ids: Iterable[int], num_words: int) -> Mask:
 def forbid(mask: Mask, token_ids: Iterable[int]) -> None:
     """Clears the bits of some tokens."""
     ids = np.fromiter(token_ids, np.int64)
-    np.bitwise_and.at(mask, ids // WORD_BITS, ~_BITS[ids % WORD_BITS])
+    np.bitwise_and.at(mask, ids // WORD_BITS, _OTHER_BITS[ids % WORD_BITS])
 
 
 class TokenRule:

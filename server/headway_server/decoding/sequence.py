@@ -26,7 +26,7 @@ from headway_server.decoding.parameters import SamplingParameters, SearchParamet
 from headway_server.decoding.rules import MinimumLength, TokenRule, all_of
 from headway_server.errors import CancelledError, DeadlineError, OverloadedError
 from headway_server.observers import current_call
-from headway_server.runtime import Pending
+from headway_server.runtime.worker import Pending
 
 
 class FinishReason(Enum):

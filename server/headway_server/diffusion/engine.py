@@ -20,7 +20,8 @@ from headway_server.diffusion.samplers import Latent, Trajectory, guide
 from headway_server.diffusion.turns import Turns
 from headway_server.errors import DeadlineError, ModelRunError, is_failure
 from headway_server.observers import NO_OBSERVER, ModelId, ModelUsage, Observer, QueueEvent, StepEvent
-from headway_server.runtime import BusyLanes, Pending, SteppingWorker, run_error
+from headway_server.runtime import BusyLanes
+from headway_server.runtime.worker import Pending, SteppingWorker, run_error
 
 LATENT: Final = "latent"
 TIMESTEP: Final = "timestep"

@@ -21,7 +21,6 @@ from headway_server.runtime.threads import (
     run_nicely,
     set_own_niceness,
 )
-from headway_server.runtime.worker import Pending, SteppingWorker, Worker, run_error
 
 __all__ = [
     "CLOSE_TIMEOUT_S",
@@ -30,11 +29,8 @@ __all__ = [
     "Cores",
     "Device",
     "Heartbeat",
-    "Pending",
     "Runtime",
     "Session",
-    "SteppingWorker",
-    "Worker",
     "available_bytes",
     "close_together",
     "describe_cores",
@@ -42,7 +38,6 @@ __all__ = [
     "has_exact_int8",
     "join_threads",
     "own_niceness",
-    "run_error",
     "run_nicely",
     "set_own_niceness",
     "share_memory",

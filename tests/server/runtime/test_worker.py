@@ -7,7 +7,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from headway_server.errors import DrainingError, ModelRunError
-from headway_server.runtime import Cores, Pending, SteppingWorker
+from headway_server.runtime import Cores
+from headway_server.runtime.worker import Pending, SteppingWorker
 
 SECONDS = 20.0
 

@@ -53,7 +53,7 @@ class SearchStep:
             first_slot: Where the group begins.
 
         Returns:
-            The sequences whose search has ended, whose slots still hold it; and those whose logits are not finite.
+            The sequences whose search has ended, which still have their slots; and those whose logits are not finite.
         """
         blocks = [_block(sequence) for sequence in sequences]
         num_beams = len(blocks[0].slots)

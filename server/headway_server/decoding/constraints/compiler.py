@@ -94,7 +94,7 @@ class Held:
         """Takes the memory.
 
         Raises:
-            OverloadedError: Others hold it.
+            OverloadedError: Other grammars take it.
         """
         self._num_bytes = 0
         with self._lock:
@@ -109,7 +109,7 @@ class Held:
 
     @classmethod
     def total_bytes(cls) -> int:
-        """Returns what all of them hold together."""
+        """Returns the bytes that all of them take together."""
         return cls._total_bytes
 
     def __del__(self) -> None:

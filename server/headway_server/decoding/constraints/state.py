@@ -65,7 +65,7 @@ class ConstraintState(TokenRule):
         is_at_beginning: bool,
         held: object = None,
     ) -> None:
-        """Begins at a matcher's state; `held` is referred to for as long as this has the matcher."""
+        """Begins at a matcher's state; `held` is kept alive with the matcher."""
         self._held = held
         self._matcher = matcher
         self._num_words = masks.num_words

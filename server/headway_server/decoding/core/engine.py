@@ -10,7 +10,8 @@ from contextlib import aclosing
 from headway_server.decoding.core.step import StepError, Stepper
 from headway_server.decoding.sequence import Delta, Sequence, SequenceResult
 from headway_server.observers import ModelUsage
-from headway_server.runtime import BusyLanes, SteppingWorker
+from headway_server.runtime import BusyLanes
+from headway_server.runtime.worker import SteppingWorker
 
 
 class Engine(SteppingWorker[list[Sequence]]):

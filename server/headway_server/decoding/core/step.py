@@ -40,7 +40,7 @@ from headway_server.observers import (
     StepEvent,
     TokensEvent,
 )
-from headway_server.runtime import run_error
+from headway_server.runtime.worker import run_error
 
 _log = structlog.get_logger(__name__)
 

@@ -62,7 +62,7 @@ class TokenSampler:
     """The sampling parameters of every slot, and the draw.
 
     Attributes:
-        masks: What may follow in each slot; they hold for one draw.
+        masks: What may follow in each slot, for one draw.
     """
 
     def __init__(self, masks: TokenMasks, *, with_log_probabilities: bool = False) -> None:
@@ -180,7 +180,7 @@ class TokenSampler:
     def _edit(
         self, logits: NDArray[np.float32], rows: NDArray[np.intp], slots: NDArray[np.intp]
     ) -> NDArray[np.float32]:
-        """Returns a copy of some rows (n, V) changed by biases, penalties and masks; it holds until the next call."""
+        """Returns a copy of some rows (n, V) changed by biases, penalties and masks, valid until the next call."""
         if self._edited is None:
             self._edited = np.empty((self._slots.num_slots, self._vocab_size), np.float32)
         copy = self._edited[: len(rows)]

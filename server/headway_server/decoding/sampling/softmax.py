@@ -34,7 +34,7 @@ class WeightScratch:
         """Allocates the memory when it is first needed.
 
         Args:
-            num_rows: Rows that it holds.
+            num_rows: Rows that there is memory for.
             vocab_size: V.
         """
         self.num_rows = num_rows
@@ -51,7 +51,7 @@ class WeightScratch:
         maximum: NDArray[np.float32],
         temperature: NDArray[np.float32] | None = None,
     ) -> NDArray[np.float32]:
-        """Returns exp((logits - maximum) / temperature), (n, W), zero past V; it holds until the next call.
+        """Returns exp((logits - maximum) / temperature), (n, W), zero past V, valid until the next call.
 
         Args:
             logits: (n, V) float32, at most `num_rows` rows.
@@ -158,7 +158,7 @@ class RowRanker:
             logits: (R, V) float32, contiguous; may be changed.
             count: C, 1 to V.
             slots: (R,) the slots of the rows.
-            ranking: Of these logits, where they were ranked already, of C tokens. It holds for rows in which all of
+            ranking: Of these logits, where they were ranked already, of C tokens. It is used for rows in which all of
                 them may follow.
         """
         if ranking is None:

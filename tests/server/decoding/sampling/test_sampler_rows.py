@@ -6,6 +6,8 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from sampler_rows import Row, make_parameters, new_sampler, pack, restrict
 
+from headway_server.decoding.interfaces import Ranking
+
 NUM_STEPS = 5
 
 
@@ -34,20 +36,31 @@ def make_masks(rng, rows, vocab_size):
         row.allowed = None if rng.random() < 0.5 else rng.random(vocab_size) < rng.choice([0.02, 0.5, 0.98])
 
 
+def rank(logits):
+    """Ranks the likeliest token of each row, as a graph may."""
+    best = logits.argmax(axis=1)[:, np.newaxis]
+    maximum = np.take_along_axis(logits, best, axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        normalizers = np.log(np.exp(logits.astype(np.float64) - maximum).sum(axis=1)) + maximum[:, 0]
+    return Ranking(best, maximum, normalizers)
+
+
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32 - 1), vocab_size=st.sampled_from([1, 2, 5, 31, 65, 256, 300, 1000]))
 def test_a_batch_chooses_what_the_naive_sampler_chooses(seed, vocab_size):
     rng = np.random.default_rng(seed)
     rows = make_rows(rng, vocab_size, int(rng.integers(1, 9)))
-    sampler = new_sampler(len(rows), vocab_size)
+    suppressed_ids = tuple(set(rng.integers(vocab_size, size=rng.integers(3)).tolist()))
+    sampler = new_sampler(len(rows), vocab_size, suppressed_ids)
     for slot, row in enumerate(rows):
+        row.suppressed_ids = suppressed_ids
         row.assign(sampler, slot)
     for step in range(NUM_STEPS):
         make_masks(rng, rows, vocab_size)
         for slot, row in enumerate(rows):
             row.restrict(sampler, slot)
         logits = make_logits(rng, len(rows), vocab_size)
-        sampled = sampler.sample(logits)
+        sampled = sampler.sample(logits, ranking=rank(logits) if rng.random() < 0.5 else None)
         for slot, row in enumerate(rows):
             note(f"step {step}, row {slot}: {row.parameters}")
             token = int(sampled.token_ids[slot])
