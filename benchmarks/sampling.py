@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 from benchmarks.machine import describe_run
 from headway_server.decoding.parameters import SamplingParameters
-from headway_server.decoding.sampling.sampler import Sampler
+from headway_server.decoding.sampling.masks import TokenMasks
+from headway_server.decoding.sampling.sampler import TokenSampler
+from headway_server.decoding.slots import Slots
 
 _SHAPES = ("flat", "steep", "peaked")
 _WAYS: dict[str, dict[str, Any]] = {
@@ -59,7 +61,7 @@ def _measure(logits: dict[str, NDArray[np.float32]], repeats: int) -> dict[tuple
     samplers = {}
     for way, parameters in _WAYS.items():
         for shape, some in logits.items():
-            sampler = samplers[way, shape] = Sampler(num_slots=len(some), vocab_size=some.shape[1])
+            sampler = samplers[way, shape] = TokenSampler(TokenMasks(Slots(len(some)), vocab_size=some.shape[1]))
             for slot in range(len(some)):
                 one = {"temperature": 1.0, "seed": slot} | parameters
                 sampler.assign(slot, SamplingParameters(max_new_tokens=1_000, **one))

@@ -10,6 +10,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from headway_server.decoding.constraints import ConstraintState
 from headway_server.decoding.output.text import TextAssembly
+from headway_server.decoding.rules import num_words, unpack
 from headway_server.preprocessing import TextTokenizer
 
 EOS, USER = "<eos>", "<|user|>"
@@ -79,9 +80,9 @@ def metaspace() -> Tokenizer:
 
 def allowed(state: ConstraintState, vocab_size: int) -> set[int]:
     """The tokens that may follow."""
-    mask = np.full(-(-vocab_size // 32), -1, np.int32)
-    state.fill(mask)
-    bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
+    mask = np.full(num_words(vocab_size), -1, np.int32)
+    state.allow(mask)
+    bits = unpack(mask)
     assert not bits[vocab_size:].any(), "no bit past the vocabulary"
     return set(np.flatnonzero(bits).tolist())
 
@@ -118,7 +119,7 @@ def walk(
         if token_id in end_ids:
             break
         token_ids.append(token_id)
-        state.accept(token_id)
+        state.follow(token_id)
         if len(token_ids) == max_tokens:
             return token_ids, state.is_complete
     return token_ids, True

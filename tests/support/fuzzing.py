@@ -280,7 +280,7 @@ def _constraint(request: ConstraintRequest) -> None:
         if not allowed:
             return
         try:
-            state.accept(choose(allowed))
+            state.follow(choose(allowed))
         except ValueError:
             assert state.failure is not None
             return

@@ -8,7 +8,10 @@ from naive_decoding import naive_choice, naive_number
 from numpy.typing import NDArray
 
 from headway_server.decoding.parameters import SamplingParameters
-from headway_server.decoding.sampling.sampler import Sampler
+from headway_server.decoding.rules import MinimumLength
+from headway_server.decoding.sampling.masks import TokenMasks
+from headway_server.decoding.sampling.sampler import TokenSampler
+from headway_server.decoding.slots import Slots
 
 ROUNDING = 1e-6
 """Share of the weights that float32 may put on the wrong side of a border."""
@@ -50,9 +53,21 @@ def make_parameters(rng: np.random.Generator, vocab_size: int, *, with_edits: bo
     )
 
 
-def make_sampler(parameters: list[SamplingParameters], vocab_size: int, **options: Any) -> Sampler:
+def new_sampler(num_slots: int, vocab_size: int, suppressed_ids: tuple[int, ...] = (), **options: Any) -> TokenSampler:
+    """Makes a sampler with masks of its own."""
+    masks = TokenMasks(Slots(num_slots), vocab_size=vocab_size, suppressed_ids=suppressed_ids)
+    return TokenSampler(masks, **options)
+
+
+def restrict(sampler: TokenSampler, slot: int, mask: NDArray[np.int32]) -> None:
+    """Restricts a slot's next draw, and no other, to what a mask allows."""
+    own = sampler.masks.begin(slot)
+    own &= mask
+
+
+def make_sampler(parameters: list[SamplingParameters], vocab_size: int, **options: Any) -> TokenSampler:
     """Makes a sampler whose slots have these parameters."""
-    sampler = Sampler(num_slots=len(parameters), vocab_size=vocab_size, **options)
+    sampler = new_sampler(len(parameters), vocab_size, **options)
     for slot, one in enumerate(parameters):
         sampler.assign(slot, one)
     return sampler
@@ -67,20 +82,21 @@ class Row:
     end_ids: tuple[int, ...]
     text_ids: list[int] = field(default_factory=list)
     allowed: NDArray[np.bool_] | None = None
+    suppressed_ids: tuple[int, ...] = ()
 
-    def assign(self, sampler: Sampler, slot: int) -> None:
+    def assign(self, sampler: TokenSampler, slot: int) -> None:
         """Begins in a slot."""
-        sampler.assign(slot, self.parameters, prompt_ids=self.prompt_ids, end_ids=self.end_ids)
+        sampler.assign(slot, self.parameters, prompt_ids=self.prompt_ids)
 
-    def restrict(self, sampler: Sampler, slot: int) -> None:
-        """Hands its mask to a slot, in one way or the other."""
-        if self.allowed is None:
+    def restrict(self, sampler: TokenSampler, slot: int) -> None:
+        """Restricts a slot's next draw to what its mask and its shortest text allow."""
+        too_short = MinimumLength(self.end_ids, self.parameters.min_new_tokens - len(self.text_ids))
+        if self.allowed is None and too_short.num_left <= 0:
             return
-        if len(self.text_ids) % 2:
-            sampler.allow(slot, pack(self.allowed))
-        else:
-            sampler.mask_row(slot)[:] = pack(self.allowed)
-            sampler.allow(slot, sampler.mask_row(slot))
+        mask = sampler.masks.begin(slot)
+        if self.allowed is not None:
+            mask &= pack(self.allowed)
+        too_short.allow(mask, np.zeros(0, np.float32))
 
     def choices(self, logits: NDArray[np.float32]) -> set[int | None]:
         """Returns what the naive sampler chooses, and what it would if weights were a rounding larger or smaller."""
@@ -101,5 +117,5 @@ class Row:
             prompt_ids=self.prompt_ids.tolist(),
             text_ids=self.text_ids,
             end_ids=self.end_ids,
-            forbidden=() if self.allowed is None else set(np.flatnonzero(~self.allowed).tolist()),
+            forbidden={*self.suppressed_ids, *(() if self.allowed is None else np.flatnonzero(~self.allowed).tolist())},
         )

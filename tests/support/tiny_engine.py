@@ -27,6 +27,7 @@ from headway_server.bundles import (
     Variant,
 )
 from headway_server.decoding.core.engine import Engine
+from headway_server.decoding.core.step import Stepper
 from headway_server.decoding.interfaces import EncoderInput
 from headway_server.decoding.output.text import TextAssembly
 from headway_server.decoding.parameters import SamplingParameters
@@ -123,7 +124,7 @@ def slow_down(decoder, seconds: float) -> None:
 @asynccontextmanager
 async def running_engine(decoder, **options):
     """Gives an engine that is started, and closes it; the slots must be free then."""
-    engine = Engine(decoder, **options)
+    engine = Engine(Stepper(decoder, **options))
     engine.start()
     try:
         yield engine

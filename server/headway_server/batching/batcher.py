@@ -26,7 +26,7 @@ import structlog
 
 from headway_server.batching.graph import Tensors
 from headway_server.batching.queue import BatchQueue, Entry
-from headway_server.errors import DeadlineError, DrainingError, ModelRunError, is_failure
+from headway_server.errors import DeadlineError, ModelRunError, is_failure
 from headway_server.observers import (
     NO_OBSERVER,
     BatchEvent,
@@ -37,15 +37,8 @@ from headway_server.observers import (
     QueueEvent,
     current_call,
 )
-from headway_server.runtime import (
-    CLOSE_TIMEOUT_S,
-    Cores,
-    Heartbeat,
-    Session,
-    join_threads,
-    own_niceness,
-    set_own_niceness,
-)
+from headway_server.runtime import Session
+from headway_server.runtime.worker import Pending, Worker, run_error
 
 Result = TypeVar("Result")
 Reader = Callable[[Tensors, int], Result]
@@ -96,11 +89,11 @@ class BatchedResults(Generic[Result]):
     """One for each."""
 
 
-class PendingCall:
+class PendingCall(Pending[None]):
     """A call that waits for its results, which may come from several batches. Belongs to the event loop."""
 
     def __init__(self, num_items: int, outputs: tuple[str, ...], read: Reader[Any] | None) -> None:
-        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        super().__init__()
         self.outputs = outputs
         self.read = read
         self.arrived_at = time.monotonic()
@@ -112,22 +105,17 @@ class PendingCall:
     @property
     def is_over(self) -> bool:
         """True if nobody waits for it: answered, failed, or its caller has gone. May be asked from any thread."""
-        return self.future.done()
+        return self.result.done()
 
     def put(self, index: int, result: Any, times: ItemTimes) -> None:
         """Takes the result of one item."""
         self.results[index], self.runs[index] = result, times
         self._num_missing -= 1
-        if not self._num_missing and not self.future.done():
-            self.future.set_result(None)
-
-    def fail(self, error: Exception) -> None:
-        """Fails the whole call."""
-        if not self.future.done():
-            self.future.set_exception(error)
+        if not self._num_missing:
+            self.end(None)
 
 
-class Batcher:
+class Batcher(Worker):
     """Batches the items of all calls to one model."""
 
     def __init__(
@@ -148,42 +136,22 @@ class Batcher:
             model: For the threads, the log and the observer.
             session: What `graph` runs, which says how many runs are worth having at a time; None: one.
             max_padding: From the warm-up of `graph`.
-            observer: Is told what leaves the queue and what was run.
+            observer: Notified of items that leave the queue and of batches that were run.
         """
+        self._num_lanes = 1 if session is None else session.num_lanes
+        super().__init__(
+            f"batcher-{model.name}",
+            BatchError,
+            num_threads=self._num_lanes + 1,
+            busy_lanes=None if session is None else session.cores.busy_lanes(),
+        )
         self._graph = graph
         self._model = model
         self._observer = observer
-        self._queue = BatchQueue(budget, max_padding)
-        self._calls: set[PendingCall] = set()  # of the event loop: all that are not over
-        self._changed = threading.Condition()  # guards the queue, the counts below and the busy lanes
+        self._queue = BatchQueue(budget, max_padding)  # guarded by the lock, as the counts below and the busy lanes
         self._num_taken = 0  # batches that were taken and have not run to their end
         self._is_gathering = False  # the event loop is busy, and more items may come of what it does
-        self._is_closed = False
-        self._failure: BaseException | None = None
-        self._heartbeat = Heartbeat()
-        self._niceness = own_niceness()  # of the thread that loads the model
-        self._num_lanes = 1 if session is None else session.num_lanes
         self._lanes = threading.Semaphore(self._num_lanes)
-        self._busy_lanes = (Cores(1) if session is None else session.cores).busy_lanes()
-        self._threads = [
-            threading.Thread(target=self._work, name=f"batcher-{model.name}-{number}", daemon=True)
-            for number in range(self._num_lanes + 1)
-        ]
-
-    def start(self) -> None:
-        """Starts the threads; the event loop that calls is the one that results are handed to."""
-        self._loop = asyncio.get_running_loop()
-        for thread in self._threads:
-            thread.start()
-
-    @property
-    def is_alive(self) -> bool:
-        """True from `start` to `close`, unless a thread has ended by itself."""
-        return all(thread.is_alive() for thread in self._threads) and not self._is_closed and self._failure is None
-
-    def stalled_s(self) -> float:
-        """Returns for how many seconds the oldest batch at work has been at it; 0.0 where none is. Takes no lock."""
-        return self._heartbeat.stalled_s()
 
     def usage(self) -> ModelUsage:
         """Returns how many items wait for a batch."""
@@ -219,25 +187,21 @@ class Batcher:
             Entry(item=item, length=length, call=call, index=index, deadline=deadline)
             for index, (item, length) in enumerate(zip(items, lengths, strict=True))
         ]
-        self._calls.add(call)
         try:
-            with self._changed:
-                self._check_open()
+            with self._accept(call):
                 self._queue.add(entries, caller)
                 self._count_busy()
                 if not self._is_gathering:
                     self._is_gathering = True
                     now = time.perf_counter()
-                    self._loop.call_soon(self._gather, now, now, 0)
-            await call.future
+                    asyncio.get_running_loop().call_soon(self._gather, now, now, 0)
+            await call.result
         except BaseException as error:
             with self._changed:
                 dropped = self._queue.remove(entries)
                 self._count_busy()
             self._report_left(dropped, "expired" if isinstance(error, DeadlineError) else "cancelled")
             raise
-        finally:
-            self._calls.discard(call)
         return BatchedResults(results=call.results, runs=cast("list[ItemTimes]", call.runs))
 
     def _gather(self, began: float, last: float, num_idle: int) -> None:
@@ -251,56 +215,26 @@ class Batcher:
         now = time.perf_counter()
         num_idle += now - last < _IDLE_TURN_S
         if num_idle < _IDLE_TURNS and now - began < _LONGEST_GATHERING_S and not self._is_closed:
-            self._loop.call_soon(self._gather, began, now, num_idle)
+            asyncio.get_running_loop().call_soon(self._gather, began, now, num_idle)
             return
         with self._changed:
             self._is_gathering = False
             self._changed.notify()
 
-    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
-        """Fails every call that still waits and ends the threads after what they are running.
-
-        What runs for longer than `timeout_s` is left behind, in the log, and its calls fail. May be called from any
-        thread; on the event loop's own, running calls would not hear of their results meanwhile.
-
-        Returns:
-            True if the threads have ended.
-        """
-        with self._changed:
-            self._is_closed = True
-            waiting = self._queue.remove_all()
-            self._count_busy()
-            self._changed.notify_all()
-        if waiting:
-            self._post(_fail, waiting, _closed_error())
-        has_ended = join_threads(self._threads, owner=self._model.name, timeout_s=timeout_s)
-        if not has_ended:
-            self._post(self._fail_calls, _closed_error())
-        return has_ended
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise _closed_error()
-        if self._failure is not None:
-            raise _batch_error()
+    def _wake(self) -> None:
+        if waiting := self._queue.remove_all():
+            self._post(_fail, waiting, self.end_error())
+        self._count_busy()
+        self._changed.notify_all()
 
     def _work(self) -> None:
-        set_own_niceness(self._niceness)
-        try:
-            while (batch := self._next_batch()) is not None:
-                self._run(batch)
-        except BaseException as error:  # a bug: without this thread, calls would wait for ever
-            _log.critical("a batcher has ended by itself", model=self._model.name, exc_info=error)
-            with self._changed:
-                self._failure = error
-                self._queue.remove_all()
-                self._changed.notify_all()
-            self._post(self._fail_calls, _batch_error())
+        while (batch := self._next_batch()) is not None:
+            self._run(batch)
 
     def _next_batch(self) -> list[Entry] | None:
         """Waits for a batch; None when the batcher is closed or has failed."""
         with self._changed:
-            while not self._is_closed and self._failure is None:
+            while not self._is_closed and not self._has_failed:
                 if not self._can_take():
                     self._changed.wait()
                     continue
@@ -315,8 +249,8 @@ class Batcher:
         return None
 
     def _count_busy(self) -> None:
-        """Tells the cores how many lanes have work, before a batch runs, so that its run knows of the others'."""
-        self._busy_lanes.set(min(self._num_lanes, self._num_taken + len(self._queue)))
+        """Counts the lanes that have work, before a batch runs, so that it keeps to its share of the cores."""
+        self._set_busy(min(self._num_lanes, self._num_taken + len(self._queue)))
 
     def _can_take(self) -> bool:
         """True if a thread may take a batch now: to run it where a lane is idle, or to have it ready if it is full."""
@@ -329,11 +263,11 @@ class Batcher:
         try:
             wanted, outputs, started, finished = self._run_in_turn(batch)
             rows = self._graph.split(outputs, [entry.item for entry in wanted]) if wanted else ()
-        except BaseException as error:  # whatever it is, it is told to the callers of this batch and ends no thread
+        except BaseException as error:  # whatever it is, the callers of this batch get it, and the thread goes on
             if not is_failure(error):
                 raise
             _log.error("a batch failed", model=self._model.name, num_items=len(batch), exc_info=error)
-            self._post(_fail, batch, _batch_error())
+            self._post(_fail, batch, run_error(BatchError))
             return
         done: list[tuple[Entry, Any]] = []
         for entry, row in zip(wanted, rows, strict=True):
@@ -344,7 +278,7 @@ class Batcher:
                 if not is_failure(error):
                     raise
                 _log.error("an answer could not be read", model=self._model.name, exc_info=error)
-                self._post(_fail, [entry], _batch_error())
+                self._post(_fail, [entry], run_error(BatchError))
         if done:
             self._post(_deliver, done, started, finished)
 
@@ -391,11 +325,6 @@ class Batcher:
             self._report_left(entries, "expired")
             self._post(_fail, entries, DeadlineError("the deadline passed while the call was waiting"))
 
-    def _fail_calls(self, error: Exception) -> None:
-        """Fails all calls, those whose batch is running too. Runs on the event loop."""
-        for call in self._calls:
-            call.fail(error)
-
     def _report_left(
         self, entries: Sequence[Entry], reason: Literal["started", "expired", "cancelled"], now: float | None = None
     ) -> None:
@@ -428,16 +357,8 @@ class Batcher:
             )
         )
 
-    def _post(self, function: Any, *arguments: object) -> None:
-        """Calls `function` on the event loop."""
-        try:
-            self._loop.call_soon_threadsafe(function, *arguments)
-        except RuntimeError:  # the loop is closed: nobody waits any more
-            return
-
     def __repr__(self) -> str:
-        state = "closed" if self._is_closed else "open" if self._failure is None else "failed"
-        return f"Batcher({self._model.name}, {state}, {self._queue!r}, {self._num_taken} batches at work)"
+        return f"Batcher({self._model.name}, {self.state}, {self._queue!r}, {self._num_taken} batches at work)"
 
 
 def _members(entries: Sequence[Entry]) -> list[BatchMember]:
@@ -447,14 +368,6 @@ def _members(entries: Sequence[Entry]) -> list[BatchMember]:
         for pending, count in Counter(map(_call_of, entries)).items()
         if pending.call is not None
     ]
-
-
-def _batch_error() -> BatchError:
-    return BatchError("the model could not be run; the server's log says why")
-
-
-def _closed_error() -> DrainingError:
-    return DrainingError("the server is shutting down; call another one, or this one when it is back")
 
 
 def _call_of(entry: Entry) -> PendingCall:
@@ -470,4 +383,4 @@ def _deliver(done: Sequence[tuple[Entry, Any]], started: float, finished: float)
 
 def _fail(entries: Sequence[Entry], error: Exception) -> None:
     for entry in entries:
-        _call_of(entry).fail(error)
+        _call_of(entry).end(error)

@@ -88,7 +88,7 @@ class BatchGraph:
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        """What an item must hold."""
+        """The inputs that an item must have."""
         return tuple(self._dtypes)
 
     def collate(self, items: Sequence[Tensors]) -> dict[str, NDArray[Any]]:

@@ -1,4 +1,4 @@
-"""What the engine needs of the parts it is given: runners, constraints and output assemblers.
+"""What the engine needs of the parts it is given: runners and output assemblers.
 
 Shapes: T tokens, S positions of an encoded source, R slots of a decode step, V vocabulary.
 """
@@ -65,10 +65,6 @@ class Ranking:
     normalizers: NDArray[np.float64]
     """(R,) log sum exp of all logits; not finite if the logits are not, and then the tokens mean nothing."""
 
-    def has_any_of(self, token_ids: NDArray[np.int64]) -> bool:
-        """True if some of the tokens (S,) are ranked in any row. Otherwise they may be left out: it is the same."""
-        return bool((self.token_ids[..., np.newaxis] == token_ids).any())
-
 
 class SlotCopy(NamedTuple):
     """Positions of a slot that are copied over the same positions of another."""
@@ -104,8 +100,8 @@ class Decoder(Protocol):
     def prefill(self, slot: int, token_ids: NDArray[np.int64], start: int, source: Any = None) -> NDArray[np.float32]:
         """Reads tokens (T,) into a slot from position `start`; returns the logits (V,) after the last of them.
 
-        The logits hold until the next call, like those of `decode`. `source` is the `EncodedSource` that the tokens
-        attend to, if there is one.
+        The logits are valid until the next call, like those of `decode`. `source` is the `EncodedSource` that the
+        tokens attend to, if there is one.
         """
 
     def score(self, slot: int, token_ids: NDArray[np.int64], start: int) -> NDArray[np.float32]:
@@ -156,44 +152,8 @@ class DraftVerifier(Protocol):
     def verify(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.float32]:
         """Runs tokens (R, T) in slots 0 to R-1, from `positions` (R,); returns the logits (R, T, V) after each.
 
-        They hold until the next call.
+        They are valid until the next call.
         """
-
-
-class Constraint(Protocol):
-    """Which tokens may follow in one sequence. One thread calls it."""
-
-    @property
-    def failure(self) -> str | None:
-        """Why nothing may follow although the text is not complete, for the caller; None as long as something may."""
-
-    def fill(self, mask: NDArray[np.int32]) -> None:
-        """Marks the tokens that may follow: bit i % 32 of word i // 32 of `mask`, (ceil(V / 32),) int32, for token i.
-
-        The end-of-sequence token is among them where the text may end here.
-        """
-
-    def accept(self, token_id: int) -> None:
-        """Takes the next token, one of those that may follow."""
-
-    @property
-    def allows_everything(self) -> bool:
-        """True if every token may follow now, so that there is no mask to fill."""
-
-    @property
-    def is_complete(self) -> bool:
-        """True if nothing but the end may follow."""
-
-
-class TokenRule(Protocol):
-    """Which tokens may follow, by what was written and by what the model finds likely. One thread calls it.
-
-    Unlike a `Constraint` it holds for a sequence that is searched with beams too, so it keeps no state of what was
-    written.
-    """
-
-    def forbidden(self, token_ids: Sequence[int], logits: NDArray[np.float32]) -> NDArray[np.int64]:
-        """Returns the tokens that may not follow the new tokens so far; the logits (V,) stay as they are."""
 
 
 class OutputAssembler(Protocol):

@@ -36,7 +36,7 @@ class SamplingParameters:
     min_new_tokens: int = 0
     """Tokens to produce before the end-of-sequence token or a stop token may follow."""
     thinking_token_budget: int | None = None
-    """Tokens that the model may think, after which it is made to answer; None: no limit. `Thinking` holds it."""
+    """Tokens that the model may think, after which it is made to answer; None: no limit. `Thinking` enforces it."""
     repetition_penalty: float = 1.0
     """Divides positive and multiplies negative logits of tokens of the prompt and of the text so far."""
     presence_penalty: float = 0.0

@@ -21,10 +21,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headway_server.decoding.interfaces import Constraint, EncodedSource, EncoderInput, OutputAssembler, TokenRule
+from headway_server.decoding.interfaces import EncodedSource, EncoderInput, OutputAssembler
 from headway_server.decoding.parameters import SamplingParameters, SearchParameters
+from headway_server.decoding.rules import MinimumLength, TokenRule, all_of
 from headway_server.errors import CancelledError, DeadlineError, OverloadedError
 from headway_server.observers import current_call
+from headway_server.runtime.worker import Pending
 
 
 class FinishReason(Enum):
@@ -128,12 +130,12 @@ class Delta:
     """Number of the continuation among those of its prompt."""
 
 
-class Reply:
+class Reply(Pending["SequenceResult"]):
     """The caller's end of a sequence. For the event loop alone."""
 
     def __init__(self, assembler: OutputAssembler) -> None:
         """Joins deltas for a slow reader as the assembler of the sequence's output does."""
-        self.result: asyncio.Future[SequenceResult] = asyncio.get_running_loop().create_future()
+        super().__init__()
         self._assembler = assembler
         self._parts: list[Any] = []
         self._num_new_tokens = 0
@@ -148,12 +150,8 @@ class Reply:
         self._arrival.set()
 
     def end(self, outcome: SequenceResult | BaseException) -> None:
-        """Takes the end: a result, or the error instead."""
-        if not self.result.done():  # a caller that has gone has cancelled it
-            if isinstance(outcome, BaseException):
-                self.result.set_exception(outcome)
-            else:
-                self.result.set_result(outcome)
+        """See `Pending`; `deltas` ends too."""
+        super().end(outcome)
         self._arrival.set()
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
@@ -221,7 +219,6 @@ class Sequence:
         "call",
         "caller",
         "cancelled",
-        "constraint",
         "cross",
         "deadline",
         "delta_at",
@@ -272,7 +269,6 @@ class Sequence:
         priority: int = 0,
         caller: str = "",
         cache_salt: str = "",
-        constraint: Constraint | None = None,
         rule: TokenRule | None = None,
         search: SearchParameters | None = None,
         wants_alignment: bool = False,
@@ -293,8 +289,8 @@ class Sequence:
             priority: Among those of its caller, higher ones go first.
             caller: Who asks for it: callers take turns.
             cache_salt: The prefix cache gives it what it has of sequences with the same one.
-            constraint: What the text must look like; it belongs to the engine from now on.
-            rule: Which tokens may follow, with a search or without; it belongs to the engine from now on.
+            rule: Which tokens may follow, beside what the parameters say; it belongs to the engine from now on. With a
+                search it is one for beams (`TokenRule.follow`).
             search: How to search with beams, for a sequence with a source: it takes `search.beam_size` slots, and of
                 `parameters` only `max_new_tokens` counts. None: tokens are chosen as `parameters` says.
             wants_alignment: True returns each token's attention over the source, of a sequence that has one and no
@@ -314,11 +310,12 @@ class Sequence:
         self.priority = priority
         self.caller = caller
         self.cache_salt = cache_salt
-        self.constraint = constraint
         self.rule = rule
         self.search = search
+        if search is None and parameters.min_new_tokens and self.end_ids:
+            self.rule = all_of(rule, MinimumLength(tuple(self.end_ids), parameters.min_new_tokens))
         self.wants_alignment = wants_alignment or (search is not None and search.wants_alignment)
-        self.token_ids: list[int] = []  # of the output, if its alignment or a rule needs them
+        self.token_ids: list[int] = []  # of the output, if its alignment needs them
         self.stage = Stage.WAITING
         self.cancelled = False
         self.slot = -1
@@ -331,7 +328,7 @@ class Sequence:
         self.tokens: list[TokenLogProbability] = []
         self.num_tokens_taken = 0
         self.delta_at = float("-inf")  # when the last delta was handed out
-        self.masked_at = 0  # number of the step in which its constraint was last evaluated
+        self.masked_at = 0  # number of the step in which its rule was last asked
         self.prompt_tokens: list[TokenLogProbability] = []
         self.log_probability = 0.0
         self.search_state: Any = None  # a `BeamBlock`, while it is searched
@@ -376,15 +373,15 @@ class Sequence:
             return FinishReason.END_OF_SEQUENCE
         if token_id in self.stop_ids:
             return FinishReason.STOP
-        if self.wants_alignment or self.rule is not None:
+        if self.wants_alignment:
             self.token_ids.append(token_id)
         if self.parameters.num_top_tokens is not None:
             self.tokens.append(TokenLogProbability(token_id, log_probability, tuple(top_tokens)))
         if self.output.push(token_id):
             return FinishReason.STOP
-        if self.constraint is not None:
-            self.constraint.accept(token_id)
-            if self.constraint.is_complete:
+        if self.rule is not None:
+            self.rule = self.rule.follow(token_id)
+            if self.rule.is_complete:
                 return FinishReason.CONSTRAINT
         if self.num_new_tokens == self.parameters.max_new_tokens:
             return FinishReason.LENGTH

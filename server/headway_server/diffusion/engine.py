@@ -10,10 +10,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from functools import partial
-from queue import Empty, SimpleQueue
-from threading import Lock, Thread
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -22,16 +18,10 @@ from numpy.typing import NDArray
 
 from headway_server.diffusion.samplers import Latent, Trajectory, guide
 from headway_server.diffusion.turns import Turns
-from headway_server.errors import DeadlineError, DrainingError, ModelRunError, is_failure
+from headway_server.errors import DeadlineError, ModelRunError, is_failure
 from headway_server.observers import NO_OBSERVER, ModelId, ModelUsage, Observer, QueueEvent, StepEvent
-from headway_server.runtime import (
-    CLOSE_TIMEOUT_S,
-    BusyLanes,
-    Heartbeat,
-    join_threads,
-    own_niceness,
-    set_own_niceness,
-)
+from headway_server.runtime import BusyLanes
+from headway_server.runtime.worker import Pending, SteppingWorker, run_error
 
 LATENT: Final = "latent"
 TIMESTEP: Final = "timestep"
@@ -45,8 +35,8 @@ LEAST_ROOM: Final = 2
 Denoise = Callable[[Mapping[str, NDArray[Any]]], Latent]
 """Velocities (R, C, S, S) of rows: `latent` (R, C, S, S) float32, `timestep` (R,) float32, and what is drawn."""
 Condition = Mapping[str, NDArray[Any]]
-"""What is drawn, as a row of the denoiser's inputs: `label` () int64, or `text` (T, D) float32 with `text_mask` (T,)
-int64. All drawings of an engine have the same inputs, of the same shapes."""
+"""A condition, as a row of the denoiser's inputs: `label` () int64, or `text` (T, D) float32 with `text_mask` (T,)
+int64. All images of an engine have the same inputs, of the same shapes."""
 
 _log = structlog.get_logger(__name__)
 
@@ -64,8 +54,8 @@ class Progress(NamedTuple):
     """The latent of the image as it is predicted now."""
 
 
-class Drawing:
-    """One image on its way through the engine.
+class Drawing(Pending[Latent]):
+    """One image to be denoised, and its result.
 
     Made on the event loop. Its trajectory belongs to the engine's thread, once it was submitted, and its future to the
     event loop.
@@ -85,27 +75,32 @@ class Drawing:
 
         Args:
             trajectory: At its beginning.
-            condition: What is drawn.
-            other_condition: What guidance leads away from.
-            guidance: How far; at 1 there is none, and `other_condition` is not looked at.
+            condition: What the image is conditioned on.
+            other_condition: The negative condition of guidance.
+            guidance: Scale of classifier-free guidance; at 1 there is none, and `other_condition` is not read.
             deadline: When the caller stops waiting, by `time.monotonic`.
-            wants_progress: True to be told of each step.
+            wants_progress: True for progress after each step.
         """
+        super().__init__()
         self.trajectory = trajectory
         self.condition = condition
         self.other_condition = other_condition
         self.guidance = guidance
         self.deadline = float("inf") if deadline is None else deadline
         self.wants_progress = wants_progress
-        self.result: asyncio.Future[Latent] = asyncio.get_running_loop().create_future()
         self.progress: Progress | None = None  # the newest that was not read yet; the event loop's
         self.arrival = asyncio.Event()
         self.cancelled = False
         self.arrived_at = self.started_at = self.finished_at = 0.0
 
+    def end(self, outcome: Latent | BaseException) -> None:
+        """See `Pending`; wakes who reads its progress."""
+        super().end(outcome)
+        self.arrival.set()
+
     @property
     def is_guided(self) -> bool:
-        """True if it is led away from something."""
+        """True if it takes classifier-free guidance, and so two rows of a step."""
         return self.guidance != 1
 
     @property
@@ -122,12 +117,8 @@ class Drawing:
         return f"Drawing({self.trajectory!r}, {self.num_rows} rows{', cancelled' * self.cancelled})"
 
 
-class DenoisingEngine:
-    """Runs drawings through a denoiser.
-
-    Public methods belong to the event loop, except for `close`, `usage` and `stalled_s`, which any thread may call;
-    private ones belong to the engine's thread, except where they say otherwise.
-    """
+class DenoisingEngine(SteppingWorker[tuple[list[Drawing], str]]):
+    """Runs drawings through a denoiser."""
 
     def __init__(
         self,
@@ -145,39 +136,25 @@ class DenoisingEngine:
             max_rows: Most rows of a step, `LEAST_ROOM` at least.
             model: For the thread, the log and the observer.
             busy_lanes: Counts the engine among those that share the cores; None: it shares them with nobody.
-            observer: Is told of every step and of what leaves the queue.
+            observer: Notified of every step and of images that leave the queue.
         """
         assert max_rows >= LEAST_ROOM, "the settings check it"
+        super().__init__(f"denoiser-{model.name}", DenoisingError, busy_lanes=busy_lanes)
         self._denoise = denoise
         self._max_rows = max_rows
         self._model = model
-        self._busy_lanes = busy_lanes
         self._observer = observer
         self._turns: Turns[Drawing] = Turns()
-        self._inbox: SimpleQueue[tuple[list[Drawing], str] | None] = SimpleQueue()
-        self._open: set[Drawing] = set()  # submitted and not answered; the event loop's
-        self._gate = Lock()  # nothing enters the inbox once the engine is closed
-        self._is_closed = False
-        self._is_broken = False
         self._num_running = 0  # rows of the present step
         self._num_started = 0
-        self._heartbeat = Heartbeat()
-        self._niceness = own_niceness()  # of the thread that loads the model
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: Thread | None = None
 
     def __repr__(self) -> str:
-        state = "broken" if self._is_broken else "closed" if self._is_closed else "open"
-        return f"DenoisingEngine({self._model.name}, {state}, {self._turns!r}, at most {self._max_rows} rows)"
+        return f"DenoisingEngine({self._model.name}, {self.state}, {self._turns!r}, at most {self._max_rows} rows)"
 
     @property
-    def is_alive(self) -> bool:
-        """True from `start` to `close`, unless the thread has ended by itself."""
-        return self._thread is not None and not self._is_closed
-
-    def stalled_s(self) -> float:
-        """Returns for how many seconds the present step has been running; 0.0 if there is nothing to do."""
-        return self._heartbeat.stalled_s()
+    def has_work(self) -> bool:
+        """True if there is any drawing."""
+        return len(self._turns) > 0
 
     def usage(self) -> ModelUsage:
         """Returns how many images wait for their first step, and the rows of the present one."""
@@ -187,13 +164,6 @@ class DenoisingEngine:
     def _num_waiting(self) -> int:
         return max(0, len(self._turns) - self._num_started)
 
-    def start(self) -> None:
-        """Starts the thread. Called on the event loop that results are to go to."""
-        assert self._thread is None, "an engine is started once"
-        self._loop = asyncio.get_running_loop()
-        self._thread = Thread(target=self._work, name=f"denoiser-{self._model.name}", daemon=True)
-        self._thread.start()
-
     async def run(self, drawings: Sequence[Drawing], caller: str = "") -> list[Latent]:
         """Waits for the latents of a call's images. When one fails, or the caller goes, all of them end.
 
@@ -202,18 +172,18 @@ class DenoisingEngine:
             DrainingError: The engine was closed.
             DenoisingError: The model could not be run.
         """
-        self._submit(drawings, caller)
+        self._submit_drawings(drawings, caller)
         try:
             return await asyncio.gather(*(drawing.result for drawing in drawings))
         finally:
             _cancel(drawings)
 
     async def stream(self, drawing: Drawing, caller: str = "") -> AsyncGenerator[Progress, None]:
-        """Yields how far an image is; a slow reader is told of the newest step alone. Its `result` is there afterwards.
+        """Yields the progress of an image; a slow reader gets the newest step alone. Its `result` is done afterwards.
 
         Errors are those of `run`.
         """
-        self._submit([drawing], caller)
+        self._submit_drawings([drawing], caller)
         try:
             while not drawing.result.done():
                 await drawing.arrival.wait()
@@ -225,71 +195,18 @@ class DenoisingEngine:
         finally:
             _cancel([drawing])
 
-    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
-        """Ends the thread after its present step. What is not finished fails with DrainingError.
-
-        Returns:
-            True if the thread has ended; a run that hangs is left behind, in the log.
-        """
-        with self._gate:
-            self._is_closed = True
-            self._inbox.put(None)
-        if self._thread is None or join_threads([self._thread], owner=self._model.name, timeout_s=timeout_s):
-            return True
-        self._post(self._fail_open, _draining())
-        return False
-
-    def _submit(self, drawings: Sequence[Drawing], caller: str) -> None:
+    def _submit_drawings(self, drawings: Sequence[Drawing], caller: str) -> None:
         """Hands drawings to the thread; on the event loop."""
         now = time.monotonic()
         for drawing in drawings:
             drawing.arrived_at = now
-        with self._gate:
-            if self._is_broken:
-                raise _broken()
-            if self._is_closed:
-                raise _draining()
-            self._open.update(drawings)
-            self._inbox.put((list(drawings), caller))
-        for drawing in drawings:
-            drawing.result.add_done_callback(partial(self._forget, drawing))
+        self._submit(drawings, (list(drawings), caller))
 
-    def _work(self) -> None:
-        set_own_niceness(self._niceness)
-        error: BaseException | None = None
-        try:
-            while self._receive():
-                self._heartbeat.beat()
-                self._step()
-        except BaseException as raised:  # a bug: without this thread, calls would wait for ever
-            error = raised
-            _log.critical("a denoising engine has ended by itself", model=self._model.name, exc_info=raised)
-        finally:
-            self._heartbeat.rest()
-            self._set_busy(0)
-            with self._gate:
-                self._is_closed, self._is_broken = True, error is not None
-            self._turns.remove(self._turns.members())
-            self._post(self._fail_open, _draining() if error is None else _broken())
+    def _take_in(self, message: tuple[list[Drawing], str]) -> None:
+        self._turns.add(*message)
 
-    def _receive(self) -> bool:
-        """Takes in what has arrived, and waits for it if there is nothing to do; False once the engine is closed."""
-        if not len(self._turns):
-            self._heartbeat.rest()
-            self._set_busy(0)
-        try:
-            message = self._inbox.get(block=not len(self._turns))
-            self._set_busy(1)
-            while message is not None:
-                self._turns.add(*message)
-                message = self._inbox.get_nowait()
-        except Empty:
-            return True
-        return False
-
-    def _set_busy(self, count: int) -> None:
-        if self._busy_lanes is not None:
-            self._busy_lanes.set(count)
+    def _release(self) -> None:
+        self._turns.remove(self._turns.members())
 
     def _step(self) -> None:
         """Drops what nobody waits for, and makes one step of those whose turn it is."""
@@ -308,11 +225,11 @@ class DenoisingEngine:
         parts: list[tuple[Drawing, Progress]] = []
         try:
             velocities = self._velocities(chosen)
-        except BaseException as error:  # whatever it is, it is told to the callers of this step and ends no thread
+        except BaseException as error:  # whatever it is, the callers of this step get it, and the thread goes on
             if not is_failure(error):
                 raise
             _log.error("a denoising step failed", model=self._model.name, num_images=len(chosen), exc_info=error)
-            ends = [(drawing, _failed()) for drawing in chosen]
+            ends = [(drawing, run_error(DenoisingError)) for drawing in chosen]
         else:
             finished = time.monotonic()
             self._report_step(finished - started)
@@ -324,7 +241,7 @@ class DenoisingEngine:
             self._post(_deliver, parts, ends)
 
     def _velocities(self, chosen: Sequence[Drawing]) -> list[Latent]:
-        """Runs the model once for all rows, and leads away from what is not wanted."""
+        """Runs the model once for all rows, and applies guidance; returns a velocity for each image."""
         rows = [(drawing, drawing.condition) for drawing in chosen]
         rows += [(drawing, drawing.other_condition) for drawing in chosen if drawing.is_guided]
         found = self._denoise(
@@ -353,7 +270,7 @@ class DenoisingEngine:
         image = trajectory.advance(velocity)
         if not np.isfinite(trajectory.latent).all():
             _log.error("a latent is not finite", model=self._model.name, step=trajectory.num_made)
-            ends.append((drawing, _failed()))
+            ends.append((drawing, run_error(DenoisingError)))
             return
         if drawing.wants_progress:
             parts.append((drawing, Progress(trajectory.num_made, image)))
@@ -404,20 +321,6 @@ class DenoisingEngine:
                 )
             )
 
-    def _forget(self, drawing: Drawing, _: asyncio.Future[Latent]) -> None:
-        """Forgets a drawing that has been answered; on the event loop."""
-        self._open.discard(drawing)
-
-    def _fail_open(self, error: Exception) -> None:
-        """Fails all that was submitted and not answered; on the event loop."""
-        _deliver([], [(drawing, error) for drawing in list(self._open)])
-
-    def _post(self, function: Callable[..., None], *arguments: object) -> None:
-        """Calls a function on the event loop."""
-        assert self._loop is not None, "the engine was started"
-        with suppress(RuntimeError):  # the loop is closed, so nobody waits
-            self._loop.call_soon_threadsafe(function, *arguments)
-
 
 def _deliver(parts: Sequence[tuple[Drawing, Progress]], ends: Sequence[tuple[Drawing, Latent | Exception]]) -> None:
     """Hands out what steps have brought; on the event loop."""
@@ -425,12 +328,7 @@ def _deliver(parts: Sequence[tuple[Drawing, Progress]], ends: Sequence[tuple[Dra
         drawing.progress = progress
         drawing.arrival.set()
     for drawing, outcome in ends:
-        if not drawing.result.done():  # a caller that has gone has cancelled it
-            if isinstance(outcome, Exception):
-                drawing.result.set_exception(outcome)
-            else:
-                drawing.result.set_result(outcome)
-        drawing.arrival.set()
+        drawing.end(outcome)
 
 
 def _cancel(drawings: Iterable[Drawing]) -> None:
@@ -438,15 +336,3 @@ def _cancel(drawings: Iterable[Drawing]) -> None:
     for drawing in drawings:
         drawing.cancelled = True
         drawing.result.cancel()  # nobody reads a result that comes now; one that is there stays
-
-
-def _failed() -> DenoisingError:
-    return DenoisingError("the model could not be run; the server's log says why")
-
-
-def _broken() -> DenoisingError:
-    return DenoisingError("the model has stopped; restart the server")
-
-
-def _draining() -> DrainingError:
-    return DrainingError("the server is shutting down; call another one, or this one when it is back")

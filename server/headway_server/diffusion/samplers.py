@@ -63,7 +63,7 @@ def guide(conditional: Latent, unconditional: Latent, scale: float) -> Latent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptArea:
-    """Where a latent is held to that of an image, with as much noise as a time asks for (Lugmayr et al. 2022, 4.1)."""
+    """Where a latent is replaced by that of an image, with the noise of its time (Lugmayr et al. 2022, 4.1)."""
 
     is_kept: NDArray[np.bool_]
     """(1, S, S)"""

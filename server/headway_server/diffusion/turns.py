@@ -1,7 +1,7 @@
-"""Whose drawings take part in a step: start-time fair queueing, step by step (Goyal, Vin, Cheng 1996).
+"""Which images take part in a step: start-time fair queueing, step by step (Goyal, Vin, Cheng 1996).
 
 Every step has room for so many rows. Callers take turns by the rows that they have had, and so do the calls of one
-caller; the drawings of a call go in order. One that gets all it asks for gathers no debt: it is set to the least time
+caller; the images of a call go in order. One that gets all it asks for gathers no debt: it is set to the least time
 of those that were left out. So a long call delays a short one by no more than its share, and the other way round.
 """
 

@@ -89,7 +89,7 @@ def join_threads(threads: Iterable[threading.Thread], *, owner: str, timeout_s: 
     is. Threads that were never started count as ended.
 
     Args:
-        threads: Daemon threads that have been told to end.
+        threads: Daemon threads that are about to end.
         owner: What they belong to, for the log.
         timeout_s: Seconds to wait in all.
 

@@ -16,6 +16,7 @@ from headway_server.batching.settings import BatchingSettings
 from headway_server.bundles import ENCODER_DECODER_TASKS, TOKENIZER_FILE, Bundle, Precision, Variant, demanded
 from headway_server.decoding.core.engine import Engine
 from headway_server.decoding.core.lanes import FEWEST_SLOTS, Lanes
+from headway_server.decoding.core.step import Stepper
 from headway_server.decoding.interfaces import Decoder, DraftVerifier, Encoder, EncoderInput
 from headway_server.decoding.runner.decoder import DecoderRunner, slot_sizes
 from headway_server.decoding.runner.encoder import EncoderRunner
@@ -108,17 +109,19 @@ class DecodingModel(ServedModel):
         self._lanes = Lanes(
             [
                 Engine(
-                    decoder,
-                    encoder=parts.encoder,
-                    max_encoder_tokens=parts.settings.max_encoder_tokens,
-                    stream_interval_ms=parts.settings.stream_interval_ms,
-                    verifier=parts.verifier,
+                    Stepper(
+                        decoder,
+                        encoder=parts.encoder,
+                        max_encoder_tokens=parts.settings.max_encoder_tokens,
+                        stream_interval_ms=parts.settings.stream_interval_ms,
+                        verifier=parts.verifier,
+                        priority_scope=parts.settings.priority_scope,
+                        name=f"engine-{manifest.name}-{lane}",
+                        observer=parts.observer,
+                        model=ModelId(name=manifest.name, version=manifest.version),
+                        suppressed_ids=manifest.suppressed_tokens,
+                    ),
                     busy_lanes=None if parts.cores is None else parts.cores.busy_lanes(),
-                    priority_scope=parts.settings.priority_scope,
-                    name=f"engine-{manifest.name}-{lane}",
-                    observer=parts.observer,
-                    model=ModelId(name=manifest.name, version=manifest.version),
-                    suppressed_ids=manifest.suppressed_tokens,
                 )
                 for lane, decoder in enumerate(parts.decoders)
             ]

@@ -284,7 +284,7 @@ async def test_a_thread_that_ends_by_itself_fails_every_call_and_the_model_says_
         for call in (*calls, *([running] if place == "split" else [])):
             with pytest.raises(BatchError):
                 await asyncio.wait_for(call, 30)
-    assert "a batcher has ended by itself" in [entry["event"] for entry in logs]
+    assert "a thread of a model has ended by itself" in [entry["event"] for entry in logs]
     assert not batcher.is_alive
     with pytest.raises(BatchError):
         await submit(batcher, 1)

@@ -132,7 +132,7 @@ async def test_random_callers_get_what_they_would_alone(engine, denoiser):
         await asyncio.gather(*(call(10 * number) for number in range(40)))
     assert max(map(len, denoiser.runs)) <= 6
     await until(lambda: engine.usage().num_waiting == 0)
-    assert engine.stalled_s() == 0
+    await until(lambda: engine.stalled_s() == 0)
 
 
 async def test_who_comes_joins_the_next_step_and_who_is_done_leaves(engine, denoiser):

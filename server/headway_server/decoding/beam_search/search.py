@@ -38,12 +38,11 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-from headway_server.decoding.beam_search.rules import RuleState, SearchRules
+from headway_server.decoding.beam_search.rules import RequiredPhrases, required_phrases, search_rule
 from headway_server.decoding.interfaces import SlotCopy
 from headway_server.decoding.parameters import EarlyStopping, SearchParameters
+from headway_server.decoding.rules import Logits, Mask, TokenRule, all_of
 from headway_server.decoding.sequence import FinishReason
-
-NO_TOKENS: frozenset[int] = frozenset()
 
 
 class Continuation(NamedTuple):
@@ -64,8 +63,16 @@ class Beam:
     token_ids: tuple[int, ...] = ()
     parent: int = 0
     """Its place among the beams of the step before."""
-    state: RuleState | None = None
-    """Its state by the rules, if there are any."""
+    rule: TokenRule | None = None
+    """What may follow it, if there is a rule."""
+    required: RequiredPhrases | None = None
+    """Which required phrases it has, if there are any."""
+
+    def allow(self, mask: Mask, logits: Logits) -> None:
+        """Clears the bits (M,) of tokens that may not follow it; the logits are (V,)."""
+        for rule in (self.rule, self.required):
+            if rule is not None:
+                rule.allow(mask, logits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,24 +95,29 @@ class BeamSearch:
 
     Attributes:
         beams: At most K, the likeliest first; at the start a single empty one.
+        num_banks: Banks within which continuations compete; one without required phrases.
         num_tokens: Tokens of each beam.
         is_finished: True once the search has ended.
     """
 
-    def __init__(self, parameters: SearchParameters, *, max_new_tokens: int, eos_id: int | None) -> None:
+    def __init__(
+        self, parameters: SearchParameters, *, max_new_tokens: int, eos_id: int | None, rule: TokenRule | None = None
+    ) -> None:
         """Begins a search.
 
         Args:
             parameters: How to search.
             max_new_tokens: Most tokens of a hypothesis, its end included.
             eos_id: Token that ends a sequence.
+            rule: What may follow, beside what the parameters say.
         """
         self._parameters = parameters
-        self._rules = SearchRules.of(parameters)
         self._max_new_tokens = max_new_tokens
         self._eos_id = eos_id
         self._found: list[Found] = []  # the best K, the best first
-        self.beams = [Beam(0.0, state=None if self._rules is None else self._rules.start())]
+        required = required_phrases(parameters, eos_id)
+        self.num_banks = 1 if required is None else required.num_banks
+        self.beams = [Beam(0.0, rule=all_of(rule, search_rule(parameters, eos_id)), required=required)]
         self.num_tokens = 0
         self.is_finished = False
 
@@ -118,47 +130,11 @@ class BeamSearch:
         return self.num_tokens + self._parameters.num_given
 
     @property
-    def forced_token(self) -> int | None:
-        """The next token of the prefix, which must follow each beam; None after the prefix."""
-        prefix = self._parameters.prefix_ids
-        return prefix[self.num_tokens] if self.num_tokens < len(prefix) else None
-
-    @property
-    def has_required_phrases(self) -> bool:
-        """True if continuations compete within banks."""
-        return bool(self._parameters.required_phrases)
-
-    @property
-    def is_restricted(self) -> bool:
-        """True if a step needs other continuations than the best 2 K of all: those of the prefix, or of each bank."""
-        return self.forced_token is not None or self.has_required_phrases
-
-    @property
-    def is_plain(self) -> bool:
-        """True if any token may follow: there is neither a rule nor a prefix, and the output may end."""
-        return self._rules is None and not self._parameters.prefix_ids and not self._is_too_short
-
-    @property
-    def _is_too_short(self) -> bool:
-        """True if the end may not follow yet, whatever the rules say."""
-        return self.num_tokens < self._parameters.min_new_tokens
-
-    def banned(self, beam: Beam) -> set[int]:
-        """Returns the tokens that may not follow a beam."""
-        tokens: set[int] = set()
-        may_end = not self._is_too_short
-        if self._rules is not None and beam.state is not None:
-            tokens = self._rules.banned(beam.state)
-            may_end = may_end and self._rules.may_end(beam.state)
-        if self._eos_id is not None and not may_end:
-            tokens.add(self._eos_id)
-        return tokens
-
-    def wanted(self, beam: Beam) -> set[int] | frozenset[int]:
-        """Returns the tokens that bring a beam nearer to a required phrase, without banned ones."""
-        if self._rules is None or beam.state is None or not self.has_required_phrases:
-            return NO_TOKENS
-        return self._rules.wanted(beam.state) - self.banned(beam)
+    def num_wanted(self) -> int:
+        """Most tokens that bring one of the beams nearer to a required phrase."""
+        if self.num_banks == 1:
+            return 0
+        return max(len(beam.required.wanted()) for beam in self.beams if beam.required is not None)
 
     def advance(self, continuations: Sequence[Continuation]) -> None:
         """Takes a step: ends become hypotheses, the best of the others are the beams from now on.
@@ -190,8 +166,8 @@ class BeamSearch:
 
     def _banks(self, continuations: Iterable[Continuation]) -> list[list[Beam]]:
         """Returns the best K of every bank that go on, ranked; ends among a bank's best K become hypotheses."""
-        size, rules = self._parameters.beam_size, self._rules
-        banks: list[list[Beam]] = [[] for _ in range(1 if rules is None else rules.num_banks)]
+        size = self._parameters.beam_size
+        banks: list[list[Beam]] = [[] for _ in range(self.num_banks)]
         num_ends = [0] * len(banks)
         for continuation in continuations:
             parent = self.beams[continuation.beam]
@@ -201,11 +177,12 @@ class BeamSearch:
                     self._find(parent, continuation.log_probability, FinishReason.END_OF_SEQUENCE)
                 num_ends[number] += 1
                 continue
-            state = None if rules is None or parent.state is None else rules.follow(parent.state, continuation.token_id)
-            bank = banks[0 if rules is None or state is None else rules.bank(state)]
+            required = None if parent.required is None else parent.required.follow(continuation.token_id)
+            bank = banks[0 if required is None else required.bank]
             if len(bank) < size:
                 token_ids = (*parent.token_ids, continuation.token_id)
-                bank.append(Beam(continuation.log_probability, token_ids, continuation.beam, state))
+                rule = None if parent.rule is None else parent.rule.follow(continuation.token_id)
+                bank.append(Beam(continuation.log_probability, token_ids, continuation.beam, rule, required))
             elif len(banks) == 1:
                 break
         return banks
@@ -225,7 +202,7 @@ class BeamSearch:
 
     def _find(self, beam: Beam, log_probability: float, finish_reason: FinishReason) -> None:
         """Adds a hypothesis and keeps the best K."""
-        met = 0 if self._rules is None or beam.state is None else self._rules.num_met(beam.state)
+        met = 0 if beam.required is None else beam.required.num_met
         score = log_probability / max(self._length, 1) ** self._parameters.length_penalty
         self._found.append(Found(beam.token_ids, log_probability, score, self.num_tokens, met, finish_reason))
         self._found.sort(

@@ -1,14 +1,14 @@
 """A step of all sequences that are searched with beams: decode, rank, advance, copy (docs/beams.md).
 
-Shapes: B sequences of K beams, R = B K rows, V vocabulary, C candidates of a row, T tokens of a hypothesis, S source
-positions.
+Shapes: B sequences of K beams, R = B K rows, C candidates of a row, T tokens of a hypothesis, S source positions,
+V vocabulary.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence as Elements
-from collections.abc import Set as AbstractSet
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from headway_server.decoding.beam_search.search import BeamBlock, BeamSearch, Continuation, Found
 from headway_server.decoding.interfaces import Decoder, SlotCopy
+from headway_server.decoding.sampling.masks import TokenMasks
 from headway_server.decoding.sampling.softmax import RankedRows, RowRanker
 from headway_server.decoding.sequence import Hypothesis, Sequence, SequenceResult
 
@@ -23,12 +24,11 @@ from headway_server.decoding.sequence import Hypothesis, Sequence, SequenceResul
 class SearchStep:
     """Takes steps of searches. For the engine's thread alone."""
 
-    def __init__(self, decoder: Decoder, suppressed_ids: Elements[int] = ()) -> None:
-        """Uses a decoder whose slots the caller assigns; no beam is continued by one of `suppressed_ids`."""
+    def __init__(self, decoder: Decoder, masks: TokenMasks) -> None:
+        """Uses a decoder whose slots the caller assigns, and their masks."""
         self._decoder = decoder
-        self._ranker = RowRanker(
-            num_rows=decoder.num_slots, vocab_size=decoder.vocab_size, suppressed_ids=suppressed_ids
-        )
+        self._masks = masks
+        self._ranker = RowRanker(masks)
 
     def __repr__(self) -> str:
         return f"SearchStep({self._decoder!r})"
@@ -36,8 +36,14 @@ class SearchStep:
     def begin(self, sequence: Sequence) -> None:
         """Begins the search of a sequence that has its slots."""
         assert sequence.search is not None, "the caller checks it"
-        search = BeamSearch(sequence.search, max_new_tokens=sequence.parameters.max_new_tokens, eos_id=sequence.eos_id)
+        search = BeamSearch(
+            sequence.search,
+            max_new_tokens=sequence.parameters.max_new_tokens,
+            eos_id=sequence.eos_id,
+            rule=sequence.rule,
+        )
         sequence.search_state = BeamBlock(search, sequence.num_beams)
+        self._masks.clear(np.arange(sequence.slot, sequence.slot + sequence.num_beams))
 
     def run(self, sequences: Elements[Sequence], first_slot: int) -> tuple[list[Sequence], list[Sequence]]:
         """Takes every search of a group one token further.
@@ -47,18 +53,19 @@ class SearchStep:
             first_slot: Where the group begins.
 
         Returns:
-            The sequences whose search has ended, whose slots still hold it; and those whose logits are not finite.
+            The sequences whose search has ended, which still have their slots; and those whose logits are not finite.
         """
         blocks = [_block(sequence) for sequence in sequences]
-        searches = [block.search for block in blocks]
         num_beams = len(blocks[0].slots)
-        wanted = max((num_candidates(search, num_beams) for search in searches if not search.is_plain), default=0)
-        count = min(max(wanted, 2 * num_beams), self._decoder.vocab_size)
+        # All continuations of a beam are in one bank, except for the tokens that bring it nearer to a phrase. So the
+        # best 2 K of that bank are among the best 2 K plus as many more as there are such tokens.
+        num_wanted = max(block.search.num_wanted for block in blocks)
+        count = min(2 * num_beams + num_wanted, self._decoder.vocab_size)
         logits = self._decoder.decode(*_inputs(sequences, blocks), first_slot, num_likeliest=count)  # (R, V)
         ended: list[Sequence] = []
         invalid: list[Sequence] = []
         copies: list[SlotCopy] = []
-        ranked = self._rank(sequences, blocks, logits, count)
+        ranked = self._rank(blocks, first_slot, logits, count)
         for sequence, block, continuations in zip(sequences, blocks, ranked, strict=True):
             if continuations is None:
                 invalid.append(sequence)
@@ -75,38 +82,56 @@ class SearchStep:
         return ended, invalid
 
     def _rank(
-        self, sequences: Elements[Sequence], blocks: Elements[BeamBlock], logits: NDArray[np.float32], count: int
+        self, blocks: Elements[BeamBlock], first_slot: int, logits: NDArray[np.float32], count: int
     ) -> list[list[Continuation] | None]:
         """Ranks what may follow in each sequence by `count` tokens a row; None if a beam's logits are not finite."""
         num_beams = len(blocks[0].slots)
-        searches = [block.search for block in blocks]
+        slots = np.arange(first_slot, first_slot + len(logits))
         rows = np.array([block.slots for block in blocks])  # (B, K)
         rows += (np.arange(len(blocks)) * num_beams)[:, np.newaxis]
         log_probabilities = np.array([block.log_probabilities() for block in blocks])  # (B, K)
-        restricted = [number for number, search in enumerate(searches) if not search.is_plain]
-        banned: dict[int, AbstractSet[int] | NDArray[np.int64]] = {
-            int(row): token_ids
-            for number in restricted
-            if searches[number].forced_token is None
-            for beam, row in zip(searches[number].beams, rows[number], strict=False)
-            if (token_ids := searches[number].banned(beam))
-        }
-        for number, sequence in enumerate(sequences):
-            if sequence.rule is not None:
-                for beam, row in zip(searches[number].beams, rows[number].tolist(), strict=False):
-                    ruled = sequence.rule.forbidden(beam.token_ids, logits[row])
-                    banned[row] = np.concatenate([ruled, np.fromiter(banned.get(row, ()), np.int64)])
-        ranked = self._ranker.rank(logits, count, banned, self._decoder.ranking)
+        for block, of_beams in zip(blocks, rows.tolist(), strict=True):
+            for beam, row in zip(block.search.beams, of_beams, strict=False):
+                if beam.rule is not None or beam.required is not None:
+                    beam.allow(self._masks.begin(first_slot + row), logits[row])
+        ranked = self._ranker.rank(logits, count, slots, self._decoder.ranking)
         lists: list[list[Continuation] | None] = [*rank_plain(ranked, rows, log_probabilities)]
-        for number in restricted:
-            if searches[number].is_restricted:
-                lists[number] = rank_restricted(ranked, searches[number], rows[number].tolist())
+        for number, block in enumerate(blocks):
+            if block.search.num_banks > 1:
+                lists[number] = self._rank_banks(ranked, block.search, rows[number].tolist(), first_slot)
+        self._masks.clear(slots)
         is_finite = np.isfinite(ranked.normalizers)
         if not is_finite.all():
             is_beam = log_probabilities != -np.inf
             for number in np.flatnonzero((~is_finite[rows] & is_beam).any(axis=1)).tolist():
                 lists[number] = None
         return lists
+
+    def _rank_banks(
+        self, ranked: RankedRows, search: BeamSearch, rows: Elements[int], first_slot: int
+    ) -> list[Continuation]:
+        """Ranks the continuations of a sequence that has required phrases, of which they take those that may follow.
+
+        Args:
+            ranked: The candidates of each row.
+            search: The search.
+            rows: The row of each beam.
+            first_slot: The slot of row 0.
+        """
+        continuations: list[Continuation] = []
+        for number, (beam, row) in enumerate(zip(search.beams, rows, strict=False)):
+            found = zip(ranked.token_ids[row].tolist(), ranked.log_probabilities[row].tolist(), strict=True)
+            candidates = {token_id: value for token_id, value in found if value != -np.inf}
+            if beam.required is not None and (wanted := list(beam.required.wanted())):
+                may_follow = self._masks.allows(np.array([first_slot + row]), np.array([wanted]))[0]
+                for token_id in itertools.compress(wanted, may_follow):
+                    candidates[token_id] = ranked.log_probability(row, token_id)
+            continuations += [
+                Continuation(beam.log_probability + log_probability, number, token_id)
+                for token_id, log_probability in candidates.items()
+                if log_probability != -np.inf
+            ]
+        return sorted(continuations, key=lambda it: (-it.log_probability, it.beam, it.token_id))
 
     def result(self, sequence: Sequence) -> SequenceResult:
         """Returns the result of a search that has ended, of a sequence that still has its slots."""
@@ -169,42 +194,6 @@ def rank_plain(
         [Continuation(*row) for row in zip(*columns, strict=True) if row[0] != -np.inf]  # (2 K,) of each
         for columns in lists
     ]
-
-
-def rank_restricted(ranked: RankedRows, search: BeamSearch, rows: Elements[int]) -> list[Continuation]:
-    """Ranks the continuations of a sequence that has a prefix or required phrases.
-
-    Args:
-        ranked: The candidates of each row, at least `num_candidates` of them.
-        search: The search.
-        rows: The row of each beam.
-    """
-    continuations: list[Continuation] = []
-    for number, (beam, row) in enumerate(zip(search.beams, rows, strict=False)):
-        forced = search.forced_token
-        candidates = (
-            dict(zip(ranked.token_ids[row].tolist(), ranked.log_probabilities[row].tolist(), strict=True))
-            if forced is None
-            else {}
-        )
-        for token_id in search.wanted(beam) if forced is None else (forced,):
-            candidates[token_id] = ranked.log_probability(row, token_id)
-        continuations += [
-            Continuation(beam.log_probability + log_probability, number, token_id)
-            for token_id, log_probability in candidates.items()
-            if log_probability != -np.inf
-        ]
-    return sorted(continuations, key=lambda it: (-it.log_probability, it.beam, it.token_id))
-
-
-def num_candidates(search: BeamSearch, num_beams: int) -> int:
-    """Returns how many candidates of each row a search may need to see.
-
-    All continuations of a beam are in one bank, except for the tokens that bring it nearer to a phrase. So the best 2 K
-    of that bank are among the best 2 K plus as many more as there are such tokens.
-    """
-    wanted = max(len(search.wanted(beam)) for beam in search.beams)
-    return 2 * num_beams + wanted
 
 
 def align(decoder: Decoder, sequence: Sequence, token_ids: Elements[int]) -> NDArray[np.float32]:

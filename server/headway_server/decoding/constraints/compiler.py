@@ -94,7 +94,7 @@ class Held:
         """Takes the memory.
 
         Raises:
-            OverloadedError: Others hold it.
+            OverloadedError: Other grammars take it.
         """
         self._num_bytes = 0
         with self._lock:
@@ -109,7 +109,7 @@ class Held:
 
     @classmethod
     def total_bytes(cls) -> int:
-        """Returns what all of them hold together."""
+        """Returns the bytes that all of them take together."""
         return cls._total_bytes
 
     def __del__(self) -> None:
@@ -296,7 +296,7 @@ def _check_cost(grammar: str, field: str) -> int:
 
     Raises:
         InvalidInputError: It took too much.
-        OverloadedError: The machine is too busy to tell.
+        OverloadedError: The trial got too little processor time.
     """
     try:
         if (num_bytes := try_grammar(grammar)) is not None:
@@ -319,7 +319,7 @@ def _check_beginning(constraint: CompiledConstraint, masks: ModelMasks, field: s
         InvalidInputError: No token may begin a text.
     """
     state = constraint.start()
-    state.fill(mask := np.empty_like(masks.text))
+    state.allow(mask := np.full_like(masks.text, -1))
     if state.failure is not None:
         raise InvalidInputError(field, f"cannot be met: {state.failure}")
     if not (mask & masks.text).any():

@@ -300,7 +300,7 @@ def _check_spelling(text: str, vocabulary: Vocabulary, field: str, what: str) ->
         raise InvalidInputError(field, f"cannot be met: the model's vocabulary lacks characters for {what}: {shown}")
 
 
-# What the library says, and what the caller is told; `{0}` is the first group, cut to one short line.
+# What the library says, and the message for the caller; `{0}` is the first group, cut to one short line.
 _SCHEMA_COMPLAINTS = (
     (r"Unimplemented keys: \[(.*?)\]", "has keywords that are not supported: {0}"),
     (r"Unknown format: (.*)", "has a format that is not supported: {0}"),

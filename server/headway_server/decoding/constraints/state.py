@@ -11,6 +11,8 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
+from headway_server.decoding.rules import Logits, Mask, TokenRule, mask_of
+
 _DEAD_END = "no token of the model leads to a text that satisfies the constraint"
 
 
@@ -31,12 +33,12 @@ class ModelMasks:
         """Returns masks for a constraint that special tokens are part of."""
         if not token_ids:
             return self
-        bits = _bits(token_ids, len(self.text))
+        bits = mask_of(token_ids, len(self.text))
         return replace(self, text=self.text | bits, first=self.first | bits)
 
 
-class ConstraintState:
-    """What may follow in one sequence; a `Constraint`. One thread at a time calls it.
+class ConstraintState(TokenRule):
+    """What may follow in one sequence.
 
     Attributes:
         failure: Why nothing may follow although the text is not complete; None as long as something may.
@@ -54,8 +56,6 @@ class ConstraintState:
         "failure",
     )
 
-    allows_everything = False
-
     def __init__(
         self,
         matcher: LLMatcher,
@@ -65,11 +65,11 @@ class ConstraintState:
         is_at_beginning: bool,
         held: object = None,
     ) -> None:
-        """Begins at a matcher's state; `held` is referred to for as long as this has the matcher."""
+        """Begins at a matcher's state; `held` is kept alive with the matcher."""
         self._held = held
         self._matcher = matcher
         self._num_words = masks.num_words
-        self._end_bits = _bits(end_ids, len(masks.text))
+        self._end_bits = mask_of(end_ids, len(masks.text))
         self._allowed = masks.text & ~self._end_bits
         self._first = masks.first if is_at_beginning else None
         # A stop token cannot be part of the text, even if the text would need it.
@@ -84,14 +84,11 @@ class ConstraintState:
         self._only_end_follows = False
         self.failure = None
 
-    def fill(self, mask: NDArray[np.int32]) -> None:
-        """Marks the tokens that may follow.
+    def allow(self, mask: Mask, logits: Logits | None = None) -> None:  # noqa: ARG002 (of the interface)
+        """Clears the bits (W,) of tokens that may not follow; where the text may end, those that end it are left.
 
-        If the text may end here, the tokens that end it are among them. If nothing may follow, none is marked: the text
-        is complete and the model has no token that ends it, or `failure` says what is wrong.
-
-        Args:
-            mask: (W,) int32, overwritten: bit i % 32 of word i // 32 for token i.
+        If nothing may follow, none is left: the text is complete and the model has no token that ends it, or `failure`
+        says what is wrong.
         """
         if self.failure is None:
             words = np.zeros(self._num_words, np.int32)  # (ceil((V + 1) / 32),)
@@ -101,16 +98,14 @@ class ConstraintState:
         if self.failure is not None:
             mask[:] = 0
             return
-        np.bitwise_and(words[: len(mask)], self._allowed, out=mask)
-        if self._first is not None:
-            mask &= self._first
-        if self._may_end:
-            mask |= self._end_bits
-        elif not mask.any():
+        words = words[: len(mask)] & (self._allowed if self._first is None else self._allowed & self._first)
+        may_end = self._may_end
+        mask &= words | self._end_bits if may_end else words
+        if not may_end and not mask.any():
             self.failure = _DEAD_END
 
-    def accept(self, token_id: int) -> None:
-        """Takes the next token, one of those that may follow and not one that ends the text.
+    def follow(self, token_id: int) -> ConstraintState:
+        """Takes the next token, one of those that may follow and not one that ends the text, and returns itself.
 
         Raises:
             ValueError: It may not follow, or the constraint has become too complex.
@@ -121,8 +116,9 @@ class ConstraintState:
             raise ValueError(f"token {token_id} cannot be taken: {self.failure}")
         self._first = None
         if self._can_run_out and self._may_end and not self._matcher.is_stopped():
-            self.fill(mask := np.empty_like(self._allowed))
-            self._only_end_follows = not (mask & self._allowed).any()
+            self.allow(mask := self._allowed.copy())
+            self._only_end_follows = not mask.any()
+        return self
 
     @property
     def is_complete(self) -> bool:
@@ -144,11 +140,3 @@ class ConstraintState:
 
     def __repr__(self) -> str:
         return f"ConstraintState({'complete' if self.is_complete else self.failure or 'open'})"
-
-
-def _bits(token_ids: frozenset[int], num_words: int) -> NDArray[np.int32]:
-    """Returns a mask (W,) with the bits of `token_ids`."""
-    bits = np.zeros(num_words, np.uint32)
-    for token_id in token_ids:
-        bits[token_id // 32] |= np.uint32(1 << token_id % 32)
-    return bits.view(np.int32)

@@ -6,7 +6,7 @@ same for the same grammar. What it compiles cannot be handed from process to pro
 
 The server starts this file as a program, which has the library loaded and forks for every grammar: a trial takes 3 ms.
 As a program it imports nothing of the server's. It reads frames (4 bytes of length, the grammar) and answers each with
-one byte, which also tells how much memory the grammar took.
+one byte, which encodes how much memory the grammar took.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _UNIT_BYTES: Final = 256 * 2**10
 
 
 class BusyError(Exception):
-    """A trial got too little of the processor to tell."""
+    """A trial got too little processor time for a result."""
 
 
 def try_grammar(grammar: str) -> int | None:
@@ -61,7 +61,7 @@ def try_grammar(grammar: str) -> int | None:
         else None.
 
     Raises:
-        BusyError: The process got too little of the processor to tell.
+        BusyError: The process got too little processor time for a result.
     """
     frame = grammar.encode(errors="surrogatepass")
     for make in (_TRIALS.take, _Program):  # a new one in case that the first was killed, by lack of memory for one
@@ -178,7 +178,7 @@ def _try(tokenizer: LLTokenizer, grammar: str) -> None:
 
 
 def _resident_bytes() -> int:
-    """Returns the memory of this process without that of files; 0 where the system does not tell."""
+    """Returns the memory of this process without that of files; 0 where the system does not report it."""
     statistics = Path("/proc/self/statm")
     if not statistics.exists():
         return 0

@@ -16,9 +16,9 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from headway_server.decoding.rules import Mask, pack
 from headway_server.preprocessing.text import BYTE_LEVEL, BYTE_TOKEN
 
 _NOT_IN_TEXT = 0xFF
@@ -52,11 +52,9 @@ class Vocabulary:
         texts = (token.decode(errors="ignore") for token in set(self.tokens))
         return frozenset(text for text in texts if len(text) == 1)
 
-    def mask(self, is_marked: Callable[[bytes], bool]) -> NDArray[np.int32]:
-        """Returns marked tokens as bits: bit i % 32 of word i // 32 of (ceil(V / 32),) int32 for token i."""
-        marked = np.zeros(-(-len(self.tokens) // 32) * 32, np.bool_)
-        marked[: len(self.tokens)] = [is_marked(token) for token in self.tokens]
-        return np.packbits(marked, bitorder="little").view(np.int32)
+    def mask(self, is_marked: Callable[[bytes], bool]) -> Mask:
+        """Returns the mask of marked tokens."""
+        return pack(np.array([is_marked(token) for token in self.tokens], np.bool_))
 
 
 def read_vocabulary(tokenizer: Tokenizer, vocab_size: int, eos_id: int | None) -> Vocabulary:

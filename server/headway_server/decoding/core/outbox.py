@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Elements
-from contextlib import suppress
 from typing import Any, TypeAlias
 
 import numpy as np
-import structlog
 from numpy.typing import NDArray
 
 from headway_server.decoding.sequence import FinishReason, Reply, Sequence, SequenceResult, TokenLogProbability
@@ -21,19 +18,21 @@ _End: TypeAlias = tuple[Reply, "SequenceResult | BaseException"]
 Align: TypeAlias = Callable[[Sequence], NDArray[np.float32]]
 """Returns how much each token of a finished sequence attended to each position of its source, (T, S)."""
 
-_log = structlog.get_logger(__name__)
-
 _DELTA_SHARE_S = 2e-3
 """Least time between two deltas of any streams. A message takes about 0.15 ms of a core on its way to the reader; at
 most 500 a second are sent, so that 32 streams get one every 64 ms each."""
 
 
 class Outbox:
-    """Collects on the engine's thread; `flush` wakes the event loop once."""
+    """Collects on the engine's thread; `flush` wakes the event loop once.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, *, stream_interval_ms: float = 0.0) -> None:
-        """Sends to `loop`; deltas of a stream at least `stream_interval_ms` apart."""
-        self._loop = loop
+    Attributes:
+        post: Calls a function with arguments on the event loop.
+    """
+
+    def __init__(self, *, stream_interval_ms: float = 0.0) -> None:
+        """Sends deltas of a stream at least `stream_interval_ms` apart, by `post`, which is set before the first."""
+        self.post: Callable[..., object]
         self._least_interval_s = self._interval_s = stream_interval_ms / 1e3
         self._parts: list[_Part] = []
         self._ends: list[_End] = []
@@ -86,11 +85,7 @@ class Outbox:
             return
         parts, self._parts = self._parts, []
         ends, self._ends = self._ends, []
-        try:
-            self._loop.call_soon_threadsafe(_deliver, parts, ends)
-        except RuntimeError:  # the loop is closed, so nobody waits
-            with suppress(Exception):  # the log may be closed too
-                _log.warning("the event loop is closed; results are dropped", num_results=len(ends))
+        self.post(_deliver, parts, ends)
 
     def __repr__(self) -> str:
         return f"Outbox({len(self._parts)} deltas, {len(self._ends)} ends)"

@@ -136,7 +136,7 @@ class PrefillStep:
         """Reads a chunk of a prompt into its slot.
 
         Returns:
-            (V,) logits after it, which hold until the decoder's next call.
+            (V,) logits after it, valid until the decoder's next call.
         """
         sequence = chunk.sequence
         token_ids = sequence.prompt_ids[chunk.start : chunk.stop]

@@ -25,9 +25,10 @@ from headway_server.decoding.core.prefill import PrefillStep
 from headway_server.decoding.core.scheduler import Chunk, Scheduler
 from headway_server.decoding.core.waiting import PriorityScope
 from headway_server.decoding.interfaces import Decoder, DraftVerifier, Encoder
-from headway_server.decoding.sampling.logits_processors import pack_mask
-from headway_server.decoding.sampling.sampler import SampledTokens, Sampler
+from headway_server.decoding.sampling.masks import TokenMasks
+from headway_server.decoding.sampling.sampler import SampledTokens, TokenSampler
 from headway_server.decoding.sequence import Sequence, Stage
+from headway_server.decoding.slots import Slots
 from headway_server.decoding.speculation.drafting import Drafting, VerifiedDraft
 from headway_server.errors import InvalidInputError, ModelRunError, RequestError, is_failure
 from headway_server.observers import (
@@ -39,18 +40,17 @@ from headway_server.observers import (
     StepEvent,
     TokensEvent,
 )
+from headway_server.runtime.worker import run_error
 
 _log = structlog.get_logger(__name__)
 
-_STEP_FAILED: Final = "a step failed"
 _NOT_FINITE: Final = "the model's logits are not finite, or no token is allowed"
 _SHORT_PREFILLS: Final = 4
 """Short prompts that are read between two decode steps at most. However short, each takes a pass over all weights,
 which is about a quarter of what a whole chunk takes."""
 _MASK_BUDGET_S: Final = 0.01
-"""Processor time of a step for evaluating constraints. When it is used up, the sequences that are left get no token in
-this step and come first in the next one. Usual constraints take 0.01 to 0.2 ms a sequence (docs/constraints.md)."""
-_NONE: Final = np.empty(0, np.int64)
+"""Processor time of a step for token rules. When it is used up, the sequences that are left get no token in this step
+and come first in the next one. Usual constraints take 0.01 to 0.2 ms a sequence (docs/constraints.md)."""
 
 
 class StepError(ModelRunError):
@@ -61,6 +61,9 @@ class Stepper:
     """The state that a step changes, and the step. For the engine's thread alone.
 
     Attributes:
+        name: Of the engine.
+        outbox: What is handed out; its `post` is set before the first step.
+        pace: What steps take and how long texts get.
         scheduler: Who waits and who runs.
         prefix_cache: Which chunks of prompts are cached.
         drafting: The drafts of all slots; None if there is nothing to verify them.
@@ -70,13 +73,12 @@ class Stepper:
         self,
         decoder: Decoder,
         *,
-        encoder: Encoder | None,
-        max_encoder_tokens: int,
-        name: str,
-        outbox: Outbox,
+        encoder: Encoder | None = None,
+        max_encoder_tokens: int = 4096,
+        stream_interval_ms: float = 0.0,
         verifier: DraftVerifier | None = None,
         priority_scope: PriorityScope = "caller",
-        pace: EnginePace | None = None,
+        name: str = "engine",
         observer: Observer = NO_OBSERVER,
         model: ModelId | None = None,
         suppressed_ids: Elements[int] = (),
@@ -87,44 +89,48 @@ class Stepper:
             decoder: The runner.
             encoder: Reads the sources of sequences; log-probabilities are computed then. None: sequences have none.
             max_encoder_tokens: Tokens of an encoder batch, padding included.
-            name: Of the engine, for the log.
-            outbox: Takes what is handed out.
+            stream_interval_ms: Least time between two deltas of a stream.
             verifier: Runs drafts in the decoder's slots; None drafts nothing.
             priority_scope: Whose sequences one of higher priority passes.
-            pace: Is told what steps take and how long texts get.
-            observer: Is told of every run and of sequences that leave the queue.
+            name: Of the engine.
+            observer: Notified of every run and of sequences that leave the queue.
             model: Names the model in these events.
             suppressed_ids: Tokens that are never generated.
         """
         self._decoder = decoder
         self._encoder = encoder
         self._max_encoder_tokens = max_encoder_tokens
-        self._name = name
-        self._outbox = outbox
+        self.name = name
+        self.outbox = Outbox(stream_interval_ms=stream_interval_ms)
         self._observer = None if observer is NO_OBSERVER else observer
         self._model = model or ModelId(name=name, version="")
         self.scheduler = Scheduler(
             num_slots=decoder.num_slots, prefill_chunk=decoder.prefill_chunk, priority_scope=priority_scope
         )
-        self._pace = pace or EnginePace()
+        self.pace = EnginePace()
         self._prefill_step = PrefillStep(decoder)
         self.prefix_cache = self._prefill_step.prefix_cache
-        self._sampler = Sampler(
-            num_slots=decoder.num_slots,
-            vocab_size=decoder.vocab_size,
-            with_log_probabilities=encoder is not None,
-            suppressed_ids=suppressed_ids,
-        )
-        self.drafting: Drafting | None = None
-        if verifier is not None:
-            self.drafting = Drafting(verifier, num_slots=decoder.num_slots, max_length=decoder.max_length)
-        self._token_ids = np.zeros(decoder.num_slots, np.int64)  # by slot: the token that the next step reads
-        self._positions = np.zeros(decoder.num_slots, np.int64)  # and its position
-        self._search_step = SearchStep(decoder, suppressed_ids)
+        self._slots = Slots(decoder.num_slots)
+        self._masks = TokenMasks(self._slots, vocab_size=decoder.vocab_size, suppressed_ids=suppressed_ids)
+        self._sampler = TokenSampler(self._masks, with_log_probabilities=encoder is not None)
+        self._search_step = SearchStep(decoder, self._masks)
+        self.drafting = None if verifier is None else Drafting(verifier, self._slots, max_length=decoder.max_length)
+        self._token_ids = self._slots.array(np.int64)  # the token that the next step reads
+        self._positions = self._slots.array(np.int64)  # and its position
         self._num_steps = 0
 
     def __repr__(self) -> str:
-        return f"Stepper({self._name}, {self.scheduler!r}, {self.prefix_cache!r}, {self.drafting!r})"
+        return f"Stepper({self.name}, {self.scheduler!r}, {self.prefix_cache!r}, {self.drafting!r})"
+
+    @property
+    def max_length(self) -> int:
+        """Positions of a slot."""
+        return self._decoder.max_length
+
+    @property
+    def reads_sources(self) -> bool:
+        """True if an encoder reads the sources of sequences."""
+        return self._encoder is not None
 
     def step(self) -> None:
         """Drops overdue sequences, admits, prefills one chunk's worth at most, decodes every running sequence once.
@@ -142,13 +148,13 @@ class Stepper:
                 self._admit_sources(self._encoder, now)
             if self.scheduler.groups:
                 self._decode()
-                self._pace.note_step(time.monotonic() - now)  # what follows may be silence
+                self.pace.note_step(time.monotonic() - now)  # what follows may be silence
         except BaseException as error:  # after a step broke off, nobody knows what the slots hold
             if not is_failure(error):
                 raise
             self.prefix_cache.clear()
             self._report_failure(self.scheduler.reset(), error)
-        self._outbox.flush()
+        self.outbox.flush()
 
     def _drop_overdue(self, now: float) -> None:
         if overdue := self.scheduler.overdue(now):
@@ -167,19 +173,19 @@ class Stepper:
         hopeless = [
             sequence
             for sequence in scheduler.waiting
-            if sequence.deadline < now + self._pace.service_s(sequence.parameters.max_new_tokens)
+            if sequence.deadline < now + self.pace.service_s(sequence.parameters.max_new_tokens)
         ]
         if not hopeless or len(hopeless) == len(scheduler.waiting):
             return
         for sequence in hopeless:
-            takes_s = self._pace.service_s(sequence.parameters.max_new_tokens)
+            takes_s = self.pace.service_s(sequence.parameters.max_new_tokens)
             self._drop(sequence, sequence.hopeless_error(takes_s, sequence.deadline - now), now)
         self._retire(hopeless)
 
     def _drop(self, sequence: Sequence, error: RequestError, now: float) -> None:
         """Hands out and reports why a sequence ends that is not finished; whoever drops it retires it."""
         reason: Literal["cancelled", "expired"] = "cancelled" if sequence.cancelled else "expired"
-        self._outbox.add_end(sequence.reply, error)
+        self.outbox.add_end(sequence.reply, error)
         if sequence.stage is Stage.WAITING:
             self._report_left(sequence, now, reason)
         self._report_end(sequence, reason)
@@ -229,12 +235,12 @@ class Stepper:
             if (shared := sequence.shared_prompt) is not None and shared.logits is None:
                 shared.logits = logits.copy()
             self._begin(sequence, logits)
-            self._outbox.flush()  # the first token does not wait for the decode step that follows
+            self.outbox.flush()  # the first token does not wait for the decode step that follows
 
     def _begin(self, sequence: Sequence, logits: NDArray[np.float32]) -> None:
         """Makes a sequence whose prompt has been read join the batch, with its first token from the logits (V,)."""
         self._join(sequence)
-        self._mask(sequence, logits)
+        self._restrict(sequence, logits)
         slots = np.array([sequence.slot])
         self._hand_out(self._sampler.sample(logits[np.newaxis], slots), [sequence], slots)
         if sequence.shared_prompt is not None:
@@ -279,12 +285,8 @@ class Stepper:
             self._search_step.begin(sequence)
             return
         slot = sequence.slot
-        self._sampler.assign(
-            slot,
-            sequence.parameters,
-            prompt_ids=sequence.prompt_ids if sequence.source is None else None,
-            end_ids=sorted(sequence.end_ids),
-        )
+        prompt_ids = sequence.prompt_ids if sequence.source is None else None
+        self._sampler.assign(slot, sequence.parameters, prompt_ids=prompt_ids)
         if self.drafting is not None:
             self.drafting.assign(slot, sequence.prompt_ids)
         self._token_ids[slot] = sequence.prompt_ids[-1]
@@ -316,7 +318,7 @@ class Stepper:
         for sequence in ended:
             try:
                 result = self._search_step.result(sequence)
-                self._outbox.add_end(sequence.reply, result)
+                self.outbox.add_end(sequence.reply, result)
                 self._report_end(sequence, result.finish_reason.value, result.num_new_tokens)
                 finished.append(sequence)
             except Exception as error:  # its output or alignment cannot be made; the others go on
@@ -326,7 +328,7 @@ class Stepper:
 
     def _sample(self, group: Group) -> None:
         """Chooses the next token of each sequence of a group without a search."""
-        self._outbox.pace(len(group.sequences))
+        self.outbox.pace(len(group.sequences))
         if self._follow_drafts(group.sequences.copy()):
             return
         began = time.monotonic()
@@ -335,52 +337,36 @@ class Stepper:
         ranking = self._decoder.ranking
         self._report_run("decode", len(slots), len(slots), began)
         sequences = group.sequences.copy()
-        if late := self._mask_all(sequences, logits):
+        if late := self._restrict_all(sequences, logits):
             ready = [row for row in range(len(sequences)) if row not in late]
             sequences, slots, logits, ranking = [sequences[row] for row in ready], slots[ready], logits[ready], None
         self._hand_out(self._sampler.sample(logits, slots, ranking), sequences, slots)
 
-    def _mask_all(self, sequences: Elements[Sequence], logits: NDArray[np.float32]) -> set[int]:
-        """Restricts the next tokens of sequences with constraints or rules, as far as the step's budget goes.
+    def _restrict_all(self, sequences: Elements[Sequence], logits: NDArray[np.float32]) -> set[int]:
+        """Restricts the next tokens of sequences that have rules, as far as the step's budget goes.
 
         The logits are (R, V).
 
         Returns:
-            The rows whose constraints were not evaluated. They read the same token again in the next step, at the same
-            position, which gives the same logits. Where state has no positions, that would change it: there all
-            constraints are evaluated, as those on translations are, which cost next to nothing.
+            The rows whose rules were not asked. They read the same token again in the next step, at the same position,
+            which gives the same logits. Where state has no positions, that would change it: there all rules are asked,
+            as those on translations are, which cost next to nothing.
         """
-        constrained = [
-            row
-            for row, sequence in enumerate(sequences)
-            if sequence.constraint is not None or sequence.rule is not None
-        ]
-        constrained.sort(key=lambda row: sequences[row].masked_at)
+        ruled = [row for row, sequence in enumerate(sequences) if sequence.rule is not None]
+        ruled.sort(key=lambda row: sequences[row].masked_at)
         may_wait = self._encoder is None and self._decoder.keeps_positions
         began = time.thread_time()
-        for number, row in enumerate(constrained):
+        for number, row in enumerate(ruled):
             if number and may_wait and time.thread_time() - began > _MASK_BUDGET_S:
-                return set(constrained[number:])
-            self._mask(sequences[row], logits[row])
+                return set(ruled[number:])
+            self._restrict(sequences[row], logits[row])
         return set()
 
-    def _mask(self, sequence: Sequence, logits: NDArray[np.float32]) -> None:
-        """Restricts a sequence's next token, whose logits are (V,), to what its constraint and its rule allow."""
-        forbidden = _NONE if sequence.rule is None else sequence.rule.forbidden(sequence.token_ids, logits)
-        constraint = sequence.constraint
-        if constraint is not None and constraint.allows_everything:
-            constraint = None
-        if constraint is None and not forbidden.size:
-            return
-        mask = self._sampler.mask_row(sequence.slot)
-        if constraint is not None:
-            constraint.fill(mask)
-        else:
-            mask[:] = -1
-        if forbidden.size:
-            mask &= ~pack_mask(forbidden, len(mask))
-        self._sampler.allow(sequence.slot, mask)
-        sequence.masked_at = self._num_steps
+    def _restrict(self, sequence: Sequence, logits: NDArray[np.float32]) -> None:
+        """Restricts a sequence's next token, whose logits are (V,), to what its rule allows."""
+        if sequence.rule is not None:
+            sequence.rule.allow(self._masks.begin(sequence.slot), logits)
+            sequence.masked_at = self._num_steps
 
     def _follow_drafts(self, running: Elements[Sequence]) -> bool:
         """Takes all running sequences on by several tokens, as far as drafts are right; False if nothing was run."""
@@ -401,7 +387,7 @@ class Stepper:
         num_accepted = 0
         slots = np.array([draft.slot])
         for logits, expected in draft:
-            self._mask(sequence, logits)
+            self._restrict(sequence, logits)
             sampled = self._sampler.sample(logits[np.newaxis], slots)
             self._hand_out(sampled, [sequence], slots)
             if sampled.token_ids[0] != expected:
@@ -432,7 +418,7 @@ class Stepper:
                 broken.append((sequence, FloatingPointError(_NOT_FINITE)))
                 continue
             try:
-                finish_reason = self._outbox.add_token(
+                finish_reason = self.outbox.add_token(
                     sequence, token_id, log_probability, sampled.top_tokens.get(row, ()), align=self._align
                 )
                 if finish_reason is not None:
@@ -450,7 +436,7 @@ class Stepper:
         """Retires sequences whose results were handed out, and fails those that cannot go on."""
         if finished:
             for sequence in finished:
-                self._pace.note_end(sequence.num_new_tokens, sequence.parameters.max_new_tokens)
+                self.pace.note_end(sequence.num_new_tokens, sequence.parameters.max_new_tokens)
             self._retire(finished)
         for sequence, reason in broken:
             self._fail_row(sequence, reason)
@@ -463,17 +449,12 @@ class Stepper:
     def _make(self, move: Move) -> None:
         for source, target in move.slots():
             self._decoder.move(source, target, move.sequence.num_written)
-        if move.sequence.stage is Stage.RUNNING and move.sequence.search is None:
-            self._sampler.move(move.source, move.target)
-            if self.drafting is not None:
-                self.drafting.move(move.source, move.target)
-            self._token_ids[move.target] = self._token_ids[move.source]
-            self._positions[move.target] = self._positions[move.source]
+            self._slots.move(source, target)
 
     def _fail_row(self, sequence: Sequence, error: Exception) -> None:
-        """Ends a sequence for a reason of its own; if its constraint led nowhere, that is the caller's error."""
-        if sequence.constraint is not None and (failure := sequence.constraint.failure) is not None:
-            self._outbox.add_end(sequence.reply, InvalidInputError("parameters.constraint", failure))
+        """Ends a sequence for a reason of its own; if its rule led nowhere, that is the caller's error."""
+        if sequence.rule is not None and (failure := sequence.rule.failure) is not None:
+            self.outbox.add_end(sequence.reply, InvalidInputError("parameters.constraint", failure))
             self._report_end(sequence, "failed")
             self._retire([sequence])
         else:
@@ -487,15 +468,11 @@ class Stepper:
     def _report_failure(self, sequences: list[Sequence], error: BaseException) -> None:
         """Hands out a failure and then logs it, so that a log that cannot be written delays nobody."""
         for sequence in sequences:
-            self._outbox.add_end(sequence.reply, step_error(error))
+            self.outbox.add_end(sequence.reply, run_error(StepError, error))
             self._report_end(sequence, "failed")
-        self._outbox.flush()
-        self.log(_STEP_FAILED, error, num_sequences=len(sequences))
-
-    def log(self, event: str, error: BaseException, **values: int) -> None:
-        """Logs an error, if the log can be written."""
+        self.outbox.flush()
         with suppress(Exception):
-            _log.error(event, engine=self._name, **values, exc_info=error)
+            _log.error("a step failed", engine=self.name, num_sequences=len(sequences), exc_info=error)
 
     def _report_run(
         self,
@@ -546,7 +523,7 @@ class Stepper:
         self._observer.tokens_produced(TokensEvent(model=self._model, first_token_s=first, gaps_s=gaps))
 
     def _report_end(self, sequence: Sequence, outcome: str, num_new_tokens: int | None = None) -> None:
-        """Reports that a sequence leaves, before its caller is told."""
+        """Reports that a sequence leaves, before its caller gets the result."""
         if self._observer is not None:
             source = sequence.source
             self._observer.sequence_finished(
@@ -563,10 +540,3 @@ class Stepper:
                     num_output_tokens=sequence.num_new_tokens if num_new_tokens is None else num_new_tokens,
                 )
             )
-
-
-def step_error(cause: BaseException) -> StepError:
-    """Returns what the caller of a sequence is told when the model could not be run."""
-    failure = StepError("the model could not be run; the server's log says why")
-    failure.__cause__ = cause
-    return failure

@@ -174,7 +174,7 @@ class PackedSources:
             first: Place of the first, 0 to `max_sources` - 1.
 
         Returns:
-            Each tensor (N, heads, S, head_dim) by the decoder's name, and `source_mask` int64 (N, S). They hold until
+            Each tensor (N, heads, S, head_dim) by the decoder's name, and `source_mask` int64 (N, S), valid until
             the next call for any of the same places. An empty dict if there are no sources.
         """
         before = self._rooms.get(first, _Room([], 0))

@@ -24,7 +24,6 @@ from headway_server.decoding.sampling.softmax import WeightScratch, below
 
 _GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _SMALLEST_WEIGHT = np.finfo(np.float32).tiny  # what is below it never changes a sum that begins with 1
-_SMALLEST_LOGIT = np.finfo(np.float32).min  # minus infinity, the logit of forbidden tokens, is below it
 
 
 def stream_states(seeds: NDArray[np.uint64], samples: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -101,8 +100,7 @@ def draw_top_k(
         nucleus: Of these rows.
     """
     largest = int(top_k.max())
-    floor = np.maximum(candidate_floor(logits, largest), _SMALLEST_LOGIT)
-    ids, values = select(logits, floor, padding=-np.inf)
+    ids, values = select(logits, candidate_floor(logits, largest), padding=-np.inf)
     falling = _falling(values)[:, :largest]  # (n, C)
     weights = np.exp((falling - maximum[:, np.newaxis]) / temperature[:, np.newaxis])
     weights[np.arange(weights.shape[1]) >= top_k[:, np.newaxis]] = 0

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 _GROUPS_PER_CANDIDATE = 4
 _TOKENS_PER_GROUP = 24  # more groups take longer to partition, fewer leave more tokens above the floor
+_SMALLEST = np.finfo(np.float32).min  # minus infinity, the logit of tokens that may not follow, is below it
 
 
 def top_candidates(
@@ -26,11 +27,13 @@ def top_candidates(
         counts: (n,) how many are wanted of each row, 1 to V.
 
     Returns:
-        Ids and values, each (n, C), by falling value, where C is the largest count. Past a row's own count the values
-        are minus infinity.
+        Ids and values, each (n, C), by falling value, where C is the largest count. Past a row's own count, and past
+        the tokens whose value is not minus infinity, the values are minus infinity and the ids mean nothing.
     """
     largest = int(counts.max())
     ids, found = select(values, candidate_floor(values, largest), padding=-np.inf)
+    if (lacking := largest - ids.shape[1]) > 0:
+        ids, found = np.pad(ids, ((0, 0), (0, lacking))), np.pad(found, ((0, 0), (0, lacking)), constant_values=-np.inf)
     order = np.argsort(-found, axis=1, kind="stable")[:, :largest]  # stable: ids rise within a row
     ids, found = np.take_along_axis(ids, order, axis=1), np.take_along_axis(found, order, axis=1)
     found[np.arange(largest) >= counts[:, np.newaxis]] = -np.inf
@@ -40,8 +43,8 @@ def top_candidates(
 def candidate_floor(values: NDArray[np.float32], count: int) -> NDArray[np.float32]:
     """Returns a value (n,) for each row that at least `count` of its tokens reach and not many more.
 
-    It is the `count`-th largest of the maxima of groups of tokens, or of all values if the groups would be too small to
-    save time.
+    Tokens of minus infinity never reach it. It is the `count`-th largest of the maxima of groups of tokens, or of all
+    values if the groups would be too small to save time.
 
     Args:
         values: (n, V) float32, no NaN.
@@ -55,7 +58,7 @@ def candidate_floor(values: NDArray[np.float32], count: int) -> NDArray[np.float
         values = grouped.max(axis=1)  # (n, G), of tokens G apart, which is faster than of neighbours
     kth = values.shape[1] - count
     floor: NDArray[np.float32] = np.partition(values, kth, axis=1)[:, kth]
-    return floor
+    return np.maximum(floor, _SMALLEST)
 
 
 def select(
@@ -65,7 +68,7 @@ def select(
 
     Args:
         values: (n, V) float32, contiguous.
-        floor: (n,) reached by at least one token of each row.
+        floor: (n,) above minus infinity.
         padding: Value that fills up shorter rows.
 
     Returns:

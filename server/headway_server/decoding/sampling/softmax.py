@@ -9,8 +9,6 @@ groups, G groups: token i is in group i mod G.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +16,7 @@ from numpy.typing import NDArray
 
 from headway_server.decoding.interfaces import Ranking
 from headway_server.decoding.sampling.likeliest import top_candidates
+from headway_server.decoding.sampling.masks import TokenMasks
 
 MAX_GROUPS = 256
 
@@ -35,7 +34,7 @@ class WeightScratch:
         """Allocates the memory when it is first needed.
 
         Args:
-            num_rows: Rows that it holds.
+            num_rows: Rows that there is memory for.
             vocab_size: V.
         """
         self.num_rows = num_rows
@@ -52,7 +51,7 @@ class WeightScratch:
         maximum: NDArray[np.float32],
         temperature: NDArray[np.float32] | None = None,
     ) -> NDArray[np.float32]:
-        """Returns exp((logits - maximum) / temperature), (n, W), zero past V; it holds until the next call.
+        """Returns exp((logits - maximum) / temperature), (n, W), zero past V, valid until the next call.
 
         Args:
             logits: (n, V) float32, at most `num_rows` rows.
@@ -127,68 +126,80 @@ class RankedRows:
     token_ids: NDArray[np.int64]
     """(R, C), by falling log-probability; the lower id first among equals."""
     log_probabilities: NDArray[np.float64]
-    """(R, C) of the model's own distribution; minus infinity for banned tokens."""
+    """(R, C) of the model's own distribution; minus infinity past the tokens that may follow."""
     normalizers: NDArray[np.float64]
     """(R,) log sum exp of the logits; not finite if the logits are not."""
     logits: NDArray[np.float32]
-    """(R, V) that were ranked; minus infinity for banned tokens."""
+    """(R, V) that were ranked; minus infinity, in some rows, for tokens that may not follow."""
 
     def log_probability(self, row: int, token_id: int) -> float:
-        """Returns that of any token."""
+        """Returns that of any token that may follow."""
         return float(self.logits[row, token_id] - self.normalizers[row])
 
 
 class RowRanker:
-    """Finds the likeliest tokens of every row and their log-probabilities."""
+    """Finds the likeliest tokens that may follow in every row, and their log-probabilities."""
 
-    def __init__(self, *, num_rows: int, vocab_size: int, suppressed_ids: Sequence[int] = ()) -> None:
-        """Prepares for at most `num_rows` rows of `vocab_size` logits; `suppressed_ids` are banned in every row."""
-        self._suppressed_ids = np.array(suppressed_ids, np.int64)
-        self._scratch = WeightScratch(num_rows=block_rows(num_rows, vocab_size), vocab_size=vocab_size)
+    def __init__(self, masks: TokenMasks) -> None:
+        """Prepares for the slots of `masks`, which say what may follow."""
+        self._masks = masks
+        num_rows = block_rows(masks.slots.num_slots, masks.vocab_size)
+        self._scratch = WeightScratch(num_rows=num_rows, vocab_size=masks.vocab_size)
 
     def __repr__(self) -> str:
         return f"RowRanker({self._scratch!r})"
 
     def rank(
-        self,
-        logits: NDArray[np.float32],
-        count: int,
-        banned: Mapping[int, AbstractSet[int] | NDArray[np.int64]],
-        ranking: Ranking | None = None,
+        self, logits: NDArray[np.float32], count: int, slots: NDArray[np.intp], ranking: Ranking | None = None
     ) -> RankedRows:
         """Ranks the tokens of each row.
 
         Args:
-            logits: (R, V) float32, contiguous; banned tokens become minus infinity there.
+            logits: (R, V) float32, contiguous; may be changed.
             count: C, 1 to V.
-            banned: By row, the tokens that may not follow.
-            ranking: Of these logits, where they were ranked already, of C tokens if none is banned.
+            slots: (R,) the slots of the rows.
+            ranking: Of these logits, where they were ranked already, of C tokens. It is used for rows in which all of
+                them may follow.
         """
-        if ranking is not None and not banned and not ranking.has_any_of(self._suppressed_ids):
-            logits[:, self._suppressed_ids] = -np.inf
-            log_probabilities = ranking.logits - ranking.normalizers[:, np.newaxis]
-            return RankedRows(ranking.token_ids, log_probabilities, ranking.normalizers, logits)
-        token_ids = np.empty((len(logits), count), np.int64)
-        values = np.empty((len(logits), count), np.float32)
-        normalizers = np.empty(len(logits))
+        if ranking is None:
+            rows = np.arange(len(logits))
+            token_ids = np.empty((len(logits), count), np.int64)
+            values = np.empty((len(logits), count), np.float32)
+            normalizers = np.empty(len(logits))
+        else:
+            rows = np.flatnonzero(~self._masks.allows(slots, ranking.token_ids).all(axis=1))
+            token_ids, values, normalizers = ranking.token_ids, ranking.logits, ranking.normalizers
+            if rows.size:
+                token_ids, values = token_ids.copy(), values.copy()
+            is_ranked = [self._rank_few(slots[row], logits[row], token_ids[row], values[row]) for row in rows]
+            rows = rows[~np.array(is_ranked, np.bool_)]
         with np.errstate(invalid="ignore", under="ignore"):
-            for start in range(0, len(logits), self._scratch.num_rows):
-                rows = slice(start, min(start + self._scratch.num_rows, len(logits)))
-                block = logits[rows]
-                maximum = block.max(axis=1)
-                normalizers[rows] = (
-                    maximum + self._scratch.log_totals(block, maximum) if ranking is None else ranking.normalizers[rows]
-                )
-                block[:, self._suppressed_ids] = -np.inf
-                for row in range(rows.start, rows.stop) if banned else ():
-                    if row in banned:
-                        ids = banned[row]
-                        logits[row, list(ids) if isinstance(ids, AbstractSet) else ids] = -np.inf
-                if not np.isfinite(normalizers[rows]).all():  # such a row may hold NaN, which cannot be ranked
+            for start in range(0, len(rows), self._scratch.num_rows):
+                some = rows[start : start + self._scratch.num_rows]
+                block = take_rows(logits, some)
+                if ranking is None:
+                    maximum = block.max(axis=1)
+                    normalizers[some] = maximum + self._scratch.log_totals(block, maximum)
+                if (restricted := some[self._masks.restricts[slots[some]]]).size:
+                    self._masks.apply(slots[restricted], restricted, logits)
+                    block = take_rows(logits, some)
+                if not np.isfinite(normalizers[some]).all():  # such a row may hold NaN, which cannot be ranked
                     block = np.nan_to_num(block, nan=-np.inf, posinf=np.inf, neginf=-np.inf)
-                token_ids[rows], values[rows] = top_candidates(block, np.full(len(block), count))
+                token_ids[some], values[some] = top_candidates(block, np.full(len(block), count))
             log_probabilities = values - normalizers[:, np.newaxis]
         return RankedRows(token_ids, log_probabilities, normalizers, logits)
+
+    def _rank_few(
+        self, slot: int, logits: NDArray[np.float32], token_ids: NDArray[np.int64], values: NDArray[np.float32]
+    ) -> bool:
+        """Ranks a row (V,) in which few tokens may follow, into (C,) each; returns False if they may be many."""
+        found = self._masks.few(slot)
+        if found is None:
+            return False
+        found = found[np.argsort(-logits[found], kind="stable")][: len(token_ids)]
+        token_ids[: len(found)] = found
+        values[: len(found)], values[len(found) :] = logits[found], -np.inf
+        return True
 
 
 def token_log_probabilities(
@@ -229,7 +240,7 @@ def likeliest(
     Args:
         logits: (n, V) float32, contiguous.
         normalizers: (n,) log sum exp of the logits; rows where it is not finite get no tokens.
-        counts: (n,) at least 0; more than V is V.
+        counts: (n,) at least 0; more than V is V. Tokens without any probability are left out.
     """
     counts = np.where(np.isfinite(normalizers), np.minimum(counts, logits.shape[1]), 0)
     top_tokens: list[list[tuple[int, float]]] = [[] for _ in range(len(logits))]
@@ -241,10 +252,17 @@ def likeliest(
     log_probabilities = values - normalizers[wanted, np.newaxis]
     lists = zip(ids.tolist(), log_probabilities.tolist(), strict=True)
     for row, (row_ids, row_values) in zip(wanted.tolist(), lists, strict=True):
-        top_tokens[row] = list(zip(row_ids, row_values, strict=True))[: counts[row]]
+        pairs = zip(row_ids[: counts[row]], row_values, strict=False)
+        top_tokens[row] = [(token_id, value) for token_id, value in pairs if value > -np.inf]
     return top_tokens
 
 
 def block_rows(num_rows: int, vocab_size: int) -> int:
     """Returns how many of some rows are worked on at a time."""
     return max(1, min(num_rows, _BLOCK_LOGITS // vocab_size))
+
+
+def take_rows(values: NDArray[np.float32], rows: NDArray[np.intp]) -> NDArray[np.float32]:
+    """Returns some rows, in rising order; without a copy if they are neighbours."""
+    first, last = int(rows[0]), int(rows[-1])
+    return values[first : last + 1] if last - first + 1 == len(rows) else values[rows]

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway_server.decoding.interfaces import Decoder, DraftVerifier
+from headway_server.decoding.slots import Slots
 
 MAX_ROWS = 2
 """Most sequences that run while drafts are verified. A step that verifies six tokens takes 1.6 (fp32) to 2.1 (int8)
@@ -170,17 +171,17 @@ class Drafting:
         num_accepted_tokens: Those of them that the model chose too.
     """
 
-    def __init__(self, verifier: DraftVerifier, *, num_slots: int, max_length: int) -> None:
+    def __init__(self, verifier: DraftVerifier, slots: Slots, *, max_length: int) -> None:
         """Starts with no tokens.
 
         Args:
             verifier: Runs the decoder's slots.
-            num_slots: Slots there are.
+            slots: Where drafts are kept.
             max_length: Positions of a slot.
         """
         self._verifier = verifier
         self._max_length = max_length
-        self._lookups: list[PromptLookup | None] = [None] * num_slots
+        self._lookups: list[PromptLookup | None] = slots.objects()
         self.num_drafted_tokens = 0
         self.num_accepted_tokens = 0
 
@@ -190,10 +191,6 @@ class Drafting:
     def assign(self, slot: int, prompt_ids: NDArray[np.int64]) -> None:
         """Starts with the prompt (T,) of the sequence that joins in a slot."""
         self._lookups[slot] = PromptLookup(prompt_ids.tolist())
-
-    def move(self, source: int, target: int) -> None:
-        """Moves what belongs to slot `source` to slot `target`."""
-        self._lookups[target], self._lookups[source] = self._lookups[source], None
 
     def append(self, slots: NDArray[np.intp], token_ids: NDArray[np.int64]) -> None:
         """Takes the next token (n,) of each of the slots (n,)."""

@@ -20,9 +20,9 @@ from headway_server.decoding.constraints import (
     ConstraintRequest,
     ConstraintState,
 )
-from headway_server.decoding.interfaces import Constraint
 from headway_server.decoding.output.text import Decode, TextAssembly, TokenPlaces
 from headway_server.decoding.parameters import SamplingParameters
+from headway_server.decoding.rules import TokenRule
 from headway_server.decoding.sequence import Delta, Sequence, SequenceResult, share_prompt
 from headway_server.errors import FieldName, InvalidInputError
 from headway_server.preprocessing import CallForm, ChatTemplate, ReasoningForm
@@ -326,7 +326,7 @@ class GenerationModel(DecodingModel):
                 priority=request.priority,
                 caller=caller,
                 cache_salt=cache_salt,
-                constraint=self._constraint_of(call.plan, prompt, next(states)),
+                rule=self._rule_of(call.plan, prompt, next(states)),
             )
             for parameters in call.plan.for_samples(prompt.max_new_tokens, request.sample_count)
         ]
@@ -334,9 +334,7 @@ class GenerationModel(DecodingModel):
             share_prompt(sequences)
         return sequences
 
-    def _constraint_of(
-        self, plan: SamplingPlan, prompt: FittedPrompt, answer: ConstraintState | None
-    ) -> Constraint | None:
+    def _rule_of(self, plan: SamplingPlan, prompt: FittedPrompt, answer: ConstraintState | None) -> TokenRule | None:
         """Returns what a text is held to whose answer, after what the model thinks, is held to `answer`."""
         budget = plan.parameters.thinking_token_budget
         if self._marks is None or not self._thinks(plan) or (budget is None and answer is None):

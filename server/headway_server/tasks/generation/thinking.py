@@ -15,12 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-import numpy as np
-from numpy.typing import NDArray
-
 from headway_server.decoding.constraints import ConstraintState
 from headway_server.decoding.output.text import Decode, Detokenizer
-from headway_server.decoding.sampling.logits_processors import pack_mask
+from headway_server.decoding.rules import Logits, Mask, TokenRule, forbid, mask_of
 from headway_server.preprocessing import ReasoningForm, TextTokenizer
 
 
@@ -50,8 +47,8 @@ class _Stage(Enum):
     AFTER = "after"
 
 
-class Thinking:
-    """What may follow in a sequence that may think before it answers; a `Constraint`. One thread at a time calls it."""
+class Thinking(TokenRule):
+    """What may follow in a sequence that may think before it answers."""
 
     def __init__(
         self,
@@ -78,7 +75,7 @@ class Thinking:
         self._stage = _Stage.THINKING if is_open else _Stage.BEFORE
         self._budget = budget
         self._answer = answer
-        self._end_ids = np.array(sorted(end_ids), np.int64)
+        self._end_ids = end_ids
         self._tail = ""  # the end of the text, which a mark may be part of
         self._is_blank = True  # nothing but white space has been written
         self._num_thought = 0
@@ -92,30 +89,31 @@ class Thinking:
         return None if self._answer is None else self._answer.failure
 
     @property
-    def allows_everything(self) -> bool:
-        """See `Constraint`."""
-        return self._answer is None and not self._forced
-
-    @property
     def is_complete(self) -> bool:
         """True if nothing but the end may follow."""
         return self._answer is not None and self._stage is not _Stage.THINKING and self._answer.is_complete
 
-    def fill(self, mask: NDArray[np.int32]) -> None:
-        """Marks the tokens that may follow in `mask`, (W,) int32."""
+    def allow(self, mask: Mask, logits: Logits) -> None:
+        """Clears the bits (W,) of tokens that may not follow."""
         if self._forced:
-            mask[:] = pack_mask(np.array(self._forced[:1]), len(mask))
-        elif self._stage is _Stage.THINKING or self._answer is None:
-            mask[:] = -1
-            if self._answer is not None:
-                mask &= ~pack_mask(self._end_ids, len(mask))
+            mask &= mask_of(self._forced[:1], len(mask))
+        elif self._answer is None:
+            return
+        elif self._stage is _Stage.THINKING:
+            forbid(mask, self._end_ids)
         else:
-            self._answer.fill(mask)
-            if self._stage is _Stage.BEFORE and self._is_blank and len(self._marks.begin_ids) == 1:
-                mask |= pack_mask(np.array(self._marks.begin_ids), len(mask))
+            may_begin = self._stage is _Stage.BEFORE and self._is_blank and len(self._marks.begin_ids) == 1
+            begin = mask & mask_of(self._marks.begin_ids, len(mask)) if may_begin else None
+            self._answer.allow(mask, logits)
+            if begin is not None:
+                mask |= begin
 
-    def accept(self, token_id: int) -> None:
-        """Takes the next token; errors are those of `ConstraintState.accept`."""
+    def follow(self, token_id: int) -> Thinking:
+        """Takes the next token and returns itself; errors are those of `ConstraintState.follow`."""
+        self._take(token_id)
+        return self
+
+    def _take(self, token_id: int) -> None:
         if self._stage is not _Stage.AFTER:
             new = self._detokenizer.push((token_id,))
             self._tail += new
@@ -133,7 +131,7 @@ class Thinking:
             if not begin.startswith(text):
                 self._stage = _Stage.AFTER
         if self._answer is not None:
-            self._answer.accept(token_id)
+            self._answer.follow(token_id)
 
     def _think(self, token_id: int) -> None:
         """Takes the next token of a thought."""

@@ -18,11 +18,11 @@ from typing import Final
 import numpy as np
 
 from headway_server.bundles import Bundle, Languages, SpeechTokens, demanded
-from headway_server.decoding.beam_search.rules import RuleConstraint
 from headway_server.decoding.interfaces import EncodedSource, EncoderInput
 from headway_server.decoding.output.text import Detokenizer
 from headway_server.decoding.output.tokens import TokenAssembly
 from headway_server.decoding.parameters import SamplingParameters
+from headway_server.decoding.rules import all_of, distinct_ngrams
 from headway_server.decoding.sequence import FinishReason, Sequence, SequenceResult
 from headway_server.errors import FieldName, InvalidInputError
 from headway_server.field_rules import most_elements
@@ -447,12 +447,9 @@ class SpeechModel(DecodingModel):
         """Makes the sequence of a window; called on the event loop."""
         call, start_ids = heard.call, self._start(heard, has_times=window.has_times)
         most = min(call.plan.max_new_tokens, self.limits.max_total_tokens - len(start_ids))
-        plan, manifest = call.plan, self.bundle.manifest
+        plan = call.plan
         search = plan.search if plan.search.beam_size > 1 else None
-        size = plan.search.no_repeat_ngram_size
-        rule = TranscriptRule(
-            self._tokens, suppressed=manifest.suppressed_tokens, eos_id=self._end_id, timestamps=window.has_times
-        )
+        rule = TranscriptRule(self._tokens, eos_id=self._end_id, timestamps=window.has_times)
         return Sequence(
             prompt_ids=np.array(start_ids, np.int64),
             source=source,
@@ -462,8 +459,7 @@ class SpeechModel(DecodingModel):
             deadline=call.request.deadline,
             caller=current_caller(),
             wants_deltas=call.is_stream and not window.has_times,
-            constraint=RuleConstraint((), size) if size and search is None else None,
-            rule=rule,
+            rule=all_of(rule, distinct_ngrams(plan.search.no_repeat_ngram_size) if search is None else None),
             search=search,
             encoded=encoded,
         )

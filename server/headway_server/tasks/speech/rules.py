@@ -14,72 +14,75 @@ V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Elements
-from typing import Final
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headway_server.bundles import SpeechTokens
+from headway_server.decoding.rules import Logits, Mask, TokenRule, forbid, pack, unpack
 
-_NONE: Final = np.empty(0, np.int64)
 
+@dataclass(frozen=True, slots=True)
+class TranscriptRule(TokenRule):
+    """The rule of one transcript."""
 
-class TranscriptRule:
-    """The rule of one transcript; a `TokenRule`."""
+    tokens: SpeechTokens
+    """Of the model."""
+    eos_id: int
+    """Ends a transcript. Tokens of text are below it."""
+    timestamps: bool
+    """True if segments have times; the model has tokens for them."""
+    last: tuple[int, ...] = ()
+    """The last two tokens of the transcript, or as many as there are."""
+    last_timestamp: int | None = None
+    """The last one that is a timestamp."""
 
-    def __init__(self, tokens: SpeechTokens, *, suppressed: Elements[int], eos_id: int, timestamps: bool) -> None:
-        """Makes the rule.
-
-        Args:
-            tokens: Of the model.
-            suppressed: Tokens that the engine never gives, whose probability does not count here either.
-            eos_id: Ends a transcript. Tokens of text are below it.
-            timestamps: True if segments have times; the model has tokens for them.
-        """
-        self._begin = np.array(tokens.begin_suppressed, np.int64)
-        self._suppressed = np.array(suppressed, np.int64)
-        self._eos_id = eos_id
-        self._tokens = tokens
-        self._timestamps = timestamps
-
-    def forbidden(self, token_ids: Elements[int], logits: NDArray[np.float32]) -> NDArray[np.int64]:
-        """See `TokenRule`."""
-        if not self._timestamps:
-            return _NONE if token_ids else self._begin
-        first = self._tokens.first_timestamp
-        assert first is not None, "timestamps are asked for of a model that has them"
-        may_follow = np.ones(len(logits), np.bool_)  # (V,)
-        may_follow[self._suppressed] = False
-        if not token_ids:
-            may_follow[self._begin] = False
+    def allow(self, mask: Mask, logits: Logits) -> None:
+        """See `TokenRule`. The probabilities of tokens that the mask is without do not count."""
+        if not self.timestamps:
+            if not self.last:
+                forbid(mask, self.tokens.begin_suppressed)
+            return
+        first = self._first_timestamp
+        may_follow = unpack(mask)[: len(logits)]  # (V,)
+        if not self.last:
+            may_follow[[*self.tokens.begin_suppressed]] = False
             may_follow[:first] = False
-            if (most := self._tokens.max_initial_timestamp) is not None:
+            if (most := self.tokens.max_initial_timestamp) is not None:
                 may_follow[first + most + 1 :] = False
         else:
-            self._keep_pairs(token_ids, first, may_follow)
-        if self._tokens.no_timestamps is not None:
-            may_follow[self._tokens.no_timestamps] = False
+            self._keep_pairs(first, may_follow)
+        if self.tokens.no_timestamps is not None:
+            may_follow[self.tokens.no_timestamps] = False
         if _prefers_timestamps(np.where(may_follow, logits, -np.inf), first):
             may_follow[:first] = False
-        return np.flatnonzero(~may_follow)
+        mask &= pack(may_follow)
 
-    def _keep_pairs(self, token_ids: Elements[int], first: int, may_follow: NDArray[np.bool_]) -> None:
+    def follow(self, token_id: int) -> TranscriptRule:
+        """See `TokenRule`."""
+        is_timestamp = self.timestamps and token_id >= self._first_timestamp
+        last_timestamp = token_id if is_timestamp else self.last_timestamp
+        return replace(self, last=(*self.last, token_id)[-2:], last_timestamp=last_timestamp)
+
+    @property
+    def _first_timestamp(self) -> int:
+        first = self.tokens.first_timestamp
+        assert first is not None, "timestamps are asked for of a model that has them"
+        return first
+
+    def _keep_pairs(self, first: int, may_follow: NDArray[np.bool_]) -> None:
         """Forbids what does not keep timestamps in pairs and in order; `may_follow` is (V,)."""
         ends_segment = is_pair = False
-        if token_ids[-1] >= first:
-            is_pair = len(token_ids) < 2 or token_ids[-2] >= first
+        if self.last[-1] >= first:
+            is_pair = len(self.last) < 2 or self.last[-2] >= first
             ends_segment = not is_pair
         if is_pair:
             may_follow[first:] = False
         elif ends_segment:
-            may_follow[: self._eos_id] = False
-        last = next((token for token in reversed(token_ids) if token >= first), None)
-        if last is not None:
-            may_follow[first : last + (not ends_segment)] = False
-
-    def __repr__(self) -> str:
-        return f"TranscriptRule({'with' if self._timestamps else 'without'} timestamps)"
+            may_follow[: self.eos_id] = False
+        if self.last_timestamp is not None:
+            may_follow[first : self.last_timestamp + (not ends_segment)] = False
 
 
 def _prefers_timestamps(logits: NDArray[np.float32], first: int) -> bool:

@@ -42,7 +42,7 @@ from headway_server.tasks.synthesis.request import (
     check_voice,
     plan_synthesis,
 )
-from headway_server.tasks.synthesis.rules import FrameConstraint, FrameMasks
+from headway_server.tasks.synthesis.rules import FrameMasks, FrameRule
 from headway_server.tasks.synthesis.waveform import WaveformDecoder, WaveformStream
 
 _ANY_LENGTH: Final = 2**31
@@ -231,7 +231,7 @@ class SynthesisModel(DecodingModel):
             wants_deltas=is_stream,
             caller=current_caller(),
             cache_salt=cache_scope(),
-            constraint=FrameConstraint(self._masks),
+            rule=FrameRule(self._masks),
         )
 
     async def _spoken(

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from headway_server.bundles import AudioCodec
-from headway_server.decoding.sampling.logits_processors import pack_mask
+from headway_server.decoding.rules import Logits, Mask, TokenRule, mask_of, num_words
 
 
 class FrameMasks:
@@ -14,37 +13,30 @@ class FrameMasks:
 
     def __init__(self, codec: AudioCodec, *, vocab_size: int, end_id: int) -> None:
         self.num_books = codec.num_books
-        num_words = -(-vocab_size // 32)
+        size = num_words(vocab_size)
         books = np.arange(codec.num_codes).reshape(codec.num_books, -1) + codec.first_code  # (K, C)
-        self.of_books = [pack_mask(book, num_words) for book in books]
+        self.of_books = [mask_of(book, size) for book in books]
         """By book, the codes of it."""
-        self.after_frame = pack_mask(np.append(books[0], end_id), num_words)
+        self.after_frame = mask_of(np.append(books[0], end_id), size)
         """The codes of the first book, and the end."""
 
 
-class FrameConstraint:
-    """Codes in the order of frames, at least one frame; a `Constraint`."""
-
-    failure: str | None = None
-    allows_everything = False
+class FrameRule(TokenRule):
+    """Codes in the order of frames, at least one frame. The model says when speech ends."""
 
     def __init__(self, masks: FrameMasks) -> None:
         self._masks = masks
         self._num_codes = 0
 
-    def fill(self, mask: NDArray[np.int32]) -> None:
-        """Marks the codes of the next book."""
+    def allow(self, mask: Mask, logits: Logits) -> None:  # noqa: ARG002 (of the interface)
+        """Allows the codes of the next book."""
         book = self._num_codes % self._masks.num_books
-        mask[:] = self._masks.of_books[book] if book or not self._num_codes else self._masks.after_frame
+        mask &= self._masks.of_books[book] if book or not self._num_codes else self._masks.after_frame
 
-    def accept(self, token_id: int) -> None:  # noqa: ARG002 (any of those marked leads to the next book)
-        """Takes the next code."""
+    def follow(self, token_id: int) -> FrameRule:  # noqa: ARG002 (any of those allowed leads to the next book)
+        """Takes the next code and returns itself."""
         self._num_codes += 1
-
-    @property
-    def is_complete(self) -> bool:
-        """False: the model says when speech ends."""
-        return False
+        return self
 
     def __repr__(self) -> str:
-        return f"FrameConstraint({self._num_codes} codes)"
+        return f"FrameRule({self._num_codes} codes)"

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from headway_server.decoding.beam_search.rules import RuleConstraint
 from headway_server.decoding.interfaces import EncoderInput
 from headway_server.decoding.output.text import TextAssembly
+from headway_server.decoding.rules import begin_with, distinct_ngrams
 from headway_server.decoding.sequence import Sequence, SequenceResult
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing import TextTokenizer
@@ -123,9 +123,9 @@ class TextToTextCall:
     def sequence(self, source: Source) -> Sequence:
         """Makes the sequence of a source; called on the event loop."""
         search = self.plan.search_for(source.prefix_ids, source.phrases)
-        rules = None
-        if search is None and (source.prefix_ids or self.plan.search.no_repeat_ngram_size):
-            rules = RuleConstraint(source.prefix_ids, self.plan.search.no_repeat_ngram_size)
+        rule = None  # a search has rules of its own
+        if search is None:
+            rule = begin_with(source.prefix_ids, distinct_ngrams(self.plan.search.no_repeat_ngram_size))
         return Sequence(
             prompt_ids=np.array(self.start_ids, np.int64),
             source=source.reading.source,
@@ -135,7 +135,7 @@ class TextToTextCall:
             deadline=self.request.deadline,
             caller=current_caller(),
             wants_deltas=self.is_stream,
-            constraint=rules,
+            rule=rule,
             search=search,
             wants_alignment=self.request.wants_alignment,
         )

@@ -2,12 +2,15 @@
 
 import random
 
+import numpy as np
 import pytest
 
-from headway_server.decoding.beam_search.rules import ROOT, PhraseAutomaton, SearchRules
+from headway_server.decoding.beam_search.rules import ROOT, PhraseAutomaton, required_phrases, search_rule
 from headway_server.decoding.parameters import SearchParameters
+from headway_server.decoding.rules import TokenRule, unpack
 
 TOKENS = range(3)  # few, so that phrases overlap
+END = 31
 
 
 def random_phrases(rng: random.Random) -> tuple[tuple[int, ...], ...]:
@@ -50,33 +53,49 @@ def test_an_automaton_finds_what_a_search_through_the_text_finds(seed):
         text, node = (*text, token), automaton.follow(node, token)
 
 
+def forbidden(rule: TokenRule) -> set[int]:
+    """The tokens of `TOKENS` and the end that may not follow."""
+    mask = np.full(1, -1, np.int32)
+    rule.allow(mask, np.zeros(32, np.float32))
+    return set(np.flatnonzero(~unpack(mask)).tolist())
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_rules_know_what_may_follow_and_how_much_is_met(seed):
     rng = random.Random(seed)
-    size = rng.choice([0, 1, 2, 3])
-    required, forbidden = random_phrases(rng), random_phrases(rng)
-    rules = SearchRules.of(
-        SearchParameters(no_repeat_ngram_size=size, required_phrases=required, forbidden_phrases=forbidden)
+    size, least = rng.choice([0, 1, 2, 3]), rng.choice([0, 4])
+    phrases, banned = random_phrases(rng), random_phrases(rng)
+    prefix = random_phrases(rng)[0] if rng.random() < 0.5 else ()
+    parameters = SearchParameters(
+        no_repeat_ngram_size=size,
+        required_phrases=phrases,
+        forbidden_phrases=banned,
+        min_new_tokens=least,
+        prefix_ids=prefix,
     )
-    state, text = rules.start(), ()
+    rule, required, text = search_rule(parameters, END), required_phrases(parameters, END), ()
     for _ in range(30):
-        met = [phrase for phrase in required if appears(text, phrase)]
-        unmet = [phrase for phrase in required if not appears(text, phrase)]
-        assert rules.num_met(state) == len(met)
-        assert rules.may_end(state) == (not unmet)
-        assert rules.bank(state) == sum(map(len, met)) + longest_begun(text, unmet)
-        assert 0 <= rules.bank(state) < rules.num_banks
+        met = [phrase for phrase in phrases if appears(text, phrase)]
+        unmet = [phrase for phrase in phrases if not appears(text, phrase)]
+        assert required.num_met == len(met)
+        assert forbidden(required) == ({END} if unmet else set())
+        assert required.bank == sum(map(len, met)) + longest_begun(text, unmet)
+        assert 0 <= required.bank < required.num_banks
         ngrams = {text[start : start + size] for start in range(len(text) - size + 1)} if size else set()
-        banned = {
+        expected = {
             token
             for token in TOKENS
-            if any(ends_with((*text, token), phrase) for phrase in forbidden)
+            if any(ends_with((*text, token), phrase) for phrase in banned)
             or (size and (*text, token)[-size:] in ngrams)
         }
-        assert rules.banned(state) == banned
+        expected |= {END} if len(text) < least else set()
+        if len(text) < len(prefix):
+            expected = set(range(32)) - {prefix[len(text)]}
+        assert forbidden(rule) == expected
         token = rng.choice(TOKENS)
-        text, state = (*text, token), rules.follow(state, token)
+        text, rule, required = (*text, token), rule.follow(token), required.follow(token)
 
 
-def test_no_rules_are_none():
-    assert SearchRules.of(SearchParameters(beam_size=4, prefix_ids=(3,))) is None
+def test_a_search_that_asks_for_nothing_has_no_rules():
+    assert search_rule(SearchParameters(beam_size=4), END) is None
+    assert required_phrases(SearchParameters(beam_size=4), END) is None

@@ -201,7 +201,7 @@ def test_hostile_constraints_are_refused_or_followed_within_bounds(
             assert state.failure is not None or state.is_complete
             return
         try:
-            state.accept(choose(tokens))
+            state.follow(choose(tokens))
         except ValueError:
             assert state.failure is not None
             return
@@ -367,7 +367,7 @@ def test_a_sequence_that_comes_to_its_limit_leaves_other_calls_alone(compiler: C
         choose, num_tokens = vocabularies.random_choice(1, 1000), 0
         while state.failure is None and num_tokens < 1000 and (tokens := vocabularies.allowed(state, 1000) - {0}):
             try:
-                state.accept(choose(tokens))
+                state.follow(choose(tokens))
             except ValueError:
                 break
             num_tokens += 1
@@ -435,7 +435,7 @@ def test_a_word_brings_its_space_and_bytes_spell_the_rest() -> None:
     names = {"\u2581yes", "\u2581", "<0x20>", "no", "n", "<0x6E>", "<0xC3>"}
     assert tokens == {token(name) for name in names}
     state = spaced.start()
-    state.accept(token("\u2581yes"))
+    state.follow(token("\u2581yes"))
     assert state.is_complete
     before = [token("no")]
     assert tokenizer.decode([*before, token("\u2581yes")]).removeprefix(tokenizer.decode(before)) == " yes"
@@ -449,8 +449,8 @@ def test_at_the_very_beginning_no_token_may_lose_its_space() -> None:
     state = constraint.start(follows_text=False)
     token = tokenizer.token_to_id
     assert vocabularies.allowed(state, size) == {token(name) for name in ("no", "n", "<0x6E>")}
-    state.accept(token("no"))
-    state.accept(token("\u2581yes"))
+    state.follow(token("no"))
+    state.follow(token("\u2581yes"))
     assert tokenizer.decode([token("no"), token("\u2581yes")]) == "no yes"
     assert state.is_complete
 
@@ -460,7 +460,7 @@ def test_a_vocabulary_of_few_characters_is_held_to_what_it_can_spell() -> None:
     compiler = ConstraintCompiler(tokenizer, vocab_size=5, eos_id=None)
     state = compiler.compile(ConstraintRequest(regex="[a-z]x?|[0-9]+|.z"), field=FIELD).start()
     assert vocabularies.allowed(state, 5) == {1, 2, 3, 4}
-    state.accept(1)
+    state.follow(1)
     assert state.is_complete, "x is no token, so nothing follows a"
     assert "lacks characters for it: 'z'" in _refusal(compiler, choices=("ab", "az")).description
     assert "lacks characters for JSON" in _refusal(compiler, json_schema="{}").description

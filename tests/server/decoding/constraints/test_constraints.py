@@ -200,7 +200,7 @@ def test_a_text_may_be_written_in_any_tokens(compiler: ConstraintCompiler, token
         for token_ids in vocabularies.spellings(choice, pieces):
             state = constraint.start()
             for token_id in token_ids:
-                state.accept(token_id)
+                state.follow(token_id)
             assert not state.is_complete  # "!" may follow
             ways += 1
     assert ways > 10
@@ -213,7 +213,7 @@ def test_every_choice_can_be_reached(
     state = _compile(compiler, "choices", CHOICES).start()
     for token_id in tokenizer.encode(choice, add_special_tokens=False).ids:
         assert token_id in vocabularies.allowed(state, vocab_size)
-        state.accept(token_id)
+        state.follow(token_id)
     assert eos_id in vocabularies.allowed(state, vocab_size)
     assert state.is_complete == (choice != "yes")
 
@@ -235,7 +235,7 @@ def test_masks_are_those_of_trying_every_token_against_every_text(wanted: str) -
             continue
         state = constraint.start()
         for char in begun:
-            state.accept(token_ids[char])
+            state.follow(token_ids[char])
         expected = {token_ids[char] for char in alphabet if any(text.startswith(begun + char) for text in texts)}
         assert state.is_complete == (not expected), begun
         assert vocabularies.allowed(state, vocab_size) == expected | ({eos_id} if begun in texts else set()), begun
@@ -264,7 +264,7 @@ def test_masks_are_those_of_trying_to_accept_every_token(kind: str, wanted: Any)
 def _replayed(constraint: CompiledConstraint, token_ids: list[int]) -> ConstraintState:
     state = constraint.start()
     for token_id in token_ids:
-        state.accept(token_id)
+        state.follow(token_id)
     return state
 
 
@@ -283,7 +283,7 @@ def test_special_tokens_and_ids_without_a_token_are_never_part_of_a_text(
     tokens = vocabularies.allowed(state, vocab_size)
     assert {eos_id, tokenizer.token_to_id(vocabularies.USER)}.isdisjoint(tokens)
     assert max(tokens) < tokenizer.get_vocab_size()
-    state.accept(tokenizer.encode("x").ids[0])
+    state.follow(tokenizer.encode("x").ids[0])
     assert vocabularies.allowed(state, vocab_size) - tokens == {eos_id}
 
 
@@ -292,11 +292,11 @@ def test_a_model_without_an_end_token_ends_where_nothing_may_follow(tokenizer: T
     compiler = ConstraintCompiler(tokenizer, vocab_size=vocab_size, eos_id=None)
     state = _compile(compiler, "choices", ("no", "nothing")).start()
     for token_id in tokenizer.encode("no").ids:
-        state.accept(token_id)
+        state.follow(token_id)
     assert not state.is_complete
     assert vocabularies.allowed(state, vocab_size)
     for char in "thing":
-        state.accept(tokenizer.token_to_id(char))
+        state.follow(tokenizer.token_to_id(char))
     assert state.is_complete
     assert not vocabularies.allowed(state, vocab_size)
     assert state.failure is None
@@ -310,15 +310,15 @@ def test_stop_tokens_may_follow_only_where_the_text_may_end(
     before_end = vocabularies.allowed(state, vocab_size)
     assert one in before_end
     assert {user, zero, eos_id}.isdisjoint(before_end)
-    state.accept(one)
-    state.accept(one)
+    state.follow(one)
+    state.follow(one)
     assert {user, zero, eos_id, one} <= vocabularies.allowed(state, vocab_size)
 
 
 def test_nothing_but_a_stop_token_left_completes_the_text(compiler: ConstraintCompiler, tokenizer: Tokenizer) -> None:
     stop = tokenizer.token_to_id("!")
     state = _compile(compiler, "regex", "a!*").start(end_ids=frozenset({stop, *_longer_than_one(tokenizer, "!")}))
-    state.accept(tokenizer.token_to_id("a"))
+    state.follow(tokenizer.token_to_id("a"))
     assert state.is_complete
 
 
@@ -329,7 +329,7 @@ def _longer_than_one(tokenizer: Tokenizer, char: str) -> set[int]:
 def test_a_token_that_may_not_follow_is_refused(compiler: ConstraintCompiler, tokenizer: Tokenizer) -> None:
     state = _compile(compiler, "choices", ("yes", "no")).start()
     with pytest.raises(ValueError, match="does not satisfy the constraint"):
-        state.accept(tokenizer.token_to_id("x"))
+        state.follow(tokenizer.token_to_id("x"))
     assert not state.is_complete
     assert vocabularies.allowed(state, 2048) == set()
     assert "does not satisfy" in repr(state)
@@ -341,7 +341,7 @@ def test_sequences_of_one_constraint_do_not_meet(
     constraint = _compile(compiler, "choices", ("yes", "no"))
     first, second = constraint.start(), constraint.start()
     before = vocabularies.allowed(second, vocab_size)
-    first.accept(tokenizer.token_to_id("y"))
+    first.follow(tokenizer.token_to_id("y"))
     assert vocabularies.allowed(second, vocab_size) == before
     assert vocabularies.allowed(constraint.start(), vocab_size) == before
 
@@ -354,6 +354,6 @@ def test_a_constraint_that_becomes_too_complex_fails_by_itself(
     with pytest.raises(ValueError, match="too complex"):  # noqa: PT012 -- it may fail in either
         for _ in range(1000):
             tokens = vocabularies.allowed(state, vocab_size) - {eos_id}
-            state.accept(choose(tokens) if tokens else eos_id)
+            state.follow(choose(tokens) if tokens else eos_id)
     assert vocabularies.allowed(state, vocab_size) == set()
     assert not state.is_complete

@@ -13,8 +13,9 @@ from structlog.testing import capture_logs
 from tiny_engine import BOS_ID, TOKENIZER, VOCAB_SIZE, make_decoder, make_sequence, running_engine, slow_down
 
 from headway_server.decoding.core.engine import Engine
-from headway_server.decoding.core.step import StepError
+from headway_server.decoding.core.step import StepError, Stepper
 from headway_server.decoding.output.text import TextAssembly
+from headway_server.decoding.rules import TokenRule
 from headway_server.errors import DrainingError
 from headway_server.preprocessing import TextTokenizer
 from headway_server.preprocessing.text import TokenDecoder
@@ -101,7 +102,7 @@ async def test_when_the_thread_ends_by_itself_every_caller_is_told_and_no_other_
 
 
 async def test_an_engine_is_alive_from_its_start_to_its_close():
-    engine = Engine(make_decoder())
+    engine = Engine(Stepper(make_decoder()))
     assert not engine.is_alive
     engine.start()
     assert engine.is_alive
@@ -130,7 +131,7 @@ class PausingQueue:
 async def test_sequences_submitted_while_the_engine_is_closed_are_not_lost():
     decoder = make_decoder()
     slow_down(decoder, 0.02)  # so that the sequence has not ended when the engine is closed
-    engine = Engine(decoder)
+    engine = Engine(Stepper(decoder))
     engine._inbox = PausingQueue()
     engine.start()
     sequence = make_sequence([5, 6], eos_id=None, max_new_tokens=60)
@@ -189,7 +190,7 @@ async def test_a_hung_step_is_seen_and_closing_fails_its_callers_without_waiting
         return decode_step(*arguments)
 
     decoder.decode = hang
-    engine = Engine(decoder)
+    engine = Engine(Stepper(decoder))
     engine.start()
     assert engine.stalled_s() == 0
     call = asyncio.ensure_future(engine.run([make_sequence([5], eos_id=None, max_new_tokens=9)]))
@@ -203,37 +204,32 @@ async def test_a_hung_step_is_seen_and_closing_fails_its_callers_without_waiting
     with pytest.raises(DrainingError):
         await asyncio.wait_for(call, SECONDS)
     goes_on.set()
-    engine._thread.join(SECONDS)
+    engine._threads[0].join(SECONDS)
     assert engine.stalled_s() == 0
 
 
-class CostlyConstraint:
+class CostlyRule(TokenRule):
     """Allows every token, and takes a while to say so."""
 
-    failure = None
-    allows_everything = False
-    is_complete = False
-
     def __init__(self) -> None:
-        self.num_fills = 0
+        self.num_asked = 0
 
-    def fill(self, mask) -> None:
-        self.num_fills += 1
+    def allow(self, mask, logits) -> None:  # noqa: ARG002 (of the interface)
+        self.num_asked += 1
         began = time.thread_time()
         while time.thread_time() - began < 0.02:
             pass
-        mask[:] = -1
 
-    def accept(self, token_id) -> None:
-        """Every token may follow."""
+    def follow(self, token_id) -> TokenRule:  # noqa: ARG002 (every token may follow)
+        return self
 
 
-async def test_costly_constraints_hold_up_their_own_sequences_and_not_the_others():
+async def test_costly_rules_hold_up_their_own_sequences_and_not_the_others():
     decoder = make_decoder(num_slots=9)
     plain = [make_sequence([5, n], eos_id=None, max_new_tokens=40, temperature=1.0, seed=n) for n in range(2)]
     costly = [make_sequence([6, n], eos_id=None, max_new_tokens=4, temperature=1.0, seed=n) for n in range(7)]
     for sequence in costly:
-        sequence.constraint = CostlyConstraint()
+        sequence.rule = CostlyRule()
     async with running_engine(decoder) as engine:
         together = await engine.run([*plain, *costly])
         sizes = decoder.decode_sizes.copy()
@@ -242,7 +238,7 @@ async def test_costly_constraints_hold_up_their_own_sequences_and_not_the_others
             for n in range(7)
         ]
     assert [result.output for result in together[2:]] == [result.output for result in alone]
-    assert [sequence.constraint.num_fills for sequence in costly] == [4] * 7  # none is evaluated twice for a token
+    assert [sequence.rule.num_asked for sequence in costly] == [4] * 7  # none is asked twice for a token
     # Each of the 21 tokens after the first ones takes a step's budget, so they are spread over as many steps.
     assert sum(size > 2 for size in sizes) >= 21
     assert len(sizes) < 21 + 7 + 40, "the plain sequences get a token in every step"

@@ -13,7 +13,7 @@ from tiny_models import NUMBERS
 from headway_server.bundles import Precision, open_bundle
 from headway_server.decoding.core.engine import Engine
 from headway_server.decoding.core.lanes import Lanes
-from headway_server.decoding.core.step import StepError
+from headway_server.decoding.core.step import StepError, Stepper
 from headway_server.decoding.sequence import SequenceResult
 from headway_server.decoding.settings import EngineSettings
 from headway_server.errors import DrainingError
@@ -25,7 +25,7 @@ ENCODER = NumpyEncoder(vocab_size=VOCAB_SIZE)
 
 
 def make_lanes(count: int, **options) -> Lanes:
-    return Lanes([Engine(make_decoder(num_slots=4, **options), encoder=ENCODER) for _ in range(count)])
+    return Lanes([Engine(Stepper(make_decoder(num_slots=4, **options), encoder=ENCODER)) for _ in range(count)])
 
 
 def make_source(rng: np.random.Generator):
@@ -60,7 +60,7 @@ async def test_results_come_in_the_order_of_the_call_and_are_those_of_one_engine
 async def test_a_failure_in_one_lane_ends_the_whole_call_and_frees_every_slot():
     lanes = make_lanes(2)
     lanes.start()
-    broken = lanes._engines[1]._decoder
+    broken = lanes._engines[1]._stepper._decoder
     working = broken.decode
     broken.decode = lambda *_, **__: 1 / 0
     rng = np.random.default_rng(2)

@@ -8,8 +8,6 @@ import pytest
 from numpy_decoder import NumpyEncoder
 from tiny_engine import BOS_ID, VOCAB_SIZE, make_decoder, make_sequence
 
-from headway_server.decoding.core.outbox import Outbox
-from headway_server.decoding.core.pace import EnginePace
 from headway_server.decoding.core.step import Stepper
 from headway_server.decoding.parameters import SearchParameters
 from headway_server.errors import OverloadedError
@@ -52,19 +50,10 @@ async def make(request, clock):
     is_search = request.param == "searched"
 
     def engine(observer):
-        pace = EnginePace()
         encoder = NumpyEncoder(vocab_size=VOCAB_SIZE) if is_search else None
-        outbox = Outbox(asyncio.get_running_loop())
-        stepper = Stepper(
-            decoder,
-            encoder=encoder,
-            max_encoder_tokens=4096,
-            name="tiny",
-            outbox=outbox,
-            pace=pace,
-            observer=observer,
-        )
-        return stepper, pace
+        stepper = Stepper(decoder, encoder=encoder, name="tiny", observer=observer)
+        stepper.outbox.post = asyncio.get_running_loop().call_soon_threadsafe
+        return stepper, stepper.pace
 
     def sequence(**options):
         options = {"eos_id": None, "max_new_tokens": 6} | options

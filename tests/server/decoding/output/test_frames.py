@@ -5,7 +5,8 @@ import pytest
 
 from headway_server.bundles import AudioCodec
 from headway_server.decoding.output.frames import FrameAssembly
-from headway_server.tasks.synthesis.rules import FrameConstraint, FrameMasks
+from headway_server.decoding.rules import num_words, unpack
+from headway_server.tasks.synthesis.rules import FrameMasks, FrameRule
 
 CODEC = AudioCodec(sampling_rate=8000, hop_length=160, num_books=3, codebook_size=40, first_code=10, frames_per_run=5)
 END = 2
@@ -42,21 +43,20 @@ def test_a_frame_that_is_not_whole_is_left_out(num_tokens):
         assert found.tolist() == whole
 
 
-def allowed(constraint):
-    words = np.zeros(-(-VOCABULARY // 32), np.int32)
-    constraint.fill(words)
-    bits = np.unpackbits(words.view(np.uint8), bitorder="little")
-    return set(np.flatnonzero(bits).tolist())
+def allowed(rule):
+    mask = np.full(num_words(VOCABULARY), -1, np.int32)
+    rule.allow(mask, np.zeros(VOCABULARY, np.float32))
+    return set(np.flatnonzero(unpack(mask)).tolist())
 
 
 def test_each_book_follows_the_one_before_and_the_end_a_whole_frame():
     masks = FrameMasks(CODEC, vocab_size=VOCABULARY, end_id=END)
-    constraint, other = FrameConstraint(masks), FrameConstraint(masks)
+    rule, other = FrameRule(masks), FrameRule(masks)
     books = [set(range(10 + 40 * book, 50 + 40 * book)) for book in range(3)]
     for frame in range(3):
         for book in range(3):
             expected = books[book] | ({END} if frame and not book else set())
-            assert allowed(constraint) == expected
-            assert not constraint.is_complete
-            constraint.accept(min(books[book]))
+            assert allowed(rule) == expected
+            assert not rule.is_complete
+            rule.follow(min(books[book]))
     assert allowed(other) == books[0]  # what sequences share does not change

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from sampler_rows import make_sampler, pack
+from sampler_rows import make_sampler, pack, restrict
 
 from headway_server.decoding.interfaces import Ranking
 from headway_server.decoding.parameters import SamplingParameters
@@ -28,7 +28,7 @@ def test_log_probabilities_are_the_models_own():
         for k in (0, 3, 9)
     ]
     sampler = make_sampler(parameters, 777, with_log_probabilities=True)
-    sampler.allow(4, pack(np.arange(777) < 50))
+    restrict(sampler, 4, pack(np.arange(777) < 50))
     sampled = sampler.sample(logits)
     assert sampled.log_probabilities == pytest.approx(exact(logits)[np.arange(6), sampled.token_ids], abs=1e-6)
     assert sampled.top_tokens == {}
@@ -137,7 +137,7 @@ def test_logits_that_were_ranked_already_give_the_same_tokens_and_log_probabilit
             make_sampler(parameters, 300, with_log_probabilities=True, suppressed_ids=suppressed_ids) for _ in range(2)
         )
         for sampler in (plain, ranked) if is_masked else ():
-            sampler.allow(0, pack(np.arange(300) < 40))
+            restrict(sampler, 0, pack(np.arange(300) < 40))
         expected, found = plain.sample(logits), ranked.sample(logits, ranking=ranking)
         assert found.token_ids.tolist() == expected.token_ids.tolist()
         assert found.is_valid.all()

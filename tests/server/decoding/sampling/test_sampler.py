@@ -81,7 +81,7 @@ def test_a_moved_slot_goes_on_with_its_own_stream():
     staying, moving = make_sampler(parameters, 500), make_sampler(parameters, 500)
     staying.sample(logits)
     moving.sample(logits)
-    moving.move(2, 0)
+    moving.masks.slots.move(2, 0)
     assert moving.sample(logits[2:]).token_ids[0] == staying.sample(logits).token_ids[2]
 
 

@@ -2,11 +2,10 @@
 
 import numpy as np
 import pytest
-from sampler_rows import pack
+from sampler_rows import new_sampler, pack, restrict
 from scipy import stats
 
 from headway_server.decoding.parameters import SamplingParameters
-from headway_server.decoding.sampling.sampler import Sampler
 
 VOCAB_SIZE = 700
 NUM_ROWS = 500
@@ -65,7 +64,7 @@ def test_tokens_after_a_text_follow_their_edited_distribution(parameters, is_mas
 def check(logits, expected_logits, parameters, *, text=(), mask=None):
     """Draws from rows that have this prompt and text, and compares with the distribution of other logits."""
     counts = np.zeros(VOCAB_SIZE, np.int64)
-    sampler = Sampler(num_slots=NUM_ROWS, vocab_size=VOCAB_SIZE)
+    sampler = new_sampler(NUM_ROWS, VOCAB_SIZE)
     for turn in range(NUM_ROUNDS):
         for slot in range(NUM_ROWS):
             sample = turn * NUM_ROWS + slot
@@ -88,7 +87,8 @@ def check(logits, expected_logits, parameters, *, text=(), mask=None):
 
 def allow(sampler, mask):
     for slot in range(NUM_ROWS):
-        sampler.allow(slot, mask)
+        if mask is not None:
+            restrict(sampler, slot, mask)
 
 
 def compare(counts, expected):

@@ -2,18 +2,17 @@
 
 import numpy as np
 import pytest
-from sampler_rows import make_sampler, pack
+from sampler_rows import make_sampler, new_sampler, pack, restrict
 
 from headway_server.decoding.parameters import SamplingParameters
-from headway_server.decoding.sampling.sampler import Sampler
 
 
-def greedy(logits, *, num_steps=1, prompt_ids=None, end_ids=(), **parameters):
+def greedy(logits, *, num_steps=1, prompt_ids=None, **parameters):
     """Returns the tokens that one greedy row chooses from the same logits again and again."""
     logits = np.array([logits], np.float32)
-    sampler = Sampler(num_slots=1, vocab_size=logits.shape[1])
+    sampler = new_sampler(1, logits.shape[1])
     prompt = None if prompt_ids is None else np.array(prompt_ids)
-    sampler.assign(0, SamplingParameters(max_new_tokens=99, **parameters), prompt_ids=prompt, end_ids=end_ids)
+    sampler.assign(0, SamplingParameters(max_new_tokens=99, **parameters), prompt_ids=prompt)
     return [int(sampler.sample(logits).token_ids[0]) for _ in range(num_steps)]
 
 
@@ -48,11 +47,6 @@ def test_biases_come_before_penalties():
     assert greedy([3, 2, -9], prompt_ids=[1], repetition_penalty=2.0, logit_biases=((1, 3.0),)) == [0]
 
 
-def test_the_end_is_forbidden_until_there_are_enough_tokens():
-    assert greedy([1, 9, 8, 0], min_new_tokens=3, end_ids=(1, 2), num_steps=5) == [0, 0, 0, 1, 1]
-    assert greedy([1, 9, 8, 0], min_new_tokens=3, num_steps=2) == [1, 1]
-
-
 def test_many_different_tokens_are_remembered():
     logits = np.arange(1000, 0, -1)
     assert greedy(logits, presence_penalty=2000.0, num_steps=1000) == list(range(1000))
@@ -60,11 +54,11 @@ def test_many_different_tokens_are_remembered():
 
 def test_penalties_move_with_their_slot_and_end_with_it():
     logits = np.array([[5, 4, 3]], np.float32)
-    sampler = Sampler(num_slots=2, vocab_size=3)
+    sampler = new_sampler(2, 3)
     sampler.assign(1, SamplingParameters(max_new_tokens=9, presence_penalty=1.5))
     assert sampler.sample(logits, np.array([1])).token_ids[0] == 0
-    sampler.move(1, 0)
-    sampler.move(0, 0)
+    sampler.masks.slots.move(1, 0)
+    sampler.masks.slots.move(0, 0)
     assert sampler.sample(logits, np.array([0])).token_ids[0] == 1
     sampler.assign(0, SamplingParameters(max_new_tokens=9, presence_penalty=1.5))
     assert sampler.sample(logits, np.array([0])).token_ids[0] == 0
@@ -81,7 +75,7 @@ def test_a_mask_with_one_token_leaves_that_one(vocab_size):
     sampler = make_sampler(parameters, vocab_size)
     for token in {0, vocab_size // 2, vocab_size - 1}:
         for slot in range(5):
-            sampler.allow(slot, pack(np.arange(vocab_size) == token))
+            restrict(sampler, slot, pack(np.arange(vocab_size) == token))
         sampled = sampler.sample(logits)
         assert sampled.token_ids.tolist() == [token] * 5
         assert sampled.is_valid.all()
@@ -91,17 +85,17 @@ def test_a_mask_holds_for_one_draw():
     logits = np.array([[1, 2, 3]], np.float32)
     sampler = make_sampler([SamplingParameters(max_new_tokens=9)], 3)
     for _ in range(2):
-        sampler.allow(0, np.array([0b001], np.int32))
+        restrict(sampler, 0, np.array([0b001], np.int32))
         assert sampler.sample(logits).token_ids[0] == 0
         assert sampler.sample(logits).token_ids[0] == 2
-    sampler.allow(0, np.array([0b001], np.int32))
-    sampler.allow(0, None)
+    restrict(sampler, 0, np.array([0b001], np.int32))
+    sampler.masks.clear(0)
     assert sampler.sample(logits).token_ids[0] == 2
 
 
 def test_a_mask_of_the_slots_last_sequence_is_forgotten():
     sampler = make_sampler([SamplingParameters(max_new_tokens=9)], 3)
-    sampler.allow(0, np.array([0b001], np.int32))
+    restrict(sampler, 0, np.array([0b001], np.int32))
     sampler.assign(0, SamplingParameters(max_new_tokens=9))
     assert sampler.sample(np.array([[1, 2, 3]], np.float32)).token_ids[0] == 2
 
@@ -115,9 +109,9 @@ def test_a_row_with_nothing_to_choose_is_marked_and_leaves_its_neighbours_alone(
     logits[2, :10] = -np.inf
     logits[3, 20] = np.nan
     sampler = make_sampler(parameters, 40)
-    sampler.allow(1, pack(np.zeros(40, np.bool_)))
-    sampler.allow(2, pack(np.arange(40) < 10))  # what is allowed, the model has forbidden
-    sampler.allow(3, pack(np.arange(40) < 10))  # what is allowed is finite, the row is not
+    restrict(sampler, 1, pack(np.zeros(40, np.bool_)))
+    restrict(sampler, 2, pack(np.arange(40) < 10))  # what is allowed, the model has forbidden
+    restrict(sampler, 3, pack(np.arange(40) < 10))  # what is allowed is finite, the row is not
     sampled = sampler.sample(logits)
     assert sampled.is_valid.tolist() == [True, False, False, False, True]
     assert sampled.token_ids[[0, 4]].tolist() == whole.token_ids[[0, 4]].tolist()
@@ -125,15 +119,14 @@ def test_a_row_with_nothing_to_choose_is_marked_and_leaves_its_neighbours_alone(
 
 def test_bits_past_the_vocabulary_mean_nothing():
     sampler = make_sampler([SamplingParameters(max_new_tokens=9)], 33)
-    sampler.mask_row(0)[:] = [0, -2]  # all but token 32, and there are 33
-    sampler.allow(0, sampler.mask_row(0))
+    restrict(sampler, 0, np.array([0, -2], np.int32))  # all but token 32, and there are 33
     assert not sampler.sample(np.ones((1, 33), np.float32)).is_valid[0]
 
 
-def test_a_mask_row_has_a_bit_for_every_token():
-    sampler = Sampler(num_slots=3, vocab_size=65)
-    assert sampler.mask_row(2).shape == (3,)
-    assert sampler.mask_row(2).dtype == np.int32
+def test_a_mask_has_a_bit_for_every_token():
+    mask = new_sampler(3, 65).masks.begin(2)
+    assert mask.shape == (3,)
+    assert mask.dtype == np.int32
 
 
 def test_a_bias_may_not_make_a_row_infinite_without_a_word():
@@ -146,7 +139,7 @@ def test_a_bias_may_not_make_a_row_infinite_without_a_word():
 
 def test_suppressed_tokens_are_never_chosen_and_count_in_log_probabilities():
     logits = np.array([[1.0, 4.0, 2.0], [0.0, 3.0, 1.0]], np.float32)
-    sampler = Sampler(num_slots=2, vocab_size=3, with_log_probabilities=True, suppressed_ids=(1,))
+    sampler = new_sampler(2, 3, with_log_probabilities=True, suppressed_ids=(1,))
     sampler.assign(0, SamplingParameters(max_new_tokens=9))
     sampler.assign(1, SamplingParameters(max_new_tokens=9, temperature=2.0, seed=1))
     normalizers = np.log(np.exp(logits).sum(axis=1))

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
-from sampler_rows import Row, make_parameters, pack
+from sampler_rows import Row, make_parameters, new_sampler, pack, restrict
 
-from headway_server.decoding.sampling.sampler import Sampler
+from headway_server.decoding.interfaces import Ranking
 
 NUM_STEPS = 5
 
@@ -36,20 +36,31 @@ def make_masks(rng, rows, vocab_size):
         row.allowed = None if rng.random() < 0.5 else rng.random(vocab_size) < rng.choice([0.02, 0.5, 0.98])
 
 
+def rank(logits):
+    """Ranks the likeliest token of each row, as a graph may."""
+    best = logits.argmax(axis=1)[:, np.newaxis]
+    maximum = np.take_along_axis(logits, best, axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        normalizers = np.log(np.exp(logits.astype(np.float64) - maximum).sum(axis=1)) + maximum[:, 0]
+    return Ranking(best, maximum, normalizers)
+
+
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32 - 1), vocab_size=st.sampled_from([1, 2, 5, 31, 65, 256, 300, 1000]))
 def test_a_batch_chooses_what_the_naive_sampler_chooses(seed, vocab_size):
     rng = np.random.default_rng(seed)
     rows = make_rows(rng, vocab_size, int(rng.integers(1, 9)))
-    sampler = Sampler(num_slots=len(rows), vocab_size=vocab_size)
+    suppressed_ids = tuple(set(rng.integers(vocab_size, size=rng.integers(3)).tolist()))
+    sampler = new_sampler(len(rows), vocab_size, suppressed_ids)
     for slot, row in enumerate(rows):
+        row.suppressed_ids = suppressed_ids
         row.assign(sampler, slot)
     for step in range(NUM_STEPS):
         make_masks(rng, rows, vocab_size)
         for slot, row in enumerate(rows):
             row.restrict(sampler, slot)
         logits = make_logits(rng, len(rows), vocab_size)
-        sampled = sampler.sample(logits)
+        sampled = sampler.sample(logits, ranking=rank(logits) if rng.random() < 0.5 else None)
         for slot, row in enumerate(rows):
             note(f"step {step}, row {slot}: {row.parameters}")
             token = int(sampled.token_ids[slot])
@@ -64,7 +75,7 @@ def test_a_batch_chooses_what_the_naive_sampler_chooses(seed, vocab_size):
 def test_a_large_vocabulary_is_sampled_as_the_naive_sampler_does(vocab_size):
     rng = np.random.default_rng(vocab_size)
     rows = make_rows(rng, vocab_size, 16)
-    sampler = Sampler(num_slots=len(rows), vocab_size=vocab_size)
+    sampler = new_sampler(len(rows), vocab_size)
     for scale in (0.5, 3):
         make_masks(rng, rows, vocab_size)
         logits = (rng.normal(size=(len(rows), vocab_size)) * scale).astype(np.float32)
@@ -84,8 +95,8 @@ def test_a_row_is_the_same_alone_and_among_others_and_wherever_it_moves(seed, vo
     rng = np.random.default_rng(seed)
     num_slots = int(rng.integers(2, 9))
     rows = make_rows(rng, vocab_size, num_slots)
-    together = Sampler(num_slots=num_slots, vocab_size=vocab_size)
-    alone = [Sampler(num_slots=1, vocab_size=vocab_size) for _ in rows]
+    together = new_sampler(num_slots, vocab_size)
+    alone = [new_sampler(1, vocab_size) for _ in rows]
     for slot, row in enumerate(rows):
         row.assign(together, slot)
         row.assign(alone[slot], 0)
@@ -98,7 +109,7 @@ def test_a_row_is_the_same_alone_and_among_others_and_wherever_it_moves(seed, vo
             rows[number].restrict(alone[number], 0)
         if len(running) > 1 and rng.random() < 0.5:  # one retires after its mask was set, the last takes its slot
             slot = int(rng.integers(len(running)))
-            together.move(len(running) - 1, slot)
+            together.masks.slots.move(len(running) - 1, slot)
             running[slot] = running[-1]
             running.pop()
         batch = together.sample(logits[running])
@@ -113,7 +124,7 @@ def test_a_row_is_the_same_alone_and_among_others_and_wherever_it_moves(seed, vo
 def test_a_row_that_begins_later_is_sampled_by_itself():
     rng = np.random.default_rng(8)
     rows = make_rows(rng, 500, 3)
-    sampler, whole = (Sampler(num_slots=3, vocab_size=500) for _ in range(2))
+    sampler, whole = (new_sampler(3, 500) for _ in range(2))
     logits = make_logits(rng, 3, 500)
     for slot, row in enumerate(rows):
         row.assign(sampler, slot)
@@ -127,9 +138,9 @@ def test_edits_leave_the_logits_as_they_are():
     rows = make_rows(rng, 200, 6)
     logits = make_logits(rng, 6, 200)
     before = logits.copy()
-    sampler = Sampler(num_slots=6, vocab_size=200, with_log_probabilities=True)
+    sampler = new_sampler(6, 200, with_log_probabilities=True)
     for slot, row in enumerate(rows):
         row.assign(sampler, slot)
-        sampler.allow(slot, pack(rng.random(200) < 0.5))
+        restrict(sampler, slot, pack(rng.random(200) < 0.5))
     sampler.sample(logits)
     assert np.array_equal(logits, before)

@@ -14,6 +14,7 @@ from headway.v1 import generation_service_pb2 as pb
 from headway.v1 import generation_service_pb2_grpc as pb_grpc
 from headway_server.bundles import Precision, open_bundle
 from headway_server.decoding.constraints import ConstraintRequest
+from headway_server.decoding.core.engine import Engine
 from headway_server.decoding.settings import EngineSettings
 from headway_server.decoding.speculation.drafting import MAX_ROWS, verifies_exactly
 from headway_server.preprocessing import ReasoningForm
@@ -49,8 +50,8 @@ def models(request, tiny_store):
 async def plain_and_drafting(models):
     """Both, with engines that are started anew."""
     for model in models:
-        engine = model._lanes._engines[0]
-        engine._thread, engine._is_closed = None, False
+        engines = model._lanes._engines
+        engines[0] = Engine(engines[0]._stepper)
         model.start()
     yield models
     for model in models:
@@ -255,7 +256,7 @@ async def test_thoughts_end_at_their_budgets_with_drafts_as_without(plain_and_dr
             budget = (plan.parameters.seed or 0) % 12
             return Thinking(marks, is_open=True, context_ids=prompt.context_ids, budget=budget, answer=constraint)
 
-        monkeypatch.setattr(model, "_constraint_of", thinking)
+        monkeypatch.setattr(model, "_rule_of", thinking)
     calls = [random_call(seed) for seed in range(200, 230)]
     plain = await run_some(plain_and_drafting[0], calls, at_once=4)
     assert plain == await run_some(plain_and_drafting[1], calls, at_once=1)

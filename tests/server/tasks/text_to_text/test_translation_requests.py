@@ -109,7 +109,7 @@ async def test_a_prefix_that_leaves_no_room_is_refused(model):
 @pytest.mark.parametrize("parameters", [{}, {"beam_size": 4}, {"sampling": {"temperature": 2.0, "seed": 3}}])
 async def test_no_tokens_follow_each_other_twice_where_that_is_asked_for(model, parameters):
     model_parameters = {"max_new_tokens": 40, "no_repeat_ngram_size": 1, **parameters}
-    decoder_output = model._lanes._engines[0]._decoder.output
+    decoder_output = model._lanes._engines[0]._stepper._decoder.output
     decoder_output[:, EOS_ID] = 0  # goes on for long
     results = await translate(model, *TEXTS, parameters=model_parameters, wants_alignment=True)
     for result in results:

@@ -12,6 +12,7 @@ from random_searches import random_search
 from tiny_engine import BOS_ID, make_sequence
 
 from headway_server.decoding.core.engine import Engine
+from headway_server.decoding.core.step import Stepper
 from headway_server.errors import CancelledError, DeadlineError, OverloadedError
 
 SEED = 21
@@ -76,7 +77,7 @@ async def until_idle(engine: Engine) -> None:
 async def test_thousands_of_random_translations_leave_nothing_behind_and_answer_as_if_alone():
     rng = random.Random(SEED)
     decoder = new_decoder(NUM_SLOTS)
-    engine = Engine(decoder, encoder=ENCODER, max_encoder_tokens=60)
+    engine = Engine(Stepper(decoder, encoder=ENCODER, max_encoder_tokens=60))
     engine.start()
     counts: dict[str, int] = {}
     answered: list[tuple[dict, tuple]] = []
@@ -105,7 +106,7 @@ async def test_thousands_of_random_translations_leave_nothing_behind_and_answer_
 
 
 async def check_alone(answered: list[tuple[dict, tuple]]) -> None:
-    alone = Engine(new_decoder(16), encoder=ENCODER)
+    alone = Engine(Stepper(new_decoder(16), encoder=ENCODER))
     alone.start()
     for options, outcome in answered:
         (result,) = await alone.run([make_sequence(start_ids=[BOS_ID], **options)])
@@ -115,7 +116,7 @@ async def check_alone(answered: list[tuple[dict, tuple]]) -> None:
 
 
 async def test_a_wide_search_gets_its_turn_among_ever_more_narrow_ones():
-    engine = Engine(new_decoder(16), encoder=ENCODER)
+    engine = Engine(Stepper(new_decoder(16), encoder=ENCODER))
     engine.start()
     rng = random.Random(3)
     is_over = False
