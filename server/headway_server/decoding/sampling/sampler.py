@@ -260,7 +260,7 @@ class TokenSampler:
             log_probabilities[wanted] = chosen[wanted] - found
         else:
             found = normalizers[wanted]
-        lists = zip(wanted.tolist(), likeliest(some, found, np.maximum(num_top[wanted], 0)), strict=True)
+        lists = zip(wanted.tolist(), likeliest(some, found, num_top[wanted]), strict=True)
         tops = {row: top_tokens for row, top_tokens in lists if top_tokens}
         for row, normalizer in zip(wanted.tolist(), found, strict=True):  # a float64, and so are its scores
             if scored_ids := self._scored_ids[slots[row]]:

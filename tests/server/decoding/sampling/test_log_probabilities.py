@@ -67,8 +67,8 @@ def test_given_tokens_have_theirs_wherever_they_rank_and_whatever_may_follow():
         for count, ids in ((0, scored_ids), (2, scored_ids), (2, ()))
     ]
     sampler = make_sampler([SamplingParameters(max_new_tokens=1), *parameters], 300)
-    sampler.move(3, 0)
-    sampler.allow(1, pack(np.arange(300) == 5))
+    sampler.masks.slots.move(3, 0)
+    restrict(sampler, 1, pack(np.arange(300) == 5))
     sampled = sampler.sample(logits, np.array([1, 2, 0]))
     wanted = exact(logits)
     assert [token for token, _ in sampled.top_tokens[0]] == [*scored_ids]
