@@ -289,7 +289,7 @@ def broken(model):
         raise RuntimeError("broken")
 
     if hasattr(model, "_lanes"):
-        parts = [(engine._decoder, name) for engine in model._lanes._engines for name in ("prefill", "decode")]
+        parts = [(engine._stepper._decoder, name) for engine in model._lanes._engines for name in ("prefill", "decode")]
         parts += [(model._inspector._batcher._graph, "run")] if model._inspector._batcher else []
     else:
         parts = [(model._engine, "_denoise")]
