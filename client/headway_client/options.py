@@ -32,7 +32,7 @@ class EarlyStopping(StrEnum):
 
 
 class AttentionSummary(StrEnum):
-    """What is made of the heads of a layer."""
+    """Summary of the heads of a layer."""
 
     MEAN = "mean"
     """A map for each layer: the mean over its heads."""
@@ -43,7 +43,7 @@ class AttentionSummary(StrEnum):
 
 
 class MaskFormat(StrEnum):
-    """What a mask comes as."""
+    """Format of a mask."""
 
     RUNS = "runs"
     """Lengths of runs by columns, as COCO has them."""
@@ -52,7 +52,7 @@ class MaskFormat(StrEnum):
 
 
 class DiffusionSampler(StrEnum):
-    """How the steps from noise to an image are made."""
+    """Sampler of a diffusion model."""
 
     DDIM = "ddim"
     """DDIM, without noise in between."""
@@ -73,7 +73,7 @@ class PhraseConstraints:
 
 
 class ModelOptions(TypedDict, total=False):
-    """Which model answers."""
+    """Selection of the model."""
 
     model: Annotated[str | None, "Name of the model. Default: the only loaded model for the task."]
     model_version: Annotated[str | None, "Version of the model. Default: the latest loaded version."]
@@ -121,7 +121,7 @@ class StreamGenerateTextOptions(ModelOptions, SamplingOptions, total=False):
     max_new_tokens: Annotated[int | None, "Most tokens to generate. Default: the model's own, or 128."]
     min_new_tokens: Annotated[int | None, "Tokens to generate before the text may end, 0 to max_new_tokens."]
     thinking_token_budget: Annotated[
-        int | None, "Tokens that the model may think before it answers; 0 lets it think nothing. Default: no limit."
+        int | None, "Limit of reasoning tokens before the answer; 0: no reasoning. Default: no limit."
     ]
     repetition_penalty: Annotated[
         float | None, "Above 1, tokens of the prompt and the text become less likely, 0.01 to 100; 1 turns it off."
@@ -182,7 +182,7 @@ class _DecodingOptions(ModelOptions, SamplingOptions, total=False):
         float | None, "Power of the token count in scores, 0 to 5: above 1 favours long texts. Default: 1."
     ]
     no_repeat_ngram_size: Annotated[
-        int | None, "No sequence of this many tokens may occur twice, 0 to 16; 0 allows it. Default: 0."
+        int | None, "n-grams of this size may not repeat, 0 to 16; 0: no limit. Default: 0."
     ]
 
 
@@ -235,7 +235,7 @@ class TranslateTextOptions(RewriteTextOptions, _TranslationOptions, total=False)
 
 class _CaptionOptions(_DecodingOptions, total=False):
     language: Annotated[str | None, "Language of the captions as a BCP 47 code. Default: the model's only one."]
-    include_attention: Annotated[bool | None, "Return what each token of a caption looked at."]
+    include_attention: Annotated[bool | None, "Return the attention of each caption token over the image."]
 
 
 class CaptionImageOptions(_CaptionOptions, _BeamOptions, total=False):
@@ -253,24 +253,22 @@ class StreamCaptionImageOptions(_CaptionOptions, total=False):
 
 
 class SpeechTask(StrEnum):
-    """What is written of audio."""
+    """Task of a transcription call."""
 
     TRANSCRIBE = "transcribe"
-    """What is said, in the language that is spoken."""
+    """Transcription in the spoken language."""
     TRANSLATE = "translate"
-    """What is said, in English."""
+    """Translation to English."""
 
 
 class StreamTranscribeSpeechOptions(_DecodingOptions, total=False):
     """Options of StreamTranscribeSpeech."""
 
     language: Annotated[str | None, "Language that is spoken as a BCP 47 code. Default: the one that is detected."]
-    task: Annotated[SpeechTask | str | None, "What to write: what is said, or that in English. Default: transcribe."]
+    task: Annotated[SpeechTask | str | None, "Task: transcribe, or translate to English. Default: transcribe."]
     include_timestamps: Annotated[bool | None, "Return segments with the times when they begin and end."]
     prompt: Annotated[str | None, "Text that the audio continues, or names and words that it may hold."]
-    condition_on_previous: Annotated[
-        bool | None, "Let the model read what it wrote of the windows before, of a long audio."
-    ]
+    condition_on_previous: Annotated[bool | None, "Condition each window of long audio on the text of earlier windows."]
 
 
 class TranscribeSpeechOptions(StreamTranscribeSpeechOptions, _BeamOptions, total=False):
@@ -278,7 +276,7 @@ class TranscribeSpeechOptions(StreamTranscribeSpeechOptions, _BeamOptions, total
 
 
 class AudioFormat(StrEnum):
-    """What spoken audio is encoded as."""
+    """Encoding of synthesized audio."""
 
     WAV = "wav"
     """Of 16 bits."""
@@ -291,7 +289,7 @@ class AudioFormat(StrEnum):
 class StreamSynthesizeSpeechOptions(ModelOptions, SamplingOptions, total=False):
     """Options of StreamSynthesizeSpeech. What is not given takes the model's own default."""
 
-    voice: Annotated[str | None, "Who speaks: one of the model's voices. Default: whoever the model draws."]
+    voice: Annotated[str | None, "Voice, one of the model's. Default: drawn by the model."]
     max_duration_seconds: Annotated[
         float | None, "Longest audio of a text, in seconds. Default: what the model can hold."
     ]
@@ -300,7 +298,7 @@ class StreamSynthesizeSpeechOptions(ModelOptions, SamplingOptions, total=False):
 class SynthesizeSpeechOptions(StreamSynthesizeSpeechOptions, total=False):
     """Options of SynthesizeSpeech."""
 
-    format: Annotated[AudioFormat | str | None, "What audio is encoded as: wav, flac or opus. Default: wav."]
+    format: Annotated[AudioFormat | str | None, "Encoding of the audio: wav, flac or opus. Default: wav."]
 
 
 class _TextOptions(ModelOptions, total=False):
@@ -367,7 +365,7 @@ class PrepareImageOptions(TypedDict, total=False):
 
 class _MaskOptions(ModelOptions, total=False):
     image_id: Annotated[str | None, "Id of a prepared image, in place of the image."]
-    mask_format: Annotated[MaskFormat | str | None, "What masks come as: runs or png. Default: runs."]
+    mask_format: Annotated[MaskFormat | str | None, "Format of masks: runs or png. Default: runs."]
 
 
 class SegmentImageOptions(_MaskOptions, total=False):
@@ -392,11 +390,11 @@ class SegmentInteractivelyOptions(_MaskOptions, total=False):
 
 
 class _DrawingOptions(ModelOptions, total=False):
-    negative_prompt: Annotated[str | None, "What to lead away from, as the prompt is. Default: from anything."]
+    negative_prompt: Annotated[str | None, "Negative prompt, of the same kind as the prompt. Default: none."]
     step_count: Annotated[int | None, "Steps from noise to the image, 1 to 250. Default: 20."]
-    guidance_scale: Annotated[float | None, "How far steps lead to the prompt, 1 to 30. Default: 3."]
+    guidance_scale: Annotated[float | None, "Guidance scale, 1 to 30. Default: 3."]
     sampler: Annotated[
-        DiffusionSampler | str | None, "How steps are made: ddim, dpm_solver_pp_2m or euler. Default: dpm_solver_pp_2m."
+        DiffusionSampler | str | None, "Sampler: ddim, dpm_solver_pp_2m or euler. Default: dpm_solver_pp_2m."
     ]
     seed: Annotated[int | None, "Seed of the noise, which gives the same image again. Default: drawn by the server."]
     strength: Annotated[
@@ -445,7 +443,7 @@ class RankTextsOptions(_QueryOptions, total=False):
 
 
 class AttentionOptions(ModelOptions, total=False):
-    """Which attention weights to return."""
+    """Selection of attention weights."""
 
     layers: Annotated[Sequence[int] | None, "Layer to return, from 0. Default: all."]
     heads: Annotated[Sequence[int] | None, "Head to return, from 0. Default: all."]

@@ -33,7 +33,7 @@ _WORD = re.compile(r"\w+(?:[-'\u2019]\w+)*|[^\w\s]")
 
 
 class FinishReason(StrEnum):
-    """Why a text ended."""
+    """Reason of a text's end."""
 
     UNSPECIFIED = "unspecified"
     END_OF_SEQUENCE = "end_of_sequence"
@@ -79,7 +79,7 @@ class ModelReference:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where the time of a call went in the server, in seconds. The parts may overlap."""
+    """Timings of a call in the server, in seconds. They may overlap."""
 
     total_s: float
     queue_s: float
@@ -220,7 +220,7 @@ class GeneratedText:
     prompt_tokens: tuple[TokenLogProbability, ...] = ()
     """The prompt's tokens, if `prompt_log_probabilities` was given."""
     reasoning: str = ""
-    """Of a conversation: what the model thought before it said `text`."""
+    """Reasoning of a conversation's answer, before `text`."""
     tool_calls: tuple[ToolCall, ...] = ()
     """The tools that the model calls, if `tools` was given."""
 
@@ -478,7 +478,7 @@ class GeneratedImage:
 
 @dataclass(frozen=True, slots=True)
 class DrawingProgress:
-    """How far an image is."""
+    """Progress of an image."""
 
     completed_step_count: int
     step_count: int
@@ -686,7 +686,7 @@ class RewriteHypothesis:
 
 @dataclass(frozen=True, slots=True)
 class RewrittenText:
-    """What became of one text."""
+    """One rewritten text."""
 
     text: str
     log_probability: float
@@ -884,22 +884,22 @@ class ModelList:
 
 
 class BundleState(StrEnum):
-    """What a bundle of the store is to the server."""
+    """State of a bundle in the store."""
 
     UNSPECIFIED = "unspecified"
     """Not known."""
     LOADING = "loading"
     """It is being loaded."""
     READY = "ready"
-    """It answers calls."""
+    """Serving calls."""
     UNLOADING = "unloading"
     """New calls do not find it, and running ones are finished."""
     FAILED = "failed"
     """It was ready and has ended by itself."""
     REJECTED = "rejected"
-    """It could not be loaded."""
+    """Loading failed."""
     INCOMPLETE = "incomplete"
-    """It is not whole: it may be half copied."""
+    """Incomplete, perhaps still being copied."""
     AVAILABLE = "available"
     """It is not loaded: it was unloaded, or enough newer versions are."""
 

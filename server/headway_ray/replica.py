@@ -107,8 +107,8 @@ class Replica:
 
     def check_health(self) -> None:
         """Fails where a model has ended or hangs, so that Serve replaces this replica."""
-        if ailing := self._host.ailing(stall_timeout_s=self._settings.stall_timeout):
-            raise RuntimeError("; ".join(f"{path}: {reason}" for path, reason in ailing.items()))
+        if unhealthy := self._host.unhealthy(stall_timeout_s=self._settings.stall_timeout):
+            raise RuntimeError("; ".join(f"{path}: {reason}" for path, reason in unhealthy.items()))
 
     async def call(self, head: CallHead, data: bytes) -> Part:
         """Answers a call with one answer."""

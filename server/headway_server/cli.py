@@ -40,7 +40,7 @@ from headway_server.workers import Ready, Worker, choose_workers, supervise
 if sys.platform == "win32":
     from asyncio import run as _run_loop
 else:
-    from uvloop import run as _run_loop  # up to 6 % more calls a second, docs/decisions/event-loop.md
+    from uvloop import run as _run_loop  # up to 6 % more calls a second: docs/decisions/event-loop.md
 
 _log = structlog.get_logger(__name__)
 _USAGE_ERROR = 2
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _print_settings(arguments: Sequence[str]) -> None:
-    """Prints the settings that a server would have, and where each was taken from, if it could start with them."""
+    """Prints the settings of a server and their sources, once they are checked."""
     settings = _read_settings(arguments)
     try:
         Credentials(settings)
@@ -77,7 +77,7 @@ def _print_settings(arguments: Sequence[str]) -> None:
 
 
 def _start(settings: ServerSettings) -> None:
-    """Serves in this process, or in as many as the settings say."""
+    """Serves in this process, or in several as the settings say."""
     _configure_logging(settings)
     _check_ports(settings)
     try:
@@ -131,7 +131,7 @@ def _serve(settings: ServerSettings, worker: Worker | None = None) -> None:
     Raises:
         ServerError: It cannot start.
     """
-    Credentials(settings)  # whose files may be wrong, which is better known before models are loaded
+    Credentials(settings)  # reads files that may be wrong: fail before models are loaded
     monitoring = Monitoring.open(settings, listens=worker is None)
     runtime = Runtime(
         device=settings.device,
@@ -159,10 +159,10 @@ def _serve(settings: ServerSettings, worker: Worker | None = None) -> None:
 
 
 def _absent_models(settings: ServerSettings, paths: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yields the models that have settings and no bundle, which may be misspelt, with a line about each."""
+    """Yields models with settings but no bundle, each with a warning: the name may be misspelt."""
     names = {path.partition("/")[0] for path in paths}
     for name in sorted(settings.models.keys() - names):
-        yield name, "settings of a model that the store does not have" + nearest_name(name, names)
+        yield name, "settings of a model that is not in the store" + nearest_name(name, names)
 
 
 async def _run(
@@ -201,7 +201,7 @@ async def _run(
 
 
 def _open_http(application: Application, write_metrics: Callable[[], bytes] | None) -> Door:
-    """Makes the HTTP port.
+    """Opens the HTTP port.
 
     Raises:
         ServerError: Its libraries are not installed.

@@ -1,4 +1,4 @@
-"""Where settings come from: a TOML file beside flags and the environment, and which of them a value was taken from."""
+"""Sources of settings: flags, the environment and a TOML file; and the source of each value."""
 
 from __future__ import annotations
 
@@ -26,38 +26,38 @@ from headway_server.errors import ConfigurationError
 
 Origin: TypeAlias = Literal["flag", "environment", "file", "default"]
 Place: TypeAlias = tuple[str, ...]
-"""A setting by the names of its groups and its own, such as `("engine", "num_slots")`."""
+"""Path of a setting: its groups and its name, such as `("engine", "num_slots")`."""
 
 FILE_SETTING: Final = "config"
 """The setting that names the file."""
 _CLI_ERROR: Final = "error parsing CLI: "
 _NEAR: Final = 0.8
-"""How alike a variable must be to a setting's to count as a misspelt one: others use the prefix too."""
+"""Similarity at which a variable counts as a misspelt setting; other programs use the prefix too."""
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str:
-    """Returns a question for a message about a name that is none of those known; empty if it is like none of them."""
+    """Returns "; did you mean NAME?" for an unknown name; empty if no known name is similar."""
     found = get_close_matches(name, list(known), n=1)
     return f"; did you mean {found[0]}?" if found else ""
 
 
 _LINK: Final = re.compile(r"(tcp|udp|sctp)://")
-"""How the value of a variable begins that Kubernetes sets for a Service."""
+"""Prefix of the values of variables that Kubernetes sets for a Service."""
 
 
 _LINK_NAME: Final = re.compile(r"\w+_(SERVICE_(HOST|PORT\w*)|PORT_\d+_(TCP|UDP|SCTP)\w*)")
-"""The names of the others that it sets, which are like no setting's."""
+"""Names of its other variables, none of them similar to a setting's."""
 
 
 class ConfigFile(PydanticBaseSettingsSource):
-    """Reads the TOML file that the sources before it name."""
+    """Reads the TOML file named by flags or the environment."""
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:  # noqa: ARG002
-        """Is not used: the file is read as a whole."""
+        """Unused: the file is read as a whole."""
         return None, field_name, False
 
     def __call__(self) -> dict[str, Any]:
-        """Returns what the file says; nothing, if none is named.
+        """Returns the settings in the file; empty without a file.
 
         Raises:
             ConfigurationError: It cannot be read, or is not TOML.
@@ -67,7 +67,7 @@ class ConfigFile(PydanticBaseSettingsSource):
 
 
 def own_variables(source: EnvSettingsSource) -> EnvSettingsSource:
-    """Has a source leave out variables of the environment that are somebody else's, though a setting has their name.
+    """Makes a source ignore other programs' variables with the name of a setting.
 
     Variables cannot be of settings by names of models; one of the group's name may be, such as the HEADWAY_MODELS of
     the compose file. Where a Service is named headway-http, Kubernetes sets HEADWAY_HTTP_PORT to `tcp://10.0.0.1:80`.
@@ -101,7 +101,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 class Sources:
-    """What each source says, the strongest first: flags, environment, file."""
+    """The values of each source in order of precedence: flags, environment, file."""
 
     def __init__(self, kind: type[BaseSettings], arguments: Sequence[str]) -> None:
         """Reads the sources of settings of a kind.
@@ -126,7 +126,7 @@ class Sources:
         }
 
     def origin(self, place: Place) -> Origin:
-        """Returns where a setting was taken from."""
+        """Returns the source of a setting."""
         for origin, values in self._values.items():
             found: Any = values
             for name in place:
@@ -136,7 +136,7 @@ class Sources:
         return "default"
 
     def name(self, place: Place) -> str:
-        """Names a setting as its source does, for messages."""
+        """Returns a setting's name in its source, for messages."""
         origin = self.origin(place)
         if origin == "file":
             return f"{self.file}: {'.'.join(place)}"
@@ -145,7 +145,7 @@ class Sources:
         return f"{flag_name(place)} ({variable_name(self._kind, place)})"
 
     def describe(self, place: Place) -> str:
-        """Says where a setting was taken from."""
+        """Describes the source of a setting."""
         origin = self.origin(place)
         names = {"flag": flag_name(place), "environment": variable_name(self._kind, place), "file": self.file or ""}
         return f"{origin} {names.get(origin, '')}".rstrip()
@@ -174,7 +174,7 @@ def variable_name(kind: type[BaseSettings], place: Place) -> str:
 
 
 def explain(error: ValidationError, kind: type[BaseSettings], sources: Sources) -> str:
-    """Says in one line what is wrong with the first setting that is: its name, its value, and the nearest name."""
+    """Describes the first wrong setting in one line: its name, its value, and the nearest name."""
     first = error.errors()[0]
     place = tuple(map(str, first["loc"]))
     reason = first["msg"].removeprefix("Value error, ")
@@ -194,7 +194,7 @@ def explain(error: ValidationError, kind: type[BaseSettings], sources: Sources) 
 
 
 def explain_arguments(error: SettingsError, kind: type[BaseSettings]) -> str:
-    """Says in one line why flags or variables cannot be read at all."""
+    """Describes in one line why flags or variables cannot be read."""
     message = str(error)
     if not message.startswith(_CLI_ERROR):  # a group in the environment that is not JSON
         return f"environment: {message}; set HEADWAY_<GROUP>__<NAME>, as --help lists them"
@@ -206,9 +206,9 @@ def explain_arguments(error: SettingsError, kind: type[BaseSettings]) -> str:
 
 
 def misspelt_variable(kind: type[BaseSettings]) -> str | None:
-    """Returns what is wrong with a variable of the environment whose name is almost that of a setting.
+    """Returns an error message for an environment variable whose name is almost a setting's; None without one.
 
-    Variables with the same prefix that are like no setting's are somebody else's: the client's, or an orchestrator's.
+    Other variables with the prefix belong to other programs: the client, or an orchestrator.
     """
     known = {variable_name(kind, place) for place, _ in _fields(kind)}
     groups = {variable_name(kind, (name,)) for name in kind.model_fields}
@@ -226,7 +226,7 @@ def misspelt_variable(kind: type[BaseSettings]) -> str | None:
 
 
 def format_settings(settings: BaseSettings, sources: Sources) -> str:
-    """Writes settings as a configuration file; the comment of each says where it was taken from."""
+    """Formats settings as a configuration file, with the source of each as a comment."""
     lines: list[str] = []
     tables: list[str] = []
     for name in type(settings).model_fields:
@@ -254,7 +254,7 @@ def _line(name: str, value: Any, comment: str) -> str:
 
 
 def _fields(kind: type[BaseModel]) -> Iterator[tuple[Place, FieldInfo]]:
-    """Yields the settings of a kind, those of groups too."""
+    """Yields the settings of a kind, including those of its groups."""
     for name, field in kind.model_fields.items():
         annotation = field.annotation
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
@@ -264,7 +264,7 @@ def _fields(kind: type[BaseModel]) -> Iterator[tuple[Place, FieldInfo]]:
 
 
 def _names_beside(kind: type[BaseModel], place: Place) -> list[str]:
-    """Returns the names that could stand where an unknown one does."""
+    """Returns the known names beside an unknown one."""
     for name in place[:-1]:
         if name not in kind.model_fields:
             continue  # the key of a mapping

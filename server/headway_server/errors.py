@@ -39,7 +39,7 @@ from contextlib import contextmanager
 
 
 class ServerError(Exception):
-    """Base of every error this package raises; its message is for the user."""
+    """Base of every error of this package; its message is for the user."""
 
 
 class BundleError(ServerError):
@@ -47,7 +47,7 @@ class BundleError(ServerError):
 
 
 class MachineBusyError(BundleError):
-    """A bundle could not be tried or loaded in time, because the machine was too busy; another try may tell."""
+    """A bundle could not be loaded in time because the machine was too busy; a retry may succeed."""
 
 
 class ConfigurationError(ServerError):
@@ -63,7 +63,7 @@ class StoreError(ServerError):
 
 
 class RuntimeUnavailableError(ServerError):
-    """ONNX Runtime, a device or a variant that was asked for is not there."""
+    """ONNX Runtime, a device or a requested variant is unavailable."""
 
 
 class MemoryUnavailableError(RuntimeUnavailableError):
@@ -73,7 +73,7 @@ class MemoryUnavailableError(RuntimeUnavailableError):
 class ModelRunError(ServerError):
     """A model could not be run: a bug or a broken machine, never the caller's fault.
 
-    Whoever raises it has logged the reason; its message is for the log too.
+    The reason is logged where it is raised; the message is for the log as well.
     """
 
 
@@ -89,7 +89,7 @@ class InvalidInputError(RequestError):
 
         Args:
             field: Such as `texts[3]`.
-            parts: Of the description: the value, the limit, what to do. Where they name another field, it is a part of
+            parts: Parts of the description: the value, the limit, what to do. The name of another field is a part of
                 its own, a `FieldName`.
         """
         self.field = field
@@ -98,7 +98,7 @@ class InvalidInputError(RequestError):
         super().__init__(f"{field}: {self.description}")
 
     def renamed(self, name_of: Callable[[str], str]) -> InvalidInputError:
-        """Returns the error with the names that an API has for its fields; the rest stays as it is."""
+        """Returns the error with field names translated to those of an API."""
         parts = (FieldName(name_of(part)) if isinstance(part, FieldName) else part for part in self.parts)
         return type(self)(name_of(self.field), *parts)
 
@@ -110,7 +110,7 @@ class FieldName(str):
 
 
 class UnknownFieldError(InvalidInputError):
-    """The request has a field that there is not. Its name is the caller's, and no API has another for it."""
+    """The request has an unknown field. Its name is the caller's, the same in every API."""
 
     def renamed(self, name_of: Callable[[str], str]) -> InvalidInputError:  # noqa: ARG002 (there is none)
         """Returns the error itself."""
@@ -122,7 +122,7 @@ class RequestTooLargeError(InvalidInputError):
 
 
 class MediaTypeError(InvalidInputError):
-    """The request is of a type that its method does not read."""
+    """The method does not support the request's media type."""
 
 
 class ModelNotFoundError(RequestError):
@@ -134,19 +134,19 @@ class ServiceNotFoundError(RequestError):
 
 
 class ImageNotFoundError(RequestError):
-    """No prepared image has this id, or none any longer."""
+    """No prepared image has this id; it may have expired."""
 
 
 class BundleRejectedError(RequestError):
-    """A bundle cannot be loaded, and the caller has asked for that; what was loaded before is served on."""
+    """A bundle that the caller asked to load cannot be loaded; the version loaded before stays served."""
 
 
 class StoreUnavailableError(RequestError):
-    """The store cannot be looked at now, or there is none; what was loaded before is served on."""
+    """The store cannot be read now, or there is none; loaded models stay served."""
 
 
 class WrongTaskError(RequestError):
-    """The model cannot do what was asked."""
+    """The model cannot do the requested task."""
 
 
 class NoChatTemplateError(RequestError):
@@ -154,11 +154,11 @@ class NoChatTemplateError(RequestError):
 
 
 class NoAlignmentError(RequestError):
-    """The model cannot align words, because its graphs do not give its attention."""
+    """The model cannot align words, because its graphs do not output attention."""
 
 
 class NoAttentionError(RequestError):
-    """The model cannot show what it attends to, because its bundle has no graph for it."""
+    """The model cannot return attention weights, because its bundle has no graph for them."""
 
 
 class UnknownCallerError(RequestError):
@@ -170,18 +170,18 @@ class ForbiddenError(RequestError):
 
 
 class OverloadedError(RequestError):
-    """There is no room for the call now."""
+    """A limit of calls, bytes or time is reached."""
 
     def __init__(self, message: str, retry_after_s: float, *, is_late: bool = False) -> None:
-        """`retry_after_s` is how many seconds the caller is asked to wait; `is_late` says that it has waited."""
+        """`retry_after_s`: seconds the caller should wait; `is_late`: see the attribute."""
         super().__init__(message)
         self.retry_after_s = retry_after_s
         self.is_late = is_late
-        """True if the call was let in, and waited until there was no time left to answer it."""
+        """True if the call was admitted and ran out of time while it waited."""
 
 
 class BudgetError(OverloadedError):
-    """The caller has used up what it may ask."""
+    """The caller's budget is used up."""
 
 
 class DrainingError(RequestError):
@@ -193,11 +193,11 @@ class DeadlineError(RequestError):
 
 
 class CancelledError(RequestError):
-    """The caller has gone."""
+    """The caller cancelled or disconnected."""
 
 
 def is_failure(error: BaseException) -> bool:
-    """Returns True for an `Exception`, and for a panic of a library that is written in Rust, which is none."""
+    """Returns True for an `Exception` and for a panic of a Rust library, which is not one."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"  # its module cannot be imported
 
 

@@ -1,4 +1,4 @@
-"""`headway-server keys`: makes, lists and removes the API keys of an access file. Only hashes of keys are kept."""
+"""`headway-server keys`: makes, lists and removes API keys. The access file holds only their hashes."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from headway_server.serving.files import replace_file
 _ENVIRONMENT: Final = "HEADWAY_ACCESS_FILE"
 _BUDGETS: Final = {
     "calls-per-s": (float, "calls a second, on average"),
-    "burst": (int, "calls that may come at once after a pause (default: those of a second)"),
-    "concurrency": (int, "calls at a time"),
-    "tokens-per-minute": (int, "tokens read and generated, on average"),
+    "burst": (int, "calls at once after a pause (default: --calls-per-s)"),
+    "concurrency": (int, "concurrent calls"),
+    "tokens-per-minute": (int, "input and output tokens, on average"),
 }
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Runs a command on an access file; `arguments` are those after `headway-server keys`."""
+    """Runs `headway-server keys` with the arguments after it."""
     parser = argparse.ArgumentParser(prog="headway-server keys", description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
     create = commands.add_parser("create", help="make a key, print it once, and add its hash to the file")
-    create.add_argument("name", help="whose key it is: letters, digits, '.', '_' and '-'")
+    create.add_argument("name", help="name of the key: letters, digits, '.', '_' and '-'")
     create.add_argument(
         "--scope",
         action="append",
         required=True,
         dest="scopes",
-        help="what it may do: admin, task:TASK or model:NAME, in which * stands for any letters; may be repeated",
+        help="scope: admin, task:TASK or model:NAME, where * matches any characters; may be repeated",
     )
     for budget, (kind, text) in _BUDGETS.items():
         create.add_argument(f"--{budget}", type=kind, help=text)
-    create.add_argument("--expires", type=datetime.fromisoformat, help="when it ends, such as 2027-01-31 (UTC)")
+    create.add_argument("--expires", type=datetime.fromisoformat, help="expiry, such as 2027-01-31 (UTC)")
     list_ = commands.add_parser("list", help="print name, scopes and budget of every key")
     revoke = commands.add_parser("revoke", help="remove a key from the file")
     revoke.add_argument("name")
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> None:
             "--access-file",
             type=Path,
             default=os.environ.get(_ENVIRONMENT) or None,
-            help=f"TOML file of who may call [env: {_ENVIRONMENT}]",
+            help=f"access file (TOML) [env: {_ENVIRONMENT}]",
         )
     given = parser.parse_args(list(arguments))
     if given.access_file is None:
@@ -75,7 +75,7 @@ def _create(given: argparse.Namespace) -> None:
     key = new_key()
     _write(path, f"{text.rstrip()}\n\n{format_grant(given.name, key, options)}".lstrip())
     sys.stdout.write(f"{key}\n")
-    sys.stderr.write(f"Keep this key: {path} holds its hash alone, and a running server knows it within seconds.\n")
+    sys.stderr.write(f"Save this key now: {path} holds only its hash. A running server accepts it within seconds.\n")
 
 
 def _list(path: Path) -> None:
@@ -87,7 +87,7 @@ def _list(path: Path) -> None:
 
 
 def _revoke(path: Path, name: str) -> None:
-    """Removes the table of a key from the file, and nothing else."""
+    """Removes only the table of a key from the file."""
     before = AccessFile.read(path)
     if name not in before.keys:
         raise AccessError(f"{path}: has no key {name}")
@@ -101,15 +101,15 @@ def _revoke(path: Path, name: str) -> None:
     text = "".join(kept)
     after = before.model_copy(update={"keys": {key: grant for key, grant in before.keys.items() if key != name}})
     if AccessFile.parse(text, str(path)) != after:
-        raise AccessError(f"{path}: the key {name} does not stand in a table of its own; remove it by hand")
+        raise AccessError(f"{path}: the key {name} has no table of its own; remove it by hand")
     _write(path, text)
 
 
 def _write(path: Path, text: str) -> None:
-    """Replaces the file at once, so that no server reads half of it, if its new text can be used.
+    """Checks the new text and replaces the file atomically.
 
     Raises:
-        AccessError: It cannot be used, or not be written.
+        AccessError: The text is wrong, or the file cannot be written.
     """
     AccessFile.parse(text, str(path))
     try:

@@ -1,8 +1,8 @@
-"""Structured log lines on stderr; stdout is for the ready line alone.
+"""Structured log lines on stderr; stdout has only the ready line.
 
-An error is logged with its traceback, without the values of variables: those are what callers sent. A line that is
-written while a call is answered has the call's ids, and no message of an exception unless texts are asked for:
-libraries quote in it what they were given. Where a line holds what callers sent all the same, that stays within it.
+An error is logged with its traceback, without the values of variables: those are what callers sent. A line within a
+call has the call's ids. It has messages of exceptions only with `--log-texts`, since libraries quote their inputs in
+them. Where a line holds what callers sent all the same, that stays within it.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from structlog.typing import EventDict, ExcInfo, Processor, WrappedLogger
 from headway_server.observers import current_call
 
 _MAX_FRAMES: Final = 20
-"""Most frames of a traceback in a JSON line; the middle ones are left out."""
+"""Limit of frames of a traceback in a JSON line; middle ones are left out."""
 _PIECE_CHARACTERS: Final = 1024
-"""In UTF-8 no more than the 4 KiB that a pipe has room for when it says that it has any."""
+"""At most 4 KiB in UTF-8, the room of a pipe that is ready for writing."""
 _GRPC_LOGGER: Final = "grpc._cython.cygrpc"
 _OF_CALLS: Final = frozenset({"call_id", "incident"})
-"""What lines of calls have, and no others."""
+"""Keys of the lines of calls only."""
 _LEFT_OUT: Final = "left out; --log-texts shows it"
 
 
 class _LossyStream:
-    """A text stream that drops what cannot be written at once, so that a log that is closed or full delays no call."""
+    """A text stream that drops text it cannot write at once: a closed or full log delays no call."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._poll: select.poll | None = None
-        with suppress(OSError, ValueError):  # a stream without a file has room
+        with suppress(OSError, ValueError):  # a stream without a file never blocks
             if stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode) or stat.S_ISSOCK(os.fstat(stream.fileno()).st_mode):
                 self._poll = select.poll()
                 self._poll.register(stream.fileno(), select.POLLOUT)
 
     def write(self, text: str) -> int:
-        """Writes `text`, or drops it, or the rest of it."""
+        """Writes `text`, or as much of it as fits."""
         with suppress(OSError):
             if self._poll is None:
                 self._stream.write(text)
@@ -58,7 +58,7 @@ class _LossyStream:
         return len(text)
 
     def flush(self) -> None:
-        """Flushes what was written, or drops it."""
+        """Flushes the stream; errors are ignored."""
         with suppress(OSError):
             self._stream.flush()
 
@@ -70,13 +70,13 @@ def configure_logging(
     texts: bool = False,
     worker: int | None = None,
 ) -> None:
-    """Sends the lines of this package, of the libraries and of `warnings` to stderr in one format.
+    """Sends log lines of this package, of libraries and of `warnings` to stderr in one format.
 
     Args:
-        level: The lowest level that is logged.
+        level: Lowest level of the log.
         line_format: `text` for people, `json` for programs: one object a line.
-        texts: True shows the messages of exceptions in the lines of calls, which may quote what callers sent.
-        worker: Which of a server's workers this process is; None: it is the only one.
+        texts: Show the messages of exceptions in lines of calls, which may quote callers' texts.
+        worker: Index of the worker; None: the only process.
     """
     number = logging.getLevelNamesMapping()[level.upper()]
     shared: list[Processor] = [
@@ -87,7 +87,7 @@ def configure_logging(
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     renderers = _renderers(line_format, texts=texts)
-    stream = cast("TextIO", _LossyStream(sys.stderr))  # the loggers write and flush, and nothing else
+    stream = cast("TextIO", _LossyStream(sys.stderr))  # loggers only write and flush
     structlog.configure(
         processors=[*shared, *renderers],
         wrapper_class=structlog.make_filtering_bound_logger(number),
@@ -108,11 +108,11 @@ def configure_logging(
 
 
 def _silence_c() -> None:
-    """Has C's own stream of errors write nowhere: what decodes MP3 prints there what is wrong with a caller's file.
+    """Silences C's `stderr` stream, to which the MP3 decoder prints errors in callers' files.
 
-    What is written to the descriptor stays: Python's tracebacks, and the last words of a process that crashes.
+    Writes to the file descriptor stay: Python's tracebacks, and messages of a crash.
     """
-    with suppress(OSError, ValueError, AttributeError):  # a C library that has no such variable prints on
+    with suppress(OSError, ValueError, AttributeError):  # a C library without this variable keeps printing
         library = ctypes.CDLL(None)
         library.fopen.restype = ctypes.c_void_p
         if nowhere := library.fopen(os.fsencode(os.devnull), b"w"):
@@ -120,7 +120,7 @@ def _silence_c() -> None:
 
 
 def _renderers(line_format: Literal["text", "json"], *, texts: bool) -> list[Processor]:
-    """Returns what formats a line. The defaults of both formats would print the variables of every frame."""
+    """Returns the processors that format a line; the libraries' defaults would print variables of frames."""
     if line_format == "json":
         transformer = structlog.tracebacks.ExceptionDictTransformer(show_locals=False, max_frames=_MAX_FRAMES)
         rendered = structlog.processors.ExceptionRenderer(transformer)
@@ -134,7 +134,7 @@ def _renderers(line_format: Literal["text", "json"], *, texts: bool) -> list[Pro
 
 
 def _escape_values(_logger: WrappedLogger, _name: str, event: EventDict) -> EventDict:
-    """Escapes what would begin a new line or steer a terminal; JSON does so by itself."""
+    """Escapes line breaks and terminal control characters; JSON does so by itself."""
     for key, value in event.items():
         if isinstance(value, str) and not value.isprintable():
             event[key] = _mark(value) if key == "exception" else _escape(value)
@@ -148,17 +148,17 @@ def _write_traceback(stream: TextIO, error: ExcInfo) -> None:
 
 
 def _mark(traceback_text: str) -> str:
-    """Puts a mark before each line of a traceback, so that none reads as a line of the log."""
+    """Prefixes each line of a traceback, so that none reads as a line of the log."""
     return "\n".join(f" | {_escape(part)}" for part in traceback_text.strip("\n").split("\n"))
 
 
 def _escape(text: str) -> str:
-    """Writes characters that are not printed as Python writes them in a string."""
+    """Escapes unprintable characters as in a Python string."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def _name_worker(worker: int) -> Processor:
-    """Returns what adds a worker's number to its lines."""
+    """Returns a processor that adds a worker's index to its lines."""
 
     def add(_logger: WrappedLogger, _name: str, event: EventDict) -> EventDict:
         event["worker"] = worker
@@ -168,13 +168,13 @@ def _name_worker(worker: int) -> Processor:
 
 
 def _add_call_ids(_logger: WrappedLogger, _name: str, event: EventDict) -> EventDict:
-    """Adds the ids of the call that the present task answers."""
+    """Adds the ids of the current call."""
     call = current_call()
     return event if call is None else {**event, **call.ids}
 
 
 def _hide_messages(_logger: WrappedLogger, _name: str, event: EventDict) -> EventDict:
-    """Leaves out the messages of exceptions in a JSON line of a call."""
+    """Removes the messages of exceptions from a JSON line of a call."""
     if _OF_CALLS & event.keys():
         _hide_in(event.get("exception", ()))
     return event
@@ -187,7 +187,7 @@ def _hide_in(exceptions: Any) -> None:
 
 
 def _format_without_messages(_logger: WrappedLogger, _name: str, event: EventDict) -> EventDict:
-    """Formats the traceback in a line of a call for people, with the types of exceptions alone."""
+    """Formats the traceback in a text line of a call, with only the types of exceptions."""
     error = event.get("exc_info")
     if not _OF_CALLS & event.keys() or not isinstance(error, BaseException):
         return event
@@ -203,6 +203,6 @@ def _format_without_messages(_logger: WrappedLogger, _name: str, event: EventDic
 
 
 def _is_about_the_server(record: logging.LogRecord) -> bool:
-    """Returns False for gRPC's complaint about a caller that left while an answer was being written to it."""
+    """Returns False for gRPC's error about a client that disconnected during an answer."""
     error = record.exc_info[1] if record.exc_info else None
     return type(error).__name__ != "ExecuteBatchError"  # a class of gRPC's private module

@@ -1,7 +1,7 @@
 """Settings of the server: flags win over the environment (`HEADWAY_*`), over a TOML file, over defaults.
 
-A setting of a group is `HEADWAY_<GROUP>__<NAME>` in the environment, such as `HEADWAY_ENGINE__NUM_SLOTS`. The docstring
-of the class and of each field is what `--help` shows. In the file it stands in the table of its group.
+A setting of a group is `HEADWAY_<GROUP>__<NAME>` in the environment, such as `HEADWAY_ENGINE__NUM_SLOTS`. In the file
+it is a key of the table of its group. `--help` shows the docstrings of the class and its fields.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from headway_server.preprocessing import ImageLimits
 from headway_server.preprocessing.audio import AudioLimits
 
 _PIXELS_THAT_PILLOW_DECODES: Final = 89_000_000
-"""For more pixels Pillow itself warns of a decompression bomb."""
+"""Pillow's own limit, past which it warns of a decompression bomb."""
 
 _DEFAULT_PORT: Final = 50051
 _MAX_TEXT_REQUEST_BYTES: Final = 8 * 2**20
@@ -37,9 +37,9 @@ _FEWEST_CALLS: Final = 256
 _MOST_CALLS: Final = 4096
 _MOST_WORKERS: Final = 256
 TEXTS_OF_A_CALL: Final = 16
-"""How many texts of the largest size a call may hold, or as many bytes in more and smaller ones."""
+"""Limit of a call's texts, as a multiple of the largest text."""
 DEFAULT_MAX_TEXT_KIB: Final = 256
-"""A thousand times the length of a news item; tokenized in a third of a second."""
+"""A thousand news items; tokenized in a third of a second."""
 
 
 def _number_of_workers(value: object) -> object:
@@ -50,14 +50,14 @@ def _number_of_workers(value: object) -> object:
 
 
 def _check_url(url: str) -> str:
-    """Checks that a collector is named by a URL."""
+    """Checks the URL of a collector."""
     if not re.fullmatch(r"https?://\S+", url):
         raise ValueError("must be a URL, such as http://127.0.0.1:4317")
     return url
 
 
 def _check_origin(origin: str) -> str:
-    """Checks that an origin is one that a browser may send."""
+    """Checks the form of an origin: scheme and host, without a path."""
     if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
         raise ValueError("must be an origin without a path, such as https://app.example.org, or *")
     return origin
@@ -70,62 +70,62 @@ def _short_flags(**groups: type[BaseModel]) -> dict[str, str]:
 
 
 class ModelSettings(EngineSettings, BatchingSettings):
-    """Settings of one model, in place of the server's: the table `[models.NAME]` of the configuration file."""
+    """Settings of one model, which override the server's: the table `[models.NAME]` of the configuration file."""
 
     precision: Precision | None = None
     """Variant to run."""
     lanes: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Most runs of the model at a time; no more than the server's."""
+    """Concurrent runs of the model; at most the server's."""
     priority: Annotated[int, Field(ge=-19, le=0)] = 0
-    """How the model shares cores with others that have work: below 0 its threads give way, and at -10 they get about a
-    tenth of what those at 0 get. Heeded on Linux."""
+    """Scheduling priority of the model's threads beside other models. Below 0 they yield: at -10 they get about a tenth
+    of the processor time of threads at 0. Linux only."""
 
 
 class ConnectionSettings(BaseModel):
-    """What a connection may hold, and for how long calls wait for their callers."""
+    """Limits of connections, and timeouts of slow callers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     max_connections: Annotated[int, Field(ge=1)] | None = None
-    """Connections that are open at a time; further ones are closed at once. Left out: as many as three quarters of the
-    file descriptors that this process may open, 10,000 at most."""
+    """Limit of open connections; further ones are closed at once. Default: three quarters of the process's file
+    descriptors, at most 10,000."""
     max_streams: Annotated[int, Field(ge=1)] = 1024
-    """Calls that a connection may have open at a time; a client keeps further ones back until others have ended."""
+    """Concurrent calls of a connection; clients queue further ones."""
     max_connection_age: Annotated[float, Field(ge=0)] = 3600
-    """Seconds, give or take a tenth, after which a connection is told to go away, so that its caller is balanced anew;
-    0: never."""
+    """Lifetime of a connection in seconds, plus or minus a tenth. Then a GOAWAY makes the client reconnect, which
+    rebalances it; 0: no limit."""
     max_connection_age_grace: Annotated[float, Field(ge=0)] = 600
-    """Seconds that calls have to end on a connection that was told to go away for its age; then they are cut off."""
+    """Seconds for calls to finish after a connection's lifetime; then they are cancelled."""
     max_connection_idle: Annotated[float, Field(ge=0)] = 1800
-    """Seconds without a call after which a connection is closed; 0: never."""
+    """Idle timeout of a connection without calls, in seconds; 0: no limit."""
     keepalive_time: Annotated[float, Field(ge=1)] = 60
-    """Seconds of silence after which a peer is asked whether it is still there; 20 seconds later it is given up."""
+    """Seconds without traffic before a keepalive ping; a peer that does not answer within 20 seconds is
+    disconnected."""
     min_ping_interval: Annotated[float, Field(ge=0)] = 10
-    """Seconds between two pings of a client; one that pings more often is told to calm down, and cut off."""
+    """Shortest interval of a client's pings, in seconds; a client that pings more often is disconnected."""
     request_timeout: Annotated[float, Field(ge=0)] = 20
-    """Seconds that a caller has to send its request once it has begun a call; 0: any time."""
+    """Timeout for receiving a request, in seconds from its headers; 0: no limit."""
     max_arriving_mib: Annotated[int, Field(ge=1)] = 512
     """Memory in MiB reserved for requests still being received after 250 ms, each counted as the largest allowed. When
     full, the oldest are refused. It also limits the number of open request streams."""
     unread_timeout: Annotated[float, Field(ge=0)] = 60
-    """Seconds that a message of a stream may wait for its reader before the call is ended; 0: any time."""
+    """Timeout for sending a message of a stream to a client that does not read, in seconds; 0: no limit."""
 
     def max_arriving(self, max_message_bytes: int) -> int:
-        """Returns how many requests may be slow to arrive, of which each may hold so many bytes."""
+        """Returns the limit of requests still being received, for requests of `max_message_bytes`."""
         return max(1, self.max_arriving_mib * 2**20 // max_message_bytes)
 
 
 class ServerSettings(BaseSettings):
     """Serves the bundles of a store over gRPC.
 
-    Other commands: `headway-server config` prints the settings and where each was taken from, and `headway-server keys`
-    makes API keys.
+    Other commands: `headway-server config` prints the settings and their sources; `headway-server keys` makes API keys.
     """
 
     model_config = SettingsConfigDict(
         env_prefix="HEADWAY_",
         env_nested_delimiter="__",
-        env_ignore_empty=True,  # how compose files and manifests say that a variable is not set
+        env_ignore_empty=True,  # compose files and manifests leave a variable unset so
         frozen=True,
         extra="forbid",
         use_attribute_docstrings=True,
@@ -142,124 +142,120 @@ class ServerSettings(BaseSettings):
     )
 
     config: Path | None = None
-    """TOML file of settings; flags and the environment win over it."""
+    """TOML file of settings; flags and the environment override it."""
     store: Path
-    """Folder that holds the bundles, `<store>/<model>/<version>/`."""
+    """Folder of the bundles, `<store>/<model>/<version>/`."""
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     """Address to listen on; 0.0.0.0 for all of IPv4, :: for all."""
     port: Annotated[int, Field(ge=0, le=65535)] = _DEFAULT_PORT
-    """Port to listen on; 0 takes a free one, which the ready line names."""
+    """Port to listen on; 0: a free one, shown by the ready line."""
     workers: Annotated[Literal["auto"] | int, BeforeValidator(_number_of_workers)] = 1
-    """Processes that answer at the port, each with cores of its own and models of its own; for many small calls on many
-    cores (docs/scaling.md). `auto`: as many as suit the models and the cores."""
+    """Processes behind the port, each with its own cores and models; for many small calls on many cores
+    (docs/scaling.md). `auto`: chosen by the models and the cores."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where models run; auto takes CUDA where there is a device."""
+    """Device of the models; `auto`: CUDA if there is one."""
     precision: Precision | None = None
-    """Variant to run; left out, the fastest that suits the device."""
+    """Variant to run. Default: the fastest for the device."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Cores that all models together keep busy; left out, those that this process may use."""
+    """Cores for all models together. Default: the cores available to the process."""
     lanes: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Most runs of a model at a time, a core each; left out, as many as there are threads. With more than one, weights
-    are held twice. On CUDA there is one."""
+    """Concurrent runs of a model, one core each. Default: the number of threads. More than one doubles the memory of
+    weights. CUDA has one."""
     map_weights: bool = True
-    """Read weights that lie beside a graph from their file, mapped, where ONNX Runtime does not lay them out anew; on
-    the CPU. Files of a loaded version must not be overwritten then, only replaced. Off, they are copied."""
+    """Memory-map weight files beside a graph, except for weights that ONNX Runtime repacks; CPU only. Files of a loaded
+    version may be replaced but not overwritten. Off: weights are copied."""
     tls_cert_file: Path | None = None
-    """PEM file of the server's certificate and those between it and its authority. With it every connection is
-    encrypted. It is read again when it changes, as the other files of certificates are."""
+    """PEM file of the server's certificate chain; turns on TLS for every connection. This and the other certificate
+    files are reloaded when they change."""
     tls_key_file: Path | None = None
     """PEM file of the certificate's private key, without a password."""
     tls_client_ca_file: Path | None = None
-    """PEM file of the authorities whose clients are let in; every client must show a certificate of theirs."""
+    """PEM file of the authorities of clients (mTLS); every client must present a certificate that they signed."""
     access_file: Path | None = None
-    """TOML file of who may call: API keys and certificates, their scopes and budgets (`headway-server keys`). Left out,
-    everyone may call, and only this machine may change the server."""
+    """TOML file of API keys and certificates with their scopes and budgets (`headway-server keys`). Default: anyone may
+    call, and only this machine may change the server."""
     health_port: Annotated[int, Field(ge=0, le=65535)] | None = None
-    """Port that answers health checks alone and is not encrypted, for probes that know no certificates; 0 takes a free
-    one, which the log names. Left out, health is answered with everything else, and there alone."""
+    """Separate port for health checks without TLS, for probes without certificates; 0: a free one, shown in the log.
+    Default: health checks at the gRPC port only."""
     reflection: bool = True
-    """Tells every caller which services and messages there are, as grpcurl asks."""
+    """Server reflection: lists services and messages, as for grpcurl."""
     max_message_mib: Annotated[int, Field(ge=1, le=1024)] = 20
-    """Largest request, in MiB; what is larger is refused before it is read. gRPC copies a request on the event loop, 20
-    MiB in some 30 ms. Requests of texts are held to 8 MiB, or to
-    32 times `max_text_kib` if that is more."""
+    """Largest request, in MiB; larger ones are refused unread. gRPC copies a request on the event loop: 20 MiB take
+    about 30 ms. Requests of texts have a limit of 8 MiB, or 32 times `max_text_kib` if that is more."""
     max_text_kib: Annotated[int, Field(ge=1, le=1024 * 1024)] = DEFAULT_MAX_TEXT_KIB
-    """Largest text or prompt, in KiB of UTF-8; what is larger is refused before it is tokenized. A call may hold 16
-    times as much in all."""
+    """Largest text or prompt, in KiB of UTF-8; larger ones are refused before tokenization. The limit of a whole call
+    is 16 times as much."""
     max_image_mib: Annotated[float, Field(gt=0, le=1024)] = 16
     """Largest encoded image, in MiB."""
     max_image_megapixels: Annotated[float, Field(gt=0, le=_PIXELS_THAT_PILLOW_DECODES / 1e6)] = 20
-    """Most pixels of an image, in millions, by its header and after it is resized. Decoding takes up to 16 bytes a
-    pixel, and at most this many pixels are decoded at a time."""
+    """Largest image in millions of pixels, both as declared in its header and after resizing. Decoding takes up to 16
+    bytes a pixel, and decodes at most this many pixels at a time."""
     max_audio_seconds: Annotated[float, Field(gt=0, le=86400)] = 600
-    """Longest audio, in seconds; what is longer is refused while it is decoded. Decoded audio takes 64 KB a second, and
+    """Longest audio, in seconds; longer audio is refused while it is decoded. Decoded audio takes 64 KB a second, and
     its spectrogram half as much or more."""
     max_prepared_mib: Annotated[int, Field(ge=0, le=1024 * 1024)] = 64
-    """MiB of images that are kept for callers who send them once and name them by id (PrepareImage); 0: none."""
+    """Cache of prepared images (PrepareImage), in MiB; 0: none."""
     max_image_outputs_mib: Annotated[int, Field(ge=0, le=1024 * 1024)] = 8
-    """MiB of vectors and probabilities that each model of images keeps, so that an image that comes again is not
-    computed again; 0: none."""
+    """Cache of each image model's embeddings and probabilities, in MiB; 0: none."""
     max_image_embeddings_mib: Annotated[int, Field(ge=0, le=1024 * 1024)] = 64
-    """MiB of embeddings of images that each segmentation model keeps; 0: none. Its streams may hold as many besides, or
+    """Cache of each segmentation model's image embeddings, in MiB; 0: none. Its open streams may use as much again, or
     64 MiB if that is more."""
     image_ttl: Annotated[float, Field(gt=0, le=86400)] = 600
-    """Seconds without use after which a prepared image, or what a model made of an image, is forgotten."""
+    """Time to live of prepared images and of cached outputs of images, in seconds since their last use."""
     max_calls: Annotated[int, Field(ge=1)] | None = None
-    """Calls that run at a time, whatever they ask for; further ones are refused before they are parsed. Health checks
-    are none of them. Left out, as many as half of the memory there is holds requests of texts, 256 at least and 4096 at
-    most."""
+    """Limit of concurrent calls, apart from health checks; further ones are refused before they are parsed. Default:
+    requests of texts that fit into half of the memory, from 256 to 4096."""
     max_inflight_mib: Annotated[int, Field(ge=1)] | None = None
-    """MiB that the requests of running calls may have together; further calls are refused when they have been received
-    and before they are parsed. Left out, an eighth of the memory there is once the models are loaded, or twice the
-    largest request if that is more."""
+    """Memory for the requests of running calls, in MiB; further calls are refused before they are parsed. Default: an
+    eighth of the memory available once the models are loaded, or twice the largest request if that is more."""
     max_attention_mib: Annotated[int, Field(ge=1, le=1024)] = 48
-    """Most MiB of attention weights that a call of the inspection service may have computed, and all such calls to a
-    model together: layers x heads x tokens x tokens x 4 bytes. The Python client reads answers of up to 64 MiB."""
+    """Memory for attention weights in MiB, of an inspection call and of all such calls of a model: layers x heads x
+    tokens x tokens x 4 bytes. The Python client reads answers of up to 64 MiB."""
     open_inference: bool = True
-    """Speak the Open Inference Protocol too; counting the statistics that it tells takes 5 µs a call."""
+    """Serve the Open Inference Protocol; its statistics cost 5 µs a call."""
     drain_timeout: Annotated[float, Field(ge=0, le=3600)] = 30
-    """Seconds that running calls have to finish after SIGTERM or Ctrl-C."""
+    """Seconds for running calls to finish after SIGTERM or Ctrl-C."""
     stall_timeout: Annotated[float, Field(ge=0, le=86400)] = 60
-    """Seconds that a step or a batch may take before the server says that it is unhealthy; 0: any time."""
+    """Seconds without progress of a step or a batch before health checks fail; 0: no limit."""
     stall_exit: bool = False
-    """End the process, with exit code 70, when a step, a batch or the event loop has made no progress for
-    `stall_timeout`; for servers that a supervisor starts again."""
+    """Exit with code 70 when a step, a batch or the event loop stalls for `stall_timeout`; for use with a supervisor
+    that restarts the server."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """Lowest level that is logged."""
+    """Lowest level of the log."""
     log_format: Literal["text", "json"] = "text"
-    """Lines for people or for programs."""
+    """Format of the log: text for people, or JSON lines."""
     log_texts: bool = False
-    """Log also what may quote the texts of callers: the messages of errors."""
+    """Log the messages of errors, which may quote callers' texts."""
     access_log: bool = False
-    """Log one line a call, when it has ended."""
+    """Log a line for every finished call."""
     metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = None
-    """Port of the metrics in Prometheus' format; 0 takes a free one, which the log names. Left out, there are none."""
+    """Port of the metrics, in Prometheus' format; 0: a free one, shown in the log. Default: none."""
     metrics_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
-    """Address that the metrics are read at."""
+    """Address of the metrics."""
     trace_endpoint: Annotated[str, AfterValidator(_check_url)] | None = None
-    """Where traces are sent by OTLP over gRPC, such as http://collector:4317. Left out, there are none. Needs the extra
+    """Collector of traces by OTLP over gRPC, such as http://collector:4317. Default: no tracing. Needs the extra
     `tracing`."""
     trace_sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """Share of the calls to trace, where the caller's own trace does not say."""
+    """Share of calls to trace, unless the caller's trace decides."""
     http_port: Annotated[int, Field(ge=0, le=65535)] | None = None
     """Port for HTTP, at the same address: the page, OpenAI's API, every method by Connect and gRPC-Web, the Open
-    Inference Protocol, /livez, /readyz and /metrics; 0 takes a free one, which the ready line names. Left out, there is
-    none. Needs the extra `http`."""
+    Inference Protocol, /livez, /readyz and /metrics; 0: a free one, shown by the ready line. Default: no HTTP port.
+    Needs the extra `http`."""
     http_metrics: bool = True
-    """Answer /metrics at the HTTP port too; with an access file, to callers who have a key."""
+    """Serve /metrics at the HTTP port too; with an access file, a key is required."""
     http_cors_origins: tuple[Annotated[str, AfterValidator(_check_origin)], ...] = ()
-    """Origins whose pages may call the HTTP port, such as https://app.example.org, or * for all. Left out, pages of no
-    other origin may."""
+    """CORS origins allowed at the HTTP port, such as https://app.example.org, or * for all. Default: the same origin
+    only."""
     engine: EngineSettings = EngineSettings()
-    """Models that decode: what they write are texts, translations, captions, transcripts or speech."""
+    """Autoregressive models: text generation, translation, captioning, transcription and speech synthesis."""
     batching: BatchingSettings = BatchingSettings()
-    """All others: classifiers, embeddings, segmentation, drawing."""
+    """All other models: classification, embeddings, segmentation and image generation."""
     versions: VersionSettings = VersionSettings()
-    """New versions in the store, and which of them are served."""
+    """Versions in the store, and which of them are served."""
     connection: ConnectionSettings = ConnectionSettings()
     """Connections and the calls on them."""
     models: CliSuppress[Mapping[str, ModelSettings]] = Field(default_factory=dict)
-    """Settings of models by their names, from the configuration file."""
+    """Settings by model name, from the configuration file."""
 
     @classmethod
     def settings_customise_sources(
@@ -270,7 +266,7 @@ class ServerSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Puts the configuration file behind the environment; see `BaseSettings`."""
+        """Adds the configuration file after the environment; see `BaseSettings`."""
         assert isinstance(env_settings, EnvSettingsSource)
         return init_settings, own_variables(env_settings), ConfigFile(settings_cls)
 
@@ -294,7 +290,7 @@ class ServerSettings(BaseSettings):
         return self
 
     def for_model(self, name: str) -> ServerSettings:
-        """Returns the settings of a model: its own where it has any, else the server's."""
+        """Returns a model's own settings, or the server's without any."""
         own = self.models.get(name)
         if own is None:
             return self
@@ -330,10 +326,10 @@ class ServerSettings(BaseSettings):
         return min(self.max_message_bytes, max(_MAX_TEXT_REQUEST_BYTES, 2 * TEXTS_OF_A_CALL * self.max_text_bytes))
 
     def call_limits(self, available: int | None) -> tuple[int, int]:
-        """Returns how many calls may run at a time, and how many bytes their requests may have together.
+        """Returns the limits of concurrent calls and of the bytes of their requests.
 
         Args:
-            available: Memory there is, in bytes; None where it is not known.
+            available: Memory of the machine in bytes; None: unknown.
         """
         held = (available or 0) // 2 // self.max_text_request_bytes
         max_calls = self.max_calls or min(max(held, _FEWEST_CALLS), _MOST_CALLS)
@@ -343,7 +339,7 @@ class ServerSettings(BaseSettings):
 
     @property
     def audio_limits(self) -> AudioLimits:
-        """Sizes past which audio is refused."""
+        """Limits of audio."""
         return AudioLimits(
             max_bytes=self.max_message_bytes,
             max_seconds=self.max_audio_seconds,
@@ -351,5 +347,5 @@ class ServerSettings(BaseSettings):
 
     @property
     def image_limits(self) -> ImageLimits:
-        """Sizes past which an image is refused."""
+        """Limits of images."""
         return ImageLimits(max_bytes=int(self.max_image_mib * 2**20), max_pixels=int(self.max_image_megapixels * 1e6))

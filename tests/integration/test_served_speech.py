@@ -241,7 +241,7 @@ def of_floats(values):
         ({"audios": []}, "audios", "is empty; give 1 to 16"),
         ({"audios": [WHOLE] * 17}, "audios", "has 17 elements, the limit is 16"),
         ({"audios": [b""]}, "audios[0]", "is empty"),
-        ({"audios": [WHOLE, b"no audio at all"]}, "audios[1]", "is no audio that is read here; give WAV"),
+        ({"audios": [WHOLE, b"no audio at all"]}, "audios[1]", "is not audio of a supported format; give WAV"),
         ({"audios": [b"RIFF1234WAVEfmt "]}, "audios[0]", "cannot be decoded"),
         ({"audios": [b"OggS" + bytes(500)]}, "audios[0]", "cannot be decoded"),
         ({"audios": [b"\xff\xfb" + bytes(500)]}, "audios[0]", "audios[0]"),

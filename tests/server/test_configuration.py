@@ -140,7 +140,7 @@ def test_what_a_start_would_refuse_is_refused_before_it_is_printed(write, refusa
 def test_settings_of_a_model_that_the_store_does_not_have_are_told(write, capsys):
     cli.main(["config", "--store", "models", "--config", write("[models.ag-new]\nlanes = 1\n")])
     assert capsys.readouterr().err == (
-        "headway-server: models.ag-new: settings of a model that the store does not have; did you mean ag-news?\n"
+        "headway-server: models.ag-new: settings of a model that is not in the store; did you mean ag-news?\n"
     )
 
 

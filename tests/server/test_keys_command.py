@@ -92,7 +92,7 @@ def test_what_cannot_be_done_is_refused_and_the_file_stays_as_it_is(run, refusal
 
 def test_the_file_must_be_named_and_a_key_that_does_not_stand_alone_is_not_removed(refusal, file, monkeypatch):
     file.write_text(f'keys.a = {{ sha256 = "{"0" * 64}", scopes = [] }}\n')
-    assert "does not stand in a table of its own; remove it by hand" in refusal("revoke", "a")
+    assert "has no table of its own; remove it by hand" in refusal("revoke", "a")
     monkeypatch.delenv("HEADWAY_ACCESS_FILE")
     assert "--access-file is missing; give it, or set HEADWAY_ACCESS_FILE" in refusal("list")
 

@@ -1,4 +1,4 @@
-"""The command that says what images show: caption."""
+"""The command `caption`."""
 
 from __future__ import annotations
 

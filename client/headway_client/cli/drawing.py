@@ -1,4 +1,4 @@
-"""The command that draws images."""
+"""The image generation command."""
 
 from __future__ import annotations
 

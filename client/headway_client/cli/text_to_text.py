@@ -1,4 +1,4 @@
-"""The commands that make texts of texts: translate-text, rewrite-text."""
+"""The text-to-text commands: translate-text, rewrite-text."""
 
 from __future__ import annotations
 

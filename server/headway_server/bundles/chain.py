@@ -1,9 +1,9 @@
 """Decoder graphs that can verify drafted tokens (docs/speculation.md).
 
-Such a graph has an input without content, `verifies`, whose length chooses what it computes. 0: any step. 1: a step of
-`chain_width` tokens a row, which equals decoding them one by one bit for bit; the states between the tokens are outputs
-too, to be bound to the same memory as the others. A session that fixes the length of that axis drops what is not
-computed, so the choice costs nothing at run time.
+Such a graph has an empty input, `verifies`, whose length selects the computation. 0: any step. 1: a step of
+`chain_width` tokens a row, bitwise equal to decoding them one by one. The states between the tokens are outputs too, to
+be bound to the memory of the state. A session that fixes the length of that axis removes the other branch, so the
+selection costs nothing at run time.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ VERIFIES = "verifies"
 
 
 DECODING_AXES = {VERIFIES: 0}
-"""Sizes to fix where steps are of any length."""
+"""Fixed axes of a session for any step."""
 
 
 def verifying_axes(width: int) -> dict[str, int]:
-    """Returns the sizes to fix where all steps verify.
+    """Returns the fixed axes of a session for verification.
 
-    The lengths are fixed so that ONNX Runtime knows the same of the shapes as without a chain, and fuses the same
-    nodes: other fusions change the last bits.
+    Fixed lengths give ONNX Runtime the same shape information as without a chain, and so the same fusions: other
+    fusions change the last bits.
     """
     return {VERIFIES: 1, "length": width, "logits_length": width}
 
@@ -33,7 +33,7 @@ def link_name(present: str, number: int) -> str:
 
 
 def chain_width(graph: Graph, present: str) -> int:
-    """Returns the tokens of a verifying step; 1 where the graph has none.
+    """Returns the tokens of a verification step; 1 without one.
 
     Args:
         graph: A decoder.

@@ -1,4 +1,4 @@
-"""What is in a store at this moment, by names, sizes and times alone: cheap enough to be asked every few seconds."""
+"""Listing of a store by names, sizes and times: cheap enough for every few seconds."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from headway_server.errors import BundleError, StoreError
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """Tells whether the files of a bundle have changed. Equal ones mean that nothing has."""
+    """Fingerprint of a bundle's files; equal fingerprints mean unchanged files."""
 
     manifest: str
-    """SHA-256 of the manifest, which names the SHA-256 of every other file; empty where there is none."""
+    """SHA-256 of the manifest, which has the SHA-256 of every other file; empty without a manifest."""
     files: str
     """SHA-256 of names, sizes and times of all files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedBundle:
-    """A bundle's folder as it is at this moment."""
+    """The present state of a bundle's folder."""
 
     fingerprint: Fingerprint | None
-    """None where the folder cannot be read."""
+    """None if the folder cannot be read."""
     problem: str | None = None
-    """What it lacks to be loaded, if anything: it may be half copied."""
+    """Reason why it is incomplete, if so: it may still be copied."""
 
 
 def list_store(store: Path, known: Mapping[str, Fingerprint]) -> dict[str, ListedBundle]:
-    """Returns every bundle's folder, with or without a manifest, by its path below the store, `<model>/<version>`.
+    """Returns every bundle's folder, with or without a manifest, by its path in the store, `<model>/<version>`.
 
-    A model's folder that cannot be read is listed by itself, `<model>`, with the problem.
+    A model's unreadable folder is listed as `<model>`, with the problem.
 
     Args:
         store: Folder of the store.
-        known: Fingerprints that need not be looked into again, by path: no problem is told of these.
+        known: Fingerprints by path of bundles that need no further check; these have no problem.
 
     Raises:
         StoreError: The store is missing or cannot be read.
@@ -89,7 +89,7 @@ def fingerprint_of(folder: Path) -> Fingerprint:
 
 
 def _entries_below(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """Yields every file below a folder by its path there."""
+    """Yields every file in a folder by its relative path."""
     waiting = [""]
     while waiting:
         below = waiting.pop()
@@ -104,12 +104,12 @@ def _entries_below(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
 def _stat(entry: os.DirEntry[str]) -> os.stat_result:
     try:
         return entry.stat()
-    except FileNotFoundError:  # a link to nothing, or gone since
+    except FileNotFoundError:  # a broken link, or removed meanwhile
         return entry.stat(follow_symlinks=False)
 
 
 def _problem(folder: Path) -> str | None:
-    """Says what keeps a bundle from being whole, judging by names and sizes; None where it may be loaded."""
+    """Returns the reason why a bundle is incomplete, by names and sizes; None if it may be loaded."""
     try:
         manifest = read_manifest(folder)
     except BundleError as error:

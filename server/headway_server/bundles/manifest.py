@@ -1,4 +1,4 @@
-"""The manifest of a bundle, `bundle.json`: all that a server must know to run the model (docs/bundle.md).
+"""The manifest of a bundle, `bundle.json`: all that a server needs to run the model (docs/bundle.md).
 
 Axis names used in tensor shapes:
 
@@ -32,20 +32,20 @@ Part = TypeVar("Part")
 SCHEMA_VERSION = 1
 MANIFEST_FILE = "bundle.json"
 SIGNATURE_FILE = "bundle.json.sig"
-"""Signature of the manifest, for servers that ask for one."""
+"""Signature of the manifest, for servers that require one."""
 TOKENIZER_FILE = "tokenizer.json"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
-"""Of a generation model that can continue conversations."""
+"""Chat template of a generation model."""
 ALIGNMENT = "alignment"
-"""Output of a decoder: how much each token it reads attends to each token of the source, (slots, length,
-source_length) float32. A row sums to one over the source's tokens and is 0 at padding."""
+"""Output of a decoder: attention of each token to the tokens of the source, (slots, length, source_length) float32. A
+row sums to one over the source's tokens and is 0 at padding."""
 ATTENTION_KINDS = ("attention", "encoder_attention", "decoder_attention", "cross_attention")
 """Outputs of a graph `attention`, `<kind>_<layer>` with layers from 0, are a layer's attention weights, float32 (batch,
 heads, rows, columns): a row is what one token attends with, over the tokens of the columns, and sums to one. An
 encoder-decoder has the last three kinds, and any other model the first."""
 NUM_LIKELIEST = "num_likeliest"
-"""Input of a decoder that ranks its logits: how many of the likeliest tokens are wanted, (1,) int64, at least 1 and at
-most the vocabulary. Such a decoder has the three outputs below."""
+"""Input of a decoder that ranks its logits: number of the likeliest tokens, (1,) int64, from 1 to the vocabulary size.
+Such a decoder has the three outputs below."""
 LIKELIEST_IDS = "likeliest_ids"
 """Their ids, (slots, logits_length, likeliest) int64, by falling logit; the lower id first among equals."""
 LIKELIEST_LOGITS = "likeliest_logits"
@@ -56,22 +56,22 @@ SEGMENTATION_TENSORS = (
     ("embedding", "image_index", "points", "point_labels", "earlier_mask", "has_earlier_mask"),
     ("masks", "predicted_iou"),
 )
-"""Inputs and outputs of a decoder that answers prompts with masks (docs/graphs.md)."""
+"""Inputs and outputs of a segmentation decoder (docs/graphs.md)."""
 DIFFUSION_TENSORS = {
     "denoiser": (("latent", "timestep", "label"), ("velocity",)),
     "vae_decoder": (("latent",), ("pixel_values",)),
     "vae_encoder": (("pixel_values",), ("latent",)),
 }
-"""Inputs and outputs of the graphs of a model that draws images of labels (docs/graphs.md)."""
+"""Inputs and outputs of the graphs of a class-conditional diffusion model (docs/graphs.md)."""
 TEXT_DIFFUSION_TENSORS = DIFFUSION_TENSORS | {
     "denoiser": (("latent", "timestep", "text", "text_mask"), ("velocity",)),
     "text_encoder": (("input_ids", "attention_mask"), ("text",)),
 }
-"""The same of one that draws images of texts."""
+"""Inputs and outputs of the graphs of a text-conditional diffusion model."""
 CODEC_TENSORS = (("codes", "state"), ("samples", "present_state"))
-"""Inputs and outputs of the graph `codec_decoder` of a model that speaks (docs/graphs.md)."""
+"""Inputs and outputs of the graph `codec_decoder` of a speech synthesis model (docs/graphs.md)."""
 VOICES_FILE = "voices.json"
-"""Of a model that speaks: frames of a recording in each voice, by its name; a frame is a code of each book."""
+"""Voices of a speech synthesis model: codec frames of a recording by voice name; a frame has a code of each book."""
 CARD_FILE = "README.md"
 LEARNING_CURVE_FILE = "learning-curve.svg"
 
@@ -80,15 +80,15 @@ Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 """A model's name or version: 1 to 64 of a-z, 0-9, dot, underscore and hyphen, a letter or digit at both ends."""
 
 Size = Annotated[int, Field(ge=1, le=2**24)]
-"""Tokens, pixels or elements; many times what any model has, and little enough that sums of them are no surprise."""
+"""A number of tokens, pixels or elements; far beyond any model's, and far below an overflow."""
 Index = Annotated[int, Field(ge=0, lt=2**31)]
 Positive = Annotated[float, Field(gt=0)]
 FilePath = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*$")]
-"""A path below the bundle's folder, with slashes; it does not lead out of it."""
+"""A relative path within the bundle's folder, with slashes."""
 
 
 class Task(StrEnum):
-    """What a model was made for; the values are those of the manifest and of the exporter's `--task`."""
+    """Task of a model, with the values of the manifest and of the exporter's `--task`."""
 
     GENERATION = "generation"
     TRANSLATION = "translation"
@@ -111,11 +111,11 @@ class Task(StrEnum):
 
     @classmethod
     def add(cls, name: str, parts: TaskParts) -> Task:
-        """Adds a task that is no part of headway.
+        """Registers a task outside of headway.
 
         Args:
-            name: As in manifests: lower case with underscores.
-            parts: What its bundles must hold.
+            name: Name in manifests: lower case with underscores.
+            parts: Required contents of its bundles.
         """
         task = str.__new__(cls, name)
         task._name_, task._value_ = name.upper(), name
@@ -124,9 +124,9 @@ class Task(StrEnum):
 
 
 ENCODER_DECODER_TASKS = (Task.TRANSLATION, Task.TEXT_TO_TEXT, Task.CAPTIONING, Task.TRANSCRIPTION)
-"""Tasks whose models read a text, an image or audio with an encoder and write a text with a decoder."""
+"""Encoder-decoder tasks: text, image or audio to text."""
 EMBEDDING_TASKS = (Task.TEXT_EMBEDDING, Task.IMAGE_EMBEDDING)
-"""Tasks whose models give an embedding and no logits."""
+"""Tasks with an embedding and without logits."""
 
 
 class Precision(StrEnum):
@@ -134,11 +134,11 @@ class Precision(StrEnum):
 
     FP32 = "fp32"
     INT8 = "int8"
-    """Weights in int8, activations in uint8 with a scale a row."""
+    """Weights in int8, activations in uint8 with a scale for each row."""
     INT8_STATIC = "int8-static"
-    """The same, but where it is exact enough an activation has one scale, known when the graph is made."""
+    """As int8, but with fixed scales of activations where these are accurate enough."""
     INT4 = "int4"
-    """Of decoders: weights in 4 bits with a scale for 32 of them, the output projection and tables in int8."""
+    """Decoders only: weights in 4 bits in blocks of 32, the output projection and embedding tables in int8."""
     FP16 = "fp16"
 
 
@@ -149,7 +149,7 @@ class Record(BaseModel):
 
 
 class TensorSpec(Record):
-    """A tensor a graph declares."""
+    """A declared tensor of a graph."""
 
     name: str
     dtype: Literal["float32", "float16", "int64", "int32", "int8", "bool"]
@@ -158,7 +158,7 @@ class TensorSpec(Record):
 
 
 class Graph(Record):
-    """An ONNX file and the tensors it declares."""
+    """An ONNX file and its declared tensors."""
 
     file: str
     inputs: tuple[TensorSpec, ...]
@@ -166,16 +166,16 @@ class Graph(Record):
 
 
 class StateTensor(Record):
-    """A tensor that a step of a decoder reads as `past` and writes as `present`."""
+    """A state tensor of a decoder, an input `past` and an output `present` of each step."""
 
     past: str
     present: str
     update: Literal["in_place", "replace"]
-    """`in_place`: past and present are one buffer, (slots, heads, cache_length, head_dim), into which a step writes its
-    own positions: a key/value cache. `replace`: (slots, ...) of fixed size without positions, which a step writes as a
-    whole: a recurrent state."""
+    """`in_place`: past and present are one buffer, (slots, heads, cache_length, head_dim), and a step writes only its
+    own positions: a key/value cache. `replace`: (slots, ...) of fixed size, replaced at each step: a recurrent
+    state."""
     initial: str | None = None
-    """Output of the encoder, (batch, ...), that fills a slot when its sentence begins; None: zeros. For `replace`."""
+    """Output of the encoder, (batch, ...), with a slot's initial state; None: zeros. For `replace`."""
 
     @model_validator(mode="after")
     def _check_initial(self) -> StateTensor:
@@ -185,21 +185,21 @@ class StateTensor(Record):
 
 
 class ParityFigures(Record):
-    """How far a variant is from PyTorch's fp32 on the exporter's grid of batch sizes and lengths."""
+    """Deviation of a variant from PyTorch's fp32 on the exporter's grid of batch sizes and lengths."""
 
     max_relative_logit_error: float
     bound: float | None
-    """The bound that was enforced; none for a variant that is judged by its task metric."""
+    """The enforced bound; None for a variant judged by its task metric."""
     checked_shape_count: int
     greedy_token_count: int = 0
-    """Greedily decoded tokens that were compared; 0 for models that do not decode."""
+    """Compared tokens of greedy decoding; 0 for models that do not decode."""
     greedy_mismatch_count: int = 0
     provider: str
-    """Execution provider the check ran on."""
+    """Execution provider of the check."""
 
 
 class QualityFigure(Record):
-    """The task metric of a variant, measured through the runner that serves."""
+    """The task metric of a variant, measured with the server's runner."""
 
     metric: str
     value: float
@@ -211,7 +211,7 @@ class QualityFigure(Record):
 
 
 class AgreementFigures(Record):
-    """How far the answers of a variant are from fp32's, on inputs whose right answers are not looked at.
+    """Agreement of a variant's answers with fp32's, on inputs without labels.
 
     Figures are `mean_kl_divergence` (nats a prediction), `worst_kl_divergence` (the largest mean over a label or a band
     of positions), `top_agreement` (share of tokens, labels or decisions that are fp32's, but for those of which fp32 is
@@ -221,21 +221,21 @@ class AgreementFigures(Record):
     """
 
     dataset: str
-    """Name of the file or the data set that they come from; `generated` where they were drawn."""
+    """Name of the file or the data set of the inputs; `generated` for random ones."""
     example_count: int
     prediction_count: int | None = None
-    """Tokens, labels or vectors that were compared; None in older bundles."""
+    """Number of compared tokens, labels or vectors; None in older bundles."""
     figures: dict[str, float]
     intervals: dict[str, tuple[float, float]] = Field(default_factory=dict)
-    """Of figures that are means, from where to where they are with a confidence of 0.9."""
+    """Confidence intervals of 0.9 of the means."""
     limits: dict[str, float]
-    """What was enforced, of an interval at its worse end: the most of a divergence, and the least of all others."""
+    """Enforced bounds, on the worse end of an interval: upper bounds of divergences, lower bounds of other figures."""
     calibrated_on: Literal["other inputs", "these inputs"] | None = None
-    """What the scales of an int8 cache or of fixed activations were taken from; None: there are none such."""
+    """Data for the scales of an int8 cache or of fixed activations; None without such scales."""
 
 
 class CalibrationFigures(Record):
-    """How far a classifier's probabilities are from its accuracy, on the data its quality was measured on.
+    """Calibration error of a classifier, on the data of its quality figure.
 
     Expected calibration error (Guo et al. 2017), 0 to 1: of the likeliest label, or of every label where several may
     apply.
@@ -243,20 +243,20 @@ class CalibrationFigures(Record):
 
     expected_calibration_error: Annotated[float, Field(ge=0, le=1)]
     uncalibrated: Annotated[float, Field(ge=0, le=1)]
-    """With a temperature of 1."""
+    """Error with a temperature of 1."""
     bin_count: Size
-    """Bins of equal width that predictions are put into by their probability."""
+    """Number of bins of equal width, by probability."""
 
 
 class AttentionFigures(Record):
-    """How far the weights of the graph `attention` are from PyTorch's fp32 on the exporter's grid of sizes."""
+    """Deviation of the weights of the graph `attention` from PyTorch's fp32 on the exporter's grid of sizes."""
 
     max_weight_error: float
-    """Largest difference of a weight, which is from 0 to 1."""
+    """Largest difference of a weight; weights are from 0 to 1."""
     bound: float | None
-    """The bound that was enforced; none for other variants than fp32."""
+    """The enforced bound; None for variants other than fp32."""
     max_row_sum_error: float
-    """Largest difference of a row's sum from 1, held to a bound in every variant."""
+    """Largest difference of a row's sum from 1, bounded in every variant."""
     checked_shape_count: int
 
 
@@ -271,31 +271,31 @@ GraphRole = Literal[
     "codec_decoder",
     "attention",
 ]
-"""What a graph is for."""
+"""Role of a graph."""
 
 
 class Variant(Record):
     """The graphs of one precision."""
 
     device: Literal["cpu", "cuda"]
-    """Where this variant is meant to run."""
+    """Intended device."""
     graphs: dict[GraphRole, Graph]
-    """Those that `TASK_PARTS` names for the task, and `attention` where the attention weights can be looked at."""
+    """The graphs of `TASK_PARTS` for the task, and `attention` if attention weights are available."""
     state: tuple[StateTensor, ...] = ()
     cross: tuple[str, ...] = ()
-    """Encoder outputs, (batch, heads, length, head_dim), that every step of the decoder reads, under the same names."""
+    """Encoder outputs, (batch, heads, length, head_dim), which are inputs of every decoder step under the same
+    names."""
     alignment_layer: Index | None = None
-    """Layer of the decoder, from 0, whose attention over the source the decoder's output `alignment` is; None where it
-    has no such output."""
+    """Decoder layer, from 0, of the cross-attention in the output `alignment`; None without that output."""
     parity: ParityFigures
     quality: QualityFigure | None
-    """None where the checkpoint carried no evaluation data."""
+    """None if the checkpoint had no evaluation data."""
     calibration: CalibrationFigures | None = None
-    """Of classifiers, measured with their quality."""
+    """Calibration of a classifier, measured with its quality."""
     attention: AttentionFigures | None = None
-    """Of the graph `attention`; None where there is none."""
+    """Figures of the graph `attention`; None without it."""
     agreement: AgreementFigures | None = None
-    """Of a variant other than fp32: its judge where there was no evaluation data, and a record beside its metric."""
+    """Agreement with fp32 of any other variant: its criterion without evaluation data, informative beside a metric."""
 
     @model_validator(mode="after")
     def _check_attention(self) -> Variant:
@@ -323,7 +323,10 @@ class Variant(Record):
 
 
 def attention_layers(outputs: Sequence[TensorSpec]) -> dict[str, tuple[TensorSpec, ...]]:
-    """Returns the outputs of a graph `attention` by their kind, in the order of the layers; empty if they are none."""
+    """Returns the outputs of a graph `attention` by kind, in the order of layers.
+
+    Empty if they are not attention weights.
+    """
     found: dict[str, dict[str, TensorSpec]] = {}
     for spec in outputs:
         kind, _, layer = spec.name.rpartition("_")
@@ -336,7 +339,7 @@ def attention_layers(outputs: Sequence[TensorSpec]) -> dict[str, tuple[TensorSpe
 
 
 class Architecture(Record):
-    """What kind of network it is. For people: a server runs the graphs without it."""
+    """Kind of network. Informative: a server runs the graphs without it."""
 
     kind: str
     parameter_count: int
@@ -348,68 +351,68 @@ class Origin(Record):
 
     id: str
     revision: str
-    """What was asked for: a branch, a tag or a commit."""
+    """Requested revision: a branch, a tag or a commit."""
     commit: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
 
 
 class SpecialTokens(Record):
-    """Ids of special tokens; None for one that the model does not have."""
+    """Ids of special tokens; None for one the model lacks."""
 
     pad: Index | None = None
     bos: Index | None = None
-    """What the decoder of an encoder-decoder reads first; first token of a generation with an empty prompt."""
+    """First input of an encoder-decoder's decoder; first token of a generation with an empty prompt."""
     eos: Index | None = None
-    """Token that ends a text."""
+    """End-of-text token."""
     more_eos: tuple[Index, ...] = ()
-    """Further tokens that end a generated text, such as the end of a turn beside the end of a document."""
+    """Further end tokens of generated text, such as the end of a turn beside the end of a document."""
     unk: Index | None = None
 
 
 class Limits(Record):
-    """Sizes past which a request is refused, in tokens."""
+    """Limits of requests, in tokens."""
 
     max_input_tokens: Size | None = None
-    """Of a prompt, a text or a source sentence, special tokens included, or patches of an image that captions are
-    written for, or positions of a window of audio; None for other images."""
+    """Limit of a prompt, a text or a source sentence, including special tokens; or patches of a captioning model's
+    image, or positions of a window of audio. None for other images."""
     max_total_tokens: Size | None = None
-    """Of prompt and continuation together, or of what an encoder-decoder writes; None for classifiers. The length of a
-    slot."""
+    """Limit of prompt and continuation together, or of an encoder-decoder's output; None for classifiers. The length of
+    a slot."""
 
 
 class ImagePreprocessing(Record):
-    """How an image becomes `pixel_values`, float32 (B, 3, height, width): RGB, resized, cropped, normalised."""
+    """Preprocessing of images to `pixel_values`, float32 (B, 3, height, width): RGB, resized, cropped, normalised."""
 
     height: Size
     width: Size
     resize: Literal["stretch", "shorter_side"]
-    """`stretch`: to height and width, or to a square of `resize_size`. `shorter_side`: keeping proportions, so that the
-    shorter side is `resize_size`. A crop of height and width from the centre follows where that is larger."""
+    """`stretch`: to height and width, or to a square of `resize_size`. `shorter_side`: to a shorter side of
+    `resize_size`, keeping proportions. A centre crop to height and width follows if the result is larger."""
     resize_size: Size | None = None
     rounding: Literal["nearest", "down"] = "nearest"
-    """How the longer side becomes whole pixels where proportions are kept."""
+    """Rounding of the longer side to whole pixels, if proportions are kept."""
     interpolation: Literal["bilinear", "bicubic"]
-    """Pillow's filter of that name, with antialiasing."""
+    """Name of Pillow's filter, with antialiasing."""
     mean: tuple[float, float, float]
-    """Subtracted from values in 0 to 1, a channel."""
+    """Mean of each channel, subtracted from values in 0 to 1."""
     std: tuple[Positive, Positive, Positive]
-    """Divides what is left, a channel."""
+    """Standard deviation of each channel, by which the difference is divided."""
 
 
 class AudioPreprocessing(Record):
-    """How audio becomes `input_features`, float32 (B, num_mel_bins, num_frames): a log-mel spectrogram of a window.
+    """Preprocessing of audio to a log-mel spectrogram: `input_features`, float32 (B, num_mel_bins, num_frames).
 
     The filters are Slaney's, from 0 Hz to `max_frequency`; docs/speech.md has the formula.
     """
 
     sampling_rate: Size
-    """Samples of mono audio a second."""
+    """Sample rate of mono audio, in Hz."""
     num_mel_bins: Size
     fft_size: Size
-    """Samples of a Fourier transform, under a Hann window."""
+    """Samples of a Fourier transform, with a Hann window."""
     hop_length: Size
-    """Samples from one frame to the next."""
+    """Samples between frames."""
     num_frames: Size
-    """Frames that the encoder reads at once: a window."""
+    """Frames of a window, the encoder's input."""
     max_frequency: Positive = 8000.0
 
     @property
@@ -433,53 +436,54 @@ class AudioPreprocessing(Record):
 
 
 class SpeechTokens(Record):
-    """What a model of speech is told by tokens; None for what it cannot be told."""
+    """Control tokens of a transcription model; None for one the model lacks."""
 
     transcribe: Index | None = None
-    """Task: to write what is said in the language that is spoken."""
+    """Task token: transcription in the spoken language."""
     translate: Index | None = None
-    """Task: to write it in English."""
+    """Task token: translation to English."""
     no_timestamps: Index | None = None
-    """To write no times."""
+    """Turns off timestamps."""
     first_timestamp: Index | None = None
-    """The beginning of the window; each further token is `timestamp_s` later. All tokens from it on are times."""
+    """Timestamp of the window's start; each further token is `timestamp_s` later. All tokens from it on are
+    timestamps."""
     timestamp_s: Positive = 0.02
     max_initial_timestamp: Index | None = None
-    """Most steps of `timestamp_s` before the first segment of a window begins."""
+    """Limit of the first segment's start, in steps of `timestamp_s`."""
     start_of_previous: Index | None = None
-    """Comes before a text that the audio continues."""
+    """Precedes the text before the audio."""
     begin_suppressed: tuple[Index, ...] = ()
-    """Never the first token that is written."""
+    """Tokens suppressed at the first position."""
 
 
 class PatchGrid(Record):
-    """How the tokens of an image lie in what the model reads of it, row by row, each as large as the others."""
+    """Grid of an image's patches, row by row, all of one size."""
 
     rows: Size
     columns: Size
     has_class_token: bool
-    """True if a token that stands for no patch comes before those that do."""
+    """True if a class token precedes the patches."""
 
 
 class ClassificationScheme(Record):
-    """How a classifier's logits become probabilities, and which labels apply."""
+    """Mapping of a classifier's logits to probabilities and to applying labels."""
 
     kind: Literal["single_label", "multi_label"] = "single_label"
-    """`single_label`: softmax, and the likeliest label applies. `multi_label`: a sigmoid a label."""
+    """`single_label`: softmax, and the likeliest label applies. `multi_label`: a sigmoid for each label."""
     temperature: Positive = 1.0
-    """Divides the logits."""
+    """Divisor of the logits."""
     thresholds: tuple[Annotated[float, Field(ge=0, le=1)], ...] = ()
-    """Probability from which each label applies; multi_label only."""
+    """Threshold of each label's probability; multi_label only."""
 
 
 class Space(Record):
-    """What vectors of several models have in common: images and texts whose nearness means something."""
+    """An embedding space shared by several models, such as of images and texts."""
 
     name: Name
-    """Models with the same name have the same space; another training run makes another space and another name."""
+    """Name of the space; each training run has a space and a name of its own."""
     probabilities: Literal["softmax", "sigmoid"]
-    """How `scale` * cosine + `bias` becomes the probability that an image and a text belong together: over all given
-    texts (`softmax`), or of each by itself (`sigmoid`)."""
+    """Mapping of `scale` * cosine + `bias` to the probability of an image-text pair: over all given texts (`softmax`),
+    or of each alone (`sigmoid`)."""
     scale: Positive
     bias: float = 0.0
 
@@ -488,14 +492,14 @@ class Embedding(Record):
     """The output `embedding` of a model's graphs: float32 (batch, dimension)."""
 
     pooling: Annotated[str, Field(min_length=1)]
-    """How states are pooled: `mean`, `max`, `first_token`, `last_token`, `class_token`, or a name of the module's."""
+    """Pooling of states: `mean`, `max`, `first_token`, `last_token`, `class_token`, or a name of the module's."""
     dimension: Size
     prompts: dict[str, str] = {}
-    """Texts that can be put before what is embedded, by name; for texts."""
+    """Prompts prepended to embedded texts, by name; for texts."""
     default_prompt: str | None = None
-    """Name of the prompt of a call that names none; None: none is put before."""
+    """Name of the default prompt; None: no prompt by default."""
     space: Space | None = None
-    """The space that other models share; None: vectors compare with those of the same model alone."""
+    """Space shared with other models; None: vectors are comparable only within the model."""
 
     @model_validator(mode="after")
     def _check_prompts(self) -> Embedding:
@@ -505,50 +509,50 @@ class Embedding(Record):
 
 
 class Scoring(Record):
-    """How the one logit of a scorer becomes its score."""
+    """Mapping of a scorer's logit to its score."""
 
     activation: Literal["none", "sigmoid"]
 
 
 class Diffusion(Record):
-    """What the denoiser of a model that draws images was trained to undo."""
+    """Training objective of an image generation model's denoiser."""
 
     schedule: Literal["trigonometric"]
-    """How an image x and noise e are mixed at a time t from 0 to 1: cos(pi t / 2) x + sin(pi t / 2) e."""
+    """Noise schedule of an image x and noise e at a time t from 0 to 1: cos(pi t / 2) x + sin(pi t / 2) e."""
     prediction: Literal["velocity"]
-    """What the denoiser predicts: cos(pi t / 2) e - sin(pi t / 2) x."""
+    """Prediction of the denoiser: cos(pi t / 2) e - sin(pi t / 2) x."""
     condition: Literal["label", "text"] = "label"
-    """What is drawn: one of `labels`, or what a text says."""
+    """Condition of an image: one of `labels`, or a text."""
 
 
 class AudioCodec(Record):
-    """How the codes that a model writes become audio.
+    """Mapping of a model's codes to audio.
 
-    A frame is a code of every book. A code's token is `first_code`, plus `codebook_size` for each book before its own,
-    plus its number.
+    A frame has a code of every codebook. The token of a code is `first_code`, plus `codebook_size` for each preceding
+    codebook, plus the code.
     """
 
     sampling_rate: Size
-    """Samples a second."""
+    """Sample rate, in Hz."""
     hop_length: Size
-    """Samples of a frame."""
+    """Samples per frame."""
     num_books: Size
     codebook_size: Size
-    """Codes of a book."""
+    """Codes of a codebook."""
     first_code: Index
-    """Token of the first code of the first book."""
+    """Token of the first code of the first codebook."""
     frames_per_run: Size
-    """Frames that the graph `codec_decoder` is given at a time; the last ones of a sequence are followed by others,
-    which change nothing before them."""
+    """Frames of a run of the graph `codec_decoder`; the end of a sequence is padded with frames, which change nothing
+    before them."""
 
     @property
     def num_codes(self) -> int:
-        """Of all books."""
+        """Codes of all codebooks."""
         return self.num_books * self.codebook_size
 
 
 class SamplingDefaults(Record):
-    """The parameters of a generation request that does not set them."""
+    """Default parameters of generation requests."""
 
     max_new_tokens: Size | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
@@ -561,38 +565,38 @@ class SamplingDefaults(Record):
 
 
 class Languages(Record):
-    """BCP 47 codes of a translation model: of one source and one target, or of many, which tokens tell it.
+    """BCP 47 codes of a translation model: one source and one target, or several with language tokens.
 
-    A captioner has targets alone, and so has a model of speech, whose targets are what is spoken.
+    A captioning model has only targets; so has a transcription model, whose targets are the spoken languages.
     """
 
     source: str = ""
     target: str = ""
     source_tokens: dict[str, Index] = {}
-    """In place of `source`: each language that is read, with the token that comes before its texts."""
+    """In place of `source`: token before the source text, by source language."""
     target_tokens: dict[str, Index] = {}
-    """In place of `target`: each language that is written, with the token that the decoder reads after `bos`."""
+    """In place of `target`: decoder token after `bos`, by target language."""
     target_marks: dict[str, Index] = {}
-    """In place of `target`: each language that is written, with the token that comes before the source."""
+    """In place of `target`: token before the source text, by target language."""
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The languages that are read; none of a captioner or a model of speech."""
+        """Source languages; none for captioning and transcription models."""
         return tuple(self.source_tokens) or ((self.source,) if self.source else ())
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """The languages that are written."""
+        """Target languages."""
         return tuple(self.target_tokens or self.target_marks) or (self.target,)
 
     @staticmethod
     def match(code: str, known: Sequence[str]) -> str | None:
-        """Returns the language that a code stands for, whatever its case and whether `-` or `_` joins its parts.
+        """Resolves a language code, ignoring case and treating `_` as `-`.
 
-        A code that is none of them stands for the first that it is the beginning of, as `de` is of `de-DE`.
+        An unknown code resolves to the first code that it is a prefix of, as `de` of `de-DE`.
 
         Args:
-            code: What a caller names; empty for the only one.
+            code: Code of the caller; empty for the only one.
             known: `sources` or `targets`.
         """
         if not code:
@@ -610,7 +614,7 @@ class Languages(Record):
 
     @model_validator(mode="after")
     def _check_sides(self) -> Languages:
-        """Checks that each side is told once."""
+        """Checks that each side is given once."""
         for side, given in (
             ("source", (self.source, self.source_tokens)),
             ("target", (self.target, self.target_tokens, self.target_marks)),
@@ -621,12 +625,12 @@ class Languages(Record):
 
 
 def _normal(code: str) -> str:
-    """Returns a language's code in small letters, with hyphens."""
+    """Returns a language code in lower case, with hyphens."""
     return code.lower().replace("_", "-")
 
 
 class BundleFile(Record):
-    """Size and hash of a file of the bundle."""
+    """Size and hash of a bundle's file."""
 
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     size_bytes: Annotated[int, Field(ge=0, lt=2**63)]
@@ -643,22 +647,22 @@ class Manifest(Record):
     license: str
     architecture: Architecture
     origin: Origin | None = None
-    """Where the weights were fetched from; for people."""
+    """Source of the weights; informative."""
     variants: dict[Precision, Variant]
     special_tokens: SpecialTokens | None = None
     limits: Limits = Limits()
     labels: tuple[str, ...] = ()
     classification: ClassificationScheme | None = None
-    """None: single_label, and a temperature of 1."""
+    """None: single_label with a temperature of 1."""
     text_pairs: Literal["never", "optional", "required"] = "never"
-    """When a text model reads two texts as one input: never, where a second one is given, or always."""
+    """Text pairs as one input: never, optionally, or always."""
     embedding: Embedding | None = None
-    """None where the graphs have no such output."""
+    """None without that output of the graphs."""
     scoring: Scoring | None = None
     """None but for text_scoring."""
     image_preprocessing: ImagePreprocessing | None = None
     patches: PatchGrid | None = None
-    """Of images whose attention weights can be looked at, and of those that captions are written for."""
+    """Patches of an image, for models with attention weights of images and for captioning models."""
     audio_preprocessing: AudioPreprocessing | None = None
     speech: SpeechTokens | None = None
     languages: Languages | None = None
@@ -668,23 +672,22 @@ class Manifest(Record):
     """None but for speech_synthesis."""
     sampling_defaults: SamplingDefaults | None = None
     truncation_side: Literal["right", "left"] = "right"
-    """Which end of a text is cut where it is too long and a call says truncate. A prompt of generation is cut on the
-    left, whatever this says."""
+    """Side of truncation of texts. Prompts of generation models are always truncated on the left."""
     prompt_prefix: tuple[Index, ...] = ()
-    """Tokens that come before a prompt that is given as text, such as a Llama's bos; a conversation's template writes
-    its own. Of an encoder-decoder: tokens that its decoder reads after `bos`."""
+    """Tokens before a text prompt, such as Llama's bos; chat templates write their own. Of an encoder-decoder: decoder
+    tokens after `bos`."""
     suppressed_tokens: tuple[Index, ...] = ()
-    """Tokens that are never generated, whatever their logits; their probability counts as the model gives it."""
+    """Tokens that are never generated; their probabilities are not redistributed."""
     opset: int
-    """The highest opset of the graphs: a runtime must support it to load every variant."""
+    """The highest opset of the graphs; required of a runtime for every variant."""
     libraries: dict[str, str]
-    """Versions of the libraries that made the bundle."""
+    """Library versions of the export."""
     files: dict[FilePath, BundleFile]
-    """Every other file of the bundle by its path below the bundle's folder."""
+    """Every other file of the bundle, by its relative path."""
 
     @model_validator(mode="after")
     def _check_parts(self) -> Manifest:
-        """Checks that the parts the task needs are there."""
+        """Checks the parts required by the task."""
         parts = TASK_PARTS[self.task]
         for need in parts.needs:
             value: object = self
@@ -708,7 +711,7 @@ class Manifest(Record):
 
     @model_validator(mode="after")
     def _check_variants(self) -> Manifest:
-        """Checks that every variant has the graphs the task needs, and that their files are hashed."""
+        """Checks that every variant has the graphs of the task, and that their files are listed."""
         if not self.variants:
             raise ValueError("variants: at least one is needed")
         draws_texts = self.diffusion is not None and self.diffusion.condition == "text"
@@ -722,7 +725,7 @@ class Manifest(Record):
 
     @model_validator(mode="after")
     def _check_classifier(self) -> Manifest:
-        """Checks that thresholds are those of the labels, and that embeddings are outputs of the graphs."""
+        """Checks that thresholds match the labels, and that embeddings are outputs of the graphs."""
         if self.classification is not None:
             needed = len(self.labels) if self.classification.kind == "multi_label" else 0
             if (found := len(self.classification.thresholds)) != needed:
@@ -739,18 +742,18 @@ class Manifest(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskParts:
-    """What a bundle of a task holds, beside what every bundle holds."""
+    """Required contents of a task's bundles, beyond those of every bundle."""
 
     graphs: tuple[str, ...] = ("model",)
     """Graphs of each variant."""
     needs: tuple[str, ...]
-    """Fields of the manifest that must not be empty."""
+    """Required fields of the manifest."""
     files: tuple[str, ...] = ()
-    """Files that must be there."""
+    """Required files."""
     takes_chat_template: bool = False
-    """True if there may be a chat template."""
+    """True if a chat template is allowed."""
     check: Callable[[Manifest], object] | None = None
-    """What else is checked; raises ValueError."""
+    """A further check; raises ValueError."""
 
 
 def _check_tags(manifest: Manifest) -> None:
@@ -896,7 +899,7 @@ TASK_PARTS: Final[dict[Task, TaskParts]] = {
         check=_check_codec,
     ),
 }
-"""The manifest's part of each task; how it is served is in `tasks/table.py`."""
+"""Contents of bundles by task; serving is in `tasks/table.py`."""
 
 
 def demanded(part: Part | None) -> Part:

@@ -19,11 +19,11 @@ from headway_server.errors import BundleError, StoreError
 
 _BLOCK_BYTES = 1 << 20
 _MAX_MANIFEST_BYTES = 16 * 2**20
-"""A hundred thousand labels of a hundred characters fit."""
+"""Room for a hundred thousand labels of a hundred characters."""
 NAME: Final = re.compile(NAME_PATTERN)
-"""What a model or a version may be called."""
+"""Pattern of names of models and versions."""
 VersionKey: TypeAlias = tuple[tuple[tuple[int, int, str], ...], str]
-"""By which versions are ordered: what their parts say, and the version itself where two say the same."""
+"""Sort key of a version: its parts, then the version itself as a tie-breaker."""
 _STAGE, _END, _WORD, _NUMBER = range(4)
 """Kinds of a version's parts, in their order; the end is one of them."""
 _STAGES: Final = {
@@ -31,7 +31,7 @@ _STAGES: Final = {
     for rank, names in enumerate(("dev snapshot nightly", "alpha a", "beta b", "pre preview rc c"))
     for name in names.split()
 }
-"""What a pre-release is called, and how far it is from the release."""
+"""Names of pre-releases, and their distance from the release."""
 _VERSION_PARTS: Final = re.compile(
     r"(?:(?<![a-z])v)?(?P<number>\d+)"
     rf"|(?P<stage>(?<=\d)[abc](?=\d)|(?:{'|'.join(name for name in _STAGES if len(name) > 1)})(?![a-z]))"
@@ -41,7 +41,7 @@ _VERSION_PARTS: Final = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """A bundle whose files were checked against its manifest."""
+    """A bundle with files checked against its manifest."""
 
     path: Path
     manifest: Manifest
@@ -78,7 +78,7 @@ def find_bundles(store: Path) -> list[Path]:
 def _versions(model: Path) -> list[Path]:
     """Returns the folders of a model's versions, the latest last.
 
-    Of a model that cannot be read it returns the model's own: opening that says why.
+    For an unreadable model it returns the model's folder, so that opening it raises the reason.
     """
     try:
         return sorted(subfolders(model), key=lambda folder: _version_key(folder.name))
@@ -87,7 +87,7 @@ def _versions(model: Path) -> list[Path]:
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """Returns the folders in `folder` that have the name of a model or a version.
+    """Returns the subfolders with a valid name of a model or a version.
 
     Raises:
         OSError: It cannot be read.
@@ -98,7 +98,7 @@ def subfolders(folder: Path) -> list[Path]:
 def _version_key(version: str) -> VersionKey:
     """Returns a key that orders versions; the largest is the latest.
 
-    Numbers are compared as numbers, wherever they stand: 10 after 9 and v9, 1.10 after 1.9, rc10 after rc9. A
+    Numbers are compared as numbers in any position: 10 after 9 and v9, 1.10 after 1.9, rc10 after rc9. A
     pre-release, such as 1.0-rc1, 1.0.dev3 or 1.0b2 (PEP 440), is before its release; any other addition is after it.
     """
     parts: list[tuple[int, int, str]] = []
@@ -119,15 +119,15 @@ def path_key(path: str) -> tuple[str, VersionKey]:
 
 
 def open_bundle(path: Path, trusted: TrustedKeys | None = None) -> Bundle:
-    """Opens the bundle in the folder `path` and checks all of it.
+    """Opens and checks the bundle in the folder `path`.
 
     Args:
         path: Folder of the bundle.
-        trusted: Keys of which one must have signed it; None: it need not be signed.
+        trusted: Trusted keys, one of which must have signed it; None: no signature required.
 
     Raises:
-        BundleError: The manifest is missing or wrong, a file is missing, unlisted or changed, or nobody who is trusted
-            has signed it.
+        BundleError: The manifest is missing or wrong, a file is missing, unlisted or changed, or a trusted signature is
+            missing.
     """
     manifest = check_bundle(path, trusted)
     if (path.parent.name, path.name) != (manifest.name, manifest.version):
@@ -138,7 +138,7 @@ def open_bundle(path: Path, trusted: TrustedKeys | None = None) -> Bundle:
 
 
 def check_bundle(path: Path, trusted: TrustedKeys | None = None) -> Manifest:
-    """Checks all of the bundle in the folder `path`, whatever that is called, and returns its manifest.
+    """Checks the bundle in the folder `path` regardless of the folder's name, and returns its manifest.
 
     Raises:
         BundleError: As `open_bundle`, except for the names of the folders.
@@ -152,7 +152,7 @@ def read_manifest(path: Path, trusted: TrustedKeys | None = None) -> Manifest:
     """Reads the manifest of the bundle in the folder `path`.
 
     Raises:
-        BundleError: It is missing, is not JSON, does not follow the schema, or nobody who is trusted has signed it.
+        BundleError: It is missing, is not JSON, does not follow the schema, or has no trusted signature.
     """
     file = path / MANIFEST_FILE
     try:
@@ -163,7 +163,7 @@ def read_manifest(path: Path, trusted: TrustedKeys | None = None) -> Manifest:
         content = json.loads(data.decode("utf-8"))
     except FileNotFoundError:
         raise BundleError(f"{path}: {MANIFEST_FILE} is missing; export the model again") from None
-    except (OSError, ValueError, RecursionError) as error:  # what is not UTF-8, no JSON, or nested too deeply
+    except (OSError, ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested too deeply
         raise BundleError(f"{file}: cannot be read as JSON ({error}); export the model again") from error
     schema_version = content.get("schema_version") if isinstance(content, dict) else None
     if schema_version != SCHEMA_VERSION:
@@ -180,14 +180,14 @@ def read_manifest(path: Path, trusted: TrustedKeys | None = None) -> Manifest:
 
 
 def _check_manifest_file(file: Path) -> None:
-    """Checks what is read as a whole, before it is read.
+    """Checks type and size of the manifest file before it is read.
 
     Raises:
-        BundleError: It is no file, so that reading it may never end, or too large.
-        OSError: There is none, or it cannot be looked at.
+        BundleError: It is too large, or not a regular file, so that reading might never end.
+        OSError: It is missing or inaccessible.
     """
     status = file.stat()
-    if not S_ISREG(status.st_mode):  # opening a pipe would wait for whoever writes to it
+    if not S_ISREG(status.st_mode):  # opening a pipe would wait for a writer
         raise BundleError(f"{file}: is not a file; export the model again")
     if status.st_size > _MAX_MANIFEST_BYTES:
         raise BundleError(f"{file}: has {status.st_size:,} bytes, a manifest at most {_MAX_MANIFEST_BYTES:,}")
@@ -218,7 +218,7 @@ def _check_files(path: Path, manifest: Manifest) -> None:
 
 
 def _files_below(path: Path) -> Iterator[Path]:
-    """Yields every file below a folder; a link that leads out of it is an error.
+    """Yields every file in a folder; a link to outside is an error.
 
     Raises:
         BundleError: There is such a link.

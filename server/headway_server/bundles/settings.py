@@ -1,4 +1,4 @@
-"""How a store is watched, and which of its versions are served."""
+"""Settings of the versions of a store."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ ROUTES_FILE: Final = "routes.json"
 
 
 class VersionSettings(BaseModel):
-    """New versions in the store, and which of them are served."""
+    """Versions in the store, and which of them are served."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     poll_interval: Annotated[float, Field(ge=0, le=86400)] = 5
-    """Seconds between two looks at the store for bundles that are new, changed or gone; 0: only when asked, by SIGHUP
-    or by ScanStore."""
+    """Interval of scans of the store for new, changed and removed bundles, in seconds; 0: only on SIGHUP or
+    ScanStore."""
     max_versions: Annotated[int, Field(ge=1)] | None = None
-    """Versions of each model to serve, the newest; those that routes name or that were loaded by a call are served as
-    well. Left out: every version of the store."""
+    """Newest versions of each model to serve, beside versions in routes and versions loaded by calls. Default: every
+    version in the store."""
     scan_timeout: Annotated[float, Field(gt=0, le=3600)] = 10
-    """Seconds that a look at the store may take; what was loaded is served on where it takes longer."""
+    """Timeout of a scan of the store, in seconds; loaded models stay served."""
     load_timeout: Annotated[float, Field(gt=0, le=86400)] = 300
-    """Seconds that loading a bundle may take while the server serves."""
+    """Timeout of loading a bundle while the server runs, in seconds."""
     routes_file: Path | None = None
-    """File that keeps default versions, aliases and canaries over a restart; left out, `routes.json` in the store."""
+    """File of default versions, aliases and canaries. Default: `routes.json` in the store."""
     require_signed: Path | None = None
-    """File with public keys (Ed25519, PEM) of which one must have signed a bundle; left out, none need be signed. Needs
-    `headway-server[signing]`."""
+    """File of trusted public keys (Ed25519, PEM), one of which must have signed each bundle. Default: no signatures
+    required. Needs `headway-server[signing]`."""

@@ -1,4 +1,4 @@
-"""Signatures of bundles: Ed25519 (RFC 8032) over the bytes of the manifest, which names the SHA-256 of every file.
+"""Signatures of bundles: Ed25519 (RFC 8032) over the bytes of the manifest, which has the SHA-256 of every file.
 
 A signature is 64 bytes in `bundle.json.sig` beside the manifest, as `openssl pkeyutl -sign -rawin` writes it too. Keys
 are PEM files: `openssl genpkey -algorithm ed25519` makes one, `openssl pkey -pubout` gives its public half.
@@ -22,14 +22,14 @@ _MAX_KEY_FILE_BYTES = 2**20
 
 
 class TrustedKeys:
-    """The keys of which one must have signed a bundle."""
+    """Trusted keys, one of which must have signed a bundle."""
 
     def __init__(self, keys: list[Ed25519PublicKey]) -> None:
         self._keys = keys
 
     @classmethod
     def read(cls, file: Path) -> TrustedKeys:
-        """Reads public keys, one or several PEM blocks; what stands between them is for people.
+        """Reads public keys, one or several PEM blocks; text between them is ignored.
 
         Raises:
             StoreError: The file cannot be read, holds no key, or one that is not Ed25519; or `cryptography` is missing.
@@ -52,10 +52,10 @@ class TrustedKeys:
 
         Args:
             folder: Of the bundle.
-            manifest: The very bytes that are parsed.
+            manifest: The bytes that are parsed.
 
         Raises:
-            BundleError: There is no signature, or it is of another manifest or another key.
+            BundleError: The signature is missing, or for another manifest or by another key.
         """
         from cryptography.exceptions import InvalidSignature  # noqa: PLC0415 (an extra)
 
@@ -84,10 +84,10 @@ def sign_bundle(folder: Path, key_file: Path, password: bytes | None = None) -> 
     Args:
         folder: Of the bundle.
         key_file: Ed25519 private key in PEM.
-        password: Of that file; None where it has none.
+        password: Password of that file; None without one.
 
     Raises:
-        BundleError: There is no manifest, or the signature cannot be written.
+        BundleError: The manifest is missing, or the signature cannot be written.
         StoreError: The key cannot be read; or `cryptography` is missing.
     """
     ed25519, serialization = _cryptography()

@@ -1,8 +1,8 @@
-"""The tags of a token classifier: what the columns of its logits stand for.
+"""The tags of a token classifier: the meaning of the columns of its logits.
 
 `labels` in the manifest of a token classifier are tags of the IOB2 scheme (Tjong Kim Sang and Veenstra 1999), in the
-order of the columns: `B-x` begins a span of label x, `I-x` continues it, `O` is outside of every span. A model that
-puts every word into a span has no `O`; one whose spans all have a single word may have no `I-x`.
+order of the columns: `B-x` begins a span of label x, `I-x` continues it, `O` is outside of every span. A model with
+every word in a span has no `O`; a model with only single-word spans may have no `I-x`.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ class TagSet:
     labels: tuple[str, ...]
     """Labels of spans, in the order of their `B-` tags."""
     begin: tuple[int, ...]
-    """Column of the tag that begins a span, for each label."""
+    """Column of the `B-` tag of each label."""
     inside: tuple[int | None, ...]
-    """Column of the tag that continues it; None where there is none."""
+    """Column of the `I-` tag of each label; None without one."""
     outside: int | None
-    """Column of `O`; None where there is none."""
+    """Column of `O`; None without one."""
 
     @classmethod
     def parse(cls, tags: Sequence[str]) -> TagSet:
         """Parses tags.
 
         Raises:
-            ValueError: A tag is not of the scheme or is repeated, or a label has no `B-` tag.
+            ValueError: A tag is not IOB2 or is repeated, or a label has no `B-` tag.
         """
         columns = {tag: column for column, tag in enumerate(tags)}
         if len(columns) < len(tags):

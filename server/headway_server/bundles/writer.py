@@ -1,4 +1,4 @@
-"""Writes a bundle into a temporary folder and renames that, so that nobody sees half a bundle."""
+"""Atomic writing of bundles: into a temporary folder, which is then renamed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headway_server.errors import BundleError
 
 
 def describe_files(folder: Path) -> dict[str, BundleFile]:
-    """Returns sizes and hashes of every file below `folder` but the manifest and its signature."""
+    """Returns sizes and hashes of every file in `folder` except for the manifest and its signature."""
     return {
         file.relative_to(folder).as_posix(): BundleFile(sha256=sha256_of(file), size_bytes=file.stat().st_size)
         for file in sorted(folder.rglob("*"))
@@ -31,7 +31,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 @contextmanager
 def staging_folder(store: Path) -> Iterator[Path]:
-    """Gives a temporary folder on the store's file system, which is removed at the end if it is still there."""
+    """Creates a temporary folder on the store's file system; it is removed at the end unless it was renamed."""
     store.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=".staging-", dir=store))
     try:
@@ -44,14 +44,14 @@ def publish(staged: Path, store: Path, *, replace: bool = False) -> Bundle:
     """Checks the bundle in the folder `staged` and renames it to `<store>/<name>/<version>/`.
 
     Raises:
-        BundleError: The bundle is not whole, or that version exists and `replace` is not set.
+        BundleError: The bundle is incomplete, or the version exists and `replace` is not set.
     """
     manifest = check_bundle(staged)
     place = store / manifest.name / manifest.version
     if place.exists() and not replace:
         raise BundleError(f"{place}: exists already; choose another --version or pass --replace")
     place.parent.mkdir(parents=True, exist_ok=True)
-    staged.chmod(0o755)  # a temporary folder is private to its maker; everyone may read a bundle
+    staged.chmod(0o755)  # a temporary folder is private; bundles are readable by everyone
     aside = staged.with_name(f"{staged.name}.replaced")
     if place.exists():
         place.rename(aside)

@@ -1,4 +1,4 @@
-"""Metrics, traces and the access log: the observers of a server that its settings ask for (docs/monitoring.md)."""
+"""Metrics, traces and the access log: observers switched on by the settings (docs/monitoring.md)."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 
 class Monitoring:
-    """What a server is observed by. A library is imported only where the settings ask for what it is for."""
+    """The observers of a server. Their libraries are imported only if the settings need them."""
 
     def __init__(self, *, metrics: Metrics | None, tracing: Tracing | None, others: tuple[Observer, ...]) -> None:
-        """Takes the observers; `open` makes them."""
+        """Takes the observers; `open` creates them."""
         self._metrics = metrics
         self._tracing = tracing
         self.observer = joined([each for each in (tracing, metrics, *others) if each is not None])
-        """Reports to all of them; `NO_OBSERVER` if there are none. Traces come first: the others tell their ids."""
+        """Reports to all of them; `NO_OBSERVER` without any. Traces come first, since the others report their ids."""
 
     @classmethod
     def open(cls, settings: ServerSettings, *, listens: bool = True) -> Self:
-        """Makes the observers; metrics can be read from now on, which tells how the models are being loaded.
+        """Creates the observers. Metrics can be read from now on, while models are loading.
 
         Args:
             settings: Of the server.
-            listens: False for a worker, whose supervisor answers at the metrics' port.
+            listens: False for a worker: its supervisor serves the metrics.
 
         Raises:
             ServerError: The metrics' port is taken, or the libraries for traces are not installed.
@@ -56,21 +56,21 @@ class Monitoring:
         return cls(metrics=metrics, tracing=tracing, others=others)
 
     def start(self, host: ModelHost, calls: Calls, cores: Cores) -> None:
-        """Begins to look at what tells nothing by itself; called with the event loop running."""
+        """Starts the gauges, which are read rather than reported; called with the event loop running."""
         if self._metrics is not None:
             self._metrics.watch(host, calls, cores)
 
     @property
     def write_metrics(self) -> Callable[[], bytes] | None:
-        """Writes the metrics as Prometheus reads them; called from any thread. None where there are none."""
+        """Returns the metrics in Prometheus' format, or None without metrics; thread-safe."""
         return None if self._metrics is None else self._metrics.write
 
     def collect(self) -> list[Sample]:
-        """Returns the present values of all metrics; called from any thread."""
+        """Returns the present values of all metrics; thread-safe."""
         return [] if self._metrics is None else self._metrics.samples()
 
     def close(self) -> None:
-        """Sends the traces that are left, and ends the threads."""
+        """Sends the remaining traces, and ends the threads."""
         if self._metrics is not None:
             self._metrics.close()
         if self._tracing is not None:

@@ -1,4 +1,4 @@
-"""The access log: one line a call, when it has ended."""
+"""The access log: one line for every finished call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class AccessLog(Observer):
     """Logs every call at the level `info`."""
 
     def __init__(self, *, texts: bool = False) -> None:
-        """Leaves out the messages of errors unless `texts` is True: they may quote what the caller sent."""
+        """`texts`: log the messages of errors, which may quote the caller's texts."""
         self._texts = texts
 
     def call_finished(self, call: Call, *, error: BaseException | None, duration_s: float) -> None:

@@ -1,8 +1,8 @@
-"""Metrics in Prometheus' format, on a port and a thread of their own.
+"""Metrics in Prometheus' format, with their own port and thread.
 
-Each thread that reports events counts in cells of its own, without a lock: an observation is a search of the bucket and
-two additions, a quarter of what the library's own counters take. The cells of all threads are added up when somebody
-reads the metrics. What can be asked of the server at any time (queues, slots, states of models) is asked then, too.
+Each thread that reports events counts in its own cells, without a lock: an observation is a search of the bucket and
+two additions, a quarter of the cost of the library's counters. A scrape adds up the cells of all threads, and reads the
+gauges (queues, slots, states of models) from the server.
 """
 
 from __future__ import annotations
@@ -55,33 +55,33 @@ _SHORT_SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0
 _COUNTS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _LAG_INTERVAL_S: Final = 0.1
 _MAX_SERIES: Final = 10_000
-"""Most series that a thread counts; further ones are dropped. Models and methods are few: only a fault gets there."""
+"""Limit of the series of a thread; further ones are dropped. Models and methods are few, so only a bug reaches it."""
 _POLL_S: Final = 0.1
-"""How long `close` waits for the thread at most."""
+"""Timeout of `close` for the thread, in seconds."""
 _READ_TIMEOUT_S: Final = 5.0
-"""How long a reader of the metrics may take to send its request, and to take each piece of the answer."""
+"""Timeout of a scrape for its request and for each piece of the answer, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Family:
-    """One metric: its name, its meaning and its labels. Events add to a cell for each value of these."""
+    """A metric: name, help and labels. Each combination of label values has a cell."""
 
     name: str
-    """Without the `_total` that Prometheus' format adds to a counter's."""
+    """Name without `_total`, which Prometheus' format adds to counters."""
     help: str
     labels: tuple[str, ...] = _MODEL
     bounds: tuple[float, ...] | None = None
     """Upper bounds of a histogram's buckets; None for a counter or a gauge."""
     is_gauge: bool = False
-    """True for what is asked when the metrics are read."""
+    """True for a value read at each scrape."""
 
     @property
     def kind(self) -> str:
-        """Its type in Prometheus' terms."""
+        """Type of the metric in Prometheus."""
         return "gauge" if self.is_gauge else "counter" if self.bounds is None else "histogram"
 
     def new_cell(self) -> list[float]:
-        """Returns counts by bucket and then the sum; of a counter, the sum alone."""
+        """Returns counts by bucket and their sum; for a counter only the sum."""
         return [0.0] * (1 if self.bounds is None else len(self.bounds) + 2)
 
 
@@ -185,7 +185,7 @@ _USED_POSITIONS = Family(
 _WORKERS = Family("headway_workers", "Processes of the server that answer calls.", (), is_gauge=True)
 _RESTARTS = Family("headway_worker_restarts", "Workers that ended by themselves and were replaced.", ())
 
-# In the order in which they are read. `_CALLS` is counted by the cells of `_DURATION`.
+# In the order of a scrape. `_CALLS` uses the cells of `_DURATION`.
 _COUNTED: Final = (
     *(_DURATION, _QUEUE, _DROPPED, _BATCH_ITEMS, _BATCH, _COMPUTED, _PADDING, _STEP, _STEP_ROWS, _FIRST_TOKEN, _GAP),
     *(_INPUT_TOKENS, _CACHED_TOKENS, _OUTPUT_TOKENS, _SEQUENCES, _LOADS, _LOAD, _LAG),
@@ -194,12 +194,12 @@ FAMILIES: Final = (
     *(_CALLS, *_COUNTED, _BUILD, _THREADS, _RUNNING, _CORES, _BUSY, _INFO, _STATE, _STALLED),
     *(_WAITING, _SLOTS, _USED_SLOTS, _POSITIONS, _USED_POSITIONS, _CACHE_LOOKUPS, _CACHE_BYTES, _WORKERS, _RESTARTS),
 )
-"""Every metric of this server. `process_*` come from the library."""
+"""Every metric of this server, apart from the library's `process_*`."""
 
 _LOOKING_PATHS: Final = re.compile(
     r"/metrics|/v1/models(/MODEL)?|/v2(/models/(stats|MODEL(/versions/VERSION)?(/config|/stats)?)|/repository/index)?"
 )
-"""Of routes over HTTP, as their methods are called."""
+"""HTTP routes by method name."""
 
 
 @lru_cache(maxsize=256)
@@ -216,23 +216,23 @@ def is_look(method: str) -> bool:
 
 
 Sample: TypeAlias = tuple[str, str, str, list[tuple[str, dict[str, str], float]]]
-"""A metric in a form that goes through JSON: name, meaning, type, and its values by name and labels."""
+"""A metric as JSON values: name, help, type, and values by name and labels."""
 
 _Cells = dict[tuple[Family, tuple[Any, ...]], list[float]]
 
 
 class Metrics(Observer, Collector):
-    """Counts what happens, and answers readers of the metrics."""
+    """Counts events and answers scrapes."""
 
     def __init__(self) -> None:
-        """Starts at zero, with nobody listening."""
+        """Starts at zero, without a port."""
         self.registry = CollectorRegistry()
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
         self._local = threading.local()
         self._lock = threading.Lock()  # guards the next two
         self._shards: list[tuple[threading.Thread, _Cells]] = []
-        self._ended: _Cells = {}  # what threads counted that have ended
+        self._ended: _Cells = {}  # counts of ended threads
         self._process = psutil.Process()
         self._server: _Server | None = None
         self._lag_task: asyncio.Task[None] | None = None
@@ -290,7 +290,7 @@ class Metrics(Observer, Collector):
         """See `Observer`."""
         if event.state in {"ready", "failed"}:
             self._count(_LOADS, (*event.model, event.state))
-            self._count(_LOADS, (*event.model, "failed"), 0)  # a series that begins at 1 is no increase to Prometheus
+            self._count(_LOADS, (*event.model, "failed"), 0)  # Prometheus sees no increase in a series that starts at 1
         if event.seconds is not None:
             self._observe(_LOAD, event.model, event.seconds)
 
@@ -306,7 +306,7 @@ class Metrics(Observer, Collector):
     def _cell(self, family: Family, labels: tuple[Any, ...]) -> list[float]:
         try:
             cells: _Cells = self._local.cells
-        except AttributeError:  # the thread's first event
+        except AttributeError:  # first event of the thread
             cells = self._local.cells = {}
             with self._lock:
                 self._shards.append((threading.current_thread(), cells))
@@ -324,7 +324,7 @@ class Metrics(Observer, Collector):
         by_family: dict[Family, dict[tuple[Any, ...], list[float]]] = {family: {} for family in _COUNTED}
         for (family, labels), cell in self._sum().items():
             by_family[family][labels] = cell
-        for model in by_family[_QUEUE]:  # 0, so that the first one is an increase to Prometheus
+        for model in by_family[_QUEUE]:  # 0, so that Prometheus sees the first one as an increase
             for reason in ("expired", "cancelled"):
                 by_family[_DROPPED].setdefault((*model, reason), _DROPPED.new_cell())
         yield from _call_metrics(by_family.pop(_DURATION))
@@ -333,7 +333,7 @@ class Metrics(Observer, Collector):
         yield from self._look()
 
     def _sum(self) -> _Cells:
-        """Adds up the cells of all threads, and forgets those of threads that have ended."""
+        """Adds up the cells of all threads, and merges those of ended threads."""
         total: _Cells = {}
         with self._lock:
             living: list[tuple[threading.Thread, _Cells]] = []
@@ -348,7 +348,7 @@ class Metrics(Observer, Collector):
         return total
 
     def _look(self) -> Iterator[Metric]:
-        """Yields what is asked of the server now."""
+        """Yields the values read from the server."""
         yield _gauge(_BUILD, [((version("headway-server"),), 1)])
         yield _gauge(_THREADS, [((), self._process.num_threads())])
         yield from _worker_metrics(1, 0)
@@ -370,11 +370,11 @@ class Metrics(Observer, Collector):
         self._server = _Server.listening(host, port, self.registry)
 
     def write(self) -> bytes:
-        """Returns the metrics as `GET /metrics` answers them; called from any thread."""
+        """Returns the answer of `GET /metrics`; thread-safe."""
         return generate_latest(self.registry)
 
     def samples(self) -> list[Sample]:
-        """Returns the metrics for whoever adds them to those of other processes; called from any thread."""
+        """Returns the metrics for merging with those of other processes; thread-safe."""
         return [
             (
                 metric.name,
@@ -387,11 +387,11 @@ class Metrics(Observer, Collector):
 
     @property
     def port(self) -> int | None:
-        """Where it is listened at; None if nowhere."""
+        """Port of the metrics; None without one."""
         return None if self._server is None else int(self._server.server_address[1])
 
     def watch(self, host: ModelHost, calls: Calls, cores: Cores) -> None:
-        """Tells what these are at from now on, and how late the running event loop is."""
+        """Starts to read values from these, and to measure the lag of the running event loop."""
         self._host, self._calls, self._cores = host, calls, cores
         self._lag_task = asyncio.create_task(self._measure_lag())
 
@@ -417,11 +417,11 @@ class WorkersMetrics(Collector):
     """The metrics of all workers of a server, each value with the label `worker`."""
 
     def __init__(self, ask: Callable[[], tuple[Mapping[int, Sequence[Sample]], int]]) -> None:
-        """Takes what asks the workers.
+        """Takes a function that reads the workers' metrics.
 
         Args:
-            ask: Returns the metrics of each worker that answers calls, by its number, and how many were replaced; may
-                take time and is called from any thread.
+            ask: Returns the metrics of each running worker by its index, and the number of restarts; may block, and is
+                called from any thread.
         """
         self._ask = ask
         self._server: _Server | None = None
@@ -429,16 +429,16 @@ class WorkersMetrics(Collector):
         self.registry.register(self)
 
     def describe(self) -> Iterable[Metric]:
-        """Names none, so that no worker is asked when this is registered."""
+        """Returns no metrics, so that registration reads no worker."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """Yields every metric of every worker, and what is to be said of workers."""
+        """Yields every metric of every worker, and the metrics of the supervisor."""
         workers, num_restarts = self._ask()
         merged: dict[str, Metric] = {}
         for number, metrics in sorted(workers.items()):
             for name, meaning, kind, samples in metrics:
-                if name in (_WORKERS.name, _RESTARTS.name):  # which each says of itself alone
+                if name in (_WORKERS.name, _RESTARTS.name):  # of each worker only
                     continue
                 metric = merged.setdefault(name, Metric(name, meaning, kind))
                 for sample, labels, value in samples:
@@ -447,7 +447,7 @@ class WorkersMetrics(Collector):
         yield from _worker_metrics(len(workers), num_restarts)
 
     def write(self) -> bytes:
-        """Returns the metrics as `GET /metrics` answers them."""
+        """Returns the answer of `GET /metrics`."""
         return generate_latest(self.registry)
 
     def listen(self, host: str, port: int) -> None:
@@ -465,7 +465,7 @@ class WorkersMetrics(Collector):
 
 
 class _Server(socketserver.TCPServer):
-    """Answers one reader after another, so that readers can take one thread and no more."""
+    """Answers scrapes one after another, in a single thread."""
 
     allow_reuse_address = True
 
@@ -493,12 +493,12 @@ class _Server(socketserver.TCPServer):
         return server
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 (the base's signature)
-        """Logs what goes wrong with a reader, who has often just gone."""
-        _log.debug("metrics could not be read", client=str(client_address), exc_info=True)
+        """Logs an error of a scrape, often a disconnect."""
+        _log.debug("a scrape of the metrics failed", client=str(client_address), exc_info=True)
 
 
 def _add(total: _Cells, cells: _Cells) -> None:
-    # Copies are made in one step, while the owning thread goes on counting.
+    # A copy is a single step, while the owning thread continues to count.
     for key, cell in list(cells.items()):
         values = cell.copy()
         before = total.get(key)
@@ -518,7 +518,7 @@ def _metric(family: Family, cells: dict[tuple[Any, ...], list[float]]) -> Metric
 
 
 def _buckets(bounds: tuple[float, ...], cell: list[float]) -> list[tuple[str, float]]:
-    """Returns cumulative counts by upper bound, as Prometheus has them."""
+    """Returns cumulative counts by upper bound, as in Prometheus' format."""
     count, buckets = 0.0, []
     for bound, added in zip((*map(float, bounds), "+Inf"), cell, strict=False):
         count += added
@@ -527,7 +527,7 @@ def _buckets(bounds: tuple[float, ...], cell: list[float]) -> list[tuple[str, fl
 
 
 def _call_metrics(cells: dict[tuple[Any, ...], list[float]]) -> Iterator[Metric]:
-    """Yields what the calls' cells hold: durations by code, and numbers by code and reason."""
+    """Yields the metrics of calls: durations by code, and counts by code and reason."""
     durations: dict[tuple[Any, ...], list[float]] = {}
     numbers: dict[tuple[Any, ...], list[float]] = {}
     for (method, model, kind), cell in cells.items():
@@ -536,7 +536,9 @@ def _call_metrics(cells: dict[tuple[Any, ...], list[float]]) -> Iterator[Metric]
         before = durations.get(labels)
         durations[labels] = cell if before is None else [a + b for a, b in zip(before, cell, strict=True)]
         numbers.setdefault((*labels, reason), [0.0])[0] += sum(cell[:-1])
-        numbers.setdefault((*labels[:-1], *ending_of(Exception)), [0.0])  # 0, so that the first bug is an increase
+        numbers.setdefault(
+            (*labels[:-1], *ending_of(Exception)), [0.0]
+        )  # 0, so that the first bug shows as an increase
     yield _metric(_CALLS, numbers)
     yield _metric(_DURATION, durations)
 
@@ -554,7 +556,7 @@ def _worker_metrics(count: int, num_restarts: int) -> Iterator[Metric]:
 
 
 def _model_gauges(host: ModelHost) -> Iterator[Metric]:
-    """Yields what is known of every model, and of what is kept."""
+    """Yields the gauges of models and caches."""
     models = [(_model_id(model), model) for model in host.models]
     usages = [(model_id, model.usage()) for model_id, model in models]
     decoding = [(model_id, usage) for model_id, usage in usages if usage.num_slots]

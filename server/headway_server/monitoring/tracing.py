@@ -1,9 +1,9 @@
-"""Traces by OpenTelemetry: a span for each call, in the trace that its caller names, and spans of what was done for it.
+"""Traces by OpenTelemetry: a span for each call in its caller's trace, and child spans of its work.
 
     call (server) ── queue ── batch                    models without state; a batch links the calls in it
                   └─ queue ── prefill ── decode        each sequence of a model that decodes
 
-The spans below a call are made from events when they are over, with the times of these.
+Child spans are created from events after their end, with the events' times.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from headway_server.services.status import ending_of
 
 _SERVICE: Final = "headway-server"
 _CLOSE_TIMEOUT_S: Final = 3.0
-"""How long the end of a server waits for the last spans to be sent."""
+"""Timeout for sending the last spans at shutdown, in seconds."""
 _MAX_CHILDREN: Final = 64
-"""Most spans below that of a call: one of 32 prompts with 16 samples would have 1,536."""
-_TOLD_EVERY_S: Final = 300.0
-"""How often the log says that the collector is away."""
+"""Limit of child spans of a call; a call of 32 prompts with 16 samples would have 1,536."""
+_LOG_INTERVAL_S: Final = 300.0
+"""Interval of log lines about an unreachable collector, in seconds."""
 _EXPORTER_LOG: Final = "opentelemetry.exporter.otlp.proto.grpc.exporter"
 _SERVER_ERRORS: Final = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE"})
 """Codes that make a server's span an error (OpenTelemetry's semantic conventions for gRPC); the others are the
@@ -44,30 +44,30 @@ caller's."""
 
 
 class _Seldom(logging.Filter):
-    """Lets one line through, and then one every `_TOLD_EVERY_S` with the number of those between."""
+    """Rate-limits log lines to one every `_LOG_INTERVAL_S`, with the number of suppressed ones."""
 
     def __init__(self) -> None:
         super().__init__()
         self._lock = threading.Lock()
-        self._told_at = -_TOLD_EVERY_S
+        self._told_at = -_LOG_INTERVAL_S
         self._num_left_out = 0
 
     def filter(self, record: logging.LogRecord) -> bool:
         """See `logging.Filter`."""
         with self._lock:
             now = time.monotonic()
-            if now - self._told_at < _TOLD_EVERY_S:
+            if now - self._told_at < _LOG_INTERVAL_S:
                 self._num_left_out += 1
                 return False
             if self._num_left_out:
-                record.msg = f"{record.getMessage()} ({self._num_left_out} such lines before this one were left out)"
+                record.msg = f"{record.getMessage()} ({self._num_left_out} similar lines before were suppressed)"
                 record.args = ()
             self._told_at, self._num_left_out = now, 0
             return True
 
 
 class _CallSpan:
-    """The span of a call that is traced and has not ended."""
+    """The open span of a traced call."""
 
     __slots__ = ("context", "num_children", "offset_ns", "span")
 
@@ -78,28 +78,27 @@ class _CallSpan:
         self.offset_ns = offset_ns
 
     def wall_ns(self, monotonic_s: float) -> int:
-        """Returns when a time by `time.monotonic` was, by the clock as it went when the call began."""
+        """Converts a time of `time.monotonic` to wall time, by the clock at the start of the call."""
         return int(monotonic_s * 1e9) + self.offset_ns
 
 
 class Tracing(Observer):
-    """Makes spans of events and hands them to a processor, which sends them."""
+    """Creates spans from events for a processor, which sends them."""
 
     def __init__(self, processor: SpanProcessor, *, sample_ratio: float = 1.0) -> None:
-        """Makes spans of a share of the calls.
+        """Traces a share of the calls.
 
         Args:
-            processor: Takes spans that have ended; it may be asked to by any thread.
-            sample_ratio: Share of the calls to trace that bring no trace of their own. The others are traced if their
-                caller traces them.
+            processor: Receives ended spans, from any thread.
+            sample_ratio: Share of the calls without a trace to be traced. Others follow their caller's decision.
         """
         resource = {SERVICE_VERSION: version(_SERVICE)}
         if not os.environ.get("OTEL_SERVICE_NAME"):
             resource[SERVICE_NAME] = _SERVICE
         self._provider = TracerProvider(
             resource=Resource.create(resource),
-            sampler=ALWAYS_ON,  # `call_started` has chosen: deciding by a span takes as long as all metrics ten times
-            shutdown_on_exit=False,  # `close` does it, and not for longer than it may
+            sampler=ALWAYS_ON,  # `call_started` samples: the library's sampling takes ten times as long as all metrics
+            shutdown_on_exit=False,  # `close` does it, with a timeout
         )
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer(_SERVICE, version(_SERVICE))
@@ -109,8 +108,8 @@ class Tracing(Observer):
 
     @classmethod
     def sending_to(cls, endpoint: str, *, sample_ratio: float) -> Self:
-        """Sends spans by OTLP over gRPC; an endpoint with http:// is not encrypted."""
-        log = logging.getLogger(_EXPORTER_LOG)  # of the library, which writes a line for each try
+        """Sends spans by OTLP over gRPC; without encryption for http://."""
+        log = logging.getLogger(_EXPORTER_LOG)  # the library logs each attempt
         if not any(isinstance(each, _Seldom) for each in log.filters):
             log.addFilter(_Seldom())
         return cls(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)), sample_ratio=sample_ratio)
@@ -149,7 +148,7 @@ class Tracing(Observer):
             span.set_attribute("headway.request_id", call.request_id)
         if call.model is not None:
             span.set_attributes({"headway.model": call.model.name, "headway.model_version": call.model.version})
-        if error is not None:  # without its message, which may quote what the caller sent
+        if error is not None:  # without its message, which may quote the caller's texts
             span.set_attribute("error.type", reason)
             if code in _SERVER_ERRORS:
                 span.set_status(Status(StatusCode.ERROR))
@@ -158,7 +157,7 @@ class Tracing(Observer):
         span.end(recorded.wall_ns(call.started_at + duration_s))
 
     def batch_finished(self, event: BatchEvent) -> None:
-        """See `Observer`. The first traced call's span of the batch links the other calls, theirs link that span."""
+        """See `Observer`. The first traced call of the batch has the span; other calls are linked."""
         traced = [
             (recorded, member)
             for member in event.members()
@@ -207,7 +206,7 @@ class Tracing(Observer):
         attributes: Attributes = None,
         links: list[Link] | None = None,
     ) -> Span | None:
-        """Adds a span that is over to that of a call; None if there are too many."""
+        """Adds an ended child span to a call's span; None past the limit."""
         recorded.num_children += 1
         if recorded.num_children > _MAX_CHILDREN:
             return None
@@ -218,7 +217,7 @@ class Tracing(Observer):
         return span
 
     def close(self) -> None:
-        """Sends what is left, for `_CLOSE_TIMEOUT_S` at most."""
+        """Sends the remaining spans, within `_CLOSE_TIMEOUT_S`."""
         ending = threading.Thread(target=self._provider.shutdown, name="tracing-end", daemon=True)
         ending.start()
         ending.join(_CLOSE_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""Text to ids, image bytes to pixels, ids to text; all but short texts off the event loop."""
+"""Text to ids, images to pixels, audio to features, ids to text; off the event loop, except for small inputs."""
 
 from headway_server.preprocessing.answer import AnswerPart, AnswerReader, ReadAnswer, new_call_id, read_answer
 from headway_server.preprocessing.chat import ChatPrompt, ChatTemplate, ChatTurn

@@ -1,9 +1,9 @@
-"""Encoded audio to mono samples at a model's rate, and samples to log-mel spectrograms, as the bundle's manifest says.
+"""Decoding of audio to mono samples at a model's rate, and log-mel spectrograms, by the bundle's manifest.
 
-A header of a few bytes can announce hours, and a few bytes of FLAC can hold minutes of silence. So formats are told by
-their first bytes before a decoder sees them, and channels and rate are held to limits by the header. Samples are
-decoded block by block to the end of the file and counted, whatever the header says. Each block is mixed and resampled
-before the next is decoded: what is held is the mono audio at the model's rate.
+A header can declare hours in a few bytes, and a few bytes of FLAC can encode minutes of silence. So the format is
+identified by its first bytes before a decoder sees it, and the header's channels and rate are checked against limits.
+Samples are decoded block by block and counted, whatever the header declares. Each block is mixed and resampled before
+the next: memory holds only mono audio at the model's rate.
 
 N samples, F frames, M mel bins, W samples of a Fourier transform.
 """
@@ -28,9 +28,9 @@ from headway_server.errors import InvalidInputError, RuntimeUnavailableError
 MAX_CHANNELS: Final = 8
 MIN_RATE: Final = 1_000
 MAX_RATE: Final = 192_000
-"""Samples a second that audio may have."""
+"""Range of sample rates, in Hz."""
 _SAMPLES_A_SECOND: Final = 192_000
-"""Samples of all channels together, a second of the limit, that are decoded at most: stereo at 96 kHz."""
+"""Limit of decoded samples of all channels, for each second of the audio limit: stereo at 96 kHz."""
 _FORMATS: Final = ("WAV", "WAVEX", "RF64", "FLAC", "OGG", "MP3")
 FORMATS_AS_TEXT: Final = "WAV, FLAC, OGG (Vorbis or Opus) or MP3"
 _BEGINNINGS: Final = (b"RIFF", b"RF64", b"fLaC", b"OggS", b"ID3")
@@ -43,29 +43,29 @@ _OTHERS: Final = (
     ("CAF", re.compile(rb"caff")),
     ("ASF or WMA", re.compile(rb"\x30\x26\xb2\x75")),
 )
-"""Formats that are known by name and not read, and how they begin."""
+"""Known formats that are not supported, by their first bytes."""
 _UNKNOWN_FRAMES: Final = (1 << 36) - 1
-"""So many frames and more are no length: the most that a header of FLAC can tell."""
+"""Frame counts from here on mean an unknown length: the largest in a FLAC header."""
 _NO_SIZES: Final = (0, 0xFFFFFFFF)
-"""What is in place of sizes in the header of a WAV file that was written to a pipe."""
+"""Placeholders for sizes in the header of a WAV file written to a pipe."""
 _FIRST_PAGE: Final = 2
-"""Mark of the first page of a stream in OGG."""
+"""Flag of the first page of an OGG stream."""
 _MAX_LINKS: Final = 256
-"""Files that are chained in one. Each takes a decoder, however little it holds."""
+"""Limit of chained files. Each needs a decoder, however short it is."""
 _MAX_CHUNKS: Final = 1_024
-"""Chunks of a WAV file before its samples, of which its sizes are looked for."""
+"""Limit of chunks of a WAV file before its samples."""
 _BLOCK_FRAMES: Final = 1 << 16
 _FRAMES_AT_A_TIME: Final = 1 << 10
-"""Frames of a spectrogram that are computed at a time."""
+"""Frames of a spectrogram computed at a time."""
 _FLOOR: Final = 1e-10
-"""Least power whose logarithm is taken."""
+"""Lower bound of power before the logarithm."""
 _RANGE: Final = 8.0
-"""Powers of ten below the loudest that are told apart."""
+"""Dynamic range below the loudest value, in powers of ten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AudioLimits:
-    """Sizes past which audio is refused."""
+    """Limits of audio."""
 
     max_bytes: int
     max_seconds: float
@@ -73,22 +73,22 @@ class AudioLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedAudio:
-    """Audio as a model of speech hears it."""
+    """Audio as a speech model's input."""
 
     samples: NDArray[np.float32]
     """(N,) mono, in -1 to 1, at the model's rate."""
     duration_s: float
-    """Of the audio that was sent."""
+    """Duration of the original audio."""
 
 
 class AudioDecoder:
     """Decodes audio for one model. Safe to use from several threads."""
 
     def __init__(self, rate: int, limits: AudioLimits) -> None:
-        """Decodes to so many samples a second.
+        """Decodes to a sample rate.
 
         Raises:
-            RuntimeUnavailableError: The libraries that decode and resample are not installed.
+            RuntimeUnavailableError: The libraries for decoding and resampling are not installed.
         """
         audio_libraries()
         self._rate = rate
@@ -105,7 +105,7 @@ class AudioDecoder:
             field: What the request calls it.
 
         Raises:
-            InvalidInputError: It is none of these, is damaged, has no samples, or is past a limit.
+            InvalidInputError: The format is unsupported, or the audio is damaged, empty or past a limit.
         """
         if (size := len(data)) > self._limits.max_bytes:
             raise InvalidInputError(
@@ -117,11 +117,11 @@ class AudioDecoder:
             if beginning.match(data):
                 raise InvalidInputError(
                     field,
-                    f"is {name}, which is not read here; convert it, as with ffmpeg -i FILE out.flac, and give "
+                    f"is {name}, which is not supported; convert it, as with ffmpeg -i FILE out.flac, and give "
                     f"{FORMATS_AS_TEXT}",
                 )
         if not data.startswith(_BEGINNINGS) and not (data[0] == 0xFF and data[1:2] >= b"\xe0"):
-            raise InvalidInputError(field, f"is no audio that is read here; give {FORMATS_AS_TEXT}")
+            raise InvalidInputError(field, f"is not audio of a supported format; give {FORMATS_AS_TEXT}")
         soundfile, _ = audio_libraries()
         parts: list[NDArray[np.float32]] = []
         duration_s = 0.0
@@ -139,7 +139,7 @@ class AudioDecoder:
         return PreparedAudio(samples=np.clip(samples, -1.0, 1.0), duration_s=duration_s)
 
     def _decode_link(self, data: bytes, parts: list[NDArray[np.float32]], most: float, field: str) -> float:
-        """Decodes a file, or one of the files that are chained in it, and appends what is heard to the parts.
+        """Decodes a file, or one of its chained files, and appends the samples to `parts`.
 
         Returns:
             Its seconds, at most `most`.
@@ -147,7 +147,7 @@ class AudioDecoder:
         soundfile, soxr = audio_libraries()
         rate = self._rate
         with soundfile.SoundFile(BytesIO(data)) as file:
-            file.seekable = lambda: False  # or no more is read than the header says, and each block is sought
+            file.seekable = lambda: False  # otherwise reading stops at the header's length, and each block is sought
             self._check_header(file, most, field)
             resampler = None if file.samplerate == rate else soxr.ResampleStream(file.samplerate, rate, 1, "float32")
             num_frames = 0
@@ -159,7 +159,7 @@ class AudioDecoder:
             return float(num_frames / file.samplerate)
 
     def _check_header(self, file: Any, most: float, field: str) -> None:
-        """Checks what the header says; it may promise less than there is, which `_mono_blocks` finds.
+        """Checks the header; the file may be longer than it declares, which `_mono_blocks` finds.
 
         Raises:
             InvalidInputError: It is of another format or past a limit.
@@ -185,7 +185,7 @@ class AudioDecoder:
         """Yields the mean of all channels, block by block.
 
         Raises:
-            InvalidInputError: There is more than the limits allow, or a sample is no finite number.
+            InvalidInputError: The audio exceeds the limits, or a sample is not finite.
         """
         limit_s = self._limits.max_seconds
         num_frames = 0
@@ -205,7 +205,7 @@ class AudioDecoder:
 
 
 def _with_sizes(data: bytes) -> bytes:
-    """Returns a WAV file with the sizes that it has; what was written to a pipe has none in its header."""
+    """Returns a WAV file with true sizes in its header, which a file written to a pipe lacks."""
     if data[:4] != b"RIFF" or data[8:12] != b"WAVE" or int.from_bytes(data[4:8], "little") == len(data) - 8:
         return data
     place = 12
@@ -225,7 +225,7 @@ def _with_sizes(data: bytes) -> bytes:
 
 
 def _links(data: bytes) -> Iterator[bytes]:
-    """Yields the files that are chained to an OGG file (RFC 3533), one after the other; anything else as it is."""
+    """Yields the chained files of an OGG file (RFC 3533); any other file as it is."""
     start = place = 0
     was_first = True
     while data[place : place + 4] == b"OggS" and len(data) > place + 26:
@@ -240,7 +240,7 @@ def _links(data: bytes) -> Iterator[bytes]:
 
 
 class LogMel:
-    """Makes spectrograms for one model. Safe to use from several threads."""
+    """Computes spectrograms for one model. Safe to use from several threads."""
 
     def __init__(self, preprocessing: AudioPreprocessing) -> None:
         self._preprocessing = preprocessing
@@ -251,7 +251,7 @@ class LogMel:
         return f"LogMel({self._preprocessing.num_mel_bins} mel bins)"
 
     def num_bytes(self, num_samples: int) -> int:
-        """Returns the bytes of an audio's samples, of its features, and of those of a window beside them."""
+        """Returns the bytes of an audio's samples and features, and of one window of features."""
         sizes = self._preprocessing
         num_frames = max(num_samples, sizes.window_samples) // sizes.hop_length + sizes.num_frames
         return np.dtype(np.float32).itemsize * (num_samples + num_frames * sizes.num_mel_bins)
@@ -260,7 +260,7 @@ class LogMel:
         """Computes the log-mel spectrogram of a whole audio.
 
         Args:
-            samples: (N,) at the model's rate. Fewer than a window has are padded with silence to a window.
+            samples: (N,) at the model's rate. Shorter audio is padded with silence to a window.
 
         Returns:
             (M, F) float32, F = N / hop_length, at least a window.
@@ -282,7 +282,7 @@ class LogMel:
 
 
 def mel_filters(sizes: AudioPreprocessing) -> NDArray[np.float64]:
-    """Makes Slaney's triangular filters of equal area on his mel scale (Auditory Toolbox, 1998).
+    """Returns Slaney's triangular filters of equal area on his mel scale (Auditory Toolbox, 1998).
 
     The scale is linear up to 1 kHz, 200/3 Hz a mel, and logarithmic above, 27 mels a factor of 6.4.
 
@@ -317,7 +317,7 @@ def _hertz_of(mels: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @cache
 def audio_libraries() -> tuple[ModuleType, ModuleType]:
-    """Returns what decodes audio and what resamples it.
+    """Returns the libraries for decoding and resampling.
 
     Raises:
         RuntimeUnavailableError: They are not installed.

@@ -1,17 +1,16 @@
-"""A conversation to the prompt that continues it, by the bundle's chat template.
+"""Chat templates: from a conversation to the prompt of the next turn.
 
-The template is a program that the operator trusts, as the graphs beside it. It runs as transformers runs it, in Jinja's
-immutable sandbox (`template.py`), with a cap on how much it writes and how long it takes.
+The template is a program trusted by the operator, as the graphs are. It runs in Jinja's immutable sandbox, as in
+transformers (`template.py`), with limits of its output and its time.
 
-What people write is not trusted: "<|im_end|>" in it must stay text. So while the template runs, a twin stands in what
-people wrote for every character that a special token begins or ends with: a symbol that hardly any text has, and that
-Python prints as it is. The special tokens in what the template then writes are its own. Each of them becomes one
-stand-in character, twins become what they were, and the tokenizer that reads the result knows special tokens by their
-stand-ins alone. In all else that tokenizer is the bundle's own, so for any other conversation the ids are those of the
-written prompt.
+Users' text is not trusted: "<|im_end|>" in it must stay text. So before the template runs, every character of users'
+text with which a special token begins or ends is replaced by a twin: a symbol that is rare in text and that Python
+prints unchanged. Special tokens in the template's output are then its own. Each becomes one stand-in character, twins
+are restored, and the tokenizer recognizes special tokens only by their stand-ins. Otherwise the tokenizer is the
+bundle's, so for ordinary conversations the ids are those of the written prompt.
 
-The assistant's turns are the model's own text, by the caller's word. They keep the tokens that mark thinking, such as
-`</think>`: templates cut an earlier turn there.
+Assistant turns count as the model's own text. They keep tokens that mark reasoning, such as `</think>`, at which
+templates cut earlier turns.
 """
 
 from __future__ import annotations
@@ -55,14 +54,14 @@ from headway_server.preprocessing.tools import CallForm, NoToolsError, Tool, Too
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
 
 MAX_TEMPLATE_BYTES: Final = 64 * 2**10
-"""Largest template that is loaded; those of models with tools have up to 20 KiB."""
+"""Largest template in bytes; templates with tools have up to 20 KiB."""
 _FIRST_STAND_IN: Final = 0x50000
-"""The first of the characters that stand for special tokens, of a plane of Unicode where none is assigned."""
+"""First stand-in character of special tokens, in an unassigned plane of Unicode."""
 _REASON_LENGTH: Final = 300
 _MAX_NAMES_SHOWN: Final = 10
 _MAX_NAME_SHOWN: Final = 64
 _GIVEN: Final = ("messages", "add_generation_prompt", "tools")
-"""What a template is given of every conversation, beside special tokens by name."""
+"""Variables of every template, beside the named special tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,15 +71,15 @@ class ChatTurn:
     role: Role
     content: str
     reasoning: str = ""
-    """Of the assistant: what it thought before it said `content`."""
+    """Reasoning of an assistant turn, before its `content`."""
     tool_calls: tuple[ToolCall, ...] = ()
-    """Of the assistant."""
+    """Tool calls of an assistant turn."""
     tool_call_id: str = ""
-    """Of a tool, whose result the content is: the call that it answers."""
+    """Id of the call that a tool turn answers."""
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """All that a person may have written."""
+        """All texts of a turn that users may have written."""
         return (
             self.content,
             self.reasoning,
@@ -88,7 +87,7 @@ class ChatTurn:
         )
 
     def shown(self, disguise: Callable[[Any], Any]) -> dict[str, Any]:
-        """Returns the turn as templates expect it, with all that people wrote disguised."""
+        """Returns the turn as templates expect it, with users' text disguised."""
         calls = {"tool_calls": [call.shown(disguise) for call in self.tool_calls]} if self.tool_calls else {}
         answered = {"tool_call_id": disguise(self.tool_call_id)} if self.role == "tool" else {}
         thought = {"reasoning_content": disguise(self.reasoning)} if self.reasoning else {}
@@ -97,10 +96,10 @@ class ChatTurn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatPrompt:
-    """A conversation as a model reads it."""
+    """The prompt of a conversation."""
 
     text: str
-    """The prompt as the template writes it, for people; encoding it may give other tokens."""
+    """The prompt's text, for people; encoding it may give other tokens."""
     input_ids: NDArray[np.int64]
     """(T,)"""
 
@@ -114,37 +113,37 @@ _SAMPLES: Final = (
     ),
     (ChatTurn(role="system", content="Be brief."), ChatTurn(role="user", content="Hello there.")),
 )
-"""Conversations that a template is tried with; it may refuse some, such as those with a system's turn."""
+"""Sample conversations for testing a template; it may refuse some, such as those with a system turn."""
 
 
 class ChatTemplate:
-    """The chat template of a bundle, with the bundle's tokenizer: makes token ids of a conversation.
+    """The chat template of a bundle, with its tokenizer: encodes a conversation.
 
-    A text would not do: special tokens that the template writes look like the same characters in what a person wrote.
-    So the prompt is the ids that `encode` gives; encoding its `text` gives others.
+    In a text, the template's special tokens look like the same characters in users' text. So the prompt is the ids from
+    `encode`; encoding its `text` may give others.
 
     Safe to use from several threads: nothing changes after loading.
     """
 
     def __init__(self, template: Template, *, file: Path, tokens: _ControlTokens, names: dict[str, str]) -> None:
-        """Makes a template of its parts; `load` makes the parts."""
+        """Takes the parts that `load` creates."""
         self._template = template
         self._file = file
         self._tokens = tokens
         self.names = names
-        """Special tokens that it is given, by name."""
+        """Special tokens passed to the template, by name."""
         self._form: CallForm | NoToolsError
         self._reasoning: ReasoningForm | None = None
         self.variables: frozenset[str] = frozenset()
-        """Names that the template reads and does not set itself."""
+        """Free variables of the template."""
         self._no_tools: list[Tool] | None = None
 
     @property
     def call_form(self) -> CallForm:
-        """How the model calls tools.
+        """The model's form of tool calls.
 
         Raises:
-            NoToolsError: It does not, by its template.
+            NoToolsError: The template has no tools.
         """
         if isinstance(self._form, NoToolsError):
             raise self._form
@@ -152,19 +151,19 @@ class ChatTemplate:
 
     @property
     def reasoning_form(self) -> ReasoningForm | None:
-        """How the model marks what it thinks; None if its template names no such marks."""
+        """The model's marks of reasoning; None if its template has none."""
         return self._reasoning
 
     def check_variables(self, variables: Mapping[str, Any], field: str) -> None:
-        """Checks what a caller gives the template beside a conversation; the request calls it `field`.
+        """Checks a caller's variables of the template; `field` is their field of the request.
 
         Raises:
-            InvalidInputError: The template reads no variable of such a name, or the server gives it.
+            InvalidInputError: The template reads no such variable, or the server sets it.
         """
         own = frozenset((*_GIVEN, *self.names, *self._template.environment.globals))
         for name in variables:
             if name in own:
-                raise InvalidInputError(f"{field}.{name}", "is given by the server; leave it out")
+                raise InvalidInputError(f"{field}.{name}", "is set by the server; leave it out")
             if name not in self.variables:
                 known = ", ".join(sorted(self.variables - own)[:_MAX_NAMES_SHOWN]) or "none"
                 raise InvalidInputError(
@@ -174,7 +173,7 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, file: Path, *, tokenizer_file: Path, special_tokens: SpecialTokens) -> ChatTemplate:
-        """Loads a `chat_template.jinja` and tries it with small conversations.
+        """Loads a `chat_template.jinja` and tests it with small conversations.
 
         Args:
             file: The template.
@@ -183,7 +182,7 @@ class ChatTemplate:
 
         Raises:
             BundleError: It is too large, is not a template, or does not work with the tokenizer.
-            MachineBusyError: The machine is too busy to tell.
+            MachineBusyError: The machine is too busy for the test.
         """
         source = _read(file)
         try:
@@ -203,7 +202,7 @@ class ChatTemplate:
         try:
             parsed = environment.parse(source)
             template = environment.from_string(source)
-        except Exception as error:  # besides Jinja's own, what deep nesting leads to
+        except Exception as error:  # Jinja's errors, and those of deep nesting
             raise BundleError(f"{file}: is not a template ({error}); correct it and export the model again") from error
         names = {"bos_token": "", "eos_token": ""}
         for name in ("bos", "eos", "pad", "unk"):
@@ -230,15 +229,15 @@ class ChatTemplate:
         tools: Sequence[Tool] = (),
         variables: Mapping[str, Any] | None = None,
     ) -> list[ChatPrompt]:
-        """Makes the prompts of conversations, off the event loop, each ready for the model's next turn.
+        """Encodes conversations off the event loop, each as a prompt for the model's next turn.
 
-        Stops at the first refusal, and when the caller goes.
+        Stops at the first refusal, or on cancellation.
 
         Args:
             conversations: Each of at least one turn.
-            fields: What the request calls each of them, such as `conversations[3]`, for messages.
-            tools: What the model is shown, if it has a `call_form`.
-            variables: Values of JSON that the template is given by these names, which `check_variables` has passed.
+            fields: Field of each in the request, such as `conversations[3]`, for messages.
+            tools: Tools for the model, if it has a `call_form`.
+            variables: Further JSON variables of the template, checked by `check_variables`.
 
         Raises:
             InvalidInputError: The template refuses a conversation, makes too long a prompt of it, or fails with tools
@@ -260,7 +259,7 @@ class ChatTemplate:
         tools: Sequence[Tool] = (),
         variables: Mapping[str, Any] | None = None,
     ) -> ChatPrompt:
-        """Makes the prompt of one conversation, on the caller's thread; arguments and errors are those of `encode`."""
+        """Encodes one conversation on the caller's thread; arguments and errors are those of `encode`."""
         for index, turn in enumerate(turns):
             if (turn.role == "tool" or turn.tool_calls) and isinstance(self._form, NoToolsError):
                 raise InvalidInputError(
@@ -302,7 +301,7 @@ class ChatTemplate:
         goes_on: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Writes the prompt, with twins in what people wrote."""
+        """Renders the prompt, with twins in users' text."""
         people, model = self._tokens.disguise, self._tokens.disguise_own
         values = {
             "documents": None,
@@ -321,12 +320,12 @@ class ChatTemplate:
         return BundleError(f"{self._file}: fails ({error}); correct it and export the model again")
 
     def _try(self, tokenizer: Tokenizer) -> None:
-        """Checks that prompts can be made, and that they are read as the bundle's tokenizer reads them.
+        """Checks that prompts can be rendered, and that their ids are those of the bundle's tokenizer.
 
-        Without tools a template is given none, as transformers does, or an empty list if it fails without one.
+        Without tools, `tools` is None as in transformers, or an empty list if the template fails with None.
 
         Raises:
-            BundleError: No sample can be made a prompt of, or its ids are others.
+            BundleError: No sample has a prompt, or its ids differ.
         """
         try:
             self._try_samples(tokenizer)
@@ -366,11 +365,11 @@ class ChatTemplate:
 
 
 class _ControlTokens:
-    """The tokens that a template may write and people may not, and a tokenizer that knows them by stand-ins alone.
+    """Tokens reserved for the template, and a tokenizer that recognizes them only by stand-ins.
 
-    These are the tokens that the tokenizer added as special, and further added ones that the template writes. Another
-    added token that the template looks for in what was said, such as `<tool_response>`, is for both. Those that mark
-    thinking are for the template and for the model, whose own text an assistant's turn is.
+    These are the tokenizer's special tokens, and further added tokens in the template. An added token that the template
+    looks for in content, such as `<tool_response>`, is allowed in both. Tokens that mark reasoning are for the template
+    and for assistant turns, which are the model's own text.
     """
 
     def __init__(self, tokenizer: Tokenizer, source: str, parsed: nodes.Template, file: Path) -> None:
@@ -387,7 +386,7 @@ class _ControlTokens:
         taken = set(source).union(*(token.content for token in added.values()))
         free = (chr(code) for code in chain(PRINTED_TWINS, UNASSIGNED_TWINS) if chr(code) not in taken)
         self._twins = dict(zip(edges, free, strict=False))
-        # Where people write a twin, another character stands for it.
+        # A twin in users' text is itself replaced by another character.
         own = {twin: chr(UNASSIGNED_TWINS[-1] - n) for n, twin in enumerate(self._twins.values())}
         reserved = (*self._stand_ins.values(), *own.values())
         self._forged = str.maketrans(dict.fromkeys(reserved, "\N{REPLACEMENT CHARACTER}") | own)
@@ -411,22 +410,22 @@ class _ControlTokens:
                 raise BundleError(f"{file}: holds the added token {added[token_id].content} twice; remove one")
 
     def disguise(self, content: str) -> str:
-        """Puts twins into what people wrote, except where it says what the template looks for."""
+        """Puts twins into users' text, except in texts that the template looks for."""
         return self._disguised.sub(self._twin, content.translate(self._forged))
 
     def disguise_own(self, content: str) -> str:
-        """Puts twins into what the model wrote, except where it marks its thinking, too."""
+        """Puts twins into the model's text, except in marks of reasoning as well."""
         return self._own.sub(self._twin, content.translate(self._forged))
 
     def _twin(self, found: re.Match[str]) -> str:
         return self._twins.get(found[0], found[0])
 
     def restore(self, written: str) -> str:
-        """Takes the twins out of what the template wrote."""
+        """Restores twins in the template's output."""
         return written.translate(self._originals)
 
     def read(self, written: str) -> ChatPrompt:
-        """Makes the prompt of what the template wrote."""
+        """Encodes the template's output."""
         told_apart = self.restore(self._control.sub(lambda match: self._stand_ins[match[0]], written))
         with no_panics():
             (encoding,) = self._tokenizer.encode_batch_fast([told_apart], add_special_tokens=False)  # without the GIL
@@ -440,7 +439,7 @@ class _ControlTokens:
         vocabulary = model["vocab"]
         if isinstance(vocabulary, dict):
             model["vocab"] = {self._name(token): token_id for token, token_id in vocabulary.items()}
-        else:  # of a unigram model: subwords and their scores
+        else:  # unigram model: subwords with scores
             model["vocab"] = [(self._name(subword), score) for subword, score in vocabulary]
         if model.get("unk_token") is not None:
             model["unk_token"] = self._name(model["unk_token"])
@@ -454,7 +453,7 @@ class _ControlTokens:
 
 
 def _disguised(value: Any, disguise: Callable[[str], str]) -> Any:
-    """Puts twins into all texts of a value of JSON."""
+    """Puts twins into all texts of a JSON value."""
     if isinstance(value, str):
         return disguise(value)
     if isinstance(value, dict):
@@ -463,14 +462,14 @@ def _disguised(value: Any, disguise: Callable[[str], str]) -> Any:
 
 
 def _length(turns: Sequence[ChatTurn], tools: Sequence[Tool], variables: Mapping[str, Any] | None) -> int:
-    """Returns how many characters people wrote."""
+    """Returns the number of characters of users' text."""
     said = sum(len(text) for turn in turns for text in turn.texts)
     said += _size(dict(variables)) if variables else 0
     return said + sum(len(tool.description) + len(tool.parameters) for tool in tools)
 
 
 def _size(value: Any) -> int:
-    """Returns about how many characters a value of JSON has, or a number above `MAX_TEXT_LENGTH` if it has more."""
+    """Returns the approximate number of characters of a JSON value, or some number above `MAX_TEXT_LENGTH`."""
     size, rest = 0, [value]
     while rest and size <= MAX_TEXT_LENGTH:
         one = rest.pop()
@@ -488,7 +487,7 @@ def _size(value: Any) -> int:
 
 
 def _texts_looked_for(parsed: nodes.Template) -> Iterator[str]:
-    """Yields the texts that a template compares with others, or hands to a method, filter or test."""
+    """Yields the literals that a template compares, or passes to a method, filter or test."""
     for node in parsed.find_all((nodes.Compare, nodes.Call, nodes.Filter, nodes.Test)):
         operands = (node.args or ()) if isinstance(node, nodes.Call | nodes.Filter | nodes.Test) else (node,)
         for operand in operands:
@@ -498,7 +497,7 @@ def _texts_looked_for(parsed: nodes.Template) -> Iterator[str]:
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Matches the longest of `texts` that is there; nothing if there are none."""
+    """Returns a pattern of the longest match of `texts`; without texts it matches nothing."""
     return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or r"(?!)")
 
 

@@ -1,9 +1,8 @@
-"""Encoded images to `pixel_values`, as the bundle's manifest says, and points of the image to the model's and back.
+"""Decoding of images to `pixel_values` by the bundle's manifest, and transforms of points between image and model.
 
-A file of a few bytes can announce gigabytes of pixels, or keep a decoder busy for hours. So sizes are checked on the
-header, before anything is decoded; the reads that Pillow makes of a file and the passes of a JPEG are counted; and the
-pixels that all threads decode at a time are held to the limit of one image (a WebP takes about 16 bytes a pixel, others
-less).
+A file of a few bytes can declare gigabytes of pixels, or keep a decoder busy for hours. So sizes in the header are
+checked before decoding, and Pillow's reads of a file and the scans of a JPEG are counted. All threads together decode
+at most the pixels of one largest image at a time (a WebP takes about 16 bytes a pixel, others less).
 """
 
 from __future__ import annotations
@@ -34,39 +33,39 @@ from headway_server.bundles import ImagePreprocessing
 from headway_server.errors import BundleError, InvalidInputError
 from headway_server.preprocessing.pool import image_pool
 
-# Imported here because Image.open would import every plugin there is at the first WebP image.
+# Imported here because Image.open would import every plugin at the first WebP image.
 _PLUGINS = (JpegImagePlugin, PngImagePlugin, WebPImagePlugin, BmpImagePlugin, GifImagePlugin)
 _FORMATS: Final = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
 _FORMATS_AS_TEXT: Final = "JPEG, PNG, WebP, BMP or GIF"
 
 MAX_READS: Final = 100_000
-"""Most reads that Pillow makes of a file. It reads a few times for each part of a JPEG or PNG, in Python: empty parts
-take 4 bytes and some microseconds each, so that a file of 14 MiB kept a thread for five seconds. Encoders write some
+"""Limit of Pillow's reads of a file. It reads each part of a JPEG or PNG with several reads, in Python. Empty parts
+take 4 bytes and some microseconds each, so a file of 14 MiB kept a thread busy for five seconds. Encoders write some
 dozens of parts; a PNG of 16 MiB in chunks of 8 KiB takes 6,000 reads."""
 MAX_SCANS: Final = 100
-"""Most scans of a JPEG, each of which is a pass of the decoder over all pixels. A scan that says nothing new takes 40
-bytes, and 20 ms of a picture of 20 megapixels (Cameron, "Two Issues with the JPEG Standard", libjpeg-turbo, 2015). A
-progressive JPEG has about ten, one that was searched for the smallest file some dozens."""
+"""Limit of the scans of a JPEG, each a pass of the decoder over all pixels. An empty scan takes 40 bytes, and 20 ms for
+20 megapixels (Cameron, "Two Issues with the JPEG Standard", libjpeg-turbo, 2015). A progressive JPEG has about ten
+scans, one optimized for size some dozens."""
 _MARKER = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")
-"""A marker of a JPEG behind coded data: 00 says that the byte before is data, D0 to D7 restart a scan, FF fills."""
+"""A JPEG marker after coded data. 00: the byte before is data; D0 to D7: a restart of a scan; FF: padding."""
 _START_OF_SCAN, _END_OF_IMAGE = 0xDA, 0xD9
 _MARKERS_WITHOUT_LENGTH = (0x01, 0xD8)
 
 _BAND_HEIGHT = 256
-"""Rows that are converted at a time: of a whole picture there would be copies in two more modes, and other threads
-would wait for each, since some of Pillow's conversions keep the interpreter's lock."""
+"""Rows converted at a time. A whole image would be copied in two more modes, and block other threads, since some of
+Pillow's conversions hold the GIL."""
 _LEVEL_SCALES = {"L;2": 85, "L;4": 17}
-"""What a level of a grey PNG of so many bits is multiplied by, by Pillow's name for its rows."""
+"""Factor to 8 bits of the levels of a grey PNG, by Pillow's name of its raw mode."""
 _RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 _MAX_PIXEL_VALUE: Final = 1000.0
-"""Far past what any mean and standard deviation make of a colour, and far below what overflows in a network."""
+"""Far beyond any normalized colour, and far below an overflow in a network."""
 _SMALL_FILE_BYTES: Final = 4096
 _SMALL_SIDES: Final = range(16, 129)
-"""An image of so few bytes and pixels, for a model of as few, is prepared on the event loop, where a hostile one takes
-some milliseconds at most: handing it to a thread takes longer than decoding it (docs/decisions/small-images.md). A
-thinner one may grow to millions of pixels where its shorter side is resized."""
+"""Limits of images prepared on the event loop, for models of as few pixels: a thread costs more than decoding
+(docs/decisions/small-images.md). A hostile one takes some milliseconds at most. A thinner image may become millions of
+pixels when its shorter side is resized."""
 _MAX_IN_POOL = 2
-"""Images of a call that are in the pool at a time, so that one picture does not wait for a call of 64."""
+"""Limit of a call's images in the pool, so that a single image does not wait for a call of 64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,55 +73,54 @@ class ImageLimits:
     """Sizes past which an image is refused."""
 
     max_bytes: int
-    """Of the encoded image."""
+    """Bytes of the encoded image."""
     max_pixels: int
-    """Width times height, as the header says and after resizing."""
+    """Width times height, in the header and after resizing."""
     max_side: int = 16_384
-    """Width and height, as the header says: the weights of a resize alone grow with the longer side."""
+    """Width and height in the header: the weights of a resize grow with the longer side."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageTransform:
-    """Where the pixels of an image lie in what the model reads of it.
+    """The transform from an image's pixels to the model's.
 
-    Points are (x, y) in pixels from the upper left corner of the upright image, or of the model's: pixel 0 reaches from
-    0 to 1. A point of one is a scale and an offset away from that of the other; a crop makes the offset negative,
-    padding makes it positive.
+    Points are (x, y) in pixels from the upper left corner of the upright image, or of the model's input: pixel 0 is
+    from 0 to 1. The transform is a scale and an offset; a crop makes the offset negative, padding makes it positive.
     """
 
     scale: tuple[float, float]
-    """Pixels of the model to a pixel of the image, in x and y."""
+    """Model pixels per image pixel, in x and y."""
     offset: tuple[float, float]
-    """Where the image's upper left corner lies, in pixels of the model."""
+    """Position of the image's upper left corner, in model pixels."""
 
     def to_model(self, points: ArrayLike) -> NDArray[np.float64]:
-        """Maps points of the image, (..., 2), to points of what the model reads."""
+        """Maps points (..., 2) of the image to points of the model's input."""
         return np.asarray(points, np.float64) * self.scale + self.offset
 
     def to_image(self, points: ArrayLike) -> NDArray[np.float64]:
-        """Maps points of what the model reads, (..., 2), to points of the image."""
+        """Maps points (..., 2) of the model's input to points of the image."""
         return (np.asarray(points, np.float64) - self.offset) / self.scale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedImage:
-    """An image as a model sees it."""
+    """An image as a model's input."""
 
     pixel_values: NDArray[np.float32]
     """(3, height, width) of the model"""
     width: int
-    """Of the image as it was sent, in pixels, after its orientation was applied."""
+    """Width of the original image in pixels, after its EXIF orientation."""
     height: int
     """Likewise."""
     transform: ImageTransform
-    """From the image's pixels to the model's."""
+    """Transform from the image's pixels to the model's."""
 
 
 class ImagePreprocessor:
     """Decodes and prepares images for one model. Safe to use from several threads."""
 
     def __init__(self, settings: ImagePreprocessing, limits: ImageLimits) -> None:
-        """Checks that `settings` can be followed.
+        """Checks the settings.
 
         Raises:
             BundleError: A resize of the shorter side without a size that covers the crop, or more pixels than an image
@@ -147,16 +145,16 @@ class ImagePreprocessor:
 
     @property
     def num_pixels(self) -> int:
-        """Of an image as the model sees it."""
+        """Pixels of the model's input."""
         return self._settings.height * self._settings.width
 
     @property
     def num_image_bytes(self) -> int:
-        """Of the values of an image's pixels as the model reads them, float32 (3, height, width)."""
+        """Bytes of the model's input, float32 (3, height, width)."""
         return 3 * 4 * self.num_pixels
 
     async def prepare_batch(self, images: Sequence[bytes], *, fields: Sequence[str]) -> list[PreparedImage]:
-        """Prepares images, large ones off the event loop; what has not begun when the caller goes is not done.
+        """Prepares images, large ones off the event loop; a cancellation drops images not yet started.
 
         Args:
             images: Encoded images.
@@ -172,7 +170,7 @@ class ImagePreprocessor:
         loop, pool = asyncio.get_running_loop(), image_pool()
         if len(images) == 1:
             return [await loop.run_in_executor(pool, self.prepare, images[0], fields[0])]
-        # The headers of all images come first: one bomb among 64 images costs no decoding.
+        # All headers are checked first: one bomb among 64 images costs no decoding.
         await check_headers(images, fields, self._limits)
         prepared: dict[int, PreparedImage] = {}
         waiting = enumerate(zip(images, fields, strict=True))
@@ -185,15 +183,15 @@ class ImagePreprocessor:
         try:
             await asyncio.gather(*tasks)
         finally:
-            for task in tasks:  # after an error or a cancellation: what still waits in the pool
+            for task in tasks:  # after an error or a cancellation: images still waiting in the pool
                 task.cancel()
         return [prepared[index] for index in range(len(images))]
 
     async def take_pixels(self, pixel_values: NDArray[np.float32]) -> list[PreparedImage]:
-        """Takes images that the caller has prepared, (N, 3, height, width); checks them off the event loop.
+        """Checks images prepared by the caller, (N, 3, height, width), off the event loop.
 
         Raises:
-            InvalidInputError: They have another shape, or values that no image has.
+            InvalidInputError: They have another shape, or values outside of any image's range.
         """
         expected = (3, self._settings.height, self._settings.width)
         if pixel_values.shape[1:] != expected:
@@ -221,21 +219,24 @@ class ImagePreprocessor:
             InvalidInputError: It is empty, too large, damaged, or none.
         """
         header = _open_header(data, field, self._limits)
-        with _DECODING.hold(header.width * header.height, self._limits.max_pixels):
+        with _DECODING.reserve(header.width * header.height, self._limits.max_pixels):
             return self._prepare(header, field)
 
     def decode(self, data: bytes, field: str) -> Image.Image:
-        """Decodes one image on the caller's thread: upright, RGB, of its own size. Errors are those of `prepare`."""
+        """Decodes one image on the caller's thread: upright, RGB, in its original size.
+
+        Errors are those of `prepare`.
+        """
         header = _open_header(data, field, self._limits)
-        with _DECODING.hold(header.width * header.height, self._limits.max_pixels):
+        with _DECODING.reserve(header.width * header.height, self._limits.max_pixels):
             return _decode(header, field)
 
     def _prepare(self, header: ImageFile.ImageFile, field: str) -> PreparedImage:
-        """Decodes and prepares an image whose header was read and checked."""
+        """Decodes and prepares an image with a checked header."""
         return self.prepare_decoded(_decode(header, field), field)
 
     def prepare_decoded(self, image: Image.Image, field: str) -> PreparedImage:
-        """Prepares an image that was decoded.
+        """Prepares a decoded image.
 
         Raises:
             InvalidInputError: It would become too large.
@@ -282,7 +283,7 @@ class ImagePreprocessor:
 
 
 async def check_headers(images: Sequence[bytes], fields: Sequence[str], limits: ImageLimits) -> None:
-    """Checks what images announce, off the event loop.
+    """Checks the headers of images, off the event loop.
 
     Args:
         images: Encoded images.
@@ -295,17 +296,17 @@ async def check_headers(images: Sequence[bytes], fields: Sequence[str], limits: 
 
     def check() -> None:
         for data, field in zip(images, fields, strict=True):
-            _open_header(data, field, limits)  # not kept, since some come with buffers for the pixels
+            _open_header(data, field, limits)  # not retained, since some have buffers for the pixels
 
     await asyncio.get_running_loop().run_in_executor(image_pool(), check)
 
 
 def _has_values_of_pixels(pixel_values: NDArray[np.float32]) -> bool:
-    return bool((np.abs(pixel_values) <= _MAX_PIXEL_VALUE).all())  # which no NaN is
+    return bool((np.abs(pixel_values) <= _MAX_PIXEL_VALUE).all())  # False for NaN
 
 
 class _Gate:
-    """Lets threads pass in the order they came, while the pixels they decode together are within a limit."""
+    """Admits threads in order of arrival, within a limit of the pixels they decode together."""
 
     def __init__(self) -> None:
         self._turn = threading.Lock()  # held by the thread that is next
@@ -313,11 +314,8 @@ class _Gate:
         self._num_pixels = 0
 
     @contextmanager
-    def hold(self, num_pixels: int, limit: int) -> Iterator[None]:
-        """Waits until there is room for so many pixels beside those that are being decoded, then takes it.
-
-        An image above the limit by itself passes alone.
-        """
+    def reserve(self, num_pixels: int, limit: int) -> Iterator[None]:
+        """Waits for room for so many pixels, and takes it. An image above the limit passes alone."""
         with self._turn, self._changed:
             self._changed.wait_for(lambda: self._num_pixels == 0 or self._num_pixels + num_pixels <= limit)
             self._num_pixels += num_pixels
@@ -330,11 +328,11 @@ class _Gate:
 
 
 _DECODING = _Gate()
-"""Of the process: of all models together."""
+"""One for all models of the process."""
 
 
 class _CountedFile(BytesIO):
-    """A file that refuses to be read endlessly often."""
+    """A file with a limit of reads."""
 
     def __init__(self, data: bytes, field: str) -> None:
         super().__init__(data)
@@ -342,7 +340,7 @@ class _CountedFile(BytesIO):
         self._num_reads = 0
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Reads as any file does.
+        """Reads from the file.
 
         Raises:
             InvalidInputError: It was read more than `MAX_READS` times.
@@ -356,7 +354,7 @@ class _CountedFile(BytesIO):
 
 
 def _decode(image: ImageFile.ImageFile, field: str) -> Image.Image:
-    """Decodes an image whose header was read and checked; turns it upright and makes it RGB."""
+    """Decodes an image with a checked header to upright RGB."""
     image_format = "JPEG" if image.format == "MPO" else image.format  # a JPEG with further pictures behind it
     try:
         image.load()
@@ -371,7 +369,7 @@ def _decode(image: ImageFile.ImageFile, field: str) -> Image.Image:
 
 
 def _open_header(data: bytes, field: str, limits: ImageLimits) -> ImageFile.ImageFile:
-    """Reads the header alone; checks the file's size, and the size and the passes it announces."""
+    """Reads only the header; checks the file's size, and the declared size and scans."""
     if not data:
         raise InvalidInputError(field, f"is empty; send the bytes of a {_FORMATS_AS_TEXT} file")
     if len(data) > limits.max_bytes:
@@ -385,7 +383,7 @@ def _open_header(data: bytes, field: str, limits: ImageLimits) -> ImageFile.Imag
         ) from error
     except (MemoryError, InvalidInputError):
         raise
-    except Exception as error:  # as in _decode: a damaged header is no more orderly
+    except Exception as error:  # as in _decode: a damaged header raises nearly anything
         raise InvalidInputError(
             field,
             f"is not an image this server can read, or its header is damaged; send the bytes of a whole "
@@ -403,9 +401,9 @@ def check_scans(data: bytes, field: str) -> None:
     Raises:
         InvalidInputError: There are more than `MAX_SCANS`.
     """
-    if data.count(b"\xff\xda") <= MAX_SCANS:  # which tells of nearly all
+    if data.count(b"\xff\xda") <= MAX_SCANS:  # a fast bound for nearly all files
         return
-    # Those two bytes may stand in a colour profile or a preview too, so this goes from marker to marker.
+    # The two bytes may occur in a colour profile or a preview too, so the exact count goes from marker to marker.
     position, num_scans = 2, 0
     while (found := _MARKER.search(data, position)) is not None and found[1][0] != _END_OF_IMAGE:
         position = found.end()
@@ -422,7 +420,7 @@ def check_scans(data: bytes, field: str) -> None:
 
 
 def _scale_transparent_colour(image: ImageFile.ImageFile) -> None:
-    """Scales the colour that a PNG names as transparent to 8 bits, as Pillow scales the pixels but not this colour."""
+    """Scales a PNG's transparent colour to 8 bits: Pillow scales only the pixels."""
     transparent = image.info.get("transparency")
     if image.format != "PNG" or transparent is None or not image.tile:
         return
@@ -454,17 +452,17 @@ def _check_size(image: Image.Image, field: str, limits: ImageLimits) -> None:
 
 
 def _turn_upright(image: Image.Image) -> None:
-    """Turns an image as its EXIF orientation says; EXIF data that cannot be read counts as none."""
+    """Applies the EXIF orientation; unreadable EXIF data is ignored."""
     try:
         ImageOps.exif_transpose(image, in_place=True)
     except MemoryError:
         raise
-    except Exception:  # a broken annotation does not make the picture unreadable
+    except Exception:  # broken metadata does not make an image unreadable
         return
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Makes an image RGB: transparency over white, 16-bit grey by its upper byte (as Pillow reads 16-bit RGB)."""
+    """Converts to RGB: transparency over white, 16-bit grey by its upper byte (as Pillow reads 16-bit RGB)."""
     if image.mode == "RGB" and not image.has_transparency_data:
         return image
     if image.height <= _BAND_HEIGHT:
@@ -477,7 +475,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _band_to_rgb(image: Image.Image) -> Image.Image:
-    """Makes an image of a few rows RGB."""
+    """Converts a band of rows to RGB."""
     if image.mode.startswith("I"):
         return _deep_grey_to_rgb(image)
     if image.has_transparency_data:
@@ -487,7 +485,7 @@ def _band_to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _deep_grey_to_rgb(image: Image.Image) -> Image.Image:
-    """Makes an image of 16-bit grey RGB; a level that stands for transparency is white."""
+    """Converts 16-bit grey to RGB; the transparent level becomes white."""
     deep = np.asarray(image).astype(np.uint16)  # (height, width)
     grey = (deep >> 8).astype(np.uint8)
     if (transparent := image.info.get("transparency")) is not None:

@@ -1,9 +1,8 @@
-"""The threads on which requests, texts and images are prepared, so that the event loop does not wait for them.
+"""Thread pools for preprocessing of requests, texts, images and audio, off the event loop.
 
-Short texts, long texts and images have threads of their own: decoding a picture takes a thousand times as long as
-encoding a headline, and so does a text of a hundred pages; a headline must not wait behind either. Each kind has one
-pool for all models, which bounds what it takes from the cores. Within a pool callers take turns, so that one who brings
-much work waits for it alone.
+Short texts, long texts and images have separate pools: an image, or a text of a hundred pages, takes a thousand times
+as long as a headline, which must not wait behind them. Each kind has one pool for all models, which bounds its use of
+the cores. Within a pool callers take turns, so much work of one caller delays no other.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from headway_server.observers import current_call
 from headway_server.runtime import usable_cores
 
 LONG_TEXT: Final = 2**16
-"""Characters past which a text is long; so many are encoded in some tens of milliseconds."""
+"""Length of a long text in characters; encoding takes some tens of milliseconds."""
 _MAX_THREADS: Final = 2
 
 Result = TypeVar("Result")
@@ -27,31 +26,31 @@ Arguments = ParamSpec("Arguments")
 
 
 class FairPool(Executor):
-    """Threads that take the work of callers in turn, a piece of each; that of one caller in the order it came.
+    """Threads that serve callers round-robin, and each caller first in, first out.
 
     Attributes:
-        num_threads: How many there are at most.
+        num_threads: Limit of threads.
     """
 
     def __init__(self, name: str, max_threads: int) -> None:
-        """Names the threads after `name`; there are at most `max_threads`."""
+        """Starts without threads; they are named after `name`."""
         self._name = name
         self.num_threads = max_threads
         self._threads = ThreadPoolExecutor(max_threads, thread_name_prefix=name)
         self._lock = Lock()
         self._waiting: OrderedDict[str, deque[tuple[Future[Any], Callable[[], Any]]]] = OrderedDict()
-        """The work of each caller; the first one is next."""
+        """Queued work by caller; the first caller is next."""
 
     def submit(
         self, function: Callable[Arguments, Result], /, *args: Arguments.args, **kwargs: Arguments.kwargs
     ) -> Future[Result]:
-        """Has a function called when it is the turn of the caller whose call the present task answers."""
+        """Queues a function for the current call's caller; returns its future."""
         future: Future[Result] = Future()
         call = current_call()
         caller = "" if call is None else call.caller
         with self._lock:
             self._waiting.setdefault(caller, deque()).append((future, partial(function, *args, **kwargs)))
-        self._threads.submit(self._work)  # one for each piece of work; which piece it does is decided when it runs
+        self._threads.submit(self._work)  # one for each function; the choice of the function comes when it runs
         return future
 
     def _work(self) -> None:
@@ -66,10 +65,10 @@ class FairPool(Executor):
             return
         try:
             future.set_result(work())
-        except BaseException as error:  # a panic too: without it, the caller would wait for ever
+        except BaseException as error:  # a panic too, else the caller would wait for ever
             future.set_exception(error)
         finally:
-            del future, work  # an error's traceback holds this frame
+            del future, work  # an error's traceback refers to this frame
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Ends the threads."""
@@ -82,31 +81,31 @@ class FairPool(Executor):
 
 
 def text_pool(num_characters: int = 0) -> FairPool:
-    """Returns the process's threads for texts of so many characters together; tokenizers release the GIL in them."""
+    """Returns the process's pool for texts of so many characters in all; tokenizers release the GIL."""
     return _long_text_pool() if num_characters > LONG_TEXT else _short_text_pool()
 
 
 @cache
 def request_pool() -> FairPool:
-    """Returns the process's thread for reading large requests."""
+    """Returns the process's pool for parsing large requests, of one thread."""
     return _pool("requests", 1)
 
 
 @cache
 def image_pool() -> FairPool:
-    """Returns the process's threads for images; decoders release the GIL in them."""
+    """Returns the process's pool for images; decoders release the GIL."""
     return _pool("images", _MAX_THREADS)
 
 
 @cache
 def audio_pool() -> FairPool:
-    """Returns the process's threads for audio; decoders and NumPy release the GIL in them."""
+    """Returns the process's pool for audio; decoders and NumPy release the GIL."""
     return _pool("audio", _MAX_THREADS)
 
 
 @cache
 def constraint_pool() -> FairPool:
-    """Returns the process's threads for constraints; the library releases the GIL in them."""
+    """Returns the process's pool for constraints; the library releases the GIL."""
     return FairPool("constraints", _MAX_THREADS)
 
 

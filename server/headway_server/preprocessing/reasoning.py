@@ -1,7 +1,7 @@
-"""What a model thinks before it answers: how its chat template marks it, and how it is told apart in an answer.
+"""Reasoning of a model before its answer: the marks in its chat template, and its separation from the answer.
 
-Models write their thinking between two marks, such as `<think>` and `</think>`. The marks may be special tokens. Some
-templates end a prompt with the first of them, so that the model's text begins within its thinking.
+Models write reasoning between two marks, such as `<think>` and `</think>`. The marks may be special tokens. Some
+templates end a prompt with the first mark, so the model's text begins within the reasoning.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ _LAST: Final = re.compile(r"(?P<before><\|)END(?P<name>_THINKING\|>)")
 
 
 def marks_thinking(token: str) -> bool:
-    """Returns True if a token marks thinking, by its name."""
+    """Returns True for the name of a token that marks reasoning."""
     return _NAME.search(token) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningForm:
-    """How a model marks what it thinks: `begin` THOUGHT `end`."""
+    """A model's marks of reasoning: `begin` THOUGHT `end`."""
 
     begin: str
     end: str
     special_tokens: tuple[tuple[str, int], ...] = ()
-    """Those of the two that are special tokens, with their ids."""
+    """Marks that are special tokens, with their ids."""
 
     @classmethod
     def find(cls, source: str, tokenizer: Tokenizer) -> ReasoningForm | None:
-        """Finds the marks that a chat template names; None if it names none.
+        """Finds the marks in a chat template; None without any.
 
         Args:
             source: The template.
@@ -53,38 +53,38 @@ class ReasoningForm:
         return cls(begin=begin, end=end, special_tokens=tokens)
 
     def is_open(self, prompt: str) -> bool:
-        """Returns True if a prompt ends where the model is to think."""
+        """Returns True if a prompt ends within reasoning."""
         return prompt.rstrip().endswith(self.begin)
 
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """A part of what the model thinks."""
+    """A part of the reasoning."""
 
     text: str
 
 
 class ReasoningReader:
-    """Tells what a model thinks apart from what it says, as its text comes.
+    """Separates reasoning from the answer in a stream of text.
 
-    Thinking is what stands between the marks at the beginning of the text; white space around it belongs to neither.
+    Reasoning is the text between the marks at the beginning; white space around it is dropped.
     """
 
     def __init__(self, form: ReasoningForm) -> None:
         self._form = form
         self._rest = ""
-        self._mark: str | None = form.begin  # what ends the part that the text is in; None: nothing does any more
-        self._begins = False  # True where white space is left out
+        self._mark: str | None = form.begin  # mark that ends the present part; None: no further mark
+        self._begins = False  # True while white space is dropped
 
     def feed(self, text: str) -> Iterator[Thought | Said]:
-        """Takes a further part of the text; yields what is known of it now."""
+        """Takes a further part of the text; yields the parts complete so far."""
         self._rest += text
         while (part := self._next()) is not None:
             if part.text:
                 yield part
 
     def end(self) -> Iterator[Thought | Said]:
-        """Yields what was held back, since it might have been the beginning of a mark."""
+        """Yields the rest, which might have been the beginning of a mark."""
         rest, self._rest = self._rest, ""
         if self._mark == self._form.end:
             rest = rest.strip() if self._begins else rest.rstrip()
@@ -115,7 +115,7 @@ class ReasoningReader:
         return Thought(thought) if thought else None
 
     def _find_begin(self) -> Thought | None:
-        """Looks for the first mark, before which there is white space at most."""
+        """Looks for the first mark, after white space at most."""
         text = self._rest.lstrip()
         if text.startswith(self._form.begin):
             self._rest, self._mark, self._begins = text[len(self._form.begin) :], self._form.end, True

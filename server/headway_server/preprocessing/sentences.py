@@ -1,7 +1,7 @@
-"""Texts to sentences and back; the spacing between sentences is kept.
+"""Splitting of texts into sentences, and joining with the original spacing.
 
-sentencex finds the borders (docs/translation.md says why). It keeps every character of a text, and does not split where
-it is in doubt, which suits translation: two sentences together are translated well, half a sentence is not.
+sentencex finds the boundaries (docs/translation.md has the reasons). It keeps every character of a text, and does not
+split in doubt, which suits translation: two sentences together translate well, half a sentence does not.
 """
 
 from __future__ import annotations
@@ -16,47 +16,47 @@ import sentencex
 from headway_server.errors import no_panics
 
 _PARAGRAPH = re.compile(r"(\n[^\S\n]*\n\s*)")
-"""A blank line, which ends a sentence whatever stands before it. The pattern begins with a line break, so that other
-white space is passed once: one that began with any space would try each of many spaces again."""
+"""A blank line, which always ends a sentence. The pattern begins with a line break: beginning with any space, it would
+backtrack over long runs of spaces."""
 _SPACE = re.compile(r"\s")
 _WIDE_SPACE = re.compile(r"[^\S\x00-\x7f]")
 _WINDOW_LENGTH = 2**14
-"""Characters that are looked at together, and the most of a sentence. The library's time grows with the square of the
-quotation marks in a text, and it holds the interpreter's lock meanwhile."""
+"""Window of the library in characters, and the longest sentence. Its time grows with the square of the quotation marks
+in a text, while it holds the GIL."""
 _LINE_BREAK = re.compile(r"[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 _FULL_WIDTH_ENDS = frozenset("\u3002\uff01\uff1f\uff0e\uff61\u2026")
-"""Ends of sentences in scripts that put no space after them: the full-width stop, exclamation and question marks, the
-full-width and the half-width full stop, the ellipsis."""
+"""Ends of sentences in scripts without a space after them: the ideographic full stop, full-width exclamation and
+question marks, the full-width and the half-width full stop, the ellipsis."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """A sentence, without the white space around it."""
+    """A sentence without surrounding white space."""
 
     text: str
-    """As long as in the whole text; a line break within the sentence has become a space."""
+    """Text of the sentence, of the original length; line breaks are replaced by spaces."""
     start: int
-    """Its first character in the whole text, in Unicode code points."""
+    """Position of its first character in the whole text, in Unicode code points."""
 
     @property
     def end(self) -> int:
-        """After its last character."""
+        """Position after its last character."""
         return self.start + len(self.text)
 
 
 @dataclass(frozen=True, slots=True)
 class SplitText:
-    """A text as sentences and what stands between them."""
+    """A text as sentences and the spacing between them."""
 
     sentences: tuple[Sentence, ...]
     gaps: tuple[str, ...]
-    """White space before each sentence and after the last one: one more than there are sentences."""
+    """White space before each sentence and after the last: one more than the sentences."""
 
     def join(self, translations: Sequence[str]) -> tuple[str, list[int]]:
         """Joins translations of the sentences with the spacing of the text.
 
-        Where nothing separates a sentence from the next one, as in Chinese, a space is put between their translations
-        unless the first ends as such sentences do.
+        Between sentences without spacing, as in Chinese, their translations get a space, unless the first one ends with
+        such a script's mark.
 
         Returns:
             The text, and where in it each translation begins.
@@ -79,7 +79,7 @@ def split_sentences(text: str, language: str) -> SplitText:
 
     Args:
         text: Any text.
-        language: BCP 47 code of its language; for one that is not known, rules that most languages share.
+        language: BCP 47 code; an unknown language gets rules common to most languages.
     """
     sentences: list[Sentence] = []
     gaps = [""]
@@ -99,13 +99,16 @@ def split_sentences(text: str, language: str) -> SplitText:
 
 
 def _parts(text: str, language: str) -> Iterator[str]:
-    """Yields sentences with the white space around them; joined, they are the text."""
+    """Yields sentences with surrounding white space; joined, they are the text."""
     for paragraph in _PARAGRAPH.split(text):
         yield from _windowed_parts(paragraph, language)
 
 
 def _windowed_parts(paragraph: str, language: str) -> Iterator[str]:
-    """Yields the sentences of a paragraph, window by window; the last of a window begins the next, as it may go on."""
+    """Yields the sentences of a paragraph by windows.
+
+    The last sentence of a window starts the next, since it may continue.
+    """
     start = 0
     while start < len(paragraph):
         window = paragraph[start : start + _WINDOW_LENGTH]
@@ -117,10 +120,10 @@ def _windowed_parts(paragraph: str, language: str) -> Iterator[str]:
 
 
 def _segment(window: str, language: str) -> list[str]:
-    """Cuts a window at the borders of sentences that the library finds; if it fails, the window is one sentence.
+    """Splits a window at the library's boundaries; if it fails, the window is one sentence.
 
-    The library is shown a plain space for each that is not ASCII: it takes the letter before a full stop apart by
-    bytes, and panics if such a space stands between them (sentencex 1.0.32).
+    Non-ASCII spaces are replaced by plain ones for the library: it slices the letter before a full stop by bytes, and
+    panics on such a space (sentencex 1.0.32).
     """
     shown = _WIDE_SPACE.sub(" ", window)
     try:
@@ -128,13 +131,13 @@ def _segment(window: str, language: str) -> list[str]:
             lengths = [len(part) for part in sentencex.segment(language, shown)]
     except RuntimeError:
         return [window]
-    if sum(lengths) != len(window):  # the library promises it; a window as a whole is better than one with a hole
+    if sum(lengths) != len(window):  # guaranteed by the library; a whole window is better than one with a gap
         return [window]
     ends = list(accumulate(lengths))
     return [window[end - length : end] for end, length in zip(ends, lengths, strict=True)]
 
 
 def _to_last_space(text: str) -> str:
-    """Returns a text up to its last white space, or all of it."""
+    """Returns a text up to its last white space, or the whole text."""
     *_, end = (0, *(match.end() for match in _SPACE.finditer(text)))
     return text[: end or None]

@@ -1,7 +1,7 @@
-"""The subwords of a text: where its tokens stand in it, so that labels of tokens become labels of characters.
+"""Subwords: positions of tokens in a text, to map labels of tokens to characters.
 
-No label begins within a grapheme: an extended grapheme cluster (Unicode Standard Annex 29), as the regular expressions
-of `tokenizers` find them, with the conjuncts of Indic scripts, which those do not know (rule GB9c).
+No label begins within a grapheme: an extended grapheme cluster (Unicode Standard Annex 29), by the regular expressions
+of `tokenizers`, with conjuncts of Indic scripts, which they lack (rule GB9c).
 
 P is the number of subwords of a text.
 """
@@ -20,37 +20,37 @@ from numpy.typing import NDArray
 from tokenizers import Regex, pre_tokenizers
 
 _JOINER = "\u200d"
-"""Zero width joiner, which makes one grapheme of two."""
+"""Zero width joiner, which joins two graphemes."""
 _FLAGS = re.compile("[\U0001f1e6-\U0001f1ff]+")
-"""Letters of which two and two make a flag."""
+"""Regional indicators; each pair is a flag."""
 _CONJOINERS = frozenset(
     "\u094d\u09cd\u0acd\u0b4d\u0c4d\u0d4d\u1039\u17d2\u1a60\u1b44\u1bab\ua9c0\uaaf6\U00010a3f\U00011133\U000113d0"
     "\U0001193e\U00011a47\U00011a99\U00011f42"
 )
-"""Marks that make a conjunct of the consonants around them (`InCB=Linker` of Unicode 17)."""
+"""Marks that join consonants into a conjunct (`InCB=Linker` of Unicode 17)."""
 _GRAPHEMES = pre_tokenizers.Split(Regex(r"\X"), "isolated")
 
 
 @dataclass(frozen=True, slots=True)
 class Subwords:
-    """The tokens of a text that stand for more than white space, each without the white space around it.
+    """The tokens of a text without surrounding white space; tokens of white space alone are left out.
 
     Special tokens are not among them. Positions are in Unicode code points.
     """
 
     tokens: NDArray[np.int64]
-    """(P,), the place of each among the tokens of the text."""
+    """(P,), index of each among the tokens of the text."""
     starts: NDArray[np.int64]
-    """(P,), the first character of each."""
+    """(P,), position of the first character."""
     ends: NDArray[np.int64]
-    """(P,), the character after the last one of each."""
+    """(P,), position after the last character."""
     joined: NDArray[np.bool_]
-    """(P,), True where no span can begin: the subword begins within the characters of the one before (a character
-    may be several tokens of bytes), or within a grapheme (at an accent, a skin tone, the second half of a flag)."""
+    """(P,), True if no span can begin: the subword starts within a character (which may be several byte tokens), or
+    within a grapheme (at an accent, a skin tone, the second half of a flag)."""
 
     @classmethod
     def find(cls, text: str, offsets: Sequence[tuple[int, int]]) -> Subwords:
-        """Finds the subwords of a text by the first character and the one after each of its tokens."""
+        """Finds the subwords of a text by the start and end positions of its tokens."""
         rows: list[tuple[int, int, int, bool]] = []
         flags = [] if text.isascii() else [run.start() for run in _FLAGS.finditer(text)]
         covered = 0
@@ -68,12 +68,12 @@ class Subwords:
 
 
 def _continues_grapheme(text: str, position: int, flags: Sequence[int]) -> bool:
-    """Returns True if a character belongs to the grapheme of the one before it.
+    """Returns True if a character continues the grapheme before it.
 
     Args:
         text: The text.
-        position: The character's.
-        flags: Where the runs of letters of flags begin, in order.
+        position: Position of the character.
+        flags: Start positions of runs of regional indicators, in order.
     """
     pair = text[max(0, position - 1) : position + 1]
     if len(pair) < 2 or pair.isascii():
@@ -87,8 +87,8 @@ def _continues_grapheme(text: str, position: int, flags: Sequence[int]) -> bool:
 
 
 def _is_conjunct(text: str, position: int) -> bool:
-    """Returns True if a letter is joined to what is before it by one of the marks between them."""
-    if unicodedata.category(text[position]) not in ("Lo", "Cn"):  # the newest scripts have no category here
+    """Returns True if a mark joins a letter to the consonant before it."""
+    if unicodedata.category(text[position]) not in ("Lo", "Cn"):  # the newest scripts are missing from the category
         return False
     while position and (mark := text[position - 1]) not in _CONJOINERS:
         if unicodedata.category(mark) == "Mc" or not _is_grapheme(f"a{mark}"):
@@ -99,5 +99,5 @@ def _is_conjunct(text: str, position: int) -> bool:
 
 @lru_cache(maxsize=4096)
 def _is_grapheme(pair: str) -> bool:
-    """Returns True if there is no border between two characters, whatever is around them."""
+    """Returns True if two characters are one grapheme in any context."""
     return len(_GRAPHEMES.pre_tokenize_str(pair)) == 1

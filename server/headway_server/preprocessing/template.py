@@ -1,11 +1,10 @@
-"""The sandbox that chat templates run in, and a trial of each in a process of its own.
+"""The sandbox of chat templates, and a trial of each template in its own process.
 
-A sandbox keeps a template from what it may not touch, but not from taking all memory for a single expression, or for
-ever in a loop that writes nothing. So a template is tried first, with short, long and many turns, in a process that the
-kernel limits.
+The sandbox restricts what a template accesses, but neither the memory of an expression nor the time of a loop without
+output. So a template is tried first, with short, long and many turns, in a process with limits of the kernel.
 
-The server starts this file as a program, which takes a tenth of a second. As one it imports nothing of the server's. It
-reads the template and ends with 0 if that stayed within the limits.
+The server runs this file as a program, which takes a tenth of a second and imports nothing of the server. It reads the
+template, and exits with 0 if the trial stayed within the limits.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 CPU_LIMIT_S: Final = 5
-"""Processor time of a trial."""
+"""Limit of a trial's processor time."""
 MEMORY_LIMIT_BYTES: Final = 256 * 2**20
-"""What a trial may add to the address space of its process."""
+"""Limit of a trial's additional address space."""
 WALL_LIMIT_S: Final = 120.0
-"""A trial that has not used its processor time by then got too little of it to tell."""
+"""Timeout of a trial: until then, a busy machine gave it too little processor time."""
 _TOO_MUCH: Final = 3
 
 MAX_TEXT_LENGTH: Final = 2**19
-"""Characters of a prompt."""
+"""Limit of the characters of a prompt."""
 _MAX_PROCESSOR_S: Final = 1.0
 PRINTED_TWINS: Final = range(0x1D800, 0x1DA00)
-"""Characters that stand for those which special tokens begin or end with: symbols of SignWriting."""
+"""Twins of the first and last characters of special tokens: symbols of SignWriting."""
 UNASSIGNED_TWINS: Final = range(0x60000, 0x70000)
-"""Further ones, of a plane of Unicode where none is assigned; and those that stand for the symbols themselves."""
+"""Further twins, in an unassigned plane of Unicode, and replacements of the symbols themselves."""
 
 _KEPT: Final = frozenset((*PRINTED_TWINS, *UNASSIGNED_TWINS))
 _LONG: Final = "A word, and \u00e4nother.\n" * 10_000
@@ -56,18 +55,18 @@ _TOOLS: Final = [
 
 
 class RefusedConversationError(TemplateError):
-    """The template says, by `raise_exception`, that it has no prompt for such a conversation."""
+    """The template refuses a conversation by `raise_exception`."""
 
 
 class LimitError(Exception):
-    """A template writes too much of a conversation, or takes too long."""
+    """A template's output is too long, or it takes too long."""
 
 
 def write(template: Template, values: dict[str, Any]) -> str:
-    """Returns what a template writes of `values`.
+    """Renders a template with `values`.
 
     Raises:
-        LimitError: That is too much, or takes too long; the time is looked at whenever it has written something.
+        LimitError: The output is too long, or takes too long; the time is checked at each piece of output.
     """
     chunks: list[str] = []
     length, began = 0, time.thread_time()
@@ -83,10 +82,10 @@ def write(template: Template, values: dict[str, Any]) -> str:
 
 @lru_cache(maxsize=32)
 def passes_trial(source: str) -> bool:
-    """Returns True if a template makes prompts of conversations of all lengths, or fails to, within the limits.
+    """Returns True if a template stays within the limits for conversations of all lengths, even if it fails.
 
     Raises:
-        subprocess.TimeoutExpired: The machine is too busy to tell; the next call tries again.
+        subprocess.TimeoutExpired: The machine is too busy; the next call retries.
     """
     done = subprocess.run(  # noqa: S603 -- this interpreter and this file
         [sys.executable, "-P", str(Path(__file__).resolve())],
@@ -100,7 +99,7 @@ def passes_trial(source: str) -> bool:
 
 
 def _try(source: str) -> None:
-    """Makes prompts as the server will. That a template is wrong is for the server to find."""
+    """Renders prompts as the server does. Errors of the template are ignored; the server finds them."""
     try:
         template = make_environment().from_string(source)
     except MemoryError:
@@ -123,13 +122,13 @@ def _limit() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT_S, CPU_LIMIT_S))
     statistics = Path("/proc/self/statm")
-    if statistics.exists():  # on Linux, which alone holds a process to such a limit
+    if statistics.exists():  # only Linux enforces this limit
         size = int(statistics.read_text().split()[0]) * resource.getpagesize() + MEMORY_LIMIT_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (size, size))
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}` marks the model's own turns for training; what is in it is written as it stands."""
+    """`{% generation %}` marks assistant turns for training; its content is rendered unchanged."""
 
     tags = {"generation"}  # noqa: RUF012 (Jinja declares it so)
 
@@ -139,7 +138,7 @@ class _GenerationBlock(Extension):
 
 
 def make_environment() -> ImmutableSandboxedEnvironment:
-    """Returns the sandbox with the settings, names and extensions that chat templates are written for."""
+    """Returns the sandbox with the settings, names and extensions of chat templates in transformers."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock]
     )
@@ -156,13 +155,13 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Writes JSON as chat templates expect it: without the escapes for HTML that Jinja's own filter makes."""
+    """Formats JSON as chat templates expect: without the HTML escapes of Jinja's filter."""
     text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
     return _escape_beyond_ascii(text) if ensure_ascii else text
 
 
 def _escape_beyond_ascii(text: str) -> str:
-    """Escapes as `json.dumps` does, but leaves twins, which later become what they stand for."""
+    """Escapes as `json.dumps` does, except for twins, which are restored later."""
     return re.sub(
         r"[^\x00-\x7f]",
         lambda found: found[0] if ord(found[0]) in _KEPT else json.dumps(found[0])[1:-1],

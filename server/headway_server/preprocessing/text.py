@@ -1,7 +1,7 @@
-"""Text to token ids and back, by the bundle's own tokenizer.
+"""Encoding and decoding of texts by the bundle's tokenizer.
 
-Texts of a call are encoded slice by slice. A call has one slice in a pool at a time and slices are short, so the calls
-take turns; a text that is longer than a slice goes to a pool of its own (`pool.py`).
+Texts of a call are encoded in slices. A call has one short slice in the pool at a time, so calls take turns. A text
+longer than a slice goes to a separate pool (`pool.py`).
 
 T is the number of tokens of a text.
 """
@@ -27,24 +27,24 @@ from headway_server.errors import BundleError, InvalidInputError, no_panics
 from headway_server.preprocessing.pool import LONG_TEXT, text_pool
 
 REPLACEMENT: Final = "\ufffd"
-"""What stands in a text for bytes that are no character."""
+"""Replacement character of invalid bytes."""
 _SLICE_LENGTH: Final = LONG_TEXT
-"""Characters of the texts that are encoded at a time: what the library makes of a text is many times its size."""
+"""Characters of a slice: the library's result is many times the size of a text."""
 _FEW_CHARACTERS: Final = 1000
-"""Texts of so few are encoded on the event loop, in 0.2 ms, hardly ever 0.8. The lone caller of a headline then waits
-10 % less (1.68 ms in place of 1.87, docs/batching.md)."""
+"""Texts up to so many characters are encoded on the event loop, in 0.2 ms, rarely 0.8. A single caller of a headline
+then waits 10 % less (1.68 ms in place of 1.87, docs/batching.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedText:
-    """A text as a model reads it."""
+    """An encoded text."""
 
     input_ids: NDArray[np.int64]
     """(T,)"""
     offsets: tuple[tuple[int, int], ...] = ()
-    """First character and character after each token, in Unicode code points; empty unless asked for."""
+    """Start and end of each token, in Unicode code points; empty unless requested."""
     type_ids: NDArray[np.int64] | None = None
-    """(T,), 1 in the second text of a pair and 0 elsewhere; None where no text of the call is paired."""
+    """(T,), 1 in the second text of a pair and 0 elsewhere; None in a call without pairs."""
     truncated: bool = False
     """True if the text was shortened to the limit."""
 
@@ -52,7 +52,7 @@ class EncodedText:
         return len(self.input_ids)
 
     def after(self, token_ids: Sequence[int]) -> EncodedText:
-        """Returns the same with tokens before it that stand for no character."""
+        """Returns the text with tokens prepended, without characters of their own."""
         return replace(
             self,
             input_ids=np.concatenate([np.array(token_ids, np.int64), self.input_ids]),
@@ -61,7 +61,7 @@ class EncodedText:
 
 
 def open_tokenizer(file: Path) -> Tokenizer:
-    """Opens a `tokenizer.json` that neither shortens nor pads, whatever it was saved with.
+    """Opens a `tokenizer.json`, with truncation and padding turned off.
 
     Raises:
         BundleError: The file cannot be read as a tokenizer.
@@ -77,14 +77,11 @@ def open_tokenizer(file: Path) -> Tokenizer:
 
 
 class TextTokenizer:
-    """The tokenizer of a bundle.
-
-    Safe to use from several threads: nothing changes after loading but a cache of texts of tokens.
-    """
+    """The tokenizer of a bundle. Thread-safe: after loading, only a cache of tokens' texts changes."""
 
     def __init__(self, tokenizer: Tokenizer, *, truncation_side: Literal["left", "right"] = "right") -> None:
         self._truncation_side = truncation_side
-        # What a tokenizer was saved with must not shorten or pad texts behind the server's back.
+        # Saved settings of truncation and padding must not apply here.
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
@@ -102,7 +99,7 @@ class TextTokenizer:
 
         Args:
             file: The file.
-            truncation_side: Which end of a text is cut where nothing else is asked for.
+            truncation_side: Default side of truncation.
 
         Raises:
             BundleError: The file cannot be read as a tokenizer.
@@ -116,12 +113,12 @@ class TextTokenizer:
 
     @property
     def library_tokenizer(self) -> Tokenizer:
-        """The library's own tokenizer, for what reads its vocabulary; nobody changes it."""
+        """The library's tokenizer, for reading its vocabulary; not to be changed."""
         return self._tokenizer
 
     @property
     def largest_id(self) -> int:
-        """The largest id it may give; ids may have gaps, so it may be more than their number."""
+        """The largest token id; with gaps between ids it may exceed their number."""
         return self._largest_id
 
     async def encode_each(
@@ -132,15 +129,14 @@ class TextTokenizer:
         with_offsets: bool = False,
         text_pairs: Sequence[str] | None = None,
     ) -> AsyncGenerator[EncodedText, None]:
-        """Yields encoded texts in order, made slice by slice: nothing is encoded past the slice where a caller stops.
+        """Yields encoded texts in order, slice by slice: nothing is encoded beyond the slice at which the caller stops.
 
         More than a few short texts are encoded off the event loop.
 
         Args:
             texts: Any number of texts.
-            add_special_tokens: True to run the post-processor: for classification and translation sources, not for
-                prompts.
-            with_offsets: True to give the characters of each token; without them it is faster.
+            add_special_tokens: True to run the post-processor, for texts and sources but not for prompts.
+            with_offsets: True for the positions of tokens, which take time.
             text_pairs: What each text is read with as one input; None: nothing.
         """
         for part, length in _slices(texts, text_pairs):
@@ -160,21 +156,20 @@ class TextTokenizer:
         with_offsets: bool = False,
         text_pairs: Sequence[str] | None = None,
     ) -> list[EncodedText]:
-        """Encodes texts as `encode_each` does and holds them to a model's limit; nothing follows the first refusal.
+        """Encodes texts as `encode_each` does, within a model's limit; stops at the first refusal.
 
         Args:
             texts: The texts of a request.
-            fields: What the request calls each of them, such as `texts[3]`, for messages.
-            max_tokens: Most tokens of a text, special tokens included.
-            truncate: True to shorten a longer text instead of refusing it; special tokens are kept.
+            fields: Field of each in the request, such as `texts[3]`, for messages.
+            max_tokens: Limit of tokens of a text, including special tokens.
+            truncate: True to truncate a longer text instead of refusing it; special tokens stay.
             add_special_tokens: True to run the post-processor.
-            truncation_side: Which end of a text is cut; None: the tokenizer's.
-            with_offsets: True to give the characters of each token.
-            text_pairs: What each text is read with as one input; None: nothing. Of a pair past the limit, the longer
-                text is shortened first.
+            truncation_side: Side of truncation; None: the tokenizer's.
+            with_offsets: True for the positions of tokens.
+            text_pairs: Second text of each input; None: no pairs. Truncation of a pair shortens the longer text first.
 
         Raises:
-            InvalidInputError: A text is past the limit and `truncate` is not set, or is nothing but special tokens.
+            InvalidInputError: A text exceeds the limit without `truncate`, or has only special tokens.
         """
         least = self._num_special(is_pair=text_pairs is not None) if add_special_tokens else 0
         encoded: list[EncodedText] = []
@@ -206,35 +201,35 @@ class TextTokenizer:
         return encoded
 
     def encode_now(self, text: str, *, with_offsets: bool = False) -> EncodedText:
-        """Encodes a text without special tokens, and with its characters where asked. Runs on the caller's thread."""
+        """Encodes a text on the caller's thread, without special tokens, optionally with positions."""
         [encoded] = self._encode([text], None, False, with_offsets)
         return encoded
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Returns the text of `token_ids`; special tokens are left out. Runs on the caller's thread."""
+        """Decodes `token_ids` without special tokens, on the caller's thread."""
         with no_panics():
             return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
     def decode_with(self, shown: Collection[int], token_ids: Sequence[int]) -> str:
-        """Returns the text of `token_ids` with the names of the special tokens that are `shown`, as `decode` does."""
+        """Decodes `token_ids` as `decode` does, but with the names of special tokens in `shown`."""
         ids = [index for index in token_ids if index in shown or index not in self._special_ids]
         with no_panics():
             return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
     def is_text(self, token_id: int) -> bool:
-        """Returns False of a special token, which `decode` leaves out."""
+        """Returns False for a special token, which `decode` leaves out."""
         return token_id not in self._special_ids
 
     def token_text(self, token_id: int) -> str:
-        """Returns a token by itself as it reads within a text: with the space before it, if it brings one.
+        """Returns the text of a token within a text, with its leading space if it has one.
 
-        What is not a whole character reads as U+FFFD, a special token by its name. Runs on the caller's thread.
+        An incomplete character is U+FFFD, a special token is its name. Runs on the caller's thread.
 
         Args:
-            token_id: A token of the model; one that the tokenizer does not know has no text.
+            token_id: A token of the model; empty text if unknown to the tokenizer.
         """
         text = self._token_texts.get(token_id)
-        if text is None:  # at the beginning of a text it may read otherwise, so it is read after itself
+        if text is None:  # at the beginning of a text it may differ, so it is decoded after itself
             with no_panics():
                 alone = str(self._tokenizer.decode([token_id], skip_special_tokens=False))
                 doubled = str(self._tokenizer.decode([token_id, token_id], skip_special_tokens=False))
@@ -243,9 +238,9 @@ class TextTokenizer:
         return text
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """Returns the bytes of `token_text`, and of a part of a character its own.
+        """Returns the bytes of `token_text`, or the bytes of a partial character.
 
-        Returns None if they cannot be told: of a token that is no whole character, and no token of bytes either.
+        Returns None if they are unknown: for a partial character that is not a byte token.
         """
         text = self.token_text(token_id)
         if REPLACEMENT not in text:
@@ -253,7 +248,7 @@ class TextTokenizer:
         return _bytes_of(self._tokenizer.id_to_token(token_id) or "")
 
     def decoder(self, shown: Collection[int] = frozenset()) -> TokenDecoder:
-        """Returns what makes text of tokens as `decode` does, with the names of the special tokens that are `shown`."""
+        """Returns a decoder like `decode`, with the names of special tokens in `shown`."""
         return TokenDecoder(self, frozenset(shown))
 
     async def _encode_slice(
@@ -275,7 +270,8 @@ class TextTokenizer:
         self, texts: Sequence[str], text_pairs: Sequence[str] | None, add_special_tokens: bool, with_offsets: bool
     ) -> list[EncodedText]:
         encode = self._tokenizer.encode_batch if with_offsets else self._tokenizer.encode_batch_fast
-        # For one text too: the library's `encode` keeps the GIL, and a long text would stop the event loop for 0.3 s.
+        # For a single text too: the library's `encode` holds the GIL, and a long text would block the event loop for
+        # 0.3 s.
         inputs = list(texts) if text_pairs is None else list(zip(texts, text_pairs, strict=True))
         with no_panics():
             encodings = encode(inputs, add_special_tokens=add_special_tokens)
@@ -291,7 +287,7 @@ class TextTokenizer:
         direction: Literal["left", "right"],
         with_offsets: bool,
     ) -> EncodedText:
-        """Encodes a text anew, cutting before the special tokens are added so that they stay."""
+        """Encodes a text again, truncated before special tokens are added, so that they stay."""
         with no_panics():
             first, *rest = self._tokenizer.encode_batch(
                 [text, *([] if pair is None else [pair])], add_special_tokens=False
@@ -314,7 +310,7 @@ class TextTokenizer:
 
 
 class TokenDecoder:
-    """Makes text of tokens, and tells a U+FFFD that they spell from bytes that are no character. Thread-safe."""
+    """Decodes tokens, and distinguishes an encoded U+FFFD from invalid bytes. Thread-safe."""
 
     def __init__(self, tokenizer: TextTokenizer, shown: frozenset[int]) -> None:
         self._tokenizer = tokenizer
@@ -325,7 +321,7 @@ class TokenDecoder:
         return self._tokenizer.decode_with(self._shown, token_ids) if self._shown else self._tokenizer.decode(token_ids)
 
     def ends_with_replacement(self, token_ids: Sequence[int]) -> bool:
-        """Returns True if the last bytes that tokens spell are those of U+FFFD itself, which nothing can change."""
+        """Returns True if the last bytes of tokens are an encoded U+FFFD, which no further token changes."""
         end, spelled = b"", REPLACEMENT.encode()
         for token_id in reversed(token_ids):
             if self._tokenizer.is_text(token_id) or token_id in self._shown:
@@ -339,7 +335,7 @@ class TokenDecoder:
 
 
 def _byte_level_alphabet() -> dict[str, bytes]:
-    """Returns the character that stands for each byte in byte-level vocabularies (Radford et al. 2019)."""
+    """Returns the character of each byte in byte-level vocabularies (Radford et al. 2019)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in printable]
     alphabet = {chr(byte): bytes([byte]) for byte in printable}
@@ -347,13 +343,13 @@ def _byte_level_alphabet() -> dict[str, bytes]:
 
 
 BYTE_LEVEL: Final = _byte_level_alphabet()
-"""The byte of each character of a byte-level token."""
+"""Byte by character of a byte-level token."""
 BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-F]{2})>")
-"""Names of tokens that stand for a byte in vocabularies that fall back to them."""
+"""Names of byte tokens in vocabularies with byte fallback."""
 
 
 def _bytes_of(token: str) -> bytes | None:
-    """Returns what a token stands for whose text is no whole character."""
+    """Returns the bytes of a token whose text is not a whole character."""
     if (byte := BYTE_TOKEN.fullmatch(token)) is not None:
         return bytes.fromhex(byte[1])
     if token and BYTE_LEVEL.keys() >= set(token):
@@ -373,10 +369,10 @@ def _encoded_text(
 
 
 def written_length(text: str) -> int:
-    """Returns how many characters a text has in compatibility decomposition (NFKD).
+    """Returns the number of characters of a text in compatibility decomposition (NFKD).
 
-    That is what the normalizer of a tokenizer makes of it at most, but for the spaces that some put around characters.
-    Takes 0.3 µs for a headline, 0.1 ms for 256 KiB of Chinese, and 10 ns for each character that it gives.
+    A tokenizer's normalizer produces at most as many, apart from spaces that some add around characters. Takes 0.3 µs
+    for a headline, 0.1 ms for 256 KiB of Chinese, and 10 ns for each character of the result.
     """
     return len(text) if text.isascii() else len(unicodedata.normalize("NFKD", text))
 
@@ -384,7 +380,7 @@ def written_length(text: str) -> int:
 def _slices(texts: Sequence[str], text_pairs: Sequence[str] | None = None) -> Iterator[tuple[slice, int]]:
     """Cuts texts into slices of at most `_SLICE_LENGTH` characters; a longer text is a slice of its own.
 
-    Characters are counted as they are when the tokenizer has normalized them; each slice comes with their number.
+    Characters are counted after normalization; each slice comes with its count.
     """
     start, length = 0, 0
     for index, text in enumerate(texts):
@@ -398,11 +394,11 @@ def _slices(texts: Sequence[str], text_pairs: Sequence[str] | None = None) -> It
 
 
 def _truncated(encoding: Encoding, num_tokens: int, *, direction: Literal["left", "right"]) -> Encoding:
-    """Returns the first `num_tokens` tokens of an encoding, or with `left` the last ones; `encoding` is spent.
+    """Returns the first `num_tokens` tokens of an encoding, or the last ones with `left`; consumes `encoding`.
 
     `Encoding.truncate` keeps what it cuts off as further encodings, each as long as the first, and where a pair is
     joined the library joins every one of the first text's with every one of the second's: gigabytes for two texts of a
-    few kilobytes. It has no way to let go of them, so what is kept is copied.
+    few kilobytes. They cannot be released, so the rest is copied.
     """
     if len(encoding) <= num_tokens:
         return encoding
@@ -419,15 +415,15 @@ def _truncated(encoding: Encoding, num_tokens: int, *, direction: Literal["left"
         "sequence_ranges": {},
     }
     kept = Encoding()
-    kept.__setstate__(json.dumps(state).encode())  # what pickling does; there is no other constructor
+    kept.__setstate__(json.dumps(state).encode())  # as in unpickling; there is no other constructor
     return kept
 
 
 def _shares(first: int, second: int, room: int) -> tuple[int, int]:
-    """Returns how many tokens two texts of a pair keep: the longer one loses first, until they are as long.
+    """Returns the tokens left of each text of a pair: the longer one is truncated first, down to equal lengths.
 
-    The tokenizers library, which cuts pairs in training, does the same: of an odd room the longer text gets the token
-    that is left over, or the second one if they are equal.
+    The tokenizers library does the same in training. Of an odd limit, the longer text gets the extra token, or the
+    second text if they are equal.
     """
     short, long = min(first, second), max(first, second)
     if short + long > room:

@@ -1,9 +1,8 @@
-"""How a chat template shows tools to a model, and how the model calls them.
+"""Tools in chat templates, and the form of a model's tool calls.
 
-Templates differ in how they write a call, and the form that one writes is the form that its model was taught. So the
-form is found by having the template write known calls (`find_form`), and what follows from it holds for any template
-whose calls are text and special tokens: the grammar of an answer (`decoding/constraints/grammar.py`), and what is read
-out of the answer (`CallReader`).
+Each template has its own form of calls, the form that its model was trained on. It is found by rendering known calls
+(`find_form`). The grammar of answers (`decoding/constraints/grammar.py`) and the parser of calls (`CallReader`) follow
+from it, for any template whose calls are text and special tokens.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ class Tool:
     """Letters, digits, `_` and `-`."""
     description: str = ""
     parameters: str
-    """The JSON Schema of its arguments, an object, as JSON text."""
+    """JSON Schema of its arguments, an object, as JSON text."""
 
     def shown(self, disguise: Callable[[Any], Any]) -> dict[str, Any]:
-        """Returns the tool as templates expect it, with all that its caller wrote disguised."""
+        """Returns the tool as templates expect it, with the caller's text disguised."""
         described = {"description": disguise(self.description)} if self.description else {}
         function = {"name": disguise(self.name), **described, "parameters": disguise(json.loads(self.parameters))}
         return {"type": "function", "function": function}
@@ -44,37 +43,37 @@ class ToolCall:
     """A JSON object, as JSON text."""
 
     def shown(self, disguise: Callable[[Any], Any]) -> dict[str, Any]:
-        """Returns the call as templates expect it, with all that its caller wrote disguised."""
+        """Returns the call as templates expect it, with the caller's text disguised."""
         function = {"name": disguise(self.name), "arguments": disguise(json.loads(self.arguments))}
         return {"type": "function", "id": disguise(self.call_id), "function": function}
 
 
 CALL_ID: Final = "\N{OBJECT REPLACEMENT CHARACTER}"
-"""Stands in a form for the id of a call."""
+"""Placeholder of a call's id in a form."""
 CALL_ID_PATTERN: Final = "[a-zA-Z0-9]{9}"
-"""What ids look like, here and in all templates that say so."""
+"""Pattern of ids, here and in templates that state one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallForm:
-    """How calls are written: `head` NAME `middle` ARGUMENTS (`between` NAME `middle` ARGUMENTS)* `end`."""
+    """The form of calls: `head` NAME `middle` ARGUMENTS (`between` NAME `middle` ARGUMENTS)* `end`."""
 
     head: str
-    """Begins with no white space."""
+    """Without leading white space."""
     middle: str
     between: str | None
-    """None if the template writes one call in a turn."""
+    """None if a turn has at most one call."""
     end: str
     special_tokens: tuple[tuple[str, int], ...] = ()
-    """Special tokens that are part of it, with their ids. The text of an answer with calls shows them."""
+    """Special tokens in the form, with their ids. The text of an answer with calls includes them."""
 
     @cached_property
     def trigger(self) -> str:
-        """The beginning of `head` that a text without calls does not contain: a special token, or up to white space."""
+        """The beginning of `head`, absent from texts without calls: a special token, or the text up to white space."""
         return next(self.pieces(self.head.split(maxsplit=1)[0]))[0]
 
     def pieces(self, text: str) -> Iterator[tuple[str, int | None]]:
-        """Yields the parts of one of these texts: special tokens with their ids, `CALL_ID`, and what is between."""
+        """Yields the parts of a text of the form: special tokens with ids, `CALL_ID`, and text between them."""
         ids = dict(self.special_tokens)
         apart = "|".join(map(re.escape, sorted((*ids, CALL_ID), key=len, reverse=True)))
         for piece in re.split(f"({apart})", text):
@@ -83,16 +82,16 @@ class CallForm:
 
     @staticmethod
     def pattern(text: str) -> re.Pattern[str]:
-        """Returns what finds one of these texts in an answer."""
+        """Returns a pattern of a text of the form in an answer."""
         return re.compile(re.escape(text).replace(re.escape(CALL_ID), CALL_ID_PATTERN))
 
 
 class NoToolsError(ValueError):
-    """A template shows no tools, or writes calls in a form that cannot be read."""
+    """A template has no tools, or a form of calls that cannot be parsed."""
 
 
 class _Turn(Protocol):
-    """Makes a turn of a conversation; the names are those of `ChatTurn`."""
+    """Creates a turn of a conversation; the names are those of `ChatTurn`."""
 
     def __call__(
         self, *, role: Any, content: str, tool_calls: tuple[ToolCall, ...] = (), tool_call_id: str = ""
@@ -115,13 +114,13 @@ def find_form(
     special: Mapping[str, int],
     ends: Collection[int],
 ) -> CallForm:
-    """Has a template write calls, and finds their form in what it writes.
+    """Finds a template's form of calls by rendering known calls.
 
     Args:
-        write: Writes turns, with these tools; True: up to where the model goes on. May fail in any way.
-        turn: Makes a turn.
+        write: Renders turns with tools; True: with the generation prompt. May raise anything.
+        turn: Creates a turn.
         special: Special tokens and their ids.
-        ends: Ids of those that end an answer.
+        ends: Ids of tokens that end an answer.
 
     Raises:
         NoToolsError: There is none.
@@ -132,7 +131,7 @@ def find_form(
     def written(*turns: Any, goes_on: bool = False) -> str:
         try:
             return write((asked, *turns), (_TOOL,), goes_on)
-        except Exception:  # what a template makes of turns that it was not written for
+        except Exception:  # a template may fail with turns it was not written for
             return ""
 
     if _NAME not in written(goes_on=True):
@@ -140,7 +139,7 @@ def find_form(
     if _RESULT not in written(called, turn(role="tool", content=_RESULT, tool_call_id=_CALL.call_id), goes_on=True):
         raise NoToolsError("shows it no results of tools")
     before, _, after = written(turn(role="assistant", content=_CONTENT)).rpartition(_CONTENT)
-    before = before.rstrip()  # some templates put a space before what is said, and none before calls
+    before = before.rstrip()  # some templates put a space before content, but none before calls
     once = written(called)
     first = _FIRST.match(once, len(before))
     if not before or not once.startswith(before) or first is None or not first["head"].strip():
@@ -182,7 +181,7 @@ class CallBegun:
 
 @dataclass(frozen=True, slots=True)
 class Argued:
-    """A further part of the arguments of the call that has begun last."""
+    """A further part of the current call's arguments."""
 
     text: str
 
@@ -196,7 +195,7 @@ class _Place(Enum):
 
 
 class CallReader:
-    """Reads the calls out of an answer, as it comes, that the grammar of calls holds to their form."""
+    """Parses calls from a stream of text, which the grammar constrains to the form."""
 
     def __init__(self, form: CallForm) -> None:
         self._form = form
@@ -207,14 +206,14 @@ class CallReader:
         self._depth, self._is_quoted, self._is_escaped = 0, False, False
 
     def feed(self, text: str) -> Iterator[Said | CallBegun | Argued]:
-        """Takes a further part of the answer; yields what is known of it now."""
+        """Takes a further part of the answer; yields the parts complete so far."""
         self._rest += text
         while (found := self._next()) is not None:
             if not isinstance(found, Said | Argued) or found.text:
                 yield found
 
     def end(self) -> Iterator[Said]:
-        """Yields what was held back, since it might have been the beginning of a call."""
+        """Yields the rest, which might have been the beginning of a call."""
         if self._place is _Place.TEXT and self._rest:
             yield Said(self._rest)
         self._rest = ""
@@ -239,7 +238,7 @@ class CallReader:
                 return self._read_arguments()
 
     def _read_text(self) -> Said | None:
-        """Reads up to a call; holds back what may be its beginning, and the white space before it."""
+        """Reads up to a call; retains its possible beginning and the white space before it."""
         before, found, _ = self._rest.partition(self._form.trigger)
         if found:
             self._rest, self._place = self._rest[len(before) :], _Place.HEAD
@@ -251,7 +250,7 @@ class CallReader:
         return Said(said) if said else None
 
     def _read_arguments(self) -> Argued | None:
-        """Reads as much of a JSON object as is there."""
+        """Reads the available part of a JSON object."""
         for position, character in enumerate(self._rest):
             if self._is_escaped:
                 self._is_escaped = False

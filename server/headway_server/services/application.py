@@ -129,7 +129,7 @@ class Application:
         self.procedures = make_procedures(
             host, settings, is_draining=lambda: self.calls.is_draining, statistics=statistics
         )
-        self._ailing: dict[str, str] = {}
+        self._unhealthy: dict[str, str] = {}
         self._health_watch: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._watchdog: Watchdog | None = None
@@ -166,14 +166,14 @@ class Application:
         starts it again: even where another model does the same task, for callers name the model they want.
         """
         limit = self.settings.stall_timeout
-        ailing = self.host.ailing(stall_timeout_s=limit)
-        for path in ailing.keys() - self._ailing.keys():
-            _log.error("a model is out of order; restart the server", model=path, reason=ailing[path])
-        for path in self._ailing.keys() - ailing.keys():
+        unhealthy = self.host.unhealthy(stall_timeout_s=limit)
+        for path in unhealthy.keys() - self._unhealthy.keys():
+            _log.error("a model is out of order; restart the server", model=path, reason=unhealthy[path])
+        for path in self._unhealthy.keys() - unhealthy.keys():
             _log.info("a model is in order again", model=path)
-        self._ailing = ailing
+        self._unhealthy = unhealthy
         abilities = self.host.serving(stall_timeout_s=limit)
-        self.health.set("", is_serving=not ailing)
+        self.health.set("", is_serving=not unhealthy)
         for service in SERVICES:
             wanted = service_abilities(service.descriptor)
             self.health.set(service.descriptor.full_name, is_serving=not wanted or bool(wanted & abilities))
@@ -197,13 +197,13 @@ class Application:
         hold_s = 0.0 if hurry is not None and hurry.is_set() else _HOLD_S
         self.health.close()
         _log.info("draining", running_calls=self.calls.num_running, timeout_s=timeout_s)
-        self.callers.hold()
+        self.callers.pause()
         self.calls.refuse_new()
         await asyncio.sleep(hold_s)
         longest_s = timeout_s + CLOSE_TIMEOUT_S + LAST_WORDS_S
         going = [asyncio.create_task(door.send_away(longest_s)) for door in self.doors]
         await asyncio.sleep(hold_s)
-        self.callers.let_go()
+        self.callers.resume()
         await self._wait_for_calls(hurry)
         has_ended = await asyncio.to_thread(self.host.close)  # it waits for what is running
         self.callers.end_lasting(DrainingError("the server is shutting down"))

@@ -33,7 +33,7 @@ class ImageService:
         timings = NO_TIMINGS
         if model is not None:
             timings = (await model.prepare(images, deadline=deadline)).timings
-        image_ids = await self._host.images.keep(images)
+        image_ids = await self._host.images.put(images)
         return pb.PrepareImageResponse(
             results=[pb.PreparedImage(image_id=image_id) for image_id in image_ids],
             **signed(model, timings, arrived),

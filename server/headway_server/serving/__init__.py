@@ -1,1 +1,1 @@
-"""What every transport calls: which models are here, admission, limits. It knows no transport."""
+"""The part of a call common to all transports and tasks: loaded models, admission, limits."""

@@ -1,4 +1,4 @@
-"""What models can do for calls, and what RPCs ask for: the kinds of rows of `tasks/table.py`."""
+"""Abilities of models and requirements of RPCs: the row types of `tasks/table.py`."""
 
 from __future__ import annotations
 
@@ -21,54 +21,54 @@ def _anything(*_: object) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Ability(Generic[KindT_co]):
-    """Something that calls ask of a model. `KindT_co` is the class of the models that have it.
+    """A capability of models that a call requires. `KindT_co` is the class of the models that have it.
 
-    Which tasks have it, their families say (`families.py`).
+    Families list the abilities of their tasks (`families.py`).
     """
 
     name: str
     """As in `Model.capabilities` of the protocol."""
     words: str
-    """For messages, such as "embed texts"."""
+    """A verb phrase for messages, such as "embed texts"."""
     needs: Callable[[Manifest], object] = _anything
-    """What the manifest must have beside its task."""
+    """A condition on the manifest, beside its task."""
     prefers: Callable[[Manifest, Precision], object] = _anything
-    """What a bundle must have in a precision to be taken by a call that names no model."""
+    """A condition on a bundle and its precision, to be chosen for calls without a model's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PairAbility(Ability[KindT_co], Generic[KindT_co, PartnerT_co]):
-    """An ability that a model has together with a second one in the same space."""
+    """An ability of two models in the same embedding space."""
 
     partner: Ability[PartnerT_co]
-    """What the second model is made for."""
+    """The ability of the second model."""
 
 
 def space_of(manifest: Manifest) -> str:
-    """Returns the name of the space in which a model's vectors can be compared with another's; empty: none."""
+    """Returns the name of a model's shared embedding space; empty: none."""
     return manifest.embedding.space.name if manifest.embedding and manifest.embedding.space else ""
 
 
 class Scope(Enum):
-    """What an RPC is about that asks for no ability."""
+    """The subject of an RPC that requires no ability."""
 
     NAMED = auto()
-    """The model that it names, whatever that can do."""
+    """The named model, whatever its abilities."""
     PROBED = auto()
-    """The same, and an answer where there is no such model."""
+    """The same, but an unknown model is no error."""
     SERVER = auto()
     """The server, or all its models."""
 
 
 class Effect(Enum):
-    """What a call does."""
+    """The effect of a call."""
 
     RUNS = auto()
     """Runs a model."""
     LOOKS = auto()
-    """Tells of the server and its models."""
+    """Describes the server and its models."""
     CHANGES = auto()
-    """Changes the server, which administrators may."""
+    """Changes the server; for administrators."""
 
 
 Asked: TypeAlias = Ability[Any] | Scope
@@ -76,17 +76,17 @@ Asked: TypeAlias = Ability[Any] | Scope
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rpc:
-    """What the calls of an RPC ask for."""
+    """The requirements of an RPC."""
 
     asked: Asked
     with_field: Mapping[str, Asked] = field(default_factory=dict)
-    """What requests ask for that set one of these fields."""
+    """Requirement of requests that set a field, by its name."""
     effect: Effect = Effect.RUNS
     is_of_all: bool = False
-    """True if `asked` is about the models of all processes, where they are in several: their answers are joined."""
+    """True if `asked` concerns the models of all processes; their answers are merged."""
 
     def asked_by(self, value_of: Callable[[str], object]) -> Asked:
-        """Returns what a request asks for.
+        """Returns the requirement of a request.
 
         Args:
             value_of: Returns the value of a field of the request; something false where it is not set.
@@ -95,5 +95,5 @@ class Rpc:
 
     @property
     def abilities(self) -> Iterator[Ability[Any]]:
-        """All abilities that a request may ask for."""
+        """All abilities that a request may require."""
         return (asked for asked in (self.asked, *self.with_field.values()) if isinstance(asked, Ability))

@@ -1,10 +1,10 @@
-"""Who calls, what they may do, and how much of it: API keys, names of certificates, scopes and budgets.
+"""Access control: API keys, names of certificates, scopes and budgets.
 
-A key is 32 random bytes, so its SHA-256 cannot be turned back by guessing, and a slow hash, made for passwords that
-people think of, would add nothing but its time to every call. Keys are found by their hash in a dictionary: how long
-that takes tells of hashes, which are worth nothing to a caller.
+A key is 32 random bytes, so its SHA-256 cannot be reversed by guessing. A slow hash, made for passwords, would only
+cost time. Keys are looked up by hash in a dictionary: the time of a look-up reveals something of hashes, which are
+useless to a caller.
 
-Belongs to the event loop, as the calls do.
+For the event loop's thread only.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from headway_server.errors import AccessError, BudgetError, ForbiddenError, Unkn
 from headway_server.serving.counts import Counts, Row
 
 KEY_PREFIX: Final = "hw_"
-"""Begins every key, so that a scanner for leaked secrets can find them."""
+"""Prefix of every key, for scanners of leaked secrets."""
 ADMIN: Final = "admin"
-"""The scope of calls that change the server."""
+"""The scope for changing the server."""
 
 _KEY_BYTES: Final = 32
 _BEARER: Final = "bearer "
@@ -41,11 +41,11 @@ _SMOOTHING: Final = 0.1
 _SHORTEST_RETRY_S: Final = 0.05
 _NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 _MAX_CERTIFICATES: Final = 10_000
-"""Most names of certificates that are remembered; the oldest gives way."""
+"""Limit of cached names of certificates; the oldest is evicted."""
 
 
 _Cells: TypeAlias = "MutableSequence[float] | memoryview[float]"
-"""Numbers that stand for themselves, or lie in memory that processes share."""
+"""Numbers of this process, or in memory shared by processes."""
 
 
 def _check_scope(scope: str) -> str:
@@ -64,7 +64,7 @@ Scope = Annotated[str, AfterValidator(_check_scope)]
 
 
 class Grant(BaseModel):
-    """What a caller may do, and how much of it: an entry of the access file."""
+    """Scopes and budgets of a caller: an entry of the access file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -73,24 +73,24 @@ class Grant(BaseModel):
     calls_per_s: Annotated[float, Field(gt=0)] | None = None
     """Calls a second, on average."""
     burst: Annotated[int, Field(ge=1)] | None = None
-    """Calls that may come at once after a pause; left out, those of a second."""
+    """Calls at once after a pause. Default: `calls_per_s`."""
     concurrency: Annotated[int, Field(ge=1)] | None = None
-    """Calls at a time."""
+    """Concurrent calls."""
     tokens_per_minute: Annotated[int, Field(ge=1)] | None = None
-    """Tokens read and generated, on average; also how many may come at once after a pause."""
+    """Input and output tokens, on average; also the limit at once after a pause."""
 
 
 class KeyGrant(Grant):
-    """What the bearer of an API key may do."""
+    """The grant of an API key."""
 
     sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
     """SHA-256 of the key, in hexadecimal."""
     expires: datetime | None = None
-    """When the key ends; UTC, if it names no other zone."""
+    """Expiry of the key; UTC without a time zone."""
 
 
 class AccessFile(BaseModel):
-    """The access file: who may call. In TOML."""
+    """The access file, in TOML: grants of keys, certificates and anonymous callers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -103,7 +103,7 @@ class AccessFile(BaseModel):
         """Reads the text of a file.
 
         Raises:
-            AccessError: It is no TOML, or an entry is wrong.
+            AccessError: It is not TOML, or an entry is wrong.
         """
         try:
             parsed = cls.model_validate(tomllib.loads(text))
@@ -122,7 +122,7 @@ class AccessFile(BaseModel):
         """Reads a file.
 
         Raises:
-            AccessError: It cannot be read, is no TOML, or an entry is wrong.
+            AccessError: It cannot be read, is not TOML, or an entry is wrong.
         """
         if (text := read_text(path)) is None:
             raise AccessError(f"{path}: No such file; make it with headway-server keys create")
@@ -146,16 +146,16 @@ def read_text(path: Path) -> str | None:
 
 
 class Principal:
-    """Somebody who calls: a name, rights and a budget."""
+    """A caller: name, rights and budget."""
 
     def __init__(self, name: str, grant: Grant, *, kind: str = "key", counts: Counts | None = None) -> None:
-        """Makes a caller who has done nothing yet.
+        """Starts with an unused budget.
 
         Args:
-            name: Of the key or the certificate; empty for all who have neither.
+            name: Name of the key or the certificate; empty for anonymous callers.
             grant: Rights and budget.
-            kind: What the name is a name of, for messages.
-            counts: Where the budget is counted, by all workers of the server; None: here.
+            kind: `key` or `certificate`, for messages.
+            counts: Counters shared by the workers; None: counted in this process.
         """
         self.name = name
         self._title = f"{kind} {name}" if name else "a caller without a key"
@@ -169,7 +169,7 @@ class Principal:
         self.change(grant)
 
     def change(self, grant: Grant) -> None:
-        """Sets rights and budget anew; what was used up of a budget that stays as it is remains used up."""
+        """Replaces rights and budgets; the use of an unchanged budget is kept."""
         self.grant = grant
         self._may_use: dict[tuple[str, str], bool] = {}
         self._expires_at = float("inf")
@@ -191,7 +191,7 @@ class Principal:
         """Checks that the key has not expired.
 
         Raises:
-            UnknownCallerError: It has.
+            UnknownCallerError: It has expired.
         """
         if time.time() >= self._expires_at:
             raise UnknownCallerError(f"the API key {self.name} has expired; ask the server's operator for a new one")
@@ -225,10 +225,10 @@ class Principal:
             raise ForbiddenError(f"{self._title} may not change the server; ask its operator for the scope {ADMIN}")
 
     def begin(self) -> float:
-        """Begins a call and returns the time, which `end` wants.
+        """Begins a call; returns the time to pass to `end`.
 
         Raises:
-            BudgetError: The budget is used up; it says when to come back.
+            BudgetError: The budget is used up; the error has the time to retry.
         """
         with self._lock:
             return self._begin(time.monotonic(), self.grant)
@@ -254,10 +254,10 @@ class Principal:
     def _count_running(self, change: int) -> None:
         self._num_running += change
         if self._row is not None:
-            self._row.tell(self._num_running)
+            self._row.set_counts(self._num_running)
 
     def count_tokens(self, count: int) -> None:
-        """Takes tokens from the budget. They are known once they are there: the call that uses it up is finished."""
+        """Subtracts tokens from the budget, once they are known: the call that exhausts it still finishes."""
         if self._tokens is not None:
             with self._lock:
                 self._tokens.level -= count
@@ -275,27 +275,27 @@ class Principal:
 
 
 class _Bucket:
-    """Fills at a rate, up to a capacity; what is taken may make it negative."""
+    """A token bucket: fills at a rate up to a capacity, and may become negative."""
 
     __slots__ = ("_cells", "capacity", "rate_per_s")
 
     def __init__(self, rate_per_s: float, capacity: float, cells: _Cells | None) -> None:
-        """Makes one that is full, or as full as its cells say.
+        """Starts full, or at the level in `cells`.
 
         Args:
-            rate_per_s: What it gains.
-            capacity: What it holds.
-            cells: Its level and when that was so, shared with other workers; None: its own.
+            rate_per_s: Rate of filling.
+            capacity: Highest level.
+            cells: Level and its time, shared with other workers; None: of this process.
         """
         self.rate_per_s = rate_per_s
         self.capacity = capacity
         self._cells = [0.0, 0.0] if cells is None else cells
-        if not self._cells[1]:  # nobody has used it
+        if not self._cells[1]:  # unused so far
             self._cells[0], self._cells[1] = capacity, time.monotonic()
 
     @property
     def level(self) -> float:
-        """What is in it, as of the last look."""
+        """The level at its last update."""
         return float(self._cells[0])
 
     @level.setter
@@ -304,7 +304,7 @@ class _Bucket:
 
     @classmethod
     def changed(cls, old: _Bucket | None, rate_per_s: float, capacity: float, cells: _Cells | None) -> _Bucket:
-        """Returns the old one if it is such a bucket, else a new one that holds no more than the old one did."""
+        """Returns the old bucket if it is the same, else a new one with at most its level."""
         if old is not None and (old.rate_per_s, old.capacity) == (rate_per_s, capacity):
             return old
         new = cls(rate_per_s, capacity, cells)
@@ -314,7 +314,7 @@ class _Bucket:
         return new
 
     def delay_s(self, now: float) -> float:
-        """Returns the seconds until it holds one."""
+        """Returns the seconds until the level is 1."""
         level, at = self._cells
         level = min(self.capacity, level + max(0.0, now - at) * self.rate_per_s)
         self._cells[0], self._cells[1] = level, max(now, at)
@@ -322,13 +322,13 @@ class _Bucket:
 
 
 class Access:
-    """Finds the caller of a call. What the file says may be changed while calls are answered (`change`)."""
+    """Identifies callers by an access file, which may change during calls (`change`)."""
 
     def __init__(self, file: AccessFile, counts: Counts | None = None) -> None:
-        """Knows the callers of a file.
+        """Starts with the callers of a file.
 
         Args:
-            file: Who may call.
+            file: The access file.
             counts: Where budgets are counted, by all workers of the server; None: here.
         """
         self._counts = counts
@@ -339,7 +339,7 @@ class Access:
         self.change(file)
 
     def change(self, file: AccessFile) -> None:
-        """Knows the callers of another file; those it has in common with the old one keep what they have used up."""
+        """Replaces the file; callers in both files keep their use of budgets."""
         known = {caller.name: caller for caller in self._keys.values()}
         self._keys = {
             bytes.fromhex(grant.sha256): self._changed(known.get(name), name, grant)
@@ -361,22 +361,22 @@ class Access:
         return old
 
     def identify(self, metadata: Iterable[tuple[str, str | bytes]], certificate_names: Sequence[str] = ()) -> Principal:
-        """Finds the caller: by the API key if there is one, else by the certificate, else whoever has neither.
+        """Identifies a caller by API key, else by certificate, else as anonymous.
 
         Args:
-            metadata: What came with the call; `authorization: Bearer KEY` or `x-api-key: KEY` is looked for.
-            certificate_names: Names in the client's certificate, which the transport has verified.
+            metadata: Metadata of the call, with `authorization: Bearer KEY` or `x-api-key: KEY`.
+            certificate_names: Names in the client's certificate, verified by the transport.
 
         Raises:
-            UnknownCallerError: The key is not known or has expired, or there is neither key nor certificate.
-            ForbiddenError: The certificate is good, and the file does not list it.
+            UnknownCallerError: The key is unknown or expired, or there is neither key nor certificate.
+            ForbiddenError: The certificate is valid but not in the file.
         """
         for key, value in metadata:
             if isinstance(value, bytes):
                 continue
             if key == "authorization":
                 if value[: len(_BEARER)].lower() != _BEARER:
-                    raise UnknownCallerError("the metadata authorization is not 'Bearer KEY'; send it like that")
+                    raise UnknownCallerError("the metadata authorization is not of the form 'Bearer KEY'; send it so")
                 return self._of_key(value[len(_BEARER) :])
             if key == "x-api-key":
                 return self._of_key(value)
@@ -395,13 +395,13 @@ class Access:
         caller = self._keys.get(_digest(key))
         if caller is None:
             raise UnknownCallerError(
-                "the API key is not one of this server's; check that it is whole, of this server and not withdrawn"
+                "this server does not know the API key; check that it is complete, for this server and not revoked"
             )
         caller.check_valid()
         return caller
 
     def _of_certificate(self, name: str) -> Principal | None:
-        """Finds the caller of a certificate; everyone whom a pattern covers has a budget of their own."""
+        """Returns the caller of a certificate; each name matching a pattern has its own budget."""
         if name not in self._by_certificate:
             if len(self._by_certificate) >= _MAX_CERTIFICATES:
                 del self._by_certificate[next(iter(self._by_certificate))]
@@ -413,7 +413,7 @@ class Access:
         return Principal(name, grant, kind="certificate", counts=self._counts)
 
     def _grant_of(self, name: str) -> Grant | None:
-        """Returns the entry of a certificate's very name, else the first whose pattern covers it."""
+        """Returns the entry with a certificate's name, else the first with a matching pattern."""
         if (grant := self._certificates.get(name)) is not None:
             return grant
         return next((grant for pattern, grant in self._certificates.items() if fnmatchcase(name, pattern)), None)
@@ -423,8 +423,8 @@ class Access:
 
 
 def is_local(address: str) -> bool:
-    """Returns True for an address of this machine that others cannot reach."""
-    if not address or address.startswith("unix"):  # of a transport inside the process, or a socket of this machine
+    """Returns True for a loopback address."""
+    if not address or address.startswith("unix"):  # an in-process transport, or a Unix socket
         return True
     try:
         return ipaddress.ip_address(address).is_loopback
@@ -433,7 +433,7 @@ def is_local(address: str) -> bool:
 
 
 def new_key() -> str:
-    """Draws a key."""
+    """Returns a random key."""
     return KEY_PREFIX + secrets.token_urlsafe(_KEY_BYTES)
 
 
@@ -464,7 +464,7 @@ def _digest(key: str) -> bytes:
 
 
 def _problem(error: ValidationError) -> str:
-    """Says what is wrong with an entry, without its value: that may be a key that somebody wrote there."""
+    """Describes the error in an entry without its value, which may be a key."""
     first = error.errors(include_input=False, include_url=False)[0]
     place = ".".join(map(str, first["loc"])).removesuffix(".[key]")
     if first["type"] == "extra_forbidden":

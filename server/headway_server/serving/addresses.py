@@ -1,4 +1,4 @@
-"""Addresses that a server listens at."""
+"""Addresses to listen on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def format_address(host: str, port: int) -> str:
 
 
 def address_problem(host: str, port: int) -> str | None:
-    """Returns why the server could not listen there; None if it could. To be asked before models are loaded."""
+    """Returns the reason why an address cannot be listened on, or None; for a check before models are loaded."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

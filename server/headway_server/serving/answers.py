@@ -1,4 +1,4 @@
-"""What every call is answered with, whatever its task: one result an input, and where the time went."""
+"""The answer to a call of any task: one result an input, and timings."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ Result = TypeVar("Result")
 
 
 class Timed(Protocol):
-    """When one input of a call arrived, was first computed, and was done; seconds by `time.monotonic`."""
+    """Times of one input: arrival, start, end; seconds by `time.monotonic`."""
 
     @property
     def arrived_at(self) -> float:
-        """When it entered the engine's queue."""
+        """Time of entering the engine's queue."""
 
     @property
     def started_at(self) -> float:
-        """When its first run began."""
+        """Start of its first run."""
 
     @property
     def finished_at(self) -> float:
-        """When its last run ended."""
+        """End of its last run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallTimings:
-    """Where the time of a call went, in seconds."""
+    """Timings of a call, in seconds."""
 
     queue_s: float
-    """The longest that one of its inputs waited for its first run."""
+    """Longest wait of an input for its first run."""
     preprocessing_s: float
     """Tokenizing, decoding images, compiling constraints."""
     inference_s: float
-    """From the beginning of the first run of its inputs to the end of the last, without waits between runs."""
+    """From the start of the first run of its inputs to the end of the last, without waits between runs."""
 
     @classmethod
     def of(cls, inputs: Iterable[Timed], *, preprocessing_s: float) -> CallTimings:
@@ -47,7 +47,7 @@ class CallTimings:
         )
 
     def __add__(self, other: CallTimings) -> CallTimings:
-        """Of two parts of a call, one after the other."""
+        """Adds the timings of two successive parts of a call."""
         return CallTimings(
             queue_s=max(self.queue_s, other.queue_s),
             preprocessing_s=self.preprocessing_s + other.preprocessing_s,
@@ -56,7 +56,7 @@ class CallTimings:
 
 
 NO_TIMINGS: Final = CallTimings(queue_s=0.0, preprocessing_s=0.0, inference_s=0.0)
-"""Of a call that nothing was computed for."""
+"""Timings of a call without computation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What happens around every call, whichever transport it came by: counted, admitted, timed, observed, drained."""
+"""The life of every call, whatever its transport: counting, admission, timeouts, observers, draining."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from headway_server.serving.counts import Row
 from headway_server.serving.permits import Admission, Permit
 
 REQUEST_ID: Final = "x-request-id"
-"""The metadata by which callers and proxies name a call."""
+"""Metadata with the request id of callers and proxies."""
 _FORWARDED_FOR: Final = ("forwarded", "x-forwarded-for", "x-real-ip")
 _IS_REQUEST_ID: Final = re.compile(r"[!-~]{1,128}").fullmatch
 
@@ -29,17 +29,17 @@ _log = structlog.get_logger(__name__)
 
 
 def request_id_of(given: str) -> str:
-    """Returns the name that was given to a call, or a new one where that is empty, too long or no printable ASCII."""
+    """Returns the given request id, or a new one if it is empty, too long or not printable ASCII."""
     return given if _IS_REQUEST_ID(given) else f"{random.getrandbits(64):016x}"
 
 
 @contextmanager
 def counted_tokens(num_read: int, num_generated: Callable[[], int] = lambda: 0) -> Iterator[None]:
-    """Takes the tokens of the present call from its caller's budget, however the call ends.
+    """Subtracts the current call's tokens from its caller's budget, however the call ends.
 
     Args:
-        num_read: Tokens of its inputs.
-        num_generated: Returns the tokens of its outputs, when the context ends.
+        num_read: Input tokens.
+        num_generated: Returns the output tokens, when the context ends.
     """
     call = current_call()
     rights = None if call is None else call.rights
@@ -54,18 +54,17 @@ def counted_tokens(num_read: int, num_generated: Callable[[], int] = lambda: 0) 
 
 
 def current_caller() -> str:
-    """Returns who makes the call that the present task answers; empty outside of every call, or where nobody knows."""
+    """Returns the caller of the current call; empty outside of calls or if unknown."""
     call = current_call()
     return "" if call is None else call.caller
 
 
 def cache_scope(salt: str = "") -> str:
-    """Returns what the present call shares the prefix cache by, for the salt it brings.
+    """Returns the scope in which the current call shares the prefix cache.
 
-    That is its API key or certificate and the salt. Callers whom the server does not know share by their salts, and
-    those who bring none have what came by their own connection: nobody learns by default what another has asked. On the
-    connection of a proxy, those whom it forwards for are told apart by what it says of them. To say so oneself gains
-    nothing, since a proxy adds whom it has heard it from.
+    It is the API key or certificate with the salt. Anonymous callers share by salt, and without one only within their
+    connection: by default nobody can detect another's prompts. Behind a proxy, clients are distinguished by its
+    forwarding header. Forging that header gains nothing, since the proxy appends the real client.
     """
     call = current_call()
     if call is not None and call.rights is not None and call.rights.name:
@@ -77,9 +76,9 @@ def cache_scope(salt: str = "") -> str:
 
 
 class Calls:
-    """The calls that are being answered. Belongs to the event loop.
+    """The running calls. For the event loop's thread only.
 
-    Every transport holds its calls to this one object, so that they share the limits and are drained together.
+    All transports share one object, and so the limits and the drain.
     """
 
     def __init__(
@@ -94,12 +93,11 @@ class Calls:
         """Starts with no call.
 
         Args:
-            max_calls: Calls that are answered at a time; None: any number.
-            max_bytes: Bytes that the requests of these have together; None: any number. A request of more bytes than
-                that is answered when there is no other.
-            access: Who may call; None: everyone, and only this machine may change the server.
-            observer: Learns of every call.
-            counted: Where all workers of the server count their calls, for the limits; None: there is one.
+            max_calls: Limit of concurrent calls; None: no limit.
+            max_bytes: Limit of the bytes of their requests; None: no limit. A larger request is admitted alone.
+            access: Access control; None: anyone may call, and only this machine may change the server.
+            observer: Observes every call.
+            counted: Counts of calls shared by the workers; None: a single process.
         """
         self._access = access
         self._admission = Admission(
@@ -114,7 +112,7 @@ class Calls:
 
     @property
     def num_running(self) -> int:
-        """Calls that have begun and not ended."""
+        """The number of running calls."""
         return self._num_running
 
     @property
@@ -134,25 +132,24 @@ class Calls:
         rights: Principal | None = None,
         request_id: str = "",
     ) -> AbstractAsyncContextManager[Call]:
-        """Surrounds all work that is done for a call, from the moment its bytes are there.
+        """Returns the context of a call, from the receipt of its request.
 
         Args:
             method: Full name of the RPC or path of the route.
             metadata: What the caller sent beside the request; keys in lower case.
-            num_bytes: Size of the request as it was received.
-            timeout_s: Seconds after which the call is ended; None where there is no limit, or where the transport
-                itself ends a call whose deadline has passed.
-            caller: Who makes it, such as host and port of its connection; empty where the transport cannot tell.
-            connection: Which connection it came by; empty where `caller` says so.
-            rights: What `identify` has returned; None: the metadata say who calls.
+            num_bytes: Size of the received request.
+            timeout_s: Timeout in seconds; None: no limit, or the transport enforces the deadline itself.
+            caller: Peer, such as host and port of its connection; empty if unknown.
+            connection: Id of the connection; empty if `caller` identifies it.
+            rights: Result of `identify`; None: identify the caller by the metadata.
             request_id: By which the caller or its proxy knows the call; empty where it was given none.
 
         Raises:
             UnknownCallerError: The caller is not known.
-            BudgetError: The caller has used up what it may ask.
+            BudgetError: The caller's budget is used up.
             DrainingError: The server is shutting down.
-            OverloadedError: There are too many calls, or too many bytes of them.
-            DeadlineError: The time is over.
+            OverloadedError: The limit of calls or of their bytes is reached.
+            DeadlineError: The timeout is over.
         """
         call = Call(
             call_id=next(self._ids),
@@ -167,7 +164,7 @@ class Calls:
         return _Answering(self, call, rights, timeout_s)
 
     def begin(self, call: Call, rights: Principal | None) -> Permit:
-        """Begins a call; `end` must follow, however this ends. Errors are those of `answer`."""
+        """Begins a call; `end` must follow, even after an error. Errors are those of `answer`."""
         self._num_running += 1
         self._idle.clear()
         set_current_call(call)
@@ -178,7 +175,7 @@ class Calls:
         return self._admission.admit(1, call.num_bytes)
 
     def end(self, call: Call, error: BaseException | None) -> None:
-        """Ends a call that has begun; `error` is what has ended it."""
+        """Ends a call that has begun, with the error that ended it."""
         self._num_running -= 1
         if not self._num_running:
             self._idle.set()
@@ -197,15 +194,15 @@ class Calls:
         caller: str = "",
         request_id: str = "",
     ) -> Principal | None:
-        """Finds out who calls, before anything is taken from them; None where everyone may call.
+        """Identifies the caller, before a request is received; None without access control.
 
         Args:
             method: Full name of the RPC or path of the route.
             metadata: What the caller sent beside the request; keys in lower case.
             certificate_names: Names in the peer's certificate, if the transport has verified one.
             is_admin: True for a call that changes the server.
-            is_local: True if the peer is on this machine, which may change a server without access control.
-            caller: Who calls, as far as the transport can tell.
+            is_local: True if the peer is on this machine. Such peers may change a server without access control.
+            caller: Peer, as far as the transport knows.
             request_id: By which the caller or its proxy knows the call.
 
         Raises:
@@ -240,15 +237,15 @@ class Calls:
         request_id: str = "",
         waited_s: float = 0.0,
     ) -> None:
-        """Tells the observer of a call that was refused before `answer` surrounded it.
+        """Reports to the observer a call refused before `answer`.
 
         Args:
             method: Full name of the RPC or path of the route.
             error: Why.
             metadata: What the caller sent beside the request; keys in lower case.
-            caller: Who has made it, as far as that is known.
+            caller: Peer, as far as it is known.
             request_id: By which the caller or its proxy knows the call.
-            waited_s: For how long the transport has had it.
+            waited_s: Time since the transport received it.
         """
         call = Call(
             call_id=next(self._ids),
@@ -262,7 +259,7 @@ class Calls:
         self._observer.call_finished(call, error=error, duration_s=waited_s)
 
     def _use_budget(self, call: Call, rights: Principal | None) -> None:
-        """Begins to use the budget of a call's caller."""
+        """Charges a call to its caller's budget."""
         if rights is None:
             if self._access is None:
                 return
@@ -273,7 +270,7 @@ class Calls:
         call.callbacks.append(lambda: rights.end(began_at))
 
     def refuse_new(self) -> None:
-        """Refuses every further call with DrainingError; those that run go on."""
+        """Refuses new calls with DrainingError; running calls continue."""
         self._is_draining = True
 
     async def wait_idle(self) -> None:
@@ -324,9 +321,9 @@ class _Answering(AbstractAsyncContextManager[Call]):
         self._end(error)
 
     def _end(self, error: BaseException | None) -> None:
-        # A stream may be closed in another context than it was begun in, where a token could not be reset.
+        # A stream may be closed in another context than that of its start, where a token cannot be reset.
         set_current_call(self._outer)
         if self._permit is not None:
             self._permit.release()
-        # A stream whose reader has gone is closed.
+        # A stream is closed when its client disconnects.
         self._calls.end(self._call, asyncio.CancelledError() if isinstance(error, GeneratorExit) else error)

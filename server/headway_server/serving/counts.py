@@ -1,4 +1,4 @@
-"""What the workers of a server count together, in memory that they share: calls, their bytes, budgets of callers.
+"""Counters in memory shared by the workers: calls, bytes of requests, budgets of callers.
 
 A table of rows, one for the server and one for each caller that has a budget. In a row each worker writes cells of its
 own and reads those of all, so a worker that dies takes nothing with it. The level of a bucket is one for all workers,
@@ -25,14 +25,14 @@ _OF_SERVER: Final = 0
 _BUCKET_CELLS: Final = 2
 """Level and time of a bucket."""
 _NUM_BUCKETS: Final = 2
-"""Calls and tokens."""
+"""Buckets of calls and tokens."""
 _FIRST_COUNT: Final = 1 + _NUM_BUCKETS * _BUCKET_CELLS
 """Cells before a row's counts: its key and its buckets."""
 _CELL_BYTES: Final = 8
 _GENERATION: Final = 0
 _RESTARTS: Final = 1
 _NUM_COMMON: Final = 2
-"""Cells behind the rows that are nobody's own."""
+"""Common cells after the rows."""
 FIRST_GENERATION: Final = 1
 """Of what workers agree on before a call has changed anything; 0 stands for a worker that is not there."""
 
@@ -40,7 +40,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Row:
-    """A row of the table, as one worker sees it. A context manager, which keeps other workers from it."""
+    """A row of the table, as one worker sees it. As a context manager, a lock against other workers."""
 
     __slots__ = ("_bytes", "_fd", "_index", "_num_workers", "_running", "_start", "buckets")
 
@@ -51,7 +51,7 @@ class Row:
         self._num_workers = num_workers
         row = cells[start : start + row_cells(num_workers)]
         self.buckets = (row[1:3], row[3:5])
-        """Of calls and of tokens, each with its level and when that was so; the time 0 says that nobody has used it."""
+        """Buckets of calls and of tokens: level and time of each; time 0: unused."""
         self._running = row[_FIRST_COUNT : _FIRST_COUNT + num_workers]
         self._bytes = row[_FIRST_COUNT + num_workers :]
 
@@ -64,19 +64,19 @@ class Row:
     ) -> None:
         fcntl.lockf(self._fd, fcntl.LOCK_UN, _CELL_BYTES, self._start * _CELL_BYTES)
 
-    def tell(self, num_running: int, num_bytes: int = 0) -> None:
-        """Says how many calls this worker runs, and how many bytes their requests have."""
+    def set_counts(self, num_running: int, num_bytes: int = 0) -> None:
+        """Sets this worker's running calls and the bytes of their requests."""
         self._running[self._index] = num_running
         self._bytes[self._index] = num_bytes
 
     @property
     def num_running(self) -> int:
-        """Calls that run in all workers."""
+        """Running calls of all workers."""
         return int(sum(self._running))
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of their requests."""
+        """Bytes of the requests of running calls."""
         return int(sum(self._bytes))
 
     def __repr__(self) -> str:
@@ -86,14 +86,14 @@ class Row:
 class Counts:
     """The table, as one worker sees it.
 
-    A process that takes locks keeps one of them: closing any map of the table gives all its locks back.
+    A process that locks rows opens the table once: closing any map of it releases all of the process's locks.
     """
 
     def __init__(self, fd: int, *, index: int, num_workers: int) -> None:
         """Maps the table.
 
         Args:
-            fd: What `create` has returned, in this process.
+            fd: File descriptor of the table, from `create`.
             index: Of the worker, from 0.
             num_workers: How many there are.
         """
@@ -108,7 +108,7 @@ class Counts:
         common = self._cells[_NUM_ROWS * row_cells(num_workers) :]
         self._common = common[:_NUM_COMMON]
         self._followed = common[_NUM_COMMON : _NUM_COMMON + num_workers]
-        self._ailing = common[_NUM_COMMON + num_workers :]
+        self._unhealthy = common[_NUM_COMMON + num_workers :]
 
     @staticmethod
     def create(num_workers: int) -> int:
@@ -119,7 +119,7 @@ class Counts:
         return fd
 
     def of_caller(self, name: str) -> Row | None:
-        """Returns the row of a caller; None where the table is full, and each worker counts for itself."""
+        """Returns the row of a caller; None if the table is full: then each worker counts for itself."""
         key = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) or 1
         width = row_cells(self._num_workers)
         with self.server:
@@ -128,12 +128,12 @@ class Counts:
                 if self._keys[number * width] in (0, key):
                     self._keys[number * width] = key
                     return self._row(number)
-        _log.warning("too many callers; the budget of this one is counted by each worker for itself", caller=name)
+        _log.warning("too many callers with budgets; each worker counts the budget of this one by itself", caller=name)
         return None
 
     @property
     def generation(self) -> int:
-        """Of what the workers agree on: counted up by whoever changes that."""
+        """Generation of the shared state (`workers/agreement.py`); each change increments it."""
         return int(self._common[_GENERATION])
 
     @generation.setter
@@ -142,7 +142,7 @@ class Counts:
 
     @property
     def num_restarts(self) -> int:
-        """Workers that were replaced; the supervisor writes it."""
+        """Restarts of workers; written by the supervisor."""
         return int(self._common[_RESTARTS])
 
     @num_restarts.setter
@@ -150,33 +150,33 @@ class Counts:
         self._common[_RESTARTS] = number
 
     def begin(self, index: int) -> None:
-        """Says that a worker starts, which has followed nothing yet."""
+        """Marks a worker as started, at the first generation."""
         self._followed[index] = FIRST_GENERATION
 
-    def tell_followed(self, generation: int, *, failed: bool = False) -> None:
-        """Says up to which generation this worker has followed, or tried to."""
+    def set_followed(self, generation: int, *, failed: bool = False) -> None:
+        """Sets the generation that this worker has applied, or failed to apply."""
         self._followed[self._index] = -generation if failed else generation
 
     def lagging(self, generation: int) -> list[int]:
-        """Returns the workers that are there and have not followed up to a generation."""
+        """Returns the running workers that are behind a generation."""
         return [index for index, followed in enumerate(self._followed) if followed and abs(followed) < generation]
 
     def failed(self, generation: int) -> list[int]:
-        """Returns the workers that could not follow a generation."""
+        """Returns the workers that failed to apply a generation."""
         return [index for index, followed in enumerate(self._followed) if followed == -generation]
 
-    def tell_ailing(self, num_models: int) -> None:
-        """Says how many models of this worker are out of order."""
-        self._ailing[self._index] = num_models
+    def set_unhealthy(self, num_models: int) -> None:
+        """Sets the number of unhealthy models of this worker."""
+        self._unhealthy[self._index] = num_models
 
-    def ailing_elsewhere(self) -> dict[int, int]:
-        """Returns how many models of other workers are out of order, where there are any."""
-        return {index: int(number) for index, number in enumerate(self._ailing) if number and index != self._index}
+    def unhealthy_elsewhere(self) -> dict[int, int]:
+        """Returns the numbers of unhealthy models of other workers, without zeros."""
+        return {index: int(number) for index, number in enumerate(self._unhealthy) if number and index != self._index}
 
-    def take_turn(self) -> bool:
-        """Takes the turn of this process to change what the workers agree on; False: another process has it.
+    def try_lock(self) -> bool:
+        """Locks the shared state for changes by this process; False: another process holds the lock.
 
-        It ends with `leave_turn`, or with the process.
+        The lock ends with `unlock`, or with the process.
         """
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _table_bytes(self._num_workers))
@@ -184,13 +184,13 @@ class Counts:
             return False
         return True
 
-    def leave_turn(self) -> None:
-        """Leaves the turn to others."""
+    def unlock(self) -> None:
+        """Releases the lock of the shared state."""
         fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, _table_bytes(self._num_workers))
 
     def forget(self, index: int) -> None:
-        """Takes back what a worker counted that has ended."""
-        self._followed[index] = self._ailing[index] = 0
+        """Clears the counts of a worker that has ended."""
+        self._followed[index] = self._unhealthy[index] = 0
         width = row_cells(self._num_workers)
         for number in range(_NUM_ROWS):
             if number == _OF_SERVER or self._keys[number * width]:
@@ -206,7 +206,7 @@ class Counts:
 
 
 def row_cells(num_workers: int) -> int:
-    """Returns how many cells a row has."""
+    """Returns the number of cells of a row."""
     return _FIRST_COUNT + 2 * num_workers
 
 

@@ -1,4 +1,4 @@
-"""Whom the server knows and who it is: the files of keys and certificates."""
+"""The access file and the certificates of the server."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _log = structlog.get_logger(__name__)
 
 
 class Credentials:
-    """The certificates of the settings and the callers of their access file; both are read again when they change."""
+    """The certificates and the access file of the settings, reloaded when they change."""
 
     def __init__(self, settings: ServerSettings, counts: Counts | None = None) -> None:
         """Reads the files.
 
         Args:
-            settings: Which name them.
-            counts: Where budgets are counted, by all workers of the server; None: there is one.
+            settings: The server's.
+            counts: Counters shared by the workers; None: a single process.
 
         Raises:
             AccessError: One of them cannot be used.
         """
         self.access: Access | None = None
-        """Who may call; None: everyone."""
+        """Access control; None: anyone may call."""
         self.certificates: Certificates | None = None
-        """By which the server shows who it is; None: nothing is encrypted."""
+        """Certificates of the server; None: no TLS."""
         self._tls: ssl.SSLContext | None = None
         self._is_new = False
         self._files: list[WatchedFiles[Any]] = []
@@ -49,9 +49,9 @@ class Credentials:
 
     @property
     def tls(self) -> ssl.SSLContext | None:
-        """How another port encrypts, which shows new certificates too once there are; None: not at all.
+        """TLS context of the HTTP port, kept up to date with new certificates; None: no TLS.
 
-        The authorities that it trusts stay those of its start.
+        The authorities of clients stay those of the start.
         """
         if self._tls is None and (files := self._settings.tls_files) is not None:
             self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -62,13 +62,13 @@ class Credentials:
         return self._tls
 
     async def watch(self) -> None:
-        """Reads the files again when they change, until it is cancelled."""
+        """Reloads the files when they change, until it is cancelled."""
         if self.access is not None and self.certificates is None and not is_local(self._settings.host):
-            _log.warning("API keys can be read on their way: this server does not encrypt; give it --tls-cert-file")
+            _log.warning("API keys are sent unencrypted: give --tls-cert-file")
         await watch(self._files)
 
     def new_certificates(self) -> Certificates | None:
-        """Returns certificates that have changed since it was last asked; None: there are none. Any thread may ask."""
+        """Returns certificates that changed since the last call, or None; thread-safe."""
         if not self._is_new:
             return None
         self._is_new = False
@@ -81,7 +81,7 @@ class Credentials:
     def _show(self, certificates: Certificates) -> None:
         self.certificates, self._is_new = certificates, True
         if self._tls is not None and (files := self._settings.tls_files) is not None:
-            self._tls.load_cert_chain(*files[:2])  # which were checked as they were read
+            self._tls.load_cert_chain(*files[:2])  # checked when they were read
 
     def __repr__(self) -> str:
         return f"Credentials({self.access!r}, {'TLS' if self.certificates else 'not encrypted'})"

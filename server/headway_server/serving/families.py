@@ -1,4 +1,4 @@
-"""How a task is served, and what every loaded model offers: the kinds of rows of `tasks/table.py`."""
+"""Families of models and the interface of loaded models: the row types of `tasks/table.py`."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from headway_server.settings import ServerSettings
 
 
 class Worker(Protocol):
-    """What computes for a model in threads of its own: an engine, a batcher."""
+    """A part of a model with threads of its own: an engine, a batcher."""
 
     @property
     def is_alive(self) -> bool:
         """True from `start` to `close`, unless a thread has ended by itself."""
 
     def stalled_s(self) -> float:
-        """Returns for how many seconds what is running has made no progress; 0.0 where nothing runs.
+        """Returns the seconds without progress of the current work; 0.0 if idle.
 
         A piece of work is a step of an engine or a run of a batch. Called on the event loop: it takes no lock that a
         run may hold.
         """
 
     def usage(self) -> ModelUsage:
-        """Returns how much of it is in use. Called from any thread: it takes no lock that a run may hold."""
+        """Returns its usage. Called from any thread: it takes no lock that a run may hold."""
 
     def start(self) -> None:
         """Starts its threads; called with the event loop running."""
 
     def close(self) -> bool:
-        """Stops; what still waits fails with DrainingError.
+        """Stops; waiting inputs fail with DrainingError.
 
         May be called from any thread. Waits for what is running, `CLOSE_TIMEOUT_S` at most; False where a thread did
         not end in that time and was left behind (`join_threads`).
@@ -43,10 +43,10 @@ class Worker(Protocol):
 
 
 class ServedModel:
-    """What every loaded model offers, whatever its task: it lives as its workers do."""
+    """The interface of a loaded model of any task; its life is that of its workers."""
 
     def __init__(self, bundle: Bundle, precision: Precision, device: Device) -> None:
-        """Has no workers yet.
+        """Starts without workers.
 
         Args:
             bundle: The bundle.
@@ -57,9 +57,9 @@ class ServedModel:
         self.precision = precision
         self.device: Device = device
         self.workers: list[Worker] = []
-        """What computes for it."""
+        """Engines and batchers of the model."""
         self.closers: list[Callable[[], bool]] = []
-        """How what else has threads is closed, as `Worker.close`."""
+        """Functions that close other threads, as `Worker.close`."""
 
     @property
     def is_alive(self) -> bool:
@@ -67,11 +67,11 @@ class ServedModel:
         return all(worker.is_alive for worker in self.workers)
 
     def stalled_s(self) -> float:
-        """Returns for how many seconds a worker has made no progress; see `Worker`."""
+        """Returns the longest time of a worker without progress, in seconds; see `Worker`."""
         return max((worker.stalled_s() for worker in self.workers), default=0.0)
 
     def usage(self) -> ModelUsage:
-        """Returns how much of the model is in use; see `Worker`."""
+        """Returns the usage of all workers; see `Worker`."""
         return sum((worker.usage() for worker in self.workers), ModelUsage(num_waiting=0))
 
     def start(self) -> None:
@@ -85,7 +85,7 @@ class ServedModel:
 
 
 Loader: TypeAlias = Callable[[Bundle, Runtime, ServerSettings, Observer], ServedModel]
-"""Loads a bundle in the variant that the settings and the runtime ask for, and runs it once.
+"""Loads a bundle in the variant of the settings and the runtime, and runs it once.
 
 Raises:
     BundleError: The bundle does not hold what its manifest says, or cannot be run.
@@ -96,25 +96,25 @@ Raises:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """How a task is served. What its bundles must hold is the manifest's part (`bundles/manifest.py`)."""
+    """How a task is served. The manifest checks the contents of its bundles (`bundles/manifest.py`)."""
 
     loader: str
-    """Name of a `Loader`, `module:object`. It is imported with the first bundle of the task, so that nobody pays for
-    families that are not used, and so that this layer knows none of them."""
+    """Name of a `Loader`, `module:object`. It is imported with the first bundle of the task: unused families cost
+    nothing, and this layer depends on none."""
     made_for: tuple[Ability[Any], ...] = ()
-    """What a call that names no model takes a model of this task for, before models that can do it besides."""
+    """Primary abilities: a call without a model's name prefers these models to others with the ability."""
     can: tuple[Ability[Any], ...] = ()
-    """What its models can do besides."""
+    """Further abilities of its models."""
     tensors: str | None = None
     """Name of a `TensorTask` of the Open Inference Protocol, `module:object`; None: its models have no tensors."""
 
     @property
     def abilities(self) -> tuple[Ability[Any], ...]:
-        """All that its models may be able to do."""
+        """All abilities that its models may have."""
         return self.made_for + self.can
 
     def has(self, ability: Ability[Any]) -> bool:
-        """Returns True if some of its models can do that."""
+        """Returns True if some of its models have an ability."""
         return ability in self.made_for or ability in self.can
 
     def load(self, bundle: Bundle, runtime: Runtime, settings: ServerSettings, observer: Observer) -> ServedModel:
@@ -123,21 +123,21 @@ class Family:
 
 
 Families: TypeAlias = Mapping[Task, Family]
-"""By task, in the order in which calls that name no model prefer those that can do something besides."""
+"""Families by task, in the order of preference of calls without a model's name, for further abilities."""
 
 
 def served_families() -> Families:
-    """Returns the table of `tasks/table.py`, by its name: this layer does not know which tasks there are."""
+    """Returns the table of `tasks/table.py`, imported by name, since this layer knows no tasks."""
     return cast("Families", resolve_name("headway_server.tasks.table:FAMILIES"))
 
 
 def has_ability(families: Families, manifest: Manifest, ability: Ability[Any]) -> bool:
-    """Returns True if a model can do something, given a partner where it needs one."""
+    """Returns True if a model has an ability, given a partner if it needs one."""
     family = families.get(manifest.task)
     return family is not None and family.has(ability) and bool(ability.needs(manifest))
 
 
 def tasks_with(families: Families, ability: Ability[Any]) -> list[Task]:
-    """Returns the tasks whose models can do something, in the order in which calls that name no model prefer them."""
+    """Returns the tasks with an ability, in the order of preference of calls without a model's name."""
     able = [task for task, family in families.items() if family.has(ability)]
     return sorted(able, key=lambda task: ability not in families[task].made_for)

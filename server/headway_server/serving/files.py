@@ -1,4 +1,4 @@
-"""Files that change while the server runs: the access file, certificates and their keys are read, others replaced."""
+"""Files that change while the server runs: reloading the access file and certificates, atomic replacement."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, Final, Generic, Self, TypeAlias, TypeVar
 import structlog
 
 from headway_server.errors import AccessError, ServerError
-from headway_server.serving.apart import run_apart
+from headway_server.serving.own_thread import run_in_own_thread
 
 Content = TypeVar("Content")
 _Signature: TypeAlias = tuple[tuple[int, int, int] | None, ...]
@@ -25,57 +25,57 @@ _log = structlog.get_logger(__name__)
 
 
 class WatchedFiles(Generic[Content]):
-    """Reads files again when they have changed. Where they cannot be used, what was read before stays in use."""
+    """Reloads files that have changed. If they cannot be used, the last valid content stays in use."""
 
     def __init__(
         self, paths: Sequence[Path], read: Callable[[], Content], use: Callable[[Content], None], *, noun: str
     ) -> None:
-        """Names the files; `read` reads them for the first time.
+        """Prepares; `read` reads the files for the first time.
 
         Args:
             paths: The files.
             read: Reads them, in a thread; raises ServerError if they cannot be used.
-            use: Takes what was read when they had changed; called on the event loop.
-            noun: What they are, for the log.
+            use: Receives changed content; called on the event loop.
+            noun: Name of the files for the log.
         """
         self._paths = tuple(paths)
         self._read = read
         self._use = use
         self._noun = noun
         self._seen: _Signature | None = None
-        """When they were read."""
+        """Signature when they were read."""
         self._last: _Signature | None = None
-        """At the last look."""
+        """Signature at the last check."""
         self._problem = ""
 
     def read(self) -> Content:
         """Reads the files now; errors are those of the reader."""
-        self._seen = _signature(self._paths)  # before they are read: what changes meanwhile is seen later
+        self._seen = _signature(self._paths)  # before reading, so that a change meanwhile is seen at the next check
         return self._read()
 
     async def check(self) -> None:
         """Reads the files if they have changed."""
         try:
-            found = await run_apart(self._look, name=f"read {self._noun}")
+            found = await run_in_own_thread(self._look, name=f"read {self._noun}")
             if found is None:
                 return
             signature, content = found
             self._use(content)
-        except Exception as error:  # whatever it is, the files are looked at again
+        except Exception as error:  # whatever the error, the next check retries
             unexpected = None if isinstance(error, ServerError) else error
             problem = str(error) if unexpected is None else type(error).__name__
             if problem != self._problem:
-                message = f"{self._noun} cannot be used; what was read before stays in use"
+                message = f"{self._noun} cannot be used; the last valid version stays in use"
                 _log.error(message, reason=problem, exc_info=unexpected)
             self._problem = problem
             return
         self._seen, self._problem = signature, ""
-        _log.info(f"{self._noun} read again", files=list(map(str, self._paths)))
+        _log.info(f"{self._noun} reloaded", files=list(map(str, self._paths)))
 
     def _look(self) -> tuple[_Signature, Content] | None:
-        """Reads the files, if they have changed since they were read and have not since the last look.
+        """Reads the files if they have changed since they were read, but not since the last check.
 
-        A file that somebody is writing may be complete for its reader: half an access file names half the keys.
+        A file still being written may look complete: half an access file has half the keys.
         """
         signature, last = _signature(self._paths), self._last
         self._last = signature
@@ -98,7 +98,7 @@ async def watch(files: Iterable[WatchedFiles[Any]]) -> None:
 
 
 def _signature(paths: Iterable[Path]) -> _Signature:
-    """Returns what tells a file from what it was before; None of one that is not there."""
+    """Returns the inode, size and time of each file; None for a missing one."""
     return tuple(map(_state, paths))
 
 
@@ -112,7 +112,7 @@ def _state(path: Path) -> tuple[int, int, int] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificates:
-    """What a server shows of itself, and whom it trusts. PEM."""
+    """The server's certificate and key, and the authorities of clients; PEM."""
 
     key: bytes = field(repr=False)
     chain: bytes
@@ -123,7 +123,7 @@ class Certificates:
         """Reads and checks the files.
 
         Raises:
-            AccessError: One cannot be read or is no PEM file, or the key is not that of the certificate.
+            AccessError: A file cannot be read or is not PEM, or the key does not match the certificate.
         """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
@@ -151,15 +151,15 @@ class Certificates:
 
 
 def _no_password() -> str:
-    """Stands in for a question on the terminal."""
+    """Returns an empty password, in place of a prompt on the terminal."""
     return ""
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Replaces a file, so that a reader sees the old or the new one, whole. It keeps its mode; a new one has 0644.
+    """Replaces a file atomically. It keeps its mode; a new file has 0644.
 
     Raises:
-        OSError: It cannot be written; the old one is as it was, and nothing is left beside it.
+        OSError: It cannot be written; the old file is unchanged, and no temporary file is left.
     """
     mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
     with NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:

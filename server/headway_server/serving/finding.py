@@ -1,4 +1,4 @@
-"""Finding the loaded model that answers a call, by what it can do, its name, its version and its route."""
+"""Selection of the model for a call, by ability, name, version and route."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headway_server.serving.routes import Routes
 
 
 class Findable(Protocol):
-    """What is known of a model that calls can find."""
+    """The interface of a model that calls can find."""
 
     @property
     def bundle(self) -> Bundle:
@@ -23,35 +23,35 @@ class Findable(Protocol):
 
     @property
     def precision(self) -> Precision:
-        """In which it runs."""
+        """Precision of the running variant."""
 
 
 ModelT = TypeVar("ModelT", bound=Findable)
 
 
 class ModelFinder(ABC, Generic[ModelT]):
-    """The models that calls can find. Belongs to the event loop."""
+    """The models that calls can find. For the event loop's thread only."""
 
     models: tuple[ModelT, ...] = ()
-    """Those that calls can find, by name and version."""
+    """Models by name and version."""
     routes: Routes
-    """Which version answers a call that names none."""
+    """Routes: versions for calls without a version."""
 
     @property
     def families(self) -> Families:
-        """What models of each task can do."""
+        """Families by task, with the abilities of their models."""
         return served_families()
 
     def find(self, ability: Ability[Any], name: str, version: str) -> ModelT:
         """Finds the model for a call.
 
         Args:
-            ability: What the call asks for.
-            name: Of the model; empty for the only one to take.
-            version: Of the model; empty for the latest one that can.
+            ability: Ability that the call requires.
+            name: Name of the model; empty for the only candidate.
+            version: Version of the model; empty for the latest with the ability.
 
         Raises:
-            InvalidInputError: The name is empty and there are several models to take.
+            InvalidInputError: The name is empty and there are several candidates.
             ModelNotFoundError: There is no such model or version.
             WrongTaskError: The model, or every model, was made for something else.
         """
@@ -64,12 +64,11 @@ class ModelFinder(ABC, Generic[ModelT]):
         """Finds the model for a translation.
 
         Args:
-            ability: To translate.
-            name: Of the model; empty for the only one that translates between the languages.
-            version: Of the model; empty for the latest one.
+            ability: Translation.
+            name: Name of the model; empty for the only one that translates between the languages.
+            version: Version of the model; empty for the latest.
             source_language: BCP 47 code of the texts; empty for the model's.
-            target_language: BCP 47 code to translate to; empty for the model's, which is asked for again if it has
-                several.
+            target_language: BCP 47 code of the translations; empty for the model's only one.
 
         Raises:
             InvalidInputError: The name is empty and several models can; or a language is not one of the model's.
@@ -79,7 +78,7 @@ class ModelFinder(ABC, Generic[ModelT]):
         candidates = self._capable(ability)
         matching = [model for model in candidates if _wrong_language(model, source_language, target_language) is None]
         if not name and candidates and not matching:
-            name = candidates[0].bundle.manifest.name  # which has the wrong languages, and the error below says which
+            name = candidates[0].bundle.manifest.name  # with the wrong languages: the error is raised below
         model = self._find(ability, ability.words, candidates, name, version, among=matching)
         if wrong := _wrong_language(model, source_language, target_language):
             value = source_language if wrong == "source_language" else target_language
@@ -89,12 +88,12 @@ class ModelFinder(ABC, Generic[ModelT]):
         return model
 
     def find_pair(self, ability: PairAbility[Any, Any], name: str, version: str) -> tuple[ModelT, ModelT]:
-        """Finds the two models in one space for a call that compares images and texts; errors are those of `find`.
+        """Finds two models of one embedding space, to compare images and texts; errors are those of `find`.
 
         Args:
-            ability: What the call asks for.
-            name: Of the model that has it; empty for the only one that has a partner in its space.
-            version: Of that model; empty for the latest one.
+            ability: Ability that the call requires.
+            name: Name of the model with it; empty for the only one with a partner in its space.
+            version: Version of that model; empty for the latest.
 
         Returns:
             The model that has the ability, and its partner.
@@ -112,7 +111,7 @@ class ModelFinder(ABC, Generic[ModelT]):
         return model, partner
 
     def get(self, name: str, version: str) -> ModelT:
-        """Finds a model by its name or alias, whatever its task; without a version, the default one.
+        """Finds a model of any task by name or alias; without a version, the default version.
 
         Raises:
             ModelNotFoundError: There is no such model or version.
@@ -122,7 +121,7 @@ class ModelFinder(ABC, Generic[ModelT]):
         return model
 
     def find_named(self, name: str, version: str) -> ModelT:
-        """Finds the model for a call that names it, whatever its task; without a version, as its route says.
+        """Finds the model of any task that a call names; without a version, by its route.
 
         Raises:
             ModelNotFoundError: There is no such model or version.
@@ -132,7 +131,7 @@ class ModelFinder(ABC, Generic[ModelT]):
         return model
 
     def peek(self, name: str, version: str) -> ModelT:
-        """Returns what `get` finds, for a look that is no call of the model.
+        """Returns the result of `get` without counting a use of the model.
 
         Raises:
             ModelNotFoundError: There is no such model or version.
@@ -140,12 +139,12 @@ class ModelFinder(ABC, Generic[ModelT]):
         return self._named(*self.routes.resolve(name, version))
 
     def _capable(self, ability: Ability[Any]) -> list[ModelT]:
-        """Returns the models that have an ability, given a partner."""
+        """Returns the models with an ability and, if needed, a partner."""
         families = self.families
         return [model for model in self.models if has_ability(families, model.bundle.manifest, ability)]
 
     def _preferred(self, ability: Ability[Any], models: Sequence[ModelT]) -> list[ModelT]:
-        """Returns the models from which a call takes one that names none: those of the first task that has any."""
+        """Returns the candidates of a call without a model's name: the models of the first task that has any."""
         taken = [model for model in models if ability.prefers(model.bundle.manifest, model.precision)]
         by_task = ([model for model in taken if task_of(model) == task] for task in tasks_with(self.families, ability))
         return next(filter(None, by_task), [])
@@ -160,15 +159,15 @@ class ModelFinder(ABC, Generic[ModelT]):
         *,
         among: Sequence[ModelT] | None = None,
     ) -> ModelT:
-        """Finds a model that can do something.
+        """Finds a model with an ability.
 
         Args:
-            ability: What it must be able to do.
+            ability: The ability.
             words: The same for messages, such as "embed texts".
-            capable: The models that can.
+            capable: The models with the ability.
             name: Of the model; empty for the only one to take.
             version: Of the model; empty for the latest one that can.
-            among: Those of the capable ones from which a call that names none takes its model; None: all.
+            among: Candidates of a call without a model's name; None: all capable models.
         """
         name, version = self.routes.resolve(name, version)
         if not name:
@@ -193,8 +192,8 @@ class ModelFinder(ABC, Generic[ModelT]):
         Args:
             name: Of the model, not an alias.
             version: Of the model; empty for one that its route chooses.
-            capable: Models to choose from where no version is named, if some of these versions are among them: an older
-                version may do what the latest was not made for. None: nobody calls it, and the canary is not chosen.
+            capable: Models to prefer when no version is named: an older version may have an ability that the latest
+                lacks. None: the look-up is no call, and leaves out the canary.
         """
         versions = [model for model in self.models if model.bundle.manifest.name == name]
         if not versions:
@@ -210,14 +209,14 @@ class ModelFinder(ABC, Generic[ModelT]):
         raise ModelNotFoundError(f"model {name} has no version {quoted(version)}; loaded are {have}")
 
     def _note_use(self, model: ModelT) -> None:
-        """Takes a model for the present call, as the one that answers it."""
+        """Reserves a model for the current call, as the one that answers it."""
         call, manifest = current_call(), model.bundle.manifest
         self._hold(model)
         if call is not None:
             call.model = ModelId(manifest.name, manifest.version)
 
     def _hold(self, model: ModelT) -> None:
-        """Checks that the present call may use a model, and keeps it open until that call ends."""
+        """Checks the caller's right to a model, and reserves it until the current call ends."""
         call = current_call()
         if call is None:
             return
@@ -227,26 +226,26 @@ class ModelFinder(ABC, Generic[ModelT]):
 
     @abstractmethod
     def _keep_open(self, model: ModelT, call: Call) -> None:
-        """Has a model stay open until a call ends."""
+        """Keeps a model open until a call ends."""
 
 
 def task_of(model: Findable) -> Task:
-    """Returns what a model was made for."""
+    """Returns the task of a model."""
     return model.bundle.manifest.task
 
 
 def path_of(model: Findable) -> str:
-    """Returns where the bundle of a model is below its store."""
+    """Returns the path of a model's bundle in its store."""
     return f"{model.bundle.manifest.name}/{model.bundle.manifest.version}"
 
 
 def names_of(models: Iterable[Findable]) -> str:
-    """Lists the names of models, each once, for messages."""
+    """Lists the distinct names of models, for messages."""
     return ", ".join(dict.fromkeys(model.bundle.manifest.name for model in models)) or "none"
 
 
 def quoted(text: str) -> str:
-    """Quotes what a caller sent, but not all of it."""
+    """Quotes a caller's text, shortened."""
     return repr(text if len(text) <= 64 else text[:64] + "…")
 
 
@@ -255,7 +254,7 @@ def _name_of(model: Findable) -> str:
 
 
 def _wrong_language(model: Findable, source: str, target: str) -> str | None:
-    """Returns the field of a request that asks for a language the model does not have; None where there is none."""
+    """Returns the field of a request with a language unknown to the model; None without one."""
     languages = model.bundle.manifest.languages
     assert languages is not None  # the manifest's own check
     if source and languages.match(source, languages.sources) is None:

@@ -1,4 +1,4 @@
-"""Which models are here: loading, unloading and replacing them while calls are answered."""
+"""The loaded models: loading, unloading and replacing them while calls run."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ from headway_server.errors import (
 from headway_server.observers import NO_OBSERVER, Call, ModelEvent, ModelId, Observer
 from headway_server.runtime import Runtime, close_together, give_back_memory, join_threads, run_nicely
 from headway_server.serving.abilities import Ability, KindT, PairAbility, PartnerT
-from headway_server.serving.apart import run_apart
 from headway_server.serving.families import Families, ServedModel, served_families
 from headway_server.serving.finding import ModelFinder, names_of, path_of, quoted, task_of
 from headway_server.serving.images import ImageMemory, PreparedImages
+from headway_server.serving.own_thread import run_in_own_thread
 from headway_server.serving.routes import Alias, Route, Routes, read_routes, write_routes
 from headway_server.serving.watch import Look, StoreWatch
 from headway_server.settings import ServerSettings
@@ -55,43 +55,43 @@ _Event: TypeAlias = Literal["loading", "ready", "unloading", "unloaded", "failed
 
 _NOTHING_IS_LOADED: Final = "the server is shutting down; nothing is loaded any more"
 _SETTLING_S: Final = 1.0
-"""Longest wait for the second look at a bundle that is new."""
+"""Longest wait for the second scan of a new bundle, in seconds."""
 _LONGEST_PAUSE_S: Final = 3600.0
-"""Before a bundle is tried again that could not be loaded for the machine's sake."""
+"""Delays before retries of a bundle that failed because of the machine, in seconds."""
 _OF_MACHINE: Final = (MachineBusyError, MemoryUnavailableError, MemoryError, OSError)
-"""Errors that say nothing of a bundle: the machine was too busy, had too little memory, or could not read it."""
+"""Errors of the machine rather than the bundle: too busy, too little memory, unreadable storage."""
 
 _log = structlog.get_logger(__name__)
 
 
 class ModelState(StrEnum):
-    """What a bundle of the store is to the host."""
+    """State of a bundle in the store."""
 
     LOADING = "loading"
-    """It is being loaded for the first time."""
+    """Loading for the first time."""
     READY = "ready"
-    """Calls are answered. With a reason, loading a newer copy failed and the old one goes on."""
+    """Serving calls. With a reason: loading a newer copy failed, and the old one stays."""
     UNLOADING = "unloading"
-    """No new call finds it; those that use it are finished."""
+    """Finishing its calls; new calls do not find it."""
     FAILED = "failed"
-    """It was ready and has ended by itself: a bug or a broken machine."""
+    """Was ready and ended by itself: a bug or a broken machine."""
     REJECTED = "rejected"
-    """It could not be loaded."""
+    """Loading failed."""
     INCOMPLETE = "incomplete"
-    """It is not whole: it may be half copied. It is loaded when it is whole and at rest."""
+    """Incomplete, perhaps still being copied. Loaded once it is complete and unchanged."""
     AVAILABLE = "available"
-    """It is in the store and not loaded: it was unloaded, or enough newer versions are."""
+    """In the store but not loaded: unloaded by a call, or beyond the number of versions served."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleStatus:
-    """A bundle that the host knows of."""
+    """Status of a bundle."""
 
     path: str
-    """Below the store: `<model>/<version>`."""
+    """Path in the store: `<model>/<version>`."""
     state: ModelState
     reason: str | None = None
-    """Why it is rejected, incomplete or has failed, or why a newer copy of it could not be loaded."""
+    """Reason of a rejection, of incompleteness or failure, or of a newer copy's rejection."""
 
     @property
     def name(self) -> str:
@@ -110,7 +110,7 @@ class _Hosted:
 
     model: ServedModel
     manifest: str = ""
-    """SHA-256 of its manifest."""
+    """SHA-256 of the manifest."""
     num_calls: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -128,7 +128,7 @@ class _Hosted:
 
 
 class _Loaded(NamedTuple):
-    """A model that was loaded, and how long that took."""
+    """A loaded model, and the time of loading."""
 
     model: ServedModel
     seconds: float
@@ -136,25 +136,25 @@ class _Loaded(NamedTuple):
 
 @dataclass(slots=True)
 class _Entry:
-    """What is known of a bundle."""
+    """A bundle known to the host."""
 
     state: ModelState
     hosted: _Hosted | None = None
-    """Where it is ready."""
+    """Set while it is ready."""
     reason: str | None = None
     tried: Fingerprint | None = None
-    """Of its files when it was last loaded, or could not be."""
+    """Fingerprint of its files at the last attempt to load it."""
     is_asked_for: bool | None = None
-    """True if a call has loaded it, False if one has unloaded it; None where the settings decide."""
+    """True: loaded by a call; False: unloaded by a call; None: the settings decide."""
     num_unfinished: int = 0
-    """Tries in turn that failed for the machine's sake: another one may not."""
+    """Successive failures because of the machine."""
     next_try_at: float = 0.0
-    """When it is tried again after these, by `time.monotonic`, unless somebody asks for it."""
+    """Time of the next retry, by `time.monotonic`; a call may retry sooner."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleLoader:
-    """Loads bundles of the store of some settings. May be used by any thread, by one at a time."""
+    """Loads bundles of the store of the settings. Usable from any thread, one at a time."""
 
     runtime: Runtime
     settings: ServerSettings
@@ -162,15 +162,15 @@ class BundleLoader:
 
     @property
     def routes_file(self) -> Path:
-        """File that keeps the routes."""
+        """File of the routes."""
         return _routes_file(self.settings)
 
     def fingerprint(self, path: str) -> Fingerprint:
-        """Returns the fingerprint of the bundle in the folder `path` below the store.
+        """Returns the fingerprint of the bundle at `path` in the store.
 
         Raises:
             BundleError: The folder cannot be read.
-            ModelNotFoundError: There is none.
+            ModelNotFoundError: There is no such bundle.
         """
         try:
             return fingerprint_of(self.settings.store / path)
@@ -180,9 +180,9 @@ class BundleLoader:
             raise BundleError(f"cannot be read ({error.strerror})") from error
 
     def load(self, path: str, observer: Observer) -> ServedModel:
-        """Loads the bundle in the folder `path` below the store; errors are those of its family's loader."""
+        """Loads the bundle at `path` in the store; errors are those of its family's loader."""
         key_file = self.settings.versions.require_signed
-        trusted = None if key_file is None else TrustedKeys.read(key_file)  # each time, so that keys can be changed
+        trusted = None if key_file is None else TrustedKeys.read(key_file)  # each time, so that keys can change
         bundle = open_bundle(self.settings.store / path, trusted)
         manifest = bundle.manifest
         family = self.families.get(manifest.task)
@@ -196,7 +196,7 @@ class BundleLoader:
 
 
 def read_store(settings: ServerSettings) -> tuple[list[str], Routes]:
-    """Returns the paths of a store's bundles, `<model>/<version>`, and its routes; reads trusted keys too.
+    """Returns the paths of a store's bundles, `<model>/<version>`, and its routes; checks the trusted keys too.
 
     Raises:
         StoreError: The store is missing or holds no bundle, or the file of the routes or of the trusted keys is wrong.
@@ -217,10 +217,10 @@ def _routes_file(settings: ServerSettings) -> Path:
 
 
 class ModelHost(ModelFinder[ServedModel]):
-    """The models that calls are answered by. Belongs to the event loop once that is running.
+    """The loaded models of a server. For the event loop's thread only, once the loop runs.
 
-    A call keeps the model it has found until it ends: a model that is unloaded or replaced is closed when the last of
-    its calls has ended, or when their time is over.
+    A call keeps its model until it ends: a model unloaded or replaced is closed after its last call, or after their
+    timeout.
     """
 
     def __init__(
@@ -230,20 +230,20 @@ class ModelHost(ModelFinder[ServedModel]):
         loader: BundleLoader | None = None,
         observer: Observer = NO_OBSERVER,
     ) -> None:
-        """Takes models that are loaded and not started.
+        """Takes loaded models that are not started.
 
         Args:
             models: The models.
-            loader: Loads further ones; None where there are to be none.
-            observer: Learns of every change.
+            loader: Loads further models; None: no further models.
+            observer: Observes every change.
         """
         self._loader = loader
         self._observer = observer
         self._entries: dict[str, _Entry] = {}
         self._leaving: set[_Hosted] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._changing = asyncio.Lock()  # one at a time: each looks at how much memory there is
-        self._overdue: tuple[str, asyncio.Task[None]] | None = None  # which takes memory all the same
+        self._changing = asyncio.Lock()  # one at a time: each checks the available memory
+        self._overdue: tuple[str, asyncio.Task[None]] | None = None  # still occupying memory
         self._looking, self._scanning, self._routing = asyncio.Lock(), asyncio.Lock(), asyncio.Lock()
         self._watch = (
             None
@@ -254,7 +254,7 @@ class ModelHost(ModelFinder[ServedModel]):
         self._loading: set[threading.Thread] = set()
         self._num_settling = 0
         self.images = PreparedImages() if loader is None else _prepared_images(loader.settings)
-        """Images that callers have sent once; any model of images reads them."""
+        """Prepared images, for all models that read images."""
         self.routes = Routes()
         self._routes_in_file = self.routes
         self._routes_problem: str | None = None
@@ -275,18 +275,18 @@ class ModelHost(ModelFinder[ServedModel]):
         asked_for: Mapping[str, bool] | None = None,
         routes_over: Callable[[Routes], Routes] | None = None,
     ) -> Self:
-        """Loads the bundles of the settings' store, as many versions of each model as the settings say.
+        """Loads the newest versions of each model in the store, as many as the settings say.
 
-        One that cannot be loaded is rejected and the others are served.
+        A bundle that cannot be loaded is rejected; the others are served.
 
         Args:
-            runtime: Where they run.
-            settings: Of the server.
-            families: Load them, by task; None: those of `tasks/table.py`.
-            observer: Learns of every change.
-            asked_for: By path below the store, True for bundles that are to be loaded whatever the settings say, and
-                False for those that are not; None: none.
-            routes_over: Returns the routes that hold where the file has those that it is given; None: the same.
+            runtime: Device and threads.
+            settings: The server's.
+            families: Families by task; None: those of `tasks/table.py`.
+            observer: Observes every change.
+            asked_for: By path in the store, True to load a bundle and False to leave it out, whatever the settings say;
+                None: none.
+            routes_over: Returns the routes to use in place of those of the file; None: the file's.
 
         Raises:
             StoreError: The store is missing, none of its bundles can be loaded, or the file of the routes or of the
@@ -307,7 +307,7 @@ class ModelHost(ModelFinder[ServedModel]):
                     try:
                         with no_panics():
                             loaded = host._load(path)
-                    except Exception as error:  # one bad bundle must not keep the others from being served
+                    except Exception as error:  # a bad bundle must not prevent the others
                         host._note_failure(path, error)
                     else:
                         host._put(path, loaded.model)
@@ -323,12 +323,12 @@ class ModelHost(ModelFinder[ServedModel]):
 
     @property
     def bundles(self) -> tuple[BundleStatus, ...]:
-        """Every bundle that the host knows of, by path."""
+        """Every known bundle, by path."""
         return tuple(self._status(path, self._entries[path]) for path in sorted(self._entries, key=path_key))
 
     @property
     def rejected(self) -> tuple[BundleStatus, ...]:
-        """The bundles that could not be loaded, by path."""
+        """Rejected bundles, by path."""
         return tuple(bundle for bundle in self.bundles if bundle.state is ModelState.REJECTED)
 
     @property
@@ -337,11 +337,11 @@ class ModelHost(ModelFinder[ServedModel]):
         return super().families if self._loader is None else self._loader.families
 
     def find_able(self, ability: Ability[KindT], name: str, version: str) -> KindT:
-        """Finds the model for a call as `find` does, in the class that models with the ability have."""
+        """`find` with the type of models that have the ability."""
         return cast("KindT", self.find(ability, name, version))
 
     def find_able_pair(self, ability: PairAbility[KindT, PartnerT], name: str, version: str) -> tuple[KindT, PartnerT]:
-        """Finds two models as `find_pair` does, in the classes that such models have."""
+        """`find_pair` with the types of both models."""
         return cast("tuple[KindT, PartnerT]", self.find_pair(ability, name, version))
 
     def _keep_open(self, model: ServedModel, call: Call) -> None:
@@ -353,20 +353,20 @@ class ModelHost(ModelFinder[ServedModel]):
     # Changing
 
     async def load(self, name: str, version: str = "") -> ServedModel:
-        """Loads a bundle of the store, in a thread, while others are served; returns it ready.
+        """Loads a bundle of the store in a thread, beside running calls; returns it ready.
 
-        Where the model is loaded already it is replaced by what is in the store now: calls that have found the old one
-        keep it, new calls find the new one, and no call fails. Both are in memory until the old one is closed. Goes on
-        to its end even if the caller stops waiting. What was loaded so is kept, however many versions are newer.
+        A loaded model is replaced by the store's current copy without failing a call: running calls keep the old one,
+        new calls find the new one. Both take memory until the old one is closed. Loading continues if the caller stops
+        waiting. The version stays loaded, however many are newer.
 
         Args:
-            name: Of the model.
-            version: Of the model; empty for the latest one in the store.
+            name: Name of the model.
+            version: Version of the model; empty for the latest in the store.
 
         Raises:
-            BundleRejectedError: It cannot be loaded. What was loaded before goes on; `bundles` keeps the reason.
+            BundleRejectedError: It cannot be loaded. The version loaded before stays; `bundles` has the reason.
             DrainingError: The host was closed meanwhile.
-            InvalidInputError: That is no name or no version.
+            InvalidInputError: The name or the version is not well-formed.
             ModelNotFoundError: The store has no such bundle.
             StoreUnavailableError: This host has no store, or it does not answer.
         """
@@ -378,15 +378,14 @@ class ModelHost(ModelFinder[ServedModel]):
         return await self._run(self._load_asked(f"{name}/{version}"))
 
     async def unload(self, name: str, version: str = "", *, timeout_s: float | None = None) -> None:
-        """Takes a model out, and closes it when the calls that use it have ended.
+        """Unloads a model, and closes it when its calls have ended.
 
-        It is not loaded again before it is asked for by `load`, or the server starts anew. To unload what is not loaded
-        changes nothing else.
+        It stays unloaded until `load` or a restart of the server. For a model that is not loaded, this is all.
 
         Args:
-            name: Of the model.
-            version: Of the model; empty for all that are known.
-            timeout_s: Seconds that these calls have; then they fail. None: as many as the settings give to a drain.
+            name: Name of the model.
+            version: Version of the model; empty for all.
+            timeout_s: Seconds for its calls to end; then they fail. None: the settings' drain timeout.
 
         Raises:
             ModelNotFoundError: There is no such model or version.
@@ -394,16 +393,16 @@ class ModelHost(ModelFinder[ServedModel]):
         paths = self._known(name, version)
         if not paths:
             asked = f"{name}/{version}" if version else name
-            raise ModelNotFoundError(f"model {quoted(asked)} is not here; loaded are {names_of(self.models)}")
+            raise ModelNotFoundError(f"there is no model {quoted(asked)}; loaded are {names_of(self.models)}")
         for path in paths:
             self._ask_for(path, is_wanted=False)
         changes = [self._spawn(self._take_out(path, timeout_s)) for path in paths]
         await asyncio.shield(asyncio.gather(*changes))
 
     async def scan(self) -> tuple[BundleStatus, ...]:
-        """Looks at the store now: loads what is new or has changed, takes out what has gone; returns what is different.
+        """Scans the store now: loads new and changed bundles, unloads removed ones; returns the bundles that changed.
 
-        A bundle that cannot be loaded is among that with its reason; so is one that is not whole yet.
+        Rejected and incomplete bundles are among them, with their reasons.
 
         Raises:
             StoreUnavailableError: This host has no store, or it does not answer.
@@ -411,7 +410,7 @@ class ModelHost(ModelFinder[ServedModel]):
         return await self._run(self._scan(is_asked_for=True))
 
     def scan_soon(self) -> None:
-        """Does what `scan` does, by and by; the log says what has come of it. Called on the event loop."""
+        """Starts a scan; the log has its result. Called on the event loop."""
         _log.info("looking at the store")
         self._spawn(self._scan_by_request())
 
@@ -421,14 +420,15 @@ class ModelHost(ModelFinder[ServedModel]):
             _log.info("looked at the store", changed=[f"{bundle.path} {bundle.state}" for bundle in changed])
 
     async def set_route(self, name: str, route: Route) -> str | None:
-        """Changes which versions of a model answer calls that name none.
+        """Sets the route of a model.
 
         Args:
-            name: Of the model.
-            route: Its versions are loaded; an empty one stands for the latest version.
+            name: Name of the model.
+            route: Route to loaded versions; an empty one means the latest.
 
         Returns:
-            Why the change will not outlast the server; None where it will.
+            Reason why
+            the change will not survive a restart; None if it will.
 
         Raises:
             ModelNotFoundError: There is no such model, or a version is not loaded.
@@ -439,15 +439,15 @@ class ModelHost(ModelFinder[ServedModel]):
         return await self._run(self._change_routes(lambda routes: routes.with_route(name, route)))
 
     async def set_alias(self, name: str, alias: Alias | None) -> str | None:
-        """Changes what a name stands for, and returns what `set_route` does.
+        """Sets or removes an alias; returns the same as `set_route`.
 
         Args:
-            name: What callers write where they name a model.
-            alias: What they mean; None: a model of that name.
+            name: The alias.
+            alias: Its model and version; None: remove it.
 
         Raises:
-            InvalidInputError: That is no name.
-            ModelNotFoundError: There is no such model, its version is not loaded, or the alias is not there.
+            InvalidInputError: The name is not well-formed.
+            ModelNotFoundError: There is no such model, loaded version or alias.
             StoreUnavailableError: An earlier change is still being written.
         """
         _check_name("alias", name)
@@ -462,7 +462,7 @@ class ModelHost(ModelFinder[ServedModel]):
         return [path for path in self._entries if path.partition("/")[::2] == (name, version or _version_of(path))]
 
     def _ask_for(self, path: str, *, is_wanted: bool) -> None:
-        """Says whether a bundle is to be served, whatever the settings say."""
+        """Overrides the settings for a bundle: served or not."""
         self._entries.setdefault(path, _Entry(ModelState.AVAILABLE)).is_asked_for = is_wanted
 
     def _check_versions(self, name: str, *versions: str | None) -> None:
@@ -480,9 +480,11 @@ class ModelHost(ModelFinder[ServedModel]):
             self.routes = routes
             _log.info("routes changed", routes=routes.model_dump(exclude_defaults=True))
             if self._loader is None:
-                return "this server was started without a store to keep it in"
+                return "the server has no store to write it to"
             versions = self._loader.settings.versions
-            self._writing = run_apart(partial(write_routes, self._loader.routes_file, routes), name="write routes")
+            self._writing = run_in_own_thread(
+                partial(write_routes, self._loader.routes_file, routes), name="write routes"
+            )
             self._writing.add_done_callback(partial(self._note_written, routes))
             done, _ = await asyncio.wait({self._writing}, timeout=versions.scan_timeout)
             if not done:
@@ -524,7 +526,7 @@ class ModelHost(ModelFinder[ServedModel]):
                 raise BundleRejectedError(f"{path}: {self._note_failure(path, error)}") from error
             model = loaded.model
             if self._is_closed:
-                await run_apart(model.close, name=f"close {path}")
+                await run_in_own_thread(model.close, name=f"close {path}")
                 raise DrainingError(_NOTHING_IS_LOADED)
             model.start()
             old = self._put(path, model)
@@ -538,12 +540,13 @@ class ModelHost(ModelFinder[ServedModel]):
             raise DrainingError(_NOTHING_IS_LOADED)
 
     async def _load_in_time(self, path: str) -> _Loaded:
-        """Loads a bundle in a thread of its own; one that takes too long is left to that thread.
+        """Loads a bundle in its own thread, with a timeout.
 
-        Until that thread has ended and its model is closed, no other bundle is loaded: it may take much memory still.
+        A late load continues in its thread. Until it has ended and its model is closed, no other bundle is loaded,
+        since it may still take memory.
         """
         if self._loader is None:
-            raise StoreUnavailableError(f"{path}: this server was started without a store to load it from")
+            raise StoreUnavailableError(f"{path}: the server has no store")
         limit_s = self._loader.settings.versions.load_timeout
         if self._overdue is not None:
             overdue, closing = self._overdue
@@ -553,7 +556,7 @@ class ModelHost(ModelFinder[ServedModel]):
                     "goes on; try again when it has ended, or restart the server"
                 )
             self._overdue = None
-        loading = run_apart(partial(self._load, path), name=f"load {path}")
+        loading = run_in_own_thread(partial(self._load, path), name=f"load {path}")
         done, _ = await asyncio.wait({loading}, timeout=limit_s)
         if not done:
             self._overdue = path, self._spawn(self._end_late(path, loading))
@@ -564,7 +567,7 @@ class ModelHost(ModelFinder[ServedModel]):
         return loading.result()
 
     async def _end_late(self, path: str, loading: asyncio.Future[_Loaded]) -> None:
-        """Waits for a try that took too long, and closes its model: the next try loads what is in the store then."""
+        """Waits for a load past its timeout and closes its model; the next attempt loads the store's current copy."""
         try:
             loaded = await loading
         except Exception as error:
@@ -572,11 +575,11 @@ class ModelHost(ModelFinder[ServedModel]):
             if entry is not None and entry.num_unfinished:
                 self._note_failure(path, error)
             return
-        _log.warning("a bundle was loaded too late, and is tried again", bundle=path, seconds=round(loaded.seconds, 3))
+        _log.warning("loading a bundle took too long; it is retried", bundle=path, seconds=round(loaded.seconds, 3))
         with suppress(Exception):
-            await run_apart(loaded.model.close, name=f"close {path}")
+            await run_in_own_thread(loaded.model.close, name=f"close {path}")
             del loaded
-            await run_apart(give_back_memory, name="give back memory")
+            await run_in_own_thread(give_back_memory, name="give back memory")
 
     async def _take_out(self, path: str, timeout_s: float | None) -> None:
         async with self._changing:
@@ -594,32 +597,32 @@ class ModelHost(ModelFinder[ServedModel]):
             self._list_models()
             self._report(path, "unloading")
         await closing
-        if entry.state is ModelState.UNLOADING:  # it may have been loaded anew meanwhile
+        if entry.state is ModelState.UNLOADING:  # it may have been loaded again meanwhile
             entry.state = ModelState.AVAILABLE
 
     async def _close_when_idle(self, hosted: _Hosted, path: str, timeout_s: float) -> None:
-        """Closes a model that no new call finds, and gives its memory back."""
+        """Closes an unloaded model once its calls have ended, and frees its memory."""
         self._leaving.add(hosted)
         try:
             async with asyncio.timeout(timeout_s):
                 await hosted.idle.wait()
         except TimeoutError:
-            _log.warning("closing a model that calls still use", model=path, running_calls=hosted.num_calls)
-        await run_apart(hosted.model.close, name=f"close {path}")
+            _log.warning("closing a model that is still in use by calls", model=path, running_calls=hosted.num_calls)
+        await run_in_own_thread(hosted.model.close, name=f"close {path}")
         self._leaving.discard(hosted)
-        del hosted  # the last reference to the model, whose memory is free from here on
-        await run_apart(give_back_memory, name="give back memory")
+        del hosted  # the last reference to the model
+        await run_in_own_thread(give_back_memory, name="give back memory")
         self._report(path, "unloaded")
         _log.info("model unloaded", model=path)
 
     def _load(self, path: str) -> _Loaded:
-        """Loads a bundle, in whichever thread this is; whoever puts it in its place says that it is ready."""
+        """Loads a bundle in the current thread; the caller sets its state to ready."""
         assert self._loader is not None
         self._report(path, "loading")
         began = time.monotonic()
         self._loading.add(threading.current_thread())
         try:
-            # Nobody else changes this of an entry that is being loaded.
+            # Only the loading thread changes this.
             self._entries[path].tried = fingerprint = self._loader.fingerprint(path)
             model = self._loader.load(path, self._observer)
             if self._loader.fingerprint(path) != fingerprint:
@@ -629,7 +632,7 @@ class ModelHost(ModelFinder[ServedModel]):
             raise
         except Exception:
             raise
-        except BaseException as error:  # a panic of a library that is written in Rust
+        except BaseException as error:  # a panic of a Rust library
             raise BundleError("cannot be loaded; the server's log says why") from error
         finally:
             self._loading.discard(threading.current_thread())
@@ -650,7 +653,7 @@ class ModelHost(ModelFinder[ServedModel]):
         )
 
     def _put(self, path: str, model: ServedModel) -> _Hosted | None:
-        """Has new calls find a model; returns what they found before."""
+        """Makes new calls find a model; returns the previous one."""
         entry = self._entries.setdefault(path, _Entry(ModelState.READY))
         old = entry.hosted
         entry.hosted = _Hosted(model, "" if entry.tried is None else entry.tried.manifest)
@@ -664,11 +667,11 @@ class ModelHost(ModelFinder[ServedModel]):
 
     def _status(self, path: str, entry: _Entry) -> BundleStatus:
         if self._is_started and entry.hosted is not None and not entry.hosted.model.is_alive:
-            return BundleStatus(path=path, state=ModelState.FAILED, reason="has ended by itself; the log says why")
+            return BundleStatus(path=path, state=ModelState.FAILED, reason="ended by itself; the log has the reason")
         return BundleStatus(path=path, state=entry.state, reason=entry.reason)
 
     def _note_failure(self, path: str, error: Exception) -> str:
-        """Keeps and logs the reason why a bundle could not be loaded, and returns it."""
+        """Records, logs and returns the reason of a rejection."""
         reason = _reason(error, path, None if self._loader is None else self._loader.settings.store)
         entry = self._entries[path]
         entry.reason = reason
@@ -695,7 +698,7 @@ class ModelHost(ModelFinder[ServedModel]):
         return 0.0 if self._loader is None else self._loader.settings.drain_timeout
 
     async def _run(self, change: Coroutine[Any, Any, _Result]) -> _Result:
-        """Waits for a change, which is made even if the caller stops waiting."""
+        """Awaits a change; it continues if the caller stops waiting."""
         return await asyncio.shield(self._spawn(change))
 
     def _spawn(self, change: Coroutine[Any, Any, _Result]) -> asyncio.Task[_Result]:
@@ -708,7 +711,7 @@ class ModelHost(ModelFinder[ServedModel]):
 
     @property
     def store_problem(self) -> str | None:
-        """Why the store or the file of the routes could not be read last; None where they could."""
+        """Reason why the last read of the store or the routes failed; None if it succeeded."""
         return (self._watch.problem if self._watch is not None else None) or self._routes_problem
 
     async def _poll(self, interval_s: float) -> None:
@@ -720,34 +723,33 @@ class ModelHost(ModelFinder[ServedModel]):
             except StoreUnavailableError:  # logged where it was found
                 continue
             except Exception:
-                _log.exception("looking at the store failed; it is tried again")
+                _log.exception("scanning the store failed; it is retried")
 
     async def _look(self) -> Look:
         if self._watch is None:
-            raise StoreUnavailableError("this server was started without a store")
+            raise StoreUnavailableError("the server has no store")
         num_changes = self._num_route_changes
         async with self._looking:
             look = await self._watch.look({path: entry.tried for path, entry in self._entries.items()})
-        if num_changes == self._num_route_changes:  # else the file may have been read before it was written
+        if num_changes == self._num_route_changes:  # otherwise the file may have been read before the write
             self._take_routes(look.routes)
         return look
 
     def _take_routes(self, routes: Routes | StoreError) -> None:
-        """Takes over what the file of the routes holds, if that has changed."""
+        """Applies the file of the routes if it has changed."""
         problem = str(routes) if isinstance(routes, StoreError) else None
         if problem and problem != self._routes_problem:
-            _log.error("the routes are kept as they are", reason=problem)
+            _log.error("the routes stay as they are", reason=problem)
         self._routes_problem = problem
         if not isinstance(routes, StoreError) and routes != self._routes_in_file:
             self.routes = self._routes_in_file = routes
             _log.info("routes changed", routes=routes.model_dump(exclude_defaults=True))
 
     async def _scan(self, *, is_asked_for: bool) -> tuple[BundleStatus, ...]:
-        """Brings what is loaded in line with the store.
+        """Loads and unloads bundles to match the store.
 
         Args:
-            is_asked_for: True if somebody says that the store is as it should be: then a bundle need not be seen twice
-                before it is loaded.
+            is_asked_for: True for an explicit request: then a bundle need not be seen twice before it is loaded.
         """
         async with self._scanning:
             before = {bundle.path: bundle for bundle in self.bundles}
@@ -765,11 +767,11 @@ class ModelHost(ModelFinder[ServedModel]):
             )
 
     async def _follow_model(self, paths: Sequence[str], look: Look, *, is_asked_for: bool) -> None:
-        """Loads the versions of a model that are to be served, and takes the others out when newer ones are ready.
+        """Loads the versions of a model to be served, and unloads others when newer ones are ready.
 
         Args:
-            paths: Of its bundles, the newest first.
-            look: What the store holds.
+            paths: Paths of its bundles, the newest first.
+            look: Content of the store.
             is_asked_for: See `_scan`.
         """
         num_ready = 0
@@ -783,14 +785,14 @@ class ModelHost(ModelFinder[ServedModel]):
                 and not is_at_work
                 and self._is_due(entry, look.bundles[path], rests=rests, is_asked_for=is_asked_for)
             ):
-                with suppress(BundleRejectedError, ModelNotFoundError):  # the entry has the reason
+                with suppress(BundleRejectedError, ModelNotFoundError):  # recorded in the entry
                     await self._replace(path)
             if entry.hosted is not None and not is_wanted:
                 self._spawn(self._take_out(path, None))
             num_ready += entry.hosted is not None
 
     def _is_wanted(self, path: str, entry: _Entry, num_ready: int) -> bool:
-        """True if a version of which `num_ready` newer ones are ready is to be served."""
+        """True if a version is to be served beside `num_ready` newer ready ones."""
         if entry.is_asked_for is not None:
             return entry.is_asked_for
         assert self._loader is not None
@@ -798,10 +800,10 @@ class ModelHost(ModelFinder[ServedModel]):
         return most is None or num_ready < most or self.routes.names(path)
 
     def _is_due(self, entry: _Entry, found: ListedBundle, *, rests: bool, is_asked_for: bool) -> bool:
-        """True if a bundle is to be loaded now: it is not what was tried last, it is whole, and it is at rest.
+        """True if a bundle is to be loaded now: changed since the last attempt, complete and no longer changing.
 
-        What was tried last is due if it was taken out and is wanted again, or if it failed for the machine's sake and
-        somebody asks for it or enough time has passed.
+        An unchanged bundle is due if it was unloaded and is wanted again. After a failure of the machine it is due by
+        request or after a delay.
         """
         if found.fingerprint is not None and found.fingerprint == entry.tried:
             if entry.num_unfinished:
@@ -820,15 +822,15 @@ class ModelHost(ModelFinder[ServedModel]):
         return rests
 
     def _note_gone(self, path: str) -> None:
-        """Takes out a version whose folder has gone, unless somebody has said that it is to be served."""
+        """Unloads a version whose folder was removed, unless a route or a call asked for it."""
         entry = self._entries[path]
         if entry.hosted is None:
             if entry.state not in (ModelState.LOADING, ModelState.UNLOADING):
                 del self._entries[path]
         elif entry.is_asked_for or self.routes.names(path):
-            entry.reason = "its folder has gone; it is served on because a route names it or a call has loaded it"
+            entry.reason = "its folder was removed; it stays served because a route names it or a call loaded it"
         else:
-            _log.info("the folder of a bundle has gone", bundle=path)
+            _log.info("the folder of a bundle was removed", bundle=path)
             self._spawn(self._take_out(path, None))
 
     # Running
@@ -842,21 +844,21 @@ class ModelHost(ModelFinder[ServedModel]):
             self._polling = self._spawn(self._poll(interval_s))
 
     def close(self) -> bool:
-        """Stops every model, those too that are being unloaded; what still waits for one fails.
+        """Stops every model, including those being unloaded.
 
-        May be called from any thread. True if every thread has ended.
+        Waiting inputs fail. Thread-safe. Returns True if every thread has ended.
         """
         self._is_closed = True
         if self._polling is not None:
-            with suppress(RuntimeError):  # the loop has ended, and the task with it
+            with suppress(RuntimeError):  # the loop and its task have ended
                 self._polling.get_loop().call_soon_threadsafe(self._polling.cancel)
         models = [*self.models, *(hosted.model for hosted in list(self._leaving))]
-        # The interpreter must not end under a thread that is in the midst of ONNX Runtime.
+        # The interpreter must not exit while a thread runs ONNX Runtime.
         loading = partial(join_threads, list(self._loading), owner="store")
         return close_together([*(model.close for model in models), loading])
 
     def serving(self, *, stall_timeout_s: float) -> set[Ability[Any]]:
-        """Returns what models of the tasks that a healthy model is ready for can do."""
+        """Returns the abilities of tasks that have a healthy model."""
         return {
             ability
             for model in self.models
@@ -864,17 +866,17 @@ class ModelHost(ModelFinder[ServedModel]):
             for ability in self.families[task_of(model)].abilities
         }
 
-    def ailing(self, *, stall_timeout_s: float) -> dict[str, str]:
-        """Returns what is wrong with models that ought to answer calls, by path.
+    def unhealthy(self, *, stall_timeout_s: float) -> dict[str, str]:
+        """Returns the problems of unhealthy models, by path.
 
-        These have ended by themselves, or their work has made no progress for longer than `stall_timeout_s` (0: any
-        time is fine). A model that was closed on purpose is not among them.
+        Unhealthy models ended by themselves, or made no progress for `stall_timeout_s` (0: no limit). A closed model is
+        not among them.
         """
         found = {path_of(model): "has ended" for model in self.models if not model.is_alive}
         return found | (self.stalled(stall_timeout_s) if stall_timeout_s else {})
 
     def stalled(self, limit_s: float) -> dict[str, str]:
-        """Returns which models have made no progress for longer than `limit_s`, by path; any thread may ask."""
+        """Returns the models without progress for `limit_s`, by path; thread-safe."""
         return {
             path_of(model): f"has made no progress for {stalled_s:.0f} s"
             for model in self.models
@@ -910,7 +912,7 @@ def _check_name(field: str, name: str) -> None:
 
 
 def _reason(error: Exception, path: str, store: Path | None) -> str:
-    """Says why a bundle cannot be loaded; where the store lies is not the business of those who list models."""
-    if not isinstance(error, ServerError):  # its text may hold anything
+    """Returns the reason of a rejection without the store's path, which callers need not know."""
+    if not isinstance(error, ServerError):  # its text may contain anything
         return "cannot be loaded; the server's log says why"
     return str(error).replace(f"{store}/", "").removeprefix(f"{path}: ")

@@ -1,8 +1,8 @@
-"""Prepared images in files of a folder that the processes of a server share: each is written once, by one of them.
+"""Prepared images as files, in a folder shared by the processes of a server.
 
-A file is named after its image, begins with the image's key, and was last used when its time of modification says, by
-the monotonic clock, which all processes of a machine have in common. Whoever writes has the lock of the folder, so the
-bound holds for all of them together.
+The file's name is a hash of the image's key, and its content begins with the key. Its modification time is its last
+use, by the monotonic clock, which all processes of a machine share. A lock of the folder serializes writes, so one
+bound holds for all processes.
 """
 
 from __future__ import annotations
@@ -23,25 +23,28 @@ import structlog
 from headway_server.errors import OverloadedError
 from headway_server.observers import CacheUsage
 
-KeptImage: TypeAlias = tuple[bytes, bytes]
-"""An encoded image, and what stands for it and for who has sent it."""
+CachedImage: TypeAlias = tuple[bytes, bytes]
+"""A key of the image and its sender, and the encoded image."""
 NOUN: Final = "prepared_images"
-"""What is kept, for metrics."""
+"""Name of the cache in the metrics."""
 _LOCK: Final = "lock"
-"""File that is locked, and holds how many bytes are kept."""
+"""Lock file, which holds the bytes in use."""
 _STAGED: Final = ".new"
 _TOTAL: Final = struct.Struct("<q")
 _KEY_BYTES: Final = 32
 _PAGE_BYTES: Final = 4096
 _SLACK: Final = 16
-"""Where images must go, one part of so many is freed at once: looking at all of them costs 3 µs each."""
+"""Share of the capacity freed at once, one in so many: a pass over the files costs 3 µs each."""
 _RETRY_AFTER_S: Final = 1.0
 
 _log = structlog.get_logger(__name__)
 
 
 class ImageFiles:
-    """Keeps images in a folder of the server's own. Used on the event loop; `usage` and `forget_expired` anywhere."""
+    """A cache of images in a folder of the server.
+
+    For the event loop's thread; `usage` and `forget_expired` are thread-safe.
+    """
 
     def __init__(
         self,
@@ -52,14 +55,14 @@ class ImageFiles:
         num_processes: int = 1,
         now: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """Keeps what is in the folder already.
+        """Opens the cache with the files in the folder.
 
         Args:
-            folder: Holds nothing else.
-            max_mib: Most MiB of all processes together; 0 keeps none.
-            ttl_s: Seconds without use after which an image is forgotten.
-            num_processes: That share it, and tell a part each of how much is kept.
-            now: The clock of all of them, in nanoseconds.
+            folder: Folder for this alone.
+            max_mib: Capacity in MiB, shared by all processes; 0: no cache.
+            ttl_s: Time to live in seconds, since the last use.
+            num_processes: Number of processes that share it; each reports its part of the usage.
+            now: Clock of all processes, in nanoseconds.
         """
         self.max_bytes = max_mib * 2**20
         self.ttl_s = ttl_s
@@ -70,44 +73,44 @@ class ImageFiles:
         self._num_hits = self._num_misses = 0
 
     def room(self, num_bytes: int) -> int:
-        """Returns what an image of so many bytes counts: whole pages."""
+        """Returns the bytes that an image counts: whole pages."""
         return -(-(num_bytes + _KEY_BYTES) // _PAGE_BYTES) * _PAGE_BYTES
 
-    async def find(self, names: Sequence[str]) -> dict[str, KeptImage]:
-        """Returns those of the images that are kept, which counts as their use."""
+    async def find(self, names: Sequence[str]) -> dict[str, CachedImage]:
+        """Returns the cached images, which counts as use."""
         read = await asyncio.to_thread(lambda: {name: self._read(name) for name in dict.fromkeys(names)})
         found = {name: image for name, image in read.items() if image is not None}
         self._num_hits += len(found)
         self._num_misses += len(read) - len(found)
         return found
 
-    async def keep(self, images: Mapping[str, KeptImage]) -> None:
-        """Keeps images, in place of the longest unused ones where there is no room.
+    async def put(self, images: Mapping[str, CachedImage]) -> None:
+        """Caches images, and evicts the least recently used ones.
 
         Raises:
-            OverloadedError: They cannot be kept now.
+            OverloadedError: They cannot be cached now.
         """
         try:
             await asyncio.to_thread(self._write, images)
         except OSError as error:
-            _log.error("prepared images cannot be kept", folder=str(self._folder), reason=error.strerror)
+            _log.error("prepared images cannot be cached", folder=str(self._folder), reason=error.strerror)
             raise OverloadedError(
-                f"the images cannot be kept now ({error.strerror}); send them with each call instead", _RETRY_AFTER_S
+                f"the images cannot be cached now ({error.strerror}); send them with each call instead", _RETRY_AFTER_S
             ) from error
 
     def usage(self) -> CacheUsage:
-        """Returns how much is kept, of which each process tells its part; called from any thread."""
+        """Returns this process's part of the usage; thread-safe."""
         num_bytes = 0
         with suppress(FileNotFoundError):
             num_bytes = _unpack((self._folder / _LOCK).read_bytes())
         return CacheUsage(NOUN, num_bytes // self._num_processes, self._num_hits, self._num_misses)
 
     def forget_expired(self) -> None:
-        """Removes what has expired, though nobody asks for it; takes its time."""
+        """Removes expired images; reads the whole folder."""
         with self._locked() as lock:
             self._make_room(lock, 0, self._now())
 
-    def _read(self, name: str) -> KeptImage | None:
+    def _read(self, name: str) -> CachedImage | None:
         try:
             file = os.open(self._path(name), os.O_RDONLY)
         except FileNotFoundError:
@@ -121,13 +124,13 @@ class ImageFiles:
         finally:
             os.close(file)
 
-    def _write(self, images: Mapping[str, KeptImage]) -> None:
+    def _write(self, images: Mapping[str, CachedImage]) -> None:
         with self._locked() as lock:
             now, absent = self._now(), {}
             for name, image in images.items():
                 path = self._path(name)
                 try:
-                    os.utime(path, ns=(now, now))  # its name stands for what it holds
+                    os.utime(path, ns=(now, now))  # its name identifies its content
                 except FileNotFoundError:
                     absent[path] = image
             room = sum(self.room(len(data)) for data, _ in absent.values())
@@ -145,12 +148,12 @@ class ImageFiles:
                 _set_total(lock, total)
 
     def _make_room(self, lock: int, room: int, now: int) -> int:
-        """Removes what has expired, and of the longest unused as many as others need; returns what is left."""
+        """Removes expired images, and the least recently used as needed; returns the bytes left."""
         found = []
         for entry in os.scandir(self._folder):
             if entry.name != _LOCK:
                 status = entry.stat()
-                is_whole = not entry.name.endswith(_STAGED)  # else whoever wrote it has failed
+                is_whole = not entry.name.endswith(_STAGED)  # otherwise its writer failed
                 found.append((status.st_mtime_ns * is_whole, self.room(status.st_size - _KEY_BYTES), entry.path))
         total = sum(size for _, size, _ in found)
         most = self.max_bytes - room
@@ -166,7 +169,7 @@ class ImageFiles:
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
-        """Keeps every other thread and process from writing; yields the file of the lock."""
+        """Locks out all other threads and processes; yields the lock file."""
         lock = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,8 +1,8 @@
-"""Images that callers have sent once and name by id from then on.
+"""Prepared images: sent once, then referred to by id.
 
-An id is a keyed hash of the image and of who has sent it. The key is drawn when the server starts, so an id tells
-nothing of the image, and nobody can make one without sending the image; nor does it name an image to a caller with
-another API key. Several processes of a server have one key, and keep the images in files (`image_files.py`).
+An id is a keyed hash of the image and its sender. The key is random at each start of the server, so an id reveals
+nothing of the image and cannot be forged. It is useless to a caller with another API key. The processes of a server
+share the key, and keep images in files (`image_files.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headway_server.errors import ImageNotFoundError, InvalidInputError
 from headway_server.observers import CacheUsage, current_call
 from headway_server.preprocessing import ImageLimits
 from headway_server.preprocessing.image import check_headers
-from headway_server.serving.image_files import NOUN, ImageFiles, KeptImage
+from headway_server.serving.image_files import NOUN, CachedImage, ImageFiles
 from headway_server.serving.lru_cache import LruCache
 
 ID_LENGTH: Final = 32
@@ -27,32 +27,32 @@ ID_LENGTH: Final = 32
 SECRET_BYTES: Final = 32
 _MIB: Final = 2**20
 _FEW_BYTES: Final = 256 * 1024
-"""Images of so few are hashed on the event loop, in 0.2 ms at most."""
+"""Images up to so many bytes are hashed on the event loop, in 0.2 ms at most."""
 
 
 class ImageMemory:
-    """Keeps images in the memory of this process. Used on the event loop alone; `usage` from any thread."""
+    """A cache of images in this process. For the event loop's thread; `usage` is thread-safe."""
 
     def __init__(self, *, max_mib: int, ttl_s: float) -> None:
-        """Keeps nothing yet.
+        """Starts empty.
 
         Args:
-            max_mib: Most MiB; 0 keeps none.
-            ttl_s: Seconds without use after which an image is forgotten.
+            max_mib: Capacity in MiB; 0: no cache.
+            ttl_s: Time to live in seconds, since the last use.
         """
         self.max_bytes = max_mib * _MIB
         self.ttl_s = ttl_s
-        self._kept: LruCache[str, KeptImage] = LruCache(NOUN, max_bytes=self.max_bytes, ttl_s=ttl_s)
+        self._kept: LruCache[str, CachedImage] = LruCache(NOUN, max_bytes=self.max_bytes, ttl_s=ttl_s)
 
     def room(self, num_bytes: int) -> int:
         """See `ImageFiles`."""
         return num_bytes
 
-    async def find(self, names: Sequence[str]) -> dict[str, KeptImage]:
+    async def find(self, names: Sequence[str]) -> dict[str, CachedImage]:
         """See `ImageFiles`."""
         return {name: kept for name in names if (kept := self._kept.get(name)) is not None}
 
-    async def keep(self, images: Mapping[str, KeptImage]) -> None:
+    async def put(self, images: Mapping[str, CachedImage]) -> None:
         """See `ImageFiles`."""
         for name, image in images.items():
             self._kept.put(name, image, len(image[0]))
@@ -71,13 +71,13 @@ class SentImage:
 
     data: bytes
     field: str
-    """What the request calls it, such as `images[3]`, for messages."""
+    """Field of the request, such as `images[3]`, for messages."""
     key: bytes
-    """Stands for the image and for who has sent it."""
+    """Key of the image and its sender."""
 
 
 class PreparedImages:
-    """Encoded images by id. Used on the event loop alone; `usage` from any thread."""
+    """Encoded images by id. For the event loop's thread; `usage` is thread-safe."""
 
     def __init__(
         self,
@@ -86,22 +86,22 @@ class PreparedImages:
         limits: ImageLimits | None = None,
         secret: bytes | None = None,
     ) -> None:
-        """Takes what keeps the images.
+        """Starts with a cache of images.
 
         Args:
-            store: Keeps them; None: nothing is kept.
-            limits: Sizes past which an image is refused.
-            secret: The key of ids; None: one that is drawn now.
+            store: The cache; None: no cache.
+            limits: Limits of images.
+            secret: Key of ids; None: a random one.
         """
         self._store = store or ImageMemory(max_mib=0, ttl_s=600.0)
         self._limits = limits or ImageLimits(max_bytes=_MIB, max_pixels=_MIB)
         self._secret = secret or secrets.token_bytes(SECRET_BYTES)
 
     async def find(self, image_ids: Sequence[str], field: str = "image_ids[{}]") -> list[SentImage]:
-        """Finds images by their ids, which counts as their use; `field` is as in `name_images`.
+        """Finds images by id, which counts as use; `field` is as in `name_images`.
 
         Raises:
-            ImageNotFoundError: There is no such image, or none any longer.
+            ImageNotFoundError: An id is unknown or expired.
         """
         images = await self._store.find([_own(image_id) for image_id in image_ids if len(image_id) == ID_LENGTH])
         found = []
@@ -116,10 +116,10 @@ class PreparedImages:
         return found
 
     async def check(self, images: Sequence[SentImage]) -> None:
-        """Checks that images can be kept, before anything is done for them.
+        """Checks that images can be cached, before any other work.
 
         Raises:
-            InvalidInputError: They are too many bytes together, or one is no image or too large.
+            InvalidInputError: They have too many bytes in all, or one is not an image or too large.
         """
         await check_headers([one.data for one in images], [one.field for one in images], self._limits)
         if (num_bytes := sum(self._store.room(len(one.data)) for one in images)) > self._store.max_bytes:
@@ -129,19 +129,19 @@ class PreparedImages:
                 "images with each call instead",
             )
 
-    async def keep(self, images: Sequence[SentImage]) -> list[str]:
-        """Keeps images that were checked, and returns their ids.
+    async def put(self, images: Sequence[SentImage]) -> list[str]:
+        """Caches checked images, and returns their ids.
 
         Raises:
-            OverloadedError: They cannot be kept now.
+            OverloadedError: They cannot be cached now.
         """
         ids = [hmac.digest(self._secret, one.key, "sha256").hex()[:ID_LENGTH] for one in images]
         names = map(_own, ids)
-        await self._store.keep({name: (one.data, one.key) for name, one in zip(names, images, strict=True)})
+        await self._store.put({name: (one.data, one.key) for name, one in zip(names, images, strict=True)})
         return ids
 
     def usage(self) -> CacheUsage:
-        """Returns how much is kept; called from any thread."""
+        """Returns the usage of the cache; thread-safe."""
         return self._store.usage()
 
     def __repr__(self) -> str:
@@ -149,11 +149,11 @@ class PreparedImages:
 
 
 async def name_images(images: Sequence[bytes], field: str = "images[{}]") -> list[SentImage]:
-    """Names images that a call brings, large ones off the event loop: it takes 0.6 ms a MiB.
+    """Hashes the images of a call, large ones off the event loop: it takes 0.6 ms a MiB.
 
     Args:
         images: The images.
-        field: What the request calls them, with the place of each at `{}`.
+        field: Field of the request, with `{}` for the index.
     """
 
     def name() -> list[SentImage]:
@@ -172,6 +172,6 @@ def _own(image_id: str) -> str:
 
 
 def _sender() -> str:
-    """Returns the name of the API key or certificate of the present call; empty where there is none."""
+    """Returns the name of the current call's API key or certificate; empty without one."""
     call = current_call()
     return "" if call is None or call.rights is None else call.rights.name

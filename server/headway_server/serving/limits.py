@@ -1,4 +1,4 @@
-"""What the inputs of a call are held to before anything is done for it."""
+"""Limits of the inputs of a call, checked before any other work."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from headway_server.errors import InvalidInputError
 from headway_server.settings import TEXTS_OF_A_CALL
 
 _LONG = {"\ufdfa": 18, "\ufdfb": 8}
-"""Characters of three bytes that normalization (NFKC or NFKD) makes so many of. Of every other one it makes at most
-seven characters for three bytes of UTF-8, so a text has at most five times as many as it has bytes."""
+"""Three-byte characters that normalization (NFKC or NFKD) expands to this many characters. Any other one becomes at
+most seven for three bytes of UTF-8, so a text has at most five times as many characters as bytes."""
 _FEW_CHARACTERS = 1000
-"""A text of so few may grow as it likes."""
+"""Texts up to this size may grow without limit."""
 
 
 def check_count(field: str, count: int, maximum: int, advice: str = "send them in several calls") -> None:
-    """Checks how many elements a repeated field has; `advice` is for callers who give more than `maximum`.
+    """Checks the number of elements of a repeated field; `advice` ends the message for more than `maximum`.
 
     Raises:
         InvalidInputError: There are none, or more than `maximum`.
@@ -30,13 +30,13 @@ def check_count(field: str, count: int, maximum: int, advice: str = "send them i
 
 
 def check_text(field: str, text: str, max_bytes: int) -> str:
-    """Checks one text and returns its name for messages.
+    """Checks a text and returns its field for messages.
 
-    The size is checked before the text is tokenized, which takes a thousand times as long.
+    The check comes before tokenization, which takes a thousand times as long.
 
     Raises:
-        InvalidInputError: It is empty, has more than `max_bytes` in UTF-8, or grows to many times its size when a
-            tokenizer normalizes it, as no ordinary text does.
+        InvalidInputError: It is empty, has more than `max_bytes` in UTF-8, or expands extremely under normalization,
+            unlike ordinary text.
     """
     if not text:
         raise InvalidInputError(field, "is empty; give at least one character")
@@ -52,7 +52,7 @@ def check_text(field: str, text: str, max_bytes: int) -> str:
 
 
 def check_texts(field: str, texts: Sequence[str], maximum: int, max_bytes: int) -> list[str]:
-    """Checks the texts of a call and returns the name of each for messages, such as `texts[3]`.
+    """Checks the texts of a call and returns their fields for messages, such as `texts[3]`.
 
     Raises:
         InvalidInputError: There are none, or more than `maximum`; one is empty or has more than `max_bytes` in UTF-8;
@@ -78,7 +78,7 @@ def check_size_of_call(field: str, texts: Iterable[str], max_bytes: int) -> None
 
 
 def check_token_ids(field: str, ids: NDArray[np.int64], largest: int) -> None:
-    """Checks tokens, (T,) with T at least 1: a graph that reads another number fails, and its whole batch with it.
+    """Checks token ids (T,), with T at least 1: an id outside the vocabulary would fail the whole batch.
 
     Raises:
         InvalidInputError: One is not in 0 to `largest`.
@@ -95,10 +95,10 @@ def num_bytes(text: str) -> int:
 
 
 def check_one_each(field: str, count: int, num_texts: int) -> None:
-    """Checks that there is one element for every text, or none at all.
+    """Checks that there is one element a text, or none.
 
     Raises:
-        InvalidInputError: There is another number.
+        InvalidInputError: The number differs.
     """
     if count not in (0, num_texts):
         raise InvalidInputError(
@@ -117,7 +117,7 @@ def check_probability(field: str, value: float) -> None:
 
 
 def check_top_k(top_k: int, num_labels: int) -> int:
-    """Returns how many labels to answer; 0 asks for all of them.
+    """Returns the number of labels to return; 0: all.
 
     Raises:
         InvalidInputError: It is below 0 or more than the model has.

@@ -15,7 +15,7 @@ Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 
 _SLACK_S: Final = 0.01
-"""What a timer is set later than the moment at which something expires."""
+"""Delay of the timer past the next expiry, in seconds."""
 
 
 @dataclass(slots=True)
@@ -27,29 +27,29 @@ class _Entry(Generic[Value]):
 
 
 class LruCache(Generic[Key, Value]):
-    """Values by key. Used on the event loop alone; `usage` from any thread."""
+    """Values by key. For the event loop's thread; `usage` is thread-safe."""
 
     def __init__(
         self, name: str, *, max_bytes: int, ttl_s: float | None = None, now: Callable[[], float] = time.monotonic
     ) -> None:
-        """Keeps nothing yet.
+        """Starts empty.
 
         Args:
-            name: What is kept, for metrics.
-            max_bytes: Of all values; 0 keeps none.
-            ttl_s: Seconds without use after which a value is forgotten; None: never.
+            name: Name in the metrics.
+            max_bytes: Capacity for all values; 0: no cache.
+            ttl_s: Time to live in seconds since the last use; None: no limit.
             now: The clock.
         """
         self.name = name
         self.max_bytes = max_bytes
         self.ttl_s = ttl_s
         self._now = now
-        self._entries: OrderedDict[Key, _Entry[Value]] = OrderedDict()  # the longest unused first
+        self._entries: OrderedDict[Key, _Entry[Value]] = OrderedDict()  # the least recently used first
         self._timer: asyncio.TimerHandle | None = None
         self._num_bytes = self._num_hits = self._num_misses = 0
 
     def get(self, key: Key) -> Value | None:
-        """Returns a value, which counts as its use and as a hit, or as a miss where there is none."""
+        """Returns a value, and counts a use and a hit; or None, and counts a miss."""
         self._forget_expired()
         entry = self._entries.get(key)
         if entry is None:
@@ -61,12 +61,12 @@ class LruCache(Generic[Key, Value]):
         return entry.value
 
     def put(self, key: Key, value: Value, num_bytes: int) -> bool:
-        """Keeps a value in place of the one that its key has; False if it is past the bound by itself.
+        """Caches a value, in place of an older one of the key; False if it exceeds the capacity by itself.
 
         Args:
             key: Its key.
             value: The value.
-            num_bytes: What it takes.
+            num_bytes: Its size.
         """
         self._forget_expired()
         self._forget(key)
@@ -80,7 +80,7 @@ class LruCache(Generic[Key, Value]):
         return True
 
     def usage(self) -> CacheUsage:
-        """Returns how much is kept now, and hits and misses since the start."""
+        """Returns the present size, and hits and misses since the start."""
         return CacheUsage(self.name, self._num_bytes, self._num_hits, self._num_misses)
 
     def _forget(self, key: Key) -> None:
@@ -98,7 +98,7 @@ class LruCache(Generic[Key, Value]):
             self._forget(key)
 
     def _wait_for_oldest(self) -> None:
-        """Sets a timer, so that what has expired is forgotten though nobody asks."""
+        """Sets a timer to evict expired values without a look-up."""
         if self.ttl_s is None or self._timer is not None or not self._entries:
             return
         oldest = next(iter(self._entries.values()))

@@ -1,9 +1,9 @@
-"""How long calls wait for their callers, and how many streams a connection keeps open.
+"""Timeouts of slow callers, and limits of long-lived streams.
 
-A call waits for its caller twice: for the request after its headers, and for room to send where nobody reads. The
-libraries of the transports take any number of such calls and wait for ever; here each has a time, and few may be slow
-at once: past that the ones that have waited longest make room. So nobody keeps others out by sending half a request or
-by reading nothing. The transports share one `PeerWaits`, and so these limits.
+A call waits for its caller twice: for the request after its headers, and for the client to read the answer. The
+transports' libraries limit neither the number nor the time of such waits. Here each has a timeout, and few may be slow
+at once: past that limit the longest waits end with an error. So a client cannot block others by sending half a request
+or reading nothing. The transports share one `PeerWaits`.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from headway_server.errors import DeadlineError, OverloadedError, RequestError
 
 _SWEEP_S: Final = 0.1
 _FEWEST_SWEEPS: Final = 4
-"""Looks at a wait before it counts as slow: an event loop that is late has not taken what is there either."""
+"""Sweeps before a wait counts as slow: a late event loop has not yet read the data that arrived."""
 _RETRY_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitLimits:
-    """How many calls may wait for their callers, and for how long."""
+    """Limits of calls that wait for their callers."""
 
     timeout_s: float
-    """Seconds that a wait may take; 0: any time."""
+    """Timeout of a wait in seconds; 0: no limit."""
     max_slow: int
-    """Waits of more than `slow_s` at a time."""
+    """Limit of concurrent waits longer than `slow_s`."""
     slow_s: float = 1.0
-    """A wait that is shorter is nobody's fault and counts for nothing."""
+    """Shorter waits do not count."""
     max_waits: int | None = None
-    """Waits at a time; None: any number."""
+    """Limit of concurrent waits; None: no limit."""
 
 
 class _Wait:
-    """A call that waits for its caller, from its beginning to its end as a context."""
+    """A wait for a caller, as a context."""
 
     __slots__ = ("_waits", "error", "num_sweeps", "since", "task")
 
@@ -73,7 +73,7 @@ class _Wait:
 
 
 class _Waits:
-    """Calls that wait for the same of their callers, the longest first."""
+    """Waits of one kind, the longest first."""
 
     def __init__(self, limits: WaitLimits, fault: str, advice: str) -> None:
         self._limits = limits
@@ -87,11 +87,11 @@ class _Waits:
         return len(self._waits)
 
     def wait(self) -> _Wait:
-        """Surrounds a wait.
+        """Returns the context of a wait.
 
         Raises:
             DeadlineError: It took too long.
-            OverloadedError: It made room for others.
+            OverloadedError: It was ended in favour of others.
         """
         waits, most = self._waits, self._limits.max_waits
         if most is not None and len(waits) >= most:
@@ -103,7 +103,7 @@ class _Waits:
         return _Wait(waits, self._num_sweeps, self._loop)
 
     def sweep(self, now: float) -> None:
-        """Ends the waits that take too long, and the longest ones where too many are slow."""
+        """Ends waits past their timeout, and the longest ones if too many are slow."""
         slow, limits = [], self._limits
         self._num_sweeps += 1
         for wait in self._waits:
@@ -127,7 +127,7 @@ class _Waits:
 
 
 class PeerWaits:
-    """The calls that wait for their callers, and the streams that last. Belongs to the event loop."""
+    """Calls that wait for their callers, and long-lived streams. For the event loop's thread only."""
 
     def __init__(
         self,
@@ -141,12 +141,12 @@ class PeerWaits:
         """Starts with no call.
 
         Args:
-            requests: For calls whose request has not been received.
-            answers: For calls whose answer nobody reads.
-            max_lasting: Streams that last, such as health watches, at a time.
-            max_lasting_per_connection: Likewise of one connection.
-            max_receiving: Likewise of those that receive requests, each of which may hold half of one for as long as it
-                lasts; None: `max_lasting`.
+            requests: Limits of waits for a request.
+            answers: Limits of waits for the client to read.
+            max_lasting: Limit of long-lived streams, such as health watches.
+            max_lasting_per_connection: The same for one connection.
+            max_receiving: The same for streams of requests, each of which may buffer part of a request; None:
+                `max_lasting`.
         """
         self._arriving = _Waits(requests, "the request was not received", "send it at once after its headers")
         self._unread = _Waits(answers, "the answer was not read", "read what the server sends")
@@ -159,30 +159,30 @@ class PeerWaits:
         self._gate: asyncio.Event | None = None
 
     def arriving(self) -> AbstractContextManager[object]:
-        """Surrounds the wait for the request of a call.
+        """Returns the context of the wait for a request.
 
         Raises:
-            DeadlineError: It did not come in time.
-            OverloadedError: It did not come at once, and others wait.
+            DeadlineError: It was not received in time.
+            OverloadedError: It was slow, and too many calls were waiting.
         """
         return self._arriving.wait()
 
     def unread(self) -> AbstractContextManager[object]:
-        """Surrounds the sending of a message of a stream.
+        """Returns the context of sending a message of a stream.
 
         Raises:
-            DeadlineError: Nobody read it in time.
-            OverloadedError: Nobody read it at once, and others wait.
+            DeadlineError: It was not read in time.
+            OverloadedError: It was read slowly, and too many calls were waiting.
         """
         return self._unread.wait()
 
     @contextmanager
     def lasting(self, peer: str, *, receives: bool = False) -> Iterator[None]:
-        """Surrounds a stream that lasts for as long as its caller likes, and may receive requests.
+        """Returns the context of a long-lived stream, which may receive requests.
 
         Raises:
             OverloadedError: There are too many, of all callers or of this connection.
-            RequestError: What `end_lasting` was given.
+            RequestError: The error given to `end_lasting`.
         """
         most = self._max_lasting_per_connection
         if self._lasting_of[peer] >= most:
@@ -205,27 +205,27 @@ class PeerWaits:
             if not self._lasting_of[peer]:
                 del self._lasting_of[peer]
 
-    async def pass_gate(self) -> None:
-        """Waits while calls are held."""
+    async def wait_while_paused(self) -> None:
+        """Waits while calls are paused."""
         if self._gate is not None:
             await self._gate.wait()
 
-    def hold(self) -> None:
-        """Keeps calls waiting whose request has been received, until `let_go`."""
+    def pause(self) -> None:
+        """Pauses calls after the receipt of their requests, until `resume`."""
         self._gate = asyncio.Event()
 
-    def let_go(self) -> None:
-        """Lets calls go on that `hold` has kept waiting, and all others."""
+    def resume(self) -> None:
+        """Resumes paused calls."""
         if self._gate is not None:
             self._gate.set()
 
     def end_lasting(self, error: RequestError) -> None:
-        """Ends every stream that lasts."""
+        """Ends every long-lived stream."""
         for wait in self._lasting:
             wait.cut(error)
 
     async def watch(self) -> None:
-        """Ends waits that take too long, for ever."""
+        """Sweeps periodically, until it is cancelled."""
         while True:
             await asyncio.sleep(_SWEEP_S)
             now = time.monotonic()

@@ -1,9 +1,8 @@
-"""How much is taken on at once: a permit is asked for before any work is done for a call.
+"""Admission: each call needs a permit before any work is done for it.
 
-A queue is bounded by a count, by bytes, and by time: where the model's pace is known, a call is refused at once that
-could not be answered before its deadline. So a model that is asked for more than it can do spends its time on answers
-that are in time, and those it has no time for can ask elsewhere. What a refused caller is told to wait is the time that
-the queue takes.
+A queue is bounded by count, by bytes, and by time: with a known pace of the model, a call that would miss its deadline
+is refused at once. So an overloaded model spends its time on answers that are in time, and refused callers can try
+elsewhere. Their retry delay is the time of the queue.
 """
 
 from __future__ import annotations
@@ -20,42 +19,42 @@ _LEAST_MARGIN = 1.15
 _MOST_MARGIN = 2.0
 _MORE_MARGIN = 0.02
 _LESS_MARGIN = 0.0002
-"""An estimate is multiplied by a margin, since a call that is late has cost more than one refused at once. The margin
-grows with each admitted call that is late, and falls with each that is not: so about one in a hundred is late."""
+"""Steps of the safety margin of estimates, since a late call costs more than a refused one. The margin grows with each
+late call and falls with each timely one, so that about one in a hundred is late."""
 _LATE = 0.1
-"""A call that ends with less than this share of its time left has run out of it."""
+"""A call that ends with less than this share of its time left counts as late."""
 _NEW_WINDOW = 0.0, math.inf, 0.0, False
-"""Of a measured pace: work that was done, the least that was left, seconds, and whether there was silence in them."""
+"""A window of a measured pace: work done, the least work left, seconds, and whether it was idle in between."""
 _SHORTEST_RETRY_S = 0.05
 _LONGEST_RETRY_S = 30.0
 
 
 class Pace(Protocol):
-    """How fast a model works."""
+    """The pace of a model."""
 
     def queue_s(self, ahead: float, work: float) -> float | None:
-        """Returns the seconds until an input of `work` begins that has `ahead` before it, running or waiting.
+        """Returns the seconds until an input of `work` starts, behind running and waiting work of `ahead`.
 
-        None while it is not known.
+        None while the pace is unknown.
         """
 
     def service_s(self, work: float) -> float:
-        """Returns the seconds that an input of `work` takes from then on."""
+        """Returns the seconds of an input of `work` from its start."""
 
 
 class MeasuredPace:
-    """The pace of a model that answers inputs one after another, from what it has answered.
+    """The pace of a model that answers inputs one after another, measured by its answers.
 
-    While there is always work, it is what the model answers. What it answers in a while with little to do says nothing
-    of what it can do: then it is the best of late. Silence between two pieces of work counts for nothing, and work with
-    silence in it says what the model can do at least: so estimates that are too low do not last.
+    In a busy window, the pace is the rate of answers. In a window with little work, the rate says nothing of the
+    capacity, so the best recent pace is kept. Idle time between two pieces of work is not counted. A window with idle
+    time gives a lower bound, so low estimates do not last.
     """
 
     _WINDOW_S = 0.5
     _DECAY = 0.98
     _SMOOTHING = 0.4
     _BUSY_S = 0.1
-    """A model that had work for so long, at each moment of a window, was busy in it."""
+    """A window is busy if the queue always had work for so many seconds."""
 
     def __init__(self) -> None:
         self._rate = 0.0  # work a second
@@ -63,7 +62,7 @@ class MeasuredPace:
         self._done, self._least_left, self._elapsed_s, self._has_silence = _NEW_WINDOW
 
     def note(self, work: float, *, left: float) -> None:
-        """Counts work that was done; `left` is what is still to be done."""
+        """Counts finished work; `left` is the work still queued."""
         now = time.monotonic()
         self._elapsed_s += now - self._counted_until
         self._counted_until = now
@@ -82,7 +81,7 @@ class MeasuredPace:
         self._done, self._least_left, self._elapsed_s, self._has_silence = _NEW_WINDOW
 
     def begin(self) -> None:
-        """Notes that there is work again."""
+        """Marks the end of idle time."""
         self._counted_until = time.monotonic()
 
     def queue_s(self, ahead: float, work: float) -> float | None:  # noqa: ARG002 (one after another, whatever it is)
@@ -95,7 +94,7 @@ class MeasuredPace:
 
 
 class Permit:
-    """What a call holds of an admission; its inputs give their parts back one by one, or all at the end.
+    """A call's share of an admission; its inputs release their parts one by one, or all at the end.
 
     A context manager, which releases what is left. All of it runs for every call, so no generator stands behind it.
     """
@@ -131,10 +130,10 @@ class Permit:
             self._admission.note_late()
 
     def _is_late(self, error: BaseException) -> bool:
-        """True if the estimate that let the call in has promised too much.
+        """True if the estimate at admission was too optimistic.
 
-        The caller has stopped waiting or is about to: its own clock began before the server's. Or the model has given
-        it up. A call that was refused for lack of something else says nothing of the time.
+        The caller has stopped waiting or is about to, since its clock began before the server's; or the model dropped
+        the call. A call refused for another reason does not count.
         """
         deadline = self._deadline
         if deadline is None:
@@ -144,16 +143,16 @@ class Permit:
         return time.monotonic() >= deadline - _LATE * (deadline - self._began)
 
     def resize(self, count: int, num_bytes: int) -> None:
-        """Holds `count` inputs of `num_bytes` together from now on; only for an admission without a pace.
+        """Changes the permit to `count` inputs of `num_bytes` in all; only for an admission without a pace.
 
         Raises:
-            OverloadedError: It is more than was held, and others leave no room for it. What was held is still held.
+            OverloadedError: It is more than before and there is no room. The permit is unchanged.
         """
         self._admission.exchange(self._count, self._bytes, count, num_bytes)
         self._count, self._bytes = count, num_bytes
 
     def release(self, count: int | None = None, *, is_done: bool = True) -> None:
-        """Gives back the part of `count` inputs, or all that is left; `is_done` is False where it was not answered."""
+        """Releases the part of `count` inputs, or the rest; `is_done` is False for unanswered inputs."""
         if not self._count:
             return
         count = self._count if count is None else min(count, self._count)
@@ -167,7 +166,7 @@ class Permit:
 
 
 class Admission:
-    """Counts what is admitted and not yet answered, and its bytes. Belongs to the event loop."""
+    """Counts admitted inputs and their bytes. For the event loop's thread only."""
 
     def __init__(
         self,
@@ -182,12 +181,12 @@ class Admission:
         """Starts with nothing admitted.
 
         Args:
-            limit: How many may be admitted at once; None: any number.
-            noun: What is counted, for messages, such as "texts".
-            owner: Who takes it on, for messages, such as the name of a model.
-            max_bytes: How many bytes they may have together; None: any number.
-            pace: Says how long they wait; None: nobody knows.
-            counted: Where all workers of the server count what they have admitted; None: there is one.
+            limit: Limit of admitted inputs; None: no limit.
+            noun: Name of the inputs for messages, such as "texts".
+            owner: Name of the model or server for messages.
+            max_bytes: Limit of their bytes; None: no limit.
+            pace: Estimates waits; None: no estimates.
+            counted: Counts shared by the workers; None: a single process.
         """
         self._counted = counted
         self._limit = limit
@@ -204,7 +203,7 @@ class Admission:
 
     @property
     def num_admitted(self) -> int:
-        """How many are admitted and not yet answered."""
+        """Admitted inputs that are not yet answered."""
         return self._num_admitted
 
     def admit(
@@ -216,19 +215,19 @@ class Admission:
         deadline: float | None = None,
         caller: str = "",
     ) -> Permit:
-        """Gives a permit for `count` inputs of `num_bytes` together.
+        """Returns a permit for `count` inputs of `num_bytes` in all.
 
-        Inputs of more bytes than the limit are admitted when nothing else is.
+        Inputs larger than the limit are admitted alone.
 
         Args:
-            count: How many.
-            num_bytes: Of all of them.
-            work: Of all of them, in the pace's unit; None: as much as their number.
-            deadline: When the caller stops waiting, by `time.monotonic`.
-            caller: Who brings them. Callers take turns, so each waits for its own share of the queue.
+            count: Number of inputs.
+            num_bytes: Their bytes.
+            work: Their work in the pace's unit; None: `count`.
+            deadline: Deadline of the caller, by `time.monotonic`.
+            caller: The caller. Callers take turns, so each waits for its own share of the queue.
 
         Raises:
-            OverloadedError: There is no room, or no time; it says when to come back.
+            OverloadedError: There is no room, or not enough time; the error has the time to retry.
         """
         work = float(count) if work is None else work
         is_estimated = self._check(count, num_bytes, work, deadline, caller)
@@ -242,10 +241,10 @@ class Admission:
         return Permit(self, count, num_bytes, work, caller=caller, deadline=promised)
 
     def exchange(self, held_count: int, held_bytes: int, count: int, num_bytes: int) -> None:
-        """Takes back what a permit holds and gives it `count` inputs of `num_bytes`; called by the permit.
+        """Changes a permit to `count` inputs of `num_bytes`; called by the permit.
 
         Raises:
-            OverloadedError: It is more, and others leave no room for it.
+            OverloadedError: It is more than before and there is no room.
         """
         assert self._pace is None, "inputs that wait are not exchanged for others"
         self._count(-held_count, -held_bytes)
@@ -258,17 +257,17 @@ class Admission:
         self._count(count, num_bytes)
 
     def note_in_time(self) -> None:
-        """Notes that what was admitted was answered; called by the permit."""
+        """Counts a timely call; called by the permit."""
         self._margin = max(self._margin - _LESS_MARGIN, _LEAST_MARGIN)
 
     def note_late(self) -> None:
-        """Notes that what was admitted could not be answered in time; called by the permit."""
+        """Counts a late call; called by the permit."""
         self._margin = min(self._margin + _MORE_MARGIN, _MOST_MARGIN)
 
     def take_back(self, count: int, num_bytes: int, work: float, caller: str, held_s: float, *, is_done: bool) -> None:
-        """Takes back a part of a permit that was held for `held_s` seconds; called by the permit.
+        """Releases a part of a permit after `held_s` seconds; called by the permit.
 
-        Work that was given up says nothing of the pace: a model that is late would seem to be quick.
+        Cancelled work does not count for the pace: a late model would seem fast.
         """
         self._count(-count, -num_bytes)
         self._mean_held_s += _SMOOTHING * (held_s - self._mean_held_s)
@@ -286,10 +285,10 @@ class Admission:
         self._num_admitted += count
         self._num_bytes += num_bytes
         if self._counted is not None:
-            self._counted.tell(self._num_admitted, self._num_bytes)
+            self._counted.set_counts(self._num_admitted, self._num_bytes)
 
     def _check(self, count: int, num_bytes: int, work: float, deadline: float | None, caller: str) -> bool:
-        """Returns True if an estimate lets them in; False if there was nothing to estimate."""
+        """Returns True if they were admitted by an estimate; False without one."""
         admitted, held = self._num_admitted, self._num_bytes
         if self._counted is not None:
             admitted, held = self._counted.num_running, self._counted.num_bytes
@@ -313,12 +312,12 @@ class Admission:
         return True
 
     def _ahead(self, work: float, caller: str) -> float:
-        """Returns the work up to the end of a caller's: all of its own, and as much of each other one's."""
+        """Returns the work ahead of a caller: all of its own, and at most as much of each other caller's."""
         own = self._work_of.get(caller, 0.0) + work
         return own + sum(min(other, own) for name, other in self._work_of.items() if name != caller)
 
     def _full(self, waiting: str, limit: int, brought: int) -> OverloadedError:
-        # Without a pace: after the mean time that a permit is held, most of what waits now has been answered.
+        # Without a pace: after the mean lifetime of a permit, most of the waiting calls are answered.
         wait_s = None if self._pace is None else self._pace.queue_s(self._work, 0.0)
         return _overload(
             f"{self._owner} has {waiting}, the limit is {limit} and this call brings {brought}",

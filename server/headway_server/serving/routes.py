@@ -1,8 +1,7 @@
-"""Which version of a model answers a call that names none: default versions, aliases and canaries, in one table.
+"""Routes of calls to versions of models: default versions, aliases and canaries.
 
-A small file keeps the table over a restart: `routes.json` in the store, or where the settings say. It may be written by
-hand or come with the store; the server looks at it whenever it looks at the store, and writes it after a change by a
-call.
+The table is saved in a small file, `routes.json` in the store or the path in the settings. It may be written by hand or
+come with the store. The server reads it with each scan of the store, and writes it after a change by a call.
 
 ```json
 {
@@ -34,14 +33,14 @@ class _Part(BaseModel):
 
 
 class Route(_Part):
-    """Which versions of a model answer calls that name none."""
+    """The versions of a model for calls without a version."""
 
     default_version: Name | None = None
-    """None: the latest that is loaded, the canary left out."""
+    """None: the latest loaded version other than the canary."""
     canary_version: Name | None = None
-    """Answers a share of these calls while it is loaded."""
+    """Version for a share of these calls, while it is loaded."""
     canary_share: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Of the calls that name no version, each drawn by itself."""
+    """Share of the calls without a version, each drawn independently."""
 
     @model_validator(mode="after")
     def _check_canary(self) -> Route:
@@ -53,36 +52,36 @@ class Route(_Part):
 
 
 class Alias(_Part):
-    """What another name stands for."""
+    """The target of an alias."""
 
     model: Name
     version: Name | None = None
-    """None: as the model's route says."""
+    """None: by the model's route."""
 
 
 class Routes(_Part):
-    """The table. Immutable: a change makes another one."""
+    """The table of routes. Immutable."""
 
     models: dict[Name, Route] = {}
-    """By the name of the model; for one that is not here the latest version answers."""
+    """Routes by model name; without one, the latest version answers."""
     aliases: dict[Name, Alias] = {}
-    """By the name that callers give. It wins over a model of that name, and does not stand for another alias."""
+    """Aliases by name. An alias overrides a model of that name, and cannot refer to another alias."""
 
     def resolve(self, name: str, version: str) -> tuple[str, str]:
-        """Returns the model and the version that a caller's words stand for; an empty version is for `choose`.
+        """Resolves an alias to a model and a version; an empty version is left to `choose`.
 
-        A version that the caller names wins over the alias's.
+        The caller's version overrides the alias's.
         """
         alias = self.aliases.get(name)
         return (name, version) if alias is None else (alias.model, version or alias.version or "")
 
     def choose(self, name: str, versions: Sequence[str], *, with_canary: bool = True) -> str:
-        """Chooses the version that answers a call that names none.
+        """Chooses the version for a call without one.
 
         Args:
-            name: Of the model.
-            versions: Those that can answer, at least one, the latest last.
-            with_canary: False for the version that would answer if there were no canary.
+            name: Name of the model.
+            versions: Candidates, at least one, the latest last.
+            with_canary: False to leave out the canary.
 
         Raises:
             ModelNotFoundError: The default version is not among them.
@@ -103,28 +102,28 @@ class Routes(_Part):
         return route.default_version
 
     def names(self, path: str) -> bool:
-        """True if the table names the version at `<model>/<version>`."""
+        """True if the table refers to the version at `<model>/<version>`."""
         name, _, version = path.partition("/")
         route = self.models.get(name, Route())
         aliased = (alias.version for alias in self.aliases.values() if alias.model == name)
         return version in (route.default_version, route.canary_version, *aliased)
 
     def with_route(self, name: str, route: Route) -> Routes:
-        """Returns the table with another route of a model; an empty route is left out."""
+        """Returns the table with a changed route; an empty route is removed."""
         models = {key: value for key, value in self.models.items() if key != name}
         return Routes(models=models if route == Route() else {**models, name: route}, aliases=self.aliases)
 
     def with_alias(self, name: str, alias: Alias | None) -> Routes:
-        """Returns the table with another meaning of a name; None: with no meaning of its own."""
+        """Returns the table with a changed alias; None: removed."""
         aliases = {key: value for key, value in self.aliases.items() if key != name}
         return Routes(models=self.models, aliases=aliases if alias is None else {**aliases, name: alias})
 
 
 def read_routes(file: Path) -> Routes:
-    """Reads the table; where there is no file it is empty.
+    """Reads the table; empty without a file.
 
     Raises:
-        StoreError: The file cannot be read, or holds something else.
+        StoreError: The file cannot be read, or is not a table of routes.
     """
     try:
         if not file.is_file():
@@ -148,7 +147,7 @@ def read_routes(file: Path) -> Routes:
 
 
 def write_routes(file: Path, routes: Routes) -> None:
-    """Writes the table so that a reader sees the old or the new one, whole.
+    """Writes the table atomically.
 
     Raises:
         StoreError: It cannot be written.

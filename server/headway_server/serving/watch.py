@@ -1,4 +1,4 @@
-"""Looks at the store again and again: what is there, what has come to rest, and what has gone."""
+"""Scans of the store: bundles in it, bundles no longer changing, and removed bundles."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import structlog
 
 from headway_server.bundles import Fingerprint, ListedBundle, list_store
 from headway_server.errors import StoreError, StoreUnavailableError
-from headway_server.serving.apart import run_apart
+from headway_server.serving.own_thread import run_in_own_thread
 from headway_server.serving.routes import Routes, read_routes
 
 _LOOKS_UNTIL_GONE = 2
@@ -22,28 +22,28 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What one look at the store has found."""
+    """The result of a scan."""
 
     bundles: Mapping[str, ListedBundle]
-    """By path, `<model>/<version>`; a model that cannot be read is there by its name alone."""
+    """Bundles by path, `<model>/<version>`; an unreadable model has only its name as the path."""
     resting: frozenset[str]
-    """Paths of bundles that are as they were at the look before."""
+    """Paths of bundles unchanged since the last scan."""
     gone: frozenset[str]
-    """Known paths that were missing at this look and the one before, in a store that is not empty."""
+    """Known paths missing in this scan and the last one, in a store that is not empty."""
     routes: Routes | StoreError
-    """What the file of the routes holds, or why it cannot be read."""
+    """The routes of the file, or the reason why it cannot be read."""
 
 
 class StoreWatch:
-    """Remembers what the looks before have found. Belongs to the event loop."""
+    """Scans a store and compares successive scans. For the event loop's thread only."""
 
     def __init__(self, store: Path, routes_file: Path, timeout_s: float) -> None:
-        """Prepares to look.
+        """Prepares to scan.
 
         Args:
             store: Folder of the store.
             routes_file: File of the routes.
-            timeout_s: Seconds that a look may take.
+            timeout_s: Timeout of a scan in seconds.
         """
         self._store = store
         self._routes_file = routes_file
@@ -52,32 +52,32 @@ class StoreWatch:
         self._last: Mapping[str, ListedBundle] = {}
         self._num_missed: dict[str, int] = {}
         self.problem: str | None = None
-        """Why the last look failed; None where it did not."""
+        """Reason why the last scan failed; None if it succeeded."""
 
     async def look(self, known: Mapping[str, Fingerprint | None]) -> Look:
-        """Looks at the store, in a thread, so that a network mount that stalls holds up nothing else.
+        """Scans the store in its own thread, since a network mount may stall.
 
         Args:
-            known: Fingerprints of the bundles that are known, by path: None for one of which there is none yet.
+            known: Fingerprints of known bundles by path; None for a bundle without one.
 
         Raises:
-            StoreUnavailableError: The store cannot be read, or not in time. The thread of a look that hangs is left to
-                itself, and there is no second one beside it.
+            StoreUnavailableError: The store cannot be read, or not in time. A hanging scan keeps its thread, and no
+                second scan starts beside it.
         """
         try:
             bundles, routes = await self._look(known)
         except StoreError as error:
             if self.problem != str(error):
-                _log.error("the store cannot be looked at; what is loaded is served on", reason=str(error))
+                _log.error("the store cannot be read; loaded models stay served", reason=str(error))
             self.problem = str(error)
             raise StoreUnavailableError(str(error)) from error
         if self.problem is not None:
-            _log.info("the store can be looked at again")
+            _log.info("the store can be read again")
         self.problem = None
         resting = frozenset(path for path, bundle in bundles.items() if self._last.get(path) == bundle)
         self._last = bundles
         missing = {path for path in known if path not in bundles and path.partition("/")[0] not in bundles}
-        if not bundles:  # an unmounted volume looks like this; nobody empties a store on purpose
+        if not bundles:  # more likely an unmounted volume than an emptied store
             missing = set()
         self._num_missed = {path: self._num_missed.get(path, 0) + 1 for path in missing}
         gone = frozenset(path for path, number in self._num_missed.items() if number >= _LOOKS_UNTIL_GONE)
@@ -88,7 +88,9 @@ class StoreWatch:
     ) -> tuple[dict[str, ListedBundle], Routes | StoreError]:
         if self._looking is None:
             tried = {path: fingerprint for path, fingerprint in known.items() if fingerprint is not None}
-            self._looking = run_apart(partial(_look_at, self._store, self._routes_file, tried), name="look at store")
+            self._looking = run_in_own_thread(
+                partial(_look_at, self._store, self._routes_file, tried), name="look at store"
+            )
         done, _ = await asyncio.wait({self._looking}, timeout=self._timeout_s)
         if not done:
             raise StoreError(f"the store has not answered for {self._timeout_s:g} s")

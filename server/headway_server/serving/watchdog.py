@@ -1,7 +1,7 @@
-"""Sees from a thread of its own that a model, or the event loop, makes no progress, and says where every thread is.
+"""A watchdog thread: logs the stacks of all threads when a model or the event loop makes no progress.
 
-Health tells of a model that hangs too, but an event loop that hangs answers no health check, and neither says why. A
-run of ONNX Runtime cannot be interrupted; a supervisor can start the process again, if it ends.
+Health checks report a hanging model too. But a hanging event loop answers no health check, and neither shows the cause.
+A run of ONNX Runtime cannot be interrupted; a supervisor can restart the process if it exits.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from typing import Final
 import structlog
 
 STALLED_EXIT_CODE: Final = 70
-"""Of a process that ended itself because it hung; EX_SOFTWARE of sysexits.h."""
+"""Exit code of a process that ended itself because it hung: EX_SOFTWARE of sysexits.h."""
 
 _TICK_S: Final = 1.0
 _LATE_S: Final = 5.0
-"""A tick that is later than that was kept from running, as everything else was."""
+"""A later tick means that the whole process was stopped."""
 
 _log = structlog.get_logger(__name__)
 
 
 class Watchdog:
-    """Watches a process that serves."""
+    """Watches the models and the event loop of a process."""
 
     def __init__(self, stalled: Callable[[float], Mapping[str, str]], *, limit_s: float, ends: bool) -> None:
-        """Prepares to watch; `start` begins.
+        """Prepares the thread; `start` starts it.
 
         Args:
-            stalled: Returns what has made no progress for so many seconds, and the reason of each; any thread calls it.
-            limit_s: Seconds without progress that are too many.
-            ends: True ends the process then.
+            stalled: Returns models without progress for so many seconds, with reasons; called from the thread.
+            limit_s: Limit of seconds without progress.
+            ends: True to exit the process past the limit.
         """
         self._stalled = stalled
         self._limit_s = limit_s
@@ -46,16 +46,16 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def start(self) -> None:
-        """Begins to watch."""
+        """Starts the thread."""
         self.beat()
         self._thread.start()
 
     def beat(self) -> None:
-        """Notes that the event loop makes progress; to be called every second or so."""
+        """Records progress of the event loop; to be called about every second."""
         self._beat_at = time.monotonic()
 
     def stop(self) -> None:
-        """Ends watching."""
+        """Stops the thread."""
         self._stop.set()
         self._thread.join()
 
@@ -63,11 +63,11 @@ class Watchdog:
         tick_s = min(_TICK_S, self._limit_s / 4)
         spared_until = ticked_at = time.monotonic()
         while not self._stop.wait(tick_s):
-            # Where no Python runs at all, this thread does not either: then a thread of the interpreter's own tells.
+            # If the interpreter is blocked, this thread is too: then faulthandler's own thread prints the stacks.
             faulthandler.dump_traceback_later(self._limit_s + _LATE_S, exit=self._ends)
             now = time.monotonic()
             if now - ticked_at > tick_s + _LATE_S:
-                _log.warning("the process stood still", seconds=round(now - ticked_at, 1))
+                _log.warning("the process was stopped", seconds=round(now - ticked_at, 1))
                 spared_until = now + self._limit_s
             ticked_at = now
             if now > spared_until:
@@ -92,7 +92,7 @@ class Watchdog:
 
 
 def _stacks() -> str:
-    """Returns the stacks of all threads, the innermost call first; reads no file of source."""
+    """Returns the stacks of all threads, the innermost call first, without reading source files."""
     if not hasattr(os, "memfd_create"):
         faulthandler.dump_traceback(all_threads=True)
         return "above"

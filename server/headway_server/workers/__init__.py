@@ -1,8 +1,8 @@
 """Several processes that answer at one port (docs/scaling.md).
 
-The kernel shares connections out among the workers, which all listen at the port (SO_REUSEPORT). A supervisor starts
-them, replaces those that end, and drains them; one that has ended takes its workers with it: those that load are
-killed, those that serve drain. What workers must agree on lies in memory that they share, and in a private folder.
+The kernel distributes connections among the workers, which all listen on the port (SO_REUSEPORT). A supervisor starts,
+restarts and drains the workers. If the supervisor ends, loading workers are killed and serving ones drain. Shared state
+is in shared memory and in a private folder.
 
 shares      how many workers there are, and what each gets
 agreement   what workers agree on

@@ -1,8 +1,8 @@
-"""What the workers of a server agree on: which bundles calls have loaded and unloaded, and the routes.
+"""Shared state of the workers: bundles loaded and unloaded by calls, and the routes.
 
-It lies in a file of the server's private folder, and its generation in shared memory (`Counts`), which every worker
-looks at. A worker whose call changes something takes the turn, changes its own models, writes the file, counts the
-generation up, and waits until all others have followed. A worker that starts begins with what the file says.
+It is a file in the server's private folder, with a generation in shared memory (`Counts`), which every worker polls.
+For a change, a worker takes the lock, changes its own models, writes the file, increments the generation, and waits
+until all others have followed. A new worker starts with the file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headway_server.serving.routes import Routes
 
 _FILE: Final = "agreed.json"
 _WAIT_S: Final = 0.005
-"""Between looks for the turn, and at how far others have followed."""
+"""Interval of polling for the lock and for the others' generations, in seconds."""
 
 
 class _Asked(BaseModel):
@@ -31,21 +31,21 @@ class _Asked(BaseModel):
 
 
 class Agreed(BaseModel):
-    """What calls have changed since the server started, each with the generation that brought it."""
+    """Changes by calls since the start of the server, each with its generation."""
 
     model_config = ConfigDict(frozen=True)
 
     generation: int = FIRST_GENERATION
     bundles: dict[str, _Asked] = {}
-    """By path below the store: bundles that a call has loaded or unloaded."""
+    """Bundles loaded or unloaded by a call, by path in the store."""
     scanned: int = 0
-    """When a call last had the store looked at; 0: never."""
+    """Generation of the last scan by a call; 0: none."""
     routed: int = 0
-    """When a call last changed the routes; 0: never."""
+    """Generation of the last change of the routes; 0: none."""
     routes: Routes = Routes()
-    """What it made of them."""
+    """The routes after that change."""
     routes_in_file: Routes = Routes()
-    """What the file of the routes held then; another content is a later change."""
+    """The file of the routes at that change; other content is a later change."""
 
     @property
     def asked_for(self) -> dict[str, bool]:
@@ -63,28 +63,28 @@ class Agreed(BaseModel):
         return self.model_copy(update={"generation": generation, "bundles": {**self.bundles, **asked}})
 
     def with_scan(self) -> Self:
-        """Returns the next generation, in which the store was looked at."""
+        """Returns the next generation, after a scan of the store."""
         generation = self.generation + 1
         return self.model_copy(update={"generation": generation, "scanned": generation})
 
     def with_routes(self, routes: Routes, routes_in_file: Routes) -> Self:
-        """Returns the next generation, in which the routes are these."""
+        """Returns the next generation, with these routes."""
         generation = self.generation + 1
         changes = {"routed": generation, "routes": routes, "routes_in_file": routes_in_file}
         return self.model_copy(update={"generation": generation, **changes})
 
 
 class Agreement:
-    """What one worker has of the agreement. Belongs to the event loop."""
+    """A worker's access to the shared state. For the event loop's thread only."""
 
     def __init__(self, folder: Path, counts: Counts, *, index: int, supervisor: int) -> None:
-        """Takes part.
+        """Joins the workers.
 
         Args:
-            folder: Of the server's own.
-            counts: Of this worker.
-            index: Of this worker.
-            supervisor: Process id; a worker that it has left waits for nobody.
+            folder: The server's private folder.
+            counts: The shared counts.
+            index: Index of this worker.
+            supervisor: Process id of the supervisor; without it, a worker stops waiting.
         """
         self.counts = counts
         self._folder = folder
@@ -93,55 +93,55 @@ class Agreement:
         self._turn = asyncio.Lock()
 
     def read(self) -> Agreed:
-        """Reads what is agreed on."""
+        """Reads the shared state."""
         try:
             return Agreed.model_validate_json((self._folder / _FILE).read_bytes())
         except FileNotFoundError:
             return Agreed()
 
     def begin(self) -> Agreed:
-        """Returns what this worker begins with, and tells others of it where whoever wrote it ended before that."""
+        """Returns the initial state of this worker; publishes it if its writer ended before doing so."""
         agreed = self.read()
         is_untold = agreed.generation > self.counts.generation
-        if is_untold:  # and only then: others may be counting up
+        if is_untold:  # only then, since others may be incrementing
             self.counts.generation = agreed.generation
-        self.tell_followed(agreed.generation)
+        self.set_followed(agreed.generation)
         return agreed
 
     def write(self, agreed: Agreed) -> None:
-        """Writes what is agreed on, whole. Others look at it once the generation is counted up.
+        """Writes the shared state atomically. Others read it once the generation is incremented.
 
         Raises:
             OSError: It cannot be written.
         """
-        staged = self._folder / f"{_FILE}.new"  # whoever writes has the turn
+        staged = self._folder / f"{_FILE}.new"  # the writer holds the lock
         staged.write_text(agreed.model_dump_json())
         staged.replace(self._folder / _FILE)
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Waits until no other call changes anything in any worker, and keeps it so.
+        """Locks the shared state against changes by other calls in any worker.
 
         Raises:
             DrainingError: The server is shutting down.
         """
         async with self._turn:
-            while not self.counts.take_turn():
+            while not self.counts.try_lock():
                 self._check_supervisor()
                 await asyncio.sleep(_WAIT_S)
             try:
                 yield
             finally:
-                self.counts.leave_turn()
+                self.counts.unlock()
 
-    def tell_followed(self, generation: int, problem: str = "") -> None:
-        """Says that this worker has followed, or why it could not."""
+    def set_followed(self, generation: int, problem: str = "") -> None:
+        """Records that this worker has followed, or the reason why not."""
         if problem:
             self._problem(self._index).write_text(problem)
-        self.counts.tell_followed(generation, failed=bool(problem))
+        self.counts.set_followed(generation, failed=bool(problem))
 
     async def others(self, generation: int, limit_s: float) -> list[str]:
-        """Waits until all workers have followed, those too that are still loading; returns what went wrong.
+        """Waits until all workers have followed, including loading ones; returns their problems.
 
         Raises:
             DrainingError: The server is shutting down.
@@ -159,7 +159,7 @@ class Agreement:
 
     def _check_supervisor(self) -> None:
         if os.getppid() != self._supervisor:
-            raise DrainingError("the server is shutting down; nothing is changed any more")
+            raise DrainingError("the server is shutting down; no more changes")
 
     def __repr__(self) -> str:
         return f"Agreement(generation {self.counts.generation}, {self._folder})"

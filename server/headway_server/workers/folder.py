@@ -1,7 +1,7 @@
-"""A folder for the processes of one server alone, in memory where that has room.
+"""A private folder for the processes of a server, in memory if there is room.
 
-Each of them holds a lock on it, which the kernel takes back when it ends: a folder that nobody holds was left behind by
-processes that were killed, and the next server removes it.
+Each process holds a lock on it, released by the kernel at its end. An unlocked folder was left by killed processes, and
+the next server removes it.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from typing import Final
 from headway_server.errors import ServerError
 
 IMAGES: Final = "images"
-"""Folder in it, of prepared images."""
+"""Subfolder of prepared images."""
 _PREFIX: Final = "headway-server-workers-"
 _IN_MEMORY: Final = Path("/dev/shm")  # noqa: S108 (folders in it are made with a name of their own)
 _STATE_BYTES: Final = 2**20
-"""For everything in it but images."""
+"""Room for everything but images, in bytes."""
 _MOST_LETTERS: Final = 60
-"""Of the path of its parent: a socket in it may have 107."""
+"""Limit of the parent's path in bytes: the path of a socket has at most 107."""
 _ABANDONED_S: Final = 60.0
-"""Age of a folder from which on it is held, if anybody needs it."""
+"""Age in seconds from which a folder in use is locked."""
 
 
 @contextmanager
 def private_folder(num_bytes: int) -> Iterator[Path]:
-    """Makes a folder that only the user of this process can read, with room for so many bytes; removes it at the end.
+    """Creates a folder readable only by this user, with room for `num_bytes`; removes it at the end.
 
     Raises:
-        ServerError: There is nowhere to make it.
+        ServerError: No parent folder has room.
     """
     folder = _make(num_bytes + _STATE_BYTES)
-    lock = hold(folder)
+    lock = lock_folder(folder)
     (folder / IMAGES).mkdir()
     try:
         yield folder
@@ -47,15 +47,15 @@ def private_folder(num_bytes: int) -> Iterator[Path]:
         os.close(lock)
 
 
-def hold(folder: Path, *, alone: bool = False) -> int:
-    """Has a folder stay while this process is there; returns a file descriptor.
+def lock_folder(folder: Path, *, exclusive: bool = False) -> int:
+    """Locks a folder while this process runs; returns a file descriptor.
 
     Raises:
-        OSError: It has gone, or is to be held alone and others hold it.
+        OSError: It was removed, or `exclusive` is set and others hold a lock.
     """
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB if alone else fcntl.LOCK_SH)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB if exclusive else fcntl.LOCK_SH)
     except OSError:
         os.close(lock)
         raise
@@ -77,7 +77,7 @@ def _make(num_bytes: int) -> Path:
 
 
 def _parents(num_bytes: int) -> list[Path]:
-    """Returns where the folder may be made, the best place first."""
+    """Returns possible parent folders, the best first."""
     temporary: list[Path] = []
     with suppress(FileNotFoundError):
         if len(os.fsencode(found := tempfile.gettempdir())) <= _MOST_LETTERS:
@@ -90,8 +90,8 @@ def _parents(num_bytes: int) -> list[Path]:
 
 def _remove_abandoned(parent: Path) -> None:
     for folder in parent.glob(f"{_PREFIX}*"):
-        with suppress(OSError):  # it is another user's, or somebody holds it
-            lock = hold(folder, alone=True)
+        with suppress(OSError):  # another user's, or in use
+            lock = lock_folder(folder, exclusive=True)
             if time.time() - folder.stat().st_mtime > _ABANDONED_S:
                 shutil.rmtree(folder)
             os.close(lock)

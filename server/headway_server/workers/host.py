@@ -1,4 +1,4 @@
-"""The models of a worker: what a call changes in one worker holds in all of them when the call is answered."""
+"""The models of a worker. A change by a call applies to all workers before the call is answered."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _Change: TypeAlias = Callable[[], Coroutine[Any, Any, _Result]]
 _Note: TypeAlias = Callable[[Agreed, _Result], Agreed]
 
 _LOOK_S: Final = 0.05
-"""Between looks at the generation."""
+"""Interval of polling the generation, in seconds."""
 _RETRY_S: Final = 1.0
 
 _log = structlog.get_logger(__name__)
@@ -35,12 +35,12 @@ class WorkerHost(ModelHost):
     _agreed: Agreed
 
     def join(self, agreement: Agreement, agreed: Agreed, images: PreparedImages) -> None:
-        """Takes part; called before `start`.
+        """Joins the workers; called before `start`.
 
         Args:
-            agreement: With the other workers.
-            agreed: What this one has begun with.
-            images: Those of all workers.
+            agreement: Access to the shared state.
+            agreed: Initial state of this worker.
+            images: Prepared images shared by the workers.
         """
         self._agreement = agreement
         self._agreed = agreed
@@ -77,11 +77,11 @@ class WorkerHost(ModelHost):
         """See `ModelHost`."""
         return await self._together(partial(super().set_alias, name, alias), self._note_routes)
 
-    def ailing(self, *, stall_timeout_s: float) -> dict[str, str]:
-        """See `ModelHost`; those of other workers too, so that each speaks for the server."""
-        own = super().ailing(stall_timeout_s=stall_timeout_s)
-        self._agreement.counts.tell_ailing(len(own))
-        elsewhere = self._agreement.counts.ailing_elsewhere()
+    def unhealthy(self, *, stall_timeout_s: float) -> dict[str, str]:
+        """See `ModelHost`; includes other workers, so that each answers for the server."""
+        own = super().unhealthy(stall_timeout_s=stall_timeout_s)
+        self._agreement.counts.set_unhealthy(len(own))
+        elsewhere = self._agreement.counts.unhealthy_elsewhere()
         return own | {
             f"worker {index}": f"{number} of its models are out of order; its own lines of the log name them"
             for index, number in elsewhere.items()
@@ -91,14 +91,14 @@ class WorkerHost(ModelHost):
         return agreed.with_routes(self.routes, self._routes_in_file)
 
     async def _together(self, change: _Change[_Result], note: _Note[_Result]) -> _Result:
-        """Makes a change here and then has all other workers follow, while no other call changes anything.
+        """Makes a change here and in all other workers, under the lock.
 
         Args:
-            change: Makes it here.
-            note: Notes it in what is agreed on.
+            change: Makes the change here.
+            note: Adds it to the shared state.
 
         Raises:
-            BundleRejectedError: Another worker could not follow, for these reasons.
+            BundleRejectedError: Another worker could not follow; the message has the reasons.
             DrainingError: The server is shutting down.
         """
         return await self._run(self._in_turn(change, note))
@@ -117,7 +117,7 @@ class WorkerHost(ModelHost):
             else:
                 self._agreed = agreed
                 self._agreement.counts.generation = agreed.generation
-                self._agreement.tell_followed(agreed.generation)
+                self._agreement.set_followed(agreed.generation)
                 settings = self._loader.settings
                 problems = await self._agreement.others(
                     agreed.generation, settings.versions.load_timeout + settings.drain_timeout
@@ -137,16 +137,16 @@ class WorkerHost(ModelHost):
                     await asyncio.sleep(_RETRY_S)
 
     async def _catch_up(self) -> None:
-        """Makes the changes that other workers have made."""
+        """Applies the changes of other workers."""
         async with self._catching_up:
             agreed = await asyncio.to_thread(self._agreement.read)
             since, self._agreed = self._agreed.generation, agreed
             if agreed.generation > since:
                 problems = await self._follow(agreed, since)
-                self._agreement.tell_followed(agreed.generation, "; ".join(problems))
+                self._agreement.set_followed(agreed.generation, "; ".join(problems))
 
     async def _follow(self, agreed: Agreed, since: int) -> list[str]:
-        """Makes the changes after a generation; returns what went wrong."""
+        """Applies the changes after a generation; returns problems."""
         changes: list[Callable[[], Coroutine[Any, Any, object]]] = []
         for path, asked in agreed.bundles.items():
             if asked.generation > since:
@@ -169,13 +169,13 @@ class WorkerHost(ModelHost):
         return problems
 
     async def _take_agreed_routes(self, routes: Routes, in_file: Routes) -> None:
-        """Takes the routes of another worker.
+        """Applies the routes of another worker.
 
         Raises:
-            ModelNotFoundError: One that is new names a version that is not loaded here.
+            ModelNotFoundError: A new route refers to a version not loaded here.
         """
         before, self.routes, self._routes_in_file = self.routes, routes, in_file
-        self._num_route_changes += 1  # so that a look at the store that has begun says nothing of them
+        self._num_route_changes += 1  # so that a running scan of the store does not override them
         _log.info("routes changed", routes=routes.model_dump(exclude_defaults=True))
         for name, route in routes.models.items() - before.models.items():
             self._check_versions(name, route.default_version, route.canary_version)

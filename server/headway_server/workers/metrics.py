@@ -1,4 +1,4 @@
-"""The metrics of all workers: each tells its own at a socket in the private folder, and who is asked gathers them."""
+"""The metrics of all workers: each serves its own at a socket in the private folder; a scrape merges them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 _PREFIX: Final = "metrics-"
 _TIMEOUT_S: Final = 5.0
-"""How long a worker has to tell them."""
+"""Timeout of a worker's answer, in seconds."""
 _READ_BYTES: Final = 2**16
 
 
 async def tell_metrics(folder: Path, index: int, collect: Callable[[], list[Sample]]) -> asyncio.Server:
-    """Tells a worker's metrics to whoever connects.
+    """Serves a worker's metrics at its socket.
 
     Args:
         folder: Of the server's own.
@@ -35,19 +35,19 @@ async def tell_metrics(folder: Path, index: int, collect: Callable[[], list[Samp
         writer.close()
 
     path = folder / f"{_PREFIX}{index}"
-    path.unlink(missing_ok=True)  # of the worker before it
+    path.unlink(missing_ok=True)  # of its predecessor
     return await asyncio.start_unix_server(answer, path)
 
 
 def metrics_of_all(folder: Path, counts: Counts) -> WorkersMetrics:
-    """Returns what reads the metrics of all workers, in any thread but those of their event loops."""
+    """Returns a reader of the metrics of all workers, for threads other than their event loops."""
     from headway_server.monitoring.metrics import WorkersMetrics  # noqa: PLC0415 (where they are read alone)
 
     return WorkersMetrics(lambda: (_gather(folder), counts.num_restarts))
 
 
 def _gather(folder: Path) -> dict[int, list[Sample]]:
-    """Returns the metrics of each worker that tells them in time, by its number."""
+    """Returns the metrics of each worker that answers in time, by its index."""
     sockets = {int(path.name.removeprefix(_PREFIX)): path for path in folder.glob(f"{_PREFIX}*")}
     if not sockets:
         return {}
@@ -63,5 +63,5 @@ def _ask(path: Path) -> list[Sample] | None:
             asking.connect(str(path))
             told: list[Sample] = json.loads(b"".join(iter(lambda: asking.recv(_READ_BYTES), b"")))
             return told
-    except (OSError, ValueError):  # it ends, or does not answer
+    except (OSError, ValueError):  # it is ending, or does not answer
         return None

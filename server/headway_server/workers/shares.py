@@ -1,4 +1,4 @@
-"""How many workers a server has, and what each gets: cores, and its part of what the settings give."""
+"""The number of workers, and the share of each: cores, slots and queues."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ from headway_server.serving.host import read_store
 from headway_server.settings import ModelSettings, ServerSettings
 
 _MOST_PARAMETERS: Final = 20_000_000
-"""Of a model whose calls cost more around the model than in it; larger ones gain from cores, not from processes."""
+"""Parameters of a model whose calls cost more outside of the model than in it. Larger models gain from cores, not
+processes."""
 _COPIES: Final = 2
-"""How often a worker holds weights, where it has lanes."""
+"""Copies of the weights in a worker with lanes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """How many workers a server has, and why."""
+    """A number of workers, with the reason."""
 
     count: int
     reason: str
 
 
 def choose_workers(settings: ServerSettings) -> Choice:
-    """Decides how many workers there are; reads the manifests of the store where the settings leave it open.
+    """Chooses the number of workers; reads the manifests of the store for `auto`.
 
     Raises:
-        ServerError: The store cannot be read, or there cannot be several workers here.
+        ServerError: The store cannot be read, or several workers are not possible here.
     """
     if settings.workers == 1:
         return Choice(count=1, reason="as the settings say")
@@ -54,13 +55,13 @@ def choose_workers(settings: ServerSettings) -> Choice:
 def _read_manifests(settings: ServerSettings) -> list[Manifest]:
     manifests = []
     for path in read_store(settings)[0]:
-        with suppress(BundleError):  # it is rejected when it is loaded
+        with suppress(BundleError):  # rejected by loading
             manifests.append(read_manifest(settings.store / path))
     return manifests
 
 
 def suiting(settings: ServerSettings, manifests: Sequence[Manifest]) -> Choice:
-    """Returns as many workers as suit the models of a store on the CPU, for `--workers auto`."""
+    """Returns the number of workers for the models of a store on the CPU, for `--workers auto`."""
     count = settings.threads or usable_cores()
     large = [one.name for one in manifests if one.architecture.parameter_count > _MOST_PARAMETERS]
     if large:
@@ -81,7 +82,7 @@ def _names(names: Sequence[str]) -> str:
 
 
 def share_cores(cores: Sequence[int], num_workers: int) -> list[tuple[int, ...]]:
-    """Shares cores out, neighbours together; workers take turns where there are too few."""
+    """Distributes cores, neighbours together; with too few, workers share cores."""
     count = len(cores)
     return [
         tuple(cores[index * count // num_workers : (index + 1) * count // num_workers]) or (cores[index % count],)
@@ -90,9 +91,9 @@ def share_cores(cores: Sequence[int], num_workers: int) -> list[tuple[int, ...]]
 
 
 def share_settings(settings: ServerSettings, num_workers: int) -> list[ServerSettings]:
-    """Returns the settings of each worker: its part of the cores, the slots and what may wait.
+    """Returns the settings of each worker: its share of cores, slots and queues.
 
-    Calls that run and bytes of their requests are no parts: all workers count them together.
+    Limits of calls and bytes are not divided: all workers count them together.
     """
     num_cores = settings.threads or usable_cores()
     max_calls, max_bytes = settings.call_limits(available_bytes("cpu"))

@@ -1,4 +1,4 @@
-"""The supervisor: starts the workers of a server, keeps them, and ends them."""
+"""The supervisor: starts, restarts and stops the workers of a server."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from headway_server.workers.worker import Assignment, Ready
 _FIRST_BACKOFF_S: Final = 0.5
 _LONGEST_BACKOFF_S: Final = 30.0
 _GOOD_LIFE_S: Final = 60.0
-"""A worker that has answered for so long is replaced at once when it ends."""
+"""Uptime in seconds after which an ended worker is restarted at once."""
 _GRACE_S: Final = 10.0
-"""How much longer than its drain a worker may take to end."""
+"""Extra seconds after the drain for a worker to end."""
 _LONGEST_SWEEP_S: Final = 60.0
 _SWEEPS_A_LIFE: Final = 10
-"""How often expired images are removed in the time that an image has."""
+"""Sweeps of expired images per time to live."""
 
 _log = structlog.get_logger(__name__)
 
@@ -50,7 +50,7 @@ class _Process:
         self.index = index
         self.process = process
         self.ready: Ready | None = None
-        """Once it answers calls."""
+        """Set once it answers calls."""
         self.served_at = 0.0
         self.failure: str | None = None
 
@@ -65,24 +65,24 @@ class _Process:
 
     @property
     def end(self) -> str:
-        """How it has ended."""
+        """Description of its end."""
         code = self.exit_code
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 class Supervisor:
-    """Starts the workers of a server, keeps them, and ends them."""
+    """Starts, restarts and stops the workers of a server."""
 
     def __init__(self, settings: ServerSettings, choice: Choice, folder: Path) -> None:
         """Reserves the ports.
 
         Args:
-            settings: Of the server.
-            choice: How many workers it has.
-            folder: Of its own.
+            settings: The server's.
+            choice: The number of workers.
+            folder: The private folder.
 
         Raises:
-            ServerError: One is taken.
+            ServerError: A port is taken.
         """
         self._choice = choice
         self._reserved: list[socket.socket] = []
@@ -108,9 +108,9 @@ class Supervisor:
         self._metrics = metrics_of_all(folder, self._counts)
 
     def _reserve(self, host: str, port: int) -> int:
-        """Keeps a port for the workers, without listening at it; returns its number.
+        """Reserves a port for the workers without listening; returns its number.
 
-        It is bound so that workers can listen there, and as if without SO_REUSEADDR, so that another server cannot.
+        It is bound so that workers can listen on it, but not another server: as if without SO_REUSEADDR.
         """
         try:
             family, kind, protocol, _, address = socket.getaddrinfo(
@@ -127,7 +127,7 @@ class Supervisor:
         return int(reserved.getsockname()[1])
 
     async def run(self) -> int:
-        """Starts the workers and keeps them until a signal comes; returns the exit code.
+        """Runs the workers until a signal; returns the exit code.
 
         Raises:
             ServerError: They cannot start.
@@ -155,7 +155,7 @@ class Supervisor:
             await asyncio.wait(keeping, timeout=limit_s)
         finally:
             self._stop.set()
-            for worker in self._workers.values():  # those that load, and those that hang
+            for worker in self._workers.values():  # loading and hanging workers
                 worker.signal(signal.SIGKILL)
             await asyncio.wait(keeping)
             sweeping.cancel()
@@ -171,7 +171,7 @@ class Supervisor:
 
     def _on_signal(self) -> None:
         if self._stop.is_set():
-            self._signal_serving(signal.SIGTERM)  # which ends their wait for running calls
+            self._signal_serving(signal.SIGTERM)  # ends their wait for running calls
         self._stop.set()
 
     def _signal_serving(self, number: int) -> None:
@@ -179,7 +179,7 @@ class Supervisor:
             if worker.ready is not None:
                 worker.signal(number)
             elif number != signal.SIGHUP and self._stop.is_set():
-                worker.signal(signal.SIGKILL)  # it loads, and nobody waits for it
+                worker.signal(signal.SIGKILL)  # loading, without calls
 
     def _log_shares(self) -> None:
         _log.info("workers", count=self._choice.count, reason=self._choice.reason)
@@ -200,7 +200,7 @@ class Supervisor:
             )
 
     async def _keep(self, index: int) -> None:
-        """Keeps one worker: starts it, and another one in its place whenever it ends."""
+        """Starts one worker, and restarts it whenever it ends."""
         backoff_s = _FIRST_BACKOFF_S
         while not self._stop.is_set():
             worker = await self._start(index)
@@ -218,7 +218,7 @@ class Supervisor:
             delay_s = 0.0 if lived_s > _GOOD_LIFE_S else backoff_s
             backoff_s = min(2 * delay_s, _LONGEST_BACKOFF_S) or _FIRST_BACKOFF_S
             _log.error(
-                "a worker has ended and is replaced",
+                "a worker ended and is restarted",
                 worker=index,
                 pid=worker.process.pid,
                 end=worker.end,
@@ -230,7 +230,7 @@ class Supervisor:
                 await asyncio.wait_for(self._stop.wait(), delay_s)
 
     async def _start(self, index: int) -> _Process:
-        """Starts a worker, which takes over what calls have changed."""
+        """Starts a worker, which applies earlier changes by calls."""
         self._counts.begin(index)
         isolated = [] if {"", str(os.getcwd())} & set(sys.path) else ["-P"]  # noqa: PTH109 (as sys.path has it)
         process = await asyncio.create_subprocess_exec(
@@ -238,7 +238,7 @@ class Supervisor:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             pass_fds=(self._counts_fd,),
-            process_group=0,  # Ctrl-C is for the supervisor, which tells the workers
+            process_group=0,  # Ctrl-C is for the supervisor, which signals the workers
         )
         worker = self._workers[index] = _Process(index, process)
         if self._stop.is_set():
@@ -259,10 +259,10 @@ class Supervisor:
         return worker
 
     async def _listen(self, worker: _Process) -> None:
-        """Hears what a worker tells, until it has ended."""
+        """Reads a worker's messages until its end."""
         assert worker.process.stdout is not None
         async for line in worker.process.stdout:
-            with suppress(ValueError):  # a library's word, before the worker has kept its stdout from it
+            with suppress(ValueError):  # a library's output, before the worker redirects stdout
                 match json.loads(line):
                     case {"failed": message}:
                         worker.failure = message
@@ -271,7 +271,7 @@ class Supervisor:
         await worker.process.wait()
 
     async def _sweep_images(self) -> None:
-        """Removes prepared images that have expired, whichever worker wrote them."""
+        """Removes expired prepared images of all workers."""
         while True:
             await asyncio.sleep(min(self._settings.image_ttl / _SWEEPS_A_LIFE, _LONGEST_SWEEP_S))
             try:
@@ -311,7 +311,7 @@ class Supervisor:
 
 
 def supervise(settings: ServerSettings, choice: Choice) -> int:
-    """Runs a server of several workers until a signal comes; returns the exit code.
+    """Runs a server of several workers until a signal; returns the exit code.
 
     Raises:
         ServerError: It cannot start.

@@ -1,4 +1,4 @@
-"""A worker's part: what it is given by its supervisor, what it tells it, and how it ends."""
+"""A worker process: its assignment, its messages to the supervisor, and its end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from headway_server.serving.image_files import ImageFiles
 from headway_server.serving.images import PreparedImages
 from headway_server.settings import ServerSettings
 from headway_server.workers.agreement import Agreement
-from headway_server.workers.folder import IMAGES, hold
+from headway_server.workers.folder import IMAGES, lock_folder
 from headway_server.workers.host import WorkerHost
 from headway_server.workers.metrics import metrics_of_all, tell_metrics
 
@@ -39,24 +39,24 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """What a worker is and has."""
+    """Index and resources of a worker."""
 
     index: int
     num_workers: int
     settings: ServerSettings
     cores: tuple[int, ...]
-    """Those that it runs on."""
+    """Its cores."""
     counts: int
-    """File descriptor of what all workers count together."""
+    """File descriptor of the shared counts."""
     folder: Path
-    """Of all processes of the server, and of no others."""
+    """The private folder of the server's processes."""
     image_secret: bytes
     """Key of the ids of prepared images."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """What the ready line says."""
+    """Content of the ready line."""
 
     address: str
     num_models: int
@@ -68,7 +68,7 @@ class Ready:
     num_workers: int = 1
 
     def announce(self) -> None:
-        """Writes the line to stdout, where nothing else is ever written."""
+        """Writes the line to stdout, which has nothing else."""
         workers = f" workers={self.num_workers}" if self.num_workers > 1 else ""
         http = f" http={self.http}" if self.http else ""
         sys.stdout.write(
@@ -79,10 +79,10 @@ class Ready:
 
 
 class Worker:
-    """One of several processes of a server, as it sees itself."""
+    """One of several processes of a server."""
 
     def __init__(self, supervisor: int) -> None:
-        """Takes what the supervisor has assigned, by stdin, and the cores of that; before any thread is there.
+        """Reads the assignment from stdin, and sets the cores; called before any thread starts.
 
         Args:
             supervisor: Process id.
@@ -91,12 +91,12 @@ class Worker:
         self._end_with_supervisor(signal.SIGKILL)
         try:
             self._assignment: Assignment = pickle.load(sys.stdin.buffer)  # noqa: S301 (from the supervisor)
-            self._hold = hold(self._assignment.folder)
+            self._folder_lock = lock_folder(self._assignment.folder)
         except (EOFError, OSError, pickle.UnpicklingError):  # the supervisor has gone
             raise SystemExit(_FAILED) from None
         self._told = os.dup(sys.stdout.fileno())
         with Path(os.devnull).open("wb") as nothing:
-            os.dup2(nothing.fileno(), sys.stdout.fileno())  # whatever libraries write there
+            os.dup2(nothing.fileno(), sys.stdout.fileno())  # for libraries' output
         os.set_inheritable(self._assignment.counts, False)
         os.sched_setaffinity(0, self._assignment.cores)
         share_memory(self._assignment.num_workers)
@@ -105,18 +105,18 @@ class Worker:
         self.counts = Counts(self._assignment.counts, index=self.index, num_workers=self._assignment.num_workers)
 
     def _end_with_supervisor(self, number: int) -> None:
-        """Has the kernel signal this process when the supervisor ends."""
+        """Asks the kernel for a signal at the end of the supervisor."""
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
         if os.getppid() != self._supervisor:
             raise SystemExit(_FAILED)
 
     def fail(self, message: str) -> NoReturn:
-        """Tells the supervisor why this worker cannot start, and ends it."""
+        """Reports the reason of a failed start to the supervisor, and exits."""
         self._tell({"failed": message})
         raise SystemExit(_FAILED)
 
     def open_host(self, runtime: Runtime, observer: Observer) -> WorkerHost:
-        """Loads the models that the workers have agreed on; errors are those of `ModelHost.open`."""
+        """Loads the models by the shared state; errors are those of `ModelHost.open`."""
         settings, folder = self.settings, self._assignment.folder
         agreement = Agreement(folder, self.counts, index=self.index, supervisor=self._supervisor)
         agreed = agreement.begin()
@@ -134,24 +134,24 @@ class Worker:
         return host
 
     async def tell_metrics(self, collect: Callable[[], list[Sample]]) -> None:
-        """Begins to tell its metrics, which `collect` returns."""
+        """Starts to serve its metrics, which `collect` returns."""
         self._telling = await tell_metrics(self._assignment.folder, self.index, collect)
 
     def write_metrics(self) -> bytes:
-        """Returns the metrics of all workers; called from any thread but the event loop's."""
+        """Returns the metrics of all workers; called from threads other than the event loop's."""
         return metrics_of_all(self._assignment.folder, self.counts).write()
 
     def announce(self, ready: Ready) -> None:
-        """Tells the supervisor that calls are answered, which from now on drains this process by its end."""
+        """Reports to the supervisor that this worker is ready; from now on its end drains this process."""
         self._end_with_supervisor(signal.SIGTERM)
         self._tell({"serves": asdict(ready)})
 
     def _tell(self, message: Mapping[str, Any]) -> None:
-        with suppress(BrokenPipeError):  # the supervisor has gone, and the kernel tells
+        with suppress(BrokenPipeError):  # the supervisor has ended, and the kernel signals it
             os.write(self._told, json.dumps(message).encode() + b"\n")
 
     def close(self) -> None:
-        """Tidies up after a supervisor that was killed."""
+        """Removes the folder if the supervisor was killed."""
         if os.getppid() != self._supervisor:
             _log.warning("the supervisor has gone")
             shutil.rmtree(self._assignment.folder, ignore_errors=True)

@@ -221,10 +221,10 @@ def test_a_template_is_given_what_a_caller_sets_and_it_reads(tmp_path):
     assert prompt.text == "a {'a': ['<s>']} ['<s>']<s> 111"
     assert prompt.input_ids.tolist().count(0) == 1
     for name, problem in {
-        "messages": "given by the server",
-        "bos_token": "given by the server",
-        "raise_exception": "given by the server",
-        "namespace": "given by the server",
+        "messages": "set by the server",
+        "bos_token": "set by the server",
+        "raise_exception": "set by the server",
+        "namespace": "set by the server",
         "own": "not read by",
         "loop": "not read by",
         "enable_thinkng": "not read by the model's chat template, which reads deep, documents, enable_thinking;",

@@ -134,7 +134,7 @@ class Decoding(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        with self._gate.hold(self._num_pixels, 10):
+        with self._gate.reserve(self._num_pixels, 10):
             self.inside.set()
             assert self.go.wait(30)
 
@@ -160,9 +160,9 @@ def test_images_wait_for_their_turn_while_others_hold_the_limit_and_a_larger_one
     large.leave()
     assert small.inside.wait(30)
     small.leave()
-    with pytest.raises(ZeroDivisionError), gate.hold(10, 10):
+    with pytest.raises(ZeroDivisionError), gate.reserve(10, 10):
         raise ZeroDivisionError
-    with gate.hold(10, 10):
+    with gate.reserve(10, 10):
         pass
 
 

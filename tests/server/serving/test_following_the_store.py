@@ -171,7 +171,7 @@ async def test_a_version_that_a_route_names_is_served_on_though_its_folder_has_g
     for _ in range(3):
         await host.scan()
     assert await ask(host) == "version 1"
-    assert "its folder has gone" in (reasons(host)["mirror/1"] or "")
+    assert "its folder was removed" in (reasons(host)["mirror/1"] or "")
 
 
 async def test_a_store_that_is_empty_all_at_once_takes_nothing_out(open_host, tmp_path):
@@ -462,7 +462,7 @@ async def test_a_bundle_that_was_not_loaded_in_time_is_tried_again_when_that_try
     assert (await ask(host), most) == (expected, 1)
     told = [line["reason"] if "reason" in line else line["event"] for line in log if line["log_level"] != "info"]
     assert told[0].startswith(first)
-    assert told[1:] == ["is damaged" if damage == "found late" else "a bundle was loaded too late, and is tried again"]
+    assert told[1:] == ["is damaged" if damage == "found late" else "loading a bundle took too long; it is retried"]
 
 
 async def test_a_store_that_has_gone_is_a_problem_that_is_told_once_and_takes_nothing_out(open_host, tmp_path):

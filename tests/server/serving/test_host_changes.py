@@ -110,7 +110,7 @@ async def test_a_call_keeps_the_model_it_found_and_the_old_one_is_closed_after_i
     assert not old.is_closed
     assert await running == "ba by old"
     await until(lambda: old.is_closed)
-    assert host.ailing(stall_timeout_s=60) == {}
+    assert host.unhealthy(stall_timeout_s=60) == {}
 
 
 async def test_no_call_fails_while_a_model_is_replaced_again_and_again(host, calls, tmp_path):
@@ -140,7 +140,7 @@ async def test_a_bad_copy_is_refused_with_its_reason_and_the_old_one_goes_on(hos
     assert await ask(host, calls) == "ba by old"
     assert host.bundles == (BundleStatus(path="mirror/1", state=ModelState.READY, reason="its mirror is broken"),)
     assert host.rejected == ()
-    assert host.ailing(stall_timeout_s=60) == {}
+    assert host.unhealthy(stall_timeout_s=60) == {}
     assert recorder.changes[-1] == ("mirror/1", "failed")
     write(tmp_path, "mended")
     await host.load("mirror", "1")
@@ -185,7 +185,7 @@ async def test_an_unloaded_model_is_found_no_more_and_leaves_the_server_healthy(
     await unloading
     assert model.is_closed
     assert host.bundles == (BundleStatus(path="mirror/1", state=ModelState.AVAILABLE),)
-    assert host.ailing(stall_timeout_s=60) == {}
+    assert host.unhealthy(stall_timeout_s=60) == {}
     assert host.serving(stall_timeout_s=60) == set()
     states = [state for _, state in recorder.changes]
     assert states == ["loading", "ready", "unloading", "unloaded"]
@@ -227,7 +227,7 @@ async def test_what_is_loaded_when_the_host_closes_is_closed_too(host, tmp_path,
 
 
 async def test_a_host_without_a_store_loads_nothing():
-    with pytest.raises(StoreUnavailableError, match="started without a store"):
+    with pytest.raises(StoreUnavailableError, match="the server has no store"):
         await ModelHost().load("mirror", "1")
 
 

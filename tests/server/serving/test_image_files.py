@@ -38,10 +38,10 @@ def image(size: int, letter: bytes = b"x") -> tuple[bytes, bytes]:
 
 async def test_an_image_that_one_keeps_is_written_once_and_found_by_all_with_its_key(both, tmp_path):
     one, other = both
-    await one.keep({"a": image(5000)})
+    await one.put({"a": image(5000)})
     [file] = [path for path in tmp_path.iterdir() if path.name != "lock"]
     written = file.stat().st_ino
-    await other.keep({"a": image(5000)})
+    await other.put({"a": image(5000)})
     assert file.stat().st_ino == written
     assert await other.find(["a", "b", "a"]) == {"a": image(5000)}
     assert [store.usage().num_bytes for store in both] == [PAGE, PAGE], "each tells its part of two pages"
@@ -50,7 +50,7 @@ async def test_an_image_that_one_keeps_is_written_once_and_found_by_all_with_its
 
 async def test_a_use_in_one_process_keeps_an_image_for_all_and_what_has_expired_is_found_by_none(both, clock, tmp_path):
     one, other = both
-    await one.keep({"used": image(10), "unused": image(10)})
+    await one.put({"used": image(10), "unused": image(10)})
     for _ in range(3):
         clock.seconds += 50
         assert await other.find(["used"]) == {"used": image(10)}
@@ -65,7 +65,7 @@ async def test_the_bound_holds_for_all_together_and_the_longest_unused_go_first(
     names = [f"image {number}" for number in range(600)]
     for number, name in enumerate(names):
         clock.seconds += 0.001
-        await both[number % 2].keep({name: image(size)})
+        await both[number % 2].put({name: image(size)})
     found = list(await both[0].find(names))
     assert found == names[-len(found) :]
     assert len(found) >= 2**20 // both[0].room(size) * 14 // 16
@@ -76,13 +76,13 @@ async def test_the_bound_holds_for_all_together_and_the_longest_unused_go_first(
 
 async def test_all_images_of_one_call_are_kept_where_they_fit(both):
     images = {f"image {number}": image(15_000) for number in range(64)}
-    await both[0].keep({"before": image(500_000)})
-    await both[0].keep(images)
+    await both[0].put({"before": image(500_000)})
+    await both[0].put(images)
     assert await both[1].find([*images]) == images
 
 
 async def test_what_a_process_has_not_written_to_its_end_is_found_by_nobody_and_removed(both, tmp_path):
-    await both[0].keep({"a": image(10)})
+    await both[0].put({"a": image(10)})
     [file] = [path for path in tmp_path.iterdir() if path.name != "lock"]
     file.rename(file.with_suffix(".new"))
     assert await both[1].find(["a"]) == {}
@@ -92,8 +92,10 @@ async def test_what_a_process_has_not_written_to_its_end_is_found_by_nobody_and_
 
 async def test_images_that_cannot_be_written_are_refused_with_the_reason(tmp_path):
     gone = ImageFiles(tmp_path / "gone", max_mib=1, ttl_s=60)
-    with pytest.raises(OverloadedError, match=r"cannot be kept now \(No such file or directory\); send them with each"):
-        await gone.keep({"a": image(10)})
+    with pytest.raises(
+        OverloadedError, match=r"cannot be cached now \(No such file or directory\); send them with each"
+    ):
+        await gone.put({"a": image(10)})
     assert await gone.find(["a"]) == {}
     assert gone.usage().num_bytes == 0
 
@@ -104,7 +106,7 @@ from headway_server.serving.image_files import ImageFiles
 
 files = ImageFiles(pathlib.Path(sys.argv[1]), max_mib=1, ttl_s=60)
 for number in range(40):
-    asyncio.run(files.keep({f"{sys.argv[2]}{number}": (b"x" * 50_000, b"k" * 32)}))
+    asyncio.run(files.put({f"{sys.argv[2]}{number}": (b"x" * 50_000, b"k" * 32)}))
 """
 
 

@@ -178,11 +178,11 @@ async def test_the_health_of_a_family_is_reported_and_follows_its_heartbeat(host
         model.heartbeat.beat()  # and nothing more: a run that hangs
         await until_health(channel, "", NOT_SERVING)
         assert await health_of(channel, TEXTS) == NOT_SERVING
-        assert host.ailing(stall_timeout_s=0.05)["mirror/1"].startswith("has made no progress for")
-        assert host.ailing(stall_timeout_s=0) == {}
+        assert host.unhealthy(stall_timeout_s=0.05)["mirror/1"].startswith("has made no progress for")
+        assert host.unhealthy(stall_timeout_s=0) == {}
         model.heartbeat.rest()  # it goes on after all
         await until_health(channel, "", SERVING)
-        await until(lambda: not server._ailing)
+        await until(lambda: not server._unhealthy)
         assert await health_of(channel, TEXTS) == SERVING
         await host.unload("mirror", "1")  # on purpose
         await until_health(channel, TEXTS, NOT_SERVING)

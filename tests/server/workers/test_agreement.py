@@ -247,14 +247,14 @@ async def test_what_a_worker_has_written_that_ended_before_it_told_others_holds_
 async def test_a_worker_speaks_for_the_health_of_all(make):
     server = make()
     one, other = server.start(0), server.start(1)
-    assert one.ailing(stall_timeout_s=0) == {}
+    assert one.unhealthy(stall_timeout_s=0) == {}
     other.models[0].close()
-    assert list(other.ailing(stall_timeout_s=0)) == ["mirror/1"]
-    assert one.ailing(stall_timeout_s=0) == {
+    assert list(other.unhealthy(stall_timeout_s=0)) == ["mirror/1"]
+    assert one.unhealthy(stall_timeout_s=0) == {
         "worker 1": "1 of its models are out of order; its own lines of the log name them"
     }
     server.supervisor.forget(1)
-    assert one.ailing(stall_timeout_s=0) == {}
+    assert one.unhealthy(stall_timeout_s=0) == {}
 
 
 @pytest.fixture
@@ -268,7 +268,7 @@ def counts() -> Iterator[Counts]:
 def holding_the_turn(fd: int) -> Iterator[None]:
     """Another process has the turn, and is killed in the end."""
     code = f"from headway_server.serving.counts import Counts as C; c = C({fd}, index=0, num_workers=1)"
-    command = [sys.executable, "-u", "-c", f"{code}; print(c.take_turn()); input()"]
+    command = [sys.executable, "-u", "-c", f"{code}; print(c.try_lock()); input()"]
     with subprocess.Popen(command, pass_fds=[fd], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         try:
             assert other.stdout.readline() == b"True\n"
@@ -280,7 +280,7 @@ def holding_the_turn(fd: int) -> Iterator[None]:
 async def test_the_turn_is_one_for_all_processes_and_ends_with_the_process_that_has_it(counts, tmp_path):
     agreement = Agreement(tmp_path, counts, index=0, supervisor=os.getppid())
     with holding_the_turn(counts._fd):
-        assert not counts.take_turn()
+        assert not counts.try_lock()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.02), agreement.turn():
                 pass

@@ -8,7 +8,7 @@ import pytest
 
 from headway_server.errors import ServerError
 from headway_server.workers import folder as folders
-from headway_server.workers.folder import hold, private_folder
+from headway_server.workers.folder import lock_folder, private_folder
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,7 @@ def test_one_that_nobody_holds_any_more_is_removed_by_the_next_server_and_no_oth
         (memory / name / "images").mkdir(parents=True)
         if name != names[2]:
             os.utime(memory / name, (time.time() - 100,) * 2)
-    lock = hold(memory / names[0])
+    lock = lock_folder(memory / names[0])
     with private_folder(1000):
         assert {path.name for path in memory.iterdir()} > {names[0], names[2], names[3]}
         assert not (memory / names[1]).exists()

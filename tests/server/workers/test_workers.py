@@ -208,7 +208,7 @@ def test_a_worker_that_dies_is_replaced_and_no_call_is_lost(pair):
         caller.join()
     assert failures == []
     assert set(answers) == {"science"}
-    [told] = events(pair.process.log, "a worker has ended and is replaced")
+    [told] = events(pair.process.log, "a worker ended and is restarted")
     assert (told["worker"], told["end"]) == (1, "signal SIGKILL")
     assert pair.samples(pair.metrics_port, "headway_worker_restarts_total") == {None: 1.0}
     assert pair.listed() == {("topics",)}  # the new one has taken over what calls had changed

@@ -103,8 +103,8 @@ class OpenInferenceService:
 
     async def ServerReady(self, request: pb.ServerReadyRequest, deadline: float | None) -> pb.ServerReadyResponse:
         """Says whether calls are accepted and every model is in order."""
-        ailing = self._host.ailing(stall_timeout_s=self._stall_timeout_s)
-        return pb.ServerReadyResponse(ready=not self._is_draining() and not ailing)
+        unhealthy = self._host.unhealthy(stall_timeout_s=self._stall_timeout_s)
+        return pb.ServerReadyResponse(ready=not self._is_draining() and not unhealthy)
 
     async def ModelReady(self, request: pb.ModelReadyRequest, deadline: float | None) -> pb.ModelReadyResponse:
         """Says whether a model can be called; one that is not known cannot."""
@@ -112,8 +112,8 @@ class OpenInferenceService:
             manifest = self._describe(request.name, request.version)[0].bundle.manifest
         except (ModelNotFoundError, WrongTaskError):
             return pb.ModelReadyResponse(ready=False)
-        ailing = self._host.ailing(stall_timeout_s=self._stall_timeout_s)
-        is_ready = f"{manifest.name}/{manifest.version}" not in ailing
+        unhealthy = self._host.unhealthy(stall_timeout_s=self._stall_timeout_s)
+        is_ready = f"{manifest.name}/{manifest.version}" not in unhealthy
         return pb.ModelReadyResponse(ready=is_ready and not self._is_draining())
 
     # Descriptions

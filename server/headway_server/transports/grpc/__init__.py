@@ -1,4 +1,4 @@
-"""gRPC: the server, and what happens at its edge."""
+"""The gRPC server and its interceptor."""
 
 from headway_server.transports.grpc.server import GrpcServer
 

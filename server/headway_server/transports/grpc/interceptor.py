@@ -29,19 +29,17 @@ Behaviour: TypeAlias = Callable[[Any, Context], Awaitable[Any]]
 StreamMethod: TypeAlias = Callable[[AsyncIterator[Any], Context], AsyncGenerator[Any, None]]
 Pairs: TypeAlias = list[tuple[str, str]]
 Who: TypeAlias = tuple[str, Principal | None]
-"""Who calls, by name and with rights, where not everyone has all of them."""
+"""The caller: name and, with access control, rights."""
 
 _ACCEPTS: Final = "accept-encoding"
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """Gives gRPC the methods of the project's own services, and limits those of others.
+    """Serves the procedures over gRPC, and limits the methods of other services.
 
-    Probes and reflection answer while the server drains, and count as no calls. Their streams, which last for as long
-    as a caller likes, have places of their own.
-
-    A method with one request is one with a stream of requests to gRPC, of which it reads the first: so it runs before
-    the request is there, and decides how long to wait for it.
+    Probes and reflection answer while the server drains, and do not count as calls. Their long-lived streams have
+    separate limits. To gRPC, a method with one request is one with a stream of requests, of which it reads the first:
+    so it starts before the request is received, and enforces a timeout.
     """
 
     def __init__(
@@ -50,12 +48,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         """Prepares the methods.
 
         Args:
-            calls: What every call is held to.
-            callers: What waits for callers.
+            calls: Running calls and their limits.
+            callers: Timeouts of slow callers.
             procedures: The methods by their full names. They are found here, and not registered with gRPC: a registered
                 method has a task of its own that waits for calls, and at each call of whichever method gRPC goes
                 through the tasks of all: 23 µs for 34 methods, and 12 µs for two.
-            verifies_clients: True if every client has shown a certificate that the server trusts.
+            verifies_clients: True if every client has a verified certificate.
         """
         self._verifies_clients = verifies_clients
         self._calls = calls
@@ -67,7 +65,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
-        """Gives gRPC the wrapped method; each is wrapped once."""
+        """Returns the wrapped method; each is wrapped once."""
         method = handler_call_details.method
         if (wrapped := self._handlers.get(method)) is not None:
             return wrapped
@@ -77,7 +75,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return wrapped
 
     def _own(self, procedure: Procedure) -> Handler:
-        """Makes a method of a procedure."""
+        """Wraps a procedure as a method."""
         if procedure.is_probe:
             behaviour = self._limit(_probe_of(procedure), procedure.name, lasts=procedure.is_stream)
         elif procedure.takes_stream:
@@ -87,7 +85,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return _handler(behaviour, is_stream=procedure.is_stream, serialize=_serialized)
 
     def _foreign(self, handler: Handler, method: str) -> Handler:
-        """Wraps a method that is no procedure: reflection, which is a stream of requests and responses."""
+        """Wraps a method of another service: reflection, a bidirectional stream."""
         assert handler.stream_stream is not None, method
         assert handler.request_deserializer is not None, method
         read, answer = handler.request_deserializer, cast("StreamMethod", handler.stream_stream)  # typed for threads
@@ -113,9 +111,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 data = await self._receive(method, context, who, pairs, request_id)
                 async with self._answer(method, data, who, pairs, request_id) as answered:
                     request = await procedure.parse(data)
-                    data = b""  # its bytes are in the request now
+                    data = b""  # parsed into the request
                     return await procedure.answer(request, deadline_of(context))
-            except BaseException as error:  # the one place where every error becomes a status
+            except BaseException as error:  # the only place where errors become statuses
                 status = _status_of(error, method, answered, request_id)
             # gRPC keeps the frames of an aborted call, and an error that is being handled, until garbage is collected.
             data = b""
@@ -147,7 +145,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return call
 
     async def _receive(self, method: str, context: Context, who: Who, pairs: Pairs, request_id: str) -> bytes:
-        """Receives the request of a call; one that does not come is a call that was refused."""
+        """Receives the request of a call; a missing one is reported as a refused call."""
         began = time.monotonic()
         try:
             data = await receive(self._callers, context)
@@ -158,19 +156,19 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 method, error, metadata=pairs, caller=caller, request_id=request_id, waited_s=waited_s
             )
             raise
-        await self._callers.pass_gate()
+        await self._callers.wait_while_paused()
         return data
 
     def _wrap_streamed_calls(self, procedure: Procedure) -> Behaviour:
-        """Wraps a method each of whose requests is a call; its stream has a place among those that last."""
+        """Wraps a method with a call for each request; its stream counts as long-lived."""
         method = procedure.name
 
-        # gRPC's own iterator keeps the last message until there is another one.
+        # gRPC's own iterator references the last message until the next one.
         async def stream(_: object, context: Context) -> None:
             pairs, request_id = await _open(context)
 
             def begin(data: bytes) -> AbstractAsyncContextManager[Call]:
-                who = self._identify(procedure, context, pairs, request_id)  # who may have lost the right meanwhile
+                who = self._identify(procedure, context, pairs, request_id)  # rights may have been revoked meanwhile
                 return self._answer(method, data, who, pairs, request_id)
 
             async def next_call() -> StreamedCall[Any] | None:
@@ -200,7 +198,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return stream
 
     def _identify(self, procedure: Procedure, context: Context, pairs: Pairs, request_id: str) -> Who:
-        """Finds out who calls before the request is received: of those who may not call, nothing is held."""
+        """Identifies the caller before the request is received, so that refused callers take no memory."""
         peer = context.peer()
         names = _certificate_names(context) if self._verifies_clients else ()
         is_admin = procedure.is_admin
@@ -219,7 +217,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     def _answer(
         self, method: str, data: bytes, who: Who, pairs: Pairs, request_id: str
     ) -> AbstractAsyncContextManager[Call]:
-        """Begins a call. gRPC itself ends one whose deadline has passed."""
+        """Begins a call. gRPC itself enforces deadlines."""
         caller, rights = who
         return self._calls.answer(
             method, metadata=pairs, num_bytes=len(data), caller=caller, rights=rights, request_id=request_id
@@ -233,10 +231,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         lasts: bool,
         receives: bool = False,
     ) -> Behaviour:
-        """Wraps a method that is no call.
+        """Wraps a method that does not count as a call.
 
         Args:
-            behaviour: Takes the bytes of the request, or those of all requests as they arrive, and the context.
+            behaviour: The method, with the bytes of the request or an iterator of requests, and the context.
             method: Its full name.
             lasts: True if its answer is a stream.
             receives: True if it takes a stream of requests.
@@ -287,23 +285,23 @@ async def send(callers: PeerWaits, context: Context, message: object) -> None:
 
 
 def _handler(behaviour: Behaviour, *, is_stream: bool, serialize: Callable[[Any], bytes] | None) -> Handler:
-    """Makes a method that reads bytes from its context."""
+    """Returns a method that reads bytes from its context."""
     make: Any = grpc.stream_unary_rpc_method_handler  # typed for the synchronous API
     if is_stream:
         make = grpc.stream_stream_rpc_method_handler
-    # Without a deserializer gRPC hands on the bytes; with one, bytes that are no request would become UNKNOWN.
+    # Without a deserializer gRPC passes bytes on; with one, invalid bytes would become UNKNOWN.
     handler: Handler = make(behaviour, request_deserializer=None, response_serializer=serialize)
     return handler
 
 
 def deadline_of(context: Context) -> float | None:
-    """Returns when the caller stops waiting, by `time.monotonic`; None where it named no deadline."""
+    """Returns the deadline by `time.monotonic`; None without one."""
     remaining: float | None = context.time_remaining()
     return None if remaining is None else time.monotonic() + remaining
 
 
 def _probe_of(procedure: Procedure) -> Callable[[bytes, Context], Any]:
-    """Returns what answers the bytes of a request."""
+    """Returns a method on bytes for a probe."""
     if procedure.is_stream:
 
         async def answer_in_parts(data: bytes, context: Context) -> AsyncGenerator[Any, None]:
@@ -322,10 +320,10 @@ def _probe_of(procedure: Procedure) -> Callable[[bytes, Context], Any]:
 async def _parsed(
     requests: AsyncIterator[bytes], read: Callable[[bytes], Any], message: Descriptor
 ) -> AsyncGenerator[Any, None]:
-    """Makes requests of bytes.
+    """Parses requests.
 
     Raises:
-        InvalidInputError: They are none.
+        InvalidInputError: The bytes are not a request.
     """
     async for data in requests:
         if len(data) > PARSED_ON_LOOP_BYTES:
@@ -343,10 +341,10 @@ def _serialized(message: Message) -> bytes:
 
 
 async def _write(callers: PeerWaits, context: Context, message: object) -> None:
-    """Sends a message of a stream, as `send` does, before gRPC has cancelled its method.
+    """Sends a message of a stream as `send` does, with an error for a disconnected client.
 
     Raises:
-        CancelledError: The caller has gone.
+        CancelledError: The client disconnected.
         RequestError: See `PeerWaits.unread`.
     """
     try:
@@ -356,7 +354,7 @@ async def _write(callers: PeerWaits, context: Context, message: object) -> None:
 
 
 async def _open(context: Context) -> tuple[Pairs, str]:
-    """Reads what came with a call, and sets what goes with its answer: returns the metadata and the request's id."""
+    """Reads the metadata of a call and sets those of its answer; returns the metadata and the request id."""
     pairs = [(key, value) for key, value in context.invocation_metadata() or () if isinstance(value, str)]
     given, wants_gzip = "", False
     for key, value in pairs:
@@ -373,7 +371,7 @@ async def _open(context: Context) -> tuple[Pairs, str]:
 
 
 def _status_of(error: BaseException, method: str, answered: Call | None = None, request_id: str = "") -> Any:
-    """Returns the status of an error, or of a panic; what is neither goes on."""
+    """Returns the status of an error or a panic; raises anything else."""
     if not is_failure(error):
         raise error
     return rpc_status.to_status(to_status(error, method, answered, request_id=request_id))
@@ -386,7 +384,7 @@ async def _abort(context: Context, status: Any, request_id: str = "") -> NoRetur
 
 
 def _address(peer: str) -> str:
-    """Returns the address of gRPC's name of a peer, such as `ipv4:127.0.0.1:4711`, without its port."""
+    """Returns the address in gRPC's name of a peer, such as `ipv4:127.0.0.1:4711`, without the port."""
     kind, _, place = peer.partition(":")
     if kind not in ("ipv4", "ipv6"):
         return peer
@@ -394,5 +392,5 @@ def _address(peer: str) -> str:
 
 
 def _certificate_names(context: Context) -> tuple[str, ...]:
-    """Returns the subject alternative names of the client's certificate, or its common name where it has none."""
+    """Returns the subject alternative names of the client's certificate, or else its common name."""
     return tuple(name.decode(errors="replace") for name in context.peer_identities() or ())

@@ -1,4 +1,4 @@
-"""The gRPC server: a door of the application."""
+"""The gRPC server."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _log = structlog.get_logger(__name__)
 
 
 class GrpcServer:
-    """Answers over gRPC, and health checks alone at a port of their own."""
+    """Serves gRPC, and optionally health checks at a separate port."""
 
     def __init__(self, application: Application) -> None:
-        """Makes a server that does not listen yet."""
+        """Creates a server that does not listen yet."""
         self._credentials = application.credentials
         self._settings = settings = application.settings
         health = application.health.procedures
@@ -45,9 +45,9 @@ class GrpcServer:
             reflection.enable_server_reflection(names, self._server)
         self._health_server: grpc.aio.Server | None = None
         self.health_port: int | None = None
-        """Port that answers health checks alone, once it listens."""
+        """Port of health checks, once it listens."""
         if settings.health_port is not None:
-            # One of its own: an interceptor keeps the methods of its server, which that port must not answer.
+            # A separate one: an interceptor caches the methods of its server, which that port must not serve.
             alone = CallInterceptor(application.calls, application.callers, health)
             self._health_server = grpc.aio.server(interceptors=[alone], options=_options(settings))
 
@@ -78,7 +78,7 @@ class GrpcServer:
         return self._server.add_secure_port(address, credentials)
 
     def _fetch(self) -> Any:
-        """Returns new certificates, or None; gRPC asks at each handshake, in a thread of its own."""
+        """Returns new certificates, or None; gRPC calls it at each handshake, in its own thread."""
         certificates = self._credentials.new_certificates()
         return None if certificates is None else _configuration(certificates)
 
@@ -110,15 +110,15 @@ def _configuration(certificates: Certificates) -> Any:
 
 
 def _options(settings: ServerSettings) -> list[tuple[str, int]]:
-    """Returns what gRPC itself is told."""
+    """Returns the options of gRPC."""
     connection = settings.connection
     return [
-        # Workers share a port, which their supervisor has reserved; any other server at it is a mistake.
+        # Workers share a port, reserved by their supervisor; another server on it is a mistake.
         ("grpc.so_reuseport", int(settings.workers != 1)),
         ("grpc.max_receive_message_length", settings.max_message_bytes),
         ("grpc.max_send_message_length", -1),
-        # Calls that have arrived and that Python has not taken yet. Past 1,000 gRPC would begin to end them, as
-        # CANCELLED, which nothing retries; what is too much is for this server to refuse.
+        # Calls received but not yet taken by Python. Past 1,000 gRPC would cancel them, which clients do not retry;
+        # refusing them is this server's task.
         ("grpc.server.max_pending_requests", _ANY_NUMBER),
         ("grpc.server.max_pending_requests_hard_limit", _ANY_NUMBER),
         ("grpc.max_concurrent_streams", connection.max_streams),
@@ -135,11 +135,11 @@ def _options(settings: ServerSettings) -> list[tuple[str, int]]:
 
 
 def _milliseconds(seconds: float) -> int:
-    """Returns what gRPC takes for a time; 0 is any time."""
+    """Returns a time in gRPC's unit; 0: no limit."""
     return min(round(seconds * 1e3), _ANY_NUMBER) or _ANY_NUMBER
 
 
 def _most_connections() -> int:
-    """Returns how many connections leave file descriptors for everything else."""
+    """Returns the limit of connections that leaves file descriptors for everything else."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MOST_CONNECTIONS if limit == resource.RLIM_INFINITY else max(1, min(_MOST_CONNECTIONS, limit * 3 // 4))

@@ -1,4 +1,4 @@
-"""Bodies in JSON, as messages that are checked once: what is no field is refused by its name, null is left out."""
+"""JSON bodies as models that are validated once: unknown fields are refused by name, nulls are ignored."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from headway_server.errors import InvalidInputError, UnknownFieldError
 
 _Element = TypeVar("_Element")
 Many: TypeAlias = Annotated[list[_Element], Field(fail_fast=True)]
-"""A list of which the first wrong element is named: naming all that are takes as long for each as reading a hundred,
-and holds up every thread."""
+"""A list that reports only its first wrong element: reporting each takes as long as reading a hundred, and blocks every
+thread."""
 
 JSON_OBJECT: Final = TypeAdapter(dict[str, Any])
 
@@ -34,14 +34,14 @@ class Body(Part):
     """A request."""
 
     union_names: ClassVar[frozenset[str]] = frozenset()
-    """Of the members of unions among its parts, which are no names of fields."""
+    """Names of union members among its parts, which are not names of fields."""
 
     @classmethod
     def read(cls, body: bytes) -> Self:
         """Reads a request.
 
         Raises:
-            InvalidInputError: It is no JSON, or a field is wrong.
+            InvalidInputError: It is not JSON, or a field is wrong.
         """
         try:
             found = JSON_OBJECT.validate_json(body)
@@ -55,7 +55,7 @@ class Body(Part):
 
     @classmethod
     def _problem(cls, error: ValidationError) -> InvalidInputError:
-        """Names the first wrong field; of a union's members, the one that the value came closest to."""
+        """Describes the first wrong field; for a union, in the closest member."""
         errors = error.errors(include_url=False, include_input=False)
         first = max(errors, key=lambda each: len(each["loc"]) if each["loc"][0] == errors[0]["loc"][0] else 0)
         is_unknown = first["type"] == "extra_forbidden"

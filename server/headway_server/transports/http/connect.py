@@ -30,10 +30,10 @@ _PROTO: Final = b"application/proto"
 _JSON_STREAM: Final = b"application/connect+json"
 _PROTO_STREAM: Final = b"application/connect+proto"
 _END: Final = 2
-"""Flag of the last envelope of a stream, which holds JSON."""
+"""Flag of the last envelope of a stream, with JSON."""
 _MAX_TIMEOUT_DIGITS: Final = 10
 _WRITTEN_ON_LOOP_BYTES: Final = 16 * 2**10
-"""A message of so few bytes is written as JSON on the event loop, in a few milliseconds."""
+"""Limit of messages formatted as JSON on the event loop, in bytes; takes a few milliseconds."""
 _MAX_DEPTH: Final = 64
 
 _CODES: Final = {
@@ -58,7 +58,7 @@ _CODES: Final = {
 
 
 class _UnaryForm:
-    """How errors of a method with one answer are written."""
+    """Format of errors of unary methods."""
 
     def refuse(self, failure: Failure, headers: Mapping[str, str]) -> Reply:  # noqa: ARG002 (the protocol's)
         """See `Form`."""
@@ -71,11 +71,11 @@ class _UnaryForm:
 
 
 class _StreamForm:
-    """How errors of a method with a stream of answers are written: they end it, with status 200."""
+    """Format of errors of streaming methods: the end of the stream, with status 200."""
 
     def refuse(self, failure: Failure, headers: Mapping[str, str]) -> Reply:
         """See `Form`."""
-        if failure.http_status == 415:  # so that a client sees that it has come to something else
+        if failure.http_status == 415:  # so that the client notices the wrong endpoint
             return Reply(status=415, body=to_json(_error(failure.status)))
         is_binary = headers.get("content-type", "").lower().startswith(_PROTO_STREAM.decode())
         return Reply(body=self.cut(failure), media_type=_PROTO_STREAM if is_binary else _JSON_STREAM)
@@ -162,10 +162,10 @@ def _is_json(request: Request, media_type: bytes) -> bool:
 
 
 async def _read(procedure: Procedure, request: Request, *, is_json: bool) -> Message:
-    """Makes a message of a body.
+    """Parses a body.
 
     Raises:
-        InvalidInputError: It is none, or holds too much.
+        InvalidInputError: It is not a message, or has too many fields.
     """
     if not is_json:
         message: Message = await procedure.parse(request.body)
@@ -181,7 +181,7 @@ def _parse_json(body: bytes, kind: type[Message]) -> Message:
 
 
 async def _write(message: Message, *, is_json: bool) -> bytes:
-    """Writes a message; as JSON off the event loop if that takes long."""
+    """Serializes a message; large JSON off the event loop."""
     if not is_json:
         return message.SerializeToString()
     if message.ByteSize() <= _WRITTEN_ON_LOOP_BYTES:
@@ -193,10 +193,10 @@ async def _write(message: Message, *, is_json: bool) -> bytes:
 
 
 def _timeout_s(headers: Mapping[str, str]) -> float | None:
-    """Reads how long the caller waits.
+    """Returns the caller's timeout in seconds.
 
     Raises:
-        InvalidInputError: It is no number of milliseconds.
+        InvalidInputError: It is not a number of milliseconds.
     """
     given = headers.get("connect-timeout-ms")
     if given is None:
@@ -208,7 +208,7 @@ def _timeout_s(headers: Mapping[str, str]) -> float | None:
 
 
 def _error(status: status_pb2.Status) -> dict[str, Any]:
-    """Writes an error as the protocol defines it, details included."""
+    """Formats an error of the protocol, with details."""
     error: dict[str, Any] = {"code": _CODES.get(status.code, _CODES[2])[0], "message": status.message}
     if status.details:
         error["details"] = [

@@ -1,4 +1,4 @@
-"""Connections of the HTTP port: what uvicorn would hold for ever has a limit here, in number, bytes and time."""
+"""Connections of the HTTP port, with limits in number, bytes and time, which uvicorn lacks."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 _MAX_HEAD_BYTES: Final = 64 * 2**10
 """Largest request line with its headers."""
 _PARSED_AT_ONCE_BYTES: Final = 2**10
-"""So much is parsed before it is seen whether a call has come: the smallest requests are then sixty at most."""
+"""Bytes parsed before a check for a complete request: at most sixty of the smallest requests."""
 _PROBE_AGAIN_S: Final = 0.05
 _PROBE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
-"""What a caller who waits reads over, and what one who has gone answers with a reset."""
+"""Bytes that a waiting client ignores, and that a disconnected one answers with a reset."""
 
 
 class _AnyLength(int):
-    """The rest of a body whose end is that of its connection."""
+    """Length of a body that ends with its connection."""
 
     def __lt__(self, other: object) -> bool:
         return False
@@ -34,31 +34,31 @@ class _AnyLength(int):
 
 
 class _Flow(FlowControl):
-    """Says when to read. What holds bytes that are not parsed yet reads no more."""
+    """Flow control of reading, which also stops while received bytes are unparsed."""
 
     is_held = False
 
-    def hold(self) -> None:
-        """Reads no more, whoever asks, until it is let go."""
+    def pause(self) -> None:
+        """Stops reading until `resume`."""
         self.is_held = True
         self.pause_reading()
 
-    def let_go(self) -> None:
-        """Reads on."""
+    def resume(self) -> None:
+        """Resumes reading."""
         self.is_held = False
         self.resume_reading()
 
     def resume_reading(self) -> None:
-        """Reads on, unless it is held."""
+        """Resumes reading, unless `pause` stopped it."""
         if not self.is_held:
             super().resume_reading()
 
 
 class Connection(HttpToolsProtocol):
-    """A connection, which the application finds in the state of its scope.
+    """A connection; the application finds it in the state of its scope.
 
     Attributes:
-        max_connections: Connections that are open at a time; a further one is closed at once.
+        max_connections: Limit of open connections; further ones are closed at once.
     """
 
     max_connections = 0
@@ -87,14 +87,14 @@ class Connection(HttpToolsProtocol):
         self._unparsed, self.flow.is_held = b"", False
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`. What comes behind a request that waits is parsed when that is answered."""
+        """See `asyncio.Protocol`. Data after a waiting request is parsed after its answer."""
         if self._is_idle and self._awaits_head_since is None:
             self._awaits_head_since = time.monotonic()
         self._unparsed = self._unparsed + data if self._unparsed else data
         self._parse()
 
     def _parse(self) -> None:
-        """Parses what has come, until a request has to wait for the one before."""
+        """Parses received data, until a request has to wait for its predecessor."""
         data, start = self._unparsed, 0
         while start < len(data) and not self.pipeline and not self.transport.is_closing():
             part = data[start : start + _PARSED_AT_ONCE_BYTES]
@@ -106,9 +106,9 @@ class Connection(HttpToolsProtocol):
             self._feed(part)
         self._unparsed = data[start:]
         if self._unparsed:
-            self.flow.hold()
+            self.flow.pause()
         elif self.flow.is_held:
-            self.flow.let_go()
+            self.flow.resume()
 
     def _feed(self, data: bytes) -> None:
         """Parses bytes."""
@@ -143,12 +143,12 @@ class Connection(HttpToolsProtocol):
         return self.cycle is None or self.cycle.response_complete
 
     def _has_head_within(self, data: bytes) -> bool:
-        """Ends the connection if the headers do not end in what has come so far."""
+        """Ends the connection if the headers are incomplete at their limit."""
         if self._head_bytes - len(data) <= _MAX_HEAD_BYTES and b"\r\n\r\n" in data[: _MAX_HEAD_BYTES + 4]:
             return True
         if self._is_idle:
             self.send_400_response("The headers have more than 64 KiB.")
-        else:  # nothing can be said amid the answer to the call before
+        else:  # no message is possible within the previous answer
             self.abort()
         return False
 
@@ -162,18 +162,18 @@ class Connection(HttpToolsProtocol):
             self.cycle.chunked_encoding, self.cycle.expected_content_length = False, _AnyLength()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn's returns nothing
-        """Answers a caller who sends no more and reads on; whether one has gone instead, a probe finds out."""
+        """Answers a half-closed connection; a probe distinguishes it from a disconnect."""
         cycle = self.cycle
         if cycle is None or cycle.response_complete or cycle.more_body or self.scope["scheme"] == "https":
             return False
         self._sends_no_more = True
         cycle.keep_alive = False
         self._probe()
-        self.loop.call_later(_PROBE_AGAIN_S, self._probe)  # what answers the first one is seen when more is written
+        self.loop.call_later(_PROBE_AGAIN_S, self._probe)  # the reset of the first shows at the next write
         return True
 
     def _probe(self) -> None:
-        """Finds out if the caller has gone, where no answer does."""
+        """Detects a disconnect while no answer is sent."""
         if self.scope["http_version"] != "1.0" and not self.cycle.response_started and not self.transport.is_closing():
             self.transport.write(_PROBE)
 
@@ -186,15 +186,15 @@ class Connection(HttpToolsProtocol):
 
     @property
     def is_unread(self) -> bool:
-        """True if there is no room to send, because the peer does not read."""
+        """True if sending is blocked because the peer does not read."""
         return bool(self.flow.write_paused)
 
     def abort(self) -> None:
-        """Closes the connection at once, and drops what was not sent."""
+        """Closes the connection at once, and drops unsent data."""
         self.transport.abort()
 
     def sweep(self, now: float, *, head_timeout_s: float, unread_timeout_s: float) -> None:
-        """Ends the connection if its peer sends no whole header, or reads nothing, for too long; 0: any time."""
+        """Ends the connection past the timeouts for its header or for reading; 0: no limit."""
         if head_timeout_s and self._awaits_head_since is not None and now - self._awaits_head_since > head_timeout_s:
             self.abort()
             return

@@ -1,8 +1,7 @@
-"""The edge between HTTP and the serving layer: a request's bytes become a call, its errors become answers of an API.
+"""The edge between HTTP and the serving layer: from a request's bytes to a call, and from errors to answers of an API.
 
-An API has handlers, and a `Form` in which its errors are written. The edge finds out who calls before it reads a body,
-reads no more of it than the API takes, surrounds all work with `Calls.answer`, and ends the call when its caller closes
-the connection.
+An API has handlers, and a `Form` of its errors. The edge identifies the caller before it reads a body, reads at most
+the API's limit, runs all work within `Calls.answer`, and cancels the call when its client closes the connection.
 """
 
 from __future__ import annotations
@@ -40,33 +39,33 @@ Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
 Parsed = TypeVar("Parsed")
 
 PARSED_ON_LOOP_BYTES: Final = 64 * 2**10
-"""A body of so few bytes is parsed on the event loop, if it has few elements."""
+"""Limit of bodies parsed on the event loop in bytes, if they have few elements."""
 _PARSED_ON_LOOP_ELEMENTS: Final = 2_048
-"""So few commas are; elements that are none of the request's take eight microseconds each to be named."""
+"""The same limit in commas; unknown elements take eight microseconds each to be reported."""
 MAX_OBJECTS: Final = 8_192
-"""Objects of a body in JSON. The largest conversation has 1,024."""
+"""Limit of objects in a JSON body. The largest conversation has 1,024."""
 MAX_ELEMENTS: Final = 65_536
-"""Elements of a body in JSON, those of its arrays and objects together."""
+"""Limit of elements in a JSON body, of all arrays and objects."""
 _READ_TO_ITS_END_BYTES: Final = 64 * 2**10
-"""The rest of a refused request is read up to this size, so that its connection can be used again."""
+"""Limit up to which the rest of a refused request is read, so that its connection can be reused."""
 _JSON: Final = b"application/json"
 FORM_DATA: Final = b"multipart/form-data"
 _SENT_UNASKED: Final = frozenset({b"", b"text/plain", b"application/x-www-form-urlencoded", FORM_DATA})
-"""Types of a body that browsers let any page send, without asking the server before (CORS-safelisted)."""
+"""Media types that browsers let any page send without a preflight (CORS-safelisted)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A request whose body has been received."""
+    """A received request."""
 
     headers: Mapping[str, str]
-    """Names in lower case."""
+    """Headers, with names in lower case."""
     path: Mapping[str, str]
-    """Parts of the path that the route names."""
+    """Parameters of the path."""
     body: bytes
 
     async def parse(self, read: Callable[[bytes], Parsed]) -> Parsed:
-        """Has a body in JSON read, off the event loop if it holds much, once its elements have been counted.
+        """Parses a JSON body after counting its elements; a large one off the event loop.
 
         Raises:
             InvalidInputError: There are too many.
@@ -83,7 +82,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """An answer that is there as a whole."""
+    """A complete answer."""
 
     body: bytes = b""
     status: int = 200
@@ -93,7 +92,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """An answer in parts. Its status is sent with the first of them: what fails before has a status of its own."""
+    """A streamed answer. Its status is sent with the first part, so an earlier error has its own status."""
 
     parts: AsyncGenerator[bytes, None]
     media_type: bytes
@@ -104,36 +103,36 @@ Handler: TypeAlias = Callable[[Request], Awaitable[Reply | Stream]]
 
 
 class Form(Protocol):
-    """How an API writes errors."""
+    """Format of an API's errors."""
 
     def refuse(self, failure: Failure, headers: Mapping[str, str]) -> Reply:
-        """Returns the answer to a call that has failed, whose request had these headers."""
+        """Returns the answer to a failed call with these request headers."""
 
     def cut(self, failure: Failure) -> bytes:
-        """Returns the last part of a stream that has failed."""
+        """Returns the last part of a failed stream."""
 
 
 class Edge:
     """What all endpoints share."""
 
     def __init__(self, calls: Calls, callers: PeerWaits, *, origins: Collection[str]) -> None:
-        """Prepares to make endpoints.
+        """Prepares to create endpoints.
 
         Args:
             calls: What every call is held to.
             callers: What waits for callers.
-            origins: Those whose pages may call beside the server's own; `*` stands for all.
+            origins: Allowed CORS origins beside the server's own; `*`: all.
         """
         self.calls = calls
         self.callers = callers
         self._origins = origins
 
     def allows(self, origin: str) -> bool:
-        """True if pages of an origin may call, though it is not the server's own."""
+        """True if another origin's pages may call."""
         return "*" in self._origins or origin in self._origins
 
     def fail(self, error: BaseException, method: str, call: Call | None, request_id: str) -> Failure:
-        """Describes an error to the caller; logs it if it is the server's own."""
+        """Describes an error to the caller; logs server errors."""
         return Failure.of(error, to_status(error, method, call, request_id=request_id))
 
     def __repr__(self) -> str:
@@ -141,7 +140,7 @@ class Edge:
 
 
 class Endpoint:
-    """An ASGI application that answers the calls of one method."""
+    """An ASGI application for the calls of one method."""
 
     def __init__(
         self,
@@ -160,11 +159,11 @@ class Endpoint:
         """Describes the method.
 
         Args:
-            edge: What all endpoints share.
-            method: By which metrics, traces and logs know it.
+            edge: The common part of all endpoints.
+            method: Name in metrics, traces and logs.
             handler: Answers it.
-            form: Of its errors.
-            max_bytes: Largest body; 0 where there is none.
+            form: Format of its errors.
+            max_bytes: Largest body; 0: no body.
             media_types: Of its body; an empty one is none.
             is_admin: True if it changes the server.
             is_probe: True if what it answers is a look at the server, which is no call and uses up no budget.
@@ -218,7 +217,7 @@ class Endpoint:
                 raise
             exchange.forgive()
             return
-        except BaseException as error:  # the one place where every error becomes an answer
+        except BaseException as error:  # the only place where errors become answers
             if not is_failure(error):
                 raise
             told = error.renamed(self._name_of) if isinstance(error, InvalidInputError) else error
@@ -232,7 +231,7 @@ class Endpoint:
         return reply
 
     def _identify(self, exchange: _Exchange) -> Principal | None:
-        """Finds out who calls before the body is read: of those who may not call, nothing is held."""
+        """Identifies the caller before the body is read, so that refused callers take no memory."""
         return self._edge.calls.identify(
             self._method,
             metadata=exchange.pairs,
@@ -244,7 +243,7 @@ class Endpoint:
         )
 
     async def _receive(self, exchange: _Exchange, rights: Principal | None) -> bytes:
-        """Receives the body of a call; one that does not come, or is none of ours, is a call that was refused."""
+        """Receives the body of a call; a missing or unsupported one is reported as a refused call."""
         began = time.monotonic()
         try:
             if self._max_bytes:
@@ -276,7 +275,7 @@ class _Exchange:
         self._task = asyncio.current_task()
         self._has_started = self._has_read = False
         self.is_over = False
-        """True if the caller has gone."""
+        """True if the client disconnected."""
         self.pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
         self.headers = dict(self.pairs)
         self.request_id = request_id_of(self.headers.get(REQUEST_ID, ""))
@@ -300,7 +299,7 @@ class _Exchange:
 
     @property
     def is_foreign(self) -> bool:
-        """True if a page has sent this whose origin is neither the server's nor allowed."""
+        """True if the request is from a page of an origin that is neither the server's nor allowed."""
         origin = self.headers.get("origin")
         own = self.headers.get("host")
         return origin is not None and _netloc_of(origin) != own and not self._edge.allows(origin)
@@ -328,8 +327,8 @@ class _Exchange:
         """Reads the body.
 
         Raises:
-            CancelledError: The caller has gone.
-            RequestTooLargeError: It has more than `max_bytes`; it is not read.
+            CancelledError: The client disconnected.
+            RequestTooLargeError: It has more than `max_bytes`, and stays unread.
             RequestError: See `PeerWaits.arriving`.
         """
         length = self.headers.get("content-length", "")
@@ -353,7 +352,7 @@ class _Exchange:
 
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
-        """Cancels the task if the caller closes the connection meanwhile."""
+        """Cancels the task if the client closes the connection."""
 
         def note(watch: asyncio.Task[Any]) -> None:
             if not watch.cancelled() and self._task is not None:
@@ -373,7 +372,7 @@ class _Exchange:
             pass
 
     def forgive(self) -> None:
-        """Takes back that the task was cancelled for its caller."""
+        """Reverts the task's cancellation."""
         if self._task is not None:
             self._task.uncancel()
 
@@ -403,7 +402,7 @@ class _Exchange:
         await self._send({"type": "http.response.body", "body": b""})
 
     async def fail(self, failure: Failure, form: Form) -> None:
-        """Tells the caller of an error; one who reads nothing is cut off."""
+        """Sends an error; a client that does not read is disconnected."""
         if self.is_over:
             return
         if not self._has_started:
@@ -419,7 +418,7 @@ class _Exchange:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     def _rest_bytes(self) -> float:
-        """Returns the size of a body that was not read."""
+        """Returns the size of an unread body."""
         if "transfer-encoding" in self.headers:
             return math.inf
         length = self.headers.get("content-length", "0")
@@ -427,7 +426,7 @@ class _Exchange:
 
 
 def _netloc_of(origin: str) -> str:
-    """Returns `host:port` of an origin; empty where it is no address, as `null` is not."""
+    """Returns `host:port` of an origin; empty if it has none, such as `null`."""
     try:
         return urlsplit(origin).netloc
     except ValueError:
@@ -450,7 +449,7 @@ def _refuse_size(size: int, limit: int) -> NoReturn:
 
 
 def check_elements(body: bytes) -> None:
-    """Counts what a body in JSON holds before it is parsed; takes less than a millisecond a MiB.
+    """Counts the elements of a JSON body before it is parsed; takes less than a millisecond a MiB.
 
     An element takes two bytes in JSON and more than a hundred as an object. Commas and brackets within strings are not
     counted: between two quotes is a string, once escaped backslashes and quotes are out of the way.
@@ -475,5 +474,5 @@ def _refuse_elements(noun: str, limit: int) -> NoReturn:
 
 
 def to_json(value: Any) -> bytes:
-    """Writes a value as JSON."""
+    """Formats a value as JSON."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")

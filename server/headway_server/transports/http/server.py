@@ -87,16 +87,16 @@ class HttpServer:
 
     async def _live(self, _: StarletteRequest) -> Response:
         """Says whether an orchestrator should leave the process as it is."""
-        ailing = self._host.ailing(stall_timeout_s=self._settings.stall_timeout)
-        return _probe([f"{path}: {reason}" for path, reason in ailing.items()])
+        unhealthy = self._host.unhealthy(stall_timeout_s=self._settings.stall_timeout)
+        return _probe([f"{path}: {reason}" for path, reason in unhealthy.items()])
 
     async def _ready(self, _: StarletteRequest) -> Response:
         """Says whether calls should be sent here."""
         if self._calls.is_draining:
             return _probe(["the server is shutting down"])
         limit = self._settings.stall_timeout
-        ailing = self._host.ailing(stall_timeout_s=limit)
-        problems = [f"{path}: {reason}" for path, reason in ailing.items()]
+        unhealthy = self._host.unhealthy(stall_timeout_s=limit)
+        problems = [f"{path}: {reason}" for path, reason in unhealthy.items()]
         return _probe(problems or ([] if self._host.serving(stall_timeout_s=limit) else ["no model is loaded"]))
 
     async def _metrics(self, _: Request) -> Reply:

@@ -86,7 +86,7 @@ async def test_what_only_looks_at_the_server_counts_as_no_call(serve, make_key, 
 
 async def test_a_model_that_has_ended_by_itself_fails_both_probes(serve, monkeypatch):
     async with serve() as serving:
-        monkeypatch.setattr(type(serving.host), "ailing", lambda *_, **__: {"tiny/1": "has ended by itself"})
+        monkeypatch.setattr(type(serving.host), "unhealthy", lambda *_, **__: {"tiny/1": "has ended by itself"})
         for path in ("/livez", "/readyz"):
             answer = await serving.client.get(path)
             assert (answer.status_code, answer.text) == (503, "tiny/1: has ended by itself\n")
@@ -171,7 +171,7 @@ async def test_every_route_answers_pages_that_may_call(serve, monkeypatch, origi
             answer = await serving.client.get(path, headers=origin)
             assert answer.status_code in (404, 405)
             assert answer.headers["access-control-allow-origin"] in allowed
-        monkeypatch.setattr(serving.host, "ailing", lambda **_: 1 / 0)
+        monkeypatch.setattr(serving.host, "unhealthy", lambda **_: 1 / 0)
         answer = await serving.client.get("/livez", headers=origin)
         assert (answer.status_code, answer.headers["access-control-allow-origin"] in allowed) == (500, True)
 

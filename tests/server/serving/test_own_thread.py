@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from headway_server.serving.apart import run_apart
+from headway_server.serving.own_thread import run_in_own_thread
 
 
 async def test_its_result_and_its_errors_reach_whoever_waits():
@@ -17,17 +17,17 @@ async def test_its_result_and_its_errors_reach_whoever_waits():
     def fail() -> None:
         raise Panic
 
-    assert await run_apart(lambda: 7, name="seven") == 7
+    assert await run_in_own_thread(lambda: 7, name="seven") == 7
     with pytest.raises(Panic):
-        await run_apart(fail, name="fail")
+        await run_in_own_thread(fail, name="fail")
 
 
 async def test_what_hangs_holds_up_neither_the_loop_nor_other_work_nor_the_end_of_the_process():
     may_end = threading.Event()
-    hanging = run_apart(lambda: may_end.wait(30), name="hanging")
+    hanging = run_in_own_thread(lambda: may_end.wait(30), name="hanging")
     [thread] = [thread for thread in threading.enumerate() if thread.name == "hanging"]
     assert thread.daemon
-    assert await run_apart(lambda: 7, name="seven") == 7
+    assert await run_in_own_thread(lambda: 7, name="seven") == 7
     hanging.cancel()
     with pytest.raises(asyncio.CancelledError):
         await hanging
@@ -43,7 +43,7 @@ async def test_what_the_function_belongs_to_is_free_when_it_is_awaited():
     for _ in range(50):
         model = Model()
         alive = weakref.ref(model)
-        closing = run_apart(model.close, name="close")
+        closing = run_in_own_thread(model.close, name="close")
         del model
         await closing
         del closing

@@ -1,4 +1,4 @@
-"""Work that may hang, such as reading a file of a network mount: it runs apart, where it keeps nobody waiting."""
+"""Functions that may hang, such as reads from a network mount, each in its own thread."""
 
 from __future__ import annotations
 
@@ -11,23 +11,21 @@ from typing import Any, TypeVar
 _Result = TypeVar("_Result")
 
 
-def run_apart(function: Callable[[], _Result], *, name: str) -> asyncio.Future[_Result]:
-    """Runs a function that may hang, such as one that reads a file of a network mount, in a thread of its own.
+def run_in_own_thread(function: Callable[[], _Result], *, name: str) -> asyncio.Future[_Result]:
+    """Runs a function that may hang, such as a read from a network mount, in its own thread.
 
-    Unlike the threads of an executor, one that hangs keeps neither other work nor the end of the process waiting.
+    Unlike an executor's thread, a hanging one blocks neither other work nor the exit of the process.
 
     Args:
         function: What to run.
         name: Of the thread, for the log.
 
-    Returns:
-        What will have its result or its error, whatever that is: a panic of a library too. Cancelling it leaves the
-        thread running.
+    Returns: A future of the result or the error, a library's panic included. Cancelling it leaves the thread running.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[_Result] = loop.create_future()
     job = [function]
-    del function  # whoever waits may count on it that nothing here holds what the function belongs to
+    del function  # so that no reference to the function is left here once the future is done
 
     def finish(settle: Callable[[Any], None], outcome: object) -> None:
         if not future.done():
@@ -40,7 +38,7 @@ def run_apart(function: Callable[[], _Result], *, name: str) -> asyncio.Future[_
             outcome = job.pop()()
         except BaseException as error:
             settle, outcome = future.set_exception, error
-        with suppress(RuntimeError):  # the loop has ended meanwhile, and nobody waits
+        with suppress(RuntimeError):  # the loop is closed, and nobody waits
             loop.call_soon_threadsafe(finish, settle, outcome)
 
     threading.Thread(target=run, name=name, daemon=True).start()
