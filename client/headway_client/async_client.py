@@ -10,7 +10,7 @@ import grpc
 
 from headway_client import requests
 from headway_client.async_streams import (
-    AsyncDrawingStream,
+    AsyncImageStream,
     AsyncSegmentSession,
     AsyncSegmentStream,
     AsyncSpeechStream,
@@ -338,9 +338,9 @@ class AsyncClient:
     @spell_out
     def stream_generate_image(
         self, prompt: str = "", *, timeout_s: float | None = None, **options: Unpack[StreamGenerateImageOptions]
-    ) -> AsyncDrawingStream:
+    ) -> AsyncImageStream:
         """Draws one image and tells of every step."""
-        return AsyncDrawingStream(
+        return AsyncImageStream(
             requests.stream_generate_image(prompt, **options), self._attempts(timeout_s), self._channel
         )
 

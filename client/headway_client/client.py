@@ -94,7 +94,7 @@ from headway_client.results import (
 )
 from headway_client.retry import NO_RETRIES, Attempts, Readiness, RetryBudget, RetryPolicy
 from headway_client.streams import (
-    DrawingStream,
+    ImageStream,
     SegmentSession,
     SegmentStream,
     SpeechStream,
@@ -339,11 +339,9 @@ class Client:
     @spell_out
     def stream_generate_image(
         self, prompt: str = "", *, timeout_s: float | None = None, **options: Unpack[StreamGenerateImageOptions]
-    ) -> DrawingStream:
+    ) -> ImageStream:
         """Draws one image and tells of every step."""
-        return DrawingStream(
-            requests.stream_generate_image(prompt, **options), self._attempts(timeout_s), self._channel
-        )
+        return ImageStream(requests.stream_generate_image(prompt, **options), self._attempts(timeout_s), self._channel)
 
     @spell_out
     def segment_image(

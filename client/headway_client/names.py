@@ -2,7 +2,7 @@
 
 from headway_client.async_client import AsyncClient
 from headway_client.async_streams import (
-    AsyncDrawingStream,
+    AsyncImageStream,
     AsyncSegmentSession,
     AsyncSegmentStream,
     AsyncSpeechStream,
@@ -56,7 +56,6 @@ from headway_client.results import (
     BundleStatus,
     CaptionHypothesis,
     CaptionToken,
-    DrawingProgress,
     EmbeddingAnswer,
     FinishReason,
     GeneratedImage,
@@ -67,6 +66,7 @@ from headway_client.results import (
     ImageClassification,
     ImageEmbedding,
     ImageInspection,
+    ImageProgress,
     InspectedToken,
     LabeledSpan,
     LabelScore,
@@ -113,7 +113,7 @@ from headway_client.results import (
     WordPair,
 )
 from headway_client.retry import NO_RETRIES, RetryPolicy
-from headway_client.streams import DrawingStream, SegmentSession, SegmentStream, SpeechStream, TextStream
+from headway_client.streams import ImageStream, SegmentSession, SegmentStream, SpeechStream, TextStream
 
 __all__ = [
     "NO_RETRIES",
@@ -122,7 +122,7 @@ __all__ = [
     "Alignment",
     "Answer",
     "AsyncClient",
-    "AsyncDrawingStream",
+    "AsyncImageStream",
     "AsyncSegmentSession",
     "AsyncSegmentStream",
     "AsyncSpeechStream",
@@ -144,8 +144,6 @@ __all__ = [
     "ClientClosedError",
     "DeadlineExceededError",
     "DiffusionSampler",
-    "DrawingProgress",
-    "DrawingStream",
     "EarlyStopping",
     "EmbeddingAnswer",
     "ErrorDetails",
@@ -161,6 +159,8 @@ __all__ = [
     "ImageClassification",
     "ImageEmbedding",
     "ImageInspection",
+    "ImageProgress",
+    "ImageStream",
     "InspectedToken",
     "InternalError",
     "InvalidArgumentError",

@@ -389,7 +389,7 @@ class SegmentInteractivelyOptions(_MaskOptions, total=False):
     max_mask_count: Annotated[int | None, "Most masks for one point or one box, 0 to 3; 0: all. Default: 0."]
 
 
-class _DrawingOptions(ModelOptions, total=False):
+class _ImageGenerationOptions(ModelOptions, total=False):
     negative_prompt: Annotated[str | None, "Negative prompt, of the same kind as the prompt. Default: none."]
     step_count: Annotated[int | None, "Steps from noise to the image, 1 to 250. Default: 20."]
     guidance_scale: Annotated[float | None, "Guidance scale, 1 to 30. Default: 3."]
@@ -407,13 +407,13 @@ class _DrawingOptions(ModelOptions, total=False):
     ]
 
 
-class GenerateImageOptions(_DrawingOptions, total=False):
+class GenerateImageOptions(_ImageGenerationOptions, total=False):
     """Options of GenerateImage."""
 
     image_count: Annotated[int | None, "Images to draw, 1 to 16. Default: 1."]
 
 
-class StreamGenerateImageOptions(_DrawingOptions, total=False):
+class StreamGenerateImageOptions(_ImageGenerationOptions, total=False):
     """Options of StreamGenerateImage."""
 
     preview_step_count: Annotated[int | None, "Steps between two previews; 0: none. Default: 0."]

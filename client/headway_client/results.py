@@ -477,7 +477,7 @@ class GeneratedImage:
 
 
 @dataclass(frozen=True, slots=True)
-class DrawingProgress:
+class ImageProgress:
     """Progress of an image."""
 
     completed_step_count: int

@@ -21,8 +21,8 @@ from headway_client.errors import CallCancelledError, ProtocolError, StreamNotFi
 from headway_client.requests import Call, Place, SegmentPrompt, click
 from headway_client.results import (
     Answer,
-    DrawingProgress,
     GeneratedImage,
+    ImageProgress,
     Mask,
     ModelReference,
     SpeechDelta,
@@ -194,18 +194,18 @@ class SpeechStream(_Stream[SynthesizedSpeech, SpeechDelta]):
         return SpeechDelta(message.pcm, message.sampling_rate, message.new_token_count)
 
 
-class DrawingStream(_Stream[GeneratedImage, DrawingProgress]):
+class ImageStream(_Stream[GeneratedImage, ImageProgress]):
     """Iterator over the steps of an image. Leaving its `with` block early cancels the call."""
 
-    _progress_so_far = DrawingProgress(0, 0, b"")
+    _progress_so_far = ImageProgress(0, 0, b"")
 
     @property
     def _progress(self) -> str:
         return f"{self._progress_so_far.completed_step_count} of {self._progress_so_far.step_count} steps"
 
-    def _read(self, message: Any) -> DrawingProgress:
+    def _read(self, message: Any) -> ImageProgress:
         self._answer = self._call.read(message)
-        self._progress_so_far = DrawingProgress(message.completed_step_count, message.step_count, message.preview_png)
+        self._progress_so_far = ImageProgress(message.completed_step_count, message.step_count, message.preview_png)
         return self._progress_so_far
 
 

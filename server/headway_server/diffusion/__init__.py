@@ -1,12 +1,12 @@
 """The engine for models that remove noise step by step: samplers, and a batch of rows at different steps."""
 
-from headway_server.diffusion.engine import DenoisingEngine, DenoisingError, Drawing, Progress
+from headway_server.diffusion.engine import Denoising, DenoisingEngine, DenoisingError, Progress
 from headway_server.diffusion.samplers import KeptArea, Sampler, Trajectory, draw_noise, mix, step_times
 
 __all__ = [
+    "Denoising",
     "DenoisingEngine",
     "DenoisingError",
-    "Drawing",
     "KeptArea",
     "Progress",
     "Sampler",

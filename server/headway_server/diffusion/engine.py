@@ -54,7 +54,7 @@ class Progress(NamedTuple):
     """The latent of the image as it is predicted now."""
 
 
-class Drawing(Pending[Latent]):
+class Denoising(Pending[Latent]):
     """One image to be denoised, and its result.
 
     Made on the event loop. Its trajectory belongs to the engine's thread, once it was submitted, and its future to the
@@ -114,10 +114,10 @@ class Drawing(Pending[Latent]):
         return self.num_rows * self.trajectory.num_steps
 
     def __repr__(self) -> str:
-        return f"Drawing({self.trajectory!r}, {self.num_rows} rows{', cancelled' * self.cancelled})"
+        return f"Denoising({self.trajectory!r}, {self.num_rows} rows{', cancelled' * self.cancelled})"
 
 
-class DenoisingEngine(SteppingWorker[tuple[list[Drawing], str]]):
+class DenoisingEngine(SteppingWorker[tuple[list[Denoising], str]]):
     """Runs drawings through a denoiser."""
 
     def __init__(
@@ -144,7 +144,7 @@ class DenoisingEngine(SteppingWorker[tuple[list[Drawing], str]]):
         self._max_rows = max_rows
         self._model = model
         self._observer = observer
-        self._turns: Turns[Drawing] = Turns()
+        self._turns: Turns[Denoising] = Turns()
         self._num_running = 0  # rows of the present step
         self._num_started = 0
 
@@ -164,7 +164,7 @@ class DenoisingEngine(SteppingWorker[tuple[list[Drawing], str]]):
     def _num_waiting(self) -> int:
         return max(0, len(self._turns) - self._num_started)
 
-    async def run(self, drawings: Sequence[Drawing], caller: str = "") -> list[Latent]:
+    async def run(self, drawings: Sequence[Denoising], caller: str = "") -> list[Latent]:
         """Waits for the latents of a call's images. When one fails, or the caller goes, all of them end.
 
         Raises:
@@ -178,7 +178,7 @@ class DenoisingEngine(SteppingWorker[tuple[list[Drawing], str]]):
         finally:
             _cancel(drawings)
 
-    async def stream(self, drawing: Drawing, caller: str = "") -> AsyncGenerator[Progress, None]:
+    async def stream(self, drawing: Denoising, caller: str = "") -> AsyncGenerator[Progress, None]:
         """Yields the progress of an image; a slow reader gets the newest step alone. Its `result` is done afterwards.
 
         Errors are those of `run`.
@@ -195,14 +195,14 @@ class DenoisingEngine(SteppingWorker[tuple[list[Drawing], str]]):
         finally:
             _cancel([drawing])
 
-    def _submit_drawings(self, drawings: Sequence[Drawing], caller: str) -> None:
+    def _submit_drawings(self, drawings: Sequence[Denoising], caller: str) -> None:
         """Hands drawings to the thread; on the event loop."""
         now = time.monotonic()
         for drawing in drawings:
             drawing.arrived_at = now
         self._submit(drawings, (list(drawings), caller))
 
-    def _take_in(self, message: tuple[list[Drawing], str]) -> None:
+    def _take_in(self, message: tuple[list[Denoising], str]) -> None:
         self._turns.add(*message)
 
     def _release(self) -> None:
@@ -221,8 +221,8 @@ class DenoisingEngine(SteppingWorker[tuple[list[Drawing], str]]):
                 self._num_started += 1
                 self._report_left(drawing, "started", started)
         self._num_running = sum(drawing.num_rows for drawing in chosen)
-        ends: list[tuple[Drawing, Latent | Exception]] = []
-        parts: list[tuple[Drawing, Progress]] = []
+        ends: list[tuple[Denoising, Latent | Exception]] = []
+        parts: list[tuple[Denoising, Progress]] = []
         try:
             velocities = self._velocities(chosen)
         except BaseException as error:  # whatever it is, the callers of this step get it, and the thread goes on
@@ -240,7 +240,7 @@ class DenoisingEngine(SteppingWorker[tuple[list[Drawing], str]]):
         if parts or ends:
             self._post(_deliver, parts, ends)
 
-    def _velocities(self, chosen: Sequence[Drawing]) -> list[Latent]:
+    def _velocities(self, chosen: Sequence[Denoising]) -> list[Latent]:
         """Runs the model once for all rows, and applies guidance; returns a velocity for each image."""
         rows = [(drawing, drawing.condition) for drawing in chosen]
         rows += [(drawing, drawing.other_condition) for drawing in chosen if drawing.is_guided]
@@ -259,10 +259,10 @@ class DenoisingEngine(SteppingWorker[tuple[list[Drawing], str]]):
 
     def _move(
         self,
-        drawing: Drawing,
+        drawing: Denoising,
         velocity: Latent,
-        parts: list[tuple[Drawing, Progress]],
-        ends: list[tuple[Drawing, Latent | Exception]],
+        parts: list[tuple[Denoising, Progress]],
+        ends: list[tuple[Denoising, Latent | Exception]],
         now: float,
     ) -> None:
         """Moves a drawing on by a step, and notes what is to be handed out."""
@@ -281,8 +281,8 @@ class DenoisingEngine(SteppingWorker[tuple[list[Drawing], str]]):
     def _drop_unwanted(self) -> None:
         """Takes out drawings whose caller has gone or whose deadline has passed."""
         now = time.monotonic()
-        late: list[tuple[Drawing, Latent | Exception]] = []
-        gone: list[Drawing] = []
+        late: list[tuple[Denoising, Latent | Exception]] = []
+        gone: list[Denoising] = []
         for drawing in self._turns.members():
             if drawing.cancelled:
                 gone.append(drawing)
@@ -297,11 +297,11 @@ class DenoisingEngine(SteppingWorker[tuple[list[Drawing], str]]):
         if late:
             self._post(_deliver, [], late)
 
-    def _leave(self, drawings: Sequence[Drawing]) -> None:
+    def _leave(self, drawings: Sequence[Denoising]) -> None:
         self._num_started -= sum(1 for drawing in drawings if drawing.started_at)
         self._turns.remove(drawings)
 
-    def _report_left(self, drawing: Drawing, reason: Literal["started", "expired", "cancelled"], now: float) -> None:
+    def _report_left(self, drawing: Denoising, reason: Literal["started", "expired", "cancelled"], now: float) -> None:
         if self._observer is not NO_OBSERVER:
             waited = now - drawing.arrived_at
             self._observer.left_queue(
@@ -322,7 +322,7 @@ class DenoisingEngine(SteppingWorker[tuple[list[Drawing], str]]):
             )
 
 
-def _deliver(parts: Sequence[tuple[Drawing, Progress]], ends: Sequence[tuple[Drawing, Latent | Exception]]) -> None:
+def _deliver(parts: Sequence[tuple[Denoising, Progress]], ends: Sequence[tuple[Denoising, Latent | Exception]]) -> None:
     """Hands out what steps have brought; on the event loop."""
     for drawing, progress in parts:
         drawing.progress = progress
@@ -331,7 +331,7 @@ def _deliver(parts: Sequence[tuple[Drawing, Progress]], ends: Sequence[tuple[Dra
         drawing.end(outcome)
 
 
-def _cancel(drawings: Iterable[Drawing]) -> None:
+def _cancel(drawings: Iterable[Denoising]) -> None:
     """Makes drawings that are not finished leave the engine before its next step."""
     for drawing in drawings:
         drawing.cancelled = True

@@ -13,8 +13,8 @@ from headway_server.services.images import image_of
 from headway_server.services.messages import Parts, find_model, set_fields, signed, stream_of
 from headway_server.serving.host import ModelHost
 from headway_server.serving.images import name_images
-from headway_server.tasks.image_generation.model import DrawingProgress, DrawnImage, ImageGenerationModel
-from headway_server.tasks.image_generation.request import DrawingRequest
+from headway_server.tasks.image_generation.model import GeneratedImage, ImageGenerationModel, ImageProgress
+from headway_server.tasks.image_generation.request import ImageGenerationRequest
 from headway_server.tasks.table import GENERATE_IMAGES
 
 _SAMPLERS: Final = WireEnum(pb.DiffusionSampler, Sampler, unspecified=Sampler.DPM_SOLVER_PP_2M)
@@ -46,7 +46,7 @@ class ImageGenerationService:
         arrived = time.monotonic()
         model = self._find(request)
 
-        async def begin() -> Parts[DrawingProgress, DrawnImage]:
+        async def begin() -> Parts[ImageProgress, GeneratedImage]:
             asked = await self._asked(request, preview_step_count=request.preview_step_count)
             return model.stream(asked, deadline=deadline)
 
@@ -57,7 +57,7 @@ class ImageGenerationService:
 
     async def _asked(
         self, request: pb.GenerateImageRequest | pb.StreamGenerateImageRequest, **more: Any
-    ) -> DrawingRequest:
+    ) -> ImageGenerationRequest:
         """Reads what a request asks for; a field that is not set takes its default.
 
         Raises:
@@ -69,7 +69,7 @@ class ImageGenerationService:
             given["image"] = await image_of(self._host, request.image, request.image_id)
         if request.mask:
             [given["mask"]] = await name_images([request.mask], "mask")
-        return DrawingRequest(
+        return ImageGenerationRequest(
             prompt=request.prompt,
             negative_prompt=request.negative_prompt,
             sampler=_SAMPLERS.read("parameters.sampler", parameters.sampler),
@@ -78,7 +78,7 @@ class ImageGenerationService:
         )
 
 
-def _progress(part: DrawingProgress) -> dict[str, Any]:
+def _progress(part: ImageProgress) -> dict[str, Any]:
     return {
         "completed_step_count": part.num_made,
         "step_count": part.num_steps,
@@ -86,11 +86,11 @@ def _progress(part: DrawingProgress) -> dict[str, Any]:
     }
 
 
-def _last(image: DrawnImage) -> dict[str, Any]:
+def _last(image: GeneratedImage) -> dict[str, Any]:
     return {"completed_step_count": image.num_steps, "step_count": image.num_steps, "result": _drawn(image)}
 
 
-def _drawn(image: DrawnImage) -> pb.GeneratedImage:
+def _drawn(image: GeneratedImage) -> pb.GeneratedImage:
     return pb.GeneratedImage(
         png=image.png, seed=image.seed, step_count=image.num_steps, width=image.width, height=image.height
     )

@@ -122,7 +122,7 @@ def plan_sampling(
     _check_counts(requested, parameters.min_new_tokens, limits, has_constraint=constraint is not None)
     if (budget := parameters.thinking_token_budget) is not None:
         check_rules("parameters.thinking_token_budget", budget, "GenerationParameters.thinking_token_budget")
-    check_drawing(parameters, limits.vocab_size)
+    check_sampling(parameters, limits.vocab_size)
     _check_stop_strings(parameters.stop_strings)
     _check_stop_ids(parameters.stop_token_ids, limits.vocab_size)
     _check_logit_biases(parameters.logit_biases, limits.vocab_size)
@@ -142,7 +142,7 @@ def draw_seed(given: int | None) -> int:
     return random.getrandbits(64) if given is None else given
 
 
-def check_drawing(parameters: SamplingParameters, vocab_size: int) -> None:
+def check_sampling(parameters: SamplingParameters, vocab_size: int) -> None:
     """Checks what decides which token is drawn.
 
     Raises:

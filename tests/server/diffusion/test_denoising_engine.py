@@ -10,9 +10,9 @@ import pytest
 from waiting import until
 
 from headway_server.diffusion import (
+    Denoising,
     DenoisingEngine,
     DenoisingError,
-    Drawing,
     Sampler,
     Trajectory,
     draw_noise,
@@ -87,7 +87,7 @@ async def engine(denoiser, events):
 
 def drawing(seed=0, steps=5, label=1, guidance=1.0, sampler=Sampler.DDIM, *, deadline=None, progress=False):
     trajectory = Trajectory(draw_noise(seed, SHAPE), step_times(steps), sampler)
-    return Drawing(
+    return Denoising(
         trajectory,
         condition={"label": np.array(label)},
         other_condition={"label": np.array(0)},

@@ -19,7 +19,7 @@ from headway_server.serving.host import ModelHost
 from headway_server.serving.images import SentImage
 from headway_server.settings import ServerSettings
 from headway_server.tasks.generation.request import GenerationRequest
-from headway_server.tasks.image_generation.request import DrawingRequest
+from headway_server.tasks.image_generation.request import ImageGenerationRequest
 from headway_server.tasks.segmentation.model import MAX_MASKS, EverythingRequest, MaskFormat, Point, Prompt
 from headway_server.tasks.speech.model import SpeechRequest
 from headway_server.tasks.synthesis.request import SynthesisRequest
@@ -68,12 +68,12 @@ CALLS = {
     "an image that is drawn over": (
         "fashion-mnist-diffusion",
         lambda model: model.draw(
-            DrawingRequest(image=sent(png(), "image"), mask=sent(png(), "mask"), num_steps=1), deadline=None
+            ImageGenerationRequest(image=sent(png(), "image"), mask=sent(png(), "mask"), num_steps=1), deadline=None
         ),
     ),
     "latents of images that are drawn": (
         "fashion-mnist-diffusion",
-        lambda model: model.draw(DrawingRequest(num_images=2, num_steps=1), deadline=None),
+        lambda model: model.draw(ImageGenerationRequest(num_images=2, num_steps=1), deadline=None),
     ),
     "tokens of texts that are spoken": (
         "telephone-speech",
@@ -201,7 +201,7 @@ HELD = {
     ),
     "latents and what is drawn": (
         "fashion-mnist-diffusion",
-        lambda model: model.draw(DrawingRequest(num_images=4, num_steps=1), deadline=None),
+        lambda model: model.draw(ImageGenerationRequest(num_images=4, num_steps=1), deadline=None),
         lambda model: 4 * 3 * 4 * math.prod(model._latent_shape),
     ),
 }

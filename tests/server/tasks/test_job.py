@@ -28,7 +28,7 @@ from headway_server.serving.images import SentImage
 from headway_server.serving.permits import Admission
 from headway_server.settings import ServerSettings
 from headway_server.tasks.generation.request import GenerationRequest
-from headway_server.tasks.image_generation.request import DrawingRequest
+from headway_server.tasks.image_generation.request import ImageGenerationRequest
 from headway_server.tasks.inspection.maps import AttentionRequest
 from headway_server.tasks.job import Job
 from headway_server.tasks.speech.model import SpeechRequest
@@ -73,8 +73,8 @@ def continued(deadline, **fields):
     return GenerationRequest(parameters={"max_new_tokens": 8, "temperature": 1.0}, deadline=deadline, **fields)
 
 
-DRAWN = DrawingRequest(num_images=2, num_steps=6)
-DRAWN_OVER = DrawingRequest(image=sent(png(1), "image"), mask=sent(png(1, "white"), "mask"), num_steps=6)
+DRAWN = ImageGenerationRequest(num_images=2, num_steps=6)
+DRAWN_OVER = ImageGenerationRequest(image=sent(png(1), "image"), mask=sent(png(1, "white"), "mask"), num_steps=6)
 PHRASES = (PhraseRequest(forbidden=("ein Mann",)), PhraseRequest(required=("Hund",)))
 
 

@@ -51,7 +51,7 @@ from headway_server.tasks.captioning.model import CaptioningModel
 from headway_server.tasks.generation.model import GeneratedText, GenerationModel
 from headway_server.tasks.generation.request import MAX_PROMPTS, GenerationRequest, Prompt
 from headway_server.tasks.image_generation.model import ImageGenerationModel
-from headway_server.tasks.image_generation.request import DrawingRequest
+from headway_server.tasks.image_generation.request import ImageGenerationRequest
 from headway_server.tasks.images.classifier import ImageClassifier
 from headway_server.tasks.outputs import ScoredLabel
 from headway_server.tasks.segmentation.decoder import MAX_POINTS
@@ -716,7 +716,7 @@ async def _draw(model: ImageGenerationModel, call: InferCall) -> Arrays:
     for name in ("image", "mask"):
         if name in call.arrays:
             given[name] = await _image(call, name)
-    answer = await model.draw(DrawingRequest(**given), deadline=call.deadline)
+    answer = await model.draw(ImageGenerationRequest(**given), deadline=call.deadline)
     return {
         "image": files_array([one.png for one in answer.results]),
         "seed": np.array([one.seed for one in answer.results], np.uint64),

@@ -1,1 +1,1 @@
-"""Drawing images, and parts of images, by removing noise."""
+"""Denoising images, and parts of images, by removing noise."""

@@ -21,8 +21,8 @@ from headway_server.batching import Batcher, BatchGraph, Tensors
 from headway_server.batching.batcher import BatchedResults
 from headway_server.bundles import TOKENIZER_FILE, Bundle, GraphRole, Precision, demanded
 from headway_server.diffusion import (
+    Denoising,
     DenoisingEngine,
-    Drawing,
     KeptArea,
     Trajectory,
     draw_noise,
@@ -48,7 +48,7 @@ from headway_server.tasks.image_generation.prompts import (
     text_row,
     text_states_shape,
 )
-from headway_server.tasks.image_generation.request import DrawingRequest
+from headway_server.tasks.image_generation.request import ImageGenerationRequest
 from headway_server.tasks.job import Job
 from headway_server.tasks.parameters import draw_seed
 
@@ -62,7 +62,7 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrawnImage:
+class GeneratedImage:
     """An image that was drawn."""
 
     png: bytes
@@ -75,7 +75,7 @@ class DrawnImage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrawingProgress:
+class ImageProgress:
     """How far an image is."""
 
     num_made: int
@@ -174,7 +174,7 @@ class ImageGenerationModel(ServedModel):
         manifest = self.bundle.manifest
         return f"ImageGenerationModel({manifest.name}/{manifest.version}, {self.precision}, {self._engine!r})"
 
-    async def draw(self, request: DrawingRequest, *, deadline: float | None) -> Answer[DrawnImage]:
+    async def draw(self, request: ImageGenerationRequest, *, deadline: float | None) -> Answer[GeneratedImage]:
         """Draws the images of a call; all of them, or none.
 
         Args:
@@ -192,8 +192,8 @@ class ImageGenerationModel(ServedModel):
             return job.answer(await self._finish(job, request, latents, edit))
 
     async def stream(
-        self, request: DrawingRequest, *, deadline: float | None
-    ) -> AsyncGenerator[DrawingProgress | Answer[DrawnImage], None]:
+        self, request: ImageGenerationRequest, *, deadline: float | None
+    ) -> AsyncGenerator[ImageProgress | Answer[GeneratedImage], None]:
         """Draws one image: yields how far it is, and last the answer. Errors are those of `draw`."""
         request = replace(request, seed=draw_seed(request.seed), num_images=1)
         with self._begin(request, deadline) as job:
@@ -205,13 +205,13 @@ class ImageGenerationModel(ServedModel):
                     if due and part.num_made >= due:
                         due = part.num_made + request.preview_step_count
                         [preview] = (await self._decode(job, [part.image], edit)).results
-                    yield DrawingProgress(num_made=part.num_made, num_steps=num_steps, preview=preview)
+                    yield ImageProgress(num_made=part.num_made, num_steps=num_steps, preview=preview)
             yield job.answer(await self._finish(job, request, [drawing.result.result()], edit))
 
-    def _begin(self, request: DrawingRequest, deadline: float | None) -> DrawingJob:
+    def _begin(self, request: ImageGenerationRequest, deadline: float | None) -> DenoisingJob:
         """Returns the job of a call, which holds the latents of its images."""
         num_latents = request.num_images * _LATENTS_OF_IMAGE + (request.image is not None)
-        return DrawingJob(
+        return DenoisingJob(
             self._engine,
             self._admission,
             self._held,
@@ -222,8 +222,8 @@ class ImageGenerationModel(ServedModel):
         )
 
     async def _prepare(
-        self, job: DrawingJob, request: DrawingRequest, *, wants_progress: bool = False
-    ) -> tuple[list[Drawing], Edit | None]:
+        self, job: DenoisingJob, request: ImageGenerationRequest, *, wants_progress: bool = False
+    ) -> tuple[list[Denoising], Edit | None]:
         """Reads what is drawn, and the image that is drawn over, if there is one; the job holds what is made of them.
 
         Returns:
@@ -244,7 +244,7 @@ class ImageGenerationModel(ServedModel):
                 )
                 edit.latent = encoded.results[0][LATENT]
         drawings = [
-            Drawing(
+            Denoising(
                 self._trajectory(request, seed, edit),
                 condition=conditions[0],
                 other_condition=conditions[-1],
@@ -256,7 +256,7 @@ class ImageGenerationModel(ServedModel):
         ]
         return drawings, edit
 
-    def _trajectory(self, request: DrawingRequest, seed: int, edit: Edit | None) -> Trajectory:
+    def _trajectory(self, request: ImageGenerationRequest, seed: int, edit: Edit | None) -> Trajectory:
         """Returns the beginning of an image: noise, or with less of it what is drawn over."""
         times = request.times
         noise = latent = draw_noise(seed, self._latent_shape)
@@ -268,14 +268,14 @@ class ImageGenerationModel(ServedModel):
         return Trajectory(latent, times, request.sampler, kept)
 
     async def _finish(
-        self, job: DrawingJob, request: DrawingRequest, latents: Sequence[Latent], edit: Edit | None
-    ) -> list[DrawnImage]:
+        self, job: DenoisingJob, request: ImageGenerationRequest, latents: Sequence[Latent], edit: Edit | None
+    ) -> list[GeneratedImage]:
         """Makes images of latents."""
         decoded = await self._decode(job, latents, edit)
         job.note(decoded.runs)
         width, height = self.size if edit is None else edit.size(self.size)
         return [
-            DrawnImage(png=png, seed=seed, num_steps=request.num_made_steps, width=width, height=height)
+            GeneratedImage(png=png, seed=seed, num_steps=request.num_made_steps, width=width, height=height)
             for png, seed in zip(decoded.results, _seeds(request), strict=True)
         ]
 
@@ -285,7 +285,7 @@ class ImageGenerationModel(ServedModel):
         sizes = demanded(self.bundle.manifest.image_preprocessing)
         return sizes.width, sizes.height
 
-    async def _decode(self, job: DrawingJob, latents: Sequence[Latent], edit: Edit | None) -> BatchedResults[bytes]:
+    async def _decode(self, job: DenoisingJob, latents: Sequence[Latent], edit: Edit | None) -> BatchedResults[bytes]:
         """Makes PNG files of latents, off the event loop."""
 
         def read(row: Tensors, _: int) -> bytes:
@@ -296,17 +296,17 @@ class ImageGenerationModel(ServedModel):
         return await job.batch(self._decoder, items, outputs=(PIXELS,), num_bytes=0, num_read=0, read=read)
 
 
-class DrawingJob(Job[DenoisingEngine]):
+class DenoisingJob(Job[DenoisingEngine]):
     """A call whose images are drawn."""
 
-    async def run(self, drawings: Sequence[Drawing]) -> list[Latent]:
+    async def run(self, drawings: Sequence[Denoising]) -> list[Latent]:
         """Returns the latents of drawings, which the job holds already; errors are those of `DenoisingEngine.run`."""
         with self._running(num_bytes=0, num_read=0):
             latents = await self._engine.run(drawings, self.caller)
         self.note(drawings)
         return latents
 
-    async def stream(self, drawing: Drawing) -> AsyncGenerator[Progress, None]:
+    async def stream(self, drawing: Denoising) -> AsyncGenerator[Progress, None]:
         """Runs a drawing as `run` does and yields how far it is; its `result` is there afterwards."""
         with self._running(num_bytes=0, num_read=0):
             async with aclosing(self._engine.stream(drawing, self.caller)) as parts:
@@ -331,16 +331,16 @@ def _pad_id(bundle: Bundle) -> int:
     return 0 if tokens is None or tokens.pad is None else tokens.pad
 
 
-def _num_rows(request: DrawingRequest, prompts: tuple[Prompt, Prompt] | tuple[str, str]) -> int:
+def _num_rows(request: ImageGenerationRequest, prompts: tuple[Prompt, Prompt] | tuple[str, str]) -> int:
     """Returns how many rows an image takes: two where it is led away from something else than what is drawn."""
     return 1 if request.guidance_scale == 1 or prompts[0] == prompts[1] else 2
 
 
-def _work(request: DrawingRequest) -> float:
+def _work(request: ImageGenerationRequest) -> float:
     """Returns how many rows an image takes in all its steps together, by the prompts as they are written."""
     return float(_num_rows(request, (request.prompt, request.negative_prompt)) * request.num_made_steps)
 
 
-def _seeds(request: DrawingRequest) -> list[int]:
+def _seeds(request: ImageGenerationRequest) -> list[int]:
     assert request.seed is not None, "a call draws one"
     return [(request.seed + number) % _SEEDS for number in range(request.num_images)]

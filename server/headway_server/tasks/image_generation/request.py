@@ -10,7 +10,7 @@ from headway_server.errors import InvalidInputError
 from headway_server.field_rules import maximum, rules_of
 from headway_server.serving.images import SentImage
 
-MAX_DRAWINGS: Final = maximum("GenerateImageRequest.image_count")
+MAX_GENERATED_IMAGES: Final = maximum("GenerateImageRequest.image_count")
 """Most images of a call."""
 MAX_STEPS: Final = maximum("DiffusionParameters.step_count")
 """Most steps of an image."""
@@ -22,7 +22,7 @@ DEFAULT_STRENGTH: Final = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrawingRequest:
+class ImageGenerationRequest:
     """What is to be drawn, and how.
 
     Raises:
@@ -49,7 +49,7 @@ class DrawingRequest:
     """Steps between two previews of a stream; 0: none."""
 
     def __post_init__(self) -> None:
-        _check("image_count", self.num_images, 1, MAX_DRAWINGS, "; send several calls")
+        _check("image_count", self.num_images, 1, MAX_GENERATED_IMAGES, "; send several calls")
         _check("parameters.step_count", self.num_steps, 1, MAX_STEPS)
         _check("parameters.guidance_scale", self.guidance_scale, 1, MAX_GUIDANCE)
         _check("preview_step_count", self.preview_step_count, 0, MAX_STEPS)

@@ -11,7 +11,7 @@ from headway_server.bundles import AudioCodec, SamplingDefaults
 from headway_server.decoding.parameters import SamplingParameters
 from headway_server.errors import InvalidInputError
 from headway_server.field_rules import most_elements
-from headway_server.tasks.parameters import check_drawing
+from headway_server.tasks.parameters import check_sampling
 from headway_server.tasks.synthesis.encoding import AudioFormat
 
 MAX_TEXTS: Final = most_elements("SynthesizeSpeechRequest.texts")
@@ -71,7 +71,7 @@ def plan_synthesis(
             )
         num_frames = int(request.max_seconds / frame_s + 1e-6)
     parameters = SamplingParameters(max_new_tokens=num_frames * codec.num_books, **values)
-    check_drawing(parameters, vocab_size)
+    check_sampling(parameters, vocab_size)
     return SynthesisPlan(parameters=parameters, seed=seed)
 
 

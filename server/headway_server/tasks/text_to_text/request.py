@@ -13,9 +13,9 @@ from headway_server.field_rules import most_elements
 from headway_server.tasks.parameters import (
     DecodingLimits,
     Given,
-    check_drawing,
     check_range,
     check_rules,
+    check_sampling,
     draw_seed,
 )
 from headway_server.tasks.text_to_text.phrases import EncodedPhrases, PhraseRequest, Tokens
@@ -169,7 +169,7 @@ def plan_text_to_text(
     sampling = SamplingParameters(
         max_new_tokens=1, min_new_tokens=least, **drawing
     )  # the text decides the number of tokens
-    check_drawing(sampling, limits.vocab_size)
+    check_sampling(sampling, limits.vocab_size)
     return TextToTextPlan(
         max_new_tokens=given.max_new_tokens or most,
         max_length_ratio=given.max_length_ratio,

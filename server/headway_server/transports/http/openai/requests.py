@@ -21,7 +21,7 @@ from headway_server.preprocessing.chat import Role
 from headway_server.serving.limits import check_count
 from headway_server.tasks.generation.request import MAX_PROMPTS, MAX_TURNS, GenerationRequest, Prompt, ToolUse
 from headway_server.tasks.generation.tools import MAX_TOOLS, TOOL_NAME, ToolChoice, check_turn, make_tool, use_tools
-from headway_server.tasks.image_generation.request import DrawingRequest
+from headway_server.tasks.image_generation.request import ImageGenerationRequest
 from headway_server.tasks.parameters import MAX_LOGIT_BIASES, LogProbabilityRequest
 from headway_server.tasks.synthesis.encoding import AudioFormat
 from headway_server.tasks.synthesis.request import SynthesisRequest
@@ -382,7 +382,7 @@ class ImageBody(_Body):
     sampler: Literal["ddim", "dpm_solver_pp_2m", "euler"] | None = None
     seed: int | None = None
 
-    def request(self, width: int, height: int) -> DrawingRequest:
+    def request(self, width: int, height: int) -> ImageGenerationRequest:
         """Returns what is asked of a model that draws images of a size.
 
         Raises:
@@ -396,7 +396,7 @@ class ImageBody(_Body):
             "sampler": None if self.sampler is None else Sampler(self.sampler),
             "seed": None if self.seed is None else self.seed % 2**64,
         }
-        return DrawingRequest(
+        return ImageGenerationRequest(
             prompt=self.prompt,
             negative_prompt=self.negative_prompt,
             num_images=self.n,

@@ -36,7 +36,7 @@ from headway_server.serving.families import ServedModel
 from headway_server.serving.host import ModelHost
 from headway_server.settings import ServerSettings
 from headway_server.tasks.generation.model import GeneratedText, GenerationModel
-from headway_server.tasks.image_generation.model import DrawnImage
+from headway_server.tasks.image_generation.model import GeneratedImage
 from headway_server.tasks.outputs import read_vector
 from headway_server.tasks.speech.model import SpeechTask
 from headway_server.tasks.synthesis.model import SpeechPart, SynthesisModel
@@ -487,7 +487,7 @@ def _usage(texts: Iterable[GeneratedText]) -> dict[str, Any]:
     }
 
 
-def _images(answer: Answer[DrawnImage]) -> dict[str, Any]:
+def _images(answer: Answer[GeneratedImage]) -> dict[str, Any]:
     return {
         "created": int(time.time()),
         "data": [{"b64_json": base64.b64encode(image.png).decode(), "seed": image.seed} for image in answer.results],
