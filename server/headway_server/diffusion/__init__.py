@@ -1,15 +1,15 @@
 """The engine for models that remove noise step by step: samplers, and a batch of rows at different steps."""
 
 from headway_server.diffusion.engine import Denoising, DenoisingEngine, DenoisingError, Progress
-from headway_server.diffusion.samplers import KeptArea, Sampler, Trajectory, draw_noise, mix, step_times
+from headway_server.diffusion.samplers import DiffusionSampler, KeptArea, Trajectory, draw_noise, mix, step_times
 
 __all__ = [
     "Denoising",
     "DenoisingEngine",
     "DenoisingError",
+    "DiffusionSampler",
     "KeptArea",
     "Progress",
-    "Sampler",
     "Trajectory",
     "draw_noise",
     "mix",

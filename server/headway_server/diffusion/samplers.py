@@ -23,7 +23,7 @@ Latent: TypeAlias = NDArray[np.float32]
 _QUARTER_TURN: Final = math.pi / 2
 
 
-class Sampler(StrEnum):
+class DiffusionSampler(StrEnum):
     """How a step is made."""
 
     DDIM = "ddim"
@@ -78,7 +78,9 @@ class KeptArea:
 class Trajectory:
     """A latent on its way through the steps of a sampler."""
 
-    def __init__(self, latent: Latent, times: list[float], sampler: Sampler, kept: KeptArea | None = None) -> None:
+    def __init__(
+        self, latent: Latent, times: list[float], sampler: DiffusionSampler, kept: KeptArea | None = None
+    ) -> None:
         """Begins.
 
         Args:
@@ -127,13 +129,13 @@ class Trajectory:
         time, following = self.time, self.next_time
         image = _scale(self.latent, _signal(time)) - _scale(velocity, _noise(time))
         match self._sampler:
-            case Sampler.DDIM:
+            case DiffusionSampler.DDIM:
                 # a(t') x + s(t') e, of the image and the noise that velocity and latent say: a turn by the angle.
                 turn = (time - following) * _QUARTER_TURN
                 self.latent = _scale(self.latent, math.cos(turn)) - _scale(velocity, math.sin(turn))
-            case Sampler.EULER:
+            case DiffusionSampler.EULER:
                 self.latent = self.latent - _scale(velocity, (time - following) * _QUARTER_TURN)
-            case Sampler.DPM_SOLVER_PP_2M:
+            case DiffusionSampler.DPM_SOLVER_PP_2M:
                 self.latent = self._second_order(image, time, following)
         if self._kept is not None:
             self.latent = self._kept.put_into(self.latent, following)

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from typing import Any, Final
 
 from headway.v1 import image_generation_service_pb2 as pb
-from headway_server.diffusion import Sampler
+from headway_server.diffusion import DiffusionSampler
 from headway_server.services.enums import WireEnum
 from headway_server.services.images import image_of
 from headway_server.services.messages import Parts, find_model, set_fields, signed, stream_of
@@ -17,7 +17,7 @@ from headway_server.tasks.image_generation.model import GeneratedImage, ImageGen
 from headway_server.tasks.image_generation.request import ImageGenerationRequest
 from headway_server.tasks.table import GENERATE_IMAGES
 
-_SAMPLERS: Final = WireEnum(pb.DiffusionSampler, Sampler, unspecified=Sampler.DPM_SOLVER_PP_2M)
+_SAMPLERS: Final = WireEnum(pb.DiffusionSampler, DiffusionSampler, unspecified=DiffusionSampler.DPM_SOLVER_PP_2M)
 _PARAMETERS: Final = {"step_count": "num_steps"} | {name: name for name in ("guidance_scale", "seed", "strength")}
 """What the fields of the message are called in a request for drawings."""
 

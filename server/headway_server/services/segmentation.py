@@ -23,9 +23,9 @@ from headway_server.tasks.segmentation.model import (
     MaskFormat,
     Point,
     Pointing,
-    Prompt,
     SegmentationModel,
     SegmentMask,
+    SegmentPrompt,
 )
 from headway_server.tasks.table import SEGMENT_IMAGES
 
@@ -169,8 +169,8 @@ class _Clicks:
                 self._pointing = None
 
 
-def _prompt(points: Sequence[pb.PromptPoint], box: common_pb2.Box | None) -> Prompt:
-    return Prompt(
+def _prompt(points: Sequence[pb.PromptPoint], box: common_pb2.Box | None) -> SegmentPrompt:
+    return SegmentPrompt(
         points=tuple(Point(point.x, point.y, is_inside=not point.outside) for point in points),
         box=None if box is None else (box.left, box.top, box.right, box.bottom),
     )

@@ -13,7 +13,7 @@ from headway_server.diffusion import (
     Denoising,
     DenoisingEngine,
     DenoisingError,
-    Sampler,
+    DiffusionSampler,
     Trajectory,
     draw_noise,
     step_times,
@@ -85,7 +85,7 @@ async def engine(denoiser, events):
     assert made.close()
 
 
-def drawing(seed=0, steps=5, label=1, guidance=1.0, sampler=Sampler.DDIM, *, deadline=None, progress=False):
+def drawing(seed=0, steps=5, label=1, guidance=1.0, sampler=DiffusionSampler.DDIM, *, deadline=None, progress=False):
     trajectory = Trajectory(draw_noise(seed, SHAPE), step_times(steps), sampler)
     return Denoising(
         trajectory,
@@ -116,7 +116,7 @@ async def test_random_callers_get_what_they_would_alone(engine, denoiser):
     async def call(number):
         count = generator.randrange(1, 4)
         steps, label = generator.randrange(1, 9), generator.randrange(1, 5)
-        guidance, sampler = generator.choice((1.0, 2.5)), generator.choice(list(Sampler))
+        guidance, sampler = generator.choice((1.0, 2.5)), generator.choice(list(DiffusionSampler))
         await asyncio.sleep(generator.random() / 50)
         drawings = [drawing(number + i, steps, label, guidance, sampler) for i in range(count)]
         task = asyncio.create_task(engine.run(drawings, f"caller {number % 3}"))
@@ -203,14 +203,14 @@ async def test_a_step_that_fails_ends_its_own_images_and_no_others(engine, denoi
     denoiser.failing_label = 7
     with pytest.raises(DenoisingError, match="log says why"):
         await engine.run([drawing(1, label=7)])
-    np.testing.assert_array_equal((await engine.run([drawing(1)]))[0], naive(1, 5, 1, 1.0, Sampler.DDIM))
+    np.testing.assert_array_equal((await engine.run([drawing(1)]))[0], naive(1, 5, 1, 1.0, DiffusionSampler.DDIM))
     assert engine.is_alive
 
 
 async def test_numbers_that_are_none_end_their_own_image(engine):
     bad = asyncio.create_task(engine.run([drawing(1, label=99)]))
     [good] = await engine.run([drawing(2)])
-    np.testing.assert_array_equal(good, naive(2, 5, 1, 1.0, Sampler.DDIM))
+    np.testing.assert_array_equal(good, naive(2, 5, 1, 1.0, DiffusionSampler.DDIM))
     with pytest.raises(DenoisingError):
         await bad
 
@@ -219,7 +219,7 @@ async def test_a_stream_tells_of_its_steps_and_a_slow_reader_of_the_newest(engin
     one = drawing(3, steps=6, progress=True)
     made = [progress.num_made async for progress in engine.stream(one)]
     assert made == sorted(set(made))
-    np.testing.assert_array_equal(one.result.result(), naive(3, 6, 1, 1.0, Sampler.DDIM))
+    np.testing.assert_array_equal(one.result.result(), naive(3, 6, 1, 1.0, DiffusionSampler.DDIM))
     slow, seen = drawing(4, steps=200, progress=True), []
     async for progress in engine.stream(slow):
         seen.append(progress.num_made)

@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from headway_server.diffusion import KeptArea, Sampler, Trajectory, draw_noise, mix, step_times
+from headway_server.diffusion import DiffusionSampler, KeptArea, Trajectory, draw_noise, mix, step_times
 from headway_server.diffusion.samplers import guide
 
 SHAPE = (4, 3, 3)
@@ -59,7 +59,11 @@ def dpm_solver_pp_2m(latent, times, velocity_of):
     return latent
 
 
-REFERENCES = {Sampler.DDIM: ddim, Sampler.EULER: euler, Sampler.DPM_SOLVER_PP_2M: dpm_solver_pp_2m}
+REFERENCES = {
+    DiffusionSampler.DDIM: ddim,
+    DiffusionSampler.EULER: euler,
+    DiffusionSampler.DPM_SOLVER_PP_2M: dpm_solver_pp_2m,
+}
 
 
 def sample(sampler, latent, times, velocity_of):
@@ -69,7 +73,7 @@ def sample(sampler, latent, times, velocity_of):
     return trajectory.latent
 
 
-@pytest.mark.parametrize("sampler", Sampler)
+@pytest.mark.parametrize("sampler", DiffusionSampler)
 @pytest.mark.parametrize(("num_steps", "strength"), [(1, 1.0), (2, 1.0), (7, 1.0), (20, 1.0), (10, 0.4)])
 def test_a_sampler_makes_the_steps_of_its_paper(sampler, num_steps, strength):
     times, noise = step_times(num_steps, strength), draw_noise(3, SHAPE)
@@ -77,7 +81,9 @@ def test_a_sampler_makes_the_steps_of_its_paper(sampler, num_steps, strength):
     np.testing.assert_allclose(sample(sampler, noise, times, of_gaussian), expected, atol=2e-5)
 
 
-@pytest.mark.parametrize(("sampler", "bound"), [(Sampler.DDIM, 1e-5), (Sampler.DPM_SOLVER_PP_2M, 1e-5)])
+@pytest.mark.parametrize(
+    ("sampler", "bound"), [(DiffusionSampler.DDIM, 1e-5), (DiffusionSampler.DPM_SOLVER_PP_2M, 1e-5)]
+)
 def test_where_all_images_are_one_it_is_found_in_any_number_of_steps(sampler, bound):
     def velocity_of(latent, time):
         return of_gaussian(latent, time, deviation=0.0, mean=0.7)
@@ -92,9 +98,9 @@ def test_the_second_order_needs_fewer_steps_than_the_first():
     exact = 0.3 + 0.5 * noise  # the flow keeps the place of a number in its normal distribution
     errors = {
         sampler: [np.abs(sample(sampler, noise, step_times(count), of_gaussian) - exact).max() for count in (8, 32)]
-        for sampler in Sampler
+        for sampler in DiffusionSampler
     }
-    assert errors[Sampler.DPM_SOLVER_PP_2M][0] < errors[Sampler.DDIM][0]
+    assert errors[DiffusionSampler.DPM_SOLVER_PP_2M][0] < errors[DiffusionSampler.DDIM][0]
     for few, many in errors.values():
         assert many < few / 2.5  # four times the steps: an error a fourth or less, but for rounding
 
@@ -121,7 +127,7 @@ def test_guidance_goes_on_from_what_is_not_wanted_to_what_is():
     np.testing.assert_allclose(guide(wanted, other, 3.0), 3 * wanted - 2 * other, atol=1e-5)
 
 
-@pytest.mark.parametrize("sampler", Sampler)
+@pytest.mark.parametrize("sampler", DiffusionSampler)
 def test_a_kept_area_ends_as_it_was(sampler):
     image, noise = draw_noise(1, SHAPE), draw_noise(2, SHAPE)
     kept = KeptArea(is_kept=np.array([[[True, False, True]] * 3]), latent=image, noise=noise)

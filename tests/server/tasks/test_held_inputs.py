@@ -20,7 +20,7 @@ from headway_server.serving.images import SentImage
 from headway_server.settings import ServerSettings
 from headway_server.tasks.generation.request import GenerationRequest
 from headway_server.tasks.image_generation.request import ImageGenerationRequest
-from headway_server.tasks.segmentation.model import MAX_MASKS, EverythingRequest, MaskFormat, Point, Prompt
+from headway_server.tasks.segmentation.model import MAX_MASKS, EverythingRequest, MaskFormat, Point, SegmentPrompt
 from headway_server.tasks.speech.model import SpeechRequest
 from headway_server.tasks.synthesis.request import SynthesisRequest
 from headway_server.tasks.text.model import TextInputs
@@ -91,7 +91,7 @@ CALLS = {
     ),
     "masks of a prompt": (
         "segment",
-        lambda model: model.segment(sent(png(), "image"), [Prompt(points=(Point(9, 9),))], deadline=None),
+        lambda model: model.segment(sent(png(), "image"), [SegmentPrompt(points=(Point(9, 9),))], deadline=None),
     ),
     "masks of everything": ("segment", segment_everything),
     "audio": ("telephone-transcriber", lambda model: model.transcribe([sound(2)], request=SpeechRequest())),

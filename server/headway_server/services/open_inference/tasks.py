@@ -32,7 +32,7 @@ from headway_server.bundles import CHAT_TEMPLATE_FILE
 from headway_server.decoding.constraints import ConstraintRequest
 from headway_server.decoding.parameters import EarlyStopping
 from headway_server.decoding.sequence import Delta
-from headway_server.diffusion import Sampler
+from headway_server.diffusion import DiffusionSampler
 from headway_server.errors import InvalidInputError, WrongTaskError
 from headway_server.preprocessing import ChatTurn
 from headway_server.preprocessing.pool import text_pool
@@ -55,8 +55,13 @@ from headway_server.tasks.image_generation.request import ImageGenerationRequest
 from headway_server.tasks.images.classifier import ImageClassifier
 from headway_server.tasks.outputs import ScoredLabel
 from headway_server.tasks.segmentation.decoder import MAX_POINTS
-from headway_server.tasks.segmentation.model import EverythingRequest, MaskFormat, Point, SegmentationModel
-from headway_server.tasks.segmentation.model import Prompt as SegmentPrompt
+from headway_server.tasks.segmentation.model import (
+    EverythingRequest,
+    MaskFormat,
+    Point,
+    SegmentationModel,
+    SegmentPrompt,
+)
 from headway_server.tasks.speech.model import (
     MAX_AUDIOS,
     SpeechDelta,
@@ -692,7 +697,7 @@ async def _stream_speech(model: SynthesisModel, call: InferCall) -> AsyncGenerat
 # Images that are drawn, and segments of images
 
 
-_SAMPLERS: Final = {sampler.value: sampler for sampler in Sampler}
+_SAMPLERS: Final = {sampler.value: sampler for sampler in DiffusionSampler}
 _DRAWN: Final = kinds_of(image_generation_service_pb2.DiffusionParameters) | kinds_of(
     image_generation_service_pb2.GenerateImageRequest, "image_count"
 )

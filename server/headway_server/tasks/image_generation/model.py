@@ -41,8 +41,8 @@ from headway_server.settings import ServerSettings
 from headway_server.tasks.image_generation.editing import Edit, encode_png, read_edit
 from headway_server.tasks.image_generation.prompts import (
     ATTENTION_MASK,
+    ImagePrompt,
     LabelPrompts,
-    Prompt,
     Prompts,
     TextPrompts,
     text_row,
@@ -331,7 +331,7 @@ def _pad_id(bundle: Bundle) -> int:
     return 0 if tokens is None or tokens.pad is None else tokens.pad
 
 
-def _num_rows(request: ImageGenerationRequest, prompts: tuple[Prompt, Prompt] | tuple[str, str]) -> int:
+def _num_rows(request: ImageGenerationRequest, prompts: tuple[ImagePrompt, ImagePrompt] | tuple[str, str]) -> int:
     """Returns how many rows an image takes: two where it is led away from something else than what is drawn."""
     return 1 if request.guidance_scale == 1 or prompts[0] == prompts[1] else 2
 

@@ -22,14 +22,14 @@ INPUT_IDS: Final = "input_ids"
 ATTENTION_MASK: Final = "attention_mask"
 _MOST_SHOWN: Final = 64
 
-Prompt: TypeAlias = int | tuple[int, ...]
+ImagePrompt: TypeAlias = int | tuple[int, ...]
 """A prompt that was read: a label's number, or the tokens of a text. Equal ones draw the same."""
 
 
 class Prompts(Protocol):
     """How a model reads its prompts."""
 
-    async def read(self, field: str, text: str) -> Prompt:
+    async def read(self, field: str, text: str) -> ImagePrompt:
         """Reads a prompt; an empty one stands for anything.
 
         Raises:
@@ -37,7 +37,7 @@ class Prompts(Protocol):
         """
         ...
 
-    async def conditions(self, prompts: Sequence[Prompt], job: Job[Any]) -> list[Condition]:
+    async def conditions(self, prompts: Sequence[ImagePrompt], job: Job[Any]) -> list[Condition]:
         """Returns the denoiser's row of each prompt of a call; errors are those of `Job.batch`."""
         ...
 
@@ -50,7 +50,7 @@ class LabelPrompts:
         self._labels = labels
         self._folded = [label.casefold() for label in labels]
 
-    async def read(self, field: str, text: str) -> Prompt:
+    async def read(self, field: str, text: str) -> ImagePrompt:
         """Finds a label, whatever its case."""
         if not text:
             return len(self._labels)
@@ -59,7 +59,7 @@ class LabelPrompts:
             raise InvalidInputError(field, f"is {text[:_MOST_SHOWN]!r}; this model draws {shown}: name one of these")
         return self._folded.index(text.casefold())
 
-    async def conditions(self, prompts: Sequence[Prompt], job: Job[Any]) -> list[Condition]:  # noqa: ARG002 (nothing is waited for)
+    async def conditions(self, prompts: Sequence[ImagePrompt], job: Job[Any]) -> list[Condition]:  # noqa: ARG002 (nothing is waited for)
         """Returns the numbers as they are."""
         return [{LABEL: np.array(prompt, np.int64)} for prompt in prompts]
 
@@ -88,7 +88,7 @@ class TextPrompts:
         self._pad_id = pad_id
         self._max_bytes = max_bytes
 
-    async def read(self, field: str, text: str) -> Prompt:
+    async def read(self, field: str, text: str) -> ImagePrompt:
         """Tokenizes a text."""
         if text:
             check_text(field, text, self._max_bytes)
@@ -99,7 +99,7 @@ class TextPrompts:
             )
         return tuple(encoded.input_ids.tolist())
 
-    async def conditions(self, prompts: Sequence[Prompt], job: Job[Any]) -> list[Condition]:
+    async def conditions(self, prompts: Sequence[ImagePrompt], job: Job[Any]) -> list[Condition]:
         """Runs the text encoder."""
         rows = [text_row(prompt, self._max_tokens, self._pad_id) for prompt in prompts if isinstance(prompt, tuple)]
         encoded: BatchedResults[Tensors] = await job.batch(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from headway_server.diffusion import Sampler, step_times
+from headway_server.diffusion import DiffusionSampler, step_times
 from headway_server.errors import InvalidInputError
 from headway_server.field_rules import maximum, rules_of
 from headway_server.serving.images import SentImage
@@ -36,7 +36,7 @@ class ImageGenerationRequest:
     num_images: int = 1
     num_steps: int = DEFAULT_STEPS
     guidance_scale: float = DEFAULT_GUIDANCE
-    sampler: Sampler = Sampler.DPM_SOLVER_PP_2M
+    sampler: DiffusionSampler = DiffusionSampler.DPM_SOLVER_PP_2M
     seed: int | None = None
     """Of the first image, each further one has the next; None: one is drawn."""
     image: SentImage | None = None

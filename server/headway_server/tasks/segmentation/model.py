@@ -93,7 +93,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
+class SegmentPrompt:
     """What points at a segment: places, or a box around it, or both."""
 
     points: tuple[Point, ...] = ()
@@ -113,11 +113,11 @@ class Prompt:
         return "point" if self.box is None else "box"
 
     @property
-    def first_part(self) -> Prompt:
+    def first_part(self) -> SegmentPrompt:
         """The box by itself, or else the first place inside."""
         if self.box is not None:
-            return Prompt(box=self.box)
-        return Prompt(points=(next(point for point in self.points if point.is_inside),))
+            return SegmentPrompt(box=self.box)
+        return SegmentPrompt(points=(next(point for point in self.points if point.is_inside),))
 
     def check_parts(self, field: str) -> None:
         """Checks what can be checked without the image.
@@ -331,7 +331,7 @@ class SegmentationModel(ImageModel):
     async def segment(
         self,
         image: SentImage,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[SegmentPrompt],
         *,
         max_masks: int = 0,
         mask_format: MaskFormat = MaskFormat.RUNS,
@@ -392,7 +392,7 @@ class SegmentationModel(ImageModel):
         embedded, timings = await self._embed_image(image, deadline)
         seen = embedded.image
         places = (np.arange(request.points_per_side) + 0.5) / request.points_per_side
-        prompts = [Prompt(points=(Point(x * seen.width, y * seen.height),)) for y in places for x in places]
+        prompts = [SegmentPrompt(points=(Point(x * seen.width, y * seen.height),)) for y in places for x in places]
         most = max(1, min(MAX_SEGMENTS, MAX_STREAMED_PIXELS // (seen.width * seen.height)))
         candidates: list[_Candidate] = []
         num_bytes = 0
@@ -417,12 +417,12 @@ class SegmentationModel(ImageModel):
             raise
         return Segments(masks=self._render(seen, candidates, mask_format), timings=timings, _held=held)
 
-    def _in_turn(self, prompts: Sequence[Prompt]) -> list[Sequence[Prompt]]:
+    def _in_turn(self, prompts: Sequence[SegmentPrompt]) -> list[Sequence[SegmentPrompt]]:
         """Divides prompts into those that are asked together."""
         step = self._num_together
         return [prompts[start : start + step] for start in range(0, len(prompts), step)]
 
-    def _ask(self, embedded: _Embedded, prompts: Sequence[Prompt], deadline: float | None) -> Permit:
+    def _ask(self, embedded: _Embedded, prompts: Sequence[SegmentPrompt], deadline: float | None) -> Permit:
         """Admits prompts until the permit is given back.
 
         Raises:
@@ -464,7 +464,7 @@ class SegmentationModel(ImageModel):
     async def _answer_prompts(
         self,
         embedded: _Embedded,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[SegmentPrompt],
         deadline: float | None,
         read: Callable[[PromptKind, Tensors], list[Mask]],
         *,
@@ -477,7 +477,7 @@ class SegmentationModel(ImageModel):
         """
 
         async def run(
-            asked: Sequence[Prompt], masks: Sequence[NDArray[np.float32] | None]
+            asked: Sequence[SegmentPrompt], masks: Sequence[NDArray[np.float32] | None]
         ) -> tuple[list[list[Mask]], CallTimings]:
             batched = await self._decoder.submit(
                 self._items(embedded, asked, masks),
@@ -503,7 +503,7 @@ class SegmentationModel(ImageModel):
         return found, timings
 
     def _items(
-        self, embedded: _Embedded, prompts: Sequence[Prompt], earlier: Sequence[NDArray[np.float32] | None]
+        self, embedded: _Embedded, prompts: Sequence[SegmentPrompt], earlier: Sequence[NDArray[np.float32] | None]
     ) -> list[Tensors]:
         """Makes the decoder's inputs of prompts, in one go: an array of each prompt takes 15 µs."""
         places: list[tuple[float, float]] = []
@@ -559,25 +559,25 @@ class Pointing(AbstractContextManager["Pointing"]):
     _held: AbstractContextManager[Any]
     timings: CallTimings = NO_TIMINGS
     """Of the image."""
-    prompt: Prompt = field(default_factory=Prompt)
+    prompt: SegmentPrompt = field(default_factory=SegmentPrompt)
     """All that was pointed at."""
     earlier_mask: NDArray[np.float32] | None = None
     """The logits of the last answer, (S, S)."""
 
-    def add(self, more: Prompt) -> None:
+    def add(self, more: SegmentPrompt) -> None:
         """Adds places, and a box in place of an earlier one.
 
         Raises:
             InvalidInputError: It is not a prompt then.
         """
-        prompt = Prompt(points=self.prompt.points + more.points, box=more.box or self.prompt.box)
+        prompt = SegmentPrompt(points=self.prompt.points + more.points, box=more.box or self.prompt.box)
         prompt.check_parts("prompt")
         more.check_places("prompt", self.embedded.image.width, self.embedded.image.height)
         self.prompt = prompt
 
     def restart(self) -> None:
         """Forgets what was pointed at, and the last answer."""
-        self.prompt, self.earlier_mask = Prompt(), None
+        self.prompt, self.earlier_mask = SegmentPrompt(), None
 
     def __exit__(self, *exception: object) -> None:
         self._held.__exit__(None, None, None)

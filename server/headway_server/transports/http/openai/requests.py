@@ -14,7 +14,7 @@ from pydantic import Field, StringConstraints
 
 from headway_server.batching.settings import MAX_TEXTS
 from headway_server.decoding.constraints import ConstraintRequest
-from headway_server.diffusion import Sampler
+from headway_server.diffusion import DiffusionSampler
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing import ChatTurn, Tool, ToolCall
 from headway_server.preprocessing.chat import Role
@@ -393,7 +393,7 @@ class ImageBody(_Body):
         given = {
             "num_steps": self.step_count,
             "guidance_scale": self.guidance_scale,
-            "sampler": None if self.sampler is None else Sampler(self.sampler),
+            "sampler": None if self.sampler is None else DiffusionSampler(self.sampler),
             "seed": None if self.seed is None else self.seed % 2**64,
         }
         return ImageGenerationRequest(
