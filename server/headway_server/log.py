@@ -46,7 +46,7 @@ class _LossyStream:
 
     def write(self, text: str) -> int:
         """Writes `text`, or as much of it as fits."""
-        with suppress(OSError):
+        with suppress(OSError, ValueError):  # a full, a broken or a closed stream
             if self._poll is None:
                 self._stream.write(text)
             else:
@@ -59,7 +59,7 @@ class _LossyStream:
 
     def flush(self) -> None:
         """Flushes the stream; errors are ignored."""
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             self._stream.flush()
 
 

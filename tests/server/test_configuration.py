@@ -16,6 +16,8 @@ from headway_server.runtime import Runtime
 from headway_server.serving.host import ModelHost
 from headway_server.settings import ServerSettings
 
+pytestmark = pytest.mark.usefixtures("logging_as_it_was")
+
 
 @pytest.fixture(autouse=True)
 def empty_environment(monkeypatch: pytest.MonkeyPatch) -> None:

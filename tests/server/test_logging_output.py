@@ -95,6 +95,15 @@ def test_a_log_that_nobody_reads_breaks_nothing(monkeypatch, line_format):
     logging.getLogger("theirs").error("broken")
 
 
+def test_a_log_whose_stream_is_closed_breaks_nothing(monkeypatch):
+    stream = StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    configure_logging(level="info", line_format="text")
+    stream.close()
+    structlog.get_logger().error("nobody reads this")
+    logging.getLogger("theirs").error("nor this")
+
+
 def test_a_caller_that_goes_while_it_is_written_to_is_not_an_error_of_the_server(capsys):
     configure_logging(level="info", line_format="text")
     library = logging.getLogger("grpc._cython.cygrpc")

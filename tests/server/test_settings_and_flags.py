@@ -9,6 +9,8 @@ from headway_server.configuration import misspelt_variable
 from headway_server.decoding.settings import EngineSettings
 from headway_server.settings import ConnectionSettings, ServerSettings
 
+pytestmark = pytest.mark.usefixtures("logging_as_it_was")
+
 MIB = 2**20
 
 

@@ -252,7 +252,7 @@ async def test_thoughts_end_at_their_budgets_with_drafts_as_without(plain_and_dr
     for model in plain_and_drafting:
         marks = ThinkingMarks.of(ReasoningForm(begin="the", end="bush."), model._tokenizer)
 
-        def thinking(prompt, plan, constraint, *, marks=marks):
+        def thinking(plan, prompt, constraint, *, marks=marks):
             budget = (plan.parameters.seed or 0) % 12
             return Thinking(marks, is_open=True, context_ids=prompt.context_ids, budget=budget, answer=constraint)
 
