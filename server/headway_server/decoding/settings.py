@@ -30,6 +30,6 @@ class EngineSettings(BaseModel):
     """Least time between two deltas of a stream, in milliseconds; tokens that come faster are sent together. A message
     takes about 0.1 ms of a core here and as much at its reader. The first delta and the last one are not delayed."""
     speculation: Literal["off", "prompt-lookup"] = "off"
-    """`prompt-lookup`: while a generation model runs one or two sequences, their next tokens are drafted from what
+    """`prompt-lookup`: while a generation model runs up to eight sequences, their next tokens are drafted from what
     followed the same tokens earlier in the text, and verified together. Texts that copy get several tokens a step, and
     every text stays the same. The weights are held twice."""

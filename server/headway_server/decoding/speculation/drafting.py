@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from headway_server.decoding.interfaces import Decoder, DraftVerifier
 from headway_server.decoding.slots import Slots
 
-MAX_ROWS = 2
-"""Most sequences that run while drafts are verified. A step that verifies six tokens takes 1.6 (fp32) to 2.1 (int8)
-decode steps of one sequence, and 2.5 or more of four sequences, where arithmetic takes longer than memory."""
+MAX_ROWS = 8
+"""Most sequences that run while drafts are verified. With eight sequences that copy, drafts give 1.24 times as many
+tokens a second (docs/speculation.md); with more, arithmetic takes longer than memory."""
 MIN_MATCH = 3
 """Last tokens of the text that must have stood in it before."""
 LONG_MATCH = 6
