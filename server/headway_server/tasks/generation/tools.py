@@ -6,11 +6,10 @@ Fields are named as in headway's own protocol.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any, Final
-
-from pydantic_core import from_json
 
 from headway_server.errors import InvalidInputError
 from headway_server.field_rules import most_elements
@@ -64,12 +63,20 @@ def read_object(text: str, field: str) -> dict[str, Any]:
         InvalidInputError: It is none.
     """
     try:
-        found = from_json(text, allow_inf_nan=False)
-    except ValueError as error:
+        found = json.loads(text, parse_constant=_finite, parse_float=_finite)
+    except (ValueError, RecursionError) as error:
         raise InvalidInputError(field, f"is not JSON ({str(error)[:100]}); send a JSON object") from None
     if not isinstance(found, dict):
         raise InvalidInputError(field, "is not a JSON object; send one")
     return found
+
+
+def _finite(text: str) -> float:
+    """Reads a number that JSON can write."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:32]} is no number of JSON")
+    return value
 
 
 def make_tool(name: str, description: str, schema: Mapping[str, Any], field: str) -> Tool:

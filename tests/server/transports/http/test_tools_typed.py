@@ -177,6 +177,8 @@ CALL = pb.ToolCall(id="a", name="clock", arguments_json="{}")
         ),
         ({"chat_template_kwargs_json": "3"}, "chat_template_kwargs_json", "is not a JSON object"),
         ({"chat_template_kwargs_json": '{"a": NaN}'}, "chat_template_kwargs_json", "is not JSON"),
+        ({"chat_template_kwargs_json": '{"a": 1e999}'}, "chat_template_kwargs_json", "is not JSON"),
+        ({"chat_template_kwargs_json": '{"a": ' + "[" * 9999}, "chat_template_kwargs_json", "is not JSON"),
         (
             {"chat_template_kwargs_json": '{"sun": 1}'},
             "chat_template_kwargs_json.sun",
