@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
@@ -24,11 +25,14 @@ from headway_server.preprocessing import (
     new_call_id,
     read_answer,
 )
+from headway_server.preprocessing.pool import text_pool
 from headway_server.services.generation_requests import Request, parse_request, read_prompts, tells_reasoning
 from headway_server.services.messages import FINISH_REASONS, Response, build, find_model, signed
+from headway_server.services.procedure import PARSED_ON_LOOP_BYTES
 from headway_server.serving.answers import Answer
 from headway_server.serving.host import ModelHost
 from headway_server.tasks.generation.model import GeneratedText, GenerationModel
+from headway_server.tasks.generation.request import GenerationRequest, Prompt
 from headway_server.tasks.table import GENERATE_TEXTS
 
 _MAX_TOKENS_ON_LOOP: Final = 100
@@ -45,16 +49,9 @@ class GenerationService:
         """Continues every prompt, or every conversation."""
         arrived = time.monotonic()
         model = self._find(request)
-        prompts, fields = read_prompts(request)
-        answer = await model.generate(
-            prompts,
-            fields=fields,
-            request=parse_request(
-                request,
-                sample_count=request.sample_count if request.HasField("sample_count") else 1,
-                deadline=deadline,
-            ),
-        )
+        count = request.sample_count if request.HasField("sample_count") else 1
+        (prompts, fields), asked = await _read(request, deadline, count)
+        answer = await model.generate(prompts, fields=fields, request=asked)
         return await _build(answer, partial(_response, answer, model, _Forms.of(model, request), arrived))
 
     async def StreamGenerateText(
@@ -63,8 +60,7 @@ class GenerationService:
         """Continues a prompt or a conversation and sends the text as it appears."""
         arrived = time.monotonic()
         model = self._find(request)
-        [prompt], [field] = read_prompts(request)
-        asked = parse_request(request, deadline=deadline)
+        ([prompt], [field]), asked = await _read(request, deadline)
         forms = _Forms.of(model, request)
         reader, writer = AnswerReader(reasoning=forms.reasoning, calls=forms.calls), _CallWriter()
         async with aclosing(model.stream(prompt, field=field, request=asked)) as parts:
@@ -79,6 +75,19 @@ class GenerationService:
 
     def _find(self, request: Request) -> GenerationModel:
         return find_model(self._host, GENERATE_TEXTS, request)
+
+
+async def _read(
+    request: Request, deadline: float | None, sample_count: int = 1
+) -> tuple[tuple[list[Prompt], list[str]], GenerationRequest]:
+    """Reads a request, off the event loop if it is large: JSON of tools takes up to 0.1 s a MiB."""
+
+    def read() -> tuple[tuple[list[Prompt], list[str]], GenerationRequest]:
+        return read_prompts(request), parse_request(request, sample_count=sample_count, deadline=deadline)
+
+    if request.ByteSize() <= PARSED_ON_LOOP_BYTES:
+        return read()
+    return await asyncio.get_running_loop().run_in_executor(text_pool(), read)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,7 +45,8 @@ METHODS = {
 MOST_S = 0.05
 ENDS = ("OK", "200")
 READ_AND_REFUSED = re.compile(
-    r"has \d+ tokens|no loaded model can|has no tensors in this|only writes what is said|valid integer|has 8000"
+    r"has \d+ tokens|no loaded model can|shows no tools|has no tensors in this|only writes what is said|"
+    r"valid integer|has 8000"
 )
 """What a text of the most bytes is too long for, and what no model here does."""
 TRIES = 3
@@ -126,6 +127,11 @@ REQUESTS: dict[str, list[dict[str, Any]]] = {
             "log_probabilities": ALL_TOKENS,
         },
         {"model": "tiny-generation", "conversation": {"messages": [{"role": "ROLE_USER", "content": "the dog"}] * 256}},
+        {
+            "model": "tiny-generation",
+            "conversation": {"messages": [{"role": "ROLE_USER", "content": "the dog"}]},
+            "tools": [{"name": "a", "parameters_json_schema": '{"a": [' + ",".join(["1.5"] * 900_000) + "]}"}],
+        },
     ],
     "ImageClassificationService/ClassifyImage": [
         {"model": "cifar10", "images": [LARGE]},

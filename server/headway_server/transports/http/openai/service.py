@@ -23,6 +23,7 @@ from headway_server.preprocessing import (
     Argued,
     CallBegun,
     CallForm,
+    ChatTurn,
     ReasoningForm,
     Said,
     Thought,
@@ -36,6 +37,7 @@ from headway_server.serving.families import ServedModel
 from headway_server.serving.host import ModelHost
 from headway_server.settings import ServerSettings
 from headway_server.tasks.generation.model import GeneratedText, GenerationModel
+from headway_server.tasks.generation.request import GenerationRequest
 from headway_server.tasks.image_generation.model import GeneratedImage
 from headway_server.tasks.outputs import read_vector
 from headway_server.tasks.speech.model import SpeechTask
@@ -125,10 +127,8 @@ class OpenAIService:
 
     async def chat(self, request: Request) -> Reply | Stream:
         """Continues a conversation."""
-        body = await request.parse(ChatBody.read)
+        body, conversation, wanted = await request.parse(_read_chat)
         model = self._generator(body.name_and_version)
-        conversation = body.conversation()
-        wanted = body.request()
         writer = _ChatWriter(model, None if wanted.tools is None else model.call_form())
         if body.stream:
             parts = model.stream(conversation, field="messages", request=wanted)
@@ -177,6 +177,12 @@ class OpenAIService:
 
     def __repr__(self) -> str:
         return f"OpenAIService({self._host!r})"
+
+
+def _read_chat(data: bytes) -> tuple[ChatBody, tuple[ChatTurn, ...], GenerationRequest]:
+    """Reads a request with the JSON within its JSON, where the request itself is read; errors are `ChatBody`'s."""
+    body = ChatBody.read(data)
+    return body, body.conversation(), body.request()
 
 
 async def _samples(model: SynthesisModel, body: SpeechBody) -> AsyncGenerator[bytes, None]:
