@@ -1,4 +1,4 @@
-"""The driver: python -m benchmarks shipped|generation|translation|classification|time-shares.
+"""The driver: python -m benchmarks shipped|generation|translation|classification|huggingface.
 
 Everything runs in processes of its own and is measured in turn, round after round, so that whatever slows the machine
 for a while slows all contestants; figures are medians over the rounds, ratios are medians of the rounds' ratios.
@@ -7,7 +7,6 @@ README.md beside this file says what each row does and what the last line holds.
 
 import json
 import os
-import shutil
 import signal
 import statistics
 import sys
@@ -32,7 +31,6 @@ from benchmarks.machine import checkout, describe_run, git_commit
 from benchmarks.measure import Contestant, Kind, Load, Results, format_report
 from benchmarks.models import BERT, GPT2, TRANSFORMER, VIT, RandomModel, prepare
 from benchmarks.picture import draw
-from benchmarks.time_shares import TimeShares
 from benchmarks.worker import ROOT, ContestantError, Process, Worker, foreign_environment, tree_environment
 from headway_server.runtime import usable_cores
 
@@ -311,38 +309,6 @@ def huggingface(
         run.finish(f"{model}, random weights, a second")
 
 
-@app.command()
-def time_shares(
-    *,
-    seconds: Seconds = 4.0,
-    threads: Threads = None,
-    models: Annotated[str, typer.Option(help="all, or names with commas between.")] = "all",
-    precision: Annotated[str, typer.Option(help="Variant to run. [default: the server's choice]")] = "",
-    py_spy: Annotated[str, typer.Option(help="Program that samples the event loop, if it is found.")] = "py-spy",
-    quick: Quick = False,
-    output: Output = None,
-) -> None:
-    """Tells where the time of the cores goes under load: ONNX Runtime by operator, Python, gRPC, kernel, caller."""
-    with _Run("time-shares", locals()) as run:
-        names = _chosen("models", models, (TRANSFORMER, GPT2, "ag-news", "cifar10"))
-        random_models = run.prepare(*(name for name in names if name in (TRANSFORMER, GPT2)))
-        flags = ["--threads", str(run.threads)] + (["--precision", precision] if precision else [])
-        run.shares = shares = TimeShares(
-            run.folder, run.worker("caller"), run.settings["seconds"], shutil.which(py_spy)
-        )
-        for name in names:
-            if name == TRANSFORMER:
-                store, cases, slots = random_models[name].store, _sentences(random_models[name]), 128
-            elif name == GPT2:
-                model = random_models[name]
-                store, cases, slots = model.store, [_prompts(model, inputs.PROMPTS[0], 64, count=4096)], 32
-            else:
-                store, cases, slots = ROOT / "models", [_classifier(run, name, None)], 32
-            callers = (8, 32) if name in random_models else (32,)
-            shares.measure(store, cases, callers, [*flags, "--num-slots", str(slots)])
-        run.finish_shares()
-
-
 class _Run:
     """One run of a benchmark: what is measured, what it needs, and the report."""
 
@@ -359,7 +325,6 @@ class _Run:
         self.notes: list[str] = []
         self.servers: dict[str, Server] = {}
         self.results: Results | None = None
-        self.shares: TimeShares | None = None
         self.stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -375,8 +340,6 @@ class _Run:
             self.notes.append("ended before it was done")
             if self.results and any(self.results.rows.values()):
                 self.finish()
-            elif self.shares and self.shares.rows:
-                self.finish_shares()
         self.stack.close()
         if isinstance(error, ContestantError):
             _fail(str(error))
@@ -451,15 +414,6 @@ class _Run:
             begun_s = time.perf_counter()
             self.results.add_round(number=number, by_case=by_case)
             _say(f"round {number + 1} of {rounds} done in {time.perf_counter() - begun_s:.0f} s")
-
-    def finish_shares(self) -> None:
-        """Prints and writes where the time went."""
-        assert self.shares is not None, "measured before"
-        for line in (*self.shares.lines(), "", *self.notes):
-            _say(line)
-        settings = {"seconds": self.settings["seconds"], "threads": self.threads}
-        report = self.about | {"settings": settings, "rows": self.shares.rows}
-        _write(report, self.settings["output"] or ROOT / "benchmarks" / "results" / "time-shares.json")
 
     def finish(self, title: str = "", *, not_drawn: tuple[str, ...] = ()) -> None:
         """Prints and writes the report, and draws it if the picture has a title."""

@@ -6,17 +6,13 @@ image with guidance; then so many callers ask for one each at the same moment. T
 
 - headway, int8 and fp32: the images of all callers share the denoiser's runs;
 - the same server with room for one image in a run (`--max-denoising-rows 2`), whose callers take turns;
-- PyTorch, eager, with the same model in fp32: one pipeline call at a time, on all cores;
-- for emoji, diffusers' ONNX pipeline on the same modules and weights (stable_diffusion.py), in fp32 and dynamic int8:
-  one pipeline call at a time, and all prompts in one call, as if callers had agreed on their steps and their start.
+- PyTorch, eager, with the same model in fp32: one pipeline call at a time, on all cores.
 
-Nothing is timed before its denoiser's velocities, and an image drawn from the same noise, were found to be ours.
-PyTorch and diffusers run in their own process, without a server, and stop at pixels; headway sends a PNG by gRPC.
+PyTorch runs in its own process, without a server, and stops at pixels; headway sends a PNG by gRPC.
 """
 
 import asyncio
 import dataclasses
-import io
 import json
 import os
 import statistics
@@ -30,18 +26,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import onnxruntime
 import typer
-from PIL import Image
-from tokenizers import Tokenizer
 
 from benchmarks.contestants.denoising import GUIDANCE
 from benchmarks.contestants.headway import running_server
-from benchmarks.environments import python_of
 from benchmarks.machine import describe_run
-from benchmarks.worker import ROOT, ContestantError, Worker, foreign_environment, tree_environment
+from benchmarks.worker import ROOT, Worker, tree_environment
 from headway_client import AsyncClient
-from headway_server.diffusion import draw_noise
 
 _SIDES = {
     "headway int8": ("int8", ()),
@@ -49,16 +40,6 @@ _SIDES = {
     "headway fp32, an image a run": ("fp32", ("--max-denoising-rows", "2")),
 }
 _TORCH = "PyTorch eager fp32, a call at a time"
-_PEERS = {
-    "diffusers ONNX fp32, a call at a time": ("fp32", False),
-    "diffusers ONNX fp32, all in a call": ("fp32", True),
-    "diffusers ONNX int8, a call at a time": ("int8", False),
-    "diffusers ONNX int8, all in a call": ("int8", True),
-}
-_SHARED_CALLS = {name for name, (_, together) in _PEERS.items() if together}
-_GREATEST_VELOCITY_ERROR = 1e-4
-"""Of the greatest velocity."""
-_GREATEST_PIXEL_ERROR = 2
 
 Draw = Callable[[Sequence[str]], list[float]]
 """Draws an image of each prompt, all asked for at once; returns what each caller waits, in seconds."""
@@ -76,9 +57,7 @@ def main(
     steps: Annotated[int, typer.Option(min=1, max=250)] = 20,
     callers: Annotated[int, typer.Option(min=1)] = 8,
     rounds: Annotated[int, typer.Option(min=1)] = 3,
-    tiny: Annotated[
-        bool, typer.Option("--tiny", help="A model of no size and no diffusers, to try the command.")
-    ] = False,
+    tiny: Annotated[bool, typer.Option("--tiny", help="A model of no size, to try the command.")] = False,
 ) -> None:
     """Measures and prints a table, and one JSON object as the last line."""
     report: dict[str, Any] = {"geometry": geometry, "rounds": rounds, "steps": steps}
@@ -95,21 +74,10 @@ def main(
             Worker("contestants.denoising", threads, str(checkpoint), environment=tree_environment(ROOT))
         )
         sides[_TORCH] = partial(_draw_in, torch, {"steps": steps})
-        if geometry is Geometry.EMOJI:
-            from benchmarks.stable_diffusion import write_graphs  # noqa: PLC0415 (it imports torch)
-
-            write_graphs(checkpoint, folder / "graphs")
-            report["velocity_error"] = _compare_velocities(store, folder / "graphs", prompts[0])
-            if not tiny:
-                peers, compared = _start_diffusers(stack, folder / "graphs", server.address, prompts[0], steps)
-                sides |= peers
-                report |= compared
         waits: dict[tuple[str, int], list[list[float]]] = {}
         for number in range(rounds + 1):  # the first warms up
             for count in sorted({1, callers}):
                 for name in sorted(sides, reverse=bool(number % 2)):
-                    if count == 1 and name in _SHARED_CALLS:
-                        continue
                     found = sides[name]([prompts[caller % len(prompts)] for caller in range(count)])
                     if number:
                         waits.setdefault((name, count), []).append(found)
@@ -117,29 +85,6 @@ def main(
     for row in rows:
         typer.echo("  ".join(f"{name} {value}" for name, value in row.items()))
     typer.echo(json.dumps(describe_run() | report | {"rows": rows}))
-
-
-def _start_diffusers(
-    stack: ExitStack, graphs: Path, address: str, prompt: str, steps: int
-) -> tuple[dict[str, Draw], dict[str, Any]]:
-    """Returns the pipeline's sides, none if it cannot be started, and what the report says of it."""
-    try:
-        worker = Worker(
-            "contestants.diffusers",
-            str(os.cpu_count() or 1),
-            str(graphs),
-            environment=foreign_environment(),
-            python=python_of("diffusers"),
-        )
-        peer = stack.enter_context(worker)
-    except ContestantError as error:
-        return {}, {"not_started": {"diffusers": str(error)}}
-    pixel_error = asyncio.run(_compare_images(address, peer, prompt, steps))
-    sides: dict[str, Draw] = {}
-    for name, (precision, together) in _PEERS.items():
-        request = {"precision": precision, "together": together, "steps": steps}
-        sides[name] = partial(_draw_in, peer, request)
-    return sides, {"pixel_error": pixel_error, "peer_versions": peer.versions}
 
 
 def _row(name: str, count: int, runs: list[list[float]]) -> dict[str, Any]:
@@ -171,56 +116,6 @@ def _draw_served(address: str, steps: int, prompts: Sequence[str]) -> list[float
             return list(await asyncio.gather(*(call(seed, prompt) for seed, prompt in enumerate(prompts))))
 
     return asyncio.run(draw())
-
-
-def _compare_velocities(store: Path, graphs: Path, prompt: str) -> float:
-    """Returns how far the denoiser of the peer's graphs is from the bundle's in fp32, of the greatest velocity.
-
-    Raises:
-        ContestantError: Too far to be the same network.
-    """
-    from headway_server.bundles import Precision, open_bundle  # noqa: PLC0415 (slow to import)
-
-    bundle = open_bundle(store / "random" / "1")
-    ours = {
-        role: onnxruntime.InferenceSession(bundle.path / graph.file)
-        for role, graph in bundle.manifest.variants[Precision.FP32].graphs.items()
-    }
-    theirs = {
-        role: onnxruntime.InferenceSession(graphs / "fp32" / role / "model.onnx") for role in ("text_encoder", "unet")
-    }
-    tokenizer = Tokenizer.from_file(str(graphs / "tokenizer.json"))
-    tokenizer.enable_padding(length=ours["text_encoder"].get_inputs()[0].shape[1])  # the id of <pad> is 0
-    texts = tokenizer.encode_batch([prompt, ""])
-    ids, mask = np.array([text.ids for text in texts]), np.array([text.attention_mask for text in texts])
-    latents = np.stack([draw_noise(seed, tuple(ours["denoiser"].get_inputs()[0].shape[1:])) for seed in range(2)])
-    [text] = ours["text_encoder"].run(None, {"input_ids": ids, "attention_mask": mask})
-    rows = {"latent": latents, "timestep": np.full(2, 0.7, np.float32), "text": text, "text_mask": mask}
-    [expected] = ours["denoiser"].run(["velocity"], rows)
-    [states] = theirs["text_encoder"].run(None, {"input_ids": ids.astype(np.int32)})
-    asked = {"sample": latents, "timestep": np.array([699]), "encoder_hidden_states": states}
-    [found] = theirs["unet"].run(None, asked)
-    error = float(abs(found - expected).max() / abs(expected).max())
-    if not error < _GREATEST_VELOCITY_ERROR:
-        raise ContestantError(f"diffusers' graphs: velocities differ by {error:.1e} of the greatest")
-    return error
-
-
-async def _compare_images(address: str, peer: Worker, prompt: str, steps: int) -> int:
-    """Returns how far the peer's image in fp32 is from that of a server, in levels of 0 to 255.
-
-    Raises:
-        ContestantError: Too far to be the same image.
-    """
-    async with AsyncClient(address) as client:
-        [image] = await client.generate_image(prompt, step_count=steps, seed=0, guidance_scale=GUIDANCE, sampler="ddim")
-    expected = np.asarray(Image.open(io.BytesIO(image.png)), np.int64)
-    noise = draw_noise(0, (4, len(expected) // 8, len(expected) // 8))
-    drawn = peer.ask(precision="fp32", prompts=[prompt], steps=steps, noise=noise.tolist())
-    error = int(abs(np.array(drawn["pixels"]) - expected).max())
-    if error > _GREATEST_PIXEL_ERROR:
-        raise ContestantError(f"diffusers' image differs from ours by up to {error} levels")
-    return error
 
 
 def _write_random(folder: Path, geometry: Geometry, *, tiny: bool) -> list[str]:

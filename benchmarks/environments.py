@@ -24,7 +24,6 @@ REQUIREMENTS: dict[str, tuple[str, ...]] = {
     "optimum": ("onnx", "onnxruntime", "onnxscript", "optimum==2.1.0", "optimum-onnx==0.1.0", "pillow", "safetensors",
                 "tokenizers==0.22.2", "torch", "transformers==4.57.6"),
     # 0.43 will have no pipeline for ONNX Runtime.
-    "diffusers": ("diffusers==0.42.1", "onnx", "onnxruntime", "tokenizers", "torch", "transformers"),
     "litserve": (*_OWN, "litserve==0.2.19"),
     "bentoml": (*_OWN, "bentoml==1.4.39"),  # 1.4.40 asks for a certifi that the package index does not have
     "triton": (*_OWN, "nvidia-pytriton==0.7.0"),

@@ -34,8 +34,8 @@ import constraint_vocabularies as vocabularies
 import hostile_images
 import hostile_texts
 import tiny_chat
-from benchmarks.drills.mutation import mutate
 from google.protobuf.message import DecodeError, Message
+from mutation import mutate
 from PIL import Image
 from tiny_engine import TOKENIZER, VOCAB_SIZE
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import grpc
 import numpy as np
-from benchmarks.drills.mutation import mutate, mutate_message
+from mutation import mutate, mutate_message
 from open_inference import CHAT, GENERATION, TRANSLATION, infer_request, picture
 
 from headway.oip import grpc_predict_v2_pb2 as pb

@@ -16,8 +16,8 @@ from typing import Any
 
 import grpc.aio
 import numpy as np
+from tests.drills.server import ROOT, running
 
-from benchmarks.drills.server import ROOT, running
 from headway.v1.text_classification_service_pb2 import ClassifyTextRequest
 from headway_client import AsyncClient
 from headway_load import Arrivals, LoadPlan, LoadProcesses, LoadTask, make_workload, read_inputs

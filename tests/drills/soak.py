@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
 import psutil
+from tests.drills.server import DrillError, Server, check, running
 
-from benchmarks.drills.server import DrillError, Server, check, running
 from headway_load import LoadPlan, LoadProcesses, LoadTask, Workload, make_workload, read_inputs
 
 _SAMPLE_PERIOD_S = 2.0

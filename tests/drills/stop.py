@@ -12,8 +12,8 @@ from collections import Counter
 from typing import Any
 
 import grpc
+from tests.drills.server import Server, check, running
 
-from benchmarks.drills.server import Server, check, running
 from headway.v1 import generation_service_pb2 as generation_pb
 from headway.v1 import generation_service_pb2_grpc as generation_grpc
 from headway.v1 import text_classification_service_pb2 as texts_pb
@@ -82,7 +82,7 @@ class _Load:
             while not self.ends:
                 call += 1
                 request_id = f"{_CALL}-{caller}-{call}"
-                client._connection.metadata = (("x-request-id", request_id),)  # noqa: SLF001 (of every attempt)
+                client._connection.metadata = (("x-request-id", request_id),)
                 began = time.monotonic()
                 try:
                     answer = await client.classify_text(_NEWS[call % len(_NEWS)], model="ag-news")

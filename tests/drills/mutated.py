@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import grpc
 from google.protobuf.message import Message
+from tests.drills.server import Server, check, running
+from tests.support.mutation import mutate
 
-from benchmarks.drills.mutation import mutate
-from benchmarks.drills.server import Server, check, running
 from headway.oip import grpc_predict_v2_pb2 as oip
 from headway.v1 import common_pb2 as common
 from headway.v1 import embedding_service_pb2 as embeddings
@@ -84,7 +84,7 @@ async def _call(server: Server, count: int, seed: int) -> dict[str, Any]:
 
         async def caller(number: int) -> None:
             for index in range(number, count, _CALLERS):
-                generator = random.Random(f"{seed} {index}")  # noqa: S311 (nothing secret)
+                generator = random.Random(f"{seed} {index}")
                 path, data = generator.choice(samples)
                 mutated = mutate(generator, data, others)
                 if generator.random() < _RANDOM_SHARE:

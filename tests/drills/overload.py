@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 import grpc
 from PIL import Image
+from tests.drills.server import Server, check, running
 
-from benchmarks.drills.server import Server, check, running
 from headway.v1 import embedding_service_pb2 as embeddings_pb
 from headway.v1 import embedding_service_pb2_grpc as embeddings_grpc
 from headway.v1 import generation_service_pb2 as generation_pb
@@ -183,7 +183,7 @@ class _Load:
             waits: True waits until the last call has ended.
         """
         self._seed += 1
-        recorder, generator = _Recorder(), random.Random(self._seed)  # noqa: S311 (when calls begin is no secret)
+        recorder, generator = _Recorder(), random.Random(self._seed)
         tasks: set[asyncio.Task[None]] = set()
         began = due = time.monotonic()
         first = began + min(self._deadline_s, seconds / 3)
@@ -279,7 +279,7 @@ async def _run(server: Server, name: str, seconds: float, factor: float, deadlin
 def _sends(method: Any, request: bytes) -> Send:
     """Returns what sends one call; its request is serialized once."""
     # The generated stubs serialize at every call, which for large requests costs the callers more than the server.
-    method._request_serializer = None  # noqa: SLF001 (the bytes are the same)
+    method._request_serializer = None
     return lambda timeout: method(request, timeout=timeout)
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tests.drills.server import Server, check, running
 
-from benchmarks.drills.server import Server, check, running
 from headway.v1 import generation_service_pb2 as generation_pb
 from headway.v1 import generation_service_pb2_grpc as generation_grpc
 from headway.v1 import text_classification_service_pb2 as texts_pb

@@ -12,8 +12,8 @@ from typing import Any, BinaryIO, cast
 import grpc
 import h2.config
 import h2.connection
+from tests.drills.server import Server, check
 
-from benchmarks.drills.server import Server, check
 from headway.v1 import text_classification_service_pb2 as texts_pb
 from headway.v1 import text_classification_service_pb2_grpc as texts_grpc
 

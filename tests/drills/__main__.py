@@ -1,19 +1,18 @@
-"""python -m benchmarks.drills NAME: does something to a server; the last line is one JSON object."""
+"""python -m tests.drills NAME: does something to a server; the last line is one JSON object."""
 
 import json
 import sys
 from typing import Annotated
 
 import typer
-
-from benchmarks.drills.hold import hold
-from benchmarks.drills.load_agreement import agreement
-from benchmarks.drills.mutated import mutated
-from benchmarks.drills.overload import SERVICES, overload
-from benchmarks.drills.server import DrillError
-from benchmarks.drills.soak import soak
-from benchmarks.drills.stop import kill, stop
-from benchmarks.drills.surroundings import surroundings
+from tests.drills.hold import hold
+from tests.drills.load_agreement import agreement
+from tests.drills.mutated import mutated
+from tests.drills.overload import SERVICES, overload
+from tests.drills.server import DrillError
+from tests.drills.soak import soak
+from tests.drills.stop import kill, stop
+from tests.drills.surroundings import surroundings
 
 app = typer.Typer(add_completion=False, help=__doc__)
 Seconds = Annotated[float, typer.Option(min=1, max=3600, help="How long the drill goes on, about.")]
