@@ -225,7 +225,7 @@ _TABLES: Mapping[str, tuple[Callable[[Path], Listed], Callable[[Path], Listed]]]
         lambda root: set(re.findall(r"^\| \[[^]]*\]\(([\w-]+(?:\.md|/))\)", _text(root, "README"), flags=re.MULTILINE)),
         lambda root: (
             {page.name for page in (root / "docs").glob("*.md")} - {"README.md", "glossary.md"}
-            | {"decisions/", "experiments/"}
+            | {"decisions/", "journal/"}
         ),
     ),
     "files of the exporter": (

@@ -74,7 +74,7 @@ def keep_freed_memory() -> bool:
 
     By default glibc gives a large block back to the kernel as soon as it is freed, and the next step has it zeroed
     again, page by page. The translation recipe is a third faster where blocks are kept, and takes twice the memory
-    (docs/experiments/training-loop.md).
+    (docs/journal/training-loop.md).
 
     Returns:
         True if the C library can do it: glibc can.

@@ -30,7 +30,7 @@ from headway_training.folders import plain_tokenizer
 
 _COPIES: Final = 2.5
 """Of the weights in fp32 that an export holds at least: the module, which the graph shares, and the session that proves
-it. The libraries left out, a GPT-2 small took 2.9 times its weights (docs/huggingface.md)."""
+it. The libraries left out, a GPT-2 small took 2.9 times its weights (docs/journal/huggingface.md)."""
 _FLOAT_BYTES: Final = 4
 _TEXT_INPUTS: Final = frozenset((
     "attention_mask", "cache", "decoder_attention_mask", "decoder_input_ids", "decoder_inputs_embeds",

@@ -7,7 +7,7 @@ at the rate of the frames (as in Siuzdak 2023, arXiv 2306.00814): the encoder re
 the decoder's last layer makes two hops of samples for each frame, which are faded in and out and overlap by one hop.
 Both have blocks of a convolution of each channel by itself and two linear maps (Liu et al. 2022, ConvNeXt).
 Convolutions at the rate of the samples, as in Zeghidour et al., were tried before and learned far more slowly
-(docs/experiments/voices.md).
+(docs/journal/voices.md).
 
 The decoder is causal, and what its convolutions have seen, with the hop that overlaps, is an input and an output:
 frames can be decoded as they come. The encoder reads one hop ahead, and its convolutions look to both sides.

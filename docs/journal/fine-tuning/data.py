@@ -1,6 +1,6 @@
 """Makes what docs/fine-tuning.md measures on: a tiny model folder with fresh weights, and small sets of examples.
 
-    HEADWAY_DATA_DIR=data python docs/experiments/fine-tuning/data.py fine-tuning
+    HEADWAY_DATA_DIR=data python docs/journal/fine-tuning/data.py fine-tuning
 
 The folder then holds `llama`, a model folder of `transformers`, `news.txt` to pre-train it on, and `topics-*.csv` and
 `chats-*.jsonl` to fine-tune it on.

@@ -1,4 +1,4 @@
-"""Makes a checkpoint of a shipped model from its int8 bundle: python docs/experiments/read_back.py clip|segment OUTPUT.
+"""Makes a checkpoint of a shipped model from its int8 bundle: python docs/journal/read_back.py clip|segment OUTPUT.
 
 For runs that start from it (`headway-train run caption --init OUTPUT`) where no run of its recipe is at hand.
 Matrices are their int8 codes times their scales; the rest is in the bundles as it was. CLIP's learned temperature is in

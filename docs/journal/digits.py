@@ -1,6 +1,6 @@
 """How many digits are recognised: as recorded, after the codec, and spoken by a served model.
 
-    python docs/experiments/digits.py --codec runs/telephone-codec/checkpoint --server 127.0.0.1:50051
+    python docs/journal/digits.py --codec runs/telephone-codec/checkpoint --server 127.0.0.1:50051
 
 The judge is a small convolutional network, trained here on the recorded digits of the training part of FSDD and on
 nothing else. It is measured on the test part, on the same recordings after the codec, and on digits that a server says:

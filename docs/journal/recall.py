@@ -1,4 +1,4 @@
-"""How many things a model remembers that were said once: python docs/experiments/recall.py [--pairs N]... [--steps N].
+"""How many things a model remembers that were said once: python docs/journal/recall.py [--pairs N]... [--steps N].
 
 Multi-query associative recall (Arora et al. 2023, arXiv 2312.04927): a text names pairs of a key and a value, each key
 once, and then all keys again in another order; after each the model is to say its value. A decoder with linear
