@@ -55,7 +55,7 @@ client: install ## Generate the blocking client from the asyncio one
 test: install lint ## Everything: lint and the whole suite
 	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 20 --durations-min 5
 
-test-benchmarks: install ## Every program of benchmarks/ on tiny models; those that compare one kind of model with others' are left out of `make test`
+test-benchmarks: install ## Every program of benchmarks/ on tiny models; `make test` has that of the shipped models alone
 	$(BIN)/pytest tests/benchmarks -m "comparison or not comparison"
 
 test-newest-torch: $(TORCH_VENV)/.installed ## Training and exporter with the newest torch that they allow, in an environment of their own

@@ -42,28 +42,27 @@ def report_of(output: Path, *arguments: str) -> dict:
 
 
 @pytest.fixture(scope="module")
-def reports(tiny_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[dict]]]:
-    """The report of each benchmark. Two run at a time, because what takes long is their starting, on one core each."""
-    output, new_tokens = tmp_path_factory.mktemp("benchmarks"), ["--new-tokens", "8"]
-    with ThreadPoolExecutor(max_workers=2) as pool:
-
-        def run(name: str, *arguments: str) -> Future[dict]:
-            return pool.submit(report_of, output / f"{name}.json", name, *arguments)
-
-        least = ["--rounds", "1", "--seconds", "0.1", *new_tokens]
-        shipped = run("shipped", "--store", str(tiny_store), "--against", str(ROOT), *least)
-        prepare(GPT2, TRANSFORMER, BERT, VIT, tiny=True)  # one process makes all models faster than one makes each
-        yield {
-            "shipped": shipped,
-            "generation": run("generation", "--quick", *new_tokens),
-            "translation": run("translation", "--quick"),
-            "classification": run("classification", "--quick"),
-        }
+def shipped(tiny_store: Path, tmp_path_factory: pytest.TempPathFactory) -> dict:
+    output = tmp_path_factory.mktemp("benchmarks") / "shipped.json"
+    least = ["--rounds", "1", "--seconds", "0.1", "--new-tokens", "8"]
+    return report_of(output, "shipped", "--store", str(tiny_store), "--against", str(ROOT), *least)
 
 
 @pytest.fixture(scope="module")
-def shipped(reports: dict[str, Future[dict]]) -> dict:
-    return reports["shipped"].result()
+def reports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[dict]]]:
+    """Reports of the comparisons. Two run at a time, because what takes long is their starting, on one core each."""
+    output = tmp_path_factory.mktemp("benchmarks")
+    prepare(GPT2, TRANSFORMER, BERT, VIT, tiny=True)  # one process makes all models faster than one makes each
+    with ThreadPoolExecutor(max_workers=2) as pool:
+
+        def run(name: str, *arguments: str) -> Future[dict]:
+            return pool.submit(report_of, output / f"{name}.json", name, "--quick", *arguments)
+
+        yield {
+            "generation": run("generation", "--new-tokens", "8"),
+            "translation": run("translation"),
+            "classification": run("classification"),
+        }
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +106,7 @@ def test_shipped_tells_start_and_memory_of_each_server(shipped: dict) -> None:
         assert server["loaded_memory"]["peak_resident_mib"] >= server["ready_memory"]["resident_mib"] > 0
 
 
+@pytest.mark.comparison
 def test_generation_measures_every_precision_served_and_bare(generation: dict) -> None:
     prompts = ["prompts of 128 tokens", "prompts of 32 to 256 tokens"]
     assert loads(generation) == [(row, case, n) for row in RANDOM_ROWS for case in prompts for n in (1, 8)]
@@ -117,12 +117,14 @@ def test_generation_measures_every_precision_served_and_bare(generation: dict) -
     assert generation["int8 memory"]["peak_resident_mib"] > 0
 
 
+@pytest.mark.comparison
 def test_generation_measures_newcomers_and_running_streams(generation: dict) -> None:
     newcomers = generation["newcomers"]
     assert newcomers["first_token_ms"]["count"] == newcomers["idle_first_token_ms"]["count"] == 2
     assert newcomers["gap_ms"]["count"] > 0
 
 
+@pytest.mark.comparison
 def test_translations_are_measured_greedy_and_with_beams_and_are_as_long_as_their_sources(translation: dict) -> None:
     cases = ("greedy", "beam 4")
     assert loads(translation) == [(row, case, n) for row in RANDOM_ROWS for case in cases for n in (1, 8)]
@@ -131,6 +133,7 @@ def test_translations_are_measured_greedy_and_with_beams_and_are_as_long_as_thei
         assert 10 < mean < 24, "a sentence has 16 tokens on average, and a quick run measures a handful of sentences"
 
 
+@pytest.mark.comparison
 def test_classification_measures_every_model_beside_bare_and_echo(classification: dict) -> None:
     texts, images = ["bert-base", "ag-news"], ["vit-b16", "cifar10"]
     rows = dict.fromkeys(("headway, served", "gRPC echo", "bare, in order"), texts + images) | {"bare, sorted": texts}
@@ -140,6 +143,7 @@ def test_classification_measures_every_model_beside_bare_and_echo(classification
     assert all(load["inputs_per_s"] > 0 for row in classification["rows"] for load in row["loads"])
 
 
+@pytest.mark.comparison
 def test_a_picture_lies_beside_the_figures(generation: dict) -> None:
     picture = ElementTree.parse(Path(generation["settings"]["output"]).with_suffix(".svg"))
     assert len(list(picture.iter("{http://www.w3.org/2000/svg}rect"))) == 1 + len(RANDOM_ROWS) * 4
