@@ -1,4 +1,4 @@
-"""Ten thousand random requests: whatever they ask for and however they end, nothing is left behind."""
+"""Thousands of random requests: whatever they ask for and however they end, nothing is left behind."""
 
 import asyncio
 import gc
@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import pytest
+from thorough import amount
 from tiny_engine import VOCAB_SIZE, make_decoder, make_generation_model
 
 from headway_server.decoding.constraints import ConstraintRequest
@@ -15,7 +16,7 @@ from headway_server.tasks.generation.request import GenerationRequest
 from headway_server.tasks.parameters import LogProbabilityRequest
 
 SEED = 20
-NUM_REQUESTS = 10_000
+NUM_REQUESTS = amount(2_000, 10_000)
 NUM_AT_ONCE = 100
 NUM_CHECKED = 150
 LETTERS = "the cat sat on a mat and the dog "
@@ -112,7 +113,7 @@ async def until_idle(model) -> None:
 
 
 @pytest.mark.timeout(240)
-async def test_ten_thousand_random_requests_leave_nothing_behind_and_answer_as_if_alone():
+async def test_random_requests_leave_nothing_behind_and_answer_as_if_alone():
     rng = random.Random(SEED)
     decoder = make_decoder(num_slots=16, num_prefix_slots=2)
     model = make_generation_model(decoder, max_waiting=80)
@@ -136,7 +137,9 @@ async def test_ten_thousand_random_requests_leave_nothing_behind_and_answer_as_i
     assert model._admission.num_admitted == 0
     assert held[1] < held[0] * 1.05 + 2000, (SEED, held)
     assert counts["answered"] > NUM_REQUESTS / 3, counts
-    assert min(counts[kind] for kind in ("CancelledError", "DeadlineError", "OverloadedError")) > 50, counts
+    assert min(counts[kind] for kind in ("CancelledError", "DeadlineError", "OverloadedError")) > NUM_REQUESTS / 200, (
+        counts
+    )
     model.close()
 
     alone = make_generation_model(make_decoder(num_slots=1))

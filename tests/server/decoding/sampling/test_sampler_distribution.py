@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 from sampler_rows import new_sampler, pack, restrict
 from scipy import stats
+from thorough import amount
 
 from headway_server.decoding.parameters import SamplingParameters
 
 VOCAB_SIZE = 700
 NUM_ROWS = 500
-NUM_ROUNDS = 20
+NUM_ROUNDS = amount(8, 20)
 PROMPT = np.array([1, 5, 5, 9])
 TEXT = [5, 7, 7]
 LOGITS = (np.random.default_rng(3).normal(size=VOCAB_SIZE) * 2).astype(np.float32)

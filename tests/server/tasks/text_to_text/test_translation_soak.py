@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy_decoder import NumpyDecoder, NumpyEncoder
 from random_searches import random_search
+from thorough import amount
 from tiny_engine import BOS_ID, make_sequence
 
 from headway_server.decoding.core.engine import Engine
@@ -16,7 +17,7 @@ from headway_server.decoding.core.step import Stepper
 from headway_server.errors import CancelledError, DeadlineError, OverloadedError
 
 SEED = 21
-NUM_REQUESTS = 4_000
+NUM_REQUESTS = amount(1_600, 4_000)
 NUM_AT_ONCE = 80
 NUM_SLOTS = 24
 NUM_CHECKED = 120
