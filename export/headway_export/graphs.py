@@ -356,19 +356,19 @@ def _logits_at(module: Decoder | EncoderDecoder | StatefulDecoder, hidden: Tenso
 
 
 class PromptDecoderGraph(nn.Module):
-    """Graph `decoder` of a segmentation model: prompts of any of the images whose embeddings it is given."""
+    """Graph `decoder` of a segmentation model: prompts, each with the embedding of its image."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
 
     def forward(self, embedding: Tensor, *prompts: Tensor) -> Outputs:
-        """The bank of embeddings, and the inputs of `MaskDecoder` in turn -> its outputs."""
-        image_index, points, point_labels, earlier_mask, has_earlier_mask = prompts
+        """An embedding of each prompt, (N, L, E), and the inputs of `MaskDecoder` in turn -> its outputs."""
+        points, point_labels, earlier_mask, has_earlier_mask = prompts
         dtype = float_dtype(self.module)
         outputs: Outputs = self.module(
             embedding.to(dtype),
-            image_index,
+            torch.arange(len(points)),
             points,
             point_labels,
             earlier_mask=earlier_mask.to(dtype),

@@ -521,15 +521,15 @@ def _compare_prompts(candidate: Candidate, reference: Reference, comparison: _Co
     images = pixel_values_of(source, _sample_images(source, max(_BATCH_SIZES)))
     random, side = np.random.default_rng(_SEED), decoder.mask_size
     for num_images in _BATCH_SIZES:
-        bank = embed_images(encoder, images[:num_images])
+        embeddings = embed_images(encoder, images[:num_images])
         items = []
         for number in range(2 * num_images + 1):
             points = random.random((random.integers(1, 7), 2), np.float32)
             labels = random.integers(PADDING, BOTTOM_RIGHT + 1, len(points))
             earlier = random.normal(size=(side, side)).astype(np.float32) if number % 2 else None
-            items.append(as_item(bank[random.integers(num_images)], points, labels, earlier))
+            items.append(as_item(embeddings[random.integers(num_images)], points, labels, earlier))
         where = f"{num_images} images, {len(items)} prompts"
-        for pixels, embedding in zip(images, bank, strict=False):
+        for pixels, embedding in zip(images, embeddings, strict=False):
             expected = reference.image_embedding(pixels)[EMBEDDING]
             comparison.add(EMBEDDING, embedding.ravel(), expected.ravel(), where)
         for item, found in zip(items, answer_prompts(decoder, items), strict=True):

@@ -67,7 +67,6 @@ _TRACED_SIZES = {
     "logits_length": 2,
     "sources": 2,
     "source_length": 7,
-    "images": 3,
     "prompts": 6,
     "points": 4,
 }
@@ -88,7 +87,6 @@ _OTHER_SIZES = {
     "logits_length": 1,
     "sources": 3,
     "source_length": 6,
-    "images": 5,
     "prompts": 7,
     "points": 2,
 }
@@ -288,15 +286,14 @@ def _trace_encoder_decoder(
 
 
 def _trace_segmenter(module: nn.Module, encoder_inputs: Sequence[TensorSpec]) -> TracedModel:
-    """Traces images to embeddings, and prompts of any of several embedded images to masks."""
+    """Traces images to embeddings, and prompts about embedded images to masks."""
     segmenter = cast("PromptSegmenter", module)
     encoder_module, decoder_module = cast("nn.Module", segmenter.encoder), cast("nn.Module", segmenter.decoder)
     encoder = _trace_graph("encoder", module, StatelessGraph(encoder_module), encoder_inputs)
     shapes = {spec.name: spec.shape[1:] for spec in encoder.outputs}
     cells = segmenter.mask_size
     prompts = [
-        make_spec("embedding", "float32", "images", *shapes["embedding"]),
-        make_spec("image_index", "int64", "prompts"),
+        make_spec("embedding", "float32", "prompts", *shapes["embedding"]),
         make_spec("points", "float32", "prompts", "points", 2),
         make_spec("point_labels", "int64", "prompts", "points"),
         make_spec("earlier_mask", "float32", "prompts", cells, cells),

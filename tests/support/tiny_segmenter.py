@@ -74,7 +74,6 @@ def _encoder():
 
 def _decoder():
     nodes = [
-        helper.make_node("Gather", ["embedding", "image_index"], ["images"]),  # (N, L, 3)
         _constant("first", np.array(0)),
         helper.make_node("Gather", ["points", "first"], ["point"], axis=1),  # (N, 2)
         _constant("side", np.float32(SIDE)),
@@ -88,9 +87,9 @@ def _decoder():
         _constant("axis", np.array([1])),
         helper.make_node("ReduceSum", ["steps", "axis"], ["place"], keepdims=1),  # (N, 1)
         helper.make_node("Cast", ["place"], ["index"], to=TensorProto.INT64),
-        helper.make_node("GatherND", ["images", "index"], ["colour"], batch_dims=1),  # (N, 3)
+        helper.make_node("GatherND", ["embedding", "index"], ["colour"], batch_dims=1),  # (N, 3)
         helper.make_node("Unsqueeze", ["colour", "axis"], ["own"]),  # (N, 1, 3)
-        helper.make_node("Sub", ["images", "own"], ["differences"]),
+        helper.make_node("Sub", ["embedding", "own"], ["differences"]),
         helper.make_node("Abs", ["differences"], ["distances"]),
         _constant("channels", np.array([2])),
         helper.make_node("ReduceSum", ["distances", "channels"], ["distance"], keepdims=0),  # (N, L)
@@ -120,8 +119,7 @@ def _decoder():
         helper.make_node("Identity", ["point_labels"], ["unused"]),
     ]
     inputs = [
-        TensorSpec(name="embedding", dtype="float32", shape=("images", SIDE * SIDE, 3)),
-        TensorSpec(name="image_index", dtype="int64", shape=("prompts",)),
+        TensorSpec(name="embedding", dtype="float32", shape=("prompts", SIDE * SIDE, 3)),
         TensorSpec(name="points", dtype="float32", shape=("prompts", "points", 2)),
         TensorSpec(name="point_labels", dtype="int64", shape=("prompts", "points")),
         TensorSpec(name="earlier_mask", dtype="float32", shape=("prompts", SIDE, SIDE)),

@@ -10,8 +10,7 @@ Axis names used in tensor shapes:
     likeliest      tokens that are ranked of each of these positions
     sources        sentences whose cross-attention tensors a decoder's step reads; `slots` is a multiple of it
     source_length  positions of those tensors
-    images         embeddings of a bank, which the prompts of a segmentation decoder are about
-    prompts        prompts of a run
+    prompts        prompts of a run, each with the embedding of its image
     points         points of a prompt
     frames         frames of codes that are decoded in a run
 """
@@ -53,7 +52,7 @@ LIKELIEST_LOGITS = "likeliest_logits"
 EXPONENTIAL_MEANS = "exponential_means"
 """The means of exp(logits) over the vocabulary, (slots, logits_length) float32."""
 SEGMENTATION_TENSORS = (
-    ("embedding", "image_index", "points", "point_labels", "earlier_mask", "has_earlier_mask"),
+    ("embedding", "points", "point_labels", "earlier_mask", "has_earlier_mask"),
     ("masks", "predicted_iou"),
 )
 """Inputs and outputs of a segmentation decoder (docs/graphs.md)."""

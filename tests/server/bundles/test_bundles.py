@@ -115,6 +115,15 @@ def test_a_damaged_bundle_is_refused_and_says_what_is_wrong(bundle, damage, mess
         open_bundle(bundle)
 
 
+def test_a_mask_decoder_of_other_tensors_is_refused_and_is_to_be_exported_again(tmp_path: Path) -> None:
+    shipped = next(folder for folder in SHIPPED if folder.parent.name == "segment")
+    shutil.copy(shipped / "bundle.json", tmp_path)
+    images = {"name": "image_index", "dtype": "int64", "shape": ["prompts"]}  # of the shared embeddings, once an input
+    _edit(lambda manifest: manifest["variants"]["int8"]["graphs"]["decoder"]["inputs"].insert(1, images))(tmp_path)
+    with pytest.raises(BundleError, match=r"decoder: has the tensors .*image_index.*; export the model again"):
+        read_manifest(tmp_path)
+
+
 def test_a_whole_bundle_opens_and_its_manifest_survives_json(bundle):
     opened = open_bundle(bundle)
     assert read_manifest(bundle) == opened.manifest

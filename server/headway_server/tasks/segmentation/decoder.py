@@ -1,7 +1,7 @@
-"""The mask decoder: prompts of any images and callers in one run, each with its image in a bank of embeddings.
+"""The mask decoder: prompts of any images and callers in one run, each with the embedding of its image.
 
-N prompts of a run, B images of its bank, L positions of an image, E width of an embedding, Q points of a prompt, M
-masks of a prompt, S side of a mask in cells.
+N prompts of a run, L positions of an image, E width of an embedding, Q points of a prompt, M masks of a prompt, S side
+of a mask in cells.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def as_item(
     """Makes an item of a prompt.
 
     Args:
-        embedding: Of its image, (L, E). Prompts of a run that hold the same array share a row of the bank.
+        embedding: Of its image, (L, E).
         points: (Q, 2), x and y as shares of what the model sees.
         labels: (Q,), what each is.
         earlier_mask: Logits of a mask to improve, (S, S).
@@ -85,28 +85,22 @@ class PromptGraph:
         return 4 * self.embedding_shape[0] * self.embedding_shape[1]
 
     def collate(self, items: Sequence[Tensors]) -> dict[str, NDArray[Any]]:
-        """Makes the inputs of a run: the bank holds each image once, and points are padded to the most of a prompt."""
-        bank: dict[int, NDArray[np.float32]] = {}
-        places: dict[int, int] = {}
+        """Makes the inputs of a run: points are padded to the most of a prompt."""
         count, longest, side = len(items), max(len(item["points"]) for item in items), self.mask_size
         inputs: dict[str, NDArray[Any]] = {
-            "image_index": np.empty(count, np.int64),
+            EMBEDDING: np.stack([item[EMBEDDING] for item in items]),
             "points": np.zeros((count, longest, 2), np.float32),
             "point_labels": np.full((count, longest), PADDING, np.int64),
             "earlier_mask": np.zeros((count, side, side), np.float32),
             "has_earlier_mask": np.zeros(count, np.int64),
         }
         for row, item in enumerate(items):
-            embedding, num_points = item[EMBEDDING], len(item["points"])
-            bank.setdefault(id(embedding), embedding)
-            inputs["image_index"][row] = places.setdefault(id(embedding), len(places))
+            num_points = len(item["points"])
             inputs["points"][row, :num_points] = item["points"]
             inputs["point_labels"][row, :num_points] = item["point_labels"]
             if "earlier_mask" in item:
                 inputs["earlier_mask"][row] = item["earlier_mask"]
                 inputs["has_earlier_mask"][row] = 1
-        embeddings = list(bank.values())
-        inputs[EMBEDDING] = embeddings[0][np.newaxis] if len(embeddings) == 1 else np.stack(embeddings)
         return inputs
 
     def run(self, inputs: Tensors, outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
