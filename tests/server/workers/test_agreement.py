@@ -230,7 +230,7 @@ async def test_a_call_waits_for_no_worker_that_has_ended_and_for_none_once_the_s
     server.supervisor.forget(1)
     await waiting
     server.begin(1)
-    orphan = server.start(2, supervisor=1)
+    orphan = server.start(2, supervisor=os.getpid())  # which is not its parent
     with pytest.raises(DrainingError, match="shutting down"):
         await orphan.set_alias("news", Alias(model="mirror"))
 
