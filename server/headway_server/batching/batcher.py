@@ -174,7 +174,7 @@ class Batcher(Worker):
             lengths: What each takes of the budget when it is its batch's longest.
             outputs: Which outputs of the graph are wanted.
             read: Makes each item's result from its outputs, off the event loop; None: the outputs are the result.
-            deadline: When the caller stops waiting, by `time.monotonic`.
+            deadline: End of the caller's wait, in seconds of `time.monotonic`.
             caller: Who waits: the calls of one caller wait behind each other.
 
         Raises:

@@ -145,7 +145,7 @@ class BatchGraph:
             inputs = self.collate([item])
             [found] = self.split(session.run(inputs), [item])
             run_s = _time_on_one_core(session, inputs)
-        except Exception as error:  # onnxruntime's own kinds, and what a graph of other tensors leads to
+        except Exception as error:  # errors of onnxruntime, and what a graph of other tensors leads to
             raise BundleError(f"{file}: does not run ({error}); export the model again") from error
         for name, shape in expected.items():
             if name not in found or found[name].shape != shape:

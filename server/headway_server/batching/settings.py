@@ -10,9 +10,9 @@ from headway_server.field_rules import most_elements
 from headway_server.runtime import Device
 
 MAX_TEXTS = most_elements("EmbedTextRequest.texts")
-"""Most texts of a call."""
+"""Maximum texts of a call."""
 MAX_IMAGES = most_elements("EmbedImageRequest.images")
-"""Most images of a call."""
+"""Maximum images of a call."""
 MAX_GRID_PROMPTS = 1024
 """Most prompts of a call that are answered together: those of a grid of 32 by 32 points."""
 

@@ -714,8 +714,8 @@ class Manifest(Record):
         """Checks that every variant has the graphs of the task, and that their files are listed."""
         if not self.variants:
             raise ValueError("variants: at least one is needed")
-        draws_texts = self.diffusion is not None and self.diffusion.condition == "text"
-        graphs = tuple(TEXT_DIFFUSION_TENSORS) if draws_texts else TASK_PARTS[self.task].graphs
+        is_text_conditioned = self.diffusion is not None and self.diffusion.condition == "text"
+        graphs = tuple(TEXT_DIFFUSION_TENSORS) if is_text_conditioned else TASK_PARTS[self.task].graphs
         for precision, variant in self.variants.items():
             if set(variant.graphs) - {"attention"} != set(graphs):
                 raise ValueError(f"variants.{precision}.graphs: {self.task} needs {', '.join(graphs)}")
@@ -806,17 +806,16 @@ def _check_segmentation(manifest: Manifest) -> None:
 
 def _check_diffusion(manifest: Manifest) -> None:
     assert manifest.diffusion is not None, "it is among what is needed"
-    draws_texts = manifest.diffusion.condition == "text"
-    if draws_texts and (not manifest.limits.max_input_tokens or manifest.special_tokens is None):
-        raise ValueError("limits.max_input_tokens and special_tokens: a model that draws texts needs them")
-    if draws_texts and TOKENIZER_FILE not in manifest.files:
-        raise ValueError(f"files: a model that draws texts needs {TOKENIZER_FILE}")
-    if draws_texts == bool(manifest.labels):
-        raise ValueError(
-            f"labels: a model that draws each {manifest.diffusion.condition} has {'none' if draws_texts else 'some'}"
-        )
+    is_text_conditioned = manifest.diffusion.condition == "text"
+    if is_text_conditioned and (not manifest.limits.max_input_tokens or manifest.special_tokens is None):
+        raise ValueError("limits.max_input_tokens and special_tokens: required by a text-conditioned model")
+    if is_text_conditioned and TOKENIZER_FILE not in manifest.files:
+        raise ValueError(f"files: a text-conditioned model requires {TOKENIZER_FILE}")
+    if is_text_conditioned == bool(manifest.labels):
+        expected = "no labels" if is_text_conditioned else "labels"
+        raise ValueError(f"labels: a {manifest.diffusion.condition}-conditioned model requires {expected}")
     for precision, variant in manifest.variants.items():
-        for role, tensors in (TEXT_DIFFUSION_TENSORS if draws_texts else DIFFUSION_TENSORS).items():
+        for role, tensors in (TEXT_DIFFUSION_TENSORS if is_text_conditioned else DIFFUSION_TENSORS).items():
             if (graph := {str(name): one for name, one in variant.graphs.items()}.get(role)) is None:
                 continue  # which is refused for that
             found = tuple(tuple(spec.name for spec in specs) for specs in (graph.inputs, graph.outputs))

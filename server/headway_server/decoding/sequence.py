@@ -124,8 +124,8 @@ class Delta:
     """Those produced since the last delta, if log-probabilities were asked for."""
     prompt_tokens: tuple[TokenLogProbability, ...] = ()
     """Those of a prompt that the delta repeats, if theirs were asked for."""
-    places: tuple[int, ...] = ()
-    """At which character of the text each of them begins, if the task has looked."""
+    text_offsets: tuple[int, ...] = ()
+    """Character offsets of these tokens in the text, if the task computes them."""
     sample: int = 0
     """Number of the continuation among those of its prompt."""
 

@@ -62,24 +62,24 @@ def guide(conditional: Latent, unconditional: Latent, scale: float) -> Latent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptArea:
+class PreservedArea:
     """Where a latent is replaced by that of an image, with the noise of its time (Lugmayr et al. 2022, 4.1)."""
 
-    is_kept: NDArray[np.bool_]
+    is_preserved: NDArray[np.bool_]
     """(1, S, S)"""
     latent: Latent
     noise: Latent
 
     def put_into(self, latent: Latent, time: float) -> Latent:
         """Returns a latent at a time, with the area as it was in the image."""
-        return np.where(self.is_kept, mix(self.latent, self.noise, time), latent)
+        return np.where(self.is_preserved, mix(self.latent, self.noise, time), latent)
 
 
 class Trajectory:
     """A latent on its way through the steps of a sampler."""
 
     def __init__(
-        self, latent: Latent, times: list[float], sampler: DiffusionSampler, kept: KeptArea | None = None
+        self, latent: Latent, times: list[float], sampler: DiffusionSampler, preserved: PreservedArea | None = None
     ) -> None:
         """Begins.
 
@@ -87,10 +87,10 @@ class Trajectory:
             latent: At the first of the times.
             times: Of the steps (`step_times`), two at least.
             sampler: Makes them.
-            kept: What is put back after each step; None: nothing.
+            preserved: What is put back after each step; None: nothing.
         """
         self.latent = latent
-        self._kept = kept
+        self._preserved = preserved
         self._times = times
         self._sampler = sampler
         self._image: Latent | None = None  # as it was predicted in the step before
@@ -137,8 +137,8 @@ class Trajectory:
                 self.latent = self.latent - _scale(velocity, (time - following) * _QUARTER_TURN)
             case DiffusionSampler.DPM_SOLVER_PP_2M:
                 self.latent = self._second_order(image, time, following)
-        if self._kept is not None:
-            self.latent = self._kept.put_into(self.latent, following)
+        if self._preserved is not None:
+            self.latent = self._preserved.put_into(self.latent, following)
         self._image = image
         self.num_made += 1
         return image

@@ -102,7 +102,7 @@ class AudioDecoder:
 
         Args:
             data: WAV, FLAC, OGG or MP3.
-            field: What the request calls it.
+            field: Its name in the request.
 
         Raises:
             InvalidInputError: The format is unsupported, or the audio is damaged, empty or past a limit.

@@ -287,7 +287,7 @@ async def check_headers(images: Sequence[bytes], fields: Sequence[str], limits: 
 
     Args:
         images: Encoded images.
-        fields: What the request calls each of them, for messages.
+        fields: Name of each in the request, for error messages.
         limits: Sizes past which an image is refused.
 
     Raises:

@@ -181,7 +181,7 @@ class TextTokenizer:
             async for text in each:
                 index = len(encoded)
                 if len(text) <= least:
-                    raise InvalidInputError(fields[index], "holds no text; give it at least one word")
+                    raise InvalidInputError(fields[index], "has no text; give it at least one word")
                 if len(text) <= max_tokens:
                     encoded.append(text)
                     continue

@@ -150,7 +150,7 @@ def parse_request(request: Request, *, deadline: float | None, sample_count: int
 
     Args:
         request: The request.
-        deadline: When the caller stops waiting, by `time.monotonic`.
+        deadline: End of the caller's wait, in seconds of `time.monotonic`.
         sample_count: Of a unary request.
 
     Raises:

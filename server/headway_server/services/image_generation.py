@@ -33,7 +33,7 @@ class ImageGenerationService:
         arrived = time.monotonic()
         model = self._find(request)
         count = {"num_images": request.image_count} if request.HasField("image_count") else {}
-        answer = await model.draw(await self._asked(request, **count), deadline=deadline)
+        answer = await model.generate(await self._asked(request, **count), deadline=deadline)
         return pb.GenerateImageResponse(
             results=[_drawn(image) for image in answer.results],
             **signed(model, answer.timings, arrived),

@@ -14,7 +14,7 @@ from headway_server.serving.host import ModelHost
 from headway_server.serving.images import SentImage, name_images
 from headway_server.serving.limits import check_count
 from headway_server.tasks.images.model import ImageModel
-from headway_server.tasks.table import KEEP_IMAGES
+from headway_server.tasks.table import PREPARE_IMAGES
 
 
 class ImageService:
@@ -49,7 +49,7 @@ class ImageService:
             if version:
                 raise InvalidInputError("model_version", "is set without model; name the model too")
             return None
-        return self._host.find_able(KEEP_IMAGES, name, version)
+        return self._host.find_able(PREPARE_IMAGES, name, version)
 
 
 async def images_of(

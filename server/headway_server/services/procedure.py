@@ -160,7 +160,7 @@ class StreamedCalls(Generic[Request]):
     metadata: dict[str, str] = field(default_factory=dict)
     """What came with the stream; keys in lower case."""
     deadline: float | None = None
-    """When the caller stops waiting, by `time.monotonic`."""
+    """End of the caller's wait, in seconds of `time.monotonic`."""
     is_over: bool = False
     """True if the caller has gone, or has not read an answer for too long."""
     _writing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)  # a transport takes one message at a time

@@ -19,10 +19,10 @@ from headway_server.services.procedure import StreamedCall, StreamedCalls
 from headway_server.serving.answers import NO_TIMINGS
 from headway_server.serving.host import ModelHost
 from headway_server.tasks.segmentation.model import (
+    ClickSession,
     EverythingRequest,
     MaskFormat,
     Point,
-    Pointing,
     SegmentationModel,
     SegmentMask,
     SegmentPrompt,
@@ -91,12 +91,12 @@ class SegmentationService:
     def _find(self, name: str, version: str) -> SegmentationModel:
         return self._host.find_able(SEGMENT_IMAGES, name, version)
 
-    async def _point_at(
+    async def _open_clicks(
         self, request: pb.SegmentInteractivelyRequest, deadline: float | None
-    ) -> tuple[SegmentationModel, Pointing]:
+    ) -> tuple[SegmentationModel, ClickSession]:
         model = self._find(request.model, request.model_version)
         image = await image_of(self._host, request.image, request.image_id)
-        return model, await model.point_at(image, deadline=deadline)
+        return model, await model.open_clicks(image, deadline=deadline)
 
 
 class _Clicks:
@@ -105,7 +105,7 @@ class _Clicks:
     def __init__(self, service: SegmentationService, deadline: float | None) -> None:
         self._service = service
         self._deadline = deadline
-        self._pointing: Pointing | None = None
+        self._clicks: ClickSession | None = None
 
     async def next_call(
         self, requests: AsyncIterator[StreamedCall[pb.SegmentInteractivelyRequest]]
@@ -115,7 +115,7 @@ class _Clicks:
         Raises:
             DeadlineError: None came for too long, while the stream holds an image.
         """
-        max_idle_s = None if self._pointing is None else self._pointing.model.max_idle_s
+        max_idle_s = None if self._clicks is None else self._clicks.model.max_idle_s
         try:
             async with asyncio.timeout(max_idle_s):
                 return await anext(requests, None)
@@ -127,18 +127,18 @@ class _Clicks:
         arrived = time.monotonic()
         async with call.answer() as request:
             timings = NO_TIMINGS
-            if self._pointing is None or request.image or request.image_id:
+            if self._clicks is None or request.image or request.image_id:
                 self.close()
-                model, self._pointing = await self._service._point_at(request, self._deadline)  # noqa: SLF001
-                timings = self._pointing.timings
+                model, self._clicks = await self._service._open_clicks(request, self._deadline)  # noqa: SLF001
+                timings = self._clicks.timings
             else:
                 if request.model or request.model_version:
                     raise InvalidInputError("model", "is set without an image; set it in the request with the image")
-                manifest = self._pointing.model.bundle.manifest
+                manifest = self._clicks.model.bundle.manifest
                 model = self._service._find(manifest.name, manifest.version)  # noqa: SLF001 (held until the call ends)
-                if model is not self._pointing.model:
+                if model is not self._clicks.model:
                     raise DrainingError("the model was loaded anew; open the stream again with the image")
-            pointing = self._pointing
+            pointing = self._clicks
             if request.restart:
                 pointing.restart()
             masks: list[SegmentMask] = []
@@ -164,9 +164,9 @@ class _Clicks:
 
     def close(self) -> None:
         """Lets go of the image."""
-        if self._pointing is not None:
-            with self._pointing:
-                self._pointing = None
+        if self._clicks is not None:
+            with self._clicks:
+                self._clicks = None
 
 
 def _prompt(points: Sequence[pb.PromptPoint], box: common_pb2.Box | None) -> SegmentPrompt:

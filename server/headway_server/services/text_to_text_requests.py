@@ -23,7 +23,7 @@ def parse_rewrite_request(
 
     Args:
         request: The request.
-        deadline: When the caller stops waiting, by `time.monotonic`.
+        deadline: End of the caller's wait, in seconds of `time.monotonic`.
 
     Raises:
         InvalidInputError: `early_stopping` has a value that this server does not know.

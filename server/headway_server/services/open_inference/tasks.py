@@ -99,7 +99,7 @@ class InferCall:
     outputs: frozenset[str]
     """Names of the outputs that are wanted."""
     deadline: float | None
-    """When the caller stops waiting, by `time.monotonic`."""
+    """End of the caller's wait, in seconds of `time.monotonic`."""
 
     def select(self, *names: str) -> dict[str, Any]:
         """Returns the parameters of these names that are set."""
@@ -323,8 +323,8 @@ async def _classify_images(model: ImageClassifier, call: InferCall) -> Arrays:
 # Generation
 
 
-_DRAWING: Final = kinds_of(common_pb2.SamplingParameters)
-_GENERATION: Final = _DRAWING | kinds_of(generation_service_pb2.GenerationParameters)
+_SAMPLING: Final = kinds_of(common_pb2.SamplingParameters)
+_GENERATION: Final = _SAMPLING | kinds_of(generation_service_pb2.GenerationParameters)
 """Parameters that have the names of the server's `SamplingParameters`."""
 _CONSTRAINTS: Final = {"json_schema": Kind.TEXT, "regex": Kind.TEXT, "choices": Kind.TEXTS}
 
@@ -457,7 +457,7 @@ def _search_parameters(call: InferCall) -> TextToTextParameters:
     return TextToTextParameters(
         num_hypotheses=given.get("hypothesis_count", 1),
         early_stopping=EarlyStopping(early_stopping),
-        sampling=call.select(*_DRAWING),
+        sampling=call.select(*_SAMPLING),
         **call.select(*_SEARCH),
     )
 
@@ -521,7 +521,7 @@ _COMMON: Final = {"timeout": Kind.UINT64, "triton_enable_empty_final_response": 
 
 
 _TARGET_PREFIX: Final = TensorSpec(name="target_prefix", datatype=BYTES, shape=(-1,), is_optional=True)
-_SEARCHING: Final = _DRAWING | kinds_of(common_pb2.DecodingParameters)
+_SEARCHING: Final = _SAMPLING | kinds_of(common_pb2.DecodingParameters)
 
 
 def _written_specs(name: str) -> tuple[TensorSpec, ...]:
@@ -698,12 +698,12 @@ async def _stream_speech(model: SynthesisModel, call: InferCall) -> AsyncGenerat
 
 
 _SAMPLERS: Final = {sampler.value: sampler for sampler in DiffusionSampler}
-_DRAWN: Final = kinds_of(image_generation_service_pb2.DiffusionParameters) | kinds_of(
+_DIFFUSION: Final = kinds_of(image_generation_service_pb2.DiffusionParameters) | kinds_of(
     image_generation_service_pb2.GenerateImageRequest, "image_count"
 )
 
 
-async def _draw(model: ImageGenerationModel, call: InferCall) -> Arrays:
+async def _generate_images(model: ImageGenerationModel, call: InferCall) -> Arrays:
     given = call.select("guidance_scale", "seed", "strength")
     own_names = {"image_count": "num_images", "step_count": "num_steps"}
     given |= {own: call.parameters[name] for name, own in own_names.items() if name in call.parameters}
@@ -721,7 +721,7 @@ async def _draw(model: ImageGenerationModel, call: InferCall) -> Arrays:
     for name in ("image", "mask"):
         if name in call.arrays:
             given[name] = await _image(call, name)
-    answer = await model.draw(ImageGenerationRequest(**given), deadline=call.deadline)
+    answer = await model.generate(ImageGenerationRequest(**given), deadline=call.deadline)
     return {
         "image": files_array([one.png for one in answer.results]),
         "seed": np.array([one.seed for one in answer.results], np.uint64),
@@ -915,7 +915,7 @@ SPEECH_SYNTHESIS: Final = TensorTask(
         TensorSpec(name="seed", datatype="UINT64", shape=(-1,)),
     ),
     parameters=_COMMON
-    | {name: _DRAWING[name] for name in _VOICE}
+    | {name: _SAMPLING[name] for name in _VOICE}
     | kinds_of(speech_service_pb2.SynthesizeSpeechRequest, "voice", "format")
     | kinds_of(speech_service_pb2.SynthesisParameters),
     max_rows=MAX_SPOKEN,
@@ -935,9 +935,9 @@ IMAGE_GENERATION: Final = TensorTask(
         TensorSpec(name="seed", datatype="UINT64", shape=(-1,)),
         TensorSpec(name="step_count", datatype="INT64", shape=(-1,)),
     ),
-    parameters=_COMMON | _DRAWN,
+    parameters=_COMMON | _DIFFUSION,
     max_rows=1,
-    infer=_draw,
+    infer=_generate_images,
     reads_texts=False,
 )
 SEGMENTATION: Final = TensorTask(

@@ -155,11 +155,11 @@ class OpenAIService:
         num_numbers = len(answer.results) * embedding.dimension
         return await _reply(lambda: _embeddings(answer, model, body), is_long=num_numbers > _MAX_NUMBERS_ON_LOOP)
 
-    async def draw(self, request: Request) -> Reply:
-        """Draws images."""
+    async def generate_images(self, request: Request) -> Reply:
+        """Generates images."""
         body = await request.parse(ImageBody.read)
         model = self._host.find_able(GENERATE_IMAGES, *body.name_and_version)
-        answer = await model.draw(body.request(*model.size), deadline=None)
+        answer = await model.generate(body.request(*model.size), deadline=None)
         return await _reply(lambda: _images(answer), is_long=True)
 
     async def speak(self, request: Request) -> Reply | Stream:
@@ -200,7 +200,7 @@ def openai_routes(edge: Edge, host: ModelHost, settings: ServerSettings) -> list
         "/v1/chat/completions": service.chat,
         "/v1/completions": service.complete,
         "/v1/embeddings": service.embed,
-        "/v1/images/generations": service.draw,
+        "/v1/images/generations": service.generate_images,
         "/v1/audio/speech": service.speak,
     }
     endpoint = partial(Endpoint, edge, form=OPENAI_FORM)
@@ -285,7 +285,7 @@ class _CompletionWriter(_Writer):
         """See `_Writer`."""
         if not delta.output and not delta.tokens:
             return None
-        logprobs = self._logprobs(delta.prompt_tokens or delta.tokens, delta.places)
+        logprobs = self._logprobs(delta.prompt_tokens or delta.tokens, delta.text_offsets)
         return {"index": delta.sample, "text": delta.output, "logprobs": logprobs, "finish_reason": None}
 
     def last(self, text: GeneratedText) -> Iterator[dict[str, Any]]:
@@ -298,18 +298,18 @@ class _CompletionWriter(_Writer):
         return {
             "index": index,
             "text": text.text,
-            "logprobs": self._logprobs(tokens, text.places()) if tokens else None,
+            "logprobs": self._logprobs(tokens, text.text_offsets()) if tokens else None,
             "finish_reason": _REASONS[text.result.finish_reason],
         }
 
-    def _logprobs(self, tokens: Sequence[TokenLogProbability], places: Sequence[int]) -> dict[str, Any] | None:
+    def _logprobs(self, tokens: Sequence[TokenLogProbability], text_offsets: Sequence[int]) -> dict[str, Any] | None:
         if not tokens:
             return None
         return {
             "tokens": [self._text(token.token_id) for token in tokens],
             "token_logprobs": [token.log_probability for token in tokens],
             "top_logprobs": [self._top(token) or None for token in tokens],
-            "text_offset": list(places),
+            "text_offset": list(text_offsets),
         }
 
     def _top(self, token: TokenLogProbability) -> dict[str, float]:

@@ -59,7 +59,7 @@ def test_vectors_and_scores_come_from_models_without_labels(triton):
     prompted = triton("infer", "vectors", request, parameters={"normalize": False, "prompt_name": "query"})
     np.testing.assert_array_equal(prompted.arrays["embedding"], plain.arrays["embedding"])
     assert prompted.arrays["token_count"].tolist() == [3]
-    assert "the prompts of model vectors: query" in str(
+    assert "model vectors has the prompts query" in str(
         refusal(triton, "vectors", request, parameters={"prompt_name": "x"})
     )
     scores = triton("infer", "scorer", {"text": text("goal"), "text_pair": text("goal")}).arrays["score"]
