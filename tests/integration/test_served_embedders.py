@@ -201,7 +201,7 @@ def test_labels_that_the_caller_gives_are_chosen_by_entailment(folders, client):
         ({"model": "nli", "candidate_labels": ["a", ""]}, r"candidate_labels\[1\]: is empty"),
         ({"model": "nli", "candidate_labels": ["a"] * 65}, "has 65 elements, the limit is 64"),
         ({"model": "nli", "candidate_labels": ["a"], "hypothesis_template": "x"}, "write {} where the label goes"),
-        ({"model": "nli", "hypothesis_template": "x {}"}, "is set without candidate_labels"),
+        ({"model": "nli", "hypothesis_template": "x {}"}, "requires candidate_labels"),
         ({"model": "nli", "candidate_labels": ["a"], "text_pairs": ["b"]}, "is set together with candidate_labels"),
         ({"model": "nli", "candidate_labels": ["a"], "top_k": 2}, "top_k"),
         (

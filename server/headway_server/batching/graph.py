@@ -30,9 +30,9 @@ the array of a batch takes hardly longer than on that of one item."""
 BATCH_AXIS: Final = "batch"
 
 _RUN_OVERHEAD_S: Final = 2e-3
-"""What a run costs beside its tokens: starting operators, changing threads, waiting for the interpreter's lock."""
+"""Fixed cost of a run: starting operators, switching threads, waiting for the GIL."""
 _SMALL_RUN_S: Final = 2e-3
-"""A graph that one core runs in less is small: several make it hardly quicker, so its runs keep to one core each."""
+"""Run time on one core below which a graph is small: more cores hardly help, so its runs use one core each."""
 _TINY_RUN_S: Final = 1e-3
 """Below this run time the call's own overhead exceeds the run, so one core is left free for handling calls
 (docs/lanes.md)."""
@@ -55,8 +55,8 @@ class BatchGraph:
 
         Args:
             session: The graph.
-            padding: What stands behind the end of an item, by input; 0 where nothing is said.
-            postprocess: What is made of outputs.
+            padding: Padding value by input; default 0.
+            postprocess: Postprocessing of outputs.
 
         Raises:
             BundleError: The first axis of a tensor is not `batch`, or another one is.
@@ -95,7 +95,7 @@ class BatchGraph:
         """Makes the inputs of the graph from those of B items, padded at their ends where sizes differ.
 
         Args:
-            items: At least one; each holds every input of the graph, without the batch axis.
+            items: At least one; each has every input of the graph, without the batch axis.
         """
         return {name: self._stack(name, [item[name] for item in items]) for name in self._dtypes}
 
@@ -126,7 +126,7 @@ class BatchGraph:
     def warm_up(self, item: Tensors, length: int, expected: Mapping[str, tuple[int, ...]]) -> int | None:
         """Runs one item, so that the first call does not pay for it and a bundle that cannot run is known now.
 
-        A small graph on the CPU keeps to one core a run from then on.
+        A small graph on the CPU uses one core a run afterwards.
 
         Args:
             item: Of a usual size.
@@ -145,7 +145,7 @@ class BatchGraph:
             inputs = self.collate([item])
             [found] = self.split(session.run(inputs), [item])
             run_s = _time_on_one_core(session, inputs)
-        except Exception as error:  # errors of onnxruntime, and what a graph of other tensors leads to
+        except Exception as error:  # errors of onnxruntime, and of graphs with other tensors
             raise BundleError(f"{file}: does not run ({error}); export the model again") from error
         for name, shape in expected.items():
             if name not in found or found[name].shape != shape:
@@ -181,11 +181,11 @@ class BatchGraph:
 
 
 def measure_padding(session: Session, inputs: Tensors, length: int) -> int | None:
-    """Runs a graph a few times, and has a small one on the CPU keep to one core a run from then on.
+    """Runs a graph a few times; a small one on the CPU uses one core a run afterwards.
 
     Args:
         session: The graph.
-        inputs: Of one item, with the batch axis.
+        inputs: Inputs of one item, with the batch axis.
         length: What it takes of a batch's budget.
 
     Returns:

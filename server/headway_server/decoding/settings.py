@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class EngineSettings(BaseModel):
-    """How many sequences an engine holds, and how it runs them."""
+    """Capacity and scheduling of an engine."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 

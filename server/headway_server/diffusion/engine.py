@@ -30,10 +30,10 @@ TEXT: Final = "text"
 TEXT_MASK: Final = "text_mask"
 VELOCITY: Final = "velocity"
 LEAST_ROOM: Final = 2
-"""Rows that a step has room for at least: those of an image that is guided."""
+"""Minimum rows of a step: those of one guided image."""
 
 Denoise = Callable[[Mapping[str, NDArray[Any]]], Latent]
-"""Velocities (R, C, S, S) of rows: `latent` (R, C, S, S) float32, `timestep` (R,) float32, and what is drawn."""
+"""Velocities (R, C, S, S) of rows: `latent` (R, C, S, S) float32, `timestep` (R,) float32, and conditions."""
 Condition = Mapping[str, NDArray[Any]]
 """A condition, as a row of the denoiser's inputs: `label` () int64, or `text` (T, D) float32 with `text_mask` (T,)
 int64. All images of an engine have the same inputs, of the same shapes."""
@@ -51,7 +51,7 @@ class Progress(NamedTuple):
     num_made: int
     """Steps that were made."""
     image: Latent
-    """The latent of the image as it is predicted now."""
+    """Latent of the current prediction."""
 
 
 class Denoising(Pending[Latent]):
@@ -71,13 +71,13 @@ class Denoising(Pending[Latent]):
         deadline: float | None,
         wants_progress: bool = False,
     ) -> None:
-        """Makes what can be submitted.
+        """Makes an image's denoising.
 
         Args:
             trajectory: At its beginning.
-            condition: What the image is conditioned on.
+            condition: Condition of the image.
             other_condition: The negative condition of guidance.
-            guidance: Scale of classifier-free guidance; at 1 there is none, and `other_condition` is not read.
+            guidance: Scale of classifier-free guidance; 1 disables it, and `other_condition` is not read.
             deadline: End of the caller's wait, in seconds of `time.monotonic`.
             wants_progress: True for progress after each step.
         """
@@ -94,7 +94,7 @@ class Denoising(Pending[Latent]):
         self.arrived_at = self.started_at = self.finished_at = 0.0
 
     def end(self, outcome: Latent | BaseException) -> None:
-        """See `Pending`; wakes who reads its progress."""
+        """See `Pending`; wakes the reader of its progress."""
         super().end(outcome)
         self.arrival.set()
 
@@ -118,7 +118,7 @@ class Denoising(Pending[Latent]):
 
 
 class DenoisingEngine(SteppingWorker[tuple[list[Denoising], str]]):
-    """Runs denoisings through a denoiser."""
+    """Runs images through a denoiser."""
 
     def __init__(
         self,
@@ -133,9 +133,9 @@ class DenoisingEngine(SteppingWorker[tuple[list[Denoising], str]]):
 
         Args:
             denoise: Runs the model. Only the engine's thread calls it.
-            max_rows: Most rows of a step, `LEAST_ROOM` at least.
+            max_rows: Maximum rows of a step, at least `LEAST_ROOM`.
             model: For the thread, the log and the observer.
-            busy_lanes: Counts the engine among those that share the cores; None: it shares them with nobody.
+            busy_lanes: Counter of the lanes that share the cores; None: the engine has them alone.
             observer: Notified of every step and of images that leave the queue.
         """
         assert max_rows >= LEAST_ROOM, "the settings check it"
@@ -153,11 +153,11 @@ class DenoisingEngine(SteppingWorker[tuple[list[Denoising], str]]):
 
     @property
     def has_work(self) -> bool:
-        """True if there is any denoising."""
+        """True if there are images."""
         return len(self._turns) > 0
 
     def usage(self) -> ModelUsage:
-        """Returns how many images wait for their first step, and the rows of the present one."""
+        """Returns the number of images waiting for their first step, and the rows of the current step."""
         return ModelUsage(num_waiting=self._num_waiting, num_slots=self._max_rows, num_used_slots=self._num_running)
 
     @property
@@ -165,7 +165,7 @@ class DenoisingEngine(SteppingWorker[tuple[list[Denoising], str]]):
         return max(0, len(self._turns) - self._num_started)
 
     async def run(self, denoisings: Sequence[Denoising], caller: str = "") -> list[Latent]:
-        """Waits for the latents of a call's images. When one fails, or the caller goes, all of them end.
+        """Waits for the latents of a call's images. If one fails, or the caller disconnects, all are cancelled.
 
         Raises:
             DeadlineError: The deadline passed.
@@ -179,7 +179,7 @@ class DenoisingEngine(SteppingWorker[tuple[list[Denoising], str]]):
             _cancel(denoisings)
 
     async def stream(self, denoising: Denoising, caller: str = "") -> AsyncGenerator[Progress, None]:
-        """Yields the progress of an image; a slow reader gets the newest step alone. Its `result` is done afterwards.
+        """Yields the progress of an image; a slow reader gets only the newest step. Its `result` is set afterwards.
 
         Errors are those of `run`.
         """
@@ -209,7 +209,7 @@ class DenoisingEngine(SteppingWorker[tuple[list[Denoising], str]]):
         self._turns.remove(self._turns.members())
 
     def _step(self) -> None:
-        """Drops what nobody waits for, and makes one step of those whose turn it is."""
+        """Drops cancelled images, and makes one step of the images whose turn it is."""
         self._drop_unwanted()
         chosen = self._turns.take(self._max_rows)
         if not chosen:
@@ -225,7 +225,7 @@ class DenoisingEngine(SteppingWorker[tuple[list[Denoising], str]]):
         parts: list[tuple[Denoising, Progress]] = []
         try:
             velocities = self._velocities(chosen)
-        except BaseException as error:  # whatever it is, the callers of this step get it, and the thread goes on
+        except BaseException as error:  # the step's callers get any error, and the thread continues
             if not is_failure(error):
                 raise
             _log.error("a denoising step failed", model=self._model.name, num_images=len(chosen), exc_info=error)
@@ -265,7 +265,7 @@ class DenoisingEngine(SteppingWorker[tuple[list[Denoising], str]]):
         ends: list[tuple[Denoising, Latent | Exception]],
         now: float,
     ) -> None:
-        """Moves a denoising on by a step, and notes what is to be handed out."""
+        """Advances a denoising by a step, and collects its results."""
         trajectory = denoising.trajectory
         image = trajectory.advance(velocity)
         if not np.isfinite(trajectory.latent).all():
@@ -279,7 +279,7 @@ class DenoisingEngine(SteppingWorker[tuple[list[Denoising], str]]):
             ends.append((denoising, trajectory.latent))
 
     def _drop_unwanted(self) -> None:
-        """Takes out denoisings whose caller has gone or whose deadline has passed."""
+        """Removes denoisings whose caller has disconnected or whose deadline has passed."""
         now = time.monotonic()
         late: list[tuple[Denoising, Latent | Exception]] = []
         gone: list[Denoising] = []
@@ -325,7 +325,7 @@ class DenoisingEngine(SteppingWorker[tuple[list[Denoising], str]]):
 
 
 def _deliver(parts: Sequence[tuple[Denoising, Progress]], ends: Sequence[tuple[Denoising, Latent | Exception]]) -> None:
-    """Hands out what steps have brought; on the event loop."""
+    """Sends the results of steps; on the event loop."""
     for denoising, progress in parts:
         denoising.progress = progress
         denoising.arrival.set()
@@ -337,4 +337,4 @@ def _cancel(denoisings: Iterable[Denoising]) -> None:
     """Makes denoisings that are not finished leave the engine before its next step."""
     for denoising in denoisings:
         denoising.cancelled = True
-        denoising.result.cancel()  # nobody reads a result that comes now; one that is there stays
+        denoising.result.cancel()  # no effect on a finished result

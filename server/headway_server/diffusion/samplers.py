@@ -46,18 +46,18 @@ def step_times(num_steps: int, strength: float = 1.0) -> list[float]:
 
 
 def draw_noise(seed: int, shape: tuple[int, ...]) -> Latent:
-    """Draws noise, a function of its arguments alone: `seed` from 0 to 2^64 - 1, and the shape of a latent."""
+    """Draws noise in the shape of a latent, deterministically from `seed`, 0 to 2^64 - 1."""
     generator = np.random.Generator(np.random.Philox(key=seed))
     return generator.standard_normal(shape, np.float32)
 
 
 def mix(latent: Latent, noise: Latent, time: float) -> Latent:
-    """Adds noise to a latent, as it is at a time."""
+    """Adds the noise of a time to a latent."""
     return _scale(latent, _signal(time)) + _scale(noise, _noise(time))
 
 
 def guide(conditional: Latent, unconditional: Latent, scale: float) -> Latent:
-    """Returns the velocity away from what is not wanted (Ho and Salimans 2022, equation 6, whose w is scale - 1)."""
+    """Returns the guided velocity (Ho and Salimans 2022, equation 6, whose w is scale - 1)."""
     return unconditional + _scale(conditional - unconditional, scale)
 
 
@@ -85,9 +85,9 @@ class Trajectory:
 
         Args:
             latent: At the first of the times.
-            times: Of the steps (`step_times`), two at least.
+            times: Times of the steps (`step_times`), at least two.
             sampler: Makes them.
-            preserved: What is put back after each step; None: nothing.
+            preserved: Area restored after each step; None: none.
         """
         self.latent = latent
         self._preserved = preserved
@@ -121,10 +121,10 @@ class Trajectory:
         """Makes a step.
 
         Args:
-            velocity: Of the latent at its time.
+            velocity: Velocity of the latent at its time.
 
         Returns:
-            The latent of the image as it is predicted now.
+            Latent of the current prediction.
         """
         time, following = self.time, self.next_time
         image = _scale(self.latent, _signal(time)) - _scale(velocity, _noise(time))

@@ -12,7 +12,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Rows(Protocol):
-    """What takes rows of a step."""
+    """A member of a step, with a number of rows."""
 
     @property
     def num_rows(self) -> int:
@@ -23,7 +23,7 @@ RowsType = TypeVar("RowsType", bound=Rows)
 
 
 class _Call(Generic[RowsType]):
-    """What one call brings, in order, and the rows that it has had."""
+    """Members of one call, in order, and the rows it has used."""
 
     def __init__(self, members: Sequence[RowsType]) -> None:
         self.members = list(members)
@@ -53,7 +53,7 @@ class Turns(Generic[RowsType]):
         return f"Turns({self._num_members} of {len(self._callers)} callers)"
 
     def add(self, members: Sequence[RowsType], caller: str) -> None:
-        """Adds what a call brings."""
+        """Adds the members of a call."""
         self._callers.setdefault(caller, _Caller()).calls.append(_Call(members))
         self._num_members += len(members)
 
@@ -62,7 +62,7 @@ class Turns(Generic[RowsType]):
         return [one for caller in self._callers.values() for call in caller.calls for one in call.members]
 
     def remove(self, members: Iterable[RowsType]) -> None:
-        """Takes out what is finished, or is not wanted any more."""
+        """Removes finished and cancelled members."""
         gone = {id(one) for one in members}
         if not gone:
             return
@@ -75,7 +75,7 @@ class Turns(Generic[RowsType]):
         self._num_members = sum(len(call.members) for caller in self._callers.values() for call in caller.calls)
 
     def take(self, max_rows: int) -> list[RowsType]:
-        """Chooses what takes part in a step of at most `max_rows`, which each member fits in by itself."""
+        """Chooses the members of a step of at most `max_rows`; each member fits alone."""
         chosen: list[RowsType] = []
         room = max_rows
         for caller in self._callers.values():

@@ -204,9 +204,9 @@ _LOOKING_PATHS: Final = re.compile(
 
 @lru_cache(maxsize=256)
 def is_look(method: str) -> bool:
-    """True of what only tells of the server and its models, which pages and probes ask for again and again.
+    """Returns True for methods that only describe the server and its models, polled by pages and probes.
 
-    It counts as no call: on a server that does little, those who watch it would make most of its figures.
+    They do not count as calls: on an idle server polling would dominate the metrics.
 
     Args:
         method: Full name of an RPC, `/package.Service/Method`, or path of a route.

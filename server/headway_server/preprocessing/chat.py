@@ -178,7 +178,8 @@ class ChatTemplate:
         Args:
             file: The template.
             tokenizer_file: The bundle's `tokenizer.json`.
-            special_tokens: Of the bundle: a template knows `bos`, `eos`, `pad` and `unk` as `bos_token` and so on.
+            special_tokens: Special tokens of the bundle; templates see `bos`, `eos`, `pad` and `unk` as `bos_token` and
+                so on.
 
         Raises:
             BundleError: It is too large, is not a template, or does not work with the tokenizer.
@@ -280,7 +281,7 @@ class ChatTemplate:
             raise InvalidInputError(
                 field, f"is too long for the model's chat template, which {error}; leave out older turns"
             ) from None
-        except Exception as error:  # what a wrong template leads to can be of any kind
+        except Exception as error:  # templates may raise any error
             given = {
                 "tools": bool(tools),
                 "calls of tools": any(turn.tool_calls or turn.role == "tool" for turn in turns),
@@ -347,7 +348,7 @@ class ChatTemplate:
             except RefusedConversationError as error:
                 refusals.append(str(error))
                 continue
-            except Exception as error:  # what a wrong template leads to can be of any kind
+            except Exception as error:  # templates may raise any error
                 raise self._failure(error) from error
             expected = tokenizer.encode(prompt.text, add_special_tokens=False).ids
             if prompt.input_ids.tolist() != expected:

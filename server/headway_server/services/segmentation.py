@@ -31,17 +31,17 @@ from headway_server.tasks.table import SEGMENT_IMAGES
 
 _FORMATS: Final = WireEnum(pb.MaskFormat, MaskFormat, unspecified=MaskFormat.RUNS)
 _EVERYTHING: Final = tuple(field.name for field in fields(EverythingRequest))
-"""Fields of the request that have the names of `EverythingRequest`."""
+"""Fields of the request with the names of `EverythingRequest`."""
 
 
 class SegmentationService:
-    """Answers from the host's segmentation models."""
+    """Servicer of segmentation models."""
 
     def __init__(self, host: ModelHost) -> None:
         self._host = host
 
     async def SegmentImage(self, request: pb.SegmentImageRequest, deadline: float | None) -> pb.SegmentImageResponse:
-        """Gives every prompt its masks."""
+        """Returns the masks of every prompt."""
         arrived = time.monotonic()
         model = self._find(request.model, request.model_version)
         answer = await model.segment(
@@ -62,7 +62,7 @@ class SegmentationService:
     async def SegmentEverything(
         self, request: pb.SegmentEverythingRequest, deadline: float | None
     ) -> AsyncGenerator[pb.SegmentEverythingResponse, None]:
-        """Sends the segments of an image, and at last what answered."""
+        """Streams the segments of an image, and last the model and timings."""
         arrived = time.monotonic()
         model = self._find(request.model, request.model_version)
         given = set_fields(request)
@@ -79,7 +79,7 @@ class SegmentationService:
         yield pb.SegmentEverythingResponse(**signed(model, segments.timings, arrived))
 
     async def SegmentInteractively(self, calls: StreamedCalls[pb.SegmentInteractivelyRequest]) -> None:
-        """Answers the clicks of a stream, one after another. What is wrong with one ends the stream."""
+        """Answers the clicks of a stream in order. An error ends the stream."""
         stream = _Clicks(self, calls.deadline)
         requests = aiter(calls)
         try:
@@ -100,7 +100,7 @@ class SegmentationService:
 
 
 class _Clicks:
-    """What a stream of clicks points at."""
+    """State of a stream of clicks."""
 
     def __init__(self, service: SegmentationService, deadline: float | None) -> None:
         self._service = service
@@ -113,7 +113,7 @@ class _Clicks:
         """Waits for a request; None at the end of the stream.
 
         Raises:
-            DeadlineError: None came for too long, while the stream holds an image.
+            DeadlineError: The stream has an image, and no request arrived in time.
         """
         max_idle_s = None if self._clicks is None else self._clicks.model.max_idle_s
         try:
@@ -135,7 +135,7 @@ class _Clicks:
                 if request.model or request.model_version:
                     raise InvalidInputError("model", "is set without an image; set it in the request with the image")
                 manifest = self._clicks.model.bundle.manifest
-                model = self._service._find(manifest.name, manifest.version)  # noqa: SLF001 (held until the call ends)
+                model = self._service._find(manifest.name, manifest.version)  # noqa: SLF001 (kept open until the call ends)
                 if model is not self._clicks.model:
                     raise DrainingError("the model was loaded anew; open the stream again with the image")
             pointing = self._clicks
@@ -163,7 +163,7 @@ class _Clicks:
             )
 
     def close(self) -> None:
-        """Lets go of the image."""
+        """Releases the image."""
         if self._clicks is not None:
             with self._clicks:
                 self._clicks = None
@@ -177,7 +177,7 @@ def _prompt(points: Sequence[pb.PromptPoint], box: common_pb2.Box | None) -> Seg
 
 
 def _num_parts(mask: SegmentMask) -> int:
-    """Returns what a mask counts in `build`: numbers take a hundredth of what messages take."""
+    """Returns the weight of a mask in `build`: a number takes a hundredth of a message's time."""
     return 1 + (0 if mask.counts is None else len(mask.counts) // 100)
 
 

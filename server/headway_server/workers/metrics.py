@@ -25,8 +25,8 @@ async def tell_metrics(folder: Path, index: int, collect: Callable[[], list[Samp
     """Serves a worker's metrics at its socket.
 
     Args:
-        folder: Of the server's own.
-        index: Of the worker.
+        folder: Folder of the server.
+        index: Index of the worker.
         collect: Returns them; called in a thread.
     """
 

@@ -1,6 +1,6 @@
 """Assembles the text of a sequence: detokenized token by token, cut at a stop string, in deltas or at once.
 
-A token may hold only part of a character (byte-level tokenizers), and its text may depend on the token before it (a
+A token may be only part of a character (byte-level tokenizers), and its text may depend on the token before it (a
 word's leading space). So tokens are not decoded alone: a short window of the last tokens is decoded with each new one,
 and what its text has grown by is the delta. `tokenizers.decoders.DecodeStream` does the same and is faster, but raises
 on token ids that do not make valid text ("Invalid prefix encountered"), which a model may produce.
@@ -16,7 +16,7 @@ from headway_server.preprocessing.text import REPLACEMENT
 _MAX_UNFINISHED = 3
 """Maximum bytes of an incomplete character, and so of U+FFFD at the end that may still change."""
 _CONTEXT_TOKENS = 4
-"""Tokens kept before new ones. A character has at most four bytes, so one of the last few tokens begins one."""
+"""Context tokens before new ones. A character has at most four bytes, so one of the last few tokens begins one."""
 _MAX_CONTEXT_TOKENS = 10
 _MAX_WINDOW_TOKENS = 16
 """Maximum tokens of a window, without an unfinished character at its end: decoding takes time in proportion to it."""
@@ -29,7 +29,7 @@ class Decode(Protocol):
         """Returns the text of tokens, without special tokens."""
 
     def ends_with_replacement(self, token_ids: Sequence[int], /) -> bool:
-        """Returns True if the last bytes that tokens spell are those of U+FFFD itself."""
+        """Returns True if the tokens' last bytes are the encoding of U+FFFD."""
 
 
 class Detokenizer:
@@ -46,7 +46,7 @@ class Detokenizer:
         self._decode = decode
         self._window: list[int] = []
         self._shown = ""  # the part of the window's text that is context or was handed out
-        self._num_after = _MAX_UNFINISHED  # tokens after those that spelled U+FFFD, as far as it matters
+        self._num_after = _MAX_UNFINISHED  # tokens after the last encoded U+FFFD, up to the maximum
         if context_ids:
             self._window, self._shown = _context(decode, context_ids, decode(context_ids), num_unfinished=0)
             if self._shown.endswith(REPLACEMENT) and decode.ends_with_replacement(context_ids):
@@ -63,7 +63,7 @@ class Detokenizer:
             num_unfinished = num_after = 0
         elif num_unfinished and not is_spoilt:
             new = len(text) - len(self._shown)
-            num_unfinished = min(num_unfinished, new)  # those before it were spelled, and handed out
+            num_unfinished = min(num_unfinished, new)  # earlier ones are encoded in the text, and already sent
             is_spoilt = num_after <= _MAX_UNFINISHED and new > len(self._decode(window[-num_after:]))
         if (
             num_unfinished and len(token_ids) > 1
@@ -106,7 +106,7 @@ class TextOffsets:
 
 
 def _num_unfinished(text: str) -> int:
-    """Returns how many U+FFFD at the end of `text` may be the beginning of an unfinished character."""
+    """Returns the number of U+FFFD at the end of `text` that may be part of an unfinished character."""
     num_unfinished = len(text) - len(text.rstrip(REPLACEMENT))
     return min(num_unfinished, _MAX_UNFINISHED)
 
@@ -138,7 +138,7 @@ class StopMatcher:
     """
 
     def __init__(self, stop_strings: tuple[str, ...]) -> None:
-        """Watches for `stop_strings`, of which there may be none, and none may be empty."""
+        """Takes non-empty `stop_strings`, possibly none."""
         self._stop_strings = stop_strings
         self._pending = ""
 
@@ -147,7 +147,7 @@ class StopMatcher:
 
         Returns:
             The text that can be handed out, and True if a stop string was found. The longest end of the text that may
-            begin a stop string is held back.
+            begin a stop string stays pending.
         """
         if not self._stop_strings:
             return delta, False
@@ -162,7 +162,7 @@ class StopMatcher:
         return text[:certain], False
 
     def finish(self) -> str:
-        """Returns what was held back: the text has ended."""
+        """Returns the pending text at the end."""
         pending, self._pending = self._pending, ""
         return pending
 
@@ -178,7 +178,7 @@ def _overlap(text: str, stop: str) -> int:
 class TextAssembly:
     """Makes the text of a sequence's tokens; an `OutputAssembler`.
 
-    If nobody needs the text before the end (no stop strings, no stream), tokens are kept and decoded once.
+    Without stop strings and stream, tokens are collected and decoded once at the end.
     """
 
     def __init__(

@@ -52,7 +52,7 @@ def _mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nucleus:
-    """What to draw among, and the number that decides; each (n,)."""
+    """Parameters of a draw and its random number; each (n,)."""
 
     top_p: NDArray[np.float64]
     min_p: NDArray[np.float32]
@@ -64,7 +64,7 @@ class Nucleus:
         return Nucleus(top_p=self.top_p[rows], min_p=self.min_p[rows], numbers=self.numbers[rows])
 
     def draw(self, weights: NDArray[np.float32]) -> NDArray[np.int64]:
-        """Draws a column (n,) of each row among those that top-p and min-p leave.
+        """Draws a column (n,) of each row within top-p and min-p.
 
         Args:
             weights: (n, C) float32, by falling weight, the first of each row 1.

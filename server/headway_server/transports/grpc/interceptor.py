@@ -24,7 +24,7 @@ from headway_server.serving.calls import REQUEST_ID, Calls, request_id_of
 from headway_server.serving.peer_waits import PeerWaits
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
-Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # generic in the stubs alone
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # generic in the stubs only
 Behaviour: TypeAlias = Callable[[Any, Context], Awaitable[Any]]
 StreamMethod: TypeAlias = Callable[[AsyncIterator[Any], Context], AsyncGenerator[Any, None]]
 Pairs: TypeAlias = list[tuple[str, str]]
@@ -168,7 +168,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             pairs, request_id = await _open(context)
 
             def begin(data: bytes) -> AbstractAsyncContextManager[Call]:
-                who = self._identify(procedure, context, pairs, request_id)  # rights may have been revoked meanwhile
+                who = self._identify(procedure, context, pairs, request_id)  # rights may be revoked meanwhile
                 return self._answer(method, data, who, pairs, request_id)
 
             async def next_call() -> StreamedCall[Any] | None:

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from headway_server.decoding.beam_search.search import share_places
+from headway_server.decoding.beam_search.search import share_beams
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from headway_server.decoding.beam_search.search import share_places
     ],
 )
 def test_places_are_shared_out_evenly_the_fullest_bank_first(num_places, sizes, shares):
-    assert share_places(num_places, sizes) == shares
+    assert share_beams(num_places, sizes) == shares
 
 
 def test_no_place_stays_empty_while_there_is_a_continuation():
@@ -29,6 +29,6 @@ def test_no_place_stays_empty_while_there_is_a_continuation():
     for _ in range(500):
         sizes = [rng.randrange(6) for _ in range(rng.randint(1, 7))]
         num_places = rng.randint(1, 16)
-        shares = share_places(num_places, sizes)
+        shares = share_beams(num_places, sizes)
         assert sum(shares) == min(num_places, sum(sizes))
         assert all(share <= size for share, size in zip(shares, sizes, strict=True))

@@ -204,7 +204,7 @@ BAD = [
     ),
     ({"prompts": [at((1, 1))], "image": b""}, "image", "is empty"),
     ({"prompts": [at((1, 1))], "image": b"GIF89a"}, "image", "is not an image"),
-    ({"prompts": [at((1, 1))], "image_id": "x"}, "image_id", "is set beside image"),
+    ({"prompts": [at((1, 1))], "image_id": "x"}, "image_id", "is set together with image"),
 ]
 
 
