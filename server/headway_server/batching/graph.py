@@ -198,7 +198,7 @@ def _settle(session: Session, run_s: float | None, length: int) -> int | None:
     if run_s is None:
         return None
     if session.num_lanes > 1 and run_s < _SMALL_RUN_S:
-        session.keep_to_one_core(session.num_lanes - (run_s < _TINY_RUN_S))
+        session.use_one_core(session.num_lanes - (run_s < _TINY_RUN_S))
     _log.info("lanes", file=session.graph.file, run_ms=round(1e3 * run_s, 2), lanes=session.num_lanes)
     return most_padding(run_s, length)
 

@@ -32,4 +32,4 @@ class EngineSettings(BaseModel):
     speculation: Literal["off", "prompt-lookup"] = "off"
     """`prompt-lookup`: while a generation model runs up to eight sequences, their next tokens are drafted from what
     followed the same tokens earlier in the text, and verified together. Texts that copy get several tokens a step, and
-    every text stays the same. The weights are held twice."""
+    every text stays the same. The weights are loaded twice."""

@@ -408,7 +408,7 @@ class _ControlTokens:
         for token_id in control:
             found = self._tokenizer.token_to_id(self._stand_ins[added[token_id].content])
             if found != token_id:
-                raise BundleError(f"{file}: holds the added token {added[token_id].content} twice; remove one")
+                raise BundleError(f"{file}: has the added token {added[token_id].content} twice; remove one")
 
     def disguise(self, content: str) -> str:
         """Puts twins into users' text, except in texts that the template looks for."""
@@ -427,9 +427,11 @@ class _ControlTokens:
 
     def read(self, written: str) -> ChatPrompt:
         """Encodes the template's output."""
-        told_apart = self.restore(self._control.sub(lambda match: self._stand_ins[match[0]], written))
+        distinguished = self.restore(self._control.sub(lambda match: self._stand_ins[match[0]], written))
         with no_panics():
-            (encoding,) = self._tokenizer.encode_batch_fast([told_apart], add_special_tokens=False)  # without the GIL
+            (encoding,) = self._tokenizer.encode_batch_fast(
+                [distinguished], add_special_tokens=False
+            )  # without the GIL
         return ChatPrompt(text=self.restore(written), input_ids=np.asarray(encoding.ids, np.int64))
 
     def _renamed(self, content: dict[str, Any]) -> dict[str, Any]:

@@ -272,7 +272,7 @@ class Session:
     def __repr__(self) -> str:
         return f"Session({self.graph.file}, {self.device})"
 
-    def keep_to_one_core(self, num_lanes: int) -> None:
+    def use_one_core(self, num_lanes: int) -> None:
         """Limits every run of a graph opened in lanes to one core, with `num_lanes` concurrent runs.
 
         To be called before anything is bound to the graph.

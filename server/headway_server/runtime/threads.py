@@ -104,7 +104,12 @@ def join_threads(threads: Iterable[threading.Thread], *, owner: str, timeout_s: 
             if thread.is_alive():
                 stuck.append(thread)
     for thread in stuck:
-        _log.error("a thread does not end and is left behind", owner=owner, thread=thread.name, at=_place(thread.ident))
+        _log.error(
+            "a thread does not end and is left behind",
+            owner=owner,
+            thread=thread.name,
+            at=_stack_location(thread.ident),
+        )
     return not stuck
 
 
@@ -120,7 +125,7 @@ def close_together(closers: Sequence[Callable[[], bool]]) -> bool:
         return all(list(pool.map(lambda close: close(), closers)))
 
 
-def _place(ident: int | None) -> str:
+def _stack_location(ident: int | None) -> str:
     """Describes where a thread is, innermost call first."""
     frame = sys._current_frames().get(ident or 0)  # noqa: SLF001 (the documented way to a thread's frame)
     if frame is None:

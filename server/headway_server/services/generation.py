@@ -69,8 +69,8 @@ class GenerationService:
                     yield _delta(part, model, writer, reader.feed(part.output))
                     continue
                 if rest := list(reader.end()):
-                    held = Delta(output="", num_new_tokens=part.results[0].result.num_new_tokens)
-                    yield _delta(held, model, writer, rest)
+                    last = Delta(output="", num_new_tokens=part.results[0].result.num_new_tokens)
+                    yield _delta(last, model, writer, rest)
                 yield await _build(part, partial(_last_message, part, model, forms, arrived, writer.ids))
 
     def _find(self, request: Request) -> GenerationModel:

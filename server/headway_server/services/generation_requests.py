@@ -43,12 +43,12 @@ def read_prompts(request: Request) -> tuple[list[Prompt], list[str]]:
         raise InvalidInputError(kinds[1], f"is given together with {kinds[0]}; give one of the two")
     if isinstance(request, pb.StreamGenerateTextRequest):
         kind = kinds[0] if kinds else "prompt"
-        return [_READERS[kind](getattr(request, kind), kind)], [kind + _PLACES.get(kind, "")]
+        return [_READERS[kind](getattr(request, kind), kind)], [kind + _SUFFIXES.get(kind, "")]
     kind = kinds[0] if kinds else "prompts"
     given = getattr(request, kind)
     names = [f"{kind}[{index}]" for index in range(len(given))]
     prompts = [_READERS[kind](one, name) for one, name in zip(given, names, strict=True)]
-    return prompts, [name + _PLACES.get(kind, "") for name in names]
+    return prompts, [name + _SUFFIXES.get(kind, "") for name in names]
 
 
 def _read_text(text: str, _: str) -> str:
@@ -75,7 +75,7 @@ _READERS: Final[Mapping[str, Callable[[Any, str], Prompt]]] = {
     "prompt_token_ids": _read_tokens,
 }
 _KINDS: Final = frozenset(_READERS)
-_PLACES: Final = {"prompt_token_ids": ".ids"}
+_SUFFIXES: Final = {"prompt_token_ids": ".ids"}
 """Path of a prompt in its message, for error messages."""
 
 
@@ -128,9 +128,9 @@ def _read_tools(request: Request) -> ToolUse | None:
 def _read_tool(field: str, tool: pb.Tool) -> Tool:
     if not _NAME.fullmatch(tool.name):
         raise InvalidInputError(f"{field}.name", "must have 1 to 64 letters, digits, underscores and hyphens")
-    place = f"{field}.parameters_json_schema"
-    schema = read_object(tool.parameters_json_schema, place) if tool.parameters_json_schema else {}
-    return make_tool(tool.name, tool.description, schema, field=place)
+    path = f"{field}.parameters_json_schema"
+    schema = read_object(tool.parameters_json_schema, path) if tool.parameters_json_schema else {}
+    return make_tool(tool.name, tool.description, schema, field=path)
 
 
 def _check_of_conversation(request: Request, field: str) -> None:

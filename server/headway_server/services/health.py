@@ -79,13 +79,13 @@ class Health:
         self, request: health_pb2.HealthCheckRequest, _deadline: float | None
     ) -> AsyncGenerator[health_pb2.HealthCheckResponse, None]:
         """Sends the state now and at every change; a state that changes before it is sent is skipped."""
-        told = None
+        sent = None
         while True:
             changed = self._changed  # read before the state, so no change is missed
             state = self._states.get(request.service, _UNKNOWN)
-            if state != told:
+            if state != sent:
                 yield health_pb2.HealthCheckResponse(status=state)
-                told = state
+                sent = state
             else:
                 await changed.wait()
 

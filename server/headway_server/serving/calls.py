@@ -243,7 +243,7 @@ class Calls:
             method: Full name of the RPC or path of the route.
             error: Why.
             metadata: What the caller sent beside the request; keys in lower case.
-            caller: Peer, as far as it is known.
+            caller: Peer, if known.
             request_id: By which the caller or its proxy knows the call.
             waited_s: Time since the transport received it.
         """

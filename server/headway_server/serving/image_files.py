@@ -28,7 +28,7 @@ CachedImage: TypeAlias = tuple[bytes, bytes]
 NOUN: Final = "prepared_images"
 """Name of the cache in the metrics."""
 _LOCK: Final = "lock"
-"""Lock file, which holds the bytes in use."""
+"""Lock file, which contains the bytes in use."""
 _STAGED: Final = ".new"
 _TOTAL: Final = struct.Struct("<q")
 _KEY_BYTES: Final = 32

@@ -384,11 +384,11 @@ def open_decoders(
         available=None if available is None else max(0, available - weights),
         owner=owner,
     )
-    held = format_size(weights)
+    weights_size = format_size(weights)
     if sessions > 1:
-        held = f"{sessions} x {format_size(weights // sessions)} = {held}"
+        weights_size = f"{sessions} x {format_size(weights // sessions)} = {weights_size}"
     num_lanes = max(1, min(num_lanes, plan.num_slots // FEWEST_SLOTS))
-    _log.info("memory", model=owner, weights=held, state=str(plan), lanes=num_lanes)
+    _log.info("memory", model=owner, weights=weights_size, state=str(plan), lanes=num_lanes)
     runners: list[DecoderRunner] = []
     for lane in range(num_lanes):
         runners.append(

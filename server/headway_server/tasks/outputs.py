@@ -60,8 +60,8 @@ class LabelReader:
         order = sorted(range(len(values)), key=values.__getitem__, reverse=True)[:top_k]
         may_apply = len(order) if self._scheme.kind == "multi_label" else 1
         return tuple(
-            ScoredLabel(self._labels[label], values[label], place < may_apply and values[label] >= thresholds[label])
-            for place, label in enumerate(order)
+            ScoredLabel(self._labels[label], values[label], rank < may_apply and values[label] >= thresholds[label])
+            for rank, label in enumerate(order)
         )
 
     def __repr__(self) -> str:

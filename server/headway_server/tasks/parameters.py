@@ -237,12 +237,12 @@ def _check_stop_ids(stop_ids: Elements[int], vocab_size: int) -> None:
 
 def _check_logit_biases(logit_biases: Elements[tuple[int, float]], vocab_size: int) -> None:
     check_at_most("parameters.logit_biases", len(logit_biases), MAX_LOGIT_BIASES)
-    places: dict[int, int] = {}
+    first_indices: dict[int, int] = {}
     for index, (token_id, bias) in enumerate(logit_biases):
         field = f"parameters.logit_biases[{index}]"
         check_range(f"{field}.token_id", token_id, 0, vocab_size - 1)
         check_rules(f"{field}.bias", bias, "LogitBias.bias")
-        if (first := places.setdefault(token_id, index)) != index:
+        if (first := first_indices.setdefault(token_id, index)) != index:
             raise InvalidInputError(
                 f"{field}.token_id",
                 f"is {token_id}, as is that of ",

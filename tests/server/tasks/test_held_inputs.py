@@ -137,7 +137,7 @@ def started(names, *, max_waiting_mib=1):
 
 async def test_a_call_waits_for_no_memory_that_others_hold_and_gives_back_its_own():
     with started({name for name, _ in CALLS.values()}) as models:
-        models["clip-text"].label_vectors._kept.max_bytes = 0  # so that they are computed each time
+        models["clip-text"].label_vectors._cache.max_bytes = 0  # so that they are computed each time
         for kind, (name, ask) in CALLS.items():
             model = models[name]
             admissions = [model._memory, model._admission]

@@ -181,7 +181,7 @@ def _shift(group: Group, start: int) -> list[Move]:
     else:  # the first blocks come to the end
         group.sequences = sequences[count:] + sequences[:count]
         order = list(enumerate(group.sequences))[-count:]
-    return [_move(sequence, start + place * group.kind.width) for place, sequence in order]
+    return [_move(sequence, start + index * group.kind.width) for index, sequence in order]
 
 
 def _move(sequence: Sequence, target: int) -> Move:

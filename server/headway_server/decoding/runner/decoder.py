@@ -50,7 +50,7 @@ def slot_sizes(manifest: Manifest, variant: Variant) -> SlotSizes:
     return SlotSizes(
         state_bytes=state_bytes(variant, max_length),
         source_bytes=sum(padded_length(max_source) * bytes_per_token(specs[name]) for name in variant.cross),
-        keeps_prompts=manifest.task in (Task.GENERATION, Task.SPEECH_SYNTHESIS)
+        has_prefix_cache=manifest.task in (Task.GENERATION, Task.SPEECH_SYNTHESIS)
         and max_length >= PREFILL_CHUNK
         and all(state.update == "in_place" for state in variant.state),
     )

@@ -25,7 +25,7 @@ class SlotSizes:
     """The decoder's state, at the model's maximum length."""
     source_bytes: int = 0
     """Bytes of the longest encoded source; 0 without an encoder."""
-    keeps_prompts: bool
+    has_prefix_cache: bool
     """True if the model reads prompts whose chunks can be cached, which a translation model does not."""
 
 
@@ -85,10 +85,12 @@ def plan_memory(settings: EngineSettings, sizes: SlotSizes, *, available: int | 
 
 
 def _plan(settings: EngineSettings, num_slots: int, sizes: SlotSizes) -> MemoryPlan:
-    kept = settings.num_prefix_slots
-    if kept is None:
-        kept = math.ceil(num_slots / _SLOTS_PER_PREFIX_SLOT)
-    return MemoryPlan(num_slots=num_slots, num_prefix_slots=kept if sizes.keeps_prompts else 0, sizes=sizes)
+    num_prefix_slots = settings.num_prefix_slots
+    if num_prefix_slots is None:
+        num_prefix_slots = math.ceil(num_slots / _SLOTS_PER_PREFIX_SLOT)
+    return MemoryPlan(
+        num_slots=num_slots, num_prefix_slots=num_prefix_slots if sizes.has_prefix_cache else 0, sizes=sizes
+    )
 
 
 def _most_slots(settings: EngineSettings, at_most: int, sizes: SlotSizes, budget: float) -> int:

@@ -71,15 +71,15 @@ class Nucleus:
         """
         rows = np.arange(len(weights))
         running = np.cumsum(weights, axis=1, dtype=np.float64)  # (n, C)
-        num_kept = (weights >= _SMALLEST_WEIGHT).sum(axis=1)
+        num_candidates = (weights >= _SMALLEST_WEIGHT).sum(axis=1)
         if (self.top_p < 1).any():
-            num_less = (running < (self.top_p * running[rows, num_kept - 1])[:, np.newaxis]).sum(axis=1)
-            num_kept = np.where(self.top_p < 1, np.minimum(num_kept, num_less + 1), num_kept)
+            num_less = (running < (self.top_p * running[rows, num_candidates - 1])[:, np.newaxis]).sum(axis=1)
+            num_candidates = np.where(self.top_p < 1, np.minimum(num_candidates, num_less + 1), num_candidates)
         if (self.min_p > 0).any():
-            num_kept = np.minimum(num_kept, (weights >= self.min_p[:, np.newaxis]).sum(axis=1))
-        mass = running[rows, num_kept - 1]
+            num_candidates = np.minimum(num_candidates, (weights >= self.min_p[:, np.newaxis]).sum(axis=1))
+        mass = running[rows, num_candidates - 1]
         target = below(self.numbers * mass, mass)
-        columns: NDArray[np.int64] = np.minimum((running <= target[:, np.newaxis]).sum(axis=1), num_kept - 1)
+        columns: NDArray[np.int64] = np.minimum((running <= target[:, np.newaxis]).sum(axis=1), num_candidates - 1)
         return columns
 
 

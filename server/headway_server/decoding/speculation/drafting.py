@@ -134,7 +134,7 @@ def verifies_exactly(decoder: Decoder, verifier: DraftVerifier) -> bool:
     if width > decoder.max_length:
         return False
     token_ids = np.random.default_rng(0).integers(0, decoder.vocab_size, (rows, width))
-    decoded = [decoder.decode(token_ids[:, place], np.full(rows, place)).copy() for place in range(width)]
+    decoded = [decoder.decode(token_ids[:, index], np.full(rows, index)).copy() for index in range(width)]
     logits = np.stack(decoded, axis=1)  # (R, T, V)
     counts = range(1, rows + 1)
     return all(

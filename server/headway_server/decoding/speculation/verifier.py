@@ -31,7 +31,7 @@ class _Bound:
 
 
 class Verifier:
-    """A second session of a decoder's graph, on the state of the first. Holds the weights again. Not thread-safe.
+    """A second session of a decoder's graph with a copy of the weights, on the state of the first. Not thread-safe.
 
     Attributes:
         width: T.

@@ -748,10 +748,10 @@ def _segment_prompt(call: InferCall) -> SegmentPrompt | None:
         raise InvalidInputError("box", f"has {len(box)} rows; a call has one box")
     if points is None and box is None:
         return None
-    places = [] if points is None else points.tolist()
-    are_inside = [True] * len(places) if inside is None else inside.tolist()
+    coordinates = [] if points is None else points.tolist()
+    are_inside = [True] * len(coordinates) if inside is None else inside.tolist()
     return SegmentPrompt(
-        points=tuple(Point(x, y, is_inside) for (x, y), is_inside in zip(places, are_inside, strict=True)),
+        points=tuple(Point(x, y, is_inside) for (x, y), is_inside in zip(coordinates, are_inside, strict=True)),
         box=None if box is None else tuple(box[0].tolist()),
     )
 

@@ -386,11 +386,11 @@ def _too_long(
             "parameters.max_new_tokens",
             f"is {requested_new_tokens}; ",
             FieldName(field),
-            f" has {length} tokens and the model holds {total}, so at most "
+            f" has {length} tokens of the model's maximum of {total}, so at most "
             f"{total - length} can follow; ask for fewer, shorten the prompt, or set truncate to have it cut",
         )
     return InvalidInputError(
         field,
-        f"has {length} tokens; at most {limit} leave room in the {total} the model holds; "
+        f"has {length} tokens; at most {limit} leave room within the model's maximum of {total}; "
         "shorten it, or set truncate to have its beginning cut",
     )

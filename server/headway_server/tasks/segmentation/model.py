@@ -297,7 +297,7 @@ class SegmentationModel(ImageModel):
             model=manifest.name,
             embedding_kib=decoder.embedding_bytes >> 10,
             bank_mib=round(budget * decoder.embedding_bytes / MIB, 1),
-            kept_images=max_bytes // decoder.embedding_bytes,
+            cached_images=max_bytes // decoder.embedding_bytes,
         )
 
     @classmethod

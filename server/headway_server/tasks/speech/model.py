@@ -332,7 +332,7 @@ class SpeechModel(DecodingModel):
             raise InvalidInputError("prompt", f"has {count} tokens, the limit is {limit}; shorten it")
         first = self._tokens.first_timestamp
         if any(token >= self._end_id or (first is not None and token >= first) for token in ids):
-            raise InvalidInputError("prompt", "holds the name of a special token, such as <|en|>; leave it out")
+            raise InvalidInputError("prompt", "has the name of a special token, such as <|en|>; leave it out")
         return ids
 
     @property

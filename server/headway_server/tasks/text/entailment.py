@@ -22,7 +22,7 @@ from headway_server.tasks.outputs import softmax
 
 MAX_LABELS: Final = most_elements("ClassifyTextRequest.candidate_labels")
 DEFAULT_TEMPLATE: Final = "This example is {}."
-_PLACE: Final = "{}"
+_PLACEHOLDER: Final = "{}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +44,14 @@ class GivenLabels:
         """
         check_count("candidate_labels", len(self.labels), MAX_LABELS, "leave out the least likely ones")
         template = self.template or DEFAULT_TEMPLATE
-        if _PLACE not in template:
-            raise InvalidInputError("hypothesis_template", f"is {template!r}; write {_PLACE} where the label goes")
+        if _PLACEHOLDER not in template:
+            raise InvalidInputError(
+                "hypothesis_template", f"is {template!r}; write {_PLACEHOLDER} where the label goes"
+            )
         for index, label in enumerate(self.labels):
             if not label:
                 raise InvalidInputError(f"candidate_labels[{index}]", "is empty; give at least one character")
-        return [template.replace(_PLACE, label) for label in self.labels]
+        return [template.replace(_PLACEHOLDER, label) for label in self.labels]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

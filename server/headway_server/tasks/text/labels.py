@@ -26,9 +26,9 @@ MAX_TEMPLATES: Final = most_elements("ClassifyImageRequest.templates")
 """Maximum templates of a call."""
 MAX_LABEL_TEXTS: Final = 16_384
 """Maximum labels times templates of a call."""
-MAX_KEPT_BYTES: Final = 32 << 20
+MAX_CACHE_BYTES: Final = 32 << 20
 """Size of a model's cache: eight sets of 4,096 labels in a space of 256 dimensions."""
-PLACE: Final = "{}"
+PLACEHOLDER: Final = "{}"
 """Placeholder of the label in a template."""
 
 Vectors = NDArray[np.float32]
@@ -42,15 +42,15 @@ class LabelVectors:
     The vector of a label is the mean direction of its texts, one for each template. For the event loop alone.
     """
 
-    def __init__(self, max_bytes: int = MAX_KEPT_BYTES) -> None:
-        self._kept: LruCache[bytes, Vectors] = LruCache("label_vectors", max_bytes=max_bytes)
+    def __init__(self, max_bytes: int = MAX_CACHE_BYTES) -> None:
+        self._cache: LruCache[bytes, Vectors] = LruCache("label_vectors", max_bytes=max_bytes)
 
     def usage(self) -> CacheUsage:
         """Returns the cache's usage; called from any thread."""
-        return self._kept.usage()
+        return self._cache.usage()
 
     def __repr__(self) -> str:
-        return f"LabelVectors({self._kept!r})"
+        return f"LabelVectors({self._cache!r})"
 
     async def of(
         self, labels: Sequence[str], templates: Sequence[str], *, max_text_bytes: int, embed: Embed
@@ -59,7 +59,7 @@ class LabelVectors:
 
         Args:
             labels: 1 to `MAX_LABELS`, none twice.
-            templates: At most `MAX_TEMPLATES`, each with one `PLACE`; none: the labels as they are.
+            templates: At most `MAX_TEMPLATES`, each with one `PLACEHOLDER`; none: the labels as they are.
             max_text_bytes: Maximum bytes of a label and of a template.
             embed: Embeds texts, at most `MAX_LABEL_TEXTS`.
 
@@ -68,10 +68,10 @@ class LabelVectors:
             RequestError: As `embed`.
         """
         _check(labels, templates, max_text_bytes)
-        templates = templates or (PLACE,)
+        templates = templates or (PLACEHOLDER,)
 
         async def make() -> Vectors:
-            texts = [template.replace(PLACE, label) for label in labels for template in templates]
+            texts = [template.replace(PLACEHOLDER, label) for label in labels for template in templates]
             fields = [f"candidate_labels[{index}]" for index in range(len(labels)) for _ in templates]
             return _mean_directions(await embed(texts, fields), len(templates))
 
@@ -96,10 +96,10 @@ class LabelVectors:
         is_long = len(parts) > 1000
         loop = asyncio.get_running_loop()
         key = await loop.run_in_executor(text_pool(), _digest, parts) if is_long else _digest(parts)
-        if (kept := self._kept.get(key)) is not None:
-            return kept
+        if (cached := self._cache.get(key)) is not None:
+            return cached
         vectors = await make()
-        self._kept.put(key, vectors, vectors.nbytes)
+        self._cache.put(key, vectors, vectors.nbytes)
         return vectors
 
 
@@ -120,8 +120,8 @@ def _check(labels: Sequence[str], templates: Sequence[str], max_text_bytes: int)
     for field, template in zip(
         check_texts("templates", templates, MAX_TEMPLATES, max_text_bytes), templates, strict=True
     ):
-        if (count := template.count(PLACE)) != 1:
-            raise InvalidInputError(field, f"has {count} times {PLACE}; put it once where the label goes")
+        if (count := template.count(PLACEHOLDER)) != 1:
+            raise InvalidInputError(field, f"has {count} times {PLACEHOLDER}; put it once where the label goes")
     if (count := len(labels) * len(templates)) > MAX_LABEL_TEXTS:
         raise InvalidInputError(
             "templates",

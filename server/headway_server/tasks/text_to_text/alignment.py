@@ -132,15 +132,15 @@ def _common_prefix(first: str, second: str) -> int:
 def _tidy(spans: Sequence[Span], text: str) -> list[Span]:
     """Cuts white space off both ends of spans, and puts empty spans at the end of the preceding one."""
     tidied: list[Span] = []
-    place = 0
+    last_end = 0
     for start, end in spans:
         covered = text[start:end]
         if not covered:
-            tidied.append((place, place))
+            tidied.append((last_end, last_end))
             continue
         if covered.strip():
             start += len(covered) - len(covered.lstrip())  # noqa: PLW2901 (the same span, tidied)
             end -= len(covered) - len(covered.rstrip())  # noqa: PLW2901
-        place = max(place, end)
+        last_end = max(last_end, end)
         tidied.append((start, end))
     return tidied

@@ -143,13 +143,13 @@ class PhraseEncoder:
         Returns:
             The tokens of every forbidden phrase that occurs as whole words; none for a valid output.
         """
-        places = [place for phrase in phrases.asked.forbidden for place in find_words(text, phrase.strip())]
-        if not places:
+        spans = [span for phrase in phrases.asked.forbidden for span in find_words(text, phrase.strip())]
+        if not spans:
             return ()
         spans = target_spans(text, token_ids, self._tokenizer)
         found = [
             tuple(token for token, (start, end) in zip(token_ids, spans, strict=True) if start < stop and end > begin)
-            for begin, stop in places
+            for begin, stop in spans
         ]
         return tuple(tokens for tokens in dict.fromkeys(found) if tokens)
 

@@ -28,7 +28,7 @@ class Passage:
     text_index: int
     """Index of its text in the call."""
     sentence_index: int = 0
-    place: str = ""
+    location: str = ""
     """Part of the text, for error messages; empty for a whole text."""
 
 
@@ -60,7 +60,7 @@ class TextReader:
             )
         except InvalidInputError as error:
             passage = passages[int(error.field)]
-            raise InvalidInputError(passage.field, passage.place, *error.parts) from None
+            raise InvalidInputError(passage.field, passage.location, *error.parts) from None
         if call.source_prefix:
             encoded = [text.after(call.source_prefix) for text in encoded]
         return [
@@ -105,7 +105,7 @@ def sentences(splits: Elements[SplitText], fields: Elements[str]) -> list[Passag
             field=fields[text_index],
             text_index=text_index,
             sentence_index=index,
-            place=f"sentence {index + 1} (characters {sentence.start} to {sentence.end}) ",
+            location=f"sentence {index + 1} (characters {sentence.start} to {sentence.end}) ",
         )
         for text_index, split in enumerate(splits)
         for index, sentence in enumerate(split.sentences)

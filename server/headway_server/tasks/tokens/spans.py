@@ -101,16 +101,16 @@ class SpanDecoder:
         scores = np.where(self._continues, -np.inf, log_probabilities[0])  # (C,)
         back = np.empty(log_probabilities.shape, np.int64)
         columns = np.arange(log_probabilities.shape[1])
-        for place, cannot_begin in enumerate(joined.tolist()):
-            if place:
+        for index, cannot_begin in enumerate(joined.tolist()):
+            if index:
                 steps = scores[:, None] + (join if cannot_begin else follow)  # (C before, C)
                 best = steps.argmax(axis=0)
-                back[place] = best
-                scores = steps[best, columns] + log_probabilities[place]
+                back[index] = best
+                scores = steps[best, columns] + log_probabilities[index]
         tags = np.empty(len(log_probabilities), np.int64)
         tags[-1] = scores.argmax()
-        for place in range(len(tags) - 1, 0, -1):
-            tags[place - 1] = back[place, tags[place]]
+        for index in range(len(tags) - 1, 0, -1):
+            tags[index - 1] = back[index, tags[index]]
         return tags
 
     def __repr__(self) -> str:

@@ -385,10 +385,10 @@ async def _abort(context: Context, status: Any, request_id: str = "") -> NoRetur
 
 def _address(peer: str) -> str:
     """Returns the address in gRPC's name of a peer, such as `ipv4:127.0.0.1:4711`, without the port."""
-    kind, _, place = peer.partition(":")
+    kind, _, address = peer.partition(":")
     if kind not in ("ipv4", "ipv6"):
         return peer
-    return place.rpartition(":")[0].removeprefix("%5B").removesuffix("%5D").strip("[]")
+    return address.rpartition(":")[0].removeprefix("%5B").removesuffix("%5D").strip("[]")
 
 
 def _certificate_names(context: Context) -> tuple[str, ...]:

@@ -220,8 +220,8 @@ class Endpoint:
         except BaseException as error:  # the only place where errors become answers
             if not is_failure(error):
                 raise
-            told = error.renamed(self._name_of) if isinstance(error, InvalidInputError) else error
-            failure = self._edge.fail(told, self._method, call, exchange.request_id)
+            renamed = error.renamed(self._name_of) if isinstance(error, InvalidInputError) else error
+            failure = self._edge.fail(renamed, self._method, call, exchange.request_id)
         # Outside of the handler, where the error's frames no longer reference the request.
         await exchange.fail(failure, self._form)
 

@@ -278,7 +278,7 @@ async def test_an_id_that_has_expired_is_not_found_by_every_call(serve, segmente
         ):
             failure = await failure_of(call)
             assert (failure.code, failure.reason) == (grpc.StatusCode.NOT_FOUND, "IMAGE_NOT_FOUND")
-            assert "image_id: no image is kept by this id; ids expire 0.05 s after their last use" in failure.message
+            assert "image_id: no image has this id; ids expire 0.05 s after their last use" in failure.message
 
 
 async def test_streams_hold_no_more_embeddings_than_the_limit(serve, segmenter_store, monkeypatch):
