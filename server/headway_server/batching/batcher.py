@@ -1,10 +1,10 @@
 """Runs the items of all calls to one model in batches.
 
 As many batches run at a time as the model has lanes, and one more thread has the next one ready. While a lane is idle,
-whatever waits is taken, shared out among the idle lanes, once the event loop has nothing else to do: calls that it is
-about to read run with it, and nothing waits for a batch to fill. While all lanes are busy, the thread that is left
-takes a batch early only if it is full, since a smaller one would shut out callers who are about to come. Items whose
-caller has gone or is too late are dropped when their batch's turn comes.
+all waiting items are taken once the event loop is idle, and divided among the idle lanes. Calls read meanwhile join
+them, and no item waits for a batch to fill. While all lanes are busy, the remaining thread takes a batch early only if
+it is full. A smaller batch would exclude calls that arrive soon. Items whose caller has gone or is too late are dropped
+when their batch's turn comes.
 
 Calls wait on the event loop; batches run in threads. `PendingCall` belongs to the loop, all else here to the threads.
 

@@ -1,8 +1,8 @@
 """A stateless graph of any named tensors, run for several items at a time.
 
 The manifest names the axes of every tensor (`bundles/manifest.py`). Axis 0 is `batch`. An input may name further axes,
-on which its items may differ in size: they are padded to the longest item of the batch, and an output's axis of the
-same name is cut back to the item's own size. Further axes that only outputs name are handed on as they come.
+on which its items may differ in size. They are padded to the longest item of the batch, and an output's axis of the
+same name is cut to the item's own size. Further axes that only outputs name are handed on as they come.
 
 B is the number of items of a batch.
 """
@@ -24,8 +24,8 @@ Tensors: TypeAlias = Mapping[str, NDArray[Any]]
 """Arrays by name: of one item without the batch axis, of a batch with it."""
 
 Postprocess: TypeAlias = Mapping[str, Callable[[NDArray[Any]], NDArray[Any]]]
-"""By output, what turns that of a whole batch into another of the same shape, before it is taken apart: an operation on
-the array of a batch takes hardly longer than on that of one item."""
+"""Functions by output, applied to a whole batch before it is split; they keep the shape. An operation on a batch takes
+hardly longer than on one item."""
 
 BATCH_AXIS: Final = "batch"
 
@@ -130,7 +130,7 @@ class BatchGraph:
 
         Args:
             item: Of a usual size.
-            length: What it takes of a batch's budget.
+            length: Its cost in a batch's budget.
             expected: The shapes of an item's outputs, without the batch axis.
 
         Returns:
@@ -186,7 +186,7 @@ def measure_padding(session: Session, inputs: Tensors, length: int) -> int | Non
     Args:
         session: The graph.
         inputs: Inputs of one item, with the batch axis.
-        length: What it takes of a batch's budget.
+        length: Its cost in a batch's budget.
 
     Returns:
         As `BatchGraph.warm_up`.

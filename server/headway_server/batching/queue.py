@@ -5,8 +5,8 @@ work of the call's entries before it, stretched. So a call of one text passes mo
 and still nothing waits for ever, since newcomers rank higher and higher. A call also ranks behind what its own caller
 has brought before: one that brings a thousand calls delays its own.
 
-Cut: a batch holds the entry of the lowest rank and those nearest to it in length among the next few batches' worth, as
-long as `longest x count` stays within the budget and the padding that each brings costs less than a run of its own.
+Cut: a batch has the entry of the lowest rank and the entries nearest to it in length among the next few batches' worth.
+`longest x count` stays within the budget, and the padding of each entry costs less than a separate run.
 
 Nothing here is thread-safe; the batcher holds a lock.
 """

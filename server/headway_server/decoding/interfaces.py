@@ -128,8 +128,8 @@ class Decoder(Protocol):
     def align(self, slot: int, source: Any, token_ids: NDArray[np.int64], num_prompt: int = 1) -> NDArray[np.float32]:
         """Returns the attention of each token of a finished sequence over the S positions of its source.
 
-        `token_ids` (T,) is what the decoder read: `num_prompt` tokens that it began with, then all its new tokens but
-        the last. They are read again from position 0 of a slot, whose state is lost. The result has a row for each new
+        `token_ids` (T,) are the decoder inputs: `num_prompt` start tokens, then all new tokens except the last. They
+        are read again from position 0 of a slot, whose state is overwritten. The result has a row for each new
         token, (T - num_prompt + 1, S); rows sum to one.
         """
 

@@ -1,7 +1,7 @@
 """Which tokens may follow an output. Sampling asks it of every sequence, and beam search of every beam.
 
 A mask is packed: bit i % 32 of word i // 32 is set if token i may follow. It comes without the model's suppressed
-tokens (`sampling/masks.py`), and each rule clears the bits of what it does not allow.
+tokens (`sampling/masks.py`), and each rule clears the bits of forbidden tokens.
 
 Shapes: V vocabulary, M = ceil(V / 32) words of a mask.
 """
@@ -124,7 +124,7 @@ class Prefix(TokenRule):
     """The output begins with given tokens, whatever other rules say of them."""
 
     token_ids: tuple[int, ...]
-    """Those that are left to be written."""
+    """Tokens still to be written."""
     then: TokenRule | None = None
     """Rule of the text after the prefix. It follows the prefix's tokens too."""
 

@@ -59,8 +59,8 @@ class TokenLogProbability:
     log_probability: float | None
     """Natural logarithm; None for the first token of a prompt."""
     top_tokens: tuple[tuple[int, float], ...] = ()
-    """The likeliest tokens at this position with their log-probabilities, the likeliest first, and behind them those of
-    `scored_token_ids` in their order."""
+    """Likeliest tokens at this position with log-probabilities, the likeliest first, followed by `scored_token_ids` in
+    their order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,13 +273,13 @@ class Sequence:
         wants_alignment: bool = False,
         encoded: EncodedSource | None = None,
     ) -> None:
-        """Describes a sequence that is about to wait. Called on the event loop that its reply is for.
+        """Describes a sequence before it is submitted. Called on the event loop of its reply.
 
         Args:
-            prompt_ids: (T,) int64 tokens that the decoder reads first, at least one: a prompt; with a source, what the
-                decoder starts from (`bos`, a language, a task).
+            prompt_ids: (T,) int64 first tokens of the decoder, at least one: a prompt, or with a source the start tokens
+                (`bos`, a language, a task).
             source: Encoder input; None for a model without an encoder.
-            parameters: How to choose tokens.
+            parameters: Sampling parameters.
             output: Makes the output of the new tokens.
             eos_id: Token that ends the sequence.
             more_eos_ids: Further tokens that end it, where there is no search.
@@ -288,10 +288,10 @@ class Sequence:
             priority: Priority among the caller's sequences; higher goes first.
             caller: Its caller; callers take turns.
             cache_salt: Isolates the prefix cache: only sequences with the same salt share it.
-            rule: Which tokens may follow, beside what the parameters say; it belongs to the engine from now on. With a
-                search it is one for beams (`TokenRule.follow`).
-            search: How to search with beams, for a sequence with a source: it takes `search.beam_size` slots, and of
-                `parameters` only `max_new_tokens` counts. None: tokens are chosen as `parameters` says.
+            rule: Token rule, in addition to the parameters; owned by the engine afterwards. A search needs a rule for
+                beams (`TokenRule.follow`).
+            search: Beam search parameters, for a sequence with a source. It takes `search.beam_size` slots, and of
+                `parameters` only `max_new_tokens` applies. None: no beam search.
             wants_alignment: True returns each token's attention over the source, of a sequence that has one and no
                 search (a search has a parameter of its own for it).
             encoded: Encoded source, if already computed: `cross` of an earlier sequence.

@@ -1,8 +1,8 @@
 """The thread that removes noise, one step after another, of images that are at different steps (docs/engine.md).
 
-A step: take in what has been submitted; drop what nobody waits for; choose whose turn it is (`turns.py`); run the
-denoiser once for all rows, each at its own time; move each latent on (`samplers.py`); hand out what has finished.
-An image that is guided takes two rows. Images join and leave between any two steps.
+A step takes submitted images, drops cancelled ones, and chooses whose turn it is (`turns.py`). It runs the denoiser
+once for all rows, each at its own time, advances each latent (`samplers.py`), and sends finished ones. An image that is
+guided takes two rows. Images join and leave between any two steps.
 """
 
 from __future__ import annotations

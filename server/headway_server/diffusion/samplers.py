@@ -1,9 +1,9 @@
 """Samplers: from noise to an image's latent, step by step, in NumPy.
 
-A latent x and noise e are mixed at a time t from 0 to 1 as a(t) x + s(t) e, with a(t) = cos(pi t / 2) and
-s(t) = sin(pi t / 2). A model predicts the velocity v = a(t) e - s(t) x (Salimans and Ho 2022, appendix D), which is
-dx(t) / d(angle) too. Each sampler solves that differential equation its own way. None of them draws random numbers
-after the first, and each row is computed by itself, so an image follows from its seed alone.
+At a time t from 0 to 1, a latent x and noise e are mixed as a(t) x + s(t) e. Here a(t) = cos(pi t / 2) and s(t) =
+sin(pi t / 2). A model predicts the velocity v = a(t) e - s(t) x (Salimans and Ho 2022, appendix D), which is dx(t) /
+d(angle) too. Each sampler solves that differential equation its own way. None of them draws random numbers after the
+first, and each row is computed by itself, so an image follows from its seed alone.
 
 Shapes: a latent is (C, S, S) float32.
 """
@@ -146,8 +146,8 @@ class Trajectory:
     def _second_order(self, image: Latent, time: float, following: float) -> Latent:
         """A step of DPM-Solver++(2M).
 
-        It is of first order where it begins or ends at infinite signal-to-noise ratios: there is nothing to go by at
-        the first step, and the last one is to the predicted image.
+        It is of first order at infinite signal-to-noise ratios: the first step has no earlier prediction, and the last
+        one gives the predicted image.
         """
         estimate = image
         if self._image is not None and following > 0:

@@ -1,8 +1,8 @@
 """Which images take part in a step: start-time fair queueing, step by step (Goyal, Vin, Cheng 1996).
 
-Every step has room for so many rows. Callers take turns by the rows that they have had, and so do the calls of one
-caller; the images of a call go in order. One that gets all it asks for gathers no debt: it is set to the least time
-of those that were left out. So a long call delays a short one by no more than its share, and the other way round.
+Every step has a maximum number of rows. Callers take turns by the rows that they have used, and so do the calls of one
+caller; the images of a call go in order. One that gets all it asks for gathers no debt: it is set to the least time of
+those that were left out. So a long call delays a short one by no more than its share, and the other way round.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _is_left(call: _Call[RowsType]) -> bool:
 
 
 def _settle(flows: Iterable[_Timed], left: Sequence[_Timed]) -> None:
-    """Counts times from the least of those that were left out, where newcomers begin too; the others catch up."""
+    """Subtracts the least time of the members left out, at which new callers start; the others catch up."""
     least = min(map(_time, left), default=None)
     for flow in flows:
         flow.time = 0 if least is None else max(flow.time - least, 0)

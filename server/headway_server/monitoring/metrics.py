@@ -1,6 +1,6 @@
 """Metrics in Prometheus' format, with their own port and thread.
 
-Each thread that reports events counts in its own cells, without a lock: an observation is a search of the bucket and
+Each thread that reports events counts in its own cells, without a lock. An observation is a search of the bucket and
 two additions, a quarter of the cost of the library's counters. A scrape adds up the cells of all threads, and reads the
 gauges (queues, slots, states of models) from the server.
 """

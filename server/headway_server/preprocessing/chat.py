@@ -3,8 +3,8 @@
 The template is a program trusted by the operator, as the graphs are. It runs in Jinja's immutable sandbox, as in
 transformers (`template.py`), with limits of its output and its time.
 
-Users' text is not trusted: "<|im_end|>" in it must stay text. So before the template runs, every character of users'
-text with which a special token begins or ends is replaced by a twin: a symbol that is rare in text and that Python
+Users' text is not trusted: "<|im_end|>" in it must stay text. Before the template runs, every character of users' text
+with which a special token begins or ends is replaced by a twin. A twin is a symbol that is rare in text and that Python
 prints unchanged. Special tokens in the template's output are then its own. Each becomes one stand-in character, twins
 are restored, and the tokenizer recognizes special tokens only by their stand-ins. Otherwise the tokenizer is the
 bundle's, so for ordinary conversations the ids are those of the written prompt.

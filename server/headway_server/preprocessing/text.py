@@ -396,9 +396,9 @@ def _slices(texts: Sequence[str], text_pairs: Sequence[str] | None = None) -> It
 def _truncated(encoding: Encoding, num_tokens: int, *, direction: Literal["left", "right"]) -> Encoding:
     """Returns the first `num_tokens` tokens of an encoding, or the last ones with `left`; consumes `encoding`.
 
-    `Encoding.truncate` keeps what it cuts off as further encodings, each as long as the first, and where a pair is
-    joined the library joins every one of the first text's with every one of the second's: gigabytes for two texts of a
-    few kilobytes. They cannot be released, so the rest is copied.
+    `Encoding.truncate` stores the removed tokens as further encodings, each as long as the first. Joining a pair
+    combines each of the first text's with each of the second's: gigabytes for two texts of a few kilobytes. They cannot
+    be released, so the rest is copied.
     """
     if len(encoding) <= num_tokens:
         return encoding

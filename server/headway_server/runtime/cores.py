@@ -1,7 +1,7 @@
 """Sharing of the cores among the threads of models: a single busy thread has all cores, several have one each.
 
-Two runs of one thread each do more than one run of two threads: no operator waits for the slower of two threads, and
-what one thread does between two runs does not leave the other core idle (docs/lanes.md has the figures).
+Two runs of one thread each have a higher throughput than one run of two threads. No operator waits for the slower
+thread, and work between two runs does not leave the other core idle (figures: docs/lanes.md).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sessions of ONNX Runtime on one device.
 
-On the CPU a graph can be open twice: with a thread for every core, for a run that has the machine to itself, and with
-the caller's thread alone, for as many runs at a time as there are cores (`cores.py`).
+On the CPU a graph can be open twice (`cores.py`): with a thread for every core, for a single run, and with the caller's
+thread only, for concurrent runs on all cores.
 """
 
 from __future__ import annotations

@@ -180,7 +180,7 @@ class Application:
     async def stop(self, hurry: asyncio.Event | None = None) -> bool:
         """Disconnects idle clients, waits for running calls up to the drain timeout, and closes.
 
-        Health is NOT_SERVING from the beginning. Arriving calls then wait for a moment instead of being refused: gRPC
+        Health is NOT_SERVING from the beginning. Arriving calls then wait for a moment instead of being refused. gRPC
         cancels calls that arrive between its GOAWAY and the client's receipt of it, and waiting callers send no new
         calls. New connections are refused afterwards.
 

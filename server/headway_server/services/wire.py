@@ -1,8 +1,9 @@
 """Counts the fields of a request before it is parsed.
 
-An element of a repeated field takes two bytes on the wire and more than a hundred as a message, so parsing a request
-within its limit of bytes may take gigabytes and seconds. Counted are the fields on the wire, including those of nested
-messages, and packed integers, whose one byte becomes eight. Texts and bytes take their own size and are skipped.
+An element of a repeated field takes two bytes on the wire and more than a hundred as a message. Parsing a request
+within its limit of bytes may therefore take gigabytes and seconds. Counted are the fields on the wire, including those
+of nested messages, and packed integers, whose one byte becomes eight. Texts and bytes take their own size and are
+skipped.
 
 The wire format: https://protobuf.dev/programming-guides/encoding/
 """

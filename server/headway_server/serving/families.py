@@ -90,7 +90,7 @@ Loader: TypeAlias = Callable[[Bundle, Runtime, ServerSettings, Observer], Served
 Raises:
     BundleError: The bundle does not match its manifest, or cannot be run.
     MemoryUnavailableError: The model does not fit into memory.
-    RuntimeUnavailableError: The bundle has no variant for this runtime, or not the one that was asked for.
+    RuntimeUnavailableError: The bundle has no variant for this runtime, or not the requested one.
 """
 
 

@@ -34,7 +34,7 @@ _TOTAL: Final = struct.Struct("<q")
 _KEY_BYTES: Final = 32
 _PAGE_BYTES: Final = 4096
 _SLACK: Final = 16
-"""Share of the capacity freed at once, one in so many: a pass over the files costs 3 µs each."""
+"""Divisor of the capacity freed at once: a pass over the files costs 3 µs each."""
 _RETRY_AFTER_S: Final = 1.0
 
 _log = structlog.get_logger(__name__)

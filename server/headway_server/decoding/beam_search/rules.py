@@ -1,8 +1,8 @@
 """Phrase rules of a search's outputs, forbidden and required, besides the rules of `decoding/rules.py`.
 
-Phrases are followed by an Aho-Corasick automaton (Aho and Corasick 1975): they form a trie, and an output is at the
-node of the longest beginning of a phrase that the output ends with. So where it is follows from where it was and its
-next token alone, and phrases may overlap. A set of phrases is an integer with a bit for each.
+Phrases are followed by an Aho-Corasick automaton (Aho and Corasick 1975). They form a trie, and an output is at the
+node of the longest beginning of a phrase at its end. So where it is follows from where it was and its next token alone,
+and phrases may overlap. A set of phrases is an integer with a bit for each.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ the next lower bank, and after the lowest to the banks from the lowest up. Witho
 and this is plain beam search.
 
 Deviations from the paper: phrases are followed in one automaton, so they may overlap, appear in any order, and appear
-by chance; and every continuation competes within its bank, not only the best of each beam and the best of all.
+by chance. Every continuation competes within its bank, not only the best of each beam and the best of all.
 
 A beam that goes on stays in its slot. If several beams continue the same one, one of them stays, and the others take
 slots whose own beams have ended. Two slots have the same content up to where their histories parted and nowhere after,
@@ -140,7 +140,7 @@ class BeamSearch:
         """Takes a step: ends become hypotheses, the best of the others are the beams from now on.
 
         Args:
-            continuations: What may follow, ranked by falling log-probability, then by beam, then by token id. They
+            continuations: Allowed continuations, ranked by falling log-probability, then by beam, then by token id. They
                 include the best 2 K of each bank, or all there are; an empty list means that nothing may follow.
         """
         self.num_tokens += 1

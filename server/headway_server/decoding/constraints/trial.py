@@ -2,7 +2,7 @@
 
 The library can overflow its stack, and some schemas take it minutes or gigabytes. So a grammar is compiled here first.
 Only one that passes is compiled in the server, whose threads have more stack than the trial had; the library does the
-same for the same grammar. What it compiles cannot be handed from process to process.
+same for the same grammar. A compiled grammar cannot be passed between processes.
 
 The server starts this file as a program, which has the library loaded and forks for every grammar: a trial takes 3 ms.
 As a program it imports nothing of the server's. It reads frames (4 bytes of length, the grammar) and answers each with
@@ -86,7 +86,7 @@ class _Program:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             bufsize=0,
-            start_new_session=True,  # Ctrl-C is for the server, and so that what it has forked is killed with it
+            start_new_session=True,  # Ctrl-C is for the server; forked processes are killed with it
         )
 
     def ask(self, grammar: bytes) -> bytes:

@@ -2,10 +2,10 @@
 
 A sequence owns a block of neighbouring slots, one for each of its beams, or a single slot without a search. Blocks of a
 kind (the same number of beams, with a search or without) are neighbours and form a group, so that one call decodes all
-of them. Groups may have free slots between them, which keeps moves rare: a block that leaves is replaced by the last of
-its group, and the next of its kind takes the free slots behind the group, or before it. A new group begins at the far
-end of the widest gap, so that it and its neighbour grow towards each other. If a group has no room beside it although
-there are slots enough, the free space is gathered into one gap behind it.
+of them. Groups may have free slots between them, which keeps moves rare. A block that leaves is replaced by the last of
+its group. The next of its kind takes the free slots behind the group, or before it. A new group begins at the far end
+of the widest gap, so that it and its neighbour grow towards each other. If a group has no room beside it although there
+are slots enough, the free space is gathered into one gap behind it.
 
 With one kind, running blocks are a prefix of the slots, and the only move is that of the last block into a hole.
 """

@@ -1,7 +1,7 @@
 """Reads prompts into slots, chunk by chunk, and caches the chunks for later prompts that begin alike.
 
-A chunk is identified by all tokens from the beginning of its prompt to its own end, so two prompts share a chunk only
-if they are equal up to there. The tokens enter a chain of 128-bit BLAKE2b digests: a chunk's is that of its parent's
+A chunk is identified by all tokens from the beginning of its prompt to its own end. Two prompts share a chunk only if
+they are equal up to there. The tokens enter a chain of 128-bit BLAKE2b digests: a chunk's is that of its parent's
 digest and its own tokens. The chain begins with the salt of the sequence, so that prompts of different salts share
 nothing: what one caller has asked shows in no answer to another, nor in its time. Only whole chunks are cached, as
 prefill wrote them, so a prompt that begins with them goes on from the very bits that it would have computed itself.
@@ -155,10 +155,10 @@ class PrefillStep:
         return last
 
     def read_start(self, sequence: Sequence) -> int:
-        """Reads what a sequence with an encoded source starts from, all but the last token; returns their number.
+        """Prefills the start tokens of a sequence with an encoded source, all but the last; returns their number.
 
-        The last one is what the first decode step reads. A search reads the start into its first slot: the other
-        beams branch off from there.
+        The last one is the first decode step's input. A search reads the start into its first slot: the other beams
+        branch off from there.
         """
         token_ids = sequence.prompt_ids[:-1]
         for start in range(0, len(token_ids), self._decoder.prefill_chunk):

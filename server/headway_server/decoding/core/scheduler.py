@@ -3,12 +3,12 @@
 A sequence takes a block of neighbouring slots, one for each of its beams; `block_layout.py` decides where. Sequences of
 a kind are neighbours, so a decode step is one contiguous batch for each kind. Continuations of prompts are all of one
 kind and always have slots 0 to R-1. At most one prompt is being prefilled, in slot R, where it joins the batch once it
-has been read. When a sequence retires, the last of its kind takes its slots, and the one that is prefilled follows to
-the new slot R: with one kind these are the only copies.
+has been read. When a sequence retires, the last of its kind takes its slots, and the sequence in prefill moves to the
+new slot R. With one kind these are the only copies.
 
-Waiting sequences are admitted strictly in the order of their queue (`waiting.py`). One that needs more slots than are
-free holds up those behind it: fewer slots than it needs stay idle until it fits, while letting others pass could keep
-it waiting for ever.
+Waiting sequences are admitted strictly in the order of their queue (`waiting.py`). A sequence that needs more slots
+than are free blocks the sequences behind it. Fewer slots than it needs stay idle until it fits; letting others pass
+could make it wait for ever.
 
 Sources that have slots are encoded together, since each run of the encoder reads all its weights.
 """

@@ -47,7 +47,7 @@ _log = structlog.get_logger(__name__)
 _NOT_FINITE: Final = "the model's logits are not finite, or no token is allowed"
 _SHORT_PREFILLS: Final = 4
 """Short prompts that are read between two decode steps at most. However short, each takes a pass over all weights,
-which is about a quarter of what a whole chunk takes."""
+about a quarter of the time of a whole chunk."""
 _MASK_BUDGET_S: Final = 0.01
 """Processor time of a step for token rules. When it is used up, the sequences that are left get no token in this step
 and come first in the next one. Usual constraints take 0.01 to 0.2 ms a sequence (docs/constraints.md)."""

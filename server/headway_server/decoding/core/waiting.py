@@ -1,7 +1,7 @@
 """The sequences that wait for a slot, and whose turn it is.
 
-Callers take turns by start-time fair queueing (Goyal, Vin, Cheng 1996): each has a virtual time, which the work of its
-sequences advances when they leave, and the caller with the least goes next. One that comes back begins at the time of
+Callers take turns by start-time fair queueing (Goyal, Vin, Cheng 1996). Each has a virtual time, advanced by the work
+of its sequences when they leave, and the caller with the least goes next. One that comes back begins at the time of
 whoever left last. So a caller that brings a thousand sequences delays its own, and nobody else's by more than one.
 Priorities order the sequences of one caller; where callers trust each other, those of all.
 """

@@ -35,10 +35,9 @@ class Decode(Protocol):
 class Detokenizer:
     """Decodes one sequence.
 
-    The deltas joined are the text of all tokens decoded at once after the context, without up to three U+FFFD at its
-    end, unless the tokens spell the last of them: an unfinished character is not text. (With a byte-fallback
-    vocabulary, bytes that form no character turn characters before them into U+FFFD when decoded at once; a delta that
-    was handed out stays as it is.)
+    The joined deltas are the text of all tokens decoded at once after the context. Up to three U+FFFD at its end are
+    left out as an unfinished character, unless the tokens encode the last one. (With a byte-fallback vocabulary, bytes
+    that form no character turn characters before them into U+FFFD when decoded at once; sent deltas do not change.)
     """
 
     def __init__(self, decode: Decode, context_ids: Sequence[int] = ()) -> None:
@@ -65,9 +64,7 @@ class Detokenizer:
             new = len(text) - len(self._shown)
             num_unfinished = min(num_unfinished, new)  # earlier ones are encoded in the text, and already sent
             is_spoilt = num_after <= _MAX_UNFINISHED and new > len(self._decode(window[-num_after:]))
-        if (
-            num_unfinished and len(token_ids) > 1
-        ):  # only one by one a broken character can be told from an unfinished one
+        if num_unfinished and len(token_ids) > 1:  # broken and unfinished characters differ only token by token
             return "".join([self.push((token_id,)) for token_id in token_ids])
         self._window, self._num_after = window, num_after
         is_too_long = len(window) > _MAX_WINDOW_TOKENS + (_MAX_UNFINISHED if num_unfinished else 0)

@@ -33,8 +33,8 @@ chunk takes about 50 ms at GPT-2-small size on two cores."""
 _LOGITS = "logits"
 _NO_DRAFTS: NDArray[np.int64] = np.zeros(0, np.int64)
 _MODERATE = 60.0
-"""How far from 0 a row's largest logit may be for the graph's mean of exponentials: no sum of millions of them leaves
-float32, and none that counts beside the largest is lost."""
+"""Maximum magnitude of a row's largest logit for the graph's mean of exponentials. Sums of millions of exponentials
+stay within float32, and none that matters beside the largest is lost."""
 _BINDINGS_PER_SLOT = 4
 """Cached bindings per slot: with beams, groups of slots begin anywhere and have any length."""
 

@@ -1,9 +1,9 @@
 """Runs the encoder, and packs encoded sources as the decoder reads them.
 
-The sources of one decode call are packed to the longest of them. When one source takes the place of another and is no
-longer than the padded length, only that one is written; the padded length stays until the remaining sources are much
-shorter. Padding costs little and changes nothing, since it is masked, and since lengths are multiples of four: ONNX
-Runtime multiplies one row by four others at a time, and sums a remainder of three in another order.
+The sources of one decode call are packed to the longest of them. When one source replaces another within the padded
+length, only that source is written. The padded length stays until the remaining sources are much shorter. Padding costs
+little and changes nothing, since it is masked, and since lengths are multiples of four: ONNX Runtime multiplies one row
+by four others at a time, and sums a remainder of three in another order.
 
 Shapes: N sources, S source positions.
 """

@@ -2,7 +2,7 @@
 
 Random numbers are a function of a counter, (seed, sample, step), so that sequences share no generator. Each (seed,
 sample) starts a SplitMix64 generator (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators", figure
-17) at a hashed state; step i is its i-th output, computed without those before it. Where a step needs further numbers,
+17) at a hashed state. Step i is its i-th output, computed without the earlier ones. Where a step needs further numbers,
 its bits and their count are hashed.
 
 How many candidates a row is padded to depends on the rows beside it; the padding has no weight. Running sums over a row
@@ -23,7 +23,7 @@ from headway_server.decoding.sampling.likeliest import candidate_floor, select
 from headway_server.decoding.sampling.softmax import WeightScratch, below
 
 _GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
-_SMALLEST_WEIGHT = np.finfo(np.float32).tiny  # what is below it never changes a sum that begins with 1
+_SMALLEST_WEIGHT = np.finfo(np.float32).tiny  # smaller weights never change a sum that begins with 1
 
 
 def stream_states(seeds: NDArray[np.uint64], samples: NDArray[np.uint64]) -> NDArray[np.uint64]:

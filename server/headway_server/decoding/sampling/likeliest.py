@@ -1,8 +1,8 @@
 """The most likely tokens of every row at once, without sorting the vocabulary.
 
-The C largest values of a row are all found among the tokens that reach the C-th largest of the maxima of many groups of
-tokens, and only few tokens do. Every operation concerns one row, so a row's result does not depend on the rest of the
-batch.
+Tokens are divided into many groups, each with a maximum. All C largest values of a row are at least the C-th largest of
+these maxima, and only few tokens are. Every operation concerns one row, so a row's result does not depend on the rest
+of the batch.
 
 Shapes: n rows, V vocabulary, C candidates, G groups of tokens.
 """

@@ -1,6 +1,6 @@
 """Logits processors: biases and penalties, applied before a token is chosen.
 
-They concern few tokens of a vocabulary. So each sequence has a list of its own, and those of a whole batch are
+They concern few tokens of a vocabulary. So each sequence has a list, and the lists of a whole batch are
 gathered, changed and scattered at once.
 
 Shapes: n rows, V vocabulary, N tokens concerned.

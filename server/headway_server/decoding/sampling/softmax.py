@@ -23,8 +23,8 @@ MAX_GROUPS = 256
 _BLOCK_LOGITS = 2**18
 """Logits of rows that are worked on at a time, so that they stay in a core's cache: 1 MiB, and as much of weights."""
 _MODERATE = np.float32(60)
-"""Where a row's largest logit is nearer to 0, its exponentials are summed as they are, which saves a pass over them: no
-sum of millions of them leaves float32, and none that counts beside the largest is lost."""
+"""Magnitude of a row's largest logit below which its exponentials are summed without shifting, which saves a pass. Sums
+of millions stay within float32, and none that matters beside the largest is lost."""
 
 
 class WeightScratch:

@@ -45,7 +45,7 @@ class PromptLookup:
 
     Attributes:
         num_drafted: Tokens that were drafted and verified.
-        num_accepted: Those of them that the model chose too.
+        num_accepted: Accepted draft tokens.
     """
 
     __slots__ = (
@@ -127,8 +127,8 @@ class PromptLookup:
 def verifies_exactly(decoder: Decoder, verifier: DraftVerifier) -> bool:
     """Returns True if verifying gives the very logits of decoding on this machine. Writes to the first slots.
 
-    Whether the bits of a matrix product depend on the number of rows is a matter of the processor's instructions and
-    not of the text, so one try with all products of the model is enough.
+    The processor's instructions, not the text, decide whether the bits of a matrix product depend on the number of
+    rows. One test of all products of the model is therefore enough.
     """
     rows, width = min(MAX_ROWS, decoder.num_slots), verifier.width
     if width > decoder.max_length:
@@ -168,7 +168,7 @@ class Drafting:
 
     Attributes:
         num_drafted_tokens: Tokens that were drafted and verified, since the start.
-        num_accepted_tokens: Those of them that the model chose too.
+        num_accepted_tokens: Accepted draft tokens.
     """
 
     def __init__(self, verifier: DraftVerifier, slots: Slots, *, max_length: int) -> None:

@@ -129,7 +129,7 @@ class PromptGraph:
         try:
             outputs = self._session.run(inputs)
             max_padding = measure_padding(self._session, inputs, 1)
-        except Exception as error:  # errors of onnxruntime, and what a graph of other tensors leads to
+        except Exception as error:  # errors of onnxruntime, and of graphs with other tensors
             raise BundleError(f"{file}: does not run ({error}); export the model again") from error
         shapes = outputs[MASKS].shape, outputs[PREDICTED_IOU].shape
         expected = (1, self.num_masks, self.mask_size, self.mask_size), (1, self.num_masks)

@@ -1,7 +1,8 @@
 """The edge between HTTP and the serving layer: from a request's bytes to a call, and from errors to answers of an API.
 
-An API has handlers, and a `Form` of its errors. The edge identifies the caller before it reads a body, reads at most
-the API's limit, runs all work within `Calls.answer`, and cancels the call when its client closes the connection.
+An API has handlers, and a `Form` of its errors. The edge identifies the caller before it reads a body, and reads at
+most the API's limit. It runs all work within `Calls.answer`, and cancels the call when its client closes the
+connection.
 """
 
 from __future__ import annotations
