@@ -59,7 +59,7 @@ class Candidate:
         if max_length is not None:
             limits = bundle.manifest.limits.model_copy(update={"max_total_tokens": max_length})
             bundle = replace(bundle, manifest=bundle.manifest.model_copy(update={"limits": limits}))
-        return DecoderRunner(self.runtime, bundle, self.variant, num_slots=num_slots, beside=beside)
+        return DecoderRunner(self.runtime, bundle, self.variant, num_slots=num_slots, sharing=beside)
 
     def open_encoder(self) -> EncoderRunner:
         """Opens the encoder of a translation model."""

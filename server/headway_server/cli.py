@@ -191,7 +191,7 @@ async def _run(
 
     write_metrics = monitoring.write_metrics
     if worker is not None:
-        await worker.tell_metrics(monitoring.collect)
+        await worker.report_metrics(monitoring.collect)
         write_metrics = worker.write_metrics
     application.doors.append(GrpcServer(application))
     if settings.http_port is not None:

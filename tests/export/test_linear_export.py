@@ -64,7 +64,7 @@ def test_the_proof_holds_and_the_state_has_no_positions(bundle):
         for manifest in (bundle.manifest, bundle.manifest.model_copy(update={"limits": longer}))
     ]
     assert sizes[0] == sizes[1]
-    assert not sizes[0].keeps_prompts
+    assert not sizes[0].has_prefix_cache
     assert sizes[0].state_bytes == 2 * 2 * (4 * 16 * 16 + 3 * 64) * 4  # twice, of 2 layers
 
 

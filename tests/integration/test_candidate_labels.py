@@ -81,7 +81,7 @@ def test_labels_have_the_probabilities_of_pytorch_and_a_set_comes_again(
         ([str(i) for i in range(4097)], None, r"candidate_labels:? has 4097 elements, the limit is 4096"),
         ([str(i) for i in range(4096)], ["{}!", "{}?", "{}.", "{}", "{} "], "templates:? makes 20480 texts"),
         (["dog " * 40], None, r"candidate_labels\[0\]:? has \d+ tokens"),
-        (None, ["a {}"], "templates:? is set without candidate_labels"),
+        (None, ["a {}"], "templates:? requires candidate_labels"),
     ],
 )
 def test_labels_that_cannot_be_are_refused(

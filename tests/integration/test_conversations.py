@@ -53,5 +53,5 @@ def test_a_conversation_that_the_template_refuses_is_named(chat_client):
 
 
 def test_a_conversation_past_the_models_length_is_refused(chat_client):
-    with pytest.raises(InvalidArgumentError, match=rf"conversations\[0\].* {MAX_LENGTH} the model holds"):
+    with pytest.raises(InvalidArgumentError, match=rf"conversations\[0\].* the model's maximum of {MAX_LENGTH}"):
         chat_client.chat("x " * MAX_LENGTH, max_new_tokens=8)

@@ -65,7 +65,7 @@ CALLS: dict[str, tuple[str, tuple[str | Refused, ...]]] = {
             f"--system s --message user:hi {GENERATING}",
             "-m user:hi --json --max-new-tokens 2 --model chat",
             *(f"-m user:hi --model chat {constraint}" for constraint in CONSTRAINED),
-            Refused("-m user:hi --model chat --thinking-token-budget 0", "has no marks of thinking"),
+            Refused("-m user:hi --model chat --thinking-token-budget 0", "has no delimiters of reasoning"),
             Refused(
                 "-m user:hi --model chat --tools tools.json --parallel-tool-calls --tool-choice required",
                 "shows no tools",

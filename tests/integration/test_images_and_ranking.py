@@ -77,7 +77,7 @@ def test_both_clients_name_images_by_id(towers_client: Client, images: list[byte
     assert len(towers_client.embed_image(image_ids=ids * 30).results) == 120, "in as many calls as it takes"
     with pytest.raises(NotFoundError, match="PrepareImage again"):
         towers_client.embed_image(image_ids=["0" * 32])
-    with pytest.raises(InvalidArgumentError, match=r"image_ids:? is set beside images"):
+    with pytest.raises(InvalidArgumentError, match=r"image_ids:? is set together with images"):
         towers_client.classify_image(images, image_ids=ids, **labels)
     for queries in ({}, {"query_text": "a", "query_image": images[0]}):
         with pytest.raises(ValueError, match="give one of query_text, query_image and query_image_id"):

@@ -117,7 +117,7 @@ def test_a_prompt_comes_before_every_text(folders, client):
     ):
         [result] = client.embed_text("rain", model=name, prompt_name=prompt, normalize=False)
         np.testing.assert_allclose(result.values, expected_vector(folders[name], name, text), atol=1e-5)
-    with pytest.raises(InvalidArgumentError, match="is 'poem'; the prompts of model e5: query, document, passage"):
+    with pytest.raises(InvalidArgumentError, match="is 'poem'; model e5 has the prompts query, document, passage"):
         client.embed_text("rain", model="e5", prompt_name="poem")
     with pytest.raises(InvalidArgumentError, match="is empty; give at least one character"):
         client.embed_text("", model="e5")
@@ -197,12 +197,12 @@ def test_labels_that_the_caller_gives_are_chosen_by_entailment(folders, client):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"model": "topics", "candidate_labels": ["a"]}, "model topics tells no entailment"),
+        ({"model": "topics", "candidate_labels": ["a"]}, "model topics has no label entailment"),
         ({"model": "nli", "candidate_labels": ["a", ""]}, r"candidate_labels\[1\]: is empty"),
         ({"model": "nli", "candidate_labels": ["a"] * 65}, "has 65 elements, the limit is 64"),
         ({"model": "nli", "candidate_labels": ["a"], "hypothesis_template": "x"}, "write {} where the label goes"),
-        ({"model": "nli", "hypothesis_template": "x {}"}, "is set without candidate_labels"),
-        ({"model": "nli", "candidate_labels": ["a"], "text_pairs": ["b"]}, "is set beside candidate_labels"),
+        ({"model": "nli", "hypothesis_template": "x {}"}, "requires candidate_labels"),
+        ({"model": "nli", "candidate_labels": ["a"], "text_pairs": ["b"]}, "is set together with candidate_labels"),
         ({"model": "nli", "candidate_labels": ["a"], "top_k": 2}, "top_k"),
         (
             {"model": "nli", "candidate_labels": ["a", "b"]} | {"texts": ["a", "rain " * 60]},

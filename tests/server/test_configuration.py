@@ -132,7 +132,7 @@ def test_misspelt_flags_and_variables_are_refused_with_the_nearest_name(refusal,
 
 def test_what_a_start_would_refuse_is_refused_before_it_is_printed(write, refusal, tmp_path):
     assert "no such folder" in refusal("--store", str(tmp_path / "absent"))
-    assert "holds no bundle" in refusal("--store", str(tmp_path))
+    assert "has no bundle" in refusal("--store", str(tmp_path))
     assert "absent: cannot be read as public keys (No such file" in refusal(
         "--store", "models", "--require-signed", "absent"
     )

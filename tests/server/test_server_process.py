@@ -189,7 +189,7 @@ def test_a_missing_store_is_told(tmp_path: Path):
 
 
 def test_an_empty_store_is_told(tmp_path: Path):
-    assert "holds no bundle" in refusal("--store", tmp_path, "--port", 0)
+    assert "has no bundle" in refusal("--store", tmp_path, "--port", 0)
 
 
 def test_a_peers_words_are_not_written_to_the_log(start_process, classifier_store):

@@ -1,10 +1,10 @@
 """Runs the items of all calls to one model in batches.
 
 As many batches run at a time as the model has lanes, and one more thread has the next one ready. While a lane is idle,
-whatever waits is taken, shared out among the idle lanes, once the event loop has nothing else to do: calls that it is
-about to read run with it, and nothing waits for a batch to fill. While all lanes are busy, the thread that is left
-takes a batch early only if it is full, since a smaller one would shut out callers who are about to come. Items whose
-caller has gone or is too late are dropped when their batch's turn comes.
+all waiting items are taken once the event loop is idle, and divided among the idle lanes. Calls read meanwhile join
+them, and no item waits for a batch to fill. While all lanes are busy, the remaining thread takes a batch early only if
+it is full. A smaller batch would exclude calls that arrive soon. Items whose caller has gone or is too late are dropped
+when their batch's turn comes.
 
 Calls wait on the event loop; batches run in threads. `PendingCall` belongs to the loop, all else here to the threads.
 
@@ -42,14 +42,14 @@ from headway_server.runtime.worker import Pending, Worker, run_error
 
 Result = TypeVar("Result")
 Reader = Callable[[Tensors, int], Result]
-"""Makes the result of an item from its outputs and its place in the call; called on a batcher's thread."""
+"""Makes the result of an item from its outputs and its index in the call; called on a batcher's thread."""
 
 _LONGEST_GATHERING_S: Final = 2e-3
-"""How long an event loop that is busy keeps items from the threads, so that those it is about to read run with them."""
+"""Maximum delay of items while the event loop is busy, so that items read next join the batch."""
 _IDLE_TURN_S: Final = 30e-6
 """A turn of the event loop that takes less had nothing else to do."""
 _IDLE_TURNS: Final = 4
-"""Such turns after which nothing more is expected; gRPC hands over what it has read with a moment's delay."""
+"""Idle turns of the event loop that end the delay; gRPC passes on received data after a moment."""
 
 _log = structlog.get_logger(__name__)
 
@@ -59,13 +59,13 @@ class BatchError(ModelRunError):
 
 
 class Graph(Protocol):
-    """What a batcher runs; `BatchGraph` is the one that serves. Methods are called from the batcher's threads."""
+    """Graph of a batcher; implemented by `BatchGraph`. Methods are called from the batcher's threads."""
 
     def collate(self, items: Sequence[Tensors]) -> Tensors:
         """Makes the inputs of a batch."""
 
     def run(self, inputs: Tensors, outputs: Sequence[str]) -> Tensors:
-        """Runs the graph for the named outputs, in as many threads at a time as there are lanes."""
+        """Runs the graph for the named outputs; called by one thread per lane concurrently."""
 
     def split(self, outputs: Tensors, items: Sequence[Tensors]) -> Sequence[Tensors]:
         """Takes the outputs of a batch apart, item by item."""
@@ -104,7 +104,7 @@ class PendingCall(Pending[None]):
 
     @property
     def is_over(self) -> bool:
-        """True if nobody waits for it: answered, failed, or its caller has gone. May be asked from any thread."""
+        """True if it is answered, failed, or its caller has disconnected. Thread-safe."""
         return self.result.done()
 
     def put(self, index: int, result: Any, times: ItemTimes) -> None:
@@ -131,10 +131,10 @@ class Batcher(Worker):
         """Prepares a batcher.
 
         Args:
-            graph: What runs the batches.
-            budget: Most that `longest x count` of a batch may be.
+            graph: Graph of the batches.
+            budget: Maximum `longest x count` of a batch.
             model: For the threads, the log and the observer.
-            session: What `graph` runs, which says how many runs are worth having at a time; None: one.
+            session: Session of `graph`, with the useful number of concurrent runs; None: one run.
             max_padding: From the warm-up of `graph`.
             observer: Notified of items that leave the queue and of batches that were run.
         """
@@ -150,11 +150,11 @@ class Batcher(Worker):
         self._observer = observer
         self._queue = BatchQueue(budget, max_padding)  # guarded by the lock, as the counts below and the busy lanes
         self._num_taken = 0  # batches that were taken and have not run to their end
-        self._is_gathering = False  # the event loop is busy, and more items may come of what it does
+        self._is_gathering = False  # the event loop is busy and may submit more items
         self._lanes = threading.Semaphore(self._num_lanes)
 
     def usage(self) -> ModelUsage:
-        """Returns how many items wait for a batch."""
+        """Returns the number of items waiting for a batch."""
         return ModelUsage(num_waiting=len(self._queue))
 
     async def submit(
@@ -167,14 +167,14 @@ class Batcher(Worker):
         deadline: float | None,
         caller: str = "",
     ) -> BatchedResults[Result]:
-        """Waits for the results of a call's items. If the caller goes, what has not run is dropped.
+        """Waits for the results of a call's items. If the caller disconnects, items that have not run are dropped.
 
         Args:
             items: The inputs of each item, at least one.
-            lengths: What each takes of the budget when it is its batch's longest.
+            lengths: Cost of each in the budget's unit, as the longest item of its batch.
             outputs: Which outputs of the graph are wanted.
             read: Makes each item's result from its outputs, off the event loop; None: the outputs are the result.
-            deadline: When the caller stops waiting, by `time.monotonic`.
+            deadline: End of the caller's wait, in seconds of `time.monotonic`.
             caller: Who waits: the calls of one caller wait behind each other.
 
         Raises:
@@ -205,7 +205,7 @@ class Batcher(Worker):
         return BatchedResults(results=call.results, runs=cast("list[ItemTimes]", call.runs))
 
     def _gather(self, began: float, last: float, num_idle: int) -> None:
-        """Lets the threads take what waits once the event loop has nothing else to do, or after the longest time.
+        """Lets the threads take waiting items once the event loop is idle, or after the maximum delay.
 
         Args:
             began: When the first item was added, by `time.perf_counter`.
@@ -249,7 +249,7 @@ class Batcher(Worker):
         return None
 
     def _count_busy(self) -> None:
-        """Counts the lanes that have work, before a batch runs, so that it keeps to its share of the cores."""
+        """Counts the lanes with work before a batch runs, which limits it to its share of the cores."""
         self._set_busy(min(self._num_lanes, self._num_taken + len(self._queue)))
 
     def _can_take(self) -> bool:
@@ -263,7 +263,7 @@ class Batcher(Worker):
         try:
             wanted, outputs, started, finished = self._run_in_turn(batch)
             rows = self._graph.split(outputs, [entry.item for entry in wanted]) if wanted else ()
-        except BaseException as error:  # whatever it is, the callers of this batch get it, and the thread goes on
+        except BaseException as error:  # the batch's callers get any error, and the thread continues
             if not is_failure(error):
                 raise
             _log.error("a batch failed", model=self._model.name, num_items=len(batch), exc_info=error)
@@ -283,7 +283,7 @@ class Batcher(Worker):
             self._post(_deliver, done, started, finished)
 
     def _run_in_turn(self, batch: list[Entry]) -> tuple[list[Entry], Tensors, float, float]:
-        """Prepares a batch and runs it when there is a lane, without the items that nobody waits for any more.
+        """Prepares a batch and runs it when a lane is free, without cancelled items.
 
         Returns:
             The entries that were run, their outputs, and when the run began and ended.

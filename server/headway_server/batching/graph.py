@@ -1,8 +1,8 @@
 """A stateless graph of any named tensors, run for several items at a time.
 
 The manifest names the axes of every tensor (`bundles/manifest.py`). Axis 0 is `batch`. An input may name further axes,
-on which its items may differ in size: they are padded to the longest item of the batch, and an output's axis of the
-same name is cut back to the item's own size. Further axes that only outputs name are handed on as they come.
+on which its items may differ in size. They are padded to the longest item of the batch, and an output's axis of the
+same name is cut to the item's own size. Further axes that only outputs name are handed on as they come.
 
 B is the number of items of a batch.
 """
@@ -24,15 +24,15 @@ Tensors: TypeAlias = Mapping[str, NDArray[Any]]
 """Arrays by name: of one item without the batch axis, of a batch with it."""
 
 Postprocess: TypeAlias = Mapping[str, Callable[[NDArray[Any]], NDArray[Any]]]
-"""By output, what turns that of a whole batch into another of the same shape, before it is taken apart: an operation on
-the array of a batch takes hardly longer than on that of one item."""
+"""Functions by output, applied to a whole batch before it is split; they keep the shape. An operation on a batch takes
+hardly longer than on one item."""
 
 BATCH_AXIS: Final = "batch"
 
 _RUN_OVERHEAD_S: Final = 2e-3
-"""What a run costs beside its tokens: starting operators, changing threads, waiting for the interpreter's lock."""
+"""Fixed cost of a run: starting operators, switching threads, waiting for the GIL."""
 _SMALL_RUN_S: Final = 2e-3
-"""A graph that one core runs in less is small: several make it hardly quicker, so its runs keep to one core each."""
+"""Run time on one core below which a graph is small: more cores hardly help, so its runs use one core each."""
 _TINY_RUN_S: Final = 1e-3
 """Below this run time the call's own overhead exceeds the run, so one core is left free for handling calls
 (docs/lanes.md)."""
@@ -55,8 +55,8 @@ class BatchGraph:
 
         Args:
             session: The graph.
-            padding: What stands behind the end of an item, by input; 0 where nothing is said.
-            postprocess: What is made of outputs.
+            padding: Padding value by input; default 0.
+            postprocess: Postprocessing of outputs.
 
         Raises:
             BundleError: The first axis of a tensor is not `batch`, or another one is.
@@ -95,7 +95,7 @@ class BatchGraph:
         """Makes the inputs of the graph from those of B items, padded at their ends where sizes differ.
 
         Args:
-            items: At least one; each holds every input of the graph, without the batch axis.
+            items: At least one; each has every input of the graph, without the batch axis.
         """
         return {name: self._stack(name, [item[name] for item in items]) for name in self._dtypes}
 
@@ -126,11 +126,11 @@ class BatchGraph:
     def warm_up(self, item: Tensors, length: int, expected: Mapping[str, tuple[int, ...]]) -> int | None:
         """Runs one item, so that the first call does not pay for it and a bundle that cannot run is known now.
 
-        A small graph on the CPU keeps to one core a run from then on.
+        A small graph on the CPU uses one core a run afterwards.
 
         Args:
             item: Of a usual size.
-            length: What it takes of a batch's budget.
+            length: Its cost in a batch's budget.
             expected: The shapes of an item's outputs, without the batch axis.
 
         Returns:
@@ -145,7 +145,7 @@ class BatchGraph:
             inputs = self.collate([item])
             [found] = self.split(session.run(inputs), [item])
             run_s = _time_on_one_core(session, inputs)
-        except Exception as error:  # onnxruntime's own kinds, and what a graph of other tensors leads to
+        except Exception as error:  # errors of onnxruntime, and of graphs with other tensors
             raise BundleError(f"{file}: does not run ({error}); export the model again") from error
         for name, shape in expected.items():
             if name not in found or found[name].shape != shape:
@@ -181,12 +181,12 @@ class BatchGraph:
 
 
 def measure_padding(session: Session, inputs: Tensors, length: int) -> int | None:
-    """Runs a graph a few times, and has a small one on the CPU keep to one core a run from then on.
+    """Runs a graph a few times; a small one on the CPU uses one core a run afterwards.
 
     Args:
         session: The graph.
-        inputs: Of one item, with the batch axis.
-        length: What it takes of a batch's budget.
+        inputs: Inputs of one item, with the batch axis.
+        length: Its cost in a batch's budget.
 
     Returns:
         As `BatchGraph.warm_up`.
@@ -198,7 +198,7 @@ def _settle(session: Session, run_s: float | None, length: int) -> int | None:
     if run_s is None:
         return None
     if session.num_lanes > 1 and run_s < _SMALL_RUN_S:
-        session.keep_to_one_core(session.num_lanes - (run_s < _TINY_RUN_S))
+        session.use_one_core(session.num_lanes - (run_s < _TINY_RUN_S))
     _log.info("lanes", file=session.graph.file, run_ms=round(1e3 * run_s, 2), lanes=session.num_lanes)
     return most_padding(run_s, length)
 

@@ -5,8 +5,8 @@ work of the call's entries before it, stretched. So a call of one text passes mo
 and still nothing waits for ever, since newcomers rank higher and higher. A call also ranks behind what its own caller
 has brought before: one that brings a thousand calls delays its own.
 
-Cut: a batch holds the entry of the lowest rank and those nearest to it in length among the next few batches' worth, as
-long as `longest x count` stays within the budget and the padding that each brings costs less than a run of its own.
+Cut: a batch has the entry of the lowest rank and the entries nearest to it in length among the next few batches' worth.
+`longest x count` stays within the budget, and the padding of each entry costs less than a separate run.
 
 Nothing here is thread-safe; the batcher holds a lock.
 """
@@ -22,14 +22,14 @@ from typing import Final
 from headway_server.batching.graph import Tensors
 
 _STRETCH: Final = 4
-"""By how much a call's own work is stretched in its ranks: newcomers pass it as long as they ask for less than
-1 - 1/4 of what the machine can do."""
+"""Factor on a call's own work in its ranks: newcomers pass it while they use less than 1 - 1/4 of the machine's
+capacity."""
 _WINDOW: Final = 4
 """Batches' worth of the lowest-ranked entries among which lengths are matched."""
 _MAX_RANKS: Final = 1024
-"""Callers whose ranks are kept before those are dropped that no longer matter."""
+"""Number of callers' ranks before outdated ones are removed."""
 _MAX_REMOVED: Final = 64
-"""The heap is cleared of removed entries when it holds more of them than this and twice those that wait."""
+"""The heap is compacted when its removed entries exceed this and twice the waiting ones."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -38,11 +38,11 @@ class Entry:
 
     item: Tensors
     length: int
-    """What it takes of a batch's budget when it is the batch's longest: the tokens of a text, 1 for an image."""
+    """Its cost in the budget's unit, as the longest entry of a batch: the tokens of a text, 1 for an image."""
     call: object
     """The call it belongs to."""
     index: int
-    """Its place in the call."""
+    """Its index in the call."""
     deadline: float | None = None
     """When its caller stops waiting, by `time.monotonic`."""
     rank: int = field(default=0, init=False)
@@ -65,12 +65,12 @@ class BatchQueue:
         """Starts empty.
 
         Args:
-            budget: Most that a batch may cost: its longest entry times its entries.
-            max_padding: Most padding that an entry may bring to a batch; None: any.
+            budget: Maximum cost of a batch: its longest entry times its entries.
+            max_padding: Maximum padding of an entry in a batch; None: no limit.
         """
         self._budget = budget
         self._max_padding = budget if max_padding is None else max_padding
-        self._heap: list[Entry] = []  # holds removed entries until they are met, or are too many
+        self._heap: list[Entry] = []  # removed entries stay until they are popped, or are too many
         self._num_waiting = 0
         self._waiting_work = 0
         self._done_work = 0
@@ -103,9 +103,10 @@ class BatchQueue:
             rank += _STRETCH * entry.length
 
     def remove(self, entries: Iterable[Entry]) -> list[Entry]:
-        """Removes those of some entries that still wait, because their caller has gone, and returns them.
+        """Removes the still waiting entries of a cancelled call, and returns them.
 
-        Takes time for these entries alone, not for all that wait: with a connection, a thousand callers may go at once.
+        Takes time in proportion to these entries, not to all waiting ones: a lost connection may cancel a thousand
+        calls.
         """
         removed = [entry for entry in entries if entry.waits]
         for entry in removed:
@@ -185,8 +186,8 @@ def _cut(lengths: list[int], start: int, budget: int, max_padding: int) -> tuple
     Args:
         lengths: In ascending order.
         start: The entry that must be in.
-        budget: Most that `longest x count` may be.
-        max_padding: Most padding that an entry may bring.
+        budget: Maximum `longest x count`.
+        max_padding: Maximum padding of an entry.
 
     Returns:
         The batch as a half-open range of `lengths`.

@@ -10,11 +10,11 @@ from headway_server.field_rules import most_elements
 from headway_server.runtime import Device
 
 MAX_TEXTS = most_elements("EmbedTextRequest.texts")
-"""Most texts of a call."""
+"""Maximum texts of a call."""
 MAX_IMAGES = most_elements("EmbedImageRequest.images")
-"""Most images of a call."""
+"""Maximum images of a call."""
 MAX_GRID_PROMPTS = 1024
-"""Most prompts of a call that are answered together: those of a grid of 32 by 32 points."""
+"""Maximum prompts of a call that run together: a grid of 32 by 32 points."""
 
 
 _BATCH_TOKENS: Final[dict[Device, int]] = {"cpu": 512, "cuda": 4096}
@@ -22,7 +22,7 @@ _BATCH_IMAGES: Final[dict[Device, int]] = {"cpu": 16, "cuda": 32}
 _BATCH_PROMPTS: Final[dict[Device, int]] = {"cpu": 4, "cuda": 64}
 _DENOISING_ROWS: Final[dict[Device, int]] = {"cpu": 16, "cuda": 64}
 _CPU_BATCH_PIXELS: Final = 2 * 224 * 224
-"""Most pixels of a batch on the CPU, of its images as the model sees them; a batch of two may have more."""
+"""Maximum pixels of a batch of preprocessed images on the CPU; a batch of two may have more."""
 
 
 class BatchingSettings(BaseModel):
@@ -31,27 +31,27 @@ class BatchingSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     max_batch_tokens: Annotated[int, Field(ge=1)] | None = None
-    """Most tokens of a batch of texts, padding included; a longer text runs alone. Left out: 512 on the CPU, whose
-    caches hold the activations of a larger model only for small batches (docs/lanes.md), and 4096 on CUDA."""
+    """Maximum tokens of a batch of texts, including padding; a longer text runs alone. Left out: 512 on the CPU, whose
+    caches fit the activations of a larger model only for small batches (docs/lanes.md), and 4096 on CUDA."""
     max_batch_images: Annotated[int, Field(ge=1)] | None = None
-    """Most images of a batch. Left out: 32 on CUDA; on the CPU as many as have the pixels of 2 images of 224 x 224
-    together, as the model sees them, but 2 at least and 16 at most."""
+    """Maximum images of a batch. Left out: 32 on CUDA; on the CPU the number with the pixels of two preprocessed images
+    of 224 x 224, at least 2 and at most 16."""
     max_waiting_texts: Annotated[int, Field(ge=MAX_TEXTS)] = 4096
-    """Most texts of a model that are admitted and not yet answered."""
+    """Maximum admitted and unanswered texts of a model."""
     max_waiting_images: Annotated[int, Field(ge=MAX_IMAGES)] = 256
-    """Most images of a model that are admitted and not yet answered."""
+    """Maximum admitted and unanswered images of a model."""
     max_batch_prompts: Annotated[int, Field(ge=1)] | None = None
-    """Most prompts of a batch of a segmentation model, of all images and callers. Left out: 4 on the CPU, whose
-    caches hold the activations of few, and 64 on CUDA."""
+    """Maximum prompts of a batch of a segmentation model, over all images and callers. Left out: 4 on the CPU, whose
+    caches fit few activations, and 64 on CUDA."""
     max_waiting_prompts: Annotated[int, Field(ge=MAX_GRID_PROMPTS)] = 4096
-    """Most prompts of a segmentation model that are admitted and not yet answered."""
+    """Maximum admitted and unanswered prompts of a segmentation model."""
     max_denoising_rows: Annotated[int, Field(ge=2)] | None = None
-    """Most rows of a denoising step of a model that draws images; an image that is guided takes two. Left out: 16 on
-    the CPU and 64 on CUDA."""
+    """Maximum rows of a denoising step of an image generation model; a guided image takes two. Left out: 16 on the CPU
+    and 64 on CUDA."""
     max_waiting_mib: Annotated[int, Field(ge=1)] = 256
-    """Most MiB of a model's inputs that are admitted and not yet answered, as they are once decoded: images and their
-    pixels, texts and their tokens, phrases in all forms, vectors of labels, masks, latents, audio. A call of more is
-    admitted when no other is there, and one of several audios refused."""
+    """Maximum MiB of a model's admitted and unanswered inputs in decoded form: images and their
+    pixels, texts and their tokens, phrases in all forms, vectors of labels, masks, latents, audio. A larger call is
+    admitted when it is alone; one of several audios is refused."""
 
     @property
     def max_waiting_bytes(self) -> int:
@@ -59,20 +59,20 @@ class BatchingSettings(BaseModel):
         return self.max_waiting_mib * 2**20
 
     def batch_tokens(self, device: Device) -> int:
-        """Most tokens of a batch on a device."""
+        """Returns the maximum tokens of a batch on a device."""
         return self.max_batch_tokens or _BATCH_TOKENS[device]
 
     def batch_images(self, device: Device, num_pixels: int) -> int:
-        """Most images of `num_pixels` pixels of a batch on a device."""
+        """Returns the maximum images of `num_pixels` pixels of a batch on a device."""
         if self.max_batch_images:
             return self.max_batch_images
         most = _BATCH_IMAGES[device]
         return most if device == "cuda" else max(2, min(most, _CPU_BATCH_PIXELS // num_pixels))
 
     def denoising_rows(self, device: Device) -> int:
-        """Most rows of a denoising step on a device."""
+        """Returns the maximum rows of a denoising step on a device."""
         return self.max_denoising_rows or _DENOISING_ROWS[device]
 
     def batch_prompts(self, device: Device) -> int:
-        """Most prompts of a batch on a device."""
+        """Returns the maximum prompts of a batch on a device."""
         return self.max_batch_prompts or _BATCH_PROMPTS[device]

@@ -120,5 +120,5 @@ def _problem(folder: Path) -> str | None:
         except FileNotFoundError:
             return f"{name} is missing"
         if not stat.S_ISREG(found.st_mode) or found.st_size != expected.size_bytes:
-            return f"{name} has {found.st_size} of the {expected.size_bytes} bytes that the manifest says"
+            return f"{name} has {found.st_size} of the {expected.size_bytes} bytes in the manifest"
     return None

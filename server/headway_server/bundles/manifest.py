@@ -5,8 +5,8 @@ Axis names used in tensor shapes:
     batch          rows of a stateless graph, or of an encoder graph
     length         tokens of a row: T of the decoder's step, S of an encoder's input
     slots          rows of a decoder's step and of its state
-    cache_length   positions a state tensor holds for a slot
-    logits_length  positions of a row whose logits are asked for
+    cache_length   positions of a state tensor per slot
+    logits_length  positions of a row with requested logits
     likeliest      tokens that are ranked of each of these positions
     sources        sentences whose cross-attention tensors a decoder's step reads; `slots` is a multiple of it
     source_length  positions of those tensors
@@ -70,7 +70,7 @@ TEXT_DIFFUSION_TENSORS = DIFFUSION_TENSORS | {
 CODEC_TENSORS = (("codes", "state"), ("samples", "present_state"))
 """Inputs and outputs of the graph `codec_decoder` of a speech synthesis model (docs/graphs.md)."""
 VOICES_FILE = "voices.json"
-"""Voices of a speech synthesis model: codec frames of a recording by voice name; a frame has a code of each book."""
+"""Voices of a speech synthesis model: codec frames of a recording by name; a frame has a code of each codebook."""
 CARD_FILE = "README.md"
 LEARNING_CURVE_FILE = "learning-curve.svg"
 
@@ -572,11 +572,11 @@ class Languages(Record):
     source: str = ""
     target: str = ""
     source_tokens: dict[str, Index] = {}
-    """In place of `source`: token before the source text, by source language."""
+    """Instead of `source`: token before the source text, by source language."""
     target_tokens: dict[str, Index] = {}
-    """In place of `target`: decoder token after `bos`, by target language."""
+    """Instead of `target`: decoder token after `bos`, by target language."""
     target_marks: dict[str, Index] = {}
-    """In place of `target`: token before the source text, by target language."""
+    """Instead of `target`: token before the source text, by target language."""
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -713,8 +713,8 @@ class Manifest(Record):
         """Checks that every variant has the graphs of the task, and that their files are listed."""
         if not self.variants:
             raise ValueError("variants: at least one is needed")
-        draws_texts = self.diffusion is not None and self.diffusion.condition == "text"
-        graphs = tuple(TEXT_DIFFUSION_TENSORS) if draws_texts else TASK_PARTS[self.task].graphs
+        is_text_conditioned = self.diffusion is not None and self.diffusion.condition == "text"
+        graphs = tuple(TEXT_DIFFUSION_TENSORS) if is_text_conditioned else TASK_PARTS[self.task].graphs
         for precision, variant in self.variants.items():
             if set(variant.graphs) - {"attention"} != set(graphs):
                 raise ValueError(f"variants.{precision}.graphs: {self.task} needs {', '.join(graphs)}")
@@ -763,14 +763,14 @@ def _check_tags(manifest: Manifest) -> None:
 
 
 def _check_languages(manifest: Manifest) -> None:
-    assert manifest.languages is not None, "it is among what is needed"
+    assert manifest.languages is not None, "`TASK_PARTS` requires it"
     if not manifest.languages.sources:
         raise ValueError(f"languages: source is one language, or several with a token each; {manifest.task} needs it")
 
 
 def _check_patches(manifest: Manifest) -> None:
     patches = manifest.patches
-    assert patches is not None, "it is among what is needed"
+    assert patches is not None, "`TASK_PARTS` requires it"
     count = patches.rows * patches.columns
     if patches.has_class_token or count != manifest.limits.max_input_tokens:
         raise ValueError(
@@ -781,9 +781,9 @@ def _check_patches(manifest: Manifest) -> None:
 
 def _check_speech(manifest: Manifest) -> None:
     audio = manifest.audio_preprocessing
-    assert audio is not None, "it is among what is needed"
+    assert audio is not None, "`TASK_PARTS` requires it"
     positions = manifest.limits.max_input_tokens
-    assert positions is not None, "it is among what is needed"
+    assert positions is not None, "`TASK_PARTS` requires it"
     if audio.num_frames % positions:
         raise ValueError(
             f"audio_preprocessing: a window of {audio.num_frames} frames is not a multiple of "
@@ -804,18 +804,17 @@ def _check_segmentation(manifest: Manifest) -> None:
 
 
 def _check_diffusion(manifest: Manifest) -> None:
-    assert manifest.diffusion is not None, "it is among what is needed"
-    draws_texts = manifest.diffusion.condition == "text"
-    if draws_texts and (not manifest.limits.max_input_tokens or manifest.special_tokens is None):
-        raise ValueError("limits.max_input_tokens and special_tokens: a model that draws texts needs them")
-    if draws_texts and TOKENIZER_FILE not in manifest.files:
-        raise ValueError(f"files: a model that draws texts needs {TOKENIZER_FILE}")
-    if draws_texts == bool(manifest.labels):
-        raise ValueError(
-            f"labels: a model that draws each {manifest.diffusion.condition} has {'none' if draws_texts else 'some'}"
-        )
+    assert manifest.diffusion is not None, "`TASK_PARTS` requires it"
+    is_text_conditioned = manifest.diffusion.condition == "text"
+    if is_text_conditioned and (not manifest.limits.max_input_tokens or manifest.special_tokens is None):
+        raise ValueError("limits.max_input_tokens and special_tokens: required by a text-conditioned model")
+    if is_text_conditioned and TOKENIZER_FILE not in manifest.files:
+        raise ValueError(f"files: a text-conditioned model requires {TOKENIZER_FILE}")
+    if is_text_conditioned == bool(manifest.labels):
+        expected = "no labels" if is_text_conditioned else "labels"
+        raise ValueError(f"labels: a {manifest.diffusion.condition}-conditioned model requires {expected}")
     for precision, variant in manifest.variants.items():
-        for role, tensors in (TEXT_DIFFUSION_TENSORS if draws_texts else DIFFUSION_TENSORS).items():
+        for role, tensors in (TEXT_DIFFUSION_TENSORS if is_text_conditioned else DIFFUSION_TENSORS).items():
             if (graph := {str(name): one for name, one in variant.graphs.items()}.get(role)) is None:
                 continue  # which is refused for that
             found = tuple(tuple(spec.name for spec in specs) for specs in (graph.inputs, graph.outputs))
@@ -827,9 +826,9 @@ def _check_diffusion(manifest: Manifest) -> None:
 
 def _check_codec(manifest: Manifest) -> None:
     codec, limits = manifest.codec, manifest.limits
-    assert codec is not None, "it is among what is needed"
-    assert limits.max_input_tokens is not None, "it is among what is needed"
-    assert limits.max_total_tokens is not None, "it is among what is needed"
+    assert codec is not None, "`TASK_PARTS` requires it"
+    assert limits.max_input_tokens is not None, "`TASK_PARTS` requires it"
+    assert limits.max_total_tokens is not None, "`TASK_PARTS` requires it"
     if manifest.special_tokens is None or manifest.special_tokens.eos is None:
         raise ValueError(f"special_tokens.eos: {manifest.task} needs it")
     if limits.max_total_tokens < limits.max_input_tokens + codec.num_books:

@@ -69,7 +69,7 @@ def find_bundles(store: Path) -> list[Path]:
     folders = [folder for model in sorted(models) for folder in _versions(model)]
     if not folders:
         raise StoreError(
-            f"store {store}: holds no bundle (<model>/<version>/{MANIFEST_FILE}); "
+            f"store {store}: has no bundle (<model>/<version>/{MANIFEST_FILE}); "
             f"make one with headway-export CHECKPOINT --store {store}"
         )
     return folders

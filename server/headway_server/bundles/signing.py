@@ -32,7 +32,7 @@ class TrustedKeys:
         """Reads public keys, one or several PEM blocks; text between them is ignored.
 
         Raises:
-            StoreError: The file cannot be read, holds no key, or one that is not Ed25519; or `cryptography` is missing.
+            StoreError: The file cannot be read, has no key, or one that is not Ed25519; or `cryptography` is missing.
         """
         ed25519, serialization = _cryptography()
         try:
@@ -43,7 +43,7 @@ class TrustedKeys:
             raise StoreError(f"{file}: cannot be read as public keys ({_why(error)})") from error
         if not keys or not all(isinstance(key, ed25519.Ed25519PublicKey) for key in keys):
             raise StoreError(
-                f"{file}: must hold Ed25519 public keys in PEM; make one with: openssl pkey -in KEY.pem -pubout"
+                f"{file}: must contain Ed25519 public keys in PEM; make one with: openssl pkey -in KEY.pem -pubout"
             )
         return cls(keys)
 

@@ -47,19 +47,19 @@ def publish(staged: Path, store: Path, *, replace: bool = False) -> Bundle:
         BundleError: The bundle is incomplete, or the version exists and `replace` is not set.
     """
     manifest = check_bundle(staged)
-    place = store / manifest.name / manifest.version
-    if place.exists() and not replace:
-        raise BundleError(f"{place}: exists already; choose another --version or pass --replace")
-    place.parent.mkdir(parents=True, exist_ok=True)
+    target = store / manifest.name / manifest.version
+    if target.exists() and not replace:
+        raise BundleError(f"{target}: exists already; choose another --version or pass --replace")
+    target.parent.mkdir(parents=True, exist_ok=True)
     staged.chmod(0o755)  # a temporary folder is private; bundles are readable by everyone
     aside = staged.with_name(f"{staged.name}.replaced")
-    if place.exists():
-        place.rename(aside)
+    if target.exists():
+        target.rename(aside)
     try:
-        staged.rename(place)
+        staged.rename(target)
     except OSError:
         if aside.exists():
-            aside.rename(place)
+            aside.rename(target)
         raise
     shutil.rmtree(aside, ignore_errors=True)
-    return Bundle(path=place, manifest=manifest)
+    return Bundle(path=target, manifest=manifest)

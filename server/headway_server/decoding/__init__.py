@@ -6,8 +6,8 @@ sampling/       from logits to tokens
 constraints/    texts that follow a schema, an expression or a list of choices
 output/         from tokens to text
 runner/         decoder and encoder on ONNX Runtime, and the memory of their state
-sequence.py     one prompt or source, its result, and its caller's end
-parameters.py   how its tokens are to be chosen
-interfaces.py   what the engine needs of runners, constraints and output assemblers
-settings.py     what an operator can set
+sequence.py     one prompt or source, its result and its reply
+parameters.py   sampling and search parameters
+interfaces.py   interfaces of runners, constraints and output assemblers
+settings.py     settings of operators
 """

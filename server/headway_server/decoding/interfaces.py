@@ -1,4 +1,4 @@
-"""What the engine needs of the parts it is given: runners and output assemblers.
+"""Interfaces of the engine's parts: runners and output assemblers.
 
 Shapes: T tokens, S positions of an encoded source, R slots of a decode step, V vocabulary.
 """
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class EncoderInput:
-    """What an encoder reads for one sequence: a sentence, an image, a spectrogram."""
+    """Encoder input of one sequence: a sentence, an image, a spectrogram."""
 
     tensors: Mapping[str, NDArray[Any]]
     """By the name that the encoder's graph gives each, without the batch axis."""
@@ -30,17 +30,17 @@ class EncoderInput:
 
     @classmethod
     def of_pixels(cls, pixel_values: NDArray[np.float32], num_patches: int) -> EncoderInput:
-        """Returns the input of an encoder that reads an image, (3, height, width), in so many patches."""
+        """Returns the encoder input of an image, (3, height, width), with its number of patches."""
         return cls({"pixel_values": pixel_values}, num_patches)
 
     @classmethod
     def of_features(cls, input_features: NDArray[np.float32], num_positions: int) -> EncoderInput:
-        """Returns the input of an encoder that hears a window of audio, (mel bins, frames), in so many positions."""
+        """Returns the encoder input of a window of audio, (mel bins, frames), with its number of positions."""
         return cls({"input_features": input_features}, num_positions)
 
 
 class EncodedSource(Protocol):
-    """What an encoder made of one input. The engine hands it to the decoder and never looks inside."""
+    """Encoder output of one input. The engine passes it to the decoder unchanged."""
 
     @property
     def num_positions(self) -> int:
@@ -84,7 +84,7 @@ class Decoder(Protocol):
     num_slots: int
     """Slots that run."""
     num_prefix_slots: int
-    """Slots after these that never run: they hold the prefix cache."""
+    """Slots of the prefix cache, after the running ones."""
     max_length: int
     """Positions of a slot."""
     vocab_size: int
@@ -95,7 +95,7 @@ class Decoder(Protocol):
     """False if each step replaces a slot's state as a whole, so that nothing of it can be read again, shared by the
     samples of a prompt or cached."""
     ranking: Ranking | None
-    """Of the last `decode`, until the next one; None if the decoder does not rank logits."""
+    """Ranking of the last `decode`, until the next one; None if the decoder does not rank logits."""
 
     def prefill(self, slot: int, token_ids: NDArray[np.int64], start: int, source: Any = None) -> NDArray[np.float32]:
         """Reads tokens (T,) into a slot from position `start`; returns the logits (V,) after the last of them.
@@ -128,8 +128,8 @@ class Decoder(Protocol):
     def align(self, slot: int, source: Any, token_ids: NDArray[np.int64], num_prompt: int = 1) -> NDArray[np.float32]:
         """Returns the attention of each token of a finished sequence over the S positions of its source.
 
-        `token_ids` (T,) is what the decoder read: `num_prompt` tokens that it began with, then all its new tokens but
-        the last. They are read again from position 0 of a slot, whose state is lost. The result has a row for each new
+        `token_ids` (T,) are the decoder inputs: `num_prompt` start tokens, then all new tokens except the last. They
+        are read again from position 0 of a slot, whose state is overwritten. The result has a row for each new
         token, (T - num_prompt + 1, S); rows sum to one.
         """
 
@@ -139,7 +139,7 @@ class Decoder(Protocol):
     def set_sources(self, sources: Sequence[Any], first_slot: int = 0) -> None:
         """Sets the encoded sources that the slots from `first_slot` on attend to in `decode`, in their order.
 
-        Each source is read by as many neighbouring slots as the others.
+        Each source is read by the same number of neighbouring slots.
         """
 
 
@@ -157,7 +157,7 @@ class DraftVerifier(Protocol):
 
 
 class OutputAssembler(Protocol):
-    """Makes what a caller gets out of a sequence's tokens: text, audio frames, boxes.
+    """Assembles a sequence's output from its tokens: text, audio frames, boxes.
 
     Parts and wholes are of one type of the assembler's own, such as `str`. The engine's thread calls it, `join` aside.
     """
@@ -166,13 +166,13 @@ class OutputAssembler(Protocol):
         """Takes the next token; returns True if the output is complete with it, which ends the sequence."""
 
     def take(self) -> Any:
-        """Returns the part of the output that has appeared since the last call. Only streams ask for it."""
+        """Returns the new part of the output since the last call. For streams."""
 
     def finish(self) -> Any:
         """Returns the whole output: there are no more tokens."""
 
     def whole(self, token_ids: Sequence[int]) -> Any:
-        """Returns the output of `token_ids` alone, whatever was pushed: a beam search asks for each hypothesis."""
+        """Returns the output of `token_ids`, regardless of pushed tokens; for the hypotheses of a beam search."""
 
     def join(self, parts: Sequence[Any]) -> Any:
-        """Joins parts, of which there is at least one; called on the event loop for a slow reader."""
+        """Joins at least one part; called on the event loop for a slow reader."""

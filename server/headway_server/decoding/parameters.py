@@ -8,7 +8,7 @@ from enum import Enum
 from headway_server.field_rules import maximum
 
 MAX_BEAMS = maximum("DecodingParameters.beam_size")
-"""Most beams of a search."""
+"""Maximum beams of a search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +16,7 @@ class SamplingParameters:
     """How to choose tokens, already checked (`tasks/parameters.py`). `sampling/sampler.py` defines each exactly."""
 
     max_new_tokens: int
-    """Most tokens to produce."""
+    """Maximum new tokens."""
     temperature: float = 0.0
     """Softmax temperature; 0 is greedy."""
     top_k: int = 0
@@ -28,7 +28,7 @@ class SamplingParameters:
     seed: int = 0
     """Seed of the random stream, 0 to 2**64 - 1."""
     sample: int = 0
-    """Number of the sample among those of one seed."""
+    """Index of the sample among those of one seed."""
     stop_strings: tuple[str, ...] = ()
     """Strings that end the text."""
     stop_token_ids: tuple[int, ...] = ()
@@ -44,9 +44,9 @@ class SamplingParameters:
     frequency_penalty: float = 0.0
     """Subtracted from the logit of a token once for every time it is in the text so far."""
     logit_biases: tuple[tuple[int, float], ...] = ()
-    """Tokens, each once, and what is added to their logits."""
+    """Distinct tokens with the values added to their logits."""
     num_top_tokens: int | None = None
-    """Likeliest tokens at each position whose log-probabilities are wanted, beside the chosen one's; None: none are."""
+    """Number of likeliest tokens with log-probabilities at each position, besides the chosen one; None: none."""
     scored_token_ids: tuple[int, ...] = ()
     """Further tokens whose log-probabilities are wanted at each position, wherever they rank; with `num_top_tokens`."""
     wants_prompt_log_probabilities: bool = False
@@ -70,7 +70,7 @@ class SearchParameters:
     """How to search with beams, already checked (`tasks/text_to_text/request.py`)."""
 
     beam_size: int = 1
-    """K, 1 to `MAX_BEAMS`; 1 follows the likeliest token alone."""
+    """K, 1 to `MAX_BEAMS`; 1 is greedy decoding."""
     num_hypotheses: int = 1
     """Hypotheses to return, 1 to K."""
     length_penalty: float = 1.0

@@ -1,7 +1,7 @@
 """Which tokens may follow an output. Sampling asks it of every sequence, and beam search of every beam.
 
 A mask is packed: bit i % 32 of word i // 32 is set if token i may follow. It comes without the model's suppressed
-tokens (`sampling/masks.py`), and each rule clears the bits of what it does not allow.
+tokens (`sampling/masks.py`), and each rule clears the bits of forbidden tokens.
 
 Shapes: V vocabulary, M = ceil(V / 32) words of a mask.
 """
@@ -78,18 +78,18 @@ class TokenRule:
     def follow(self, token_id: int) -> TokenRule:
         """Returns the rule after the next token, which does not end the output.
 
-        In a beam search several tokens may follow one output. So a rule for beams stays as it is and returns another
-        one; a rule for sampling alone may change and return itself.
+        In a beam search several tokens may follow one output. A rule for beams is therefore immutable and returns a new
+        rule; a rule for sampling only may change and return itself.
 
         Raises:
-            ValueError: The token may not follow; `failure` says why.
+            ValueError: The token is forbidden; `failure` has the reason.
         """
         raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
 class AllOf(TokenRule):
-    """Allows what every one of its rules allows. A rule sees the masks of those before it."""
+    """Intersection of rules. A rule sees the masks of the rules before it."""
 
     rules: tuple[TokenRule, ...]
 
@@ -114,7 +114,7 @@ class AllOf(TokenRule):
 
 
 def all_of(*rules: TokenRule | None) -> TokenRule | None:
-    """Returns one rule for several, some of which may be None; None if all are."""
+    """Combines rules; None entries are skipped. None if all are None."""
     found = tuple(rule for rule in rules if rule is not None)
     return AllOf(found) if len(found) > 1 else next(iter(found), None)
 
@@ -124,9 +124,9 @@ class Prefix(TokenRule):
     """The output begins with given tokens, whatever other rules say of them."""
 
     token_ids: tuple[int, ...]
-    """Those that are left to be written."""
+    """Tokens still to be written."""
     then: TokenRule | None = None
-    """The rule for what follows the prefix. It follows the prefix's tokens too."""
+    """Rule of the text after the prefix. It follows the prefix's tokens too."""
 
     def allow(self, mask: Mask, logits: Logits) -> None:
         """See `TokenRule`."""
@@ -166,7 +166,7 @@ class DistinctNGrams(TokenRule):
     size: int
     """n, at least 1."""
     last: tuple[int, ...] = ()
-    """The last n - 1 tokens of the output, or as many as there are."""
+    """At most the last n - 1 tokens of the output."""
     followers: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)
     """For every n - 1 tokens in the output, the tokens that have followed them."""
 
@@ -185,7 +185,7 @@ class DistinctNGrams(TokenRule):
 
 
 def begin_with(prefix_ids: tuple[int, ...], then: TokenRule | None) -> TokenRule | None:
-    """Returns the rule for an output with a prefix, which may be empty, and a rule for what follows it."""
+    """Returns the rule of an output with a prefix, possibly empty, and a rule for the rest."""
     return Prefix(prefix_ids, then) if prefix_ids else then
 
 

@@ -1,4 +1,4 @@
-"""A sequence: one prompt or source on its way through the engine, and what its caller gets.
+"""A sequence: one prompt or source on its way through the engine, and its results.
 
     WAITING ──▶ PREFILLING ──▶ RUNNING ──▶ FINISHED
        │            │             │            ▲
@@ -59,8 +59,8 @@ class TokenLogProbability:
     log_probability: float | None
     """Natural logarithm; None for the first token of a prompt."""
     top_tokens: tuple[tuple[int, float], ...] = ()
-    """The likeliest tokens at this position with their log-probabilities, the likeliest first, and behind them those of
-    `scored_token_ids` in their order."""
+    """Likeliest tokens at this position with log-probabilities, the likeliest first, followed by `scored_token_ids` in
+    their order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,13 +68,13 @@ class Hypothesis:
     """An output that a search has found."""
 
     token_ids: tuple[int, ...]
-    """Its tokens, those of the prefix included, the end of the sequence excluded."""
+    """Its tokens, including those of the prefix, without the end of the sequence."""
     output: Any
-    """What the output assembler made of them."""
+    """Output of the assembler."""
     log_probability: float
     """Sum of the natural logarithms of its tokens' probabilities, prefix and end of the sequence included."""
     score: float
-    """What hypotheses are ranked by."""
+    """Ranking score of the hypothesis."""
     num_new_tokens: int
     """Tokens produced, the end of the sequence included."""
     finish_reason: FinishReason
@@ -84,10 +84,10 @@ class Hypothesis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceResult:
-    """What became of a sequence."""
+    """Result of a sequence."""
 
     output: Any
-    """What the output assembler made of the tokens: of text, a str."""
+    """Output of the assembler; a str for text."""
     finish_reason: FinishReason
     num_new_tokens: int
     """Tokens produced, the end of the sequence included."""
@@ -103,35 +103,34 @@ class SequenceResult:
     """Tokens of the prompt that the prefix cache or another sample of the prompt had, so that they were not
     computed."""
     tokens: tuple[TokenLogProbability, ...] = ()
-    """The produced tokens if log-probabilities were asked for, without an end-of-sequence or stop token at the end."""
+    """New tokens without the final end or stop token, if log-probabilities are requested."""
     prompt_tokens: tuple[TokenLogProbability, ...] = ()
-    """The prompt's tokens, if theirs were asked for."""
+    """Tokens of the prompt, if their log-probabilities are requested."""
     hypotheses: tuple[Hypothesis, ...] = ()
-    """What a search found, the best first: as many as were asked for, or as there are. The output, finish reason,
-    number of tokens and log-probability above are those of the best. Without a search: the one output, if its alignment
-    was asked for, and otherwise none."""
+    """Hypotheses of a search, the best first, at most the requested number. Output, finish reason, number of tokens and
+    log-probability above are those of the best. Without a search: the output, if alignment is requested, or empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """What has appeared since the last delta of a stream."""
+    """New output since the last delta of a stream."""
 
     output: Any
-    """Of text: whole characters, possibly none."""
+    """For text: whole characters, possibly none."""
     num_new_tokens: int
     """Tokens produced so far."""
     tokens: tuple[TokenLogProbability, ...] = ()
-    """Those produced since the last delta, if log-probabilities were asked for."""
+    """New tokens since the last delta, if log-probabilities are requested."""
     prompt_tokens: tuple[TokenLogProbability, ...] = ()
-    """Those of a prompt that the delta repeats, if theirs were asked for."""
-    places: tuple[int, ...] = ()
-    """At which character of the text each of them begins, if the task has looked."""
+    """Tokens of an echoed prompt, if their log-probabilities are requested."""
+    text_offsets: tuple[int, ...] = ()
+    """Character offsets of these tokens in the text, if the task computes them."""
     sample: int = 0
-    """Number of the continuation among those of its prompt."""
+    """Index of the continuation among those of its prompt."""
 
 
 class Reply(Pending["SequenceResult"]):
-    """The caller's end of a sequence. For the event loop alone."""
+    """Receiving side of a sequence. For the event loop alone."""
 
     def __init__(self, assembler: OutputAssembler) -> None:
         """Joins deltas for a slow reader as the assembler of the sequence's output does."""
@@ -158,12 +157,12 @@ class Reply(Pending["SequenceResult"]):
         """Yields deltas as they appear; a slow reader gets several joined into one.
 
         Raises:
-            Exception: What ended the sequence instead of a result.
+            Exception: Error of the sequence.
         """
         while True:
             await self._arrival.wait()
             self._arrival.clear()
-            ended = self.result.done()  # read before the yield: what arrives during it belongs to the next round
+            ended = self.result.done()  # read before the yield: later arrivals belong to the next round
             if self._parts:
                 parts, self._parts = self._parts, []
                 tokens, self._tokens = tuple(self._tokens), []
@@ -177,7 +176,7 @@ class Reply(Pending["SequenceResult"]):
 
 
 class SharedPrompt:
-    """What the samples of one prompt share: the first of them computes it, the others copy its slot."""
+    """Samples of one prompt: the first computes it, the others copy its slot."""
 
     __slots__ = ("logits", "members")
 
@@ -187,7 +186,7 @@ class SharedPrompt:
         """(V,) after the prompt's last token, once it has been computed."""
 
     def reader(self) -> Sequence | None:
-        """Returns a member whose slot holds the whole prompt, if there is one."""
+        """Returns a member whose slot has the whole prompt, if there is one."""
         if self.logits is None:
             return None
         return next((member for member in self.members if member.stage is Stage.RUNNING), None)
@@ -233,11 +232,11 @@ class Sequence:
         "num_tokens_taken",
         "output",
         "parameters",
-        "place_in_queue",
         "priority",
         "prompt_digests",
         "prompt_ids",
         "prompt_tokens",
+        "queue_position",
         "reply",
         "rule",
         "search",
@@ -274,28 +273,28 @@ class Sequence:
         wants_alignment: bool = False,
         encoded: EncodedSource | None = None,
     ) -> None:
-        """Describes a sequence that is about to wait. Called on the event loop that its reply is for.
+        """Describes a sequence before it is submitted. Called on the event loop of its reply.
 
         Args:
-            prompt_ids: (T,) int64 tokens that the decoder reads first, at least one: a prompt; with a source, what the
-                decoder starts from (`bos`, a language, a task).
-            source: What the encoder reads; None for a model without an encoder.
-            parameters: How to choose tokens.
+            prompt_ids: (T,) int64 first tokens of the decoder, at least one: a prompt, or with a source the start tokens
+                (`bos`, a language, a task).
+            source: Encoder input; None for a model without an encoder.
+            parameters: Sampling parameters.
             output: Makes the output of the new tokens.
             eos_id: Token that ends the sequence.
             more_eos_ids: Further tokens that end it, where there is no search.
             deadline: When the caller stops waiting, in seconds of `time.monotonic`.
             wants_deltas: True hands the output out as it appears.
-            priority: Among those of its caller, higher ones go first.
-            caller: Who asks for it: callers take turns.
-            cache_salt: The prefix cache gives it what it has of sequences with the same one.
-            rule: Which tokens may follow, beside what the parameters say; it belongs to the engine from now on. With a
-                search it is one for beams (`TokenRule.follow`).
-            search: How to search with beams, for a sequence with a source: it takes `search.beam_size` slots, and of
-                `parameters` only `max_new_tokens` counts. None: tokens are chosen as `parameters` says.
+            priority: Priority among the caller's sequences; higher goes first.
+            caller: Its caller; callers take turns.
+            cache_salt: Isolates the prefix cache: only sequences with the same salt share it.
+            rule: Token rule, in addition to the parameters; owned by the engine afterwards. A search needs a rule for
+                beams (`TokenRule.follow`).
+            search: Beam search parameters, for a sequence with a source. It takes `search.beam_size` slots, and of
+                `parameters` only `max_new_tokens` applies. None: no beam search.
             wants_alignment: True returns each token's attention over the source, of a sequence that has one and no
                 search (a search has a parameter of its own for it).
-            encoded: What the encoder has made of the source already: `cross` of an earlier sequence.
+            encoded: Encoded source, if already computed: `cross` of an earlier sequence.
         """
         self.prompt_ids = prompt_ids
         self.source = source
@@ -319,7 +318,7 @@ class Sequence:
         self.stage = Stage.WAITING
         self.cancelled = False
         self.slot = -1
-        self.place_in_queue = (0, 0)
+        self.queue_position = (0, 0)
         self.shared_prompt: SharedPrompt | None = None
         self.prompt_digests: list[bytes] = []  # of whole chunks, for the prefix cache
         self.num_prefilled = 0
@@ -332,7 +331,7 @@ class Sequence:
         self.prompt_tokens: list[TokenLogProbability] = []
         self.log_probability = 0.0
         self.search_state: Any = None  # a `BeamBlock`, while it is searched
-        self.cross: Any = encoded  # the `EncodedSource` that the encoder made of `source`
+        self.cross: Any = encoded  # `EncodedSource` of `source`
         self.arrived_at = 0.0
         self.started_at = 0.0
         self.call = current_call()  # the next two are written where there is an observer
@@ -388,7 +387,7 @@ class Sequence:
         return None
 
     def take_tokens(self) -> tuple[TokenLogProbability, ...]:
-        """Returns the tokens since the last call, if log-probabilities were asked for."""
+        """Returns the tokens since the last call, if log-probabilities are requested."""
         taken = tuple(self.tokens[self.num_tokens_taken :])
         self.num_tokens_taken = len(self.tokens)
         return taken

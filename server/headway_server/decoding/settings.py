@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class EngineSettings(BaseModel):
-    """How many sequences an engine holds, and how it runs them."""
+    """Capacity and scheduling of an engine."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -32,4 +32,4 @@ class EngineSettings(BaseModel):
     speculation: Literal["off", "prompt-lookup"] = "off"
     """`prompt-lookup`: while a generation model runs up to eight sequences, their next tokens are drafted from what
     followed the same tokens earlier in the text, and verified together. Texts that copy get several tokens a step, and
-    every text stays the same. The weights are held twice."""
+    every text stays the same. The weights are loaded twice."""

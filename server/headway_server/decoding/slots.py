@@ -1,4 +1,4 @@
-"""What is kept of each slot beside the decoder's state, in columns that move together."""
+"""Per-slot values besides the decoder's state, in columns that move together."""
 
 from __future__ import annotations
 
@@ -37,6 +37,6 @@ class Slots:
         return column
 
     def move(self, source: int, target: int) -> None:
-        """Copies the values of a slot to another; those left in `source` mean nothing any more."""
+        """Moves the values of a slot to another; the values of `source` are invalid afterwards."""
         for column in self._columns:
             column[target] = column[source]

@@ -1,8 +1,8 @@
 """The thread that removes noise, one step after another, of images that are at different steps (docs/engine.md).
 
-A step: take in what has been submitted; drop what nobody waits for; choose whose turn it is (`turns.py`); run the
-denoiser once for all rows, each at its own time; move each latent on (`samplers.py`); hand out what has finished.
-An image that is guided takes two rows. Images join and leave between any two steps.
+A step takes submitted images, drops cancelled ones, and chooses whose turn it is (`turns.py`). It runs the denoiser
+once for all rows, each at its own time, advances each latent (`samplers.py`), and sends finished ones. An image that is
+guided takes two rows. Images join and leave between any two steps.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ TEXT: Final = "text"
 TEXT_MASK: Final = "text_mask"
 VELOCITY: Final = "velocity"
 LEAST_ROOM: Final = 2
-"""Rows that a step has room for at least: those of an image that is guided."""
+"""Minimum rows of a step: those of one guided image."""
 
 Denoise = Callable[[Mapping[str, NDArray[Any]]], Latent]
-"""Velocities (R, C, S, S) of rows: `latent` (R, C, S, S) float32, `timestep` (R,) float32, and what is drawn."""
+"""Velocities (R, C, S, S) of rows: `latent` (R, C, S, S) float32, `timestep` (R,) float32, and conditions."""
 Condition = Mapping[str, NDArray[Any]]
 """A condition, as a row of the denoiser's inputs: `label` () int64, or `text` (T, D) float32 with `text_mask` (T,)
 int64. All images of an engine have the same inputs, of the same shapes."""
@@ -51,7 +51,7 @@ class Progress(NamedTuple):
     num_made: int
     """Steps that were made."""
     image: Latent
-    """The latent of the image as it is predicted now."""
+    """Latent of the current prediction."""
 
 
 class Denoising(Pending[Latent]):
@@ -71,14 +71,14 @@ class Denoising(Pending[Latent]):
         deadline: float | None,
         wants_progress: bool = False,
     ) -> None:
-        """Makes what can be submitted.
+        """Makes an image's denoising.
 
         Args:
             trajectory: At its beginning.
-            condition: What the image is conditioned on.
+            condition: Condition of the image.
             other_condition: The negative condition of guidance.
-            guidance: Scale of classifier-free guidance; at 1 there is none, and `other_condition` is not read.
-            deadline: When the caller stops waiting, by `time.monotonic`.
+            guidance: Scale of classifier-free guidance; 1 disables it, and `other_condition` is not read.
+            deadline: End of the caller's wait, in seconds of `time.monotonic`.
             wants_progress: True for progress after each step.
         """
         super().__init__()
@@ -94,7 +94,7 @@ class Denoising(Pending[Latent]):
         self.arrived_at = self.started_at = self.finished_at = 0.0
 
     def end(self, outcome: Latent | BaseException) -> None:
-        """See `Pending`; wakes who reads its progress."""
+        """See `Pending`; wakes the reader of its progress."""
         super().end(outcome)
         self.arrival.set()
 
@@ -118,7 +118,7 @@ class Denoising(Pending[Latent]):
 
 
 class DenoisingEngine(SteppingWorker[tuple[list[Denoising], str]]):
-    """Runs drawings through a denoiser."""
+    """Runs images through a denoiser."""
 
     def __init__(
         self,
@@ -133,9 +133,9 @@ class DenoisingEngine(SteppingWorker[tuple[list[Denoising], str]]):
 
         Args:
             denoise: Runs the model. Only the engine's thread calls it.
-            max_rows: Most rows of a step, `LEAST_ROOM` at least.
+            max_rows: Maximum rows of a step, at least `LEAST_ROOM`.
             model: For the thread, the log and the observer.
-            busy_lanes: Counts the engine among those that share the cores; None: it shares them with nobody.
+            busy_lanes: Counter of the lanes that share the cores; None: the engine has them alone.
             observer: Notified of every step and of images that leave the queue.
         """
         assert max_rows >= LEAST_ROOM, "the settings check it"
@@ -153,54 +153,54 @@ class DenoisingEngine(SteppingWorker[tuple[list[Denoising], str]]):
 
     @property
     def has_work(self) -> bool:
-        """True if there is any drawing."""
+        """True if there are images."""
         return len(self._turns) > 0
 
     def usage(self) -> ModelUsage:
-        """Returns how many images wait for their first step, and the rows of the present one."""
+        """Returns the number of images waiting for their first step, and the rows of the current step."""
         return ModelUsage(num_waiting=self._num_waiting, num_slots=self._max_rows, num_used_slots=self._num_running)
 
     @property
     def _num_waiting(self) -> int:
         return max(0, len(self._turns) - self._num_started)
 
-    async def run(self, drawings: Sequence[Denoising], caller: str = "") -> list[Latent]:
-        """Waits for the latents of a call's images. When one fails, or the caller goes, all of them end.
+    async def run(self, denoisings: Sequence[Denoising], caller: str = "") -> list[Latent]:
+        """Waits for the latents of a call's images. If one fails, or the caller disconnects, all are cancelled.
 
         Raises:
             DeadlineError: The deadline passed.
             DrainingError: The engine was closed.
             DenoisingError: The model could not be run.
         """
-        self._submit_drawings(drawings, caller)
+        self._submit_denoisings(denoisings, caller)
         try:
-            return await asyncio.gather(*(drawing.result for drawing in drawings))
+            return await asyncio.gather(*(denoising.result for denoising in denoisings))
         finally:
-            _cancel(drawings)
+            _cancel(denoisings)
 
-    async def stream(self, drawing: Denoising, caller: str = "") -> AsyncGenerator[Progress, None]:
-        """Yields the progress of an image; a slow reader gets the newest step alone. Its `result` is done afterwards.
+    async def stream(self, denoising: Denoising, caller: str = "") -> AsyncGenerator[Progress, None]:
+        """Yields the progress of an image; a slow reader gets only the newest step. Its `result` is set afterwards.
 
         Errors are those of `run`.
         """
-        self._submit_drawings([drawing], caller)
+        self._submit_denoisings([denoising], caller)
         try:
-            while not drawing.result.done():
-                await drawing.arrival.wait()
-                drawing.arrival.clear()
-                progress, drawing.progress = drawing.progress, None
+            while not denoising.result.done():
+                await denoising.arrival.wait()
+                denoising.arrival.clear()
+                progress, denoising.progress = denoising.progress, None
                 if progress is not None:
                     yield progress
-            drawing.result.result()
+            denoising.result.result()
         finally:
-            _cancel([drawing])
+            _cancel([denoising])
 
-    def _submit_drawings(self, drawings: Sequence[Denoising], caller: str) -> None:
-        """Hands drawings to the thread; on the event loop."""
+    def _submit_denoisings(self, denoisings: Sequence[Denoising], caller: str) -> None:
+        """Hands denoisings to the thread; on the event loop."""
         now = time.monotonic()
-        for drawing in drawings:
-            drawing.arrived_at = now
-        self._submit(drawings, (list(drawings), caller))
+        for denoising in denoisings:
+            denoising.arrived_at = now
+        self._submit(denoisings, (list(denoisings), caller))
 
     def _take_in(self, message: tuple[list[Denoising], str]) -> None:
         self._turns.add(*message)
@@ -209,101 +209,103 @@ class DenoisingEngine(SteppingWorker[tuple[list[Denoising], str]]):
         self._turns.remove(self._turns.members())
 
     def _step(self) -> None:
-        """Drops what nobody waits for, and makes one step of those whose turn it is."""
+        """Drops cancelled images, and makes one step of the images whose turn it is."""
         self._drop_unwanted()
         chosen = self._turns.take(self._max_rows)
         if not chosen:
             return
         started = time.monotonic()
-        for drawing in chosen:
-            if not drawing.started_at:
-                drawing.started_at = started
+        for denoising in chosen:
+            if not denoising.started_at:
+                denoising.started_at = started
                 self._num_started += 1
-                self._report_left(drawing, "started", started)
-        self._num_running = sum(drawing.num_rows for drawing in chosen)
+                self._report_left(denoising, "started", started)
+        self._num_running = sum(denoising.num_rows for denoising in chosen)
         ends: list[tuple[Denoising, Latent | Exception]] = []
         parts: list[tuple[Denoising, Progress]] = []
         try:
             velocities = self._velocities(chosen)
-        except BaseException as error:  # whatever it is, the callers of this step get it, and the thread goes on
+        except BaseException as error:  # the step's callers get any error, and the thread continues
             if not is_failure(error):
                 raise
             _log.error("a denoising step failed", model=self._model.name, num_images=len(chosen), exc_info=error)
-            ends = [(drawing, run_error(DenoisingError)) for drawing in chosen]
+            ends = [(denoising, run_error(DenoisingError)) for denoising in chosen]
         else:
             finished = time.monotonic()
             self._report_step(finished - started)
-            for drawing, velocity in zip(chosen, velocities, strict=True):
-                self._move(drawing, velocity, parts, ends, finished)
+            for denoising, velocity in zip(chosen, velocities, strict=True):
+                self._move(denoising, velocity, parts, ends, finished)
         self._num_running = 0
-        self._leave([drawing for drawing, _ in ends])
+        self._leave([denoising for denoising, _ in ends])
         if parts or ends:
             self._post(_deliver, parts, ends)
 
     def _velocities(self, chosen: Sequence[Denoising]) -> list[Latent]:
         """Runs the model once for all rows, and applies guidance; returns a velocity for each image."""
-        rows = [(drawing, drawing.condition) for drawing in chosen]
-        rows += [(drawing, drawing.other_condition) for drawing in chosen if drawing.is_guided]
+        rows = [(denoising, denoising.condition) for denoising in chosen]
+        rows += [(denoising, denoising.other_condition) for denoising in chosen if denoising.is_guided]
         found = self._denoise(
             {
-                LATENT: np.stack([drawing.trajectory.latent for drawing, _ in rows]),
-                TIMESTEP: np.array([drawing.trajectory.time for drawing, _ in rows], np.float32),
+                LATENT: np.stack([denoising.trajectory.latent for denoising, _ in rows]),
+                TIMESTEP: np.array([denoising.trajectory.time for denoising, _ in rows], np.float32),
                 **{name: np.stack([condition[name] for _, condition in rows]) for name in rows[0][1]},
             }
         )
         others = iter(found[len(chosen) :])
         return [
-            guide(velocity, next(others), drawing.guidance) if drawing.is_guided else velocity
-            for drawing, velocity in zip(chosen, found, strict=False)
+            guide(velocity, next(others), denoising.guidance) if denoising.is_guided else velocity
+            for denoising, velocity in zip(chosen, found, strict=False)
         ]
 
     def _move(
         self,
-        drawing: Denoising,
+        denoising: Denoising,
         velocity: Latent,
         parts: list[tuple[Denoising, Progress]],
         ends: list[tuple[Denoising, Latent | Exception]],
         now: float,
     ) -> None:
-        """Moves a drawing on by a step, and notes what is to be handed out."""
-        trajectory = drawing.trajectory
+        """Advances a denoising by a step, and collects its results."""
+        trajectory = denoising.trajectory
         image = trajectory.advance(velocity)
         if not np.isfinite(trajectory.latent).all():
             _log.error("a latent is not finite", model=self._model.name, step=trajectory.num_made)
-            ends.append((drawing, run_error(DenoisingError)))
+            ends.append((denoising, run_error(DenoisingError)))
             return
-        if drawing.wants_progress:
-            parts.append((drawing, Progress(trajectory.num_made, image)))
+        if denoising.wants_progress:
+            parts.append((denoising, Progress(trajectory.num_made, image)))
         if trajectory.is_finished:
-            drawing.finished_at = now
-            ends.append((drawing, trajectory.latent))
+            denoising.finished_at = now
+            ends.append((denoising, trajectory.latent))
 
     def _drop_unwanted(self) -> None:
-        """Takes out drawings whose caller has gone or whose deadline has passed."""
+        """Removes denoisings whose caller has disconnected or whose deadline has passed."""
         now = time.monotonic()
         late: list[tuple[Denoising, Latent | Exception]] = []
         gone: list[Denoising] = []
-        for drawing in self._turns.members():
-            if drawing.cancelled:
-                gone.append(drawing)
-            elif drawing.deadline <= now:
-                made, count = drawing.trajectory.num_made, drawing.trajectory.num_steps
+        for denoising in self._turns.members():
+            if denoising.cancelled:
+                gone.append(denoising)
+            elif denoising.deadline <= now:
+                made, count = denoising.trajectory.num_made, denoising.trajectory.num_steps
                 error = DeadlineError(f"the deadline passed after {made} of {count} steps")
-                late.append((drawing, error))
-        for drawing in (*gone, *(one for one, _ in late)):
-            if not drawing.started_at:
-                self._report_left(drawing, "cancelled" if drawing.cancelled else "expired", now)
-        self._leave([*gone, *(drawing for drawing, _ in late)])
+                late.append((denoising, error))
+        for denoising in (*gone, *(one for one, _ in late)):
+            if not denoising.started_at:
+                self._report_left(denoising, "cancelled" if denoising.cancelled else "expired", now)
+        self._leave([*gone, *(denoising for denoising, _ in late)])
         if late:
             self._post(_deliver, [], late)
 
-    def _leave(self, drawings: Sequence[Denoising]) -> None:
-        self._num_started -= sum(1 for drawing in drawings if drawing.started_at)
-        self._turns.remove(drawings)
+    def _leave(self, denoisings: Sequence[Denoising]) -> None:
+        self._num_started -= sum(1 for denoising in denoisings if denoising.started_at)
+        self._turns.remove(denoisings)
 
-    def _report_left(self, drawing: Denoising, reason: Literal["started", "expired", "cancelled"], now: float) -> None:
+    def _report_left(
+        self, denoising: Denoising, reason: Literal["started", "expired", "cancelled"], now: float
+    ) -> None:
         if self._observer is not NO_OBSERVER:
-            waited = now - drawing.arrived_at
+            waited = now - denoising.arrived_at
             self._observer.left_queue(
                 QueueEvent(model=self._model, queue_s=waited, reason=reason, num_waiting=self._num_waiting)
             )
@@ -323,16 +325,16 @@ class DenoisingEngine(SteppingWorker[tuple[list[Denoising], str]]):
 
 
 def _deliver(parts: Sequence[tuple[Denoising, Progress]], ends: Sequence[tuple[Denoising, Latent | Exception]]) -> None:
-    """Hands out what steps have brought; on the event loop."""
-    for drawing, progress in parts:
-        drawing.progress = progress
-        drawing.arrival.set()
-    for drawing, outcome in ends:
-        drawing.end(outcome)
+    """Sends the results of steps; on the event loop."""
+    for denoising, progress in parts:
+        denoising.progress = progress
+        denoising.arrival.set()
+    for denoising, outcome in ends:
+        denoising.end(outcome)
 
 
-def _cancel(drawings: Iterable[Denoising]) -> None:
-    """Makes drawings that are not finished leave the engine before its next step."""
-    for drawing in drawings:
-        drawing.cancelled = True
-        drawing.result.cancel()  # nobody reads a result that comes now; one that is there stays
+def _cancel(denoisings: Iterable[Denoising]) -> None:
+    """Makes denoisings that are not finished leave the engine before its next step."""
+    for denoising in denoisings:
+        denoising.cancelled = True
+        denoising.result.cancel()  # no effect on a finished result

@@ -1,9 +1,9 @@
 """Samplers: from noise to an image's latent, step by step, in NumPy.
 
-A latent x and noise e are mixed at a time t from 0 to 1 as a(t) x + s(t) e, with a(t) = cos(pi t / 2) and
-s(t) = sin(pi t / 2). A model predicts the velocity v = a(t) e - s(t) x (Salimans and Ho 2022, appendix D), which is
-dx(t) / d(angle) too. Each sampler solves that differential equation its own way. None of them draws random numbers
-after the first, and each row is computed by itself, so an image follows from its seed alone.
+At a time t from 0 to 1, a latent x and noise e are mixed as a(t) x + s(t) e. Here a(t) = cos(pi t / 2) and s(t) =
+sin(pi t / 2). A model predicts the velocity v = a(t) e - s(t) x (Salimans and Ho 2022, appendix D), which is dx(t) /
+d(angle) too. Each sampler solves that differential equation its own way. None of them draws random numbers after the
+first, and each row is computed by itself, so an image follows from its seed alone.
 
 Shapes: a latent is (C, S, S) float32.
 """
@@ -46,51 +46,51 @@ def step_times(num_steps: int, strength: float = 1.0) -> list[float]:
 
 
 def draw_noise(seed: int, shape: tuple[int, ...]) -> Latent:
-    """Draws noise, a function of its arguments alone: `seed` from 0 to 2^64 - 1, and the shape of a latent."""
+    """Draws noise in the shape of a latent, deterministically from `seed`, 0 to 2^64 - 1."""
     generator = np.random.Generator(np.random.Philox(key=seed))
     return generator.standard_normal(shape, np.float32)
 
 
 def mix(latent: Latent, noise: Latent, time: float) -> Latent:
-    """Adds noise to a latent, as it is at a time."""
+    """Adds the noise of a time to a latent."""
     return _scale(latent, _signal(time)) + _scale(noise, _noise(time))
 
 
 def guide(conditional: Latent, unconditional: Latent, scale: float) -> Latent:
-    """Returns the velocity away from what is not wanted (Ho and Salimans 2022, equation 6, whose w is scale - 1)."""
+    """Returns the guided velocity (Ho and Salimans 2022, equation 6, whose w is scale - 1)."""
     return unconditional + _scale(conditional - unconditional, scale)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptArea:
+class PreservedArea:
     """Where a latent is replaced by that of an image, with the noise of its time (Lugmayr et al. 2022, 4.1)."""
 
-    is_kept: NDArray[np.bool_]
+    is_preserved: NDArray[np.bool_]
     """(1, S, S)"""
     latent: Latent
     noise: Latent
 
     def put_into(self, latent: Latent, time: float) -> Latent:
         """Returns a latent at a time, with the area as it was in the image."""
-        return np.where(self.is_kept, mix(self.latent, self.noise, time), latent)
+        return np.where(self.is_preserved, mix(self.latent, self.noise, time), latent)
 
 
 class Trajectory:
     """A latent on its way through the steps of a sampler."""
 
     def __init__(
-        self, latent: Latent, times: list[float], sampler: DiffusionSampler, kept: KeptArea | None = None
+        self, latent: Latent, times: list[float], sampler: DiffusionSampler, preserved: PreservedArea | None = None
     ) -> None:
         """Begins.
 
         Args:
             latent: At the first of the times.
-            times: Of the steps (`step_times`), two at least.
+            times: Times of the steps (`step_times`), at least two.
             sampler: Makes them.
-            kept: What is put back after each step; None: nothing.
+            preserved: Area restored after each step; None: none.
         """
         self.latent = latent
-        self._kept = kept
+        self._preserved = preserved
         self._times = times
         self._sampler = sampler
         self._image: Latent | None = None  # as it was predicted in the step before
@@ -121,10 +121,10 @@ class Trajectory:
         """Makes a step.
 
         Args:
-            velocity: Of the latent at its time.
+            velocity: Velocity of the latent at its time.
 
         Returns:
-            The latent of the image as it is predicted now.
+            Latent of the current prediction.
         """
         time, following = self.time, self.next_time
         image = _scale(self.latent, _signal(time)) - _scale(velocity, _noise(time))
@@ -137,8 +137,8 @@ class Trajectory:
                 self.latent = self.latent - _scale(velocity, (time - following) * _QUARTER_TURN)
             case DiffusionSampler.DPM_SOLVER_PP_2M:
                 self.latent = self._second_order(image, time, following)
-        if self._kept is not None:
-            self.latent = self._kept.put_into(self.latent, following)
+        if self._preserved is not None:
+            self.latent = self._preserved.put_into(self.latent, following)
         self._image = image
         self.num_made += 1
         return image
@@ -146,8 +146,8 @@ class Trajectory:
     def _second_order(self, image: Latent, time: float, following: float) -> Latent:
         """A step of DPM-Solver++(2M).
 
-        It is of first order where it begins or ends at infinite signal-to-noise ratios: there is nothing to go by at
-        the first step, and the last one is to the predicted image.
+        It is of first order at infinite signal-to-noise ratios: the first step has no earlier prediction, and the last
+        one gives the predicted image.
         """
         estimate = image
         if self._image is not None and following > 0:

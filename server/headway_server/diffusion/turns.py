@@ -1,8 +1,8 @@
 """Which images take part in a step: start-time fair queueing, step by step (Goyal, Vin, Cheng 1996).
 
-Every step has room for so many rows. Callers take turns by the rows that they have had, and so do the calls of one
-caller; the images of a call go in order. One that gets all it asks for gathers no debt: it is set to the least time
-of those that were left out. So a long call delays a short one by no more than its share, and the other way round.
+Every step has a maximum number of rows. Callers take turns by the rows that they have used, and so do the calls of one
+caller; the images of a call go in order. One that gets all it asks for gathers no debt: it is set to the least time of
+those that were left out. So a long call delays a short one by no more than its share, and the other way round.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Rows(Protocol):
-    """What takes rows of a step."""
+    """A member of a step, with a number of rows."""
 
     @property
     def num_rows(self) -> int:
@@ -23,7 +23,7 @@ RowsType = TypeVar("RowsType", bound=Rows)
 
 
 class _Call(Generic[RowsType]):
-    """What one call brings, in order, and the rows that it has had."""
+    """Members of one call, in order, and the rows it has used."""
 
     def __init__(self, members: Sequence[RowsType]) -> None:
         self.members = list(members)
@@ -53,7 +53,7 @@ class Turns(Generic[RowsType]):
         return f"Turns({self._num_members} of {len(self._callers)} callers)"
 
     def add(self, members: Sequence[RowsType], caller: str) -> None:
-        """Adds what a call brings."""
+        """Adds the members of a call."""
         self._callers.setdefault(caller, _Caller()).calls.append(_Call(members))
         self._num_members += len(members)
 
@@ -62,7 +62,7 @@ class Turns(Generic[RowsType]):
         return [one for caller in self._callers.values() for call in caller.calls for one in call.members]
 
     def remove(self, members: Iterable[RowsType]) -> None:
-        """Takes out what is finished, or is not wanted any more."""
+        """Removes finished and cancelled members."""
         gone = {id(one) for one in members}
         if not gone:
             return
@@ -75,7 +75,7 @@ class Turns(Generic[RowsType]):
         self._num_members = sum(len(call.members) for caller in self._callers.values() for call in caller.calls)
 
     def take(self, max_rows: int) -> list[RowsType]:
-        """Chooses what takes part in a step of at most `max_rows`, which each member fits in by itself."""
+        """Chooses the members of a step of at most `max_rows`; each member fits alone."""
         chosen: list[RowsType] = []
         room = max_rows
         for caller in self._callers.values():
@@ -111,7 +111,7 @@ def _is_left(call: _Call[RowsType]) -> bool:
 
 
 def _settle(flows: Iterable[_Timed], left: Sequence[_Timed]) -> None:
-    """Counts times from the least of those that were left out, where newcomers begin too; the others catch up."""
+    """Subtracts the least time of the members left out, at which new callers start; the others catch up."""
     least = min(map(_time, left), default=None)
     for flow in flows:
         flow.time = 0 if least is None else max(flow.time - least, 0)

@@ -1,6 +1,6 @@
 """Metrics in Prometheus' format, with their own port and thread.
 
-Each thread that reports events counts in its own cells, without a lock: an observation is a search of the bucket and
+Each thread that reports events counts in its own cells, without a lock. An observation is a search of the bucket and
 two additions, a quarter of the cost of the library's counters. A scrape adds up the cells of all threads, and reads the
 gauges (queues, slots, states of models) from the server.
 """
@@ -163,24 +163,22 @@ _STATE = Family(
 )
 _STALLED = Family(
     "headway_model_stalled_seconds",
-    "For how long what a model runs has made no progress; 0 where nothing runs.",
+    "Seconds since the last progress of a model's running work; 0 without any.",
     is_gauge=True,
 )
 _WAITING = Family("headway_inputs_waiting", "Inputs that wait to be computed.", is_gauge=True)
 _SLOTS = Family("headway_slots", "Slots of a model that decodes.", is_gauge=True)
-_USED_SLOTS = Family("headway_slots_used", "Slots that hold a sequence.", is_gauge=True)
+_USED_SLOTS = Family("headway_slots_used", "Slots with a sequence.", is_gauge=True)
 _POSITIONS = Family(
     "headway_kv_cache_positions", "Tokens that the keys and values of all slots have room for.", is_gauge=True
 )
 _CACHE_LOOKUPS = Family(
     "headway_cache_lookups",
-    "How often something kept was asked for, by what is kept: label_vectors, image_outputs, prepared_images.",
+    "Lookups by cache: label_vectors, image_outputs, prepared_images.",
     (*_MODEL, "cache", "result"),
 )
-_CACHE_BYTES = Family("headway_cache_bytes", "Bytes that are kept of it.", (*_MODEL, "cache"), is_gauge=True)
-_USED_POSITIONS = Family(
-    "headway_kv_cache_positions_used", "Tokens whose keys and values the slots hold.", is_gauge=True
-)
+_CACHE_BYTES = Family("headway_cache_bytes", "Bytes of the entries by cache.", (*_MODEL, "cache"), is_gauge=True)
+_USED_POSITIONS = Family("headway_kv_cache_positions_used", "Tokens with keys and values in the slots.", is_gauge=True)
 
 _WORKERS = Family("headway_workers", "Processes of the server that answer calls.", (), is_gauge=True)
 _RESTARTS = Family("headway_worker_restarts", "Workers that ended by themselves and were replaced.", ())
@@ -204,9 +202,9 @@ _LOOKING_PATHS: Final = re.compile(
 
 @lru_cache(maxsize=256)
 def is_look(method: str) -> bool:
-    """True of what only tells of the server and its models, which pages and probes ask for again and again.
+    """Returns True for methods that only describe the server and its models, polled by pages and probes.
 
-    It counts as no call: on a server that does little, those who watch it would make most of its figures.
+    They do not count as calls: on an idle server polling would dominate the metrics.
 
     Args:
         method: Full name of an RPC, `/package.Service/Method`, or path of a route.

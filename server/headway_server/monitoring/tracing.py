@@ -49,20 +49,20 @@ class _Seldom(logging.Filter):
     def __init__(self) -> None:
         super().__init__()
         self._lock = threading.Lock()
-        self._told_at = -_LOG_INTERVAL_S
+        self._logged_at = -_LOG_INTERVAL_S
         self._num_left_out = 0
 
     def filter(self, record: logging.LogRecord) -> bool:
         """See `logging.Filter`."""
         with self._lock:
             now = time.monotonic()
-            if now - self._told_at < _LOG_INTERVAL_S:
+            if now - self._logged_at < _LOG_INTERVAL_S:
                 self._num_left_out += 1
                 return False
             if self._num_left_out:
                 record.msg = f"{record.getMessage()} ({self._num_left_out} similar lines before were suppressed)"
                 record.args = ()
-            self._told_at, self._num_left_out = now, 0
+            self._logged_at, self._num_left_out = now, 0
             return True
 
 

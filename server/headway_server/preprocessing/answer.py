@@ -1,4 +1,4 @@
-"""The parts of an answer: what the model thinks, what it says, and the tools that it calls."""
+"""Parts of an answer: reasoning, text and tool calls."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class AnswerReader:
         """Reads the text of an answer.
 
         Args:
-            reasoning: How the model marks its thinking; None: it does not, or the text shows the marks.
+            reasoning: The model's reasoning delimiters; None: it has none, or the text includes them.
             calls: How the model calls tools; None: it is offered none.
         """
         self._reasoning = None if reasoning is None else ReasoningReader(reasoning)
         self._calls = None if calls is None else CallReader(calls)
 
     def feed(self, text: str) -> Iterator[AnswerPart]:
-        """Takes a further part of the text; yields what is known of it now."""
+        """Takes a further part of the text; yields the complete parts."""
         yield from self._read([Said(text)] if self._reasoning is None else self._reasoning.feed(text))
 
     def end(self) -> Iterator[AnswerPart]:
-        """Yields what was held back, since it might have been the beginning of a mark or of a call."""
+        """Yields the pending rest, which might have begun a delimiter or a call."""
         if self._reasoning is not None:
             yield from self._read(self._reasoning.end())
         if self._calls is not None:
@@ -53,7 +53,7 @@ class AnswerReader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadAnswer:
-    """A whole answer, or what several parts of it say."""
+    """A complete answer, or the joined content of several parts."""
 
     reasoning: str
     text: str
@@ -79,7 +79,7 @@ class ReadAnswer:
 
 
 def read_answer(text: str, *, reasoning: ReasoningForm | None, calls: CallForm | None) -> ReadAnswer:
-    """Reads a whole answer; arguments are those of `AnswerReader`."""
+    """Reads a complete answer; args are those of `AnswerReader`."""
     reader = AnswerReader(reasoning=reasoning, calls=calls)
     return ReadAnswer.of(part for parts in (reader.feed(text), reader.end()) for part in parts)
 

@@ -3,7 +3,7 @@
 A header can declare hours in a few bytes, and a few bytes of FLAC can encode minutes of silence. So the format is
 identified by its first bytes before a decoder sees it, and the header's channels and rate are checked against limits.
 Samples are decoded block by block and counted, whatever the header declares. Each block is mixed and resampled before
-the next: memory holds only mono audio at the model's rate.
+the next: only mono audio at the model's rate is in memory.
 
 N samples, F frames, M mel bins, W samples of a Fourier transform.
 """
@@ -102,7 +102,7 @@ class AudioDecoder:
 
         Args:
             data: WAV, FLAC, OGG or MP3.
-            field: What the request calls it.
+            field: Its name in the request.
 
         Raises:
             InvalidInputError: The format is unsupported, or the audio is damaged, empty or past a limit.
@@ -208,34 +208,34 @@ def _with_sizes(data: bytes) -> bytes:
     """Returns a WAV file with true sizes in its header, which a file written to a pipe lacks."""
     if data[:4] != b"RIFF" or data[8:12] != b"WAVE" or int.from_bytes(data[4:8], "little") == len(data) - 8:
         return data
-    place = 12
+    position = 12
     for _ in range(_MAX_CHUNKS):
-        if data[place : place + 4] in (b"data", b""):
+        if data[position : position + 4] in (b"data", b""):
             break
-        place += 8 + (size := int.from_bytes(data[place + 4 : place + 8], "little")) + size % 2
-    start = place + 8
+        position += 8 + (size := int.from_bytes(data[position + 4 : position + 8], "little")) + size % 2
+    start = position + 8
     if (
-        data[place : place + 4] != b"data"
+        data[position : position + 4] != b"data"
         or len(data) < start
-        or int.from_bytes(data[place + 4 : start], "little") not in _NO_SIZES
+        or int.from_bytes(data[position + 4 : start], "little") not in _NO_SIZES
     ):
         return data
     sizes = [size.to_bytes(4, "little") for size in (len(data) - 8, len(data) - start)]
-    return b"".join((data[:4], sizes[0], data[8 : place + 4], sizes[1], data[start:]))
+    return b"".join((data[:4], sizes[0], data[8 : position + 4], sizes[1], data[start:]))
 
 
 def _links(data: bytes) -> Iterator[bytes]:
     """Yields the chained files of an OGG file (RFC 3533); any other file as it is."""
-    start = place = 0
+    start = position = 0
     was_first = True
-    while data[place : place + 4] == b"OggS" and len(data) > place + 26:
-        is_first = bool(data[place + 5] & _FIRST_PAGE)
+    while data[position : position + 4] == b"OggS" and len(data) > position + 26:
+        is_first = bool(data[position + 5] & _FIRST_PAGE)
         if is_first and not was_first:
-            yield data[start:place]
-            start = place
+            yield data[start:position]
+            start = position
         was_first = is_first
-        num_segments = data[place + 26]
-        place += 27 + num_segments + sum(data[place + 27 : place + 27 + num_segments])
+        num_segments = data[position + 26]
+        position += 27 + num_segments + sum(data[position + 27 : position + 27 + num_segments])
     yield data[start:] if start else data
 
 

@@ -3,13 +3,13 @@
 The template is a program trusted by the operator, as the graphs are. It runs in Jinja's immutable sandbox, as in
 transformers (`template.py`), with limits of its output and its time.
 
-Users' text is not trusted: "<|im_end|>" in it must stay text. So before the template runs, every character of users'
-text with which a special token begins or ends is replaced by a twin: a symbol that is rare in text and that Python
+Users' text is not trusted: "<|im_end|>" in it must stay text. Before the template runs, every character of users' text
+with which a special token begins or ends is replaced by a twin. A twin is a symbol that is rare in text and that Python
 prints unchanged. Special tokens in the template's output are then its own. Each becomes one stand-in character, twins
 are restored, and the tokenizer recognizes special tokens only by their stand-ins. Otherwise the tokenizer is the
 bundle's, so for ordinary conversations the ids are those of the written prompt.
 
-Assistant turns count as the model's own text. They keep tokens that mark reasoning, such as `</think>`, at which
+Assistant turns count as the model's own text. They keep tokens that delimit reasoning, such as `</think>`, at which
 templates cut earlier turns.
 """
 
@@ -34,7 +34,7 @@ from tokenizers import Tokenizer
 from headway_server.bundles.manifest import SpecialTokens
 from headway_server.errors import BundleError, InvalidInputError, MachineBusyError, no_panics
 from headway_server.preprocessing.pool import text_pool
-from headway_server.preprocessing.reasoning import ReasoningForm, marks_thinking
+from headway_server.preprocessing.reasoning import ReasoningForm, is_reasoning_token
 from headway_server.preprocessing.template import (
     CPU_LIMIT_S,
     MAX_TEXT_LENGTH,
@@ -151,7 +151,7 @@ class ChatTemplate:
 
     @property
     def reasoning_form(self) -> ReasoningForm | None:
-        """The model's marks of reasoning; None if its template has none."""
+        """The model's reasoning delimiters; None if its template has none."""
         return self._reasoning
 
     def check_variables(self, variables: Mapping[str, Any], field: str) -> None:
@@ -178,7 +178,8 @@ class ChatTemplate:
         Args:
             file: The template.
             tokenizer_file: The bundle's `tokenizer.json`.
-            special_tokens: Of the bundle: a template knows `bos`, `eos`, `pad` and `unk` as `bos_token` and so on.
+            special_tokens: Special tokens of the bundle; templates see `bos`, `eos`, `pad` and `unk` as `bos_token` and
+                so on.
 
         Raises:
             BundleError: It is too large, is not a template, or does not work with the tokenizer.
@@ -280,7 +281,7 @@ class ChatTemplate:
             raise InvalidInputError(
                 field, f"is too long for the model's chat template, which {error}; leave out older turns"
             ) from None
-        except Exception as error:  # what a wrong template leads to can be of any kind
+        except Exception as error:  # templates may raise any error
             given = {
                 "tools": bool(tools),
                 "calls of tools": any(turn.tool_calls or turn.role == "tool" for turn in turns),
@@ -347,7 +348,7 @@ class ChatTemplate:
             except RefusedConversationError as error:
                 refusals.append(str(error))
                 continue
-            except Exception as error:  # what a wrong template leads to can be of any kind
+            except Exception as error:  # templates may raise any error
                 raise self._failure(error) from error
             expected = tokenizer.encode(prompt.text, add_special_tokens=False).ids
             if prompt.input_ids.tolist() != expected:
@@ -368,16 +369,16 @@ class _ControlTokens:
     """Tokens reserved for the template, and a tokenizer that recognizes them only by stand-ins.
 
     These are the tokenizer's special tokens, and further added tokens in the template. An added token that the template
-    looks for in content, such as `<tool_response>`, is allowed in both. Tokens that mark reasoning are for the template
-    and for assistant turns, which are the model's own text.
+    looks for in content, such as `<tool_response>`, is allowed in both. Tokens that delimit reasoning are for the
+    template and for assistant turns, which are the model's own text.
     """
 
     def __init__(self, tokenizer: Tokenizer, source: str, parsed: nodes.Template, file: Path) -> None:
         added = tokenizer.get_added_tokens_decoder()
         looked_for = set(_texts_looked_for(parsed))
         named = {token.content for token in added.values() if token.content in source and not token.content.isspace()}
-        marks = {token.content for token in added.values() if marks_thinking(token.content)}
-        of_template = (named - looked_for) | (marks if marks & named else set())
+        delimiters = {token.content for token in added.values() if is_reasoning_token(token.content)}
+        of_template = (named - looked_for) | (delimiters if delimiters & named else set())
         control = sorted(index for index, token in added.items() if token.special or token.content in of_template)
         self._stand_ins = {added[token_id].content: chr(_FIRST_STAND_IN + n) for n, token_id in enumerate(control)}
         self._control = _any_of(self._stand_ins)
@@ -399,7 +400,7 @@ class _ControlTokens:
             and not any(text in token or token in text for token in self._stand_ins)
         ]
         self._disguised = _any_of([*kept, *self._twins])
-        self._own = _any_of([*kept, *self._twins, *(marks & self._stand_ins.keys())])
+        self._own = _any_of([*kept, *self._twins, *(delimiters & self._stand_ins.keys())])
         try:
             self._tokenizer = Tokenizer.from_str(json.dumps(self._renamed(json.loads(tokenizer.to_str()))))
         except Exception as error:  # the library raises bare Exception
@@ -407,14 +408,14 @@ class _ControlTokens:
         for token_id in control:
             found = self._tokenizer.token_to_id(self._stand_ins[added[token_id].content])
             if found != token_id:
-                raise BundleError(f"{file}: holds the added token {added[token_id].content} twice; remove one")
+                raise BundleError(f"{file}: has the added token {added[token_id].content} twice; remove one")
 
     def disguise(self, content: str) -> str:
         """Puts twins into users' text, except in texts that the template looks for."""
         return self._disguised.sub(self._twin, content.translate(self._forged))
 
     def disguise_own(self, content: str) -> str:
-        """Puts twins into the model's text, except in marks of reasoning as well."""
+        """Puts twins into the model's text, except in reasoning delimiters as well."""
         return self._own.sub(self._twin, content.translate(self._forged))
 
     def _twin(self, found: re.Match[str]) -> str:
@@ -426,9 +427,11 @@ class _ControlTokens:
 
     def read(self, written: str) -> ChatPrompt:
         """Encodes the template's output."""
-        told_apart = self.restore(self._control.sub(lambda match: self._stand_ins[match[0]], written))
+        distinguished = self.restore(self._control.sub(lambda match: self._stand_ins[match[0]], written))
         with no_panics():
-            (encoding,) = self._tokenizer.encode_batch_fast([told_apart], add_special_tokens=False)  # without the GIL
+            (encoding,) = self._tokenizer.encode_batch_fast(
+                [distinguished], add_special_tokens=False
+            )  # without the GIL
         return ChatPrompt(text=self.restore(written), input_ids=np.asarray(encoding.ids, np.int64))
 
     def _renamed(self, content: dict[str, Any]) -> dict[str, Any]:

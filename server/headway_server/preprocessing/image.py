@@ -158,7 +158,7 @@ class ImagePreprocessor:
 
         Args:
             images: Encoded images.
-            fields: What the request calls each of them, such as `images[3]`, for messages.
+            fields: Name of each in the request, such as `images[3]`, for error messages.
 
         Raises:
             InvalidInputError: An image is empty, too large, damaged, or none.
@@ -287,7 +287,7 @@ async def check_headers(images: Sequence[bytes], fields: Sequence[str], limits: 
 
     Args:
         images: Encoded images.
-        fields: What the request calls each of them, for messages.
+        fields: Name of each in the request, for error messages.
         limits: Sizes past which an image is refused.
 
     Raises:
@@ -315,7 +315,7 @@ class _Gate:
 
     @contextmanager
     def reserve(self, num_pixels: int, limit: int) -> Iterator[None]:
-        """Waits for room for so many pixels, and takes it. An image above the limit passes alone."""
+        """Reserves `num_pixels`, after waiting for room. An image above the limit runs alone."""
         with self._turn, self._changed:
             self._changed.wait_for(lambda: self._num_pixels == 0 or self._num_pixels + num_pixels <= limit)
             self._num_pixels += num_pixels
@@ -413,7 +413,7 @@ def check_scans(data: bytes, field: str) -> None:
         if num_scans > MAX_SCANS:
             raise InvalidInputError(
                 field,
-                f"has more than {MAX_SCANS} scans, each of which is a pass over all its pixels; save it anew as a JPEG "
+                f"has more than {MAX_SCANS} scans, each a pass over all its pixels; save it again as a JPEG "
                 "or PNG and send that",
             )
         position += max(int.from_bytes(data[position : position + 2]), 2)

@@ -1,6 +1,6 @@
 """Thread pools for preprocessing of requests, texts, images and audio, off the event loop.
 
-Short texts, long texts and images have separate pools: an image, or a text of a hundred pages, takes a thousand times
+Short texts, long texts and images have separate pools. An image, or a text of a hundred pages, takes a thousand times
 as long as a headline, which must not wait behind them. Each kind has one pool for all models, which bounds its use of
 the cores. Within a pool callers take turns, so much work of one caller delays no other.
 """
@@ -81,7 +81,7 @@ class FairPool(Executor):
 
 
 def text_pool(num_characters: int = 0) -> FairPool:
-    """Returns the process's pool for texts of so many characters in all; tokenizers release the GIL."""
+    """Returns the process's pool for texts of a total number of characters; tokenizers release the GIL."""
     return _long_text_pool() if num_characters > LONG_TEXT else _short_text_pool()
 
 

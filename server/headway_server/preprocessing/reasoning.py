@@ -1,7 +1,7 @@
-"""Reasoning of a model before its answer: the marks in its chat template, and its separation from the answer.
+"""Reasoning of a model before its answer: the delimiters in its chat template, and its separation from the answer.
 
-Models write reasoning between two marks, such as `<think>` and `</think>`. The marks may be special tokens. Some
-templates end a prompt with the first mark, so the model's text begins within the reasoning.
+Models write reasoning between two delimiters, such as `<think>` and `</think>`. They may be special tokens. Some
+templates end a prompt with the first delimiter, so the model's text begins within the reasoning.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ _END: Final = re.compile(r"(?P<open>[<\[])/(?P<name>[\w:]*(?:think|thought)[\w:]
 _LAST: Final = re.compile(r"(?P<before><\|)END(?P<name>_THINKING\|>)")
 
 
-def marks_thinking(token: str) -> bool:
-    """Returns True for the name of a token that marks reasoning."""
+def is_reasoning_token(token: str) -> bool:
+    """Returns True for the name of a token that delimits reasoning."""
     return _NAME.search(token) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningForm:
-    """A model's marks of reasoning: `begin` THOUGHT `end`."""
+    """A model's reasoning delimiters: `begin` THOUGHT `end`."""
 
     begin: str
     end: str
     special_tokens: tuple[tuple[str, int], ...] = ()
-    """Marks that are special tokens, with their ids."""
+    """Delimiters that are special tokens, with their ids."""
 
     @classmethod
     def find(cls, source: str, tokenizer: Tokenizer) -> ReasoningForm | None:
-        """Finds the marks in a chat template; None without any.
+        """Finds the delimiters in a chat template; None without any.
 
         Args:
             source: The template.
@@ -49,7 +49,7 @@ class ReasoningForm:
         else:
             return None
         special = {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-        tokens = tuple((mark, special[mark]) for mark in (begin, end) if mark in special)
+        tokens = tuple((text, special[text]) for text in (begin, end) if text in special)
         return cls(begin=begin, end=end, special_tokens=tokens)
 
     def is_open(self, prompt: str) -> bool:
@@ -67,13 +67,13 @@ class Thought:
 class ReasoningReader:
     """Separates reasoning from the answer in a stream of text.
 
-    Reasoning is the text between the marks at the beginning; white space around it is dropped.
+    Reasoning is the text between the delimiters at the beginning; white space around it is dropped.
     """
 
     def __init__(self, form: ReasoningForm) -> None:
         self._form = form
         self._rest = ""
-        self._mark: str | None = form.begin  # mark that ends the present part; None: no further mark
+        self._delimiter: str | None = form.begin  # delimiter that ends the present part; None: no further delimiter
         self._begins = False  # True while white space is dropped
 
     def feed(self, text: str) -> Iterator[Thought | Said]:
@@ -84,9 +84,9 @@ class ReasoningReader:
                 yield part
 
     def end(self) -> Iterator[Thought | Said]:
-        """Yields the rest, which might have been the beginning of a mark."""
+        """Yields the rest, which might have been the beginning of a delimiter."""
         rest, self._rest = self._rest, ""
-        if self._mark == self._form.end:
+        if self._delimiter == self._form.end:
             rest = rest.strip() if self._begins else rest.rstrip()
             if rest:
                 yield Thought(rest)
@@ -100,28 +100,28 @@ class ReasoningReader:
             self._begins = not self._rest
         if not self._rest:
             return None
-        if self._mark is None:
+        if self._delimiter is None:
             said, self._rest = self._rest, ""
             return Said(said)
-        if self._mark == self._form.begin:
+        if self._delimiter == self._form.begin:
             return self._find_begin()
         before, found, after = self._rest.partition(self._form.end)
         if found:
-            self._rest, self._mark, self._begins = after, None, True
+            self._rest, self._delimiter, self._begins = after, None, True
             return Thought(before.rstrip())
-        held = next((n for n in range(len(self._mark) - 1, 0, -1) if self._rest.endswith(self._mark[:n])), 0)
+        held = next((n for n in range(len(self._delimiter) - 1, 0, -1) if self._rest.endswith(self._delimiter[:n])), 0)
         thought = self._rest[: len(self._rest) - held].rstrip()
         self._rest = self._rest[len(thought) :]
         return Thought(thought) if thought else None
 
     def _find_begin(self) -> Thought | None:
-        """Looks for the first mark, after white space at most."""
+        """Looks for the first delimiter, after white space at most."""
         text = self._rest.lstrip()
         if text.startswith(self._form.begin):
-            self._rest, self._mark, self._begins = text[len(self._form.begin) :], self._form.end, True
+            self._rest, self._delimiter, self._begins = text[len(self._form.begin) :], self._form.end, True
             return Thought("")
         if not self._form.begin.startswith(text):
-            self._mark = None
+            self._delimiter = None
             return Thought("")
         return None
 

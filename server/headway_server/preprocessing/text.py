@@ -31,8 +31,8 @@ REPLACEMENT: Final = "\ufffd"
 _SLICE_LENGTH: Final = LONG_TEXT
 """Characters of a slice: the library's result is many times the size of a text."""
 _FEW_CHARACTERS: Final = 1000
-"""Texts up to so many characters are encoded on the event loop, in 0.2 ms, rarely 0.8. A single caller of a headline
-then waits 10 % less (1.68 ms in place of 1.87, docs/batching.md)."""
+"""Maximum characters tokenized on the event loop, in 0.2 ms, rarely 0.8. A single caller of a headline then waits
+10 % less (1.68 ms instead of 1.87, docs/batching.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,7 @@ class TextTokenizer:
             texts: Any number of texts.
             add_special_tokens: True to run the post-processor, for texts and sources but not for prompts.
             with_offsets: True for the positions of tokens, which take time.
-            text_pairs: What each text is read with as one input; None: nothing.
+            text_pairs: Second text of each pair; None: single texts.
         """
         for part, length in _slices(texts, text_pairs):
             pairs = None if text_pairs is None else text_pairs[part]
@@ -181,7 +181,7 @@ class TextTokenizer:
             async for text in each:
                 index = len(encoded)
                 if len(text) <= least:
-                    raise InvalidInputError(fields[index], "holds no text; give it at least one word")
+                    raise InvalidInputError(fields[index], "has no text; give it at least one word")
                 if len(text) <= max_tokens:
                     encoded.append(text)
                     continue
@@ -396,9 +396,9 @@ def _slices(texts: Sequence[str], text_pairs: Sequence[str] | None = None) -> It
 def _truncated(encoding: Encoding, num_tokens: int, *, direction: Literal["left", "right"]) -> Encoding:
     """Returns the first `num_tokens` tokens of an encoding, or the last ones with `left`; consumes `encoding`.
 
-    `Encoding.truncate` keeps what it cuts off as further encodings, each as long as the first, and where a pair is
-    joined the library joins every one of the first text's with every one of the second's: gigabytes for two texts of a
-    few kilobytes. They cannot be released, so the rest is copied.
+    `Encoding.truncate` stores the removed tokens as further encodings, each as long as the first. Joining a pair
+    combines each of the first text's with each of the second's: gigabytes for two texts of a few kilobytes. They cannot
+    be released, so the rest is copied.
     """
     if len(encoding) <= num_tokens:
         return encoding

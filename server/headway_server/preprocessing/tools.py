@@ -186,7 +186,7 @@ class Argued:
     text: str
 
 
-class _Place(Enum):
+class _State(Enum):
     TEXT = auto()
     HEAD = auto()
     NAME = auto()
@@ -199,9 +199,9 @@ class CallReader:
 
     def __init__(self, form: CallForm) -> None:
         self._form = form
-        texts = {_Place.HEAD: form.head, _Place.NAME: form.middle, _Place.AFTER: form.between}
-        self._patterns = {place: form.pattern(text) for place, text in texts.items() if text is not None}
-        self._place = _Place.TEXT
+        texts = {_State.HEAD: form.head, _State.NAME: form.middle, _State.AFTER: form.between}
+        self._patterns = {state: form.pattern(text) for state, text in texts.items() if text is not None}
+        self._state = _State.TEXT
         self._rest = ""
         self._depth, self._is_quoted, self._is_escaped = 0, False, False
 
@@ -214,34 +214,34 @@ class CallReader:
 
     def end(self) -> Iterator[Said]:
         """Yields the rest, which might have been the beginning of a call."""
-        if self._place is _Place.TEXT and self._rest:
+        if self._state is _State.TEXT and self._rest:
             yield Said(self._rest)
         self._rest = ""
 
     def _next(self) -> Said | CallBegun | Argued | None:
         """Returns the next part; None if more of the answer is needed."""
-        match self._place:
-            case _Place.TEXT:
+        match self._state:
+            case _State.TEXT:
                 return self._read_text()
-            case _Place.HEAD | _Place.AFTER:
-                pattern = self._patterns.get(self._place)
+            case _State.HEAD | _State.AFTER:
+                pattern = self._patterns.get(self._state)
                 if pattern is None or (found := pattern.match(self._rest)) is None:
                     return None
-                self._rest, self._place = self._rest[found.end() :], _Place.NAME
+                self._rest, self._state = self._rest[found.end() :], _State.NAME
                 return Said("")
-            case _Place.NAME:
-                if (found := self._patterns[_Place.NAME].search(self._rest)) is None:
+            case _State.NAME:
+                if (found := self._patterns[_State.NAME].search(self._rest)) is None:
                     return None
-                name, self._rest, self._place = self._rest[: found.start()], self._rest[found.end() :], _Place.ARGUMENTS
+                name, self._rest, self._state = self._rest[: found.start()], self._rest[found.end() :], _State.ARGUMENTS
                 return CallBegun(name)
-            case _Place.ARGUMENTS:
+            case _State.ARGUMENTS:
                 return self._read_arguments()
 
     def _read_text(self) -> Said | None:
         """Reads up to a call; retains its possible beginning and the white space before it."""
         before, found, _ = self._rest.partition(self._form.trigger)
         if found:
-            self._rest, self._place = self._rest[len(before) :], _Place.HEAD
+            self._rest, self._state = self._rest[len(before) :], _State.HEAD
             return Said(before.rstrip())
         trigger = self._form.trigger
         held = next((n for n in range(len(trigger) - 1, 0, -1) if self._rest.endswith(trigger[:n])), 0)
@@ -264,10 +264,10 @@ class CallReader:
                 self._depth -= 1
                 if not self._depth:
                     text, self._rest = self._rest[: position + 1], self._rest[position + 1 :]
-                    self._place = _Place.AFTER
+                    self._state = _State.AFTER
                     return Argued(text)
         text, self._rest = self._rest, ""
         return Argued(text) if text else None
 
     def __repr__(self) -> str:
-        return f"CallReader({self._place.name})"
+        return f"CallReader({self._state.name})"

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 
 class Binding:
-    """What the inputs and outputs of a graph are bound to, whichever of its sessions runs it. For one thread.
+    """Bindings of a graph's inputs and outputs, for any of its sessions. For one thread.
 
     A change is handed to a session when it runs next, so that a session that never runs costs nothing.
     """
@@ -36,12 +36,12 @@ class Binding:
         self._note("bind_output", name, device, 0, dtype, shape, address)
 
     def bind_inputs(self, inputs: Mapping[str, NDArray[Any]]) -> None:
-        """Binds host arrays, and keeps them alive."""
+        """Binds host arrays, and references them."""
         for name, array in inputs.items():
             self._note("bind_cpu_input", name, np.ascontiguousarray(array))
 
     def run(self) -> None:
-        """Runs the graph on what is bound. Releases the GIL meanwhile."""
+        """Runs the graph on the bound tensors. Releases the GIL."""
         index = self._choose()
         binding, changes = self._bindings[index], self._changes[index]
         for name, (method, arguments) in changes.items():

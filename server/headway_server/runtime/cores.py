@@ -1,7 +1,7 @@
-"""How the threads that run models share the cores: one that works alone has all of them, several have one each.
+"""Sharing of the cores among the threads of models: a single busy thread has all cores, several have one each.
 
-Two runs of one thread each do more than one run of two threads: no operator waits for the slower of two threads, and
-what one thread does between two runs does not leave the other core idle (docs/lanes.md has the figures).
+Two runs of one thread each have a higher throughput than one run of two threads. No operator waits for the slower
+thread, and work between two runs does not leave the other core idle (figures: docs/lanes.md).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Cores:
 
     @property
     def is_shared(self) -> bool:
-        """True if each run shall keep to one core: several lanes have work, and they fill most of the cores."""
+        """True if each run uses one core: several lanes have work, and they fill most of the cores."""
         return self._num_busy > 1 and 2 * self._num_busy > self.count
 
     def busy_lanes(self) -> BusyLanes:
@@ -43,7 +43,7 @@ class Cores:
 
     @contextmanager
     def all_busy(self) -> Iterator[None]:
-        """Has runs keep to one core each, as if every core were busy, while the context lasts."""
+        """Limits runs to one core each within the context, as if every core were busy."""
         self.add_busy(self.count)
         try:
             yield

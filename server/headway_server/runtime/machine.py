@@ -1,6 +1,6 @@
-"""What the machine has for this process: cores, memory, and whether int8 products are exact on its processor.
+"""Resources of this process: cores, memory, and exactness of int8 products on the processor.
 
-Affinity and control groups cut what a container or a service gets; the limits of a group hold for all groups in it.
+Affinity and control groups limit containers and services; a group's limits apply to all groups within it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _CPU_INFO = Path("/proc/cpuinfo")
 
 
 def usable_cores() -> int:
-    """Returns the cores this process may keep busy: its affinity, cut by the control groups' CPU quota, at least 1."""
+    """Returns the usable cores of this process: its affinity, limited by the control groups' CPU quota, at least 1."""
     cores, quota = _affinity(), _cgroup_quota()
     return max(1, min(cores, math.ceil(quota)) if quota else cores)
 
 
 def describe_cores() -> str:
-    """Says where `usable_cores` comes from, for the log."""
+    """Describes the source of `usable_cores`, for the log."""
     quota = _cgroup_quota()
     limit = "no quota" if quota is None else f"a quota of {quota:g}"
     return f"{usable_cores()} of the machine's {os.cpu_count()}: {_affinity()} by affinity, {limit} by control group"
@@ -45,7 +45,7 @@ def _affinity() -> int:
 
 
 def _cgroup_quota() -> float | None:
-    """Returns the least CPU quota of the process's control groups, in cores; None where there is none."""
+    """Returns the smallest CPU quota of the process's control groups, in cores; None without one."""
     quotas = [_quota_v2(folder) for folder in _cgroup_folders("", _CGROUP)]
     quotas += [_quota_v1(folder) for folder in _cgroup_folders("cpu", _CGROUP / "cpu")]
     return min((quota for quota in quotas if quota is not None), default=None)
@@ -89,7 +89,7 @@ def has_exact_int8() -> bool:
 def available_bytes(device: Device) -> int | None:
     """Returns the memory, in bytes, that can be taken without pushing anything out; None where it is not known.
 
-    On the CPU that is what the kernel calls available, cut by the control groups' limits; on CUDA, what is free.
+    On the CPU: the kernel's available memory, limited by the control groups. On CUDA: the free memory.
     """
     if device == "cuda":
         return _free_on_cuda()
@@ -100,20 +100,20 @@ _num_sharers = 1
 
 
 def share_memory(num_processes: int) -> None:
-    """Says that the memory there is is for so many processes alike, of which this is one; before it takes any."""
+    """Divides the memory by a number of equal processes, including this one; called before it allocates any."""
     global _num_sharers  # noqa: PLW0603 (a fact of the process, as its affinity is)
     _num_sharers = num_processes
 
 
 def give_back_memory() -> None:
-    """Returns to the system what the C library keeps of memory that was freed, where it has a call for that (glibc)."""
+    """Returns memory freed in the C library to the system, if the library supports it (glibc)."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
     if trim is not None:
         trim(0)
 
 
 def _left_in_cgroups() -> Iterator[int]:
-    """Yields what each limit of the process's control groups leaves to it, in bytes."""
+    """Yields the remaining bytes under each limit of the process's control groups."""
     for folder in _cgroup_folders("", _CGROUP):
         yield from _left_in_cgroup(folder, "memory.max", "memory.current", "inactive_file")
     for folder in _cgroup_folders("memory", _CGROUP / "memory"):
@@ -121,7 +121,7 @@ def _left_in_cgroups() -> Iterator[int]:
 
 
 def _left_in_cgroup(folder: Path, limit: str, used: str, cache: str) -> Iterator[int]:
-    """Yields what a control group's limit leaves, where it has one; what it caches of files gives way."""
+    """Yields the remaining bytes under a control group's limit, if it has one; its file cache counts as free."""
     try:
         most = (folder / limit).read_text(encoding="ascii").strip()
         if most == "max":
@@ -162,7 +162,7 @@ def _cgroup_folders(controller: str, root: Path) -> list[Path]:
     `root` is there.
 
     Args:
-        controller: Of version 1 of control groups; empty for version 2.
+        controller: Controller of control groups version 1; empty for version 2.
         root: Where the hierarchy is mounted.
     """
     try:

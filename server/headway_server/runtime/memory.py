@@ -1,4 +1,4 @@
-"""Buffers that hold a decoder's state on the device that runs it, addressed by slot.
+"""Buffers of a decoder's state on its device, addressed by slot.
 
 A slot is a row of the first axis, so that neighbouring slots are one block of memory, to which a graph can be bound
 without a copy.
@@ -41,7 +41,7 @@ class StateBuffer(Protocol):
         """
 
     def copy_slots(self, source: Self, first: int, target: int, count: int) -> None:
-        """Copies `count` whole slots of a buffer of this kind and shape, from `first` on, to those from `target` on.
+        """Copies `count` slots of a buffer of this kind and shape, from `first` on, to those from `target` on.
 
         `source` may be this buffer; the two ranges must then be equal or apart.
         """
@@ -151,7 +151,7 @@ class CudaBuffer:
     def fill(self, slot: int, values: Tensor | None) -> None:
         """Writes a whole slot: values of its shape, in main memory, or zeros."""
         array = np.zeros(self.shape[1:], self.dtype) if values is None else np.ascontiguousarray(values, self.dtype)
-        assert array.shape == self.shape[1:], "the graphs give what the manifest declares"
+        assert array.shape == self.shape[1:], "graphs are checked against the manifest"
         self._copy_bytes(self.address(slot), array.ctypes.data, array.nbytes, _CUDA_MEMCPY_HOST_TO_DEVICE)
 
     def _copy_bytes(self, to: int, start: int, num_bytes: int, kind: int) -> None:

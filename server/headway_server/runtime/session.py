@@ -1,7 +1,7 @@
 """Sessions of ONNX Runtime on one device.
 
-On the CPU a graph can be open twice: with a thread for every core, for a run that has the machine to itself, and with
-the caller's thread alone, for as many runs at a time as there are cores (`cores.py`).
+On the CPU a graph can be open twice (`cores.py`): with a thread for every core, for a single run, and with the caller's
+thread only, for concurrent runs on all cores.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class Runtime:
 
     Attributes:
         device: Where sessions run.
-        num_threads: Cores that all runs together keep busy.
-        num_lanes: Most runs of a model at a time. With more than one, weights are held twice.
+        num_threads: Cores used by all runs together.
+        num_lanes: Maximum concurrent runs of a model. With more than one, weights are loaded twice.
         cores: Counts the lanes that are busy on them.
     """
 
@@ -89,13 +89,13 @@ class Runtime:
 
         Args:
             device: Where sessions run.
-            num_threads: Cores to keep busy; None: those that this process may use.
-            num_lanes: Most runs of a model at a time; None: one for each core. On CUDA there is one.
+            num_threads: Cores to use; None: the usable cores of this process.
+            num_lanes: Maximum concurrent runs of a model; None: one for each core. On CUDA there is one.
             map_weights: True if files of weights do not change while they are used: what is not laid out anew is read
                 from them, mapped. False: they are read once, and may be overwritten then.
 
         Raises:
-            RuntimeUnavailableError: ONNX Runtime is not installed, or CUDA was asked for and is not there.
+            RuntimeUnavailableError: ONNX Runtime is not installed, or CUDA is requested and not available.
         """
         self._onnxruntime = _import_onnxruntime()
         self.device: Device = _choose_device(self._onnxruntime, device)
@@ -133,7 +133,7 @@ class Runtime:
         return self
 
     def with_lanes(self, num_lanes: int | None) -> Self:
-        """Returns this runtime for a model that has so many lanes at most, on the same cores; None: as many as here."""
+        """Returns this runtime with at most `num_lanes` lanes on the same cores; None: the same number."""
         if num_lanes is None or num_lanes >= self.num_lanes:
             return self
         limited = copy.copy(self)
@@ -141,10 +141,10 @@ class Runtime:
         return limited
 
     def choose_variant(self, manifest: Manifest, precision: Precision | None) -> tuple[Precision, Variant]:
-        """Chooses the variant to run: the one asked for, or the fastest that this device runs well.
+        """Chooses the variant to run: the requested one, or the fastest suitable for this device.
 
         Raises:
-            RuntimeUnavailableError: The bundle has none for this device, or not the one asked for.
+            RuntimeUnavailableError: The bundle has no variant for this device, or not the requested one.
         """
         have = ", ".join(sorted(manifest.variants))
         where = f"{manifest.name}/{manifest.version}"
@@ -179,10 +179,10 @@ class Runtime:
             graph: One of its graphs.
             fixed_axes: Sizes of dynamic axes, by name, that are the same in every run; ONNX Runtime drops what cannot
                 happen then.
-            in_lanes: True if runs may keep to one core each; the graph is then open twice if the runtime has lanes.
+            in_lanes: True if runs may use one core each; the graph is then opened twice if the runtime has lanes.
 
         Raises:
-            BundleError: ONNX Runtime cannot load it, or its tensors are not those that the manifest declares.
+            BundleError: ONNX Runtime cannot load it, or its tensors do not match the manifest.
         """
         sizes = fixed_axes or {}
         threads = [self.num_threads, 1] if in_lanes and self.num_lanes > 1 else [self.num_threads]
@@ -215,7 +215,7 @@ class Runtime:
         options = self._onnxruntime.SessionOptions()
         options.intra_op_num_threads = num_threads
         options.add_session_config_entry("session.intra_op.spin_duration_us", str(_SPIN_US))
-        options.log_severity_level = 3  # errors; nobody can act on a warning of the graph optimizer
+        options.log_severity_level = 3  # errors only; warnings of the graph optimizer are not actionable
         for axis, size in sizes.items():
             options.add_free_dimension_override_by_name(axis, size)
         if self._maps_weights:
@@ -239,7 +239,7 @@ class Session:
         graph: The graph.
         device: Where it runs.
         cores: Counts the busy lanes that share the cores.
-        num_lanes: Most runs that are worth having at a time.
+        num_lanes: Useful number of concurrent runs.
     """
 
     def __init__(
@@ -258,7 +258,7 @@ class Session:
             graph: The graph.
             device: Where it runs.
             cores: Decides which session a run takes.
-            num_lanes: Most runs at a time, if there are two sessions.
+            num_lanes: Maximum concurrent runs, if there are two sessions.
             weights: The mapped files that the sessions read, which must stay as long as they do.
         """
         self._sessions = sessions
@@ -272,8 +272,8 @@ class Session:
     def __repr__(self) -> str:
         return f"Session({self.graph.file}, {self.device})"
 
-    def keep_to_one_core(self, num_lanes: int) -> None:
-        """Has every run of a graph that was opened in lanes keep to one core, with so many runs at a time.
+    def use_one_core(self, num_lanes: int) -> None:
+        """Limits every run of a graph opened in lanes to one core, with `num_lanes` concurrent runs.
 
         To be called before anything is bound to the graph.
         """
@@ -287,8 +287,8 @@ class Session:
 
         Args:
             feeds: Its inputs by name.
-            outputs: Names of those that are wanted; None: all.
-            on_one_core: True to keep to one core, if the graph was opened in lanes, whatever else is busy.
+            outputs: Names of the requested outputs; None: all.
+            on_one_core: True always uses one core, if the graph was opened in lanes.
 
         Returns:
             The outputs by name.
@@ -307,11 +307,11 @@ class Session:
 
 
 def _weights_beside(file: Path) -> dict[str, mmap.mmap]:
-    """Maps the files that hold the weights of a graph and of those in its folder, which it may share; by their names.
+    """Maps the weight files of a graph's folder, which graphs may share; by name.
 
-    ONNX Runtime is handed these mappings in place of the files' names: it would map a file by itself, for as long as
-    the session lives, and whoever cut the file off then would end the process. Handed the mapping it copies what it
-    needs, unless it is told to read from it (`map_weights`).
+    ONNX Runtime gets these mappings instead of file names. It would otherwise map a file for the session's lifetime,
+    and truncating the file would then crash the process. It copies a given mapping, unless `map_weights` makes it read
+    from it.
 
     Raises:
         BundleError: One cannot be mapped, as an empty file.
@@ -331,7 +331,7 @@ def _choose_device(onnxruntime: Any, device: Literal["auto", "cpu", "cuda"]) -> 
         return "cpu"
     built_with_cuda = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
     if built_with_cuda:
-        with contextlib.redirect_stdout(sys.stderr):  # it prints what it cannot load, and stdout is for the ready line
+        with contextlib.redirect_stdout(sys.stderr):  # it prints errors to stdout, which is for the ready line
             onnxruntime.preload_dlls()
     if built_with_cuda and _has_cuda_device(onnxruntime):
         return "cuda"

@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 import structlog
 
 CLOSE_TIMEOUT_S: Final = 10.0
-"""How long closing a model waits for what its threads are running."""
+"""Seconds that closing a model waits for its running threads."""
 
 _STACK_DEPTH: Final = 4
 _HAS_NICENESS: Final = sys.platform == "linux"
@@ -35,7 +35,7 @@ class Heartbeat:
     """
 
     def __init__(self) -> None:
-        self._began: dict[int, float] = {}  # by thread, those that work
+        self._began: dict[int, float] = {}  # start of work, by busy thread
 
     def beat(self) -> None:
         """Notes that this thread begins a piece of work now."""
@@ -55,7 +55,7 @@ class Heartbeat:
             self.rest()
 
     def stalled_s(self) -> float:
-        """Returns for how many seconds the oldest piece of work has been running; 0.0 where none is."""
+        """Returns the running seconds of the oldest piece of work; 0.0 without one."""
         began = min(list(self._began.values()), default=None)
         return 0.0 if began is None else time.monotonic() - began
 
@@ -69,13 +69,13 @@ def own_niceness() -> int:
 
 
 def set_own_niceness(niceness: int) -> None:
-    """Makes this thread, and those that it starts from now on, give way to others; it cannot be taken back."""
+    """Raises the niceness of this thread and of threads it starts later; this is permanent."""
     if _HAS_NICENESS and niceness > own_niceness():
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
 
 
 def run_nicely(niceness: int, function: Callable[[], Result]) -> Result:
-    """Runs a function; with a niceness above 0 in a thread that has it, as those have that the function makes."""
+    """Runs a function; with a niceness above 0 in a new thread, whose own threads inherit it."""
     if not niceness:
         return function()
     with ThreadPoolExecutor(1, initializer=set_own_niceness, initargs=(niceness,)) as pool:
@@ -90,7 +90,7 @@ def join_threads(threads: Iterable[threading.Thread], *, owner: str, timeout_s: 
 
     Args:
         threads: Daemon threads that are about to end.
-        owner: What they belong to, for the log.
+        owner: Their owner, for the log.
         timeout_s: Seconds to wait in all.
 
     Returns:
@@ -104,12 +104,17 @@ def join_threads(threads: Iterable[threading.Thread], *, owner: str, timeout_s: 
             if thread.is_alive():
                 stuck.append(thread)
     for thread in stuck:
-        _log.error("a thread does not end and is left behind", owner=owner, thread=thread.name, at=_place(thread.ident))
+        _log.error(
+            "a thread does not end and is left behind",
+            owner=owner,
+            thread=thread.name,
+            at=_stack_location(thread.ident),
+        )
     return not stuck
 
 
 def close_together(closers: Sequence[Callable[[], bool]]) -> bool:
-    """Closes several things at once, so that all of them wait for what is running no longer than one.
+    """Closes several objects concurrently, so that the wait is that of one.
 
     Returns:
         True if the threads of each have ended.
@@ -120,7 +125,7 @@ def close_together(closers: Sequence[Callable[[], bool]]) -> bool:
         return all(list(pool.map(lambda close: close(), closers)))
 
 
-def _place(ident: int | None) -> str:
+def _stack_location(ident: int | None) -> str:
     """Describes where a thread is, innermost call first."""
     frame = sys._current_frames().get(ident or 0)  # noqa: SLF001 (the documented way to a thread's frame)
     if frame is None:

@@ -1,4 +1,4 @@
-"""Threads that compute for a model what is submitted on an event loop: how they start, and how they end."""
+"""Threads that compute submitted work for a model: their start and end."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ ResultType = TypeVar("ResultType")
 
 
 class Pending(Generic[ResultType]):
-    """What was submitted and waits for its result. Belongs to the event loop.
+    """Submitted work that waits for its result. For the event loop alone.
 
     Attributes:
-        result: The result, or the error instead; cancelled if nobody waits for it.
+        result: The result or the error; cancelled if the caller disconnects.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Worker:
     call. Private ones belong to the threads, except where they say otherwise.
 
     Attributes:
-        name: Of the threads and in the log.
+        name: Name of the threads, also in the log.
     """
 
     def __init__(
@@ -68,17 +68,17 @@ class Worker:
         """Makes threads that `start` starts.
 
         Args:
-            name: Of the threads.
-            error: What calls fail with if a thread ends by an error.
+            name: Name of the threads.
+            error: Error of calls if a thread ends by an error.
             num_threads: Threads there are.
-            busy_lanes: Counts those with work among all that share the cores; None: they share them with nobody.
+            busy_lanes: Counter of the lanes that share the cores; None: these threads have them alone.
         """
         self.name = name
         self._error = error
         self._busy_lanes = busy_lanes
         self._heartbeat = Heartbeat()
         self._niceness = own_niceness()  # of the thread that loads the model
-        self._changed = Condition()  # guards what is submitted: nothing is, once the worker is closed
+        self._changed = Condition()  # guards submissions, refused once the worker is closed
         self._open: set[Pending[Any]] = set()  # submitted and not answered; the event loop's
         self._is_closed = False
         self._has_failed = False
@@ -94,15 +94,15 @@ class Worker:
 
     @property
     def state(self) -> str:
-        """`failed`, `closed` or `open`, for messages."""
+        """`failed`, `closed` or `open`, for `__repr__`."""
         return "failed" if self._has_failed else "closed" if self._is_closed else "open"
 
     def stalled_s(self) -> float:
-        """Returns for how many seconds the oldest step or batch has been running; 0.0 if none is. Takes no lock."""
+        """Returns the running seconds of the oldest step or batch; 0.0 without one. Takes no lock."""
         return self._heartbeat.stalled_s()
 
     def usage(self) -> ModelUsage:
-        """Returns how much waits, and how much of what there is is in use. Takes no lock that a run may hold."""
+        """Returns waiting work and used capacity. Takes no lock that a run may hold."""
         raise NotImplementedError
 
     def start(self) -> None:
@@ -113,13 +113,13 @@ class Worker:
             thread.start()
 
     def stop(self) -> None:
-        """Makes the threads end after what they are running."""
+        """Makes the threads end after their current run."""
         with self._changed:
             self._is_closed = True
             self._wake()
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> bool:
-        """Ends the threads after what they are running. What is not finished then fails with DrainingError.
+        """Ends the threads after their current run. Unfinished work then fails with DrainingError.
 
         A run that hangs cannot be interrupted. After `timeout_s` its thread is left behind, which the log says, and
         what it runs fails all the same. On the event loop's own thread, running calls would not hear of their results
@@ -140,7 +140,7 @@ class Worker:
 
     @contextmanager
     def _accept(self, *pending: Pending[Any]) -> Iterator[None]:
-        """Opens what is submitted in the context, which holds the lock. On the event loop.
+        """Context of a submission, with the lock. On the event loop.
 
         Raises:
             DrainingError: The worker was closed.
@@ -159,7 +159,7 @@ class Worker:
         raise NotImplementedError
 
     def _wake(self) -> None:
-        """Wakes the threads, which are to end, and fails or drops what waits. Called by any thread, with the lock."""
+        """Wakes the threads to end, and fails or drops waiting work. Called by any thread, with the lock."""
         raise NotImplementedError
 
     def _live(self) -> None:
@@ -178,29 +178,29 @@ class Worker:
             is_last = not self._num_working
         if error is not None:
             self._post(self._fail_open, run_error(self._error, error))
-            with suppress(Exception):  # a log that cannot be written delays nobody
+            with suppress(Exception):  # a blocked log must delay no call
                 _log.critical("a thread of a model has ended by itself", worker=self.name, exc_info=error)
         elif is_last:
             self._post(self._fail_open, self.end_error())
 
     def _set_busy(self, count: int) -> None:
-        """Says how many threads have work."""
+        """Updates the number of busy threads."""
         if self._busy_lanes is not None:
             self._busy_lanes.set(count)
 
     def _forget(self, pending: Pending[Any], _: asyncio.Future[Any]) -> None:
-        """Forgets what has been answered; on the event loop."""
+        """Removes answered work; on the event loop."""
         self._open.discard(pending)
 
     def _fail_open(self, error: Exception) -> None:
-        """Fails what was submitted and not answered; on the event loop."""
+        """Fails unanswered work; on the event loop."""
         for pending in list(self._open):
             pending.end(error)
 
     def _post(self, function: Callable[..., None], *arguments: object) -> None:
         """Calls a function on the event loop."""
         if self._loop is not None:
-            with suppress(RuntimeError):  # the loop is closed, so nobody waits
+            with suppress(RuntimeError):  # the loop is closed, so no caller waits
                 self._loop.call_soon_threadsafe(function, *arguments)
 
 
@@ -215,7 +215,7 @@ MessageType = TypeVar("MessageType")
 
 
 class SteppingWorker(Worker, Generic[MessageType]):
-    """One thread that takes in what has been submitted and makes a step, again and again."""
+    """One thread with a loop: it takes submitted work and makes a step."""
 
     def __init__(self, name: str, error: type[ModelRunError], *, busy_lanes: BusyLanes | None = None) -> None:
         """Makes a thread; see `Worker`."""
@@ -228,7 +228,7 @@ class SteppingWorker(Worker, Generic[MessageType]):
         raise NotImplementedError
 
     def _take_in(self, message: MessageType) -> None:
-        """Queues what was submitted."""
+        """Queues submitted work."""
         raise NotImplementedError
 
     def _step(self) -> None:
@@ -236,7 +236,7 @@ class SteppingWorker(Worker, Generic[MessageType]):
         raise NotImplementedError
 
     def _release(self) -> None:
-        """Gives up what runs and what waits, since the thread ends."""
+        """Abandons running and waiting work when the thread ends."""
         raise NotImplementedError
 
     def _submit(self, pending: Sequence[Pending[Any]], message: MessageType) -> None:
@@ -257,7 +257,7 @@ class SteppingWorker(Worker, Generic[MessageType]):
             self._release()
 
     def _receive(self) -> bool:
-        """Takes in what has arrived, and waits for it if there is nothing to do; False once the worker is closed."""
+        """Takes new messages, waiting for one if idle; False once the worker is closed."""
         if not self.has_work:
             self._heartbeat.rest()
             self._set_busy(0)

@@ -1,4 +1,4 @@
-"""What the server offers, whatever the transport: a servicer a file, errors by name, and methods as procedures."""
+"""Services, independent of the transport: one servicer per file, error statuses, and methods as procedures."""
 
 from headway_server.services.open_inference import Statistics
 from headway_server.services.procedure import Procedure, StreamedCall, StreamedCalls, procedures_of

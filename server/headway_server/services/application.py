@@ -1,4 +1,4 @@
-"""The application: the models of a host, what every call is held to, and the doors by which calls come in."""
+"""The application: the models of a host, the limits of calls, and the doors (transports) they come through."""
 
 from __future__ import annotations
 
@@ -26,37 +26,37 @@ from headway_server.settings import ServerSettings
 _log = structlog.get_logger(__name__)
 
 LAST_WORDS_S: Final = 1.0
-"""How long calls that were cut off have to send their error."""
+"""Time for cancelled calls to send their error."""
 _HEALTH_INTERVAL_S = 1.0
-_HOLD_S: Final = 0.1
-"""How long calls that arrive are held before connections are sent away, and after."""
+_SEND_AWAY_PAUSE_S: Final = 0.1
+"""Pause before and after connections are sent away, in which arriving calls wait."""
 _FEWEST_SLOW: Final = 16
-"""Calls that may be slow to read their answer, whatever the memory."""
+"""Minimum number of calls that may be slow to read their answer, for any memory."""
 _SLOW_REQUEST_S: Final = 0.25
-"""A request that takes longer to arrive counts with all that it may hold."""
+"""Seconds after which an arriving request counts with its maximum size."""
 _MAX_LASTING: Final = 1024
-"""Health watches and reflection streams at a time."""
+"""Maximum concurrent health watches and reflection streams."""
 _MAX_LASTING_PER_CONNECTION: Final = 16
 
 
 class Door(Protocol):
-    """A transport: it listens, and holds its calls to the application's limits."""
+    """A transport: it listens, and applies the application's limits to its calls."""
 
     def listen(self) -> int:
-        """Takes its port, and returns it.
+        """Binds its port, and returns it.
 
         Raises:
             ServerError: The port is taken.
         """
 
     async def start(self, ports: Sequence[int]) -> None:
-        """Answers calls, once the models are started; `ports` are those of all doors, in order."""
+        """Starts answering calls, once the models are started; `ports` are those of all doors, in order."""
 
     async def send_away(self, timeout_s: float) -> None:
-        """Sends every connection away, where the protocol can; ends when they are gone, or after so long."""
+        """Asks clients to disconnect, if the protocol can; returns when they are gone, or after the timeout."""
 
     async def close(self) -> None:
-        """Closes its connections, once no call runs; until then it answers."""
+        """Closes its connections; called when no call runs. Calls are answered until then."""
 
 
 class Application:
@@ -64,14 +64,14 @@ class Application:
 
     Attributes:
         host: Its models.
-        settings: Of the server.
-        doors: How calls come in; to be set before `start`.
-        ports: Those of the doors, in order, once they listen.
-        credentials: Whom it knows, and how it shows who it is.
-        calls: Those that are being answered.
-        callers: What waits for callers.
-        health: Of the services.
-        procedures: The methods of the services by their full names, `/package.Service/Method`.
+        settings: Settings of the server.
+        doors: Transports; to be set before `start`.
+        ports: Ports of the doors, in order, once they listen.
+        credentials: API keys and certificates.
+        calls: Running calls.
+        callers: Timeouts of slow callers.
+        health: Health of the services.
+        procedures: Methods of the services by full name, `/package.Service/Method`.
     """
 
     def __init__(
@@ -87,11 +87,10 @@ class Application:
 
         Args:
             host: Its models, loaded and not started.
-            settings: Of the server.
-            observer: Learns of every call.
-            statistics: What the Open Inference Protocol says that models have computed, an observer of host and calls;
-                None: nothing.
-            counts: What all workers of the server count together; None: there is one.
+            settings: Settings of the server.
+            observer: Notified of every call.
+            statistics: Statistics of the Open Inference Protocol, an observer of host and calls; None: no statistics.
+            counts: Counters shared by all workers of the server; None: there is one worker.
 
         Raises:
             AccessError: A file of the settings, with keys or certificates, cannot be used.
@@ -135,10 +134,10 @@ class Application:
         self._watchdog: Watchdog | None = None
 
     async def start(self) -> int:
-        """Takes the ports, starts the models and answers calls; returns the first door's port.
+        """Binds the ports, starts the models and answers calls; returns the first door's port.
 
         Raises:
-            ServerError: A port was taken.
+            ServerError: A port is taken.
         """
         self.ports = [door.listen() for door in self.doors]
         self.host.start()
@@ -162,8 +161,8 @@ class Application:
     def _update_health(self) -> None:
         """Reports SERVING for the server as a whole, and for every service that has a healthy model.
 
-        A model that has ended by itself, or hangs, makes the server as a whole unhealthy, so that an orchestrator
-        starts it again: even where another model does the same task, for callers name the model they want.
+        A model that has stopped or hangs makes the server as a whole unhealthy, so that an orchestrator restarts it.
+        That holds even if another model has the same task, since callers name the model they want.
         """
         limit = self.settings.stall_timeout
         unhealthy = self.host.unhealthy(stall_timeout_s=limit)
@@ -179,33 +178,33 @@ class Application:
             self.health.set(service.descriptor.full_name, is_serving=not wanted or bool(wanted & abilities))
 
     async def stop(self, hurry: asyncio.Event | None = None) -> bool:
-        """Sends every connection away, lets running calls finish for as long as the settings say, and closes.
+        """Disconnects idle clients, waits for running calls up to the drain timeout, and closes.
 
-        Health says NOT_SERVING from the first moment on. For a moment, calls that arrive are neither taken nor refused:
-        what gRPC meets between its going away and a client's hearing of it, it ends as CANCELLED, and callers who are
-        being kept waiting send nothing then. New connections are refused from then on.
+        Health is NOT_SERVING from the beginning. Arriving calls then wait for a moment instead of being refused. gRPC
+        cancels calls that arrive between its GOAWAY and the client's receipt of it, and waiting callers send no new
+        calls. New connections are refused afterwards.
 
         Args:
-            hurry: When set, running calls are not waited for any longer.
+            hurry: When set, ends the wait for running calls.
 
         Returns:
-            True if every thread has ended; False where a run hangs and was left behind.
+            True if every thread has ended; False if a run hangs and its thread was abandoned.
         """
         if self._health_watch is not None:
-            self._health_watch.cancel()  # models that are closed now are not out of order
+            self._health_watch.cancel()  # closing models are not unhealthy
         timeout_s = self.settings.drain_timeout
-        hold_s = 0.0 if hurry is not None and hurry.is_set() else _HOLD_S
+        pause_s = 0.0 if hurry is not None and hurry.is_set() else _SEND_AWAY_PAUSE_S
         self.health.close()
         _log.info("draining", running_calls=self.calls.num_running, timeout_s=timeout_s)
         self.callers.pause()
         self.calls.refuse_new()
-        await asyncio.sleep(hold_s)
+        await asyncio.sleep(pause_s)
         longest_s = timeout_s + CLOSE_TIMEOUT_S + LAST_WORDS_S
         going = [asyncio.create_task(door.send_away(longest_s)) for door in self.doors]
-        await asyncio.sleep(hold_s)
+        await asyncio.sleep(pause_s)
         self.callers.resume()
         await self._wait_for_calls(hurry)
-        has_ended = await asyncio.to_thread(self.host.close)  # it waits for what is running
+        has_ended = await asyncio.to_thread(self.host.close)  # waits for running steps
         self.callers.end_lasting(DrainingError("the server is shutting down"))
         for door in self.doors:
             await door.close()
@@ -217,7 +216,7 @@ class Application:
         return has_ended
 
     async def _wait_for_calls(self, hurry: asyncio.Event | None) -> None:
-        """Waits until no call runs, the drain's time is over, or `hurry` is set."""
+        """Waits until no call runs, the drain timeout passes, or `hurry` is set."""
         waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(self.calls.wait_idle())]
         if hurry is not None:
             waits.append(asyncio.ensure_future(hurry.wait()))
@@ -231,7 +230,7 @@ class Application:
         """Serves until SIGTERM or SIGINT, then stops; a second signal ends the wait for running calls.
 
         Args:
-            announce: Called once calls are answered.
+            announce: Called when the server is ready.
 
         Returns:
             True if every thread has ended.

@@ -23,19 +23,19 @@ from headway_server.tasks.text_to_text.request import TextToTextRequest
 
 
 class CaptionService:
-    """Answers from the host's models that write captions."""
+    """Servicer of captioning models."""
 
     def __init__(self, host: ModelHost) -> None:
         self._host = host
 
     async def CaptionImage(self, request: pb.CaptionImageRequest, deadline: float | None) -> pb.CaptionImageResponse:
-        """Writes a caption of every image."""
+        """Captions every image."""
         arrived = time.monotonic()
         model = self._find(request)
         images = await images_of(self._host, request.images, request.image_ids)
         asked = _asked(request, tuple(request.prefixes), deadline)
         answer = await model.caption(images, request=asked)
-        if request.include_attention:  # very many numbers
+        if request.include_attention:  # many numbers
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(text_pool(), _response, answer, model, arrived)
         return _response(answer, model, arrived)
@@ -43,7 +43,7 @@ class CaptionService:
     def StreamCaptionImage(
         self, request: pb.StreamCaptionImageRequest, deadline: float | None
     ) -> AsyncGenerator[pb.StreamCaptionImageResponse, None]:
-        """Writes a caption of an image and sends it as it appears."""
+        """Captions an image and streams the caption."""
         arrived = time.monotonic()
         model = self._find(request)
 
@@ -84,7 +84,7 @@ def _last(caption: Caption) -> dict[str, Any]:
 def _caption(caption: Caption) -> pb.ImageCaption:
     written = caption.written
     fields = text_fields(written)
-    del fields["source_token_count"], fields["truncated"]  # of texts
+    del fields["source_token_count"], fields["truncated"]  # fields of texts only
     return pb.ImageCaption(
         **fields,
         hypotheses=[

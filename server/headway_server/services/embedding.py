@@ -14,13 +14,13 @@ from headway_server.tasks.text.model import EmbeddedText
 
 
 class EmbeddingService:
-    """Embeds texts and images with the host's models."""
+    """Servicer of embedding models of texts and images."""
 
     def __init__(self, host: ModelHost) -> None:
         self._host = host
 
     async def EmbedText(self, request: pb.EmbedTextRequest, deadline: float | None) -> pb.EmbedTextResponse:
-        """Turns every text into a vector."""
+        """Embeds every text."""
         arrived = time.monotonic()
         model = find_model(self._host, EMBED_TEXTS, request)
         answer = await model.embed(
@@ -35,7 +35,7 @@ class EmbeddingService:
         )
 
     async def EmbedImage(self, request: pb.EmbedImageRequest, deadline: float | None) -> pb.EmbedImageResponse:
-        """Turns every image into a vector."""
+        """Embeds every image."""
         arrived = time.monotonic()
         model = find_model(self._host, EMBED_IMAGES, request)
         answer = await model.embed(

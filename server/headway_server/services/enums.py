@@ -1,4 +1,4 @@
-"""Enums of the protocol and of the server, matched by the names of their values."""
+"""Mapping between enums of the protocol and of the server by the names of their values."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from headway_server.errors import InvalidInputError
 
-if TYPE_CHECKING:  # a name of the stubs alone
+if TYPE_CHECKING:  # exists in the stubs only
     from google.protobuf.internal.enum_type_wrapper import _EnumTypeWrapper
 
 EnumT = TypeVar("EnumT", bound=Enum)
@@ -15,18 +15,18 @@ NumberT = TypeVar("NumberT", bound=int)
 
 
 class WireEnum(Generic[EnumT, NumberT]):
-    """An enum of the protocol, whose values are those of an enum of the server after a prefix."""
+    """An enum of the protocol with the values of a server enum after a prefix."""
 
     def __init__(self, wire: _EnumTypeWrapper[NumberT], own: type[EnumT], *, unspecified: EnumT | None = None) -> None:
-        """Matches the two.
+        """Maps the values.
 
         Args:
-            wire: The protocol's, such as that of `FINISH_REASON_STOP`.
-            own: The server's, such as that of `STOP`.
-            unspecified: Meaning of the value that is not set; None: it is not valid in a request.
+            wire: Enum of the protocol, with values such as `FINISH_REASON_STOP`.
+            own: Enum of the server, with values such as `STOP`.
+            unspecified: Meaning of the unset value; None: invalid in a request.
 
         Raises:
-            KeyError: The protocol has a value that the server has not.
+            KeyError: The protocol has a value that the server lacks.
         """
         [prefix] = [name.removesuffix("UNSPECIFIED") for name, number in wire.items() if number == 0]
         self._names = {number: name for name, number in wire.items() if number}
@@ -39,7 +39,7 @@ class WireEnum(Generic[EnumT, NumberT]):
         """Returns the server's value for a number in a field of a request.
 
         Raises:
-            InvalidInputError: There is none.
+            InvalidInputError: The number is not a known value.
         """
         if (member := self._own.get(number)) is None:
             known = ", ".join(f"{name} ({known})" for known, name in self._names.items())
@@ -47,7 +47,7 @@ class WireEnum(Generic[EnumT, NumberT]):
         return member
 
     def number(self, member: EnumT) -> NumberT:
-        """Returns the protocol's number for a value of the server's."""
+        """Returns the protocol's number of a server value."""
         return self._numbers[member]
 
     def __repr__(self) -> str:

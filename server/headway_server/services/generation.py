@@ -26,7 +26,7 @@ from headway_server.preprocessing import (
     read_answer,
 )
 from headway_server.preprocessing.pool import text_pool
-from headway_server.services.generation_requests import Request, parse_request, read_prompts, tells_reasoning
+from headway_server.services.generation_requests import Request, parse_request, read_prompts, separates_reasoning
 from headway_server.services.messages import FINISH_REASONS, Response, build, find_model, signed
 from headway_server.services.procedure import PARSED_ON_LOOP_BYTES
 from headway_server.serving.answers import Answer
@@ -36,11 +36,11 @@ from headway_server.tasks.generation.request import GenerationRequest, Prompt
 from headway_server.tasks.table import GENERATE_TEXTS
 
 _MAX_TOKENS_ON_LOOP: Final = 100
-"""With their alternatives. To find the text of one that was never asked for takes 20 µs."""
+"""Maximum tokens, with alternatives, on the event loop. Decoding an uncached token takes 20 µs."""
 
 
 class GenerationService:
-    """Answers from the host's decoder-only models."""
+    """Servicer of generation models."""
 
     def __init__(self, host: ModelHost) -> None:
         self._host = host
@@ -57,7 +57,7 @@ class GenerationService:
     async def StreamGenerateText(
         self, request: pb.StreamGenerateTextRequest, deadline: float | None
     ) -> AsyncGenerator[pb.StreamGenerateTextResponse, None]:
-        """Continues a prompt or a conversation and sends the text as it appears."""
+        """Continues a prompt or a conversation and streams the text."""
         arrived = time.monotonic()
         model = self._find(request)
         ([prompt], [field]), asked = await _read(request, deadline)
@@ -69,8 +69,8 @@ class GenerationService:
                     yield _delta(part, model, writer, reader.feed(part.output))
                     continue
                 if rest := list(reader.end()):
-                    held = Delta(output="", num_new_tokens=part.results[0].result.num_new_tokens)
-                    yield _delta(held, model, writer, rest)
+                    last = Delta(output="", num_new_tokens=part.results[0].result.num_new_tokens)
+                    yield _delta(last, model, writer, rest)
                 yield await _build(part, partial(_last_message, part, model, forms, arrived, writer.ids))
 
     def _find(self, request: Request) -> GenerationModel:
@@ -80,7 +80,7 @@ class GenerationService:
 async def _read(
     request: Request, deadline: float | None, sample_count: int = 1
 ) -> tuple[tuple[list[Prompt], list[str]], GenerationRequest]:
-    """Reads a request, off the event loop if it is large: JSON of tools takes up to 0.1 s a MiB."""
+    """Parses a request, off the event loop if it is large: JSON of tools takes up to 0.1 s a MiB."""
 
     def read() -> tuple[tuple[list[Prompt], list[str]], GenerationRequest]:
         return read_prompts(request), parse_request(request, sample_count=sample_count, deadline=deadline)
@@ -92,7 +92,7 @@ async def _read(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Forms:
-    """How the answers to a request mark what is told apart from their text."""
+    """Formats of tool calls and reasoning in the answers to a request."""
 
     reasoning: ReasoningForm | None
     calls: CallForm | None
@@ -101,7 +101,7 @@ class _Forms:
     def of(cls, model: GenerationModel, request: Request) -> _Forms:
         offers = bool(request.tools) and request.tool_choice != pb.TOOL_CHOICE_NONE
         return cls(
-            reasoning=model.reasoning_form if tells_reasoning(request) else None,
+            reasoning=model.reasoning_form if separates_reasoning(request) else None,
             calls=model.call_form() if offers else None,
         )
 
@@ -110,14 +110,14 @@ class _Forms:
 
 
 class _CallWriter:
-    """Writes the calls of one streamed answer."""
+    """Writes the tool calls of one streamed answer."""
 
     def __init__(self) -> None:
         self.ids: list[str] = []
-        """Of the calls so far."""
+        """Ids of the calls so far."""
 
     def write(self, parts: Iterable[AnswerPart]) -> tuple[str, str, list[pb.ToolCallDelta]]:
-        """Returns what parts of an answer think and say, and what they call."""
+        """Returns reasoning, text and tool calls of the parts of an answer."""
         reasoning, text, calls = "", "", list[pb.ToolCallDelta]()
         for part in parts:
             match part:
@@ -134,7 +134,7 @@ class _CallWriter:
 
 
 async def _build(answer: Answer[GeneratedText], make: Callable[[], Response]) -> Response:
-    """Makes a response of an answer, off the event loop if it has many tokens: the text of each is to be found."""
+    """Makes the response to a call, off the event loop if it has many tokens, each of which is decoded."""
     results = [text.result for text in answer.results]
     num_parts = sum(1 + len(token.top_tokens) for one in results for token in (*one.prompt_tokens, *one.tokens))
     return await build(num_parts, make, most_on_loop=_MAX_TOKENS_ON_LOOP)

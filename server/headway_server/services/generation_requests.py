@@ -1,4 +1,4 @@
-"""Reads what a generation request asks for. The model checks ranges."""
+"""Parsing of generation requests. The model checks ranges."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ _ROLES: Final[Mapping[pb.Role.ValueType, Role]] = {
 
 
 def read_prompts(request: Request) -> tuple[list[Prompt], list[str]]:
-    """Reads the prompts of a call, and the name of each for messages.
+    """Reads the prompts of a call, and the name of each for error messages.
 
     Raises:
-        InvalidInputError: There are several kinds, or a turn is not right as `check_turn` says.
+        InvalidInputError: There are several kinds of prompts, or a turn fails `check_turn`.
     """
     kinds = [field.name for field, _ in request.ListFields() if field.name in _KINDS]
     if len(kinds) > 1:
-        raise InvalidInputError(kinds[1], f"is given beside {kinds[0]}; give one of the two")
+        raise InvalidInputError(kinds[1], f"is given together with {kinds[0]}; give one of the two")
     if isinstance(request, pb.StreamGenerateTextRequest):
         kind = kinds[0] if kinds else "prompt"
-        return [_READERS[kind](getattr(request, kind), kind)], [kind + _PLACES.get(kind, "")]
+        return [_READERS[kind](getattr(request, kind), kind)], [kind + _SUFFIXES.get(kind, "")]
     kind = kinds[0] if kinds else "prompts"
     given = getattr(request, kind)
     names = [f"{kind}[{index}]" for index in range(len(given))]
     prompts = [_READERS[kind](one, name) for one, name in zip(given, names, strict=True)]
-    return prompts, [name + _PLACES.get(kind, "") for name in names]
+    return prompts, [name + _SUFFIXES.get(kind, "") for name in names]
 
 
 def _read_text(text: str, _: str) -> str:
@@ -75,8 +75,8 @@ _READERS: Final[Mapping[str, Callable[[Any, str], Prompt]]] = {
     "prompt_token_ids": _read_tokens,
 }
 _KINDS: Final = frozenset(_READERS)
-_PLACES: Final = {"prompt_token_ids": ".ids"}
-"""Where a prompt is in its message, for errors."""
+_SUFFIXES: Final = {"prompt_token_ids": ".ids"}
+"""Path of a prompt in its message, for error messages."""
 
 
 def _read_turn(field: str, message: pb.ChatMessage) -> ChatTurn:
@@ -99,10 +99,10 @@ def _read_turn(field: str, message: pb.ChatMessage) -> ChatTurn:
 
 
 def _read_tools(request: Request) -> ToolUse | None:
-    """Reads the tools of a call, and how the model may call them.
+    """Reads the tools of a call, and the rules for calling them.
 
     Raises:
-        InvalidInputError: They are set without a conversation or beside a constraint, or see `use_tools`.
+        InvalidInputError: Tools are set without a conversation or together with a constraint, or see `use_tools`.
     """
     choice = _CHOICES.read("tool_choice", request.tool_choice)
     if not request.tools:
@@ -119,42 +119,42 @@ def _read_tools(request: Request) -> ToolUse | None:
         name_field="required_tool_name",
     )
     if used is not None and request.parameters.HasField("constraint"):
-        raise InvalidInputError("parameters.constraint", "is set beside tools; leave one of the two out")
+        raise InvalidInputError("parameters.constraint", "is set together with tools; leave one of the two out")
     if used is not None and request.echo:
-        raise InvalidInputError("echo", "is set beside tools; leave one of the two out")
+        raise InvalidInputError("echo", "is set together with tools; leave one of the two out")
     return used
 
 
 def _read_tool(field: str, tool: pb.Tool) -> Tool:
     if not _NAME.fullmatch(tool.name):
         raise InvalidInputError(f"{field}.name", "must have 1 to 64 letters, digits, underscores and hyphens")
-    place = f"{field}.parameters_json_schema"
-    schema = read_object(tool.parameters_json_schema, place) if tool.parameters_json_schema else {}
-    return make_tool(tool.name, tool.description, schema, field=place)
+    path = f"{field}.parameters_json_schema"
+    schema = read_object(tool.parameters_json_schema, path) if tool.parameters_json_schema else {}
+    return make_tool(tool.name, tool.description, schema, field=path)
 
 
 def _check_of_conversation(request: Request, field: str) -> None:
     if not is_conversation(request):
-        raise InvalidInputError(field, "is set without a conversation, whose chat template it is for; leave it out")
+        raise InvalidInputError(field, "requires a conversation, whose chat template reads it; leave it out")
 
 
 def is_conversation(request: Request) -> bool:
-    """Returns True if a request has conversations in place of prompts."""
+    """Returns True if a request has conversations instead of prompts."""
     if isinstance(request, pb.GenerateTextRequest):
         return bool(request.conversations)
     return request.HasField("conversation")
 
 
 def parse_request(request: Request, *, deadline: float | None, sample_count: int = 1) -> GenerationRequest:
-    """Reads what a request asks for beside its prompts.
+    """Parses the parameters of a request.
 
     Args:
         request: The request.
-        deadline: When the caller stops waiting, by `time.monotonic`.
-        sample_count: Of a unary request.
+        deadline: End of the caller's wait, in seconds of `time.monotonic`.
+        sample_count: Samples of a unary request.
 
     Raises:
-        InvalidInputError: The constraint is of no kind, or a number does not depend on the model and is out of range.
+        InvalidInputError: The constraint has no kind, or a number is outside of its model-independent range.
     """
     wanted = None
     if request.HasField("log_probabilities"):
@@ -175,20 +175,20 @@ def parse_request(request: Request, *, deadline: float | None, sample_count: int
         deadline=deadline,
         tools=_read_tools(request),
         variables=variables,
-        shows_reasoning=tells_reasoning(request),
+        shows_reasoning=separates_reasoning(request),
     )
 
 
-def tells_reasoning(request: Request) -> bool:
-    """Returns True if an answer tells what the model thinks apart: that of a conversation, which is not repeated."""
+def separates_reasoning(request: Request) -> bool:
+    """Returns True if the answer has reasoning in a separate field: a conversation without echo."""
     return is_conversation(request) and not request.echo
 
 
 def parse_parameters(parameters: pb.GenerationParameters) -> dict[str, Any]:
-    """Reads the parameters that are set; their names are those of the server's `SamplingParameters`.
+    """Reads the set parameters, by the names of `SamplingParameters`.
 
     Raises:
-        InvalidInputError: The constraint is of no kind.
+        InvalidInputError: The constraint has no kind.
     """
     given = set_fields(parameters) | set_fields(parameters.sampling)
     given.pop("sampling", None)

@@ -1,7 +1,7 @@
-"""Answers health checks: `grpc.health.v1.Health`.
+"""Health checks: `grpc.health.v1.Health`.
 
-The servicer of the library `grpc_health` holds a lock while it sends to a watcher, so that one who reads nothing keeps
-every further state from being set. This one holds none, and its streams are sent as all others are.
+The servicer of the library `grpc_health` holds a lock while it sends to a watcher, so a watcher that does not read
+blocks all further changes. This servicer has no lock, and its streams have the same timeouts as others.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ _UNKNOWN: Final = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
 class Health:
-    """The health of services by full name, and of the server as a whole by the empty one. Belongs to the event loop."""
+    """Health of services by full name, and of the server by the empty name. For the event loop alone."""
 
     def __init__(self) -> None:
-        """Knows the server alone, which is not serving yet."""
+        """Starts with the server alone, not serving."""
         self._states: dict[str, Any] = {"": _NOT_SERVING}
         self._changed = asyncio.Event()
         self._is_closing = False
 
     @property
     def procedures(self) -> dict[str, Procedure]:
-        """Its methods by their full names."""
+        """Its methods by full name."""
         methods = frozenset(method.name for method in SERVICE.methods)
         most = PARSED_ON_LOOP_BYTES
         return procedures_of(SERVICE, self, max_bytes=most, max_text_bytes=most, probes=methods)
 
     def set(self, service: str, *, is_serving: bool) -> None:
-        """Sets the state of a service; of none after `close`."""
+        """Sets the state of a service; no effect after `close`."""
         if not self._is_closing:
             self._change({service: _SERVING if is_serving else _NOT_SERVING})
 
     def close(self) -> None:
-        """Says from now on that nothing is serving."""
+        """Sets all services to not serving, for good."""
         self._is_closing = True
         self._change(dict.fromkeys(self._states, _NOT_SERVING))
 
@@ -58,10 +58,10 @@ class Health:
     async def Check(
         self, request: health_pb2.HealthCheckRequest, _deadline: float | None
     ) -> health_pb2.HealthCheckResponse:
-        """Says whether a service is serving.
+        """Returns the state of a service.
 
         Raises:
-            ServiceNotFoundError: There is none of that name.
+            ServiceNotFoundError: There is no service of that name.
         """
         state = self._states.get(request.service)
         if state is None:
@@ -71,21 +71,21 @@ class Health:
     async def List(
         self, _request: health_pb2.HealthListRequest, _deadline: float | None
     ) -> health_pb2.HealthListResponse:
-        """Says of every service whether it is serving."""
+        """Returns the state of every service."""
         states = {service: health_pb2.HealthCheckResponse(status=state) for service, state in self._states.items()}
         return health_pb2.HealthListResponse(statuses=states)
 
     async def Watch(
         self, request: health_pb2.HealthCheckRequest, _deadline: float | None
     ) -> AsyncGenerator[health_pb2.HealthCheckResponse, None]:
-        """Says it now and whenever that changes; a state that was over before it could be sent is left out."""
-        told = None
+        """Sends the state now and at every change; a state that changes before it is sent is skipped."""
+        sent = None
         while True:
-            changed = self._changed  # before the state is read, so that no change is missed
+            changed = self._changed  # read before the state, so no change is missed
             state = self._states.get(request.service, _UNKNOWN)
-            if state != told:
+            if state != sent:
                 yield health_pb2.HealthCheckResponse(status=state)
-                told = state
+                sent = state
             else:
                 await changed.wait()
 

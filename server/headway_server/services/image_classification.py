@@ -15,19 +15,19 @@ from headway_server.tasks.table import CLASSIFY_IMAGES, LABEL_IMAGES
 
 
 class ImageClassificationService:
-    """Answers from the host's image models."""
+    """Servicer of image classification models."""
 
     def __init__(self, host: ModelHost) -> None:
         self._host = host
 
     async def ClassifyImage(self, request: pb.ClassifyImageRequest, deadline: float | None) -> pb.ClassifyImageResponse:
-        """Gives every image its most likely labels."""
+        """Classifies every image."""
         arrived = time.monotonic()
         if request.candidate_labels:
             model, answer = await self._match(request, deadline)
         else:
             if request.templates:
-                raise InvalidInputError("templates", "is set without candidate_labels, which it is for; leave it out")
+                raise InvalidInputError("templates", "requires candidate_labels; leave it out")
             model = find_model(self._host, CLASSIFY_IMAGES, request)
             images = await images_of(self._host, request.images, request.image_ids)
             answer = await model.classify(images, top_k=request.top_k, deadline=deadline)
@@ -42,7 +42,7 @@ class ImageClassificationService:
     async def _match(
         self, request: pb.ClassifyImageRequest, deadline: float | None
     ) -> tuple[ImageClassifier, Answer[ClassifiedImage]]:
-        """Labels images with the labels of the request."""
+        """Classifies images by the labels of the request."""
         model, texts = self._host.find_able_pair(LABEL_IMAGES, request.model, request.model_version)
         images, labels = await images_of(self._host, request.images, request.image_ids), list(request.candidate_labels)
         vectors = await texts.embed_labels(labels, list(request.templates), deadline=deadline)

@@ -19,30 +19,30 @@ from headway_server.tasks.table import GENERATE_IMAGES
 
 _SAMPLERS: Final = WireEnum(pb.DiffusionSampler, DiffusionSampler, unspecified=DiffusionSampler.DPM_SOLVER_PP_2M)
 _PARAMETERS: Final = {"step_count": "num_steps"} | {name: name for name in ("guidance_scale", "seed", "strength")}
-"""What the fields of the message are called in a request for drawings."""
+"""Names of the message's fields in `ImageGenerationRequest`."""
 
 
 class ImageGenerationService:
-    """Answers from the host's models that draw images."""
+    """Servicer of image generation models."""
 
     def __init__(self, host: ModelHost) -> None:
         self._host = host
 
     async def GenerateImage(self, request: pb.GenerateImageRequest, deadline: float | None) -> pb.GenerateImageResponse:
-        """Draws the images of a call."""
+        """Generates the images of a call."""
         arrived = time.monotonic()
         model = self._find(request)
         count = {"num_images": request.image_count} if request.HasField("image_count") else {}
-        answer = await model.draw(await self._asked(request, **count), deadline=deadline)
+        answer = await model.generate(await self._asked(request, **count), deadline=deadline)
         return pb.GenerateImageResponse(
-            results=[_drawn(image) for image in answer.results],
+            results=[_generated_image(image) for image in answer.results],
             **signed(model, answer.timings, arrived),
         )
 
     def StreamGenerateImage(
         self, request: pb.StreamGenerateImageRequest, deadline: float | None
     ) -> AsyncGenerator[pb.StreamGenerateImageResponse, None]:
-        """Draws an image and tells of every step."""
+        """Generates an image and streams its progress."""
         arrived = time.monotonic()
         model = self._find(request)
 
@@ -58,10 +58,10 @@ class ImageGenerationService:
     async def _asked(
         self, request: pb.GenerateImageRequest | pb.StreamGenerateImageRequest, **more: Any
     ) -> ImageGenerationRequest:
-        """Reads what a request asks for; a field that is not set takes its default.
+        """Parses a request; unset fields take their defaults.
 
         Raises:
-            InvalidInputError: Something is out of its range.
+            InvalidInputError: A value is out of its range.
         """
         parameters = request.parameters
         given = {_PARAMETERS[field]: value for field, value in set_fields(parameters).items() if field in _PARAMETERS}
@@ -87,10 +87,10 @@ def _progress(part: ImageProgress) -> dict[str, Any]:
 
 
 def _last(image: GeneratedImage) -> dict[str, Any]:
-    return {"completed_step_count": image.num_steps, "step_count": image.num_steps, "result": _drawn(image)}
+    return {"completed_step_count": image.num_steps, "step_count": image.num_steps, "result": _generated_image(image)}
 
 
-def _drawn(image: GeneratedImage) -> pb.GeneratedImage:
+def _generated_image(image: GeneratedImage) -> pb.GeneratedImage:
     return pb.GeneratedImage(
         png=image.png, seed=image.seed, step_count=image.num_steps, width=image.width, height=image.height
     )

@@ -1,4 +1,4 @@
-"""ImageService, and the images of requests: those that come with a call, and those that were prepared."""
+"""ImageService, and the images of requests: sent with a call, or prepared."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from headway_server.serving.host import ModelHost
 from headway_server.serving.images import SentImage, name_images
 from headway_server.serving.limits import check_count
 from headway_server.tasks.images.model import ImageModel
-from headway_server.tasks.table import KEEP_IMAGES
+from headway_server.tasks.table import PREPARE_IMAGES
 
 
 class ImageService:
-    """Keeps images for calls that name them by id."""
+    """Stores images for calls that name them by id."""
 
     def __init__(self, host: ModelHost) -> None:
         self._host = host
 
     async def PrepareImage(self, request: pb.PrepareImageRequest, deadline: float | None) -> pb.PrepareImageResponse:
-        """Keeps images, and has a model read them if one is named."""
+        """Stores images, and computes a model's outputs if one is named."""
         arrived = time.monotonic()
         check_count("images", len(request.images), MAX_IMAGES)
         model = self._find(request.model, request.model_version)
@@ -40,32 +40,32 @@ class ImageService:
         )
 
     def _find(self, name: str, version: str) -> ImageModel | None:
-        """Returns the model that is named, or None.
+        """Returns the named model, or None.
 
         Raises:
-            RequestError: It is not there, or reads no images.
+            RequestError: It does not exist, or reads no images.
         """
         if not name:
             if version:
-                raise InvalidInputError("model_version", "is set without model; name the model too")
+                raise InvalidInputError("model_version", "requires model; name the model too")
             return None
-        return self._host.find_able(KEEP_IMAGES, name, version)
+        return self._host.find_able(PREPARE_IMAGES, name, version)
 
 
 async def images_of(
     host: ModelHost, images: Sequence[bytes], image_ids: Sequence[str], max_ids: int = MAX_IMAGES
 ) -> list[bytes] | list[SentImage]:
-    """Returns the images of a request, which brings them or names prepared ones.
+    """Returns the images of a request, sent with it or prepared.
 
     Raises:
-        InvalidInputError: It does both, or they are too few or too many.
-        ImageNotFoundError: One that it names is not there.
+        InvalidInputError: It has both kinds, or too few or too many images.
+        ImageNotFoundError: A prepared image does not exist.
     """
     if not image_ids:
         check_count("images", len(images), MAX_IMAGES)
         return list(images)
     if images:
-        raise InvalidInputError("image_ids", "is set beside images; give one of them")
+        raise InvalidInputError("image_ids", "is set together with images; give one of them")
     check_count("image_ids", len(image_ids), max_ids)
     return await host.images.find(image_ids)
 
@@ -74,13 +74,13 @@ async def image_of(host: ModelHost, image: bytes, image_id: str, prefix: str = "
     """Returns the one image of a request; errors as `images_of`.
 
     Args:
-        host: Knows those that were prepared.
-        image: The image; empty where it was prepared.
-        image_id: Its id; empty where it comes with the request.
-        prefix: What the names of both fields begin with.
+        host: Host with the prepared images.
+        image: The image; empty for a prepared one.
+        image_id: Id of a prepared image; empty for one sent with the request.
+        prefix: Prefix of both fields' names.
     """
     if image_id and image:
-        raise InvalidInputError(f"{prefix}image_id", f"is set beside {prefix}image; give one of them")
+        raise InvalidInputError(f"{prefix}image_id", f"is set together with {prefix}image; give one of them")
     if image_id:
         [found] = await host.images.find([image_id], f"{prefix}image_id")
         return found

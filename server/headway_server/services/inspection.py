@@ -19,19 +19,19 @@ from headway_server.tasks.table import INSPECT_GENERATION, INSPECT_IMAGES, INSPE
 
 _SUMMARIES: Final = WireEnum(pb.AttentionSummary, Summary, unspecified=Summary.EACH_HEAD)
 _MAX_NUMBERS: Final = 1024
-"""Layers, or heads, that a call may name."""
+"""Maximum layers, or heads, named by a call."""
 _WEIGHTS_OF_A_PART: Final = 16
-"""Weights that take as long to put into a message as a small message takes to make."""
+"""Weights whose serialization takes as long as one small message."""
 
 
 class InspectionService:
-    """Shows what the host's models attend to."""
+    """Servicer of attention maps."""
 
     def __init__(self, host: ModelHost) -> None:
         self._host = host
 
     async def InspectText(self, request: pb.InspectTextRequest, deadline: float | None) -> pb.InspectTextResponse:
-        """Shows what the tokens of a text attend to."""
+        """Returns attention maps of a text."""
         arrived = time.monotonic()
         model = find_model(self._host, INSPECT_TEXTS, request)
         found = await model.inspect(
@@ -50,7 +50,7 @@ class InspectionService:
         )
 
     async def InspectImage(self, request: pb.InspectImageRequest, deadline: float | None) -> pb.InspectImageResponse:
-        """Shows what the patches of an image attend to."""
+        """Returns attention maps of an image."""
         arrived = time.monotonic()
         model = find_model(self._host, INSPECT_IMAGES, request)
         image = await image_of(self._host, request.image, request.image_id)
@@ -66,7 +66,7 @@ class InspectionService:
     async def InspectGeneration(
         self, request: pb.InspectGenerationRequest, deadline: float | None
     ) -> pb.InspectGenerationResponse:
-        """Shows what the tokens of a text attend to in a generation model."""
+        """Returns attention maps of a text in a generation model."""
         arrived = time.monotonic()
         model = find_model(self._host, INSPECT_GENERATION, request)
         found = await model.inspect(
@@ -86,7 +86,7 @@ class InspectionService:
     async def InspectTranslation(
         self, request: pb.InspectTranslationRequest, deadline: float | None
     ) -> pb.InspectTranslationResponse:
-        """Shows what the tokens of a source and of its translation attend to."""
+        """Returns attention maps of a source and its translation."""
         arrived = time.monotonic()
         model = find_model(self._host, INSPECT_TRANSLATION, request)
         found = await model.inspect(
@@ -106,10 +106,10 @@ class InspectionService:
 
 
 def _asked(options: pb.AttentionOptions) -> AttentionRequest:
-    """Parses which weights a call asks for.
+    """Parses the layers, heads and summary of a request.
 
     Raises:
-        InvalidInputError: There is no such summary, or there are more layers or heads than any model has.
+        InvalidInputError: The summary is unknown, or there are more layers or heads than any model has.
     """
     for field, numbers in (("attention.layers", options.layers), ("attention.heads", options.heads)):
         if numbers:
@@ -164,7 +164,7 @@ def _tokens(tokens: Iterable[InspectedToken]) -> list[pb.InspectedToken]:
 
 
 def _attention(maps: Sequence[AttentionMap]) -> pb.Attention:
-    # A list of the numbers would take eight times as much memory as the array.
+    # A list would take eight times the memory of the array.
     rows, columns = maps[0].weights.shape if maps else (0, 0)
     return pb.Attention(
         row_count=rows,

@@ -1,4 +1,4 @@
-"""What the servicers share: the messages of `common.proto`."""
+"""Messages of `common.proto`, shared by the servicers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MessageT = TypeVar("MessageT", bound=Message)
 PartT = TypeVar("PartT")
 ResultT = TypeVar("ResultT")
 Parts: TypeAlias = AsyncGenerator[PartT | Answer[ResultT], None]
-"""What a model yields; an answer with one result comes last."""
+"""Parts of a streamed result; an answer with one result comes last."""
 
 _MAX_PARTS_ON_LOOP: Final = 1_000
 
@@ -37,7 +37,7 @@ FINISH_REASONS: Final = WireEnum(common_pb2.FinishReason, FinishReason)
 
 
 def as_unary(request: Message, kind: type[MessageT]) -> MessageT:
-    """Returns the request of a unary method, with one input, for that of its stream: the two share their numbers."""
+    """Converts a streaming request to the unary method's request with one input; field numbers are equal."""
     return kind.FromString(request.SerializeToString())
 
 
@@ -50,15 +50,15 @@ async def stream_of(
     delta: Callable[[PartT], Mapping[str, Any]],
     last: Callable[[ResultT], Mapping[str, Any]],
 ) -> AsyncGenerator[MessageT, None]:
-    """Makes the messages of a stream of what a model yields.
+    """Makes the messages of a stream from a model's parts.
 
     Args:
-        kind: Of the messages.
-        parts: What the model yields, or a function that begins it.
+        kind: Type of the messages.
+        parts: Parts of the model, or a function that starts them.
         model: The model.
-        arrived: When the call came, by `time.monotonic`.
-        delta: Returns the fields of the message of a part.
-        last: Returns those of the last message, for the result.
+        arrived: Arrival of the call, in seconds of `time.monotonic`.
+        delta: Returns the message fields of a part.
+        last: Returns the message fields of the result.
     """
     async with aclosing(await parts() if callable(parts) else parts) as yielded:
         async for part in yielded:
@@ -70,28 +70,28 @@ async def stream_of(
 
 
 def text_delta(part: Delta) -> dict[str, Any]:
-    """Returns the fields of a message that carries the next part of a text."""
+    """Returns the message fields of the next part of a text."""
     return {"text_delta": part.output, "new_token_count": part.num_new_tokens}
 
 
 def find_model(host: ModelHost, ability: Ability[KindT], request: Any) -> KindT:
-    """Finds the model for a request that asks for an ability; errors are those of `ModelFinder.find`."""
+    """Finds a request's model for an ability; errors are those of `ModelFinder.find`."""
     return host.find_able(ability, request.model, request.model_version)
 
 
 def signed(model: ServedModel | None, timings: CallTimings, arrived: float) -> dict[str, Any]:
-    """Returns the fields of a response that say which model has answered, and where the time went.
+    """Returns the model and timings fields of a response.
 
     Args:
-        model: None if none was asked.
-        timings: Of the task.
-        arrived: When the call came, by `time.monotonic`.
+        model: The model; None if there is none.
+        timings: Timings of the task.
+        arrived: Arrival of the call, in seconds of `time.monotonic`.
     """
     return {"model": None if model is None else _reference(model), "timings": _timings(timings, arrived)}
 
 
 def _reference(model: ServedModel) -> common_pb2.ModelReference:
-    """Names the model that answered a call."""
+    """Returns the reference to a model."""
     manifest = model.bundle.manifest
     return common_pb2.ModelReference(
         name=manifest.name, version=manifest.version, variant=VARIANTS.number(model.precision)
@@ -99,7 +99,7 @@ def _reference(model: ServedModel) -> common_pb2.ModelReference:
 
 
 def _timings(timings: CallTimings, arrived: float) -> common_pb2.Timings:
-    """Says where the time of a call went that `arrived` at that time by `time.monotonic`."""
+    """Returns the timings of a call; `arrived` is its arrival, in seconds of `time.monotonic`."""
     return common_pb2.Timings(
         total=duration(time.monotonic() - arrived),
         queue=duration(timings.queue_s),
@@ -109,9 +109,9 @@ def _timings(timings: CallTimings, arrived: float) -> common_pb2.Timings:
 
 
 async def build(num_parts: int, make: Callable[[], Response], *, most_on_loop: int = _MAX_PARTS_ON_LOOP) -> Response:
-    """Makes a response of so many small messages, off the event loop if they are many.
+    """Makes a response of `num_parts` small messages, off the event loop if they are many.
 
-    A thousand take a millisecond; 256 texts with 1,000 labels each would keep every other call waiting for a second.
+    A thousand take a millisecond; 256 texts with 1,000 labels each would block the event loop for a second.
     """
     if num_parts <= most_on_loop:
         return make()
@@ -119,7 +119,7 @@ async def build(num_parts: int, make: Callable[[], Response], *, most_on_loop: i
 
 
 def label_scores(labels: Iterable[ScoredLabel]) -> list[common_pb2.LabelScore]:
-    """Makes messages of labels and their probabilities."""
+    """Converts labels and their probabilities to messages."""
     return [
         common_pb2.LabelScore(label=scored.label, probability=scored.probability, selected=scored.is_selected)
         for scored in labels
@@ -132,24 +132,24 @@ def text_inputs(request: Any) -> TextInputs:
 
 
 def text_span(span: tuple[int, int]) -> common_pb2.TextSpan:
-    """Makes a message of a span's first character and of the one after its last."""
+    """Converts a span, first character and exclusive end, to a message."""
     return common_pb2.TextSpan(start=span[0], end=span[1])
 
 
 def box(sides: Iterable[float]) -> common_pb2.Box:
-    """Makes a message of a rectangle's left, top, right and bottom, in pixels."""
+    """Converts left, top, right and bottom in pixels to a message."""
     left, top, right, bottom = sides
     return common_pb2.Box(left=left, top=top, right=right, bottom=bottom)
 
 
 def duration(seconds: float) -> Duration:
-    """Makes a `Duration` of seconds, to the nanosecond."""
+    """Converts seconds to a `Duration`, to the nanosecond."""
     whole, nanos = divmod(round(seconds * 1e9), 1_000_000_000)
     return Duration(seconds=whole, nanos=nanos)
 
 
 def set_fields(message: Message) -> dict[str, Any]:
-    """Returns the fields of a message that are set, by name; repeated ones as tuples."""
+    """Returns the set fields of a message by name; repeated ones as tuples."""
     return {
         field.name: value if isinstance(value, bool | int | float | str | bytes | Message) else tuple(value)
         for field, value in message.ListFields()

@@ -23,7 +23,7 @@ _STATES: Final = WireEnum(pb.BundleState, ModelState)
 
 
 class ModelService:
-    """Describes the models of a host, and changes which they are."""
+    """Servicer that describes, loads and unloads the models of a host."""
 
     def __init__(self, host: ModelHost) -> None:
         self._host = host
@@ -48,7 +48,7 @@ class ModelService:
         )
 
     async def GetModel(self, request: pb.GetModelRequest, _deadline: float | None) -> pb.GetModelResponse:
-        """Describes one model, manifest included."""
+        """Describes one model, including its manifest."""
         if not request.model:
             raise InvalidInputError("model", "is empty; name one of the models that ListModels lists")
         model = self._host.get(request.model, request.model_version)
@@ -67,7 +67,7 @@ class ModelService:
         )
 
     async def LoadModel(self, request: pb.LoadModelRequest, _deadline: float | None) -> pb.LoadModelResponse:
-        """Loads a version, or replaces it by what is in the store now."""
+        """Loads a version, or replaces it with the store's current one."""
         model = await self._host.load(request.model, request.model_version)
         return pb.LoadModelResponse(model=self._message(model))
 
@@ -77,7 +77,7 @@ class ModelService:
         return pb.UnloadModelResponse()
 
     async def ScanStore(self, _request: pb.ScanStoreRequest, _deadline: float | None) -> pb.ScanStoreResponse:
-        """Looks at the store now."""
+        """Scans the store now."""
         return pb.ScanStoreResponse(bundles=_bundles(await self._host.scan()))
 
     async def SetRoute(self, request: pb.SetRouteRequest, _deadline: float | None) -> pb.SetRouteResponse:
@@ -136,7 +136,7 @@ class ModelService:
 
 
 def _invalid(error: ValidationError) -> InvalidInputError:
-    """Names the first wrong field of a route or an alias."""
+    """Returns an error for the first invalid field of a route or an alias."""
     first = error.errors(include_url=False, include_input=False)[0]
     message = str(first["msg"]).removeprefix("Value error, ")
     field, _, description = message.partition(": ") if not first["loc"] else (str(first["loc"][0]), "", message)
@@ -153,14 +153,18 @@ def _bundles(bundles: Iterable[BundleStatus]) -> list[pb.BundleStatus]:
 
 
 def _check_known(field: str, name: str, known: Iterable[str]) -> None:
-    """Refuses a name by which no model is listed."""
+    """Refuses the name of an unknown model.
+
+    Raises:
+        InvalidInputError: No model is listed by this name.
+    """
     if name and name not in known:
         names = ", ".join(dict.fromkeys(known))
         raise InvalidInputError(field, f"is {quoted(name)}; must be one of {names}, or left out for all models")
 
 
 def _labels(manifest: Manifest) -> tuple[str, ...]:
-    """Returns the labels that an answer may name; the manifest of a token classifier has tags in their place."""
+    """Returns the possible labels of an answer; the manifest of a token classifier has tags instead."""
     of_tokens = manifest.task is Task.TOKEN_CLASSIFICATION
     return TagSet.parse(manifest.labels).labels if of_tokens else manifest.labels
 

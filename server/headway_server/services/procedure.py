@@ -1,4 +1,4 @@
-"""A method of a service, as every transport calls it: bytes become a request, which is answered."""
+"""Methods of services, called by every transport: bytes are parsed to a request, which is answered."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from headway_server.tasks.table import RPCS
 Request = TypeVar("Request")
 
 PARSED_ON_LOOP_BYTES: Final = 64 * 2**10
-"""A request of so few bytes is parsed on the event loop, in 3 ms at most; 20 MiB of images take 10 ms."""
+"""Maximum bytes of a request parsed on the event loop, at most 3 ms; 20 MiB of images take 10 ms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,24 +37,24 @@ class Procedure:
     request: Descriptor
     """Describes it."""
     answer: Callable[..., Any]
-    """Answers one request: takes it and the deadline, by `time.monotonic` (None: there is none), and is a coroutine or,
-    where `is_stream`, an asynchronous generator. Where `takes_stream`: a coroutine that takes `StreamedCalls`."""
+    """Takes a request and its deadline in seconds of `time.monotonic` (None: no deadline). A coroutine, or with
+    `is_stream` an asynchronous generator. With `takes_stream`, a coroutine that takes `StreamedCalls`."""
     is_stream: bool
-    """True if there are several responses."""
+    """True for a stream of responses."""
     takes_stream: bool
-    """True if there are several requests, each of which is a call."""
+    """True for a stream of requests, each a call."""
     max_bytes: int
     """Largest request."""
     is_admin: bool
     """True if it changes the server."""
     is_probe: bool
-    """True if it answers while the server drains, and counts as no call."""
+    """True if it answers while the server drains, and does not count as a call."""
 
     async def parse(self, data: bytes) -> Any:
-        """Makes a request of its bytes, off the event loop if they are many.
+        """Parses a request, off the event loop if it is large.
 
         Raises:
-            InvalidInputError: They are too many, hold too many fields, or are no such message.
+            InvalidInputError: It is too large, has too many fields, or is not a message of this method.
         """
         if len(data) > self.max_bytes:
             raise InvalidInputError(
@@ -81,18 +81,18 @@ def procedures_of(
     max_text_bytes: int,
     probes: frozenset[str] = frozenset(),
 ) -> dict[str, Procedure]:
-    """Returns the methods of a service by their full names.
+    """Returns the methods of a service by full name.
 
     Args:
-        service: Its description.
-        servicer: Has a method for each, of its name.
-        max_bytes: Largest request of a method whose requests may hold bytes, such as images.
-        max_text_bytes: Largest request of another.
+        service: Descriptor of the service.
+        servicer: Object with a method of each name.
+        max_bytes: Maximum bytes of requests that have a field of bytes, such as images.
+        max_text_bytes: Maximum bytes of other requests.
         probes: Names of the methods that answer while the server drains; their requests are small.
     """
 
     def procedure(method: MethodDescriptor) -> Procedure:
-        limit = max_bytes if holds_bytes(method.input_type) else max_text_bytes
+        limit = max_bytes if has_bytes_field(method.input_type) else max_text_bytes
         return Procedure(
             name=f"/{service.full_name}/{method.name}",
             request_type=GetMessageClass(method.input_type),
@@ -108,8 +108,8 @@ def procedures_of(
     return {made.name: made for made in map(procedure, service.methods)}
 
 
-def holds_bytes(message: Descriptor) -> bool:
-    """Returns True if a message, or one within it, has a field of bytes."""
+def has_bytes_field(message: Descriptor) -> bool:
+    """Returns True if a message, or a nested one, has a field of bytes."""
     seen: set[str] = set()
 
     def looks(at: Descriptor) -> bool:
@@ -125,7 +125,7 @@ def holds_bytes(message: Descriptor) -> bool:
 
 
 class StreamedCall(Generic[Request]):
-    """A request of a stream, which is a call of its own."""
+    """A request of a stream, a call by itself."""
 
     def __init__(
         self, data: bytes, begin: Callable[[bytes], AbstractAsyncContextManager[Call]], procedure: Procedure
@@ -137,8 +137,8 @@ class StreamedCall(Generic[Request]):
 
     @asynccontextmanager
     async def answer(self) -> AsyncIterator[Request]:
-        """Surrounds all work that is done for the call; gives its request. Errors are those of `Calls.answer`."""
-        data, self._data = self._data, b""  # which is not counted any more when the call has ended
+        """Surrounds all work of the call, with its request. Errors are those of `Calls.answer`."""
+        data, self._data = self._data, b""  # freed, as its bytes are not counted after the call
         async with self._begin(data) as self._call:
             with no_panics():
                 request = await self._procedure.parse(data)
@@ -146,33 +146,33 @@ class StreamedCall(Generic[Request]):
                 yield request
 
     def status_of(self, error: Exception) -> status_pb2.Status:
-        """Describes an error that has ended the call to its caller; logs it if it is the server's own."""
+        """Returns the status of the call's error; logs an internal one."""
         return to_status(error, self._procedure.name, self._call)
 
 
 @dataclass(slots=True, kw_only=True)
 class StreamedCalls(Generic[Request]):
-    """The calls of a stream, as they arrive, and their answers."""
+    """Calls of a stream and their answers."""
 
     calls: AsyncIterator[StreamedCall[Request]]
     write: Callable[[object], Awaitable[None]]
-    """Sends a message. CancelledError where the caller has gone."""
+    """Sends a message. CancelledError if the client disconnected."""
     metadata: dict[str, str] = field(default_factory=dict)
-    """What came with the stream; keys in lower case."""
+    """Metadata of the stream; keys in lower case."""
     deadline: float | None = None
-    """When the caller stops waiting, by `time.monotonic`."""
+    """End of the caller's wait, in seconds of `time.monotonic`."""
     is_over: bool = False
-    """True if the caller has gone, or has not read an answer for too long."""
+    """True if the client disconnected, or did not read an answer in time."""
     _writing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)  # a transport takes one message at a time
 
     def __aiter__(self) -> AsyncIterator[StreamedCall[Request]]:
         return self.calls
 
     async def send(self, response: object) -> None:
-        """Sends a message; may be called by several tasks at a time.
+        """Sends a message; safe for concurrent tasks.
 
         Raises:
-            RequestError: The caller has gone, or see `PeerWaits.unread`.
+            RequestError: The client disconnected, or see `PeerWaits.unread`.
         """
         async with self._writing:
             try:

@@ -26,7 +26,7 @@ Message = TypeVar("Message", pb.RankedImage, pb.RankedText)
 
 
 class RankingService:
-    """Ranks with the host's models."""
+    """Servicer of ranking and scoring."""
 
     def __init__(self, host: ModelHost) -> None:
         self._host = host
@@ -70,7 +70,7 @@ class RankingService:
             )
         else:
             if request.query_prompt_name:
-                raise InvalidInputError("query_prompt_name", "is set for a query that is an image; leave it out")
+                raise InvalidInputError("query_prompt_name", "is set for an image query; leave it out")
             model, images = self._host.find_able_pair(RANK_TEXTS_BY_IMAGE, request.model, request.model_version)
             query, timings = await self._image_query(request, images, deadline)
             vectors = await model.embed_set(
@@ -87,7 +87,7 @@ class RankingService:
         )
 
     async def ScoreText(self, request: pb.ScoreTextRequest, deadline: float | None) -> pb.ScoreTextResponse:
-        """Gives every text or pair its score."""
+        """Scores every text or pair."""
         arrived = time.monotonic()
         model = find_model(self._host, SCORE_TEXTS, request)
         answer = await model.score(text_inputs(request), deadline=deadline)
@@ -102,17 +102,17 @@ class RankingService:
     async def _image_query(
         self, request: pb.RankImagesRequest | pb.RankTextsRequest, model: ImageClassifier, deadline: float | None
     ) -> tuple[NDArray[np.float32], CallTimings]:
-        """Returns the vector of a query that is an image, (D,) of length one."""
+        """Returns the vector of an image query, (D,) of length one."""
         image = await image_of(self._host, request.query_image, request.query_image_id, "query_")
         vectors, timings = await embed_images(model, [image], deadline=deadline)
         return vectors[0], timings
 
 
 def _kind_of_query(request: pb.RankImagesRequest | pb.RankTextsRequest) -> str:
-    """Returns the field that holds the query.
+    """Returns the field of the query.
 
     Raises:
-        InvalidInputError: None does.
+        InvalidInputError: No query is set.
     """
     kind: str | None = request.WhichOneof("query")
     if kind is None:

@@ -1,4 +1,4 @@
-"""The services that the server offers: what every transport calls."""
+"""Registry of the server's services, for all transports."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ class Service:
     """One service of headway's own protocol."""
 
     file: Any
-    """The module of its `.proto` file, which describes it alone."""
+    """Module of its `.proto` file, which has this service only."""
     servicer: Callable[[ModelHost], object]
-    """Makes what answers its calls."""
+    """Makes its servicer."""
 
     @property
     def descriptor(self) -> ServiceDescriptor:
@@ -85,12 +85,12 @@ OPEN_INFERENCE: Final[ServiceDescriptor] = grpc_predict_v2_pb2.DESCRIPTOR.servic
 
 
 def service_descriptors() -> list[ServiceDescriptor]:
-    """Returns the descriptions of the services: headway's own and the Open Inference Protocol."""
+    """Returns the descriptors of all services: headway's own and the Open Inference Protocol."""
     return [*(service.descriptor for service in SERVICES), OPEN_INFERENCE]
 
 
 def service_abilities(descriptor: ServiceDescriptor) -> frozenset[Ability[Any]]:
-    """Returns what the calls of a service ask of models; the service is healthy if a model can do one of these."""
+    """Returns the abilities of a service's calls; it is healthy if a model has one of them."""
     return frozenset(ability for method in descriptor.methods for ability in RPCS[method.name].abilities)
 
 
@@ -101,14 +101,13 @@ def make_procedures(
     is_draining: Callable[[], bool],
     statistics: open_inference.Statistics | None = None,
 ) -> dict[str, Procedure]:
-    """Returns the methods of all services by their full names, `/package.Service/Method`.
+    """Returns the methods of all services by full name, `/package.Service/Method`.
 
     Args:
-        host: Its models answer.
-        settings: Of the server.
-        is_draining: Says whether the server is shutting down.
-        statistics: What the Open Inference Protocol says that models have computed, an observer of host and calls;
-            None: nothing.
+        host: Host of the models.
+        settings: Settings of the server.
+        is_draining: Returns True while the server shuts down.
+        statistics: Statistics of the Open Inference Protocol, an observer of host and calls; None: no statistics.
     """
     found: dict[str, Procedure] = {}
     procedures = partial(

@@ -19,10 +19,10 @@ from headway_server.services.procedure import StreamedCall, StreamedCalls
 from headway_server.serving.answers import NO_TIMINGS
 from headway_server.serving.host import ModelHost
 from headway_server.tasks.segmentation.model import (
+    ClickSession,
     EverythingRequest,
     MaskFormat,
     Point,
-    Pointing,
     SegmentationModel,
     SegmentMask,
     SegmentPrompt,
@@ -31,17 +31,17 @@ from headway_server.tasks.table import SEGMENT_IMAGES
 
 _FORMATS: Final = WireEnum(pb.MaskFormat, MaskFormat, unspecified=MaskFormat.RUNS)
 _EVERYTHING: Final = tuple(field.name for field in fields(EverythingRequest))
-"""Fields of the request that have the names of `EverythingRequest`."""
+"""Fields of the request with the names of `EverythingRequest`."""
 
 
 class SegmentationService:
-    """Answers from the host's segmentation models."""
+    """Servicer of segmentation models."""
 
     def __init__(self, host: ModelHost) -> None:
         self._host = host
 
     async def SegmentImage(self, request: pb.SegmentImageRequest, deadline: float | None) -> pb.SegmentImageResponse:
-        """Gives every prompt its masks."""
+        """Returns the masks of every prompt."""
         arrived = time.monotonic()
         model = self._find(request.model, request.model_version)
         answer = await model.segment(
@@ -62,7 +62,7 @@ class SegmentationService:
     async def SegmentEverything(
         self, request: pb.SegmentEverythingRequest, deadline: float | None
     ) -> AsyncGenerator[pb.SegmentEverythingResponse, None]:
-        """Sends the segments of an image, and at last what answered."""
+        """Streams the segments of an image, and last the model and timings."""
         arrived = time.monotonic()
         model = self._find(request.model, request.model_version)
         given = set_fields(request)
@@ -79,7 +79,7 @@ class SegmentationService:
         yield pb.SegmentEverythingResponse(**signed(model, segments.timings, arrived))
 
     async def SegmentInteractively(self, calls: StreamedCalls[pb.SegmentInteractivelyRequest]) -> None:
-        """Answers the clicks of a stream, one after another. What is wrong with one ends the stream."""
+        """Answers the clicks of a stream in order. An error ends the stream."""
         stream = _Clicks(self, calls.deadline)
         requests = aiter(calls)
         try:
@@ -91,21 +91,21 @@ class SegmentationService:
     def _find(self, name: str, version: str) -> SegmentationModel:
         return self._host.find_able(SEGMENT_IMAGES, name, version)
 
-    async def _point_at(
+    async def _open_clicks(
         self, request: pb.SegmentInteractivelyRequest, deadline: float | None
-    ) -> tuple[SegmentationModel, Pointing]:
+    ) -> tuple[SegmentationModel, ClickSession]:
         model = self._find(request.model, request.model_version)
         image = await image_of(self._host, request.image, request.image_id)
-        return model, await model.point_at(image, deadline=deadline)
+        return model, await model.open_clicks(image, deadline=deadline)
 
 
 class _Clicks:
-    """What a stream of clicks points at."""
+    """State of a stream of clicks."""
 
     def __init__(self, service: SegmentationService, deadline: float | None) -> None:
         self._service = service
         self._deadline = deadline
-        self._pointing: Pointing | None = None
+        self._clicks: ClickSession | None = None
 
     async def next_call(
         self, requests: AsyncIterator[StreamedCall[pb.SegmentInteractivelyRequest]]
@@ -113,9 +113,9 @@ class _Clicks:
         """Waits for a request; None at the end of the stream.
 
         Raises:
-            DeadlineError: None came for too long, while the stream holds an image.
+            DeadlineError: The stream has an image, and no request arrived in time.
         """
-        max_idle_s = None if self._pointing is None else self._pointing.model.max_idle_s
+        max_idle_s = None if self._clicks is None else self._clicks.model.max_idle_s
         try:
             async with asyncio.timeout(max_idle_s):
                 return await anext(requests, None)
@@ -127,18 +127,18 @@ class _Clicks:
         arrived = time.monotonic()
         async with call.answer() as request:
             timings = NO_TIMINGS
-            if self._pointing is None or request.image or request.image_id:
+            if self._clicks is None or request.image or request.image_id:
                 self.close()
-                model, self._pointing = await self._service._point_at(request, self._deadline)  # noqa: SLF001
-                timings = self._pointing.timings
+                model, self._clicks = await self._service._open_clicks(request, self._deadline)  # noqa: SLF001
+                timings = self._clicks.timings
             else:
                 if request.model or request.model_version:
                     raise InvalidInputError("model", "is set without an image; set it in the request with the image")
-                manifest = self._pointing.model.bundle.manifest
-                model = self._service._find(manifest.name, manifest.version)  # noqa: SLF001 (held until the call ends)
-                if model is not self._pointing.model:
+                manifest = self._clicks.model.bundle.manifest
+                model = self._service._find(manifest.name, manifest.version)  # noqa: SLF001 (kept open until the call ends)
+                if model is not self._clicks.model:
                     raise DrainingError("the model was loaded anew; open the stream again with the image")
-            pointing = self._pointing
+            pointing = self._clicks
             if request.restart:
                 pointing.restart()
             masks: list[SegmentMask] = []
@@ -163,10 +163,10 @@ class _Clicks:
             )
 
     def close(self) -> None:
-        """Lets go of the image."""
-        if self._pointing is not None:
-            with self._pointing:
-                self._pointing = None
+        """Releases the image."""
+        if self._clicks is not None:
+            with self._clicks:
+                self._clicks = None
 
 
 def _prompt(points: Sequence[pb.PromptPoint], box: common_pb2.Box | None) -> SegmentPrompt:
@@ -177,7 +177,7 @@ def _prompt(points: Sequence[pb.PromptPoint], box: common_pb2.Box | None) -> Seg
 
 
 def _num_parts(mask: SegmentMask) -> int:
-    """Returns what a mask counts in `build`: numbers take a hundredth of what messages take."""
+    """Returns the weight of a mask in `build`: a number takes a hundredth of a message's time."""
     return 1 + (0 if mask.counts is None else len(mask.counts) // 100)
 
 

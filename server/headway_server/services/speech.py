@@ -28,11 +28,11 @@ from headway_server.tasks.table import SYNTHESIZE_SPEECH, TRANSCRIBE_SPEECH
 _TASKS: Final = WireEnum(pb.SpeechTask, SpeechTask, unspecified=SpeechTask.TRANSCRIBE)
 _FORMATS: Final = WireEnum(pb.AudioFormat, AudioFormat, unspecified=AudioFormat.WAV)
 _MOST_LANGUAGES: Final = 5
-"""Languages whose probabilities are sent."""
+"""Maximum languages with probabilities in a response."""
 
 
 class SpeechService:
-    """Answers from the host's models that write what is said, and from those that speak."""
+    """Servicer of speech recognition and speech synthesis models."""
 
     def __init__(self, host: ModelHost) -> None:
         self._host = host
@@ -40,7 +40,7 @@ class SpeechService:
     async def TranscribeSpeech(
         self, request: pb.TranscribeSpeechRequest, deadline: float | None
     ) -> pb.TranscribeSpeechResponse:
-        """Writes what is said in every audio."""
+        """Transcribes every audio."""
         arrived = time.monotonic()
         model = self._find(request)
         answer = await model.transcribe(list(request.audios), request=_asked(request, deadline))
@@ -52,7 +52,7 @@ class SpeechService:
     def StreamTranscribeSpeech(
         self, request: pb.StreamTranscribeSpeechRequest, deadline: float | None
     ) -> AsyncGenerator[pb.StreamTranscribeSpeechResponse, None]:
-        """Writes what is said in an audio and sends it as it appears."""
+        """Transcribes an audio and streams the transcript."""
         arrived = time.monotonic()
         model = self._find(request)
         wants_times = request.include_timestamps
@@ -70,10 +70,10 @@ class SpeechService:
     async def SynthesizeSpeech(
         self, request: pb.SynthesizeSpeechRequest, deadline: float | None
     ) -> pb.SynthesizeSpeechResponse:
-        """Speaks every text."""
+        """Synthesizes the speech of every text."""
         arrived = time.monotonic()
-        model = self._find_speaker(request)
-        asked = _to_speak(request, _FORMATS.read("format", request.format), deadline)
+        model = self._find_synthesizer(request)
+        asked = _synthesis_request(request, _FORMATS.read("format", request.format), deadline)
         answer = await model.synthesize(list(request.texts), request=asked)
         return pb.SynthesizeSpeechResponse(
             results=[_spoken(one, model) for one in answer.results],
@@ -83,9 +83,9 @@ class SpeechService:
     def StreamSynthesizeSpeech(
         self, request: pb.StreamSynthesizeSpeechRequest, deadline: float | None
     ) -> AsyncGenerator[pb.StreamSynthesizeSpeechResponse, None]:
-        """Speaks a text and sends its samples as they are made."""
+        """Synthesizes the speech of a text and streams its samples."""
         arrived = time.monotonic()
-        model = self._find_speaker(request)
+        model = self._find_synthesizer(request)
         rate = model.codec.sampling_rate
 
         def delta(part: SpeechPart) -> dict[str, Any]:
@@ -98,11 +98,13 @@ class SpeechService:
                 "result": _spoken(spoken, model),
             }
 
-        asked = _to_speak(request, AudioFormat.WAV, deadline)
+        asked = _synthesis_request(request, AudioFormat.WAV, deadline)
         parts = model.stream(request.text, field="text", request=asked)
         return stream_of(pb.StreamSynthesizeSpeechResponse, parts, model, arrived, delta=delta, last=last)
 
-    def _find_speaker(self, request: pb.SynthesizeSpeechRequest | pb.StreamSynthesizeSpeechRequest) -> SynthesisModel:
+    def _find_synthesizer(
+        self, request: pb.SynthesizeSpeechRequest | pb.StreamSynthesizeSpeechRequest
+    ) -> SynthesisModel:
         return find_model(self._host, SYNTHESIZE_SPEECH, request)
 
     def _find(self, request: pb.TranscribeSpeechRequest | pb.StreamTranscribeSpeechRequest) -> SpeechModel:
@@ -123,7 +125,7 @@ def _asked(
     )
 
 
-def _to_speak(
+def _synthesis_request(
     request: pb.SynthesizeSpeechRequest | pb.StreamSynthesizeSpeechRequest, form: AudioFormat, deadline: float | None
 ) -> SynthesisRequest:
     parameters = request.parameters
@@ -163,7 +165,7 @@ def _transcript(transcript: Transcript, *, with_segments: bool) -> pb.SpeechTran
 
 
 def _fields(one: Transcript | TranscriptHypothesis, *, with_segments: bool) -> dict[str, Any]:
-    """Returns the fields that the messages of a transcript and of its hypotheses have in common."""
+    """Returns the common fields of the messages of a transcript and its hypotheses."""
     return {
         "text": one.text,
         "log_probability": one.log_probability,

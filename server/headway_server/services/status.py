@@ -1,8 +1,8 @@
-"""From errors to what each protocol tells of them: one table, and details that programs can read.
+"""Statuses of errors in each protocol: one table, with machine-readable details.
 
-Every status carries `google.rpc.ErrorInfo` with a reason that does not change between versions. A wrong field adds
-`BadRequest`, an overload `RetryInfo`. What is not a `RequestError` is a bug: the caller gets INTERNAL and the number of
-an incident, and the log the rest. An `ModelRunError` was logged where it was raised, once for all the calls it ended.
+Every status has `google.rpc.ErrorInfo` with a stable reason. An invalid field adds `BadRequest`, an overload
+`RetryInfo`. Any other error than `RequestError` is a bug: the caller gets INTERNAL and an incident number, and the log
+the rest. A `ModelRunError` is logged where it is raised, once for all the calls it ends.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ INTERNAL_REASON: Final = "INTERNAL"
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a kind of error is called in each protocol."""
+    """Names of a kind of error in each protocol."""
 
     code: int
-    """Of gRPC: `google.rpc.Code`."""
+    """gRPC code, `google.rpc.Code`."""
     reason: str
-    """In `google.rpc.ErrorInfo`; it does not change between versions."""
+    """Stable reason in `google.rpc.ErrorInfo`."""
     http_status: int
     openai_type: str
     openai_code: str
 
     @property
     def code_name(self) -> str:
-        """Name of the code of gRPC."""
+        """Name of the gRPC code."""
         return str(code_pb2.Code.Name(self.code))
 
 
@@ -69,7 +69,7 @@ _INVALID: Final = "invalid_request_error"
 _SERVER: Final = "server_error"
 _LIMIT: Final = "rate_limit_error"
 INTERNAL: Final = Outcome(code_pb2.INTERNAL, INTERNAL_REASON, 500, _SERVER, "internal_error")
-OUTCOMES: Final[dict[type[RequestError], Outcome]] = {  # each before its base
+OUTCOMES: Final[dict[type[RequestError], Outcome]] = {  # subclasses before their base
     RequestTooLargeError: Outcome(code_pb2.INVALID_ARGUMENT, "INVALID_INPUT", 413, _INVALID, "request_too_large"),
     MediaTypeError: Outcome(code_pb2.INVALID_ARGUMENT, "INVALID_INPUT", 415, _INVALID, "unsupported_media_type"),
     UnknownFieldError: Outcome(code_pb2.INVALID_ARGUMENT, "INVALID_INPUT", 400, _INVALID, "unknown_parameter"),
@@ -95,18 +95,18 @@ OUTCOMES: Final[dict[type[RequestError], Outcome]] = {  # each before its base
     DeadlineError: Outcome(code_pb2.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", 504, _SERVER, "deadline_exceeded"),
     CancelledError: Outcome(code_pb2.CANCELLED, "CANCELLED", 499, _INVALID, "cancelled"),
 }
-"""Of each kind of error."""
+"""Outcome of each kind of error."""
 
 
 def outcome_of(error: type[BaseException]) -> Outcome:
-    """Returns what a kind of error is called. `asyncio.CancelledError` ends a call whose caller has gone."""
+    """Returns the outcome of a kind of error. `asyncio.CancelledError`: the client disconnected."""
     if issubclass(error, asyncio.CancelledError):
         return OUTCOMES[CancelledError]
     return next((outcome for kind, outcome in OUTCOMES.items() if issubclass(error, kind)), INTERNAL)
 
 
-# Status and details travel in trailers, of which clients take 8 KiB, and a message may quote what the caller sent. It
-# travels twice: in the details, in base64, and by itself, where a byte that is not ASCII takes three.
+# Clients limit trailers to 8 KiB, and a message may quote the request. It is sent twice: in the details as base64, and
+# by itself, where a byte that is not ASCII takes three.
 _MAX_MESSAGE_BYTES = 1000
 
 _log = structlog.get_logger(__name__)
@@ -115,13 +115,13 @@ _log = structlog.get_logger(__name__)
 def to_status(
     error: BaseException, method: str, call: Call | None = None, *, request_id: str = ""
 ) -> status_pb2.Status:
-    """Describes an error to the caller of `method`; what is not the caller's business is logged and left out.
+    """Returns the status of an error; internal details are logged and left out.
 
     Args:
-        error: What ended the call.
+        error: Error that ended the call.
         method: Full name of the RPC.
-        call: The call, for the log; None where it was refused before it began.
-        request_id: Its name in logs, where there is no `call`.
+        call: The call, for the log; None if it was refused before it began.
+        request_id: Its name in logs, without `call`.
     """
     outcome = outcome_of(type(error))
     if outcome is not INTERNAL:
@@ -138,10 +138,10 @@ def to_status(
 
 
 def ending_of(error: type[BaseException] | None) -> tuple[str, str]:
-    """Returns the name of the code that a call ends with, and the reason, which is empty for OK.
+    """Returns the code's name and the reason of a finished call; the reason is empty for OK.
 
     Args:
-        error: Kind of the error that ended it; None if it was answered.
+        error: Kind of the error; None if the call was answered.
     """
     if error is None:
         return "OK", ""
@@ -150,7 +150,7 @@ def ending_of(error: type[BaseException] | None) -> tuple[str, str]:
 
 
 def _details(error: BaseException) -> list[Message]:
-    """Returns the details that are particular to a kind of error."""
+    """Returns the details specific to a kind of error."""
     if isinstance(error, InvalidInputError):
         violation = error_details_pb2.BadRequest.FieldViolation(
             field=_clip(error.field), description=_clip(error.description)
@@ -175,6 +175,6 @@ def _status(outcome: Outcome, message: str, details: list[Message]) -> status_pb
 
 
 def _clip(text: str) -> str:
-    """Shortens a text, and makes it one that a message can hold: what callers write may have lone surrogates."""
+    """Shortens a text, and replaces lone surrogates, which messages cannot encode."""
     data = text.encode(errors="replace")
     return data[:_MAX_MESSAGE_BYTES].decode(errors="ignore") + ("" if len(data) <= _MAX_MESSAGE_BYTES else "…")

@@ -16,13 +16,13 @@ from headway_server.tasks.tokens.classifier import TaggedText
 
 
 class TextClassificationService:
-    """Answers from the host's text models."""
+    """Servicer of text and token classification models."""
 
     def __init__(self, host: ModelHost) -> None:
         self._host = host
 
     async def ClassifyText(self, request: pb.ClassifyTextRequest, deadline: float | None) -> pb.ClassifyTextResponse:
-        """Gives every text its most likely labels."""
+        """Classifies every text."""
         arrived = time.monotonic()
         model = find_model(self._host, CLASSIFY_TEXTS, request)
         threshold = request.threshold if request.HasField("threshold") else None
@@ -46,7 +46,7 @@ class TextClassificationService:
     async def ClassifyTokens(
         self, request: pb.ClassifyTokensRequest, deadline: float | None
     ) -> pb.ClassifyTokensResponse:
-        """Labels spans of every text."""
+        """Finds labelled spans of every text."""
         arrived = time.monotonic()
         model = find_model(self._host, CLASSIFY_TOKENS, request)
         inputs = TextInputs(texts=list(request.texts), truncate=request.truncate)
@@ -64,7 +64,7 @@ def _given_labels(request: pb.ClassifyTextRequest) -> GivenLabels | None:
     if not request.candidate_labels:
         for field in ("hypothesis_template", "independent_labels"):
             if getattr(request, field):
-                raise InvalidInputError(field, "is set without candidate_labels; give these too")
+                raise InvalidInputError(field, "requires candidate_labels; give these too")
         return None
     return GivenLabels(
         labels=list(request.candidate_labels),

@@ -16,7 +16,7 @@ from headway_server.tasks.text_to_text.model import TextToTextModel
 
 
 class TextToTextService:
-    """Answers from the host's encoder-decoder models that do not translate."""
+    """Servicer of text-to-text models."""
 
     def __init__(self, host: ModelHost) -> None:
         self._host = host
@@ -35,7 +35,7 @@ class TextToTextService:
     def StreamRewriteText(
         self, request: pb.StreamRewriteTextRequest, deadline: float | None
     ) -> AsyncGenerator[pb.StreamRewriteTextResponse, None]:
-        """Rewrites a text and sends the new one as it appears."""
+        """Rewrites a text and streams the output."""
         arrived = time.monotonic()
         model = self._find(request)
         asked = parse_rewrite_request(as_unary(request, pb.RewriteTextRequest), deadline=deadline)
@@ -47,7 +47,7 @@ class TextToTextService:
 
 
 def text_fields(text: WrittenText) -> dict[str, Any]:
-    """Returns the fields that the messages of a translation and of another new text have in common."""
+    """Returns the common fields of the messages of translations and other outputs."""
     return {
         "text": text.text,
         "log_probability": text.log_probability,
@@ -61,7 +61,7 @@ def text_fields(text: WrittenText) -> dict[str, Any]:
 
 
 def hypothesis_fields(hypothesis: WrittenHypothesis) -> dict[str, Any]:
-    """Returns the fields that the messages of their hypotheses have in common."""
+    """Returns the common fields of the messages of their hypotheses."""
     return {
         "text": hypothesis.text,
         "log_probability": hypothesis.log_probability,

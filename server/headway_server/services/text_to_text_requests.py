@@ -1,4 +1,4 @@
-"""Reads what a request for a translation or for another new text asks for. The model checks ranges."""
+"""Parsing of translation and text-to-text requests. The model checks ranges."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _EARLY_STOPPING: Final = WireEnum(common_pb2.EarlyStopping, EarlyStopping, unspe
 def parse_rewrite_request(
     request: text_to_text_service_pb2.RewriteTextRequest | pb.TranslateTextRequest, *, deadline: float | None
 ) -> TextToTextRequest:
-    """Reads what a request asks for beside its texts and, of a translation, beside what it alone may ask for.
+    """Parses the common parameters of translation and text-to-text requests.
 
     Args:
         request: The request.
-        deadline: When the caller stops waiting, by `time.monotonic`.
+        deadline: End of the caller's wait, in seconds of `time.monotonic`.
 
     Raises:
         InvalidInputError: `early_stopping` has a value that this server does not know.
@@ -41,7 +41,7 @@ def parse_rewrite_request(
 
 
 def parse_request(request: pb.TranslateTextRequest, *, deadline: float | None) -> TextToTextRequest:
-    """Reads what a request asks for beside its texts; args and errors are those of `parse_rewrite_request`."""
+    """Parses the parameters of a translation request; args and errors are those of `parse_rewrite_request`."""
     return replace(
         parse_rewrite_request(request, deadline=deadline),
         wants_alignment=request.include_alignment,
@@ -52,7 +52,7 @@ def parse_request(request: pb.TranslateTextRequest, *, deadline: float | None) -
 
 
 def parse_parameters(parameters: common_pb2.DecodingParameters) -> TextToTextParameters:
-    """Reads how to decode; a field that is not set takes its default.
+    """Parses decoding parameters; unset fields take their defaults.
 
     Raises:
         InvalidInputError: `early_stopping` has a value that this server does not know.

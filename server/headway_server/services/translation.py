@@ -21,7 +21,7 @@ from headway_server.tasks.text_to_text.translation import TranslationModel
 
 
 class TranslationService:
-    """Answers from the host's encoder-decoder models."""
+    """Servicer of translation models."""
 
     def __init__(self, host: ModelHost) -> None:
         self._host = host
@@ -31,7 +31,7 @@ class TranslationService:
         arrived = time.monotonic()
         model = self._find(request)
         answer = await model.write(list(request.texts), request=parse_request(request, deadline=deadline))
-        if request.include_alignment:  # very many small messages
+        if request.include_alignment:  # many small messages
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(text_pool(), _response, answer, model, arrived)
         return _response(answer, model, arrived)
@@ -39,7 +39,7 @@ class TranslationService:
     def StreamTranslateText(
         self, request: pb.StreamTranslateTextRequest, deadline: float | None
     ) -> AsyncGenerator[pb.StreamTranslateTextResponse, None]:
-        """Translates a text and sends the translation as it appears."""
+        """Translates a text and streams the translation."""
         arrived = time.monotonic()
         model = self._find(request)
         asked = parse_request(as_unary(request, pb.TranslateTextRequest), deadline=deadline)

@@ -1,9 +1,9 @@
-"""Counts what a request holds before it is parsed.
+"""Counts the fields of a request before it is parsed.
 
-An element of a repeated field takes two bytes on the wire and more than a hundred as a message, so a request within its
-limit of bytes may take gigabytes and seconds to be parsed. What is counted here are the fields on the wire, those of
-nested messages included, and packed integers, each of which takes eight bytes for one. Texts and bytes cost what they
-measure, and are not looked into.
+An element of a repeated field takes two bytes on the wire and more than a hundred as a message. Parsing a request
+within its limit of bytes may therefore take gigabytes and seconds. Counted are the fields on the wire, including those
+of nested messages, and packed integers, whose one byte becomes eight. Texts and bytes take their own size and are
+skipped.
 
 The wire format: https://protobuf.dev/programming-guides/encoding/
 """
@@ -18,17 +18,17 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from headway_server.errors import InvalidInputError
 
 MAX_FIELDS: Final = 8_192
-"""Fields of a request, nested ones included. The largest conversation has 3,073, the most biases take as many, and the
-most texts of a translation with a phrase for each 1,024."""
+"""Maximum fields of a request, including nested ones. The largest conversation and the most biases have 3,073 each,
+and the largest translation with a phrase for each text 1,024."""
 MAX_PACKED: Final = 65_536
-"""Integers in the packed fields of a request. Packed floats take what they measure, and are not counted."""
+"""Maximum integers in the packed fields of a request. Packed floats take their own size and are not counted."""
 FEW_BYTES: Final = 512
-"""A request of so few holds too little to be counted: at most 256 empty elements, of 131 bytes each."""
+"""Maximum bytes of a request that is not counted: at most 256 empty elements, of 131 bytes each."""
 _MAX_DEPTH: Final = 64
 _VARINT: Final = 0
 _BYTES: Final = 2
 _SIZES: Final = {1: 8, 3: 0, 4: 0, 5: 4}
-"""Bytes of the other types on the wire: 64 bits, the ends of a group (whose fields count as any), 32 bits."""
+"""Bytes of the other wire types: 64 bits, the ends of a group (its fields are counted), 32 bits."""
 
 _FLOATS: Final = frozenset(
     {
@@ -41,32 +41,32 @@ _FLOATS: Final = frozenset(
     }
 )
 _CONTINUED: Final = bytes(range(0x80, 0x100))
-"""Bytes of a varint after which there is another one."""
+"""Continuation bytes of a varint."""
 _Part: TypeAlias = tuple[str, Any]
-"""A field that is looked into: its name, and the descriptor of its messages or None for packed integers."""
+"""A counted field: its name, and the descriptor of its messages or None for packed integers."""
 
 
 def check_fields(data: bytes, message: Descriptor) -> None:
-    """Checks how many fields a request has. Takes about 0.3 µs a field, and nothing for `FEW_BYTES` or less.
+    """Checks the number of fields of a request. Takes about 0.3 µs a field, and nothing up to `FEW_BYTES`.
 
     Args:
         data: The request on the wire.
-        message: What it is to be parsed as.
+        message: Descriptor of its message.
 
     Raises:
-        InvalidInputError: There are more than `MAX_FIELDS`, more than `MAX_PACKED` packed integers, or the bytes are no
-            message.
+        InvalidInputError: There are more than `MAX_FIELDS`, more than `MAX_PACKED` packed integers, or the bytes are
+            not a message.
     """
     if len(data) <= FEW_BYTES:
         return
     try:
         _Counter(data).count(_parts_of(message), 0, len(data), "", 0)
-    except LookupError:  # a byte past the end, or a type that there is not
+    except LookupError:  # a byte past the end, or an unknown wire type
         raise no_message() from None
 
 
 class _Counter:
-    """What was found so far in a request."""
+    """Counters of a request."""
 
     __slots__ = ("_data", "_num_fields", "_num_packed")
 
@@ -104,7 +104,7 @@ class _Counter:
             raise no_message()
 
     def _look_into(self, part: _Part, start: int, end: int, path: str, depth: int) -> None:
-        """Counts what is in a message, or in a packed field."""
+        """Counts the content of a message or of a packed field."""
         if depth == _MAX_DEPTH:
             raise no_message()
         if part[1] is not None:
@@ -116,7 +116,7 @@ class _Counter:
 
 
 def _varint(data: bytes, first: int, position: int) -> tuple[int, int]:
-    """Reads the rest of a number whose first byte says that there is one; returns it and where it ends."""
+    """Reads the rest of a varint after a first continuation byte; returns the number and its end."""
     value, shift = first & 0x7F, 7
     while True:
         byte = data[position]
@@ -131,7 +131,7 @@ def _varint(data: bytes, first: int, position: int) -> tuple[int, int]:
 
 @cache
 def _parts_of(message: Descriptor) -> dict[int, _Part]:
-    """Returns the fields of a message that are looked into, by the tag they have on the wire."""
+    """Returns the counted fields of a message by wire tag."""
     return {
         field.number << 3 | _BYTES: (field.name, field.message_type)
         for field in message.fields
@@ -140,13 +140,13 @@ def _parts_of(message: Descriptor) -> dict[int, _Part]:
 
 
 def _is_packed(field: FieldDescriptor) -> bool:
-    """True for a repeated field of integers, which may come packed."""
+    """Returns True for a repeated field of integers, which may be packed."""
     can_be = field.cpp_type not in (FieldDescriptor.CPPTYPE_STRING, FieldDescriptor.CPPTYPE_MESSAGE)
     return bool(field.is_repeated) and can_be and field.type not in _FLOATS
 
 
 def _join(path: str, part: _Part | None) -> str:
-    """Returns the path of a field for messages; that of what it is in where nothing is known of it."""
+    """Returns the path of a field for error messages; that of its parent if the field is unknown."""
     name = "" if part is None else part[0]
     return f"{path}.{name}" if path and name else path or name or "request"
 
@@ -156,7 +156,7 @@ def _too_many(field: str, what: str) -> InvalidInputError:
 
 
 def no_message() -> InvalidInputError:
-    """Returns what the caller of a method is told whose request is none of its messages."""
+    """Returns the error for bytes that are not a message of the method."""
     return InvalidInputError(
         "request", "is not a message of this method; send what its .proto file says, with strings in UTF-8"
     )

@@ -29,7 +29,7 @@ class Ability(Generic[KindT_co]):
     name: str
     """As in `Model.capabilities` of the protocol."""
     words: str
-    """A verb phrase for messages, such as "embed texts"."""
+    """A verb phrase for error messages, such as "embed texts"."""
     needs: Callable[[Manifest], object] = _anything
     """A condition on the manifest, beside its task."""
     prefers: Callable[[Manifest, Precision], object] = _anything

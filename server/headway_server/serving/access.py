@@ -163,7 +163,7 @@ class Principal:
         self._counts = counts
         self._lock: AbstractContextManager[Any] = nullcontext()
         self._num_running = 0
-        self._mean_held_s = _SHORTEST_RETRY_S
+        self._mean_duration_s = _SHORTEST_RETRY_S
         self._calls: _Bucket | None = None
         self._tokens: _Bucket | None = None
         self.change(grant)
@@ -236,7 +236,7 @@ class Principal:
     def _begin(self, now: float, grant: Grant) -> float:
         num_running = self._num_running if self._row is None else self._row.num_running
         if grant.concurrency is not None and num_running >= grant.concurrency:
-            raise self._over(f"{grant.concurrency} calls at a time", max(self._mean_held_s, _SHORTEST_RETRY_S))
+            raise self._over(f"{grant.concurrency} calls at a time", max(self._mean_duration_s, _SHORTEST_RETRY_S))
         if self._tokens is not None and (delay_s := self._tokens.delay_s(now)) > 0:
             raise self._over(f"{grant.tokens_per_minute} tokens a minute", delay_s)
         if self._calls is not None:
@@ -249,7 +249,7 @@ class Principal:
     def end(self, began_at: float) -> None:
         """Ends a call that `begin` began."""
         self._count_running(-1)
-        self._mean_held_s += _SMOOTHING * (time.monotonic() - began_at - self._mean_held_s)
+        self._mean_duration_s += _SMOOTHING * (time.monotonic() - began_at - self._mean_duration_s)
 
     def _count_running(self, change: int) -> None:
         self._num_running += change
@@ -438,7 +438,7 @@ def new_key() -> str:
 
 
 def format_grant(name: str, key: str, options: Mapping[str, Any]) -> str:
-    """Returns the lines of the access file for a new key, which hold its hash.
+    """Returns the lines of the access file for a new key, with its hash.
 
     Args:
         name: Of the key.
@@ -466,15 +466,15 @@ def _digest(key: str) -> bytes:
 def _problem(error: ValidationError) -> str:
     """Describes the error in an entry without its value, which may be a key."""
     first = error.errors(include_input=False, include_url=False)[0]
-    place = ".".join(map(str, first["loc"])).removesuffix(".[key]")
+    path = ".".join(map(str, first["loc"])).removesuffix(".[key]")
     if first["type"] == "extra_forbidden":
         *above, last = first["loc"]
         known = list(AccessFile.model_fields if not above else (*KeyGrant.model_fields,))
-        return f"{place} is no setting{nearest_name(str(last), known)}"
+        return f"{path} is no setting{nearest_name(str(last), known)}"
     if first["type"] == "missing":
-        return f"{place} is missing"
+        return f"{path} is missing"
     if first["loc"][-1] == "[key]":
-        return f"{place}: a name has 1 to 64 letters, digits, '.', '_' and '-', and begins with a letter or a digit"
+        return f"{path}: a name has 1 to 64 letters, digits, '.', '_' and '-', and begins with a letter or a digit"
     if first["loc"][-1] == "sha256":
-        return f"{place} is not 64 hexadecimal digits; make keys with headway-server keys create"
-    return f"{place}: {first['msg'].removeprefix('Value error, ')}"
+        return f"{path} is not 64 hexadecimal digits; make keys with headway-server keys create"
+    return f"{path}: {first['msg'].removeprefix('Value error, ')}"

@@ -136,7 +136,7 @@ class Calls:
 
         Args:
             method: Full name of the RPC or path of the route.
-            metadata: What the caller sent beside the request; keys in lower case.
+            metadata: Metadata of the request; keys in lower case.
             num_bytes: Size of the received request.
             timeout_s: Timeout in seconds; None: no limit, or the transport enforces the deadline itself.
             caller: Peer, such as host and port of its connection; empty if unknown.
@@ -198,7 +198,7 @@ class Calls:
 
         Args:
             method: Full name of the RPC or path of the route.
-            metadata: What the caller sent beside the request; keys in lower case.
+            metadata: Metadata of the request; keys in lower case.
             certificate_names: Names in the peer's certificate, if the transport has verified one.
             is_admin: True for a call that changes the server.
             is_local: True if the peer is on this machine. Such peers may change a server without access control.
@@ -242,8 +242,8 @@ class Calls:
         Args:
             method: Full name of the RPC or path of the route.
             error: Why.
-            metadata: What the caller sent beside the request; keys in lower case.
-            caller: Peer, as far as it is known.
+            metadata: Metadata of the request; keys in lower case.
+            caller: Peer, if known.
             request_id: By which the caller or its proxy knows the call.
             waited_s: Time since the transport received it.
         """

@@ -88,9 +88,9 @@ Loader: TypeAlias = Callable[[Bundle, Runtime, ServerSettings, Observer], Served
 """Loads a bundle in the variant of the settings and the runtime, and runs it once.
 
 Raises:
-    BundleError: The bundle does not hold what its manifest says, or cannot be run.
+    BundleError: The bundle does not match its manifest, or cannot be run.
     MemoryUnavailableError: The model does not fit into memory.
-    RuntimeUnavailableError: The bundle has no variant for this runtime, or not the one that was asked for.
+    RuntimeUnavailableError: The bundle has no variant for this runtime, or not the requested one.
 """
 
 

@@ -146,7 +146,7 @@ class Certificates:
                 context.load_verify_locations(client_ca_file)
         except (ssl.SSLError, OSError) as error:
             reason = getattr(error, "reason", None) or error
-            raise AccessError(f"{client_ca_file}: holds no certificate in PEM ({reason})") from None
+            raise AccessError(f"{client_ca_file}: has no certificate in PEM ({reason})") from None
         return read
 
 

@@ -107,7 +107,7 @@ class ModelFinder(ABC, Generic[ModelT]):
         words = f"{ability.words}, as no model that can {ability.partner.words} in its space is loaded"
         model = self._find(ability, words, capable, name, version)
         partner = partners[space_of(model.bundle.manifest)]
-        self._hold(partner)
+        self._reserve(partner)
         return model, partner
 
     def get(self, name: str, version: str) -> ModelT:
@@ -211,11 +211,11 @@ class ModelFinder(ABC, Generic[ModelT]):
     def _note_use(self, model: ModelT) -> None:
         """Reserves a model for the current call, as the one that answers it."""
         call, manifest = current_call(), model.bundle.manifest
-        self._hold(model)
+        self._reserve(model)
         if call is not None:
             call.model = ModelId(manifest.name, manifest.version)
 
-    def _hold(self, model: ModelT) -> None:
+    def _reserve(self, model: ModelT) -> None:
         """Checks the caller's right to a model, and reserves it until the current call ends."""
         call = current_call()
         if call is None:

@@ -199,7 +199,7 @@ def read_store(settings: ServerSettings) -> tuple[list[str], Routes]:
     """Returns the paths of a store's bundles, `<model>/<version>`, and its routes; checks the trusted keys too.
 
     Raises:
-        StoreError: The store is missing or holds no bundle, or the file of the routes or of the trusted keys is wrong.
+        StoreError: The store is missing or has no bundle, or the file of routes or of trusted keys is invalid.
     """
     if settings.versions.require_signed is not None:
         TrustedKeys.read(settings.versions.require_signed)

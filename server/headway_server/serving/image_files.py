@@ -28,13 +28,13 @@ CachedImage: TypeAlias = tuple[bytes, bytes]
 NOUN: Final = "prepared_images"
 """Name of the cache in the metrics."""
 _LOCK: Final = "lock"
-"""Lock file, which holds the bytes in use."""
+"""Lock file, which contains the bytes in use."""
 _STAGED: Final = ".new"
 _TOTAL: Final = struct.Struct("<q")
 _KEY_BYTES: Final = 32
 _PAGE_BYTES: Final = 4096
 _SLACK: Final = 16
-"""Share of the capacity freed at once, one in so many: a pass over the files costs 3 µs each."""
+"""Divisor of the capacity freed at once: a pass over the files costs 3 µs each."""
 _RETRY_AFTER_S: Final = 1.0
 
 _log = structlog.get_logger(__name__)

@@ -27,7 +27,7 @@ ID_LENGTH: Final = 32
 SECRET_BYTES: Final = 32
 _MIB: Final = 2**20
 _FEW_BYTES: Final = 256 * 1024
-"""Images up to so many bytes are hashed on the event loop, in 0.2 ms at most."""
+"""Maximum bytes of an image hashed on the event loop, at most 0.2 ms."""
 
 
 class ImageMemory:
@@ -42,7 +42,7 @@ class ImageMemory:
         """
         self.max_bytes = max_mib * _MIB
         self.ttl_s = ttl_s
-        self._kept: LruCache[str, CachedImage] = LruCache(NOUN, max_bytes=self.max_bytes, ttl_s=ttl_s)
+        self._cache: LruCache[str, CachedImage] = LruCache(NOUN, max_bytes=self.max_bytes, ttl_s=ttl_s)
 
     def room(self, num_bytes: int) -> int:
         """See `ImageFiles`."""
@@ -50,19 +50,19 @@ class ImageMemory:
 
     async def find(self, names: Sequence[str]) -> dict[str, CachedImage]:
         """See `ImageFiles`."""
-        return {name: kept for name in names if (kept := self._kept.get(name)) is not None}
+        return {name: cached for name in names if (cached := self._cache.get(name)) is not None}
 
     async def put(self, images: Mapping[str, CachedImage]) -> None:
         """See `ImageFiles`."""
         for name, image in images.items():
-            self._kept.put(name, image, len(image[0]))
+            self._cache.put(name, image, len(image[0]))
 
     def usage(self) -> CacheUsage:
         """See `ImageFiles`."""
-        return self._kept.usage()
+        return self._cache.usage()
 
     def __repr__(self) -> str:
-        return f"ImageMemory({self._kept!r})"
+        return f"ImageMemory({self._cache!r})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class SentImage:
 
     data: bytes
     field: str
-    """Field of the request, such as `images[3]`, for messages."""
+    """Field of the request, such as `images[3]`, for error messages."""
     key: bytes
     """Key of the image and its sender."""
 
@@ -107,12 +107,12 @@ class PreparedImages:
         found = []
         for index, image_id in enumerate(image_ids):
             name = field.format(index)
-            if (kept := images.get(_own(image_id))) is None:
+            if (cached := images.get(_own(image_id))) is None:
                 raise ImageNotFoundError(
-                    f"{name}: no image is kept by this id; ids expire {self._store.ttl_s:g} s after their last use, or "
+                    f"{name}: no image has this id; ids expire {self._store.ttl_s:g} s after their last use, or "
                     "sooner where newer images need the room; send the image to PrepareImage again"
                 )
-            found.append(SentImage(data=kept[0], field=name, key=kept[1]))
+            found.append(SentImage(data=cached[0], field=name, key=cached[1]))
         return found
 
     async def check(self, images: Sequence[SentImage]) -> None:

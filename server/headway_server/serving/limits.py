@@ -85,8 +85,8 @@ def check_token_ids(field: str, ids: NDArray[np.int64], largest: int) -> None:
     """
     outside = (ids < 0) | (ids > largest)
     if outside.any():
-        place = int(outside.argmax())
-        raise InvalidInputError(f"{field}[{place}]", f"is {ids[place]}; must be from 0 to {largest}")
+        index = int(outside.argmax())
+        raise InvalidInputError(f"{field}[{index}]", f"is {ids[index]}; must be from 0 to {largest}")
 
 
 def num_bytes(text: str) -> int:

@@ -120,7 +120,7 @@ class _Waits:
     def _overload(self) -> OverloadedError:
         limits = self._limits
         return OverloadedError(
-            f"{self._fault} in time, and others wait: at most {limits.max_slow} slow ones are held at once; "
+            f"{self._fault} in time, and others wait: at most {limits.max_slow} slow ones are allowed at once; "
             f"{self._advice}",
             _RETRY_S,
         )

@@ -54,7 +54,7 @@ class MeasuredPace:
     _DECAY = 0.98
     _SMOOTHING = 0.4
     _BUSY_S = 0.1
-    """A window is busy if the queue always had work for so many seconds."""
+    """Seconds without an empty queue after which a window is busy."""
 
     def __init__(self) -> None:
         self._rate = 0.0  # work a second
@@ -161,8 +161,8 @@ class Permit:
         self._count -= count
         self._bytes -= num_bytes
         self._work -= work
-        held_s = time.monotonic() - self._began
-        self._admission.take_back(count, num_bytes, work, self._caller, held_s, is_done=is_done)
+        duration_s = time.monotonic() - self._began
+        self._admission.take_back(count, num_bytes, work, self._caller, duration_s, is_done=is_done)
 
 
 class Admission:
@@ -198,7 +198,7 @@ class Admission:
         self._num_bytes = 0
         self._work = 0.0  # in the pace's unit
         self._work_of: dict[str, float] = {}  # by caller
-        self._mean_held_s = _SHORTEST_RETRY_S
+        self._mean_duration_s = _SHORTEST_RETRY_S
         self._margin = _LEAST_MARGIN
 
     @property
@@ -240,19 +240,19 @@ class Admission:
         promised = deadline if is_estimated else None
         return Permit(self, count, num_bytes, work, caller=caller, deadline=promised)
 
-    def exchange(self, held_count: int, held_bytes: int, count: int, num_bytes: int) -> None:
+    def exchange(self, old_count: int, old_bytes: int, count: int, num_bytes: int) -> None:
         """Changes a permit to `count` inputs of `num_bytes`; called by the permit.
 
         Raises:
             OverloadedError: It is more than before and there is no room.
         """
         assert self._pace is None, "inputs that wait are not exchanged for others"
-        self._count(-held_count, -held_bytes)
+        self._count(-old_count, -old_bytes)
         try:
-            if count > held_count or num_bytes > held_bytes:
+            if count > old_count or num_bytes > old_bytes:
                 self._check(count, num_bytes, 0.0, None, "")
         except OverloadedError:
-            self._count(held_count, held_bytes)
+            self._count(old_count, old_bytes)
             raise
         self._count(count, num_bytes)
 
@@ -264,13 +264,15 @@ class Admission:
         """Counts a late call; called by the permit."""
         self._margin = min(self._margin + _MORE_MARGIN, _MOST_MARGIN)
 
-    def take_back(self, count: int, num_bytes: int, work: float, caller: str, held_s: float, *, is_done: bool) -> None:
-        """Releases a part of a permit after `held_s` seconds; called by the permit.
+    def take_back(
+        self, count: int, num_bytes: int, work: float, caller: str, duration_s: float, *, is_done: bool
+    ) -> None:
+        """Releases a part of a permit after `duration_s` seconds; called by the permit.
 
         Cancelled work does not count for the pace: a late model would seem fast.
         """
         self._count(-count, -num_bytes)
-        self._mean_held_s += _SMOOTHING * (held_s - self._mean_held_s)
+        self._mean_duration_s += _SMOOTHING * (duration_s - self._mean_duration_s)
         if self._pace is not None:
             self._work = self._work - work if self._num_admitted else 0.0
             left = self._work_of[caller] - work
@@ -289,13 +291,13 @@ class Admission:
 
     def _check(self, count: int, num_bytes: int, work: float, deadline: float | None, caller: str) -> bool:
         """Returns True if they were admitted by an estimate; False without one."""
-        admitted, held = self._num_admitted, self._num_bytes
+        admitted, used = self._num_admitted, self._num_bytes
         if self._counted is not None:
-            admitted, held = self._counted.num_running, self._counted.num_bytes
+            admitted, used = self._counted.num_running, self._counted.num_bytes
         if self._limit is not None and admitted + count > self._limit:
             raise self._full(f"{admitted} {self._noun} waiting", self._limit, count)
-        if self._max_bytes is not None and admitted and held + num_bytes > self._max_bytes:
-            waiting = f"{held} bytes of {self._noun} waiting"
+        if self._max_bytes is not None and admitted and used + num_bytes > self._max_bytes:
+            waiting = f"{used} bytes of {self._noun} waiting"
             raise self._full(waiting, self._max_bytes, num_bytes)
         if self._pace is None or deadline is None or not self._num_admitted:
             return False
@@ -321,7 +323,7 @@ class Admission:
         wait_s = None if self._pace is None else self._pace.queue_s(self._work, 0.0)
         return _overload(
             f"{self._owner} has {waiting}, the limit is {limit} and this call brings {brought}",
-            wait_s or self._mean_held_s,
+            wait_s or self._mean_duration_s,
         )
 
     def __repr__(self) -> str:

@@ -33,7 +33,7 @@ class Watchdog:
         """Prepares the thread; `start` starts it.
 
         Args:
-            stalled: Returns models without progress for so many seconds, with reasons; called from the thread.
+            stalled: Returns models without progress for a number of seconds, with reasons; called from the thread.
             limit_s: Limit of seconds without progress.
             ends: True to exit the process past the limit.
         """
@@ -88,7 +88,7 @@ class Watchdog:
             os._exit(STALLED_EXIT_CODE)
 
     def __repr__(self) -> str:
-        return f"Watchdog({self._limit_s:g} s, {'ends the process' if self._ends else 'tells'})"
+        return f"Watchdog({self._limit_s:g} s, {'ends the process' if self._ends else 'reports'})"
 
 
 def _stacks() -> str:

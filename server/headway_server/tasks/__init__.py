@@ -1,1 +1,1 @@
-"""What a call of each task means."""
+"""Tasks: parameters, inputs and results of their calls."""

@@ -1,4 +1,4 @@
-"""What all served models that decode have in common: tokenizer, engines, admission."""
+"""Base of served models that decode: tokenizer, engines, admission."""
 
 from __future__ import annotations
 
@@ -42,47 +42,47 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelParts:
-    """What a decoding model is made of, beside its bundle. `DecodingModel.load` opens them."""
+    """Parts of a decoding model other than its bundle. `DecodingModel.load` opens them."""
 
     precision: Precision
-    """Of the variant that runs."""
+    """Precision of the variant in use."""
     device: Device
     tokenizer: TextTokenizer
     decoders: Elements[Decoder]
-    """Runners of the decoder, one for each lane."""
+    """Decoder runners, one for each lane."""
     encoder: Encoder | None = None
-    """Of an encoder-decoder, for all lanes."""
+    """Encoder of an encoder-decoder, shared by all lanes."""
     verifier: DraftVerifier | None = None
-    """Runs drafts in the slots of the only lane."""
+    """Runs drafts; needs a single lane, whose slots it shares."""
     cores: Cores | None = None
-    """What several lanes share."""
+    """Cores shared by several lanes."""
     settings: EngineSettings
     max_text_bytes: int = DEFAULT_MAX_TEXT_KIB * 2**10
     """Largest text, in bytes of UTF-8."""
-    max_held_bytes: int = BatchingSettings().max_waiting_bytes
-    """Most bytes of what is made of the inputs of all calls: tokens, pixels, audio and its features."""
+    max_input_bytes: int = BatchingSettings().max_waiting_bytes
+    """Maximum bytes of the preprocessed inputs of all calls: tokens, pixels, audio and its features."""
     image_limits: ImageLimits | None = None
-    """Sizes past which an image is refused; of models that read images."""
+    """Maximum image sizes; for models that read images."""
     audio_limits: AudioLimits | None = None
-    """Sizes past which audio is refused; of models that hear."""
+    """Maximum audio sizes; for models that read audio."""
     observer: Observer = NO_OBSERVER
-    """Is told of every run and of inputs that leave the queue."""
+    """Notified of every run and of every input that leaves the queue."""
     inspector: Inspector | None = None
-    """Shows what the model attends to; None: nobody does."""
+    """Computes attention maps; None: not supported."""
 
 
 class DecodingModel(ServedModel):
-    """A model that decodes; generation and text to text add what a call means."""
+    """Model that decodes; subclasses add the parameters and results of their task."""
 
     _noun = "texts"
     _field = "texts"
-    _held_noun = "tokens"
-    """What is made of inputs and held until a call is answered, for messages."""
+    _memory_noun = "tokens"
+    """Noun of the preprocessed inputs in error messages; they are in memory until a call is answered."""
     _blank: Callable[[], EncoderInput]
-    """Returns an input that the encoder, if there is one, is tried with."""
+    """Returns the input of the encoder's test run, if there is an encoder."""
 
     def __init__(self, bundle: Bundle, parts: ModelParts) -> None:
-        """Makes a model of its parts.
+        """Assembles a model from its parts.
 
         Raises:
             BundleError: The tokenizer, a special token or a default does not fit the model.
@@ -130,16 +130,18 @@ class DecodingModel(ServedModel):
         if parts.inspector is not None:
             self.closers.append(parts.inspector.close)
         self._admission = Admission(limit=self._capacity, noun=self._noun, owner=manifest.name, pace=self._lanes.pace)
-        self._held = Admission(limit=None, noun=self._held_noun, owner=manifest.name, max_bytes=parts.max_held_bytes)
+        self._memory = Admission(
+            limit=None, noun=self._memory_noun, owner=manifest.name, max_bytes=parts.max_input_bytes
+        )
 
     @classmethod
     def load(cls, bundle: Bundle, runtime: Runtime, settings: ServerSettings, observer: Observer = NO_OBSERVER) -> Self:
-        """Loads the variant that was asked for, or the one that suits the runtime, and runs it once.
+        """Loads the requested variant, or the best one for the runtime, and runs it once.
 
         Raises:
             BundleError: A graph or the tokenizer cannot be loaded, or does not fit the manifest.
             MemoryUnavailableError: The slots that were asked for do not fit.
-            RuntimeUnavailableError: The bundle has no such variant.
+            RuntimeUnavailableError: The bundle does not have the variant.
         """
         chosen, variant = runtime.choose_variant(bundle.manifest, settings.precision)
         has_encoder = "encoder" in variant.graphs
@@ -156,7 +158,7 @@ class DecodingModel(ServedModel):
             cores=runtime.cores,
             settings=settings.engine,
             max_text_bytes=settings.max_text_bytes,
-            max_held_bytes=settings.batching.max_waiting_bytes,
+            max_input_bytes=settings.batching.max_waiting_bytes,
             image_limits=settings.image_limits,
             audio_limits=settings.audio_limits,
             observer=observer,
@@ -172,11 +174,11 @@ class DecodingModel(ServedModel):
 
     @property
     def _largest_id(self) -> int:
-        """The largest token that a call may bring."""
+        """The largest token id in any call."""
         return self._tokenizer.largest_id
 
     def _run_once(self, decoder: Decoder, encoder: Encoder | None) -> None:
-        """Runs each kind of step with the largest token, which a graph with too small an embedding refuses."""
+        """Runs each kind of step with the largest token id. A graph whose embedding is too small fails here."""
         largest = np.array([self._largest_id])
         if encoder is None:
             decoder.prefill(0, largest, 0)
@@ -188,32 +190,32 @@ class DecodingModel(ServedModel):
         decoder.set_sources([])
 
     def _check_runs(self, parts: ModelParts) -> None:
-        """Runs the graphs once, and once more on one core if there are several lanes.
+        """Runs the graphs once, and again on one core if there are several lanes.
 
-        So a bundle that cannot run is found now, and the first call does not pay for the first run.
+        A broken bundle is found at load time, and the first call does not pay for the first run.
 
         Raises:
-            BundleError: They do not run.
+            BundleError: A graph does not run.
         """
         try:
             self._run_once(parts.decoders[0], parts.encoder)
             if self._cores is not None and self._num_lanes > 1:
                 with self._cores.all_busy():
                     self._run_once(parts.decoders[0], parts.encoder)
-        except Exception as error:  # onnxruntime's own kinds, or a KeyError if there are other tensors
+        except Exception as error:  # errors of onnxruntime, or a KeyError if there are other tensors
             raise BundleError(f"{self.bundle.path}: does not run ({error}); export the model again") from error
 
     def _begin(self, count: int, *, num_tokens: int, num_bytes: int, deadline: float | None) -> DecodingJob:
-        """Returns the job of a call. One that could never be admitted is refused as invalid, not as overloaded.
+        """Returns the job of a call. A call that could never be admitted is invalid rather than overload.
 
         Args:
             count: Sequences.
-            num_tokens: Most new tokens of each, of all its beams.
-            num_bytes: What the call holds beside the tokens of its sequences.
-            deadline: When the caller stops waiting, by `time.monotonic`.
+            num_tokens: Maximum new tokens of each sequence, over all its beams.
+            num_bytes: Bytes of the call in memory, without the tokens of its sequences.
+            deadline: End of the caller's wait, in seconds of `time.monotonic`.
 
         Raises:
-            InvalidInputError: There are more sequences than the model admits at once.
+            InvalidInputError: The call has more sequences than the model admits at once.
         """
         if count > self._capacity:
             raise InvalidInputError(
@@ -224,7 +226,7 @@ class DecodingModel(ServedModel):
         return DecodingJob(
             self._lanes,
             self._admission,
-            self._held,
+            self._memory,
             count=count,
             work=float(num_tokens),
             num_bytes=num_bytes,
@@ -233,20 +235,20 @@ class DecodingModel(ServedModel):
 
 
 class DecodingJob(Job[Lanes]):
-    """A call whose sequences are decoded, each by all its beams."""
+    """Call of decoded sequences; a sequence counts with all its beams."""
 
     async def run(self, sequences: list[Sequence], *, are_last: bool = False) -> list[SequenceResult]:
-        """Runs sequences; errors are those of `Lanes.run`, and of `Job.hold`.
+        """Runs sequences; errors are those of `Lanes.run` and `Job.reserve`.
 
         Args:
-            sequences: What runs.
-            are_last: True gives the place of each back when it ends: no other input of the call takes it.
+            sequences: Sequences to run.
+            are_last: True if no further sequences follow: each returns its permit when it ends.
         """
         with self._decoding(sequences, are_last=are_last):
             return await self._engine.run(sequences)
 
     async def stream(self, sequences: list[Sequence], *, are_last: bool = False) -> AsyncGenerator[Delta, None]:
-        """Runs sequences as `run` does and yields their deltas; at most one of each waits to be read."""
+        """Runs sequences as `run` does and yields their deltas; at most one unread delta of each is queued."""
         with self._decoding(sequences, are_last=are_last):
             streams = [self._engine.stream(sequence) for sequence in sequences]
             async with aclosing(streams[0] if len(streams) == 1 else _merged(streams)) as deltas:
@@ -255,7 +257,7 @@ class DecodingJob(Job[Lanes]):
 
     @contextmanager
     def _decoding(self, sequences: list[Sequence], *, are_last: bool) -> Iterator[None]:
-        """Surrounds the run of sequences, whose replies hold their results then."""
+        """Surrounds the run of sequences; their results are in their replies afterwards."""
         with self._running(
             num_bytes=_num_token_bytes(sequences),
             num_read=_num_read(sequences),
@@ -267,7 +269,7 @@ class DecodingJob(Job[Lanes]):
 
 
 async def _merged(streams: Elements[AsyncGenerator[Delta, None]]) -> AsyncGenerator[Delta, None]:
-    """Yields the deltas of the samples of a prompt as they appear; at most one of each waits to be read."""
+    """Yields the deltas of the samples of a prompt as they appear; at most one unread delta of each is queued."""
     waiting = {asyncio.ensure_future(anext(stream)): sample for sample, stream in enumerate(streams)}
     try:
         while waiting:
@@ -287,9 +289,9 @@ async def _merged(streams: Elements[AsyncGenerator[Delta, None]]) -> AsyncGenera
 
 
 def _num_token_bytes(sequences: Elements[Sequence]) -> int:
-    """Returns the size of the prompts or sources of sequences, where these are tokens; samples share a prompt.
+    """Returns the bytes of token prompts and sources of sequences; samples share a prompt.
 
-    What is made of images and audio is held since it was made.
+    Features of images and audio are counted when they are computed.
     """
     read = [
         tensor
@@ -301,10 +303,10 @@ def _num_token_bytes(sequences: Elements[Sequence]) -> int:
 
 
 def _num_read(sequences: Elements[Sequence]) -> int:
-    """Returns the tokens and positions that are read before sequences are written; samples share a prompt.
+    """Returns the number of input tokens and positions of sequences; samples share a prompt.
 
-    They are prompts, or sources that no encoder has read yet and what their decoders start from. The last token of
-    that is read with the first step, as others are that were written.
+    Counted are prompts, unencoded sources and the decoders' start tokens. The last start token belongs to the first
+    step and is not counted.
     """
     prompts = {id(one.prompt_ids): len(one.prompt_ids) for one in sequences if one.source is None}
     sources = (one for one in sequences if one.source is not None)
@@ -315,15 +317,15 @@ def _num_read(sequences: Elements[Sequence]) -> int:
 
 
 def _check_fits(bundle: Bundle, largest_id: int, vocab_size: int) -> None:
-    """Checks that every token id that a call may bring is one of the model's.
+    """Checks that every token id of a call is within the model's vocabulary.
 
     Raises:
-        BundleError: One is not, or the default top-k is more than there are tokens.
+        BundleError: A token id is not, or the default top-k exceeds the vocabulary.
     """
-    holds = f"the model has {vocab_size} tokens"
+    vocabulary = f"the model has {vocab_size} tokens"
     if largest_id >= vocab_size:
         raise BundleError(
-            f"{bundle.path}: the tokenizer's largest id is {largest_id}, {holds}; "
+            f"{bundle.path}: the tokenizer's largest id is {largest_id}, {vocabulary}; "
             "export it again with its own tokenizer"
         )
     special_tokens = demanded(bundle.manifest.special_tokens)
@@ -337,40 +339,40 @@ def _check_fits(bundle: Bundle, largest_id: int, vocab_size: int) -> None:
     for name, token_ids in named.items():
         for token_id in token_ids:
             if token_id is not None and not 0 <= token_id < vocab_size:
-                raise BundleError(f"{bundle.path}: {name} is {token_id}, {holds}; export the model again")
+                raise BundleError(f"{bundle.path}: {name} is {token_id}, {vocabulary}; export the model again")
     defaults = bundle.manifest.sampling_defaults
     if defaults is not None and defaults.top_k > vocab_size:
         raise BundleError(
-            f"{bundle.path}: sampling_defaults.top_k is {defaults.top_k}, {holds}; export the model again"
+            f"{bundle.path}: sampling_defaults.top_k is {defaults.top_k}, {vocabulary}; export the model again"
         )
 
 
 def open_decoders(
     runtime: Runtime, bundle: Bundle, variant: Variant, settings: EngineSettings, *, sessions: int = 1
 ) -> list[DecoderRunner]:
-    """Opens a decoder with as many slots as were asked for, or as memory holds, and logs the arithmetic.
+    """Opens a decoder with the requested number of slots, or as many as fit in memory, and logs the memory plan.
 
-    The slots of an encoder-decoder are shared out among the runtime's lanes, if each gets enough of them. A generation
-    model has one lane: it spends its time reading prompts, which two cores do as fast together as apart, and together
-    the first token comes sooner (docs/lanes.md).
+    The slots of an encoder-decoder are divided among the runtime's lanes, if each gets enough of them. A generation
+    model has one lane. Prefill dominates its time: two cores on one prompt give the same throughput as two lanes, and
+    a shorter time to first token (docs/lanes.md).
 
     Args:
         runtime: Where it runs.
         bundle: The bundle.
         variant: One of its variants.
-        settings: What was asked for.
-        sessions: How many times the weights are held, apart from lanes.
+        settings: Requested engine settings.
+        sessions: Number of sessions with a copy of the weights, besides lanes.
 
     Raises:
-        BundleError: The graph is not what the manifest says.
-        MemoryUnavailableError: What was asked for does not fit.
+        BundleError: The graph does not match the manifest.
+        MemoryUnavailableError: The requested slots do not fit in memory.
     """
     manifest = bundle.manifest
     owner = f"{manifest.name}/{manifest.version}"
     num_lanes = runtime.num_lanes if manifest.task in ENCODER_DECODER_TASKS else 1
     if num_lanes > 1:
         sessions *= 2
-    weights = sessions * sum(  # with external data, which is in files beside the graph's
+    weights = sessions * sum(  # including external data, in files beside the graph's
         file.size_bytes
         for path, file in manifest.files.items()
         if any(path.startswith(graph.file) for role, graph in variant.graphs.items() if role != "attention")
@@ -382,11 +384,11 @@ def open_decoders(
         available=None if available is None else max(0, available - weights),
         owner=owner,
     )
-    held = format_size(weights)
+    weights_size = format_size(weights)
     if sessions > 1:
-        held = f"{sessions} x {format_size(weights // sessions)} = {held}"
+        weights_size = f"{sessions} x {format_size(weights // sessions)} = {weights_size}"
     num_lanes = max(1, min(num_lanes, plan.num_slots // FEWEST_SLOTS))
-    _log.info("memory", model=owner, weights=held, state=str(plan), lanes=num_lanes)
+    _log.info("memory", model=owner, weights=weights_size, state=str(plan), lanes=num_lanes)
     runners: list[DecoderRunner] = []
     for lane in range(num_lanes):
         runners.append(
@@ -396,12 +398,12 @@ def open_decoders(
                 variant,
                 num_slots=_share(plan.num_slots, num_lanes, lane),
                 num_prefix_slots=plan.num_prefix_slots,
-                beside=runners[0] if runners else None,
+                sharing=runners[0] if runners else None,
             )
         )
     return runners
 
 
 def _share(count: int, num_lanes: int, lane: int) -> int:
-    """Returns how many of `count` a lane gets; the first lanes get the remainder."""
+    """Returns a lane's share of `count`; the first lanes get the remainder."""
     return count // num_lanes + (lane < count % num_lanes)

@@ -1,12 +1,12 @@
-"""A call of a model that decodes or draws, from its permit to its answer.
+"""A call of a decoding or image generation model, from its permit to its answer.
 
     admitted ──▶ preparing ──▶ running ──▶ answered
        │             │            │
        └─────────────┴────────────┴──▶ failed, cancelled, past its deadline
 
-A job has a place in the model's queue and counts the bytes that it holds. It charges its caller for tokens and measures
-where its time goes. Only jobs run engines, and each run names its bytes and its tokens. When a job ends, however it
-does, it gives everything back.
+A job holds a permit of the model's queue and reserves the bytes of its inputs. It charges its caller for tokens and
+measures its time by stage. Only jobs run engines, and each run states its bytes and its tokens. At its end, successful
+or not, a job releases everything.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 
 
 class Job(Generic[Engine]):
-    """One call. A context manager, which belongs to the event loop."""
+    """One call: a context manager for the event loop alone."""
 
     def __init__(
         self,
@@ -42,20 +42,20 @@ class Job(Generic[Engine]):
         num_bytes: int,
         deadline: float | None,
     ) -> None:
-        """Describes a call that asks for its permit when the context is entered.
+        """Describes a call; entering the context takes its permit.
 
         Args:
-            engine: What runs it, for jobs of a kind.
-            admission: Of the model, which counts inputs.
-            memory: Of the model, which counts bytes; a job is one of its inputs, since one alone may have any size.
+            engine: Engine of the call.
+            admission: Admission of the model by inputs.
+            memory: Admission of the model by bytes. A job counts as one input, since a single one may have any size.
             count: Inputs of the call.
-            work: Of each, in the unit of the admission's pace.
-            num_bytes: What the call holds from its beginning, beside the inputs of its runs.
-            deadline: When the caller stops waiting, by `time.monotonic`.
+            work: Work of each input, in the unit of the admission's pace.
+            num_bytes: Initial bytes of the call, without the inputs of its runs.
+            deadline: End of the caller's wait, in seconds of `time.monotonic`.
         """
         self.deadline = deadline
         self.caller = current_caller()
-        """Who makes the call; see `current_caller`."""
+        """Caller; see `current_caller`."""
         self._engine = engine
         self._admission = admission
         self._memory = memory
@@ -63,18 +63,18 @@ class Job(Generic[Engine]):
         self._work = work
         self._permits = ExitStack()
         self._permit: Permit
-        self._holding: Permit | None = None
+        self._memory_permit: Permit | None = None
         self._num_own_bytes = num_bytes
         self._num_run_bytes = 0
         self._preprocessing_s = 0.0
         self._queue_s = 0.0
-        self._runs: list[tuple[float, float]] = []  # their beginnings and ends
+        self._runs: list[tuple[float, float]] = []  # start and end of each
 
     def __enter__(self) -> Self:
         """Takes the permit.
 
         Raises:
-            OverloadedError: There is no room, or no time; it says when to come back.
+            OverloadedError: The queue is full or too long for the deadline; it gives the time to retry after.
         """
         with ExitStack() as permits:
             self._permits = permits
@@ -94,17 +94,17 @@ class Job(Generic[Engine]):
         permit = self._admission.admit(count, work=work, deadline=self.deadline, caller=self.caller)
         return self._permits.enter_context(permit)
 
-    def hold(self, num_bytes: int) -> None:
-        """Changes what the job holds, beside the inputs of its runs.
+    def reserve(self, num_bytes: int) -> None:
+        """Sets the bytes of the job, without the inputs of its runs.
 
         Raises:
-            OverloadedError: It is more than before, and other calls leave no room for it.
+            OverloadedError: The bytes increase, and other calls leave no room for them.
         """
         self._count_bytes(num_bytes, self._num_run_bytes)
 
-    def hold_more(self, num_bytes: int) -> None:
-        """Adds to what the job holds; errors are those of `hold`."""
-        self.hold(self._num_own_bytes + num_bytes)
+    def reserve_more(self, num_bytes: int) -> None:
+        """Adds to the bytes of the job; errors are those of `reserve`."""
+        self.reserve(self._num_own_bytes + num_bytes)
 
     @contextmanager
     def preparing(self) -> Iterator[None]:
@@ -122,13 +122,13 @@ class Job(Generic[Engine]):
         num_written: Callable[[], int] = lambda: 0,
         ends: Iterable[asyncio.Future[Any]] = (),
     ) -> Iterator[None]:
-        """Surrounds a run of an engine.
+        """Surrounds an engine run.
 
         Args:
-            num_bytes: Of its inputs, beside what the job holds already.
-            num_read: Tokens that it reads, which the caller is charged for.
-            num_written: Returns the tokens that it has written, which the caller is charged for at the end.
-            ends: When each is done, the place of one input is given back, though nobody may have read its result yet.
+            num_bytes: Bytes of its inputs that are not reserved yet.
+            num_read: Input tokens, charged to the caller.
+            num_written: Returns the number of output tokens, charged to the caller at the end.
+            ends: Futures of the inputs. Each returns the permit of one input when it is done.
 
         Raises:
             OverloadedError: Other calls leave no room for the bytes.
@@ -152,9 +152,9 @@ class Job(Generic[Engine]):
         num_read: int,
         read: Reader[Result] | None = None,
     ) -> BatchedResults[Result]:
-        """Runs items of a batcher whose budget counts items; errors and `read` are those of `Batcher.submit`.
+        """Runs items on a batcher whose budget counts items; errors and `read` are those of `Batcher.submit`.
 
-        Their times are not those of the job; where they are, they are given to `note`.
+        Their times are not added to the job's; `note` adds them.
         """
         with self._running(num_bytes=num_bytes, num_read=num_read):
             return await batcher.submit(
@@ -162,14 +162,14 @@ class Job(Generic[Engine]):
             )
 
     def note(self, inputs: Iterable[Timed]) -> None:
-        """Counts a run that has ended, of one input at least, in the timings of the job."""
+        """Adds a finished run of at least one input to the timings of the job."""
         timed = list(inputs)
         self._queue_s = max(self._queue_s, *(one.started_at - one.arrived_at for one in timed))
         self._runs.append((min(one.started_at for one in timed), max(one.finished_at for one in timed)))
 
     @property
     def timings(self) -> CallTimings:
-        """Where the time went so far. What is waited between two runs is no inference."""
+        """Timings so far. Time between two runs does not count as inference."""
         inference_s = ended_at = 0.0
         for began_at, end_at in sorted(self._runs):
             inference_s += max(0.0, end_at - max(began_at, ended_at))
@@ -181,12 +181,12 @@ class Job(Generic[Engine]):
         return Answer(results=results, timings=self.timings)
 
     def _count_bytes(self, num_own: int, num_run: int) -> None:
-        """Counts so many bytes in place of those that were counted before; without any, the job does not hold."""
+        """Replaces the counted bytes; a job without bytes takes no permit."""
         total = num_own + num_run
-        if self._holding is not None:
-            self._holding.resize(1, total)
+        if self._memory_permit is not None:
+            self._memory_permit.resize(1, total)
         elif total:
-            self._holding = self._permits.enter_context(self._memory.admit(1, total, caller=self.caller))
+            self._memory_permit = self._permits.enter_context(self._memory.admit(1, total, caller=self.caller))
         self._num_own_bytes, self._num_run_bytes = num_own, num_run
 
     def __repr__(self) -> str:
@@ -194,7 +194,7 @@ class Job(Generic[Engine]):
 
 
 async def gather(parts: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """Waits for all parts of a call; the first error ends the others and is the call's."""
+    """Waits for all parts of a call; the first error cancels the others and is raised."""
     tasks = [asyncio.ensure_future(part) for part in parts]
     try:
         return list(await asyncio.gather(*tasks))

@@ -1,6 +1,6 @@
-"""What classifiers answer: labels from the output `logits` of a graph, vectors from its output `embedding`.
+"""Results of classifiers and embedders: labels from a graph's output `logits`, vectors from `embedding`.
 
-C is the number of labels, D the width of an embedding.
+C labels, D width of an embedding.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class ScoredLabel(NamedTuple):
 
 
 class LabelReader:
-    """Turns the probabilities of one item into labels. Safe to use from several threads."""
+    """Converts the probabilities of one item to labels. Thread-safe."""
 
     def __init__(self, labels: Sequence[str], scheme: ClassificationScheme) -> None:
-        """Takes the names of the C outputs, and which of them apply."""
+        """Takes the names of the C outputs, and the rule by which labels apply."""
         self._labels = tuple(labels)
         self._scheme = scheme
         # As float32, like the probabilities they are compared with.
@@ -47,11 +47,11 @@ class LabelReader:
         Args:
             probabilities: By `to_probabilities`, (C,).
             top_k: Labels to return, 1 to C.
-            threshold: Probability from which a label applies, in place of the model's; only the likeliest label of a
-                single-label model may apply.
+            threshold: Minimum probability of a label that applies, instead of the model's. Of a single-label model only
+            the likeliest label may apply.
 
         Raises:
-            FloatingPointError: A probability is not a number.
+            FloatingPointError: A probability is NaN.
         """
         values: list[float] = probabilities.tolist()
         if not math.isfinite(sum(values)):
@@ -60,8 +60,8 @@ class LabelReader:
         order = sorted(range(len(values)), key=values.__getitem__, reverse=True)[:top_k]
         may_apply = len(order) if self._scheme.kind == "multi_label" else 1
         return tuple(
-            ScoredLabel(self._labels[label], values[label], place < may_apply and values[label] >= thresholds[label])
-            for place, label in enumerate(order)
+            ScoredLabel(self._labels[label], values[label], rank < may_apply and values[label] >= thresholds[label])
+            for rank, label in enumerate(order)
         )
 
     def __repr__(self) -> str:
@@ -69,22 +69,22 @@ class LabelReader:
 
 
 def logits_postprocess(manifest: Manifest) -> Postprocess:
-    """Returns what makes a graph's logits probabilities or scores, a batch at a time; see `BatchGraph`."""
+    """Returns the function from a batch's logits to probabilities or scores; see `BatchGraph`."""
     if manifest.scoring is not None:
         return {LOGITS: sigmoid} if manifest.scoring.activation == "sigmoid" else {}
     return {LOGITS: partial(to_probabilities, scheme=manifest.classification or ClassificationScheme())}
 
 
 def read_vector(embedding: NDArray[np.float32], *, normalize: bool) -> NDArray[np.float32]:
-    """Checks an embedding, (D,), and scales it to length 1 if asked; a vector of zeros stays one.
+    """Checks an embedding, (D,), and scales it to length 1 if requested; zeros stay zeros.
 
     Raises:
-        FloatingPointError: A number of it is not finite.
+        FloatingPointError: A value is not finite.
     """
     if not np.isfinite(embedding).all():
-        raise FloatingPointError("the model's embedding holds what is not a number")
+        raise FloatingPointError("the model's embedding has values that are not finite")
     if not normalize:
-        return embedding.copy()  # the batch's array, of which it is a part, is not kept for it
+        return embedding.copy()  # frees the array of the whole batch
     length = np.sqrt(np.square(embedding, dtype=np.float64).sum())
     scaled: NDArray[np.float32] = (embedding / max(length, np.finfo(np.float64).tiny)).astype(np.float32)
     return scaled
@@ -93,19 +93,19 @@ def read_vector(embedding: NDArray[np.float32], *, normalize: bool) -> NDArray[n
 def read_embedding(
     row: Mapping[str, NDArray[Any]], kind: Literal["none", "raw", "normalized"]
 ) -> NDArray[np.float32] | None:
-    """Reads the embedding among the outputs of an item, (D,); None where none is wanted. Errors: `read_vector`."""
+    """Reads the embedding of an item, (D,); None if not requested. Errors: `read_vector`."""
     return None if kind == "none" else read_vector(row[EMBEDDING], normalize=kind == "normalized")
 
 
 def to_probabilities(logits: NDArray[np.float32], scheme: ClassificationScheme) -> NDArray[np.float32]:
-    """Divides logits, (..., C), by the temperature and makes float32 probabilities of them; not numbers stay such."""
+    """Converts logits (..., C) to float32 probabilities at the scheme's temperature; NaN stays NaN."""
     with np.errstate(invalid="ignore"):
         scaled = logits.astype(np.float32, copy=False) / np.float32(scheme.temperature)
         return sigmoid(scaled) if scheme.kind == "multi_label" else softmax(scaled)
 
 
 def softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Returns probabilities along the last axis, (..., C), in float32, without overflow whatever the logits."""
+    """Returns probabilities along the last axis, (..., C), in float32; does not overflow."""
     logits = logits.astype(np.float32, copy=False)
     exponentials: NDArray[np.float32] = np.exp(logits - logits.max(axis=-1, keepdims=True))  # (..., C)
     exponentials /= exponentials.sum(axis=-1, keepdims=True, dtype=np.float32)
@@ -113,13 +113,13 @@ def softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def sigmoid(logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Returns a probability for every logit, in float32, without overflow whatever the logits."""
+    """Returns a probability for every logit, in float32; does not overflow."""
     half: NDArray[np.float32] = np.tanh(logits.astype(np.float32, copy=False) * np.float32(0.5))
     return (half + np.float32(1.0)) * np.float32(0.5)
 
 
 def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Returns logarithms of probabilities along the last axis, (..., C), in float32; finite where the logits are."""
+    """Returns log-probabilities along the last axis, (..., C), in float32; finite for finite logits."""
     shifted = logits.astype(np.float32, copy=False)
     shifted = shifted - shifted.max(axis=-1, keepdims=True)  # (..., C)
     total = np.exp(shifted).sum(axis=-1, keepdims=True, dtype=np.float32)
@@ -128,7 +128,7 @@ def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def cosines(query: NDArray[np.float32], candidates: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Returns the cosine (candidates,) of each candidate and a query.
+    """Returns the cosines (candidates,) of the candidates with a query.
 
     Args:
         query: (D,), of length one.

@@ -1,8 +1,8 @@
-"""How a call wants its tokens to be chosen, checked against the model. Nothing is checked again after that.
+"""Validation of sampling parameters against the model. Nothing is checked again after that.
 
-A call's parameters are the fields of `SamplingParameters` that it sets, by name; the protocol has the same names. So a
-new rule for choosing tokens is a field in the protocol, one in `SamplingParameters` with its range here, and the rule
-itself in `decoding/sampling/`.
+A call's parameters are fields of `SamplingParameters` by name; the protocol uses the same names. A new sampling
+parameter needs a field in the protocol, a field in `SamplingParameters` with its range here, and its rule in
+`decoding/sampling/`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headway_server.errors import FieldName, InvalidInputError
 from headway_server.field_rules import FieldRules, most_characters, most_elements, rules_of
 
 Given: TypeAlias = Mapping[str, Any]
-"""Parameters that a call sets, by the names of `SamplingParameters`; for generation also `constraint`, a
+"""Parameters of a call by the names of `SamplingParameters`; for generation also `constraint`, a
 `ConstraintRequest`."""
 
 MAX_STOP_STRINGS: Final = most_elements("GenerationParameters.stop_strings")
@@ -40,50 +40,50 @@ _RULES: Final[Mapping[str, FieldRules]] = {
         ("frequency_penalty", "GenerationParameters.frequency_penalty"),
     )
 }
-"""Rules that are the same for every model, by the path of the request's field."""
+"""Rules common to all models, by the path of the request's field."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogProbabilityRequest:
-    """Which log-probabilities a call asks for."""
+    """Requested log-probabilities."""
 
     num_top_tokens: int = 0
-    """Likeliest tokens at each position, beside the chosen one."""
+    """Number of likeliest tokens at each position, besides the chosen one."""
     include_prompt: bool = False
     """True returns those of the prompt's tokens as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodingLimits:
-    """What a model can hold, in tokens."""
+    """Maximum lengths of a model, in tokens."""
 
     max_input_tokens: int
-    """Of a prompt or a source."""
+    """Maximum of a prompt or source."""
     max_total_tokens: int
-    """Of prompt and continuation together, or of a translation."""
+    """Maximum of prompt and continuation together, or of a translation."""
     vocab_size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingPlan:
-    """Checked parameters of a call, before its prompts are known."""
+    """Validated parameters of a call, before its prompts are known."""
 
     requested_new_tokens: int | None
     default_new_tokens: int
     seed: int | None
     constraint: ConstraintRequest | None
     parameters: SamplingParameters
-    """Those that do not depend on the prompt."""
+    """Parameters that do not depend on the prompt."""
 
     @property
     def new_tokens(self) -> int:
-        """Most new tokens of a prompt that leaves room for them."""
+        """Maximum new tokens of a prompt that leaves room for them."""
         return self.requested_new_tokens or self.default_new_tokens
 
     def for_samples(self, max_new_tokens: int, count: int) -> list[SamplingParameters]:
         """Returns the parameters of each sample of one prompt.
 
-        The samples share a seed, the caller's or one drawn for this prompt, and differ in their numbers.
+        The samples share a seed, the caller's or a random one of this prompt, and differ in their indices.
         """
         seed = draw_seed(self.seed)
         return [
@@ -98,23 +98,23 @@ def plan_sampling(
     limits: DecodingLimits,
     log_probabilities: LogProbabilityRequest | None = None,
 ) -> SamplingPlan:
-    """Checks the parameters of a generation call and fills in the model's defaults.
+    """Validates the parameters of a generation call and fills in the model's defaults.
 
     Args:
-        given: What the call sets.
-        defaults: The model's.
-        limits: The model's.
-        log_probabilities: Which are wanted; None: none are.
+        given: Parameters set by the call.
+        defaults: Defaults of the model.
+        limits: Limits of the model.
+        log_probabilities: Requested log-probabilities; None: none.
 
     Raises:
-        InvalidInputError: One is out of its range.
+        InvalidInputError: A parameter is out of its range.
     """
     defaults = defaults or SamplingDefaults()
     wanted = log_probabilities
     values = {**defaults.model_dump(exclude={"max_new_tokens"}), **given}
     requested, seed, constraint = (values.pop(name, None) for name in ("max_new_tokens", "seed", "constraint"))
     parameters = SamplingParameters(
-        max_new_tokens=1,  # the prompt decides
+        max_new_tokens=1,  # set when the prompt is known
         num_top_tokens=None if wanted is None else min(wanted.num_top_tokens, limits.vocab_size),
         wants_prompt_log_probabilities=wanted is not None and wanted.include_prompt,
         **values,
@@ -138,12 +138,12 @@ def plan_sampling(
 
 
 def draw_seed(given: int | None) -> int:
-    """Returns the caller's seed, or a new one."""
+    """Returns the caller's seed, or a random one."""
     return random.getrandbits(64) if given is None else given
 
 
 def check_sampling(parameters: SamplingParameters, vocab_size: int) -> None:
-    """Checks what decides which token is drawn.
+    """Checks the parameters of token sampling.
 
     Raises:
         InvalidInputError: A parameter is out of its range.
@@ -154,15 +154,15 @@ def check_sampling(parameters: SamplingParameters, vocab_size: int) -> None:
 
 
 def check_rules(field: str, value: float, rules: FieldRules | str) -> None:
-    """Checks that a number keeps to the rules of a field of the protocol.
+    """Checks a number against the rules of a protocol field.
 
     Args:
-        field: What errors call it.
+        field: Its name in error messages.
         value: The number.
         rules: The rules, or the field that has them, such as `LogitBias.bias`.
 
     Raises:
-        InvalidInputError: It does not, or is not a number.
+        InvalidInputError: The number breaks a rule, or is NaN.
     """
     rules = rules_of(rules) if isinstance(rules, str) else rules
     assert rules.maximum is not None, field
@@ -193,17 +193,17 @@ def check_above(field: str, value: float, low: float, high: float) -> None:
 
 
 def check_at_most(field: str, count: int, limit: int) -> None:
-    """Checks how many elements a field has.
+    """Checks the number of elements of a field.
 
     Raises:
-        InvalidInputError: More than `limit`.
+        InvalidInputError: It exceeds `limit`.
     """
     if count > limit:
         raise InvalidInputError(field, f"has {count} elements; at most {limit}")
 
 
 def _number(value: float) -> str:
-    """Writes a whole number in full, as the caller gave it, and any other in short."""
+    """Formats a whole number in full, and any other in short."""
     return str(value) if isinstance(value, int) else f"{value:g}"
 
 
@@ -216,7 +216,7 @@ def _check_counts(requested: int | None, least: int, limits: DecodingLimits, *, 
     if least and has_constraint:
         raise InvalidInputError(
             "parameters.min_new_tokens",
-            f"is {least} beside a constraint, which alone decides where the text ends; set one of the two",
+            f"is {least} together with a constraint, which decides where the text ends; set one of the two",
         )
 
 
@@ -237,12 +237,12 @@ def _check_stop_ids(stop_ids: Elements[int], vocab_size: int) -> None:
 
 def _check_logit_biases(logit_biases: Elements[tuple[int, float]], vocab_size: int) -> None:
     check_at_most("parameters.logit_biases", len(logit_biases), MAX_LOGIT_BIASES)
-    places: dict[int, int] = {}
+    first_indices: dict[int, int] = {}
     for index, (token_id, bias) in enumerate(logit_biases):
         field = f"parameters.logit_biases[{index}]"
         check_range(f"{field}.token_id", token_id, 0, vocab_size - 1)
         check_rules(f"{field}.bias", bias, "LogitBias.bias")
-        if (first := places.setdefault(token_id, index)) != index:
+        if (first := first_indices.setdefault(token_id, index)) != index:
             raise InvalidInputError(
                 f"{field}.token_id",
                 f"is {token_id}, as is that of ",

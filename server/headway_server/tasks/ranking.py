@@ -1,6 +1,6 @@
-"""Images and texts in the order of their relevance to a query.
+"""Ranking of images and texts by relevance to a query.
 
-D is the width of the vectors.
+D width of the vectors.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from headway_server.serving.images import SentImage
 from headway_server.tasks.images.classifier import ImageClassifier
 
 MAX_RANKED_IMAGES: Final = most_elements("RankImagesRequest.image_ids")
-"""Prepared images of a call; of those that come with it there are `MAX_IMAGES` at most."""
+"""Maximum prepared images of a call; images sent with it are limited to `MAX_IMAGES`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """A candidate in its place."""
+    """A ranked candidate."""
 
     index: int
     score: float
-    """Its relevance; of embedders, the cosine of its vector and the query's."""
+    """Relevance; for embedders the cosine of candidate and query."""
 
 
 def rank(scores: NDArray[np.float32], top_k: int) -> list[Ranked]:
-    """Returns the candidates with these scores (candidates,), the best first, of equal ones the earlier.
+    """Returns candidates by falling score (candidates,); ties keep their order.
 
     Args:
         scores: Relevance of each.
-        top_k: How many to return; 0: all.
+        top_k: Number of candidates to return; 0: all.
 
     Raises:
-        InvalidInputError: `top_k` is below 0 or more than there are.
+        InvalidInputError: `top_k` is negative or exceeds the number of candidates.
     """
     if not 0 <= top_k <= len(scores):
         raise InvalidInputError(
@@ -59,6 +59,6 @@ async def embed_images(
     for start in range(0, len(images), MAX_IMAGES):
         answer = await model.embed(images[start : start + MAX_IMAGES], normalize=True, deadline=deadline)
         vectors += [result.values for result in answer.results]
-        await asyncio.sleep(0)  # of kept vectors alone nothing waits, and others want their turn
+        await asyncio.sleep(0)  # with cached vectors nothing else yields to the event loop
         timings += answer.timings
     return np.stack(vectors), timings

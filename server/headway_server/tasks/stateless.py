@@ -1,4 +1,4 @@
-"""What served models without state have in common: a bundle, an admission and a batcher."""
+"""Base of served models without state: bundle, admission and batcher."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ from headway_server.tasks.outputs import EMBEDDING, LOGITS, LabelReader
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatelessParts:
-    """What a stateless model is made of, beside its bundle; `load` opens them."""
+    """Parts of a stateless model other than its bundle; `load` opens them."""
 
     precision: Precision
-    """Of the variant that runs."""
+    """Precision of the variant in use."""
     graph: BatchGraph
-    """Of that variant, warmed up."""
+    """Graph of that variant, warmed up."""
     max_padding: int | None
-    """See `Batcher`, as `observer`."""
+    """`observer` of `Batcher`."""
     runtime: Runtime
     settings: ServerSettings
     observer: Observer
 
 
 class StatelessModel(ServedModel):
-    """A model whose graph answers each input by itself."""
+    """Model whose graph computes each input independently."""
 
     _noun = "inputs"
-    """What it reads, for messages."""
-    _held_noun = "vectors"
-    """What else is held until a call is answered, for messages."""
+    """Noun of the inputs in error messages."""
+    _memory_noun = "vectors"
+    """Noun of other data in error messages; it is in memory until a call is answered."""
 
     def __init__(self, bundle: Bundle, parts: StatelessParts, *, budget: int, max_waiting: int) -> None:
-        """Makes a model of its parts.
+        """Assembles a model from its parts.
 
         Args:
             bundle: The bundle.
             parts: Its parts.
             budget: See `Batcher`.
-            max_waiting: Most inputs that are admitted and not yet answered.
+            max_waiting: Maximum admitted and unanswered inputs.
         """
         manifest, graph, observer = bundle.manifest, parts.graph, parts.observer
         super().__init__(bundle, parts.precision, graph.device)
         self.classification = manifest.classification or ClassificationScheme()
-        """How logits become probabilities, and which labels apply."""
+        """Rules from logits to probabilities and labels."""
         self._label_reader = LabelReader(manifest.labels, self.classification)
         max_mib = parts.settings.max_attention_mib
         self._inspector = Inspector(bundle, parts.precision, parts.runtime, max_mib=max_mib, observer=observer)
@@ -69,7 +69,7 @@ class StatelessModel(ServedModel):
         self._admission = Admission(
             limit=max_waiting, noun=self._noun, owner=manifest.name, max_bytes=max_bytes, pace=MeasuredPace()
         )
-        self._held = Admission(limit=None, noun=self._held_noun, owner=manifest.name, max_bytes=max_bytes)
+        self._memory = Admission(limit=None, noun=self._memory_noun, owner=manifest.name, max_bytes=max_bytes)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -82,7 +82,7 @@ class StatelessModel(ServedModel):
 
 
 def expected_outputs(manifest: Manifest, *axes: int) -> Mapping[str, tuple[int, ...]]:
-    """Returns the shapes of an item's outputs: its logits, at each place of `axes`, and an embedding."""
+    """Returns the shapes of an item's outputs: logits, with the leading `axes`, and an embedding."""
     expected: dict[str, tuple[int, ...]] = {}
     if manifest.labels or manifest.scoring is not None:
         expected[LOGITS] = (*axes, len(manifest.labels) or 1)

@@ -1,8 +1,8 @@
-"""The one table of tasks, of what their models can do, and of what each RPC asks for.
+"""Table of tasks, of the abilities of their models, and of the ability each RPC needs.
 
-Every door reads it: servicers and OpenAI's API find models by an `Ability`, health and Ray's placement by the name of
-an RPC, the Open Inference Protocol by the tensors of a family. The names of RPCs are those of the protocols; what their
-messages mean is the transports' part.
+All transports read it. Servicers and OpenAI's API find models by an `Ability`, health and Ray's placement by the name
+of an RPC, and the Open Inference Protocol by the tensors of a family. Names of RPCs are those of the protocols;
+transports define the meaning of their messages.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _embeds(manifest: Manifest) -> bool:
 
 
 def _relates(manifest: Manifest) -> bool:
-    """Returns True if a model can say how relevant a text is to another: by their vectors, or as a pair."""
+    """Returns True if a model computes the relevance of one text to another: by vectors, or as a pair."""
     return manifest.text_pairs != "never" if manifest.task is Task.TEXT_SCORING else _embeds(manifest)
 
 
@@ -70,7 +70,7 @@ TRANSLATE_SPEECH: Final[Ability[SpeechModel]] = Ability(
     name="translate_speech", words="translate speech", needs=_translates_speech
 )
 TIME_SPEECH: Final[Ability[SpeechModel]] = Ability(
-    name="time_speech", words="tell when segments of speech begin and end", needs=_times_speech
+    name="time_speech", words="give times of speech segments", needs=_times_speech
 )
 SYNTHESIZE_SPEECH: Final[Ability[SynthesisModel]] = Ability(name="synthesize_speech", words="synthesize speech")
 GENERATE_IMAGES: Final[Ability[ImageGenerationModel]] = Ability(name="generate_image", words="generate images")
@@ -84,7 +84,7 @@ RANK_TEXTS: Final[Ability[TextModel]] = Ability(name="rank_text", words="rank te
 EMBED_IMAGES: Final[Ability[ImageClassifier]] = Ability(name="embed_image", words="embed images", needs=_embeds)
 LABEL_IMAGES: Final[PairAbility[ImageClassifier, TextModel]] = PairAbility(
     name="label_image",
-    words="label images with labels of the caller's",
+    words="classify images by the caller's labels",
     needs=_shares_space,
     partner=EMBED_TEXTS,
 )
@@ -95,19 +95,19 @@ RANK_TEXTS_BY_IMAGE: Final[PairAbility[TextModel, ImageClassifier]] = PairAbilit
     name="rank_texts_by_image", words="rank texts by an image", needs=_shares_space, partner=EMBED_IMAGES
 )
 INSPECT_TEXTS: Final[Ability[TextModel]] = Ability(
-    name="inspect_text", words="show what it attends to in a text that it reads", prefers=_shows_attention
+    name="inspect_text", words="show attention in an input text", prefers=_shows_attention
 )
 INSPECT_IMAGES: Final[Ability[ImageClassifier]] = Ability(
-    name="inspect_image", words="show what it attends to in an image", prefers=_shows_attention
+    name="inspect_image", words="show attention in an image", prefers=_shows_attention
 )
 INSPECT_GENERATION: Final[Ability[GenerationModel]] = Ability(
-    name="inspect_generation", words="show what it attends to in a text that it continues", prefers=_shows_attention
+    name="inspect_generation", words="show attention in a prompt", prefers=_shows_attention
 )
 INSPECT_TRANSLATION: Final[Ability[TranslationModel]] = Ability(
-    name="inspect_translation", words="show what it attends to in a translation", prefers=_shows_attention
+    name="inspect_translation", words="show attention in a translation", prefers=_shows_attention
 )
-KEEP_IMAGES: Final[Ability[ImageModel]] = Ability(
-    name="prepare_image", words="read an image ahead of the calls that name it"
+PREPARE_IMAGES: Final[Ability[ImageModel]] = Ability(
+    name="prepare_image", words="prepare images for calls that name them by id"
 )
 READ_IMAGES: Final[Ability[object]] = Ability(name="read_image", words="read images")
 
@@ -156,19 +156,19 @@ FAMILIES: Final[dict[Task, Family]] = {
     Task.IMAGE_CLASSIFICATION: Family(
         loader="headway_server.tasks.images.classifier:ImageClassifier.load",
         made_for=(CLASSIFY_IMAGES,),
-        can=(EMBED_IMAGES, INSPECT_IMAGES, KEEP_IMAGES, READ_IMAGES),
+        can=(EMBED_IMAGES, INSPECT_IMAGES, PREPARE_IMAGES, READ_IMAGES),
         tensors=_TENSORS + "IMAGE_CLASSIFICATION",
     ),
     Task.IMAGE_EMBEDDING: Family(
         loader="headway_server.tasks.images.classifier:ImageClassifier.load",
         made_for=(EMBED_IMAGES,),
-        can=(LABEL_IMAGES, RANK_IMAGES_BY_TEXT, INSPECT_IMAGES, KEEP_IMAGES, READ_IMAGES),
+        can=(LABEL_IMAGES, RANK_IMAGES_BY_TEXT, INSPECT_IMAGES, PREPARE_IMAGES, READ_IMAGES),
         tensors=_TENSORS + "IMAGE_EMBEDDING",
     ),
     Task.SEGMENTATION: Family(
         loader="headway_server.tasks.segmentation.model:SegmentationModel.load",
         made_for=(SEGMENT_IMAGES,),
-        can=(KEEP_IMAGES, READ_IMAGES),
+        can=(PREPARE_IMAGES, READ_IMAGES),
         tensors=_TENSORS + "SEGMENTATION",
     ),
     Task.CAPTIONING: Family(
@@ -194,16 +194,16 @@ FAMILIES: Final[dict[Task, Family]] = {
         tensors=_TENSORS + "SPEECH_SYNTHESIS",
     ),
 }
-"""By task, in the order in which calls that name no model prefer those that can do something besides."""
+"""Families by task, in the order of preference for calls that name no model."""
 
 
 def add_task(name: str, parts: TaskParts, family: Family) -> Task:
-    """Declares a task that is no part of headway, before the server starts.
+    """Adds a task from outside headway, before the server starts.
 
     Args:
-        name: As in manifests: lower case with underscores.
-        parts: What its bundles must hold.
-        family: How it is served. Its abilities may be those of this table, whose RPCs its models answer then.
+        name: Name in manifests: lower case with underscores.
+        parts: Required parts of its bundles.
+        family: Its serving. With abilities of this table, its models answer the RPCs of these abilities.
     """
     task = Task.add(name, parts)
     FAMILIES[task] = family
@@ -242,7 +242,7 @@ RPCS: Final[Mapping[str, Rpc]] = {
     "InspectImage": Rpc(asked=INSPECT_IMAGES),
     "InspectGeneration": Rpc(asked=INSPECT_GENERATION),
     "InspectTranslation": Rpc(asked=INSPECT_TRANSLATION),
-    "PrepareImage": Rpc(asked=READ_IMAGES, with_field={"model": KEEP_IMAGES}),
+    "PrepareImage": Rpc(asked=READ_IMAGES, with_field={"model": PREPARE_IMAGES}),
     "ListModels": Rpc(asked=Scope.SERVER, effect=Effect.LOOKS, is_of_all=True),
     "GetModel": Rpc(asked=Scope.NAMED, effect=Effect.LOOKS),
     "ListBundles": Rpc(asked=Scope.SERVER, effect=Effect.LOOKS, is_of_all=True),
@@ -264,4 +264,4 @@ RPCS: Final[Mapping[str, Rpc]] = {
         for name in ("RepositoryModelLoad", "RepositoryModelUnload")
     },
 }
-"""By the name of the RPC, without its service: no two services have one in common."""
+"""Abilities by the name of the RPC without its service; names are unique across services."""

@@ -4,7 +4,7 @@ The kernel distributes connections among the workers, which all listen on the po
 restarts and drains the workers. If the supervisor ends, loading workers are killed and serving ones drain. Shared state
 is in shared memory and in a private folder.
 
-shares      how many workers there are, and what each gets
+shares      number of workers, and the resources of each
 agreement   what workers agree on
 folder      the folder that they share
 host        the models of a worker, which follows the others

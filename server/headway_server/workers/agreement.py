@@ -102,8 +102,8 @@ class Agreement:
     def begin(self) -> Agreed:
         """Returns the initial state of this worker; publishes it if its writer ended before doing so."""
         agreed = self.read()
-        is_untold = agreed.generation > self.counts.generation
-        if is_untold:  # only then, since others may be incrementing
+        is_unpublished = agreed.generation > self.counts.generation
+        if is_unpublished:  # only then, since others may be incrementing
             self.counts.generation = agreed.generation
         self.set_followed(agreed.generation)
         return agreed

@@ -51,7 +51,7 @@ def lock_folder(folder: Path, *, exclusive: bool = False) -> int:
     """Locks a folder while this process runs; returns a file descriptor.
 
     Raises:
-        OSError: It was removed, or `exclusive` is set and others hold a lock.
+        OSError: It was removed, or `exclusive` is set and another process holds a lock.
     """
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:

@@ -50,7 +50,7 @@ class WorkerHost(ModelHost):
     def start(self) -> None:
         """See `ModelHost`; begins to follow."""
         super().start()
-        self._spawn(self._keep_up())
+        self._spawn(self._poll_agreement())
 
     async def load(self, name: str, version: str = "") -> ServedModel:
         """See `ModelHost`."""
@@ -112,8 +112,8 @@ class WorkerHost(ModelHost):
             try:
                 await asyncio.to_thread(self._agreement.write, agreed)
             except OSError as error:
-                _log.error("other workers cannot be told of a change", reason=error.strerror)
-                problems = [f"they cannot be told ({error.strerror})"]
+                _log.error("other workers do not get a change", reason=error.strerror)
+                problems = [f"they do not get the change ({error.strerror})"]
             else:
                 self._agreed = agreed
                 self._agreement.counts.generation = agreed.generation
@@ -126,7 +126,7 @@ class WorkerHost(ModelHost):
             raise BundleRejectedError(f"done by one worker of this server and not by others: {'; '.join(problems)}")
         return result
 
-    async def _keep_up(self) -> None:
+    async def _poll_agreement(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_S)
             if self._agreement.counts.generation != self._agreed.generation:

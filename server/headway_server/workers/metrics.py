@@ -21,12 +21,12 @@ _TIMEOUT_S: Final = 5.0
 _READ_BYTES: Final = 2**16
 
 
-async def tell_metrics(folder: Path, index: int, collect: Callable[[], list[Sample]]) -> asyncio.Server:
+async def report_metrics(folder: Path, index: int, collect: Callable[[], list[Sample]]) -> asyncio.Server:
     """Serves a worker's metrics at its socket.
 
     Args:
-        folder: Of the server's own.
-        index: Of the worker.
+        folder: Folder of the server.
+        index: Index of the worker.
         collect: Returns them; called in a thread.
     """
 
@@ -61,7 +61,7 @@ def _ask(path: Path) -> list[Sample] | None:
         with socket.socket(socket.AF_UNIX) as asking:
             asking.settimeout(_TIMEOUT_S)
             asking.connect(str(path))
-            told: list[Sample] = json.loads(b"".join(iter(lambda: asking.recv(_READ_BYTES), b"")))
-            return told
+            samples: list[Sample] = json.loads(b"".join(iter(lambda: asking.recv(_READ_BYTES), b"")))
+            return samples
     except (OSError, ValueError):  # it is ending, or does not answer
         return None

@@ -72,7 +72,7 @@ def suiting(settings: ServerSettings, manifests: Sequence[Manifest]) -> Choice:
     size = _COPIES * sum(file.size_bytes for manifest in manifests for file in manifest.files.values())
     available = available_bytes("cpu")
     if available is not None and size and count > (fitting := max(1, available // 2 // size)):
-        count, reason = fitting, f"half of the memory holds the models {fitting} times"
+        count, reason = fitting, f"half of the memory fits the models {fitting} times"
     return Choice(count=count, reason=reason)
 
 

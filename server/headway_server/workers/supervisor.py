@@ -139,7 +139,7 @@ class Supervisor:
         if self._settings.metrics_port is not None:
             self._metrics.listen(self._settings.metrics_host, self._settings.metrics_port)
         self._log_shares()
-        keeping = [asyncio.create_task(self._keep(index)) for index in range(self._choice.count)]
+        supervising = [asyncio.create_task(self._supervise(index)) for index in range(self._choice.count)]
         sweeping = asyncio.create_task(self._sweep_images())
         try:
             await self._first_of(self._is_ready, self._has_failed, self._stop)
@@ -152,12 +152,12 @@ class Supervisor:
             _log.info("draining all workers", workers=len(self._workers))
             self._signal_serving(signal.SIGTERM)
             limit_s = self._settings.drain_timeout + CLOSE_TIMEOUT_S + _GRACE_S
-            await asyncio.wait(keeping, timeout=limit_s)
+            await asyncio.wait(supervising, timeout=limit_s)
         finally:
             self._stop.set()
             for worker in self._workers.values():  # loading and hanging workers
                 worker.signal(signal.SIGKILL)
-            await asyncio.wait(keeping)
+            await asyncio.wait(supervising)
             sweeping.cancel()
             self._metrics.close()
         _log.info("all workers have stopped", codes=self._codes)
@@ -199,7 +199,7 @@ class Supervisor:
                 max_inflight_mib_together=share.max_inflight_mib,
             )
 
-    async def _keep(self, index: int) -> None:
+    async def _supervise(self, index: int) -> None:
         """Starts one worker, and restarts it whenever it ends."""
         backoff_s = _FIRST_BACKOFF_S
         while not self._stop.is_set():

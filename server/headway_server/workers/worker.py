@@ -26,7 +26,7 @@ from headway_server.settings import ServerSettings
 from headway_server.workers.agreement import Agreement
 from headway_server.workers.folder import IMAGES, lock_folder
 from headway_server.workers.host import WorkerHost
-from headway_server.workers.metrics import metrics_of_all, tell_metrics
+from headway_server.workers.metrics import metrics_of_all, report_metrics
 
 if TYPE_CHECKING:
     from headway_server.monitoring.metrics import Sample
@@ -94,7 +94,7 @@ class Worker:
             self._folder_lock = lock_folder(self._assignment.folder)
         except (EOFError, OSError, pickle.UnpicklingError):  # the supervisor has gone
             raise SystemExit(_FAILED) from None
-        self._told = os.dup(sys.stdout.fileno())
+        self._report_fd = os.dup(sys.stdout.fileno())
         with Path(os.devnull).open("wb") as nothing:
             os.dup2(nothing.fileno(), sys.stdout.fileno())  # for libraries' output
         os.set_inheritable(self._assignment.counts, False)
@@ -112,7 +112,7 @@ class Worker:
 
     def fail(self, message: str) -> NoReturn:
         """Reports the reason of a failed start to the supervisor, and exits."""
-        self._tell({"failed": message})
+        self._report({"failed": message})
         raise SystemExit(_FAILED)
 
     def open_host(self, runtime: Runtime, observer: Observer) -> WorkerHost:
@@ -133,9 +133,9 @@ class Worker:
         host.join(agreement, agreed, images)
         return host
 
-    async def tell_metrics(self, collect: Callable[[], list[Sample]]) -> None:
+    async def report_metrics(self, collect: Callable[[], list[Sample]]) -> None:
         """Starts to serve its metrics, which `collect` returns."""
-        self._telling = await tell_metrics(self._assignment.folder, self.index, collect)
+        self._reporting = await report_metrics(self._assignment.folder, self.index, collect)
 
     def write_metrics(self) -> bytes:
         """Returns the metrics of all workers; called from threads other than the event loop's."""
@@ -144,11 +144,11 @@ class Worker:
     def announce(self, ready: Ready) -> None:
         """Reports to the supervisor that this worker is ready; from now on its end drains this process."""
         self._end_with_supervisor(signal.SIGTERM)
-        self._tell({"serves": asdict(ready)})
+        self._report({"serves": asdict(ready)})
 
-    def _tell(self, message: Mapping[str, Any]) -> None:
+    def _report(self, message: Mapping[str, Any]) -> None:
         with suppress(BrokenPipeError):  # the supervisor has ended, and the kernel signals it
-            os.write(self._told, json.dumps(message).encode() + b"\n")
+            os.write(self._report_fd, json.dumps(message).encode() + b"\n")
 
     def close(self) -> None:
         """Removes the folder if the supervisor was killed."""

@@ -134,7 +134,7 @@ def test_a_store_that_is_missing_or_empty_says_how_to_make_one(tmp_path):
     with pytest.raises(StoreError, match="no such folder; make one with headway-export"):
         find_bundles(tmp_path / "nowhere")
     (tmp_path / "model").mkdir()
-    with pytest.raises(StoreError, match="holds no bundle"):
+    with pytest.raises(StoreError, match="has no bundle"):
         find_bundles(tmp_path)
 
 

@@ -100,7 +100,7 @@ def test_a_file_that_holds_no_keys_is_refused(tmp_path, content):
 
 def test_keys_of_another_kind_are_refused(signed, tmp_path):
     private, public = write_keys(tmp_path, "ec", ec.generate_private_key(ec.SECP256R1()))
-    with pytest.raises(StoreError, match="must hold Ed25519 public keys"):
+    with pytest.raises(StoreError, match="must contain Ed25519 public keys"):
         TrustedKeys.read(public)
     with pytest.raises(StoreError, match="is no Ed25519 key"):
         sign_bundle(signed, private)

@@ -85,7 +85,7 @@ async def engine(denoiser, events):
     assert made.close()
 
 
-def drawing(seed=0, steps=5, label=1, guidance=1.0, sampler=DiffusionSampler.DDIM, *, deadline=None, progress=False):
+def denoising(seed=0, steps=5, label=1, guidance=1.0, sampler=DiffusionSampler.DDIM, *, deadline=None, progress=False):
     trajectory = Trajectory(draw_noise(seed, SHAPE), step_times(steps), sampler)
     return Denoising(
         trajectory,
@@ -118,8 +118,8 @@ async def test_random_callers_get_what_they_would_alone(engine, denoiser):
         steps, label = generator.randrange(1, 9), generator.randrange(1, 5)
         guidance, sampler = generator.choice((1.0, 2.5)), generator.choice(list(DiffusionSampler))
         await asyncio.sleep(generator.random() / 50)
-        drawings = [drawing(number + i, steps, label, guidance, sampler) for i in range(count)]
-        task = asyncio.create_task(engine.run(drawings, f"caller {number % 3}"))
+        denoisings = [denoising(number + i, steps, label, guidance, sampler) for i in range(count)]
+        task = asyncio.create_task(engine.run(denoisings, f"caller {number % 3}"))
         if generator.random() < 0.2:
             await asyncio.sleep(generator.random() / 100)
             task.cancel()
@@ -137,9 +137,9 @@ async def test_random_callers_get_what_they_would_alone(engine, denoiser):
 
 async def test_who_comes_joins_the_next_step_and_who_is_done_leaves(engine, denoiser):
     denoiser.gate.clear()
-    first = asyncio.create_task(engine.run([drawing(1, steps=4, label=1)]))
+    first = asyncio.create_task(engine.run([denoising(1, steps=4, label=1)]))
     await until(denoiser.waits.is_set)  # in its first step
-    second = asyncio.create_task(engine.run([drawing(2, steps=2, label=2)]))
+    second = asyncio.create_task(engine.run([denoising(2, steps=2, label=2)]))
     await asyncio.sleep(0.01)
     denoiser.gate.set()
     await asyncio.gather(first, second)
@@ -147,8 +147,8 @@ async def test_who_comes_joins_the_next_step_and_who_is_done_leaves(engine, deno
 
 
 async def test_a_guided_image_takes_two_rows(engine, denoiser, events):
-    await engine.run([drawing(1, steps=1, label=3, guidance=2.0)])
-    await engine.run([drawing(1, steps=1, label=4)])
+    await engine.run([denoising(1, steps=1, label=3, guidance=2.0)])
+    await engine.run([denoising(1, steps=1, label=4)])
     assert denoiser.runs == [[3, 0], [4]]
     assert [event.num_rows for event in events.steps] == [2, 1]
     assert {event.kind for event in events.steps} == {"denoise"}
@@ -156,9 +156,9 @@ async def test_a_guided_image_takes_two_rows(engine, denoiser, events):
 
 async def test_a_short_call_does_not_wait_for_a_long_one(engine, denoiser):
     denoiser.gate.clear()
-    long = asyncio.create_task(engine.run([drawing(n, steps=250, label=1) for n in range(12)], "anna"))
+    long = asyncio.create_task(engine.run([denoising(n, steps=250, label=1) for n in range(12)], "anna"))
     await until(denoiser.waits.is_set)
-    short = asyncio.create_task(engine.run([drawing(1, steps=5, label=2)], "bert"))
+    short = asyncio.create_task(engine.run([denoising(1, steps=5, label=2)], "bert"))
     await asyncio.sleep(0.01)
     denoiser.gate.set()
     await short
@@ -170,11 +170,11 @@ async def test_a_short_call_does_not_wait_for_a_long_one(engine, denoiser):
 
 async def test_a_caller_who_goes_frees_its_rows_before_the_next_step(engine, denoiser, events):
     denoiser.gate.clear()
-    task = asyncio.create_task(engine.run([drawing(1, steps=100, label=1)]))
+    task = asyncio.create_task(engine.run([denoising(1, steps=100, label=1)]))
     await until(denoiser.waits.is_set)
     task.cancel()
     await asyncio.wait([task])
-    other = asyncio.create_task(engine.run([drawing(2, steps=1, label=2)]))
+    other = asyncio.create_task(engine.run([denoising(2, steps=1, label=2)]))
     await asyncio.sleep(0.01)
     denoiser.gate.set()
     await other
@@ -182,7 +182,7 @@ async def test_a_caller_who_goes_frees_its_rows_before_the_next_step(engine, den
 
 
 async def test_a_deadline_ends_an_image_between_two_steps(engine, denoiser):
-    slow = drawing(1, steps=250, deadline=time.monotonic() + 0.2)
+    slow = denoising(1, steps=250, deadline=time.monotonic() + 0.2)
     denoiser.gate.clear()
     task = asyncio.create_task(engine.run([slow]))
     await until(denoiser.waits.is_set)
@@ -194,7 +194,7 @@ async def test_a_deadline_ends_an_image_between_two_steps(engine, denoiser):
 
 async def test_one_that_waits_past_its_deadline_never_runs(engine, denoiser, events):
     with pytest.raises(DeadlineError, match="after 0 of 5 steps"):
-        await engine.run([drawing(1, deadline=time.monotonic() - 1)])
+        await engine.run([denoising(1, deadline=time.monotonic() - 1)])
     assert denoiser.runs == []
     assert events.left == ["expired"]
 
@@ -202,25 +202,25 @@ async def test_one_that_waits_past_its_deadline_never_runs(engine, denoiser, eve
 async def test_a_step_that_fails_ends_its_own_images_and_no_others(engine, denoiser):
     denoiser.failing_label = 7
     with pytest.raises(DenoisingError, match="log says why"):
-        await engine.run([drawing(1, label=7)])
-    np.testing.assert_array_equal((await engine.run([drawing(1)]))[0], naive(1, 5, 1, 1.0, DiffusionSampler.DDIM))
+        await engine.run([denoising(1, label=7)])
+    np.testing.assert_array_equal((await engine.run([denoising(1)]))[0], naive(1, 5, 1, 1.0, DiffusionSampler.DDIM))
     assert engine.is_alive
 
 
 async def test_numbers_that_are_none_end_their_own_image(engine):
-    bad = asyncio.create_task(engine.run([drawing(1, label=99)]))
-    [good] = await engine.run([drawing(2)])
+    bad = asyncio.create_task(engine.run([denoising(1, label=99)]))
+    [good] = await engine.run([denoising(2)])
     np.testing.assert_array_equal(good, naive(2, 5, 1, 1.0, DiffusionSampler.DDIM))
     with pytest.raises(DenoisingError):
         await bad
 
 
 async def test_a_stream_tells_of_its_steps_and_a_slow_reader_of_the_newest(engine):
-    one = drawing(3, steps=6, progress=True)
+    one = denoising(3, steps=6, progress=True)
     made = [progress.num_made async for progress in engine.stream(one)]
     assert made == sorted(set(made))
     np.testing.assert_array_equal(one.result.result(), naive(3, 6, 1, 1.0, DiffusionSampler.DDIM))
-    slow, seen = drawing(4, steps=200, progress=True), []
+    slow, seen = denoising(4, steps=200, progress=True), []
     async for progress in engine.stream(slow):
         seen.append(progress.num_made)
         await asyncio.sleep(0.01)
@@ -231,7 +231,7 @@ async def test_closing_fails_what_runs_and_what_comes(denoiser):
     engine = DenoisingEngine(denoiser, max_rows=2, model=MODEL)
     engine.start()
     denoiser.gate.clear()
-    task = asyncio.create_task(engine.run([drawing(1, steps=250), drawing(2, steps=250)]))
+    task = asyncio.create_task(engine.run([denoising(1, steps=250), denoising(2, steps=250)]))
     await until(denoiser.waits.is_set)
     closing = asyncio.create_task(asyncio.to_thread(engine.close))
     await until(lambda: not engine.is_alive)
@@ -240,7 +240,7 @@ async def test_closing_fails_what_runs_and_what_comes(denoiser):
     with pytest.raises(DrainingError):
         await task
     with pytest.raises(DrainingError):
-        await engine.run([drawing(3)])
+        await engine.run([denoising(3)])
     assert not engine.is_alive
 
 
@@ -248,7 +248,7 @@ async def test_a_step_that_hangs_is_left_behind_and_its_images_fail(denoiser):
     engine = DenoisingEngine(denoiser, max_rows=2, model=MODEL)
     engine.start()
     denoiser.gate.clear()
-    task = asyncio.create_task(engine.run([drawing(1)]))
+    task = asyncio.create_task(engine.run([denoising(1)]))
     await until(denoiser.waits.is_set)
     await until(lambda: engine.stalled_s() > 0)
     assert not await asyncio.to_thread(engine.close, 0.05)

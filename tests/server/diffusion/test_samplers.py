@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from headway_server.diffusion import DiffusionSampler, KeptArea, Trajectory, draw_noise, mix, step_times
+from headway_server.diffusion import DiffusionSampler, PreservedArea, Trajectory, draw_noise, mix, step_times
 from headway_server.diffusion.samplers import guide
 
 SHAPE = (4, 3, 3)
@@ -130,7 +130,7 @@ def test_guidance_goes_on_from_what_is_not_wanted_to_what_is():
 @pytest.mark.parametrize("sampler", DiffusionSampler)
 def test_a_kept_area_ends_as_it_was(sampler):
     image, noise = draw_noise(1, SHAPE), draw_noise(2, SHAPE)
-    kept = KeptArea(is_kept=np.array([[[True, False, True]] * 3]), latent=image, noise=noise)
+    kept = PreservedArea(is_preserved=np.array([[[True, False, True]] * 3]), latent=image, noise=noise)
     trajectory = Trajectory(mix(image, noise, 1.0), step_times(5), sampler, kept)
     while not trajectory.is_finished:
         trajectory.advance(of_gaussian(trajectory.latent, trajectory.time).astype(np.float32))

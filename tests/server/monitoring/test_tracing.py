@@ -219,7 +219,7 @@ def test_the_log_says_once_in_a_while_that_the_collector_is_away(monkeypatch, ca
     Tracing.sending_to("http://127.0.0.1:1", sample_ratio=1.0).close()
     log = logging.getLogger(tracing_module._EXPORTER_LOG)
     (seldom,) = (each for each in log.filters if isinstance(each, tracing_module._Seldom))
-    seldom._told_at, seldom._num_left_out = -tracing_module._LOG_INTERVAL_S, 0
+    seldom._logged_at, seldom._num_left_out = -tracing_module._LOG_INTERVAL_S, 0
     for number in range(4):
         log.warning(f"Transient error, try {number}")
     monkeypatch.setattr(tracing_module, "_LOG_INTERVAL_S", 0.0)

@@ -47,7 +47,7 @@ async def test_a_pair_past_the_limit_is_refused_by_the_name_of_its_text():
 
 
 async def test_pairs_without_a_word_are_refused():
-    with pytest.raises(InvalidInputError, match=r"texts\[0\]: holds no text"):
+    with pytest.raises(InvalidInputError, match=r"texts\[0\]: has no text"):
         await encode([" "], [" "], 5, truncate=False)
 
 

@@ -87,7 +87,7 @@ async def test_a_text_at_the_limit_is_whole_and_one_past_it_is_refused(tokenizer
 
 @pytest.mark.parametrize("add_special_tokens", [True, False])
 async def test_a_text_without_a_token_of_its_own_is_refused(tokenizer, add_special_tokens):
-    with pytest.raises(InvalidInputError, match=r"texts\[1\]: holds no text; give it at least one word"):
+    with pytest.raises(InvalidInputError, match=r"texts\[1\]: has no text; give it at least one word"):
         await tokenizer.encode_limited(
             ["a", " \n "],
             fields=["texts[0]", "texts[1]"],

@@ -45,7 +45,7 @@ def test_a_graph_answers_alike_on_one_core_and_on_all(classifier_store: Path):
     assert session.num_lanes == 2
     for name, tensor in session.run(feeds, on_one_core=True).items():
         np.testing.assert_array_equal(tensor, expected[name])
-    session.keep_to_one_core(1)
+    session.use_one_core(1)
     assert session.num_lanes == 1
     np.testing.assert_array_equal(session.run(feeds)["logits"], expected["logits"])
 

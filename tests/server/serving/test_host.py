@@ -153,7 +153,7 @@ def test_a_store_without_a_usable_bundle_is_refused_with_a_reason(tmp_path, load
 def test_a_missing_or_empty_store_is_refused(tmp_path, load):
     with pytest.raises(StoreError, match="no such folder; make one with headway-export"):
         load(tmp_path / "missing")
-    with pytest.raises(StoreError, match="holds no bundle"):
+    with pytest.raises(StoreError, match="has no bundle"):
         load(tmp_path)
 
 

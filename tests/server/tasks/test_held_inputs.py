@@ -67,13 +67,13 @@ CALLS = {
     ),
     "an image that is drawn over": (
         "fashion-mnist-diffusion",
-        lambda model: model.draw(
+        lambda model: model.generate(
             ImageGenerationRequest(image=sent(png(), "image"), mask=sent(png(), "mask"), num_steps=1), deadline=None
         ),
     ),
     "latents of images that are drawn": (
         "fashion-mnist-diffusion",
-        lambda model: model.draw(ImageGenerationRequest(num_images=2, num_steps=1), deadline=None),
+        lambda model: model.generate(ImageGenerationRequest(num_images=2, num_steps=1), deadline=None),
     ),
     "tokens of texts that are spoken": (
         "telephone-speech",
@@ -137,10 +137,10 @@ def started(names, *, max_waiting_mib=1):
 
 async def test_a_call_waits_for_no_memory_that_others_hold_and_gives_back_its_own():
     with started({name for name, _ in CALLS.values()}) as models:
-        models["clip-text"].label_vectors._kept.max_bytes = 0  # so that they are computed each time
+        models["clip-text"].label_vectors._cache.max_bytes = 0  # so that they are computed each time
         for kind, (name, ask) in CALLS.items():
             model = models[name]
-            admissions = [model._held, model._admission]
+            admissions = [model._memory, model._admission]
             await ask(model)
             assert all(not one.num_admitted and not one._num_bytes for one in admissions), kind
             most = max(one._max_bytes or 0 for one in admissions)
@@ -154,7 +154,7 @@ async def test_a_call_waits_for_no_memory_that_others_hold_and_gives_back_its_ow
 @contextmanager
 def most_held(model):
     """The most bytes that the model has held, once the context has ended."""
-    admission, most = model._held, [0]
+    admission, most = model._memory, [0]
 
     def count(number, num_bytes):
         type(admission)._count(admission, number, num_bytes)
@@ -201,7 +201,7 @@ HELD = {
     ),
     "latents and what is drawn": (
         "fashion-mnist-diffusion",
-        lambda model: model.draw(ImageGenerationRequest(num_images=4, num_steps=1), deadline=None),
+        lambda model: model.generate(ImageGenerationRequest(num_images=4, num_steps=1), deadline=None),
         lambda model: 4 * 3 * 4 * math.prod(model._latent_shape),
     ),
 }
@@ -213,7 +213,7 @@ async def test_what_is_made_of_inputs_is_held_by_its_size():
             with most_held(models[name]) as most:
                 await ask(models[name])
             assert most[0] >= size(models[name]), kind
-            assert not models[name]._held._num_bytes
+            assert not models[name]._memory._num_bytes
         encoded = models["multi30k-en-de"]._phrases.encode_phrases("phrases", PHRASES)
         held = size_of_phrases(models["multi30k-en-de"]), encoded.num_bytes, PHRASES.most_bytes
         assert sorted(held) == list(held), "a call gives back what its phrases could have taken once they are read"
@@ -236,4 +236,4 @@ async def test_calls_for_everything_run_beside_each_other_in_less_than_all_their
         assert 2 * 64 * MAX_MASKS * model._mask_bytes == 24 * 2**20  # all logits of two such calls
         together = await asyncio.gather(*map(ask, pictures))
         assert together == [await ask(picture) for picture in pictures]
-        assert not model._held.num_admitted
+        assert not model._memory.num_admitted

@@ -149,7 +149,9 @@ CASES = {
             "one", field="text", request=SynthesisRequest(max_seconds=0.4, deadline=deadline)
         ),
     ),
-    "image generation": Case("fashion-mnist-diffusion", lambda model, deadline: model.draw(DRAWN, deadline=deadline)),
+    "image generation": Case(
+        "fashion-mnist-diffusion", lambda model, deadline: model.generate(DRAWN, deadline=deadline)
+    ),
     "image generation, streamed": Case(
         "fashion-mnist-diffusion", lambda model, deadline: model.stream(DRAWN_OVER, deadline=deadline)
     ),
@@ -233,12 +235,12 @@ async def answer(call) -> Any:
 def admissions(model, name) -> tuple[Admission, Admission]:
     """Those of inputs and of bytes."""
     inspector = model._inspector if name.startswith("inspection") else None
-    return (model._admission, model._held) if inspector is None else (inspector._waiting, inspector._held)
+    return (model._admission, model._memory) if inspector is None else (inspector._waiting, inspector._memory)
 
 
 def assert_nothing_is_left(model) -> None:
     inspector = getattr(model, "_inspector", None)
-    for admission in (model._admission, model._held, *((inspector._waiting, inspector._held) if inspector else ())):
+    for admission in (model._admission, model._memory, *((inspector._waiting, inspector._memory) if inspector else ())):
         assert not admission.num_admitted
         assert not admission._num_bytes
 
@@ -345,12 +347,12 @@ async def test_a_job_counts_what_it_and_its_runs_hold_and_refuses_what_leaves_no
         assert (inputs.num_admitted, memory.num_admitted) == (2, 0), "a job without bytes is in nobody's way"
         with begin(500):
             assert memory._num_bytes == 500, "one that is alone may hold any number"
-        job.hold(30)
+        job.reserve(30)
         with begin(60) as other:
             with job._running(num_bytes=5, num_read=0):
                 assert memory._num_bytes == 95
                 with pytest.raises(OverloadedError, match="60 bytes"):
-                    job.hold_more(40)
+                    job.reserve_more(40)
                 assert memory._num_bytes == 95
             assert memory._num_bytes == 90
             with pytest.raises(OverloadedError, match="the limit is 4 "):

@@ -148,7 +148,7 @@ def test_an_image_that_one_worker_was_sent_is_found_by_all(pair):
             images = image_classification_service_pb2_grpc.ImageClassificationServiceStub(channel)
             named = image_classification_service_pb2.ClassifyImageRequest(image_ids=[prepared.image_id])
             assert images.ClassifyImage(named, timeout=20).results[0].labels[0].label == "blue"
-            with pytest.raises(grpc.RpcError, match="no image is kept by this id"):
+            with pytest.raises(grpc.RpcError, match="no image has this id"):
                 images.ClassifyImage(
                     image_classification_service_pb2.ClassifyImageRequest(image_ids=["0" * 32]), timeout=20
                 )

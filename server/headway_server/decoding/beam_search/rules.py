@@ -1,8 +1,8 @@
-"""Rules for the output of a search: phrases that must not or must appear, beside those of `decoding/rules.py`.
+"""Phrase rules of a search's outputs, forbidden and required, besides the rules of `decoding/rules.py`.
 
-Phrases are followed by an Aho-Corasick automaton (Aho and Corasick 1975): they form a trie, and an output is at the
-node of the longest beginning of a phrase that the output ends with. So where it is follows from where it was and its
-next token alone, and phrases may overlap. A set of phrases is an integer with a bit for each.
+Phrases are followed by an Aho-Corasick automaton (Aho and Corasick 1975). They form a trie, and an output is at the
+node of the longest beginning of a phrase at its end. So where it is follows from where it was and its next token alone,
+and phrases may overlap. A set of phrases is an integer with a bit for each.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class PhraseAutomaton:
             node = self._back[node]
 
     def num_begun(self, node: int, phrases: int) -> int:
-        """Returns how many tokens of one of `phrases` an output at `node` ends with, of the one that is furthest on."""
+        """Returns the length of the longest beginning of `phrases` with which an output at `node` ends."""
         while node != ROOT and not self._unfinished[node] & phrases:
             node = self._back[node]
         return self._depth[node]
@@ -157,7 +157,7 @@ class RequiredPhrases(TokenRule):
 
     @property
     def bank(self) -> int:
-        """How many tokens of phrases the output has, those of the phrase that is begun included."""
+        """Number of phrase tokens in the output, including those of an unfinished phrase."""
         met = sum(length for number, length in enumerate(self.lengths) if self.met >> number & 1)
         return met + self.automaton.num_begun(self.node, self.unmet)
 
@@ -177,7 +177,7 @@ class RequiredPhrases(TokenRule):
 
 
 def search_rule(parameters: SearchParameters, eos_id: int | None) -> TokenRule | None:
-    """Returns the rule that a search asks for, required phrases aside; None if it asks for none."""
+    """Returns the rule of a search without required phrases; None if it has none."""
     least, phrases = parameters.min_new_tokens, parameters.forbidden_phrases
     rule = all_of(
         distinct_ngrams(parameters.no_repeat_ngram_size),

@@ -15,13 +15,13 @@ Ties go to the lower beam, then to the lower token id.
 
 Required phrases are met by dynamic beam allocation (Post and Vilar 2018, arXiv 1804.06609). A continuation is in bank n
 if it has n tokens of required phrases: all tokens of those that have appeared, and the tokens of the one begun. The
-best 2 K continuations of each bank are looked at; the end is allowed only once every phrase has appeared. The K places
-are shared out evenly among the banks, and the remainder goes to the fullest. A place that its bank cannot fill goes to
+best 2 K continuations of each bank are looked at; the end is allowed only once every phrase has appeared. The K beams
+are shared out evenly among the banks, and the remainder goes to the fullest. A beam that its bank cannot fill goes to
 the next lower bank, and after the lowest to the banks from the lowest up. Without required phrases there is one bank,
 and this is plain beam search.
 
 Deviations from the paper: phrases are followed in one automaton, so they may overlap, appear in any order, and appear
-by chance; and every continuation competes within its bank, not only the best of each beam and the best of all.
+by chance. Every continuation competes within its bank, not only the best of each beam and the best of all.
 
 A beam that goes on stays in its slot. If several beams continue the same one, one of them stays, and the others take
 slots whose own beams have ended. Two slots have the same content up to where their histories parted and nowhere after,
@@ -49,9 +49,9 @@ class Continuation(NamedTuple):
     """A beam and the token that may follow it."""
 
     log_probability: float
-    """Of all tokens, this one included."""
+    """Log-probability of all tokens, including this one."""
     beam: int
-    """Its place among the beams, from 0."""
+    """Its index among the beams, from 0."""
     token_id: int
 
 
@@ -62,9 +62,9 @@ class Beam:
     log_probability: float
     token_ids: tuple[int, ...] = ()
     parent: int = 0
-    """Its place among the beams of the step before."""
+    """Its index among the beams of the previous step."""
     rule: TokenRule | None = None
-    """What may follow it, if there is a rule."""
+    """Rule of its next token, if any."""
     required: RequiredPhrases | None = None
     """Which required phrases it has, if there are any."""
 
@@ -107,9 +107,9 @@ class BeamSearch:
 
         Args:
             parameters: How to search.
-            max_new_tokens: Most tokens of a hypothesis, its end included.
+            max_new_tokens: Maximum tokens of a hypothesis, including its end.
             eos_id: Token that ends a sequence.
-            rule: What may follow, beside what the parameters say.
+            rule: Rule of the next token, in addition to the parameters.
         """
         self._parameters = parameters
         self._max_new_tokens = max_new_tokens
@@ -131,7 +131,7 @@ class BeamSearch:
 
     @property
     def num_wanted(self) -> int:
-        """Most tokens that bring one of the beams nearer to a required phrase."""
+        """Maximum tokens that continue a required phrase in one of the beams."""
         if self.num_banks == 1:
             return 0
         return max(len(beam.required.wanted()) for beam in self.beams if beam.required is not None)
@@ -140,7 +140,7 @@ class BeamSearch:
         """Takes a step: ends become hypotheses, the best of the others are the beams from now on.
 
         Args:
-            continuations: What may follow, ranked by falling log-probability, then by beam, then by token id. They
+            continuations: Allowed continuations, ranked by falling log-probability, then by beam, then by token id. They
                 include the best 2 K of each bank, or all there are; an empty list means that nothing may follow.
         """
         self.num_tokens += 1
@@ -156,12 +156,12 @@ class BeamSearch:
 
     @property
     def num_hypotheses(self) -> int:
-        """How many are asked for."""
+        """Requested number of hypotheses."""
         return self._parameters.num_hypotheses
 
     @property
     def found(self) -> Sequence[Found]:
-        """The best K hypotheses, or as many as there are, the best first. Several may read alike."""
+        """At most K hypotheses, the best first. Several may have the same text."""
         return self._found
 
     def _banks(self, continuations: Iterable[Continuation]) -> list[list[Beam]]:
@@ -188,10 +188,10 @@ class BeamSearch:
         return banks
 
     def _allocate(self, banks: list[list[Beam]]) -> list[Beam]:
-        """Shares the K places out among the banks and returns the beams that get one, ranked."""
+        """Distributes the K beams among the banks and returns the chosen ones, ranked."""
         if len(banks) == 1:
             return banks[0]
-        shares = share_places(self._parameters.beam_size, [len(bank) for bank in banks])
+        shares = share_beams(self._parameters.beam_size, [len(bank) for bank in banks])
         beams = [beam for bank, share in zip(banks, shares, strict=True) for beam in bank[:share]]
         return sorted(beams, key=lambda beam: (-beam.log_probability, beam.parent, beam.token_ids[-1]))
 
@@ -211,7 +211,7 @@ class BeamSearch:
         del self._found[self._parameters.beam_size :]
 
     def _may_stop(self) -> bool:
-        """Returns True if there are K hypotheses and, by the early stopping asked for, no beam can do better."""
+        """Returns True if there are K hypotheses and, by the early stopping rule, no beam can improve on them."""
         parameters = self._parameters
         if len(self._found) < parameters.beam_size:
             return False
@@ -224,17 +224,17 @@ class BeamSearch:
         return bool(best / length**parameters.length_penalty <= self._found[-1].score)
 
 
-def share_places(num_places: int, sizes: Sequence[int]) -> list[int]:
-    """Shares places out among banks, the fullest of which is last, as this module's docstring says.
+def share_beams(num_beams: int, sizes: Sequence[int]) -> list[int]:
+    """Distributes beams among banks, the fullest last; see the module's docstring.
 
     Args:
-        num_places: K.
+        num_beams: K.
         sizes: How many continuations each bank has.
 
     Returns:
-        How many places each bank gets; fewer than K in all only if there are fewer continuations.
+        Number of beams of each bank; fewer than K in all only if there are fewer continuations.
     """
-    even, left = divmod(num_places, len(sizes))
+    even, left = divmod(num_beams, len(sizes))
     shares = [min(even, size) for size in sizes]
     shares[-1] = min(even + left, sizes[-1])
     left = even + left - shares[-1]
@@ -254,7 +254,7 @@ class BeamBlock:
 
     Attributes:
         search: The search.
-        slots: All K: first those of the beams, in their order, then those without a beam.
+        slots: All K slots: first those of the beams, in order, then those without a beam.
     """
 
     def __init__(self, search: BeamSearch, num_slots: int) -> None:
@@ -266,19 +266,19 @@ class BeamBlock:
         """
         self.search = search
         self.slots = list(range(num_slots))
-        # For each two slots, how many positions they have in common.
+        # Number of common positions of each pair of slots.
         self._shared = [[0] * num_slots for _ in range(num_slots)]
 
     def __repr__(self) -> str:
         return f"BeamBlock({self.search!r}, beams in {self.slots[: len(self.search.beams)]})"
 
     def log_probabilities(self) -> list[float]:
-        """Returns those of the beams, in the order of `slots`; minus infinity for slots without a beam."""
+        """Returns the log-probabilities of the beams, in the order of `slots`; minus infinity without a beam."""
         values = [beam.log_probability for beam in self.search.beams]
         return values + [-inf] * (len(self.slots) - len(values))
 
     def next_inputs(self, first_id: int) -> list[int]:
-        """Returns the token that each slot reads next; a slot without a beam reads what the best beam reads.
+        """Returns the next input token of each slot; a slot without a beam gets the best beam's.
 
         Empty beams read `first_id`, the last token of the decoder's prompt.
         """
@@ -297,23 +297,23 @@ class BeamBlock:
             num_written: Positions that are written in each slot.
 
         Returns:
-            What must be copied.
+            Copies to make.
         """
         before = self.slots
         staying: set[int] = set()
         slots: list[int] = []
         moving: list[tuple[int, int]] = []  # beams whose parent's slot is taken, and that slot
-        for place, beam in enumerate(self.search.beams):
+        for index, beam in enumerate(self.search.beams):
             home = before[beam.parent]
             if home in staying:
-                moving.append((place, home))
+                moving.append((index, home))
             staying.add(home)
             slots.append(home)
         free = [slot for slot in before if slot not in staying]
         copies: list[SlotCopy] = []
-        for place, source in moving:
+        for index, source in moving:
             shared = self._shared[source]
-            target = slots[place] = max(free, key=shared.__getitem__)
+            target = slots[index] = max(free, key=shared.__getitem__)
             free.remove(target)
             copies.append(SlotCopy(first_slot + source, first_slot + target, shared[target], num_written))
             self._note_copy(source, target, num_written)
@@ -321,7 +321,7 @@ class BeamBlock:
         return copies
 
     def _note_copy(self, source: int, target: int, num_written: int) -> None:
-        """Notes that the target now has the source's content, and so shares with others what the source shares."""
+        """Records that the target has the source's content, with the source's common positions."""
         shared = self._shared
         shared[target] = shared[source].copy()
         shared[target][source] = shared[source][target] = num_written

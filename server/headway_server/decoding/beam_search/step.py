@@ -22,7 +22,7 @@ from headway_server.decoding.sequence import Hypothesis, Sequence, SequenceResul
 
 
 class SearchStep:
-    """Takes steps of searches. For the engine's thread alone."""
+    """Makes steps of searches. For the engine's thread alone."""
 
     def __init__(self, decoder: Decoder, masks: TokenMasks) -> None:
         """Uses a decoder whose slots the caller assigns, and their masks."""
@@ -84,7 +84,7 @@ class SearchStep:
     def _rank(
         self, blocks: Elements[BeamBlock], first_slot: int, logits: NDArray[np.float32], count: int
     ) -> list[list[Continuation] | None]:
-        """Ranks what may follow in each sequence by `count` tokens a row; None if a beam's logits are not finite."""
+        """Ranks each sequence's continuations, `count` tokens a row; None if a beam's logits are not finite."""
         num_beams = len(blocks[0].slots)
         slots = np.arange(first_slot, first_slot + len(logits))
         rows = np.array([block.slots for block in blocks])  # (B, K)
@@ -110,7 +110,7 @@ class SearchStep:
     def _rank_banks(
         self, ranked: RankedRows, search: BeamSearch, rows: Elements[int], first_slot: int
     ) -> list[Continuation]:
-        """Ranks the continuations of a sequence that has required phrases, of which they take those that may follow.
+        """Ranks the allowed continuations of a sequence with required phrases.
 
         Args:
             ranked: The candidates of each row.
@@ -175,8 +175,8 @@ def rank_plain(
 
     Args:
         ranked: The candidates of each row.
-        rows: (B, K) int64 the row of each beam; any row for a place without a beam.
-        log_probabilities: (B, K) float64 of each beam so far; minus infinity for a place without a beam.
+        rows: (B, K) int64 row of each beam; any row without a beam.
+        log_probabilities: (B, K) float64 of each beam so far; minus infinity without a beam.
 
     Returns:
         The best 2 K of each sequence, as `BeamSearch.advance` takes them.
@@ -214,7 +214,7 @@ def _block(sequence: Sequence) -> BeamBlock:
 
 
 def _inputs(sequences: Elements[Sequence], blocks: Elements[BeamBlock]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns what each slot reads next, and at which position, (R,) each."""
+    """Returns each slot's next input token and its position, (R,) each."""
     token_ids: list[int] = []
     positions: list[int] = []
     for sequence, block in zip(sequences, blocks, strict=True):

@@ -1,11 +1,11 @@
 """Constraints: texts that follow a JSON schema, a regular expression, or are one of several choices.
 
-    grammar.py      what a call asks for, checked; the grammar of the texts it allows, and what is wrong with it
+    grammar.py      validated constraints; the grammar of allowed texts, and its errors
     vocabulary.py   the bytes that every token adds to a text
     compiler.py     makes both a constraint that can be started for every sequence
-    state.py        how far one sequence has come: the tokens that may follow
+    state.py        state of one sequence: the allowed tokens
 
-docs/constraints.md says what is supported, and why it is built on llguidance.
+docs/constraints.md lists supported features and the reasons for llguidance.
 """
 
 from headway_server.decoding.constraints.compiler import CompiledConstraint, ConstraintCompiler

@@ -37,12 +37,12 @@ from headway_server.preprocessing.pool import constraint_pool
 MAX_CACHED = 128
 """Constraints whose grammar, or refusal, is remembered, so that it is checked once."""
 MAX_COMPILING_S = 10.0
-"""How long a call waits for its constraint, those of other calls before it included."""
-MAX_HELD_BYTES = 256 * 2**20
-"""Memory that the constraints of all calls may hold together, those that wait included, by what their trials took."""
+"""Seconds that a call waits for its constraint, including other calls' constraints before it."""
+MAX_CONSTRAINT_BYTES = 256 * 2**20
+"""Maximum memory of the constraints of all calls, including waiting ones, as measured by their trials."""
 
 _MAX_REMEMBERED_CHARACTERS = 512 * 1024
-"""Of a constraint that is remembered: the limits of a valid one allow no more, and an invalid one may be any size."""
+"""Maximum size of a cached constraint. Valid ones are within it by their limits; invalid ones may have any size."""
 _MAX_SHARING = 8
 """Sequences that share an automaton, if another one takes less than `_CHEAP_S`."""
 _CHEAP_S = 0.005
@@ -54,7 +54,7 @@ _IDENTIFIERS = "[a-zA-Z0-9]{1,10}"
 
 @dataclass(frozen=True, slots=True)
 class _ModelParts:
-    """What is made once for each model."""
+    """Parts made once for each model."""
 
     vocabulary: Vocabulary
     tokenizer: LLTokenizer
@@ -68,9 +68,9 @@ class _Grammar:
     text: str
     """As the library reads it."""
     num_bytes: int
-    """What it takes when it is compiled."""
+    """Its memory when compiled."""
     special_ids: frozenset[int]
-    """Special tokens that are part of what it allows."""
+    """Special tokens that it allows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +78,12 @@ class _Refusal:
     """Why a constraint was refused."""
 
     path: str
-    """Of the field below the constraint, such as `.regex`."""
+    """Name of the field below the constraint, such as `.regex`."""
     description: tuple[str, ...]
 
 
-class Held:
-    """What a compiled grammar takes of the memory for all of them, for as long as something refers to this."""
+class Reservation:
+    """Reservation of a compiled grammar's memory, for as long as this object is referenced."""
 
     __slots__ = ("_num_bytes",)
 
@@ -98,13 +98,13 @@ class Held:
         """
         self._num_bytes = 0
         with self._lock:
-            if Held._total_bytes + num_bytes > MAX_HELD_BYTES:
+            if Reservation._total_bytes + num_bytes > MAX_CONSTRAINT_BYTES:
                 raise OverloadedError(
-                    f"the constraints of other calls hold {Held._total_bytes >> 20} MiB, this one takes "
-                    f"{num_bytes / 2**20:g}, and the limit is {MAX_HELD_BYTES >> 20}; try again later",
+                    f"the constraints of other calls take {Reservation._total_bytes >> 20} MiB, this one takes "
+                    f"{num_bytes / 2**20:g}, and the limit is {MAX_CONSTRAINT_BYTES >> 20}; try again later",
                     _RETRY_S,
                 )
-            Held._total_bytes += num_bytes
+            Reservation._total_bytes += num_bytes
             self._num_bytes = num_bytes
 
     @classmethod
@@ -114,14 +114,14 @@ class Held:
 
     def __del__(self) -> None:
         with self._lock:
-            Held._total_bytes -= self._num_bytes
+            Reservation._total_bytes -= self._num_bytes
 
     def __repr__(self) -> str:
-        return f"Held({self._num_bytes} of {Held._total_bytes} bytes)"
+        return f"Reservation({self._num_bytes} of {Reservation._total_bytes} bytes)"
 
 
 class CompiledConstraint:
-    """What the texts of a call may look like, ready to be started for any number of sequences.
+    """Compiled constraint of a call, which can be started for any number of sequences.
 
     Safe to use from several threads. The automaton is built as far as texts need it, and its size is limited. Only a
     few sequences share one, and never those of different calls, so that no call uses up the limit of another.
@@ -130,13 +130,13 @@ class CompiledConstraint:
     __slots__ = (
         "_build",
         "_end_ids",
-        "_held",
         "_is_cheap",
         "_lock",
         "_masks",
         "_matcher",
         "_num_bytes",
         "_num_started",
+        "_reservation",
     )
 
     def __init__(
@@ -145,7 +145,7 @@ class CompiledConstraint:
         began = time.thread_time()
         self._build = build
         self._num_bytes = num_bytes
-        self._held = Held(num_bytes)
+        self._reservation = Reservation(num_bytes)
         self._matcher = build()
         self._is_cheap = time.thread_time() - began < _CHEAP_S
         self._num_started = 0
@@ -155,7 +155,7 @@ class CompiledConstraint:
 
     @property
     def complaint(self) -> str | None:
-        """What the library says is wrong with the grammar; None if nothing is."""
+        """The library's error message for the grammar; None for a valid one."""
         return self._matcher.get_error() if self._matcher.is_error() else None
 
     def start(self, *, end_ids: frozenset[int] = frozenset(), follows_text: bool = True) -> ConstraintState:
@@ -171,12 +171,16 @@ class CompiledConstraint:
         """
         with self._lock:
             if self._is_cheap and self._num_started == _MAX_SHARING:
-                self._held = Held(self._num_bytes)
+                self._reservation = Reservation(self._num_bytes)
                 self._matcher, self._num_started = self._build(), 0
             self._num_started += 1
-            matcher, held = self._matcher.deep_copy(), self._held
+            matcher, reservation = self._matcher.deep_copy(), self._reservation
         return ConstraintState(
-            matcher, self._masks, end_ids=self._end_ids | end_ids, is_at_beginning=not follows_text, held=held
+            matcher,
+            self._masks,
+            end_ids=self._end_ids | end_ids,
+            is_at_beginning=not follows_text,
+            reservation=reservation,
         )
 
     def __repr__(self) -> str:
@@ -208,7 +212,7 @@ class ConstraintCompiler:
         """Does `compile` on a thread for constraints; the caller waits at most `MAX_COMPILING_S`.
 
         Raises:
-            OverloadedError: It took longer, most likely because of constraints of other calls, or they hold the memory.
+            OverloadedError: The time limit passed, or the constraints of other calls leave no memory.
         """
         loop = asyncio.get_running_loop()
         compiling = loop.run_in_executor(constraint_pool(), lambda: self.compile(request, field=field))
@@ -224,12 +228,12 @@ class ConstraintCompiler:
         """Compiles the constraint of a call. Takes milliseconds, and a check may take a second.
 
         Args:
-            request: What the text must look like.
-            field: What the request calls it, such as `parameters.constraint`.
+            request: Constraint of the text.
+            field: Its name in the request, such as `parameters.constraint`.
 
         Raises:
-            InvalidInputError: It is too large, means nothing, allows no text, or needs what is not supported.
-            OverloadedError: The constraints of other calls hold all memory there is for them.
+            InvalidInputError: It is too large, invalid, allows no text, or needs an unsupported feature.
+            OverloadedError: The constraints of other calls leave no memory.
             WrongTaskError: The model's tokenizer cannot be constrained.
         """
         parts = self._load()
@@ -263,7 +267,7 @@ class ConstraintCompiler:
         return grammar, constraint
 
     def _remember(self, request: ConstraintRequest, outcome: _Grammar | _Refusal) -> None:
-        """Remembers what became of a request, unless it is too large to be kept."""
+        """Caches the result of a request, unless it is too large."""
         if request.num_characters > _MAX_REMEMBERED_CHARACTERS:
             return
         with self._lock:

@@ -1,4 +1,4 @@
-"""The grammar of the texts that a request allows, in the library's own language, and what its complaints mean."""
+"""Grammar of the texts of a constraint, in the library's language, and translation of the library's errors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class CallRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConstraintRequest:
-    """What the text must look like. Exactly one of these is set."""
+    """Constraint of a text. Exactly one field is set."""
 
     json_schema: str | None = None
     """A JSON Schema, as JSON text. The text is a JSON value that it accepts."""
@@ -58,7 +58,7 @@ class ConstraintRequest:
 
     @property
     def special_ids(self) -> frozenset[int]:
-        """Special tokens that are part of what it allows."""
+        """Special tokens that it allows."""
         if self.calls is None:
             return frozenset()
         return frozenset(index for _, index in self.calls.form.special_tokens)
@@ -72,14 +72,14 @@ class ConstraintRequest:
 
     @property
     def kind(self) -> str:
-        """Name of the one that is set."""
+        """Name of the set field."""
         return next(kind for kind in _KINDS if getattr(self, kind) is not None)
 
     def check_size(self, field: str) -> None:
-        """Checks the limits of size; what it means is checked when it is compiled.
+        """Checks the limits of size; compilation checks the content.
 
         Args:
-            field: What the request calls the constraint, such as `parameters.constraint`.
+            field: Name of the constraint in the request, such as `parameters.constraint`.
 
         Raises:
             InvalidInputError: It is too long, has too many choices, or the same one twice.
@@ -116,7 +116,7 @@ def _check_choices(field: str, choices: tuple[str, ...]) -> None:
 
 
 _HEAD = '%llguidance {"no_forcing": true}\nstart: '
-"""Every token that can lead to an allowed text may follow, not only those that the tokenizer would choose."""
+"""All tokens that lead to an allowed text may follow, not only the tokenizer's choice."""
 
 _JSON_OPTIONS = {
     # One space, or a new line with indentation: a model that may write white space without end does so.
@@ -124,7 +124,7 @@ _JSON_OPTIONS = {
     "whitespace_pattern": r" |\n[ \t]{0,20}",
     "item_separator": ",",
     "key_separator": ":",
-    # oneOf as anyOf would allow what the schema does not.
+    # oneOf as anyOf would allow texts that the schema forbids.
     "coerce_one_of": False,
     "lenient": False,
 }
@@ -132,7 +132,7 @@ _JSON_OPTIONS = {
 
 _MAX_MULTIPLE = 10_000
 _MAX_MULTIPLES = 100_000
-"""A multipleOf takes an automaton of as many states, which the library does not limit."""
+"""Limit of multipleOf, whose automaton has as many states; the library has no limit."""
 
 _JSON_CHARACTERS = frozenset(map(chr, range(0x20, 0x7F)))
 
@@ -143,10 +143,10 @@ def write_grammar(request: ConstraintRequest, vocabulary: Vocabulary, field: str
     Args:
         request: Within its limits of size.
         vocabulary: The model's.
-        field: What the request calls the constraint, with its kind, such as `parameters.constraint.regex`.
+        field: Name of the constraint in the request with its kind, such as `parameters.constraint.regex`.
 
     Raises:
-        InvalidInputError: The schema is not JSON or too costly, or the vocabulary cannot spell what was asked for.
+        InvalidInputError: The schema is not JSON or too costly, or the vocabulary cannot spell the texts.
     """
     if request.json_schema is not None:
         return f"{_HEAD}{_write_schema(request.json_schema, vocabulary, field)}"
@@ -175,7 +175,7 @@ def _write_schema(text: str, vocabulary: Vocabulary, field: str) -> str:
 
 
 def _write_calls(request: CallRequest, vocabulary: Vocabulary, field: str) -> str:
-    """Writes the rules of calls. What is not one contains no `trigger`, and what follows a trigger is one."""
+    """Writes the rules of tool calls. Text outside of calls has no `trigger`, and a call follows each trigger."""
     form = request.form
     if not vocabulary.spells_everything:
         texts = (form.head, form.middle, form.between or "", form.end)
@@ -255,7 +255,7 @@ def _read_integer(digits: str) -> int:
 
 
 def _check_multiples(schema: dict[str, Any], field: str) -> None:
-    """Limits what multipleOf costs. Schemas may be combined, so the least common multiple of all counts."""
+    """Limits the cost of multipleOf. Schemas may be combined, so the least common multiple of all counts."""
     multiples = [_multiple(value, field) for value in _values_of("multipleOf", schema)]
     least = 1
     for multiple in multiples:
@@ -300,7 +300,7 @@ def _check_spelling(text: str, vocabulary: Vocabulary, field: str, what: str) ->
         raise InvalidInputError(field, f"cannot be met: the model's vocabulary lacks characters for {what}: {shown}")
 
 
-# What the library says, and the message for the caller; `{0}` is the first group, cut to one short line.
+# Patterns of the library's errors, and messages for the caller; `{0}` is the first group, cut to one short line.
 _SCHEMA_COMPLAINTS = (
     (r"Unimplemented keys: \[(.*?)\]", "has keywords that are not supported: {0}"),
     (r"Unknown format: (.*)", "has a format that is not supported: {0}"),
@@ -313,7 +313,7 @@ _SCHEMA_COMPLAINTS = (
     (r"Invalid type: (.*)", "has a type that JSON does not have: {0}"),
     (r"Pointer '(.*)' does not exist", "refers to {0}, which is not in it"),
     (r"Resource '(.*)' is not present", "refers to {0}; only references within the schema are followed"),
-    (r"min/maxProperties only supported", "has minProperties or maxProperties beside properties that are not required"),
+    (r"min/maxProperties only supported", "has minProperties or maxProperties with properties that are not required"),
     (r"patternProperty regexes /(.*)/ are not disjoint", "has patternProperties that may match the same key: {0}"),
     (
         r"Failed to generate regex for (\w+) range",

@@ -23,7 +23,7 @@ class ModelMasks:
     text: NDArray[np.int32]
     """(W,) tokens that are part of a text."""
     first: NDArray[np.int32]
-    """(W,) those of them that have the same text at the very beginning of a text."""
+    """(W,) tokens that have the same text at the very beginning of a text."""
     num_words: int
     """Words of the library's mask, which has one token more than the model: an end of its own."""
     spells_everything: bool
@@ -38,7 +38,7 @@ class ModelMasks:
 
 
 class ConstraintState(TokenRule):
-    """What may follow in one sequence.
+    """Constraint state of one sequence.
 
     Attributes:
         failure: Why nothing may follow although the text is not complete; None as long as something may.
@@ -49,10 +49,10 @@ class ConstraintState(TokenRule):
         "_can_run_out",
         "_end_bits",
         "_first",
-        "_held",
         "_matcher",
         "_num_words",
         "_only_end_follows",
+        "_reservation",
         "failure",
     )
 
@@ -63,10 +63,10 @@ class ConstraintState(TokenRule):
         *,
         end_ids: frozenset[int],
         is_at_beginning: bool,
-        held: object = None,
+        reservation: object = None,
     ) -> None:
-        """Begins at a matcher's state; `held` is kept alive with the matcher."""
-        self._held = held
+        """Starts at a matcher's state; `reservation` lives as long as the matcher."""
+        self._reservation = reservation
         self._matcher = matcher
         self._num_words = masks.num_words
         self._end_bits = mask_of(end_ids, len(masks.text))
@@ -85,7 +85,7 @@ class ConstraintState(TokenRule):
         self.failure = None
 
     def allow(self, mask: Mask, logits: Logits | None = None) -> None:  # noqa: ARG002 (of the interface)
-        """Clears the bits (W,) of tokens that may not follow; where the text may end, those that end it are left.
+        """Clears the bits (W,) of forbidden tokens; end tokens stay allowed where the text may end.
 
         If nothing may follow, none is left: the text is complete and the model has no token that ends it, or `failure`
         says what is wrong.
@@ -105,7 +105,7 @@ class ConstraintState(TokenRule):
             self.failure = _DEAD_END
 
     def follow(self, token_id: int) -> ConstraintState:
-        """Takes the next token, one of those that may follow and not one that ends the text, and returns itself.
+        """Takes the next token, an allowed one that does not end the text, and returns itself.
 
         Raises:
             ValueError: It may not follow, or the constraint has become too complex.

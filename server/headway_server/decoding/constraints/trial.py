@@ -1,8 +1,8 @@
-"""Compiles grammars where a crash costs one call: in a process forked for each, within limits that the kernel holds.
+"""Compiles grammars in a forked process each, so that a crash fails one call, within limits of the kernel.
 
 The library can overflow its stack, and some schemas take it minutes or gigabytes. So a grammar is compiled here first.
 Only one that passes is compiled in the server, whose threads have more stack than the trial had; the library does the
-same for the same grammar. What it compiles cannot be handed from process to process.
+same for the same grammar. A compiled grammar cannot be passed between processes.
 
 The server starts this file as a program, which has the library loaded and forks for every grammar: a trial takes 3 ms.
 As a program it imports nothing of the server's. It reads frames (4 bytes of length, the grammar) and answers each with
@@ -27,13 +27,13 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 CPU_LIMIT_S = 1.0
 """Processor time of a trial."""
 MEMORY_LIMIT_BYTES = 32 * 2**20
-"""What a trial may add to the address space of its process."""
+"""Maximum address space that a trial may add to its process."""
 STACK_LIMIT_BYTES = 2**20
-"""Stack of a trial; half of what the thread of a server has where it has least (2 MiB, by glibc)."""
+"""Stack of a trial; half of the smallest stack of a server's thread (2 MiB, by glibc)."""
 WALL_LIMIT_S = 5.0
 """Time of a trial; on a busy machine it may get little of the processor."""
 _NICENESS = 10
-"""On a busy core trials get a tenth of what the server's threads get."""
+"""Niceness of trials: on a busy core they get a tenth of a server thread's time."""
 _ANSWER_LIMIT_S = WALL_LIMIT_S + 5
 
 LIMITS = LLParserLimits(
@@ -54,7 +54,7 @@ class BusyError(Exception):
 
 
 def try_grammar(grammar: str) -> int | None:
-    """Compiles a grammar in a process of its own. May be called by several threads, each of which gets a process.
+    """Compiles a grammar in a separate process. Thread-safe: each caller gets a process.
 
     Returns:
         Bytes that it takes, in steps of 256 KiB, if that stayed within the limits, whether the grammar is right or not;
@@ -86,7 +86,7 @@ class _Program:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             bufsize=0,
-            start_new_session=True,  # Ctrl-C is for the server, and so that what it has forked is killed with it
+            start_new_session=True,  # Ctrl-C is for the server; forked processes are killed with it
         )
 
     def ask(self, grammar: bytes) -> bytes:
@@ -103,7 +103,7 @@ class _Program:
         return os.read(pipes.stdout.fileno(), 1) if answers.poll(_ANSWER_LIMIT_S * 1000) else b""
 
     def close(self) -> None:
-        """Ends the program and what it has forked."""
+        """Ends the program and its forked processes."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -113,7 +113,7 @@ class _Program:
 
 
 class _Trials:
-    """Programs that wait for grammars: as many as were ever needed at a time."""
+    """Pool of idle programs; it grows to the maximum ever needed at once."""
 
     def __init__(self) -> None:
         self._idle: list[_Program] = []
@@ -146,7 +146,9 @@ def _write(descriptor: int, data: bytes) -> None:
 def _serve(requests: BinaryIO) -> None:
     """Answers the server's grammars until it closes the pipe, as it does when it ends, however it ends."""
     tokenizer = LLTokenizer("byte")
-    LLMatcher(tokenizer, "start: /a/", log_level=0, limits=LIMITS).compute_bitmask()  # what is made once, here
+    LLMatcher(
+        tokenizer, "start: /a/", log_level=0, limits=LIMITS
+    ).compute_bitmask()  # one-time initialization, before forking
     while header := requests.read(4):
         grammar = requests.read(int.from_bytes(header)).decode(errors="surrogatepass")
         child = os.fork()
@@ -171,7 +173,7 @@ def _try(tokenizer: LLTokenizer, grammar: str) -> None:
         if not matcher.is_error():
             matcher.compute_bitmask()
         num_units = -(-max(_resident_bytes() - had_bytes, 1) // _UNIT_BYTES)
-        del matcher  # what is nested deeply may overflow the stack here
+        del matcher  # deep nesting may overflow the stack here
         answer = min(_PASSED + num_units, 255)
     finally:
         os._exit(answer)
@@ -192,7 +194,7 @@ def _limit() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_STACK, (STACK_LIMIT_BYTES, STACK_LIMIT_BYTES))
     statistics = Path("/proc/self/statm")
-    if statistics.exists():  # on Linux, which alone holds a process to such a limit
+    if statistics.exists():  # Linux only: other systems do not enforce the limit
         size = int(statistics.read_text().split()[0]) * resource.getpagesize() + MEMORY_LIMIT_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (size, size))
 

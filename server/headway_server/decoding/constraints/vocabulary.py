@@ -25,16 +25,16 @@ _NOT_IN_TEXT = 0xFF
 """A byte that no UTF-8 text has; the library uses it for something else."""
 _UTF8_BYTES = frozenset(bytes([byte]) for byte in (*range(0xC0), *range(0xC2, 0xF5)))
 _MAX_TRIED = 4096
-"""Most tokens that are decoded to see whether they have the expected text."""
+"""Maximum tokens decoded to check their expected text."""
 
 
 class UnsupportedTokenizerError(ValueError):
-    """What a token adds to a text depends on more than the token, or is not known."""
+    """The text of a token depends on more than the token, or is unknown."""
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What tokens add to a text."""
+    """Texts of tokens within a text."""
 
     tokens: tuple[bytes, ...]
     """(V,) bytes of each token; empty for a token that is not part of a text."""
@@ -58,7 +58,7 @@ class Vocabulary:
 
 
 def read_vocabulary(tokenizer: Tokenizer, vocab_size: int, eos_id: int | None) -> Vocabulary:
-    """Finds what every token adds to a text, and checks it against the tokenizer.
+    """Finds the text that every token adds, and checks it against the tokenizer.
 
     Args:
         tokenizer: The tokenizer of the bundle.
@@ -86,7 +86,7 @@ def read_vocabulary(tokenizer: Tokenizer, vocab_size: int, eos_id: int | None) -
 
 
 def _try(tokenizer: Tokenizer, tokens: list[bytes]) -> None:
-    """Decodes tokens after a word and compares them with what is expected.
+    """Decodes tokens after a word and compares them with the expected texts.
 
     Raises:
         UnsupportedTokenizerError: One has another text.
@@ -100,7 +100,7 @@ def _try(tokenizer: Tokenizer, tokens: list[bytes]) -> None:
     for token_id, text in zip(tried, tokenizer.decode_batch([[word, token_id] for token_id in tried]), strict=True):
         if text != before + tokens[token_id].decode():
             raise UnsupportedTokenizerError(
-                f"token {token_id} has another text in the middle of a text than its decoder says"
+                f"token {token_id} has another text within a text than its decoder returns alone"
             )
 
 
@@ -148,7 +148,7 @@ class _Decoder:
                 )
 
     def decode(self, token: str) -> bytes:
-        """Returns what a token adds to a text."""
+        """Returns the text that a token adds."""
         if self._is_byte_level:
             return b"".join(map(BYTE_LEVEL.__getitem__, token)) if BYTE_LEVEL.keys() >= set(token) else token.encode()
         for mark, content in self._replaced:

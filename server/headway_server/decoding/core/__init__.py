@@ -1,1 +1,1 @@
-"""The engine: which sequence runs, in which slot, and what a step computes (docs/engine.md)."""
+"""The engine: scheduling of sequences to slots, and the steps (docs/engine.md)."""

@@ -1,11 +1,11 @@
-"""Which slots belong to which sequence. It keeps the books and never touches a tensor.
+"""Assignment of slots to sequences. It touches no tensors.
 
 A sequence owns a block of neighbouring slots, one for each of its beams, or a single slot without a search. Blocks of a
 kind (the same number of beams, with a search or without) are neighbours and form a group, so that one call decodes all
-of them. Groups may have free slots between them, which keeps moves rare: a block that leaves is replaced by the last of
-its group, and the next of its kind takes the free slots behind the group, or before it. A new group begins at the far
-end of the widest gap, so that it and its neighbour grow towards each other. If a group has no room beside it although
-there are slots enough, the free space is gathered into one gap behind it.
+of them. Groups may have free slots between them, which keeps moves rare. A block that leaves is replaced by the last of
+its group. The next of its kind takes the free slots behind the group, or before it. A new group begins at the far end
+of the widest gap, so that it and its neighbour grow towards each other. If a group has no room beside it although there
+are slots enough, the free space is gathered into one gap behind it.
 
 With one kind, running blocks are a prefix of the slots, and the only move is that of the last block into a hole.
 """
@@ -20,7 +20,7 @@ from headway_server.decoding.sequence import Sequence
 
 
 class Kind(NamedTuple):
-    """What all sequences of one decode call have in common."""
+    """Common properties of all sequences of one decode call."""
 
     width: int
     """Slots of each."""
@@ -54,7 +54,7 @@ class Group:
     sequences: list[Sequence] = field(default_factory=list)
     """In the order of their slots."""
     has_changed: bool = True
-    """True if a place has got another sequence; the engine sets it to False."""
+    """True if a block has a new sequence; the engine sets it to False."""
 
     @property
     def stop(self) -> int:
@@ -130,7 +130,7 @@ class BlockLayout:
         return moves
 
     def _room_before(self, number: int) -> int:
-        """Returns how many free slots there are before a group, or behind the last one."""
+        """Returns the number of free slots before a group, or behind the last one."""
         start = self.groups[number - 1].stop if number else 0
         stop = self.groups[number].start if number < len(self.groups) else self.num_slots
         return stop - start
@@ -172,7 +172,7 @@ def _shift(group: Group, start: int) -> list[Move]:
     group.has_changed = True
     count, rest = divmod(abs(distance), group.kind.width)
     sequences = group.sequences
-    if rest or count >= len(sequences):  # every block moves; those in front first
+    if rest or count >= len(sequences):  # every block moves, from the front
         pairs = list(enumerate(sequences))
         order = pairs if distance < 0 else pairs[::-1]
     elif distance < 0:  # the last blocks come to the front
@@ -181,7 +181,7 @@ def _shift(group: Group, start: int) -> list[Move]:
     else:  # the first blocks come to the end
         group.sequences = sequences[count:] + sequences[:count]
         order = list(enumerate(group.sequences))[-count:]
-    return [_move(sequence, start + place * group.kind.width) for place, sequence in order]
+    return [_move(sequence, start + index * group.kind.width) for index, sequence in order]
 
 
 def _move(sequence: Sequence, target: int) -> Move:

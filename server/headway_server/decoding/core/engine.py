@@ -22,13 +22,13 @@ class Engine(SteppingWorker[list[Sequence]]):
 
         Args:
             stepper: With every slot free. Only the engine's thread calls it from now on.
-            busy_lanes: Counts the engine among those that share the cores; None: it shares them with nobody.
+            busy_lanes: Counter of the lanes that share the cores; None: the engine has them alone.
         """
         super().__init__(stepper.name, StepError, busy_lanes=busy_lanes)
         self._stepper = stepper
         stepper.outbox.post = self._post
         self.pace = stepper.pace
-        """How fast it goes."""
+        """Pace of the engine."""
 
     def __repr__(self) -> str:
         return f"Engine({self.name}, {self._stepper!r})"
@@ -44,7 +44,7 @@ class Engine(SteppingWorker[list[Sequence]]):
         return self._stepper.scheduler.has_work
 
     def usage(self) -> ModelUsage:
-        """Returns how many sequences wait, and how much of the slots is in use."""
+        """Returns the number of waiting sequences and the usage of the slots."""
         scheduler = self._stepper.scheduler
         return ModelUsage(
             num_waiting=len(scheduler.waiting),
@@ -59,11 +59,11 @@ class Engine(SteppingWorker[list[Sequence]]):
 
         Raises:
             DrainingError: The engine was closed.
-            StepError: The thread has ended by itself.
+            StepError: The thread has stopped.
         """
         now = time.monotonic()
         for sequence in sequences:
-            assert sequence.num_beams <= self.num_slots, "requests are checked for what the slots hold"
+            assert sequence.num_beams <= self.num_slots, "requests are checked against the slots"
             assert (sequence.source is not None) == self._stepper.reads_sources, (
                 "an encoder reads sources, and nothing else does"
             )
@@ -71,7 +71,7 @@ class Engine(SteppingWorker[list[Sequence]]):
         self._submit([sequence.reply for sequence in sequences], sequences)
 
     async def run(self, sequences: list[Sequence]) -> list[SequenceResult]:
-        """Submits sequences and waits for all of them. When one fails, or the caller goes, all of them end.
+        """Submits sequences and waits for all. If one fails, or the caller disconnects, all are cancelled.
 
         Raises:
             DeadlineError: The deadline passed.
@@ -85,7 +85,7 @@ class Engine(SteppingWorker[list[Sequence]]):
             cancel(sequences)
 
     async def stream(self, sequence: Sequence) -> AsyncGenerator[Delta, None]:
-        """Submits a sequence that wants deltas and yields them; its reply holds the result afterwards.
+        """Submits a streamed sequence and yields its deltas; its reply has the result afterwards.
 
         Raises:
             DeadlineError: The deadline passed.
@@ -99,7 +99,7 @@ class Engine(SteppingWorker[list[Sequence]]):
                     yield delta
         finally:
             cancel([sequence])
-            sequence.reply.result.cancel()  # nobody reads a result that comes now; one that is there stays
+            sequence.reply.result.cancel()  # no effect on a finished result
 
     def _take_in(self, message: list[Sequence]) -> None:
         self._stepper.scheduler.waiting.add(message)

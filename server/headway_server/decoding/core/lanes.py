@@ -38,12 +38,12 @@ class Lanes:
 
     @property
     def num_slots(self) -> int:
-        """Most slots that one sequence can have."""
+        """Maximum slots of one sequence."""
         return min(engine.num_slots for engine in self._engines)
 
     @property
     def is_alive(self) -> bool:
-        """True if every engine runs what is submitted."""
+        """True if every engine is running."""
         return all(engine.is_alive for engine in self._engines)
 
     def start(self) -> None:
@@ -52,11 +52,11 @@ class Lanes:
             engine.start()
 
     def stalled_s(self) -> float:
-        """Returns for how many seconds the longest of the present steps has been running; 0.0 if there is none."""
+        """Returns the seconds of the longest running step; 0.0 without one."""
         return max(engine.stalled_s() for engine in self._engines)
 
     def usage(self) -> ModelUsage:
-        """Returns how many sequences wait, and how much of the slots is in use, of all engines together."""
+        """Returns the number of waiting sequences and the usage of the slots, over all engines."""
         return sum((engine.usage() for engine in self._engines), start=ModelUsage(num_waiting=0))
 
     def close(self) -> bool:
@@ -72,7 +72,7 @@ class Lanes:
         return all(ended)
 
     async def run(self, sequences: list[Sequence]) -> list[SequenceResult]:
-        """Runs sequences and waits for all of them. When one fails, or the caller goes, all of them end.
+        """Runs sequences and waits for all. If one fails, or the caller disconnects, all are cancelled.
 
         Raises:
             DeadlineError: The deadline passed.
@@ -95,7 +95,7 @@ class Lanes:
         return [results[i] for i in range(len(sequences))]
 
     async def stream(self, sequence: Sequence) -> AsyncGenerator[Delta, None]:
-        """Runs a sequence that wants deltas and yields them; its reply holds the result afterwards.
+        """Runs a streamed sequence and yields its deltas; its reply has the result afterwards.
 
         Raises:
             DeadlineError: The deadline passed.

@@ -1,4 +1,4 @@
-"""What a step hands out, carried to the event loop in one call per step."""
+"""Results of a step, passed to the event loop in one call per step."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Outbox:
         *,
         align: Align | None = None,
     ) -> FinishReason | None:
-        """Gives a sequence its next token and hands out what has appeared; returns why it has finished, if it has.
+        """Adds a sequence's next token and sends its new output; returns the finish reason, if it has finished.
 
         If the sequence wants its alignment, `align` is called at the end.
         """
@@ -67,7 +67,7 @@ class Outbox:
         return finish_reason
 
     def _add_delta(self, sequence: Sequence, *, is_last: bool) -> None:
-        """Hands out what has appeared, unless the last delta is too recent."""
+        """Sends the new output, unless the last delta is too recent."""
         now = time.monotonic()
         if is_last or now - sequence.delta_at >= self._interval_s:
             sequence.delta_at = now
@@ -80,7 +80,7 @@ class Outbox:
         self._ends.append((reply, outcome))
 
     def flush(self) -> None:
-        """Sends what was collected."""
+        """Sends the collected results."""
         if not self._parts and not self._ends:
             return
         parts, self._parts = self._parts, []

@@ -1,4 +1,4 @@
-"""How fast an engine goes: what a step takes, and how much of what may be asked for texts come to."""
+"""Pace of an engine: time of a step, and the share of the maximum length that texts reach."""
 
 from __future__ import annotations
 

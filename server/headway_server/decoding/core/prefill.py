@@ -1,7 +1,7 @@
 """Reads prompts into slots, chunk by chunk, and caches the chunks for later prompts that begin alike.
 
-A chunk is identified by all tokens from the beginning of its prompt to its own end, so two prompts share a chunk only
-if they are equal up to there. The tokens enter a chain of 128-bit BLAKE2b digests: a chunk's is that of its parent's
+A chunk is identified by all tokens from the beginning of its prompt to its own end. Two prompts share a chunk only if
+they are equal up to there. The tokens enter a chain of 128-bit BLAKE2b digests: a chunk's is that of its parent's
 digest and its own tokens. The chain begins with the salt of the sequence, so that prompts of different salts share
 nothing: what one caller has asked shows in no answer to another, nor in its time. Only whole chunks are cached, as
 prefill wrote them, so a prompt that begins with them goes on from the very bits that it would have computed itself.
@@ -27,33 +27,33 @@ _DIGEST_BYTES = 16
 
 
 class PrefixCache:
-    """Which chunks are cached, and where. It keeps the books; `PrefillStep` copies the chunks.
+    """Index of the cached chunks; `PrefillStep` copies them.
 
     There is room for some chunks. The least recently used one is replaced.
 
     Attributes:
-        num_places: Chunks that there is room for.
+        capacity: Chunks that there is room for.
         num_hit_tokens: Tokens of prompts that were found, since the start.
         num_looked_up_tokens: Tokens of prompts that were looked up, since the start.
     """
 
-    def __init__(self, *, num_places: int, chunk: int) -> None:
+    def __init__(self, *, capacity: int, chunk: int) -> None:
         """Starts empty.
 
         Args:
-            num_places: Chunks that there is room for; 0 turns the cache off.
+            capacity: Chunks that there is room for; 0 turns the cache off.
             chunk: Tokens of a chunk.
         """
-        self.num_places = num_places
+        self.capacity = capacity
         self.num_hit_tokens = 0
         self.num_looked_up_tokens = 0
         self._chunk = chunk
-        self._places: OrderedDict[bytes, int] = OrderedDict()  # by digest, the least recently used first
-        self._free = list(range(num_places))
+        self._indices: OrderedDict[bytes, int] = OrderedDict()  # by digest, the least recently used first
+        self._free = list(range(capacity))
 
     def __repr__(self) -> str:
         return (
-            f"PrefixCache({len(self._places)} of {self.num_places} chunks, "
+            f"PrefixCache({len(self._indices)} of {self.capacity} chunks, "
             f"{self.num_hit_tokens} of {self.num_looked_up_tokens} tokens hit)"
         )
 
@@ -62,7 +62,7 @@ class PrefixCache:
 
         Prompts of different salts have no digest in common.
         """
-        if not self.num_places:
+        if not self.capacity:
             return []
         digests: list[bytes] = []
         parent = blake2b(salt.encode(), digest_size=_DIGEST_BYTES).digest() if salt else b""
@@ -76,57 +76,57 @@ class PrefixCache:
         """Finds the chunks that a prompt need not compute.
 
         Args:
-            digests: Of the prompt's whole chunks.
+            digests: Digests of the prompt's whole chunks.
             num_tokens: Tokens of the prompt. Its last one is always left to compute, since its logits are needed.
 
         Returns:
-            The places of its first chunks, in order, up to the first one that is not cached.
+            Cache indices of its first chunks, in order, up to the first uncached one.
         """
         self.num_looked_up_tokens += num_tokens
         found: list[int] = []
         for digest in islice(digests, (num_tokens - 1) // self._chunk):
-            place = self._places.get(digest)
-            if place is None:
+            index = self._indices.get(digest)
+            if index is None:
                 break
-            found.append(place)
+            found.append(index)
         for digest in reversed(digests[: len(found)]):  # children are useless without their parent, so they go first
-            self._places.move_to_end(digest)
+            self._indices.move_to_end(digest)
         self.num_hit_tokens += len(found) * self._chunk
         return found
 
     def reserve(self, digest: bytes) -> int | None:
-        """Gives a chunk a place, which the caller fills at once; None if it is cached already, or the cache is off."""
-        if digest in self._places:
-            self._places.move_to_end(digest)
+        """Reserves a cache index, filled by the caller at once; None if the chunk is cached, or the cache is off."""
+        if digest in self._indices:
+            self._indices.move_to_end(digest)
             return None
         if self._free:
-            place = self._free.pop()
-        elif self._places:
-            _, place = self._places.popitem(last=False)
+            index = self._free.pop()
+        elif self._indices:
+            _, index = self._indices.popitem(last=False)
         else:
             return None
-        self._places[digest] = place
-        return place
+        self._indices[digest] = index
+        return index
 
     def clear(self) -> None:
-        """Forgets every chunk: nobody knows any more what the places hold."""
-        self._free += self._places.values()
-        self._places.clear()
+        """Removes every chunk, when the content of the cache is unknown."""
+        self._free += self._indices.values()
+        self._indices.clear()
 
 
 class PrefillStep:
-    """Reads prompts. For the engine's thread alone.
+    """Prefills prompts. For the engine's thread alone.
 
     Attributes:
         prefix_cache: Which chunks are cached.
     """
 
     def __init__(self, decoder: Decoder) -> None:
-        """Uses a decoder whose slots the caller assigns; chunks are cached in its slots after those that run."""
+        """Takes a decoder whose slots the caller assigns; chunks are cached in its slots after the running ones."""
         self._decoder = decoder
         self._chunks_per_slot = decoder.max_length // decoder.prefill_chunk
         self.prefix_cache = PrefixCache(
-            num_places=decoder.num_prefix_slots * self._chunks_per_slot, chunk=decoder.prefill_chunk
+            capacity=decoder.num_prefix_slots * self._chunks_per_slot, chunk=decoder.prefill_chunk
         )
 
     def __repr__(self) -> str:
@@ -155,10 +155,10 @@ class PrefillStep:
         return last
 
     def read_start(self, sequence: Sequence) -> int:
-        """Reads what a sequence with an encoded source starts from, all but the last token; returns their number.
+        """Prefills the start tokens of a sequence with an encoded source, all but the last; returns their number.
 
-        The last one is what the first decode step reads. A search reads the start into its first slot: the other
-        beams branch off from there.
+        The last one is the first decode step's input. A search reads the start into its first slot: the other beams
+        branch off from there.
         """
         token_ids = sequence.prompt_ids[:-1]
         for start in range(0, len(token_ids), self._decoder.prefill_chunk):
@@ -179,9 +179,9 @@ class PrefillStep:
             return  # these need the logits, which are not cached
         sequence.prompt_digests = self.prefix_cache.digests(sequence.prompt_ids, sequence.cache_salt)
         chunk = self._decoder.prefill_chunk
-        for place in self.prefix_cache.look_up(sequence.prompt_digests, len(sequence.prompt_ids)):
+        for index in self.prefix_cache.look_up(sequence.prompt_digests, len(sequence.prompt_ids)):
             target = (sequence.slot, sequence.num_prefilled)
-            self._decoder.copy(source=self._position_of(place), target=target, length=chunk)
+            self._decoder.copy(source=self._position_of(index), target=target, length=chunk)
             sequence.num_prefilled += chunk
         sequence.num_cached_tokens = sequence.num_prefilled
 
@@ -190,12 +190,12 @@ class PrefillStep:
         number, rest = divmod(chunk.stop, self._decoder.prefill_chunk)
         if rest or number > len(chunk.sequence.prompt_digests):
             return
-        place = self.prefix_cache.reserve(chunk.sequence.prompt_digests[number - 1])
-        if place is not None:
+        index = self.prefix_cache.reserve(chunk.sequence.prompt_digests[number - 1])
+        if index is not None:
             source = (chunk.sequence.slot, chunk.start)
-            self._decoder.copy(source=source, target=self._position_of(place), length=chunk.stop - chunk.start)
+            self._decoder.copy(source=source, target=self._position_of(index), length=chunk.stop - chunk.start)
 
-    def _position_of(self, place: int) -> tuple[int, int]:
-        """Returns slot and position of a place of the prefix cache."""
-        row, column = divmod(place, self._chunks_per_slot)
+    def _position_of(self, index: int) -> tuple[int, int]:
+        """Returns slot and position of an index of the prefix cache."""
+        row, column = divmod(index, self._chunks_per_slot)
         return self._decoder.num_slots + row, column * self._decoder.prefill_chunk

@@ -1,14 +1,14 @@
-"""Which sequence runs, in which slot, and what is computed next. It keeps the books and never touches a tensor.
+"""Scheduling of sequences to slots and of the next computation. It touches no tensors.
 
 A sequence takes a block of neighbouring slots, one for each of its beams; `block_layout.py` decides where. Sequences of
 a kind are neighbours, so a decode step is one contiguous batch for each kind. Continuations of prompts are all of one
 kind and always have slots 0 to R-1. At most one prompt is being prefilled, in slot R, where it joins the batch once it
-has been read. When a sequence retires, the last of its kind takes its slots, and the one that is prefilled follows to
-the new slot R: with one kind these are the only copies.
+has been read. When a sequence retires, the last of its kind takes its slots, and the sequence in prefill moves to the
+new slot R. With one kind these are the only copies.
 
-Waiting sequences are admitted strictly in the order of their queue (`waiting.py`). One that needs more slots than are
-free holds up those behind it: fewer slots than it needs stay idle until it fits, while letting others pass could keep
-it waiting for ever.
+Waiting sequences are admitted strictly in the order of their queue (`waiting.py`). A sequence that needs more slots
+than are free blocks the sequences behind it. Fewer slots than it needs stay idle until it fits; letting others pass
+could make it wait for ever.
 
 Sources that have slots are encoded together, since each run of the encoder reads all its weights.
 """
@@ -43,7 +43,7 @@ class Scheduler:
     Attributes:
         waiting: Sequences without a slot.
         layout: Where the running sequences are.
-        prefilling: The sequence whose prompt is being read, in the slot after those that run.
+        prefilling: Sequence in prefill, in the slot after the running ones.
     """
 
     def __init__(self, *, num_slots: int, prefill_chunk: int, priority_scope: PriorityScope = "caller") -> None:
@@ -104,7 +104,7 @@ class Scheduler:
         return sequence
 
     def admit_sources(self, now: float, max_padded_tokens: int) -> list[Sequence]:
-        """Takes sequences out of the queue whose sources are to be encoded together, as many as have slots.
+        """Takes sequences from the queue whose sources are encoded together, up to the free slots.
 
         The caller encodes the sources and calls `join`.
 
@@ -116,7 +116,7 @@ class Scheduler:
         largest, num_free = 0, self.num_free
         while self.waiting and (first := self.waiting.first()).num_beams <= num_free:
             source = first.source
-            assert source is not None, "the engine checks what is submitted"
+            assert source is not None, "the engine checks submitted sequences"
             largest = max(largest, source.cost)
             if admitted and (len(admitted) + 1) * largest > max_padded_tokens:
                 break
@@ -130,7 +130,7 @@ class Scheduler:
         return sequence
 
     def next_chunk(self) -> Chunk | None:
-        """Returns the next chunk of the prompt that is being prefilled; None if there is none."""
+        """Returns the next chunk of the prompt in prefill; None without one."""
         if self.prefilling is None:
             return None
         start = self.prefilling.num_prefilled
@@ -138,7 +138,7 @@ class Scheduler:
         return Chunk(self.prefilling, start, stop)
 
     def join(self, sequence: Sequence) -> list[Move]:
-        """Gives a sequence slots to run in, beside those of its kind.
+        """Assigns slots to a sequence, adjacent to those of its kind.
 
         Returns:
             The moves of others that make room for it, to be made in this order; none if all are of one kind.
@@ -153,7 +153,7 @@ class Scheduler:
         """Takes sequences out, whatever their stage.
 
         Returns:
-            The moves that keep those of a kind neighbours, to be made in this order.
+            Moves that keep slots of a kind adjacent, to be made in this order.
         """
         retired = list(sequences)
         if any(sequence.stage is Stage.WAITING for sequence in retired):

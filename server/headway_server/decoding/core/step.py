@@ -47,7 +47,7 @@ _log = structlog.get_logger(__name__)
 _NOT_FINITE: Final = "the model's logits are not finite, or no token is allowed"
 _SHORT_PREFILLS: Final = 4
 """Short prompts that are read between two decode steps at most. However short, each takes a pass over all weights,
-which is about a quarter of what a whole chunk takes."""
+about a quarter of the time of a whole chunk."""
 _MASK_BUDGET_S: Final = 0.01
 """Processor time of a step for token rules. When it is used up, the sequences that are left get no token in this step
 and come first in the next one. Usual constraints take 0.01 to 0.2 ms a sequence (docs/constraints.md)."""
@@ -58,13 +58,13 @@ class StepError(ModelRunError):
 
 
 class Stepper:
-    """The state that a step changes, and the step. For the engine's thread alone.
+    """The step, and the state it changes. For the engine's thread alone.
 
     Attributes:
         name: Of the engine.
-        outbox: What is handed out; its `post` is set before the first step.
-        pace: What steps take and how long texts get.
-        scheduler: Who waits and who runs.
+        outbox: Results to send; its `post` is set before the first step.
+        pace: Times of steps and lengths of texts.
+        scheduler: Waiting and running sequences.
         prefix_cache: Which chunks of prompts are cached.
         drafting: The drafts of all slots; None if there is nothing to verify them.
     """
@@ -135,7 +135,7 @@ class Stepper:
     def step(self) -> None:
         """Drops overdue sequences, admits, prefills one chunk's worth at most, decodes every running sequence once.
 
-        Whatever fails ends its own sequences, or all that have a slot; the engine goes on.
+        A failure ends its own sequences, or all sequences with a slot; the engine continues.
         """
         self._num_steps += 1
         try:
@@ -148,8 +148,8 @@ class Stepper:
                 self._admit_sources(self._encoder, now)
             if self.scheduler.groups:
                 self._decode()
-                self.pace.note_step(time.monotonic() - now)  # what follows may be silence
-        except BaseException as error:  # after a step broke off, nobody knows what the slots hold
+                self.pace.note_step(time.monotonic() - now)  # the engine may be idle next
+        except BaseException as error:  # the content of the slots is unknown after a failed step
             if not is_failure(error):
                 raise
             self.prefix_cache.clear()
@@ -183,7 +183,7 @@ class Stepper:
         self._retire(hopeless)
 
     def _drop(self, sequence: Sequence, error: RequestError, now: float) -> None:
-        """Hands out and reports why a sequence ends that is not finished; whoever drops it retires it."""
+        """Sends and reports the error of an unfinished sequence; the caller retires it."""
         reason: Literal["cancelled", "expired"] = "cancelled" if sequence.cancelled else "expired"
         self.outbox.add_end(sequence.reply, error)
         if sequence.stage is Stage.WAITING:
@@ -206,7 +206,7 @@ class Stepper:
             budget -= cost
 
     def _admit(self, now: float) -> None:
-        """Gives the next prompt its slot. Samples of a prompt that another slot holds join at once, one by one."""
+        """Assigns a slot to the next prompt. Samples of a prompt that is in another slot join at once, one by one."""
         while (sequence := self.scheduler.admit(now)) is not None:
             self._report_left(sequence, now, "started")
             shared = sequence.shared_prompt
@@ -278,7 +278,7 @@ class Stepper:
         self._report_run("encode", len(inputs), sum(costs), began, num_padded)
 
     def _join(self, sequence: Sequence) -> None:
-        """Gives a sequence its place among those that run; its newest token is the last one of its prompt."""
+        """Adds a sequence to the running ones; its newest token is the last one of its prompt."""
         for move in self.scheduler.join(sequence):
             self._make(move)
         if sequence.search is not None:
@@ -293,8 +293,8 @@ class Stepper:
         self._positions[slot] = len(sequence.prompt_ids) - 1
 
     def _decode(self) -> None:
-        """Runs every running sequence by one token, those of a kind in one call."""
-        for group in self.scheduler.groups.copy():  # sequences that retire move others of their own group alone
+        """Decodes one token of every running sequence, those of a kind in one call."""
+        for group in self.scheduler.groups.copy():  # retiring sequences move only others of their group
             if self._encoder is not None and group.has_changed:
                 self._decoder.set_sources([sequence.cross for sequence in group.sequences], group.start)
             group.has_changed = False
@@ -343,7 +343,7 @@ class Stepper:
         self._hand_out(self._sampler.sample(logits, slots, ranking), sequences, slots)
 
     def _restrict_all(self, sequences: Elements[Sequence], logits: NDArray[np.float32]) -> set[int]:
-        """Restricts the next tokens of sequences that have rules, as far as the step's budget goes.
+        """Restricts the next tokens of sequences with rules, within the step's time budget.
 
         The logits are (R, V).
 
@@ -363,7 +363,7 @@ class Stepper:
         return set()
 
     def _restrict(self, sequence: Sequence, logits: NDArray[np.float32]) -> None:
-        """Restricts a sequence's next token, whose logits are (V,), to what its rule allows."""
+        """Restricts a sequence's next token, with logits (V,), by its rule."""
         if sequence.rule is not None:
             sequence.rule.allow(self._masks.begin(sequence.slot), logits)
             sequence.masked_at = self._num_steps
@@ -383,7 +383,7 @@ class Stepper:
         return bool(drafts)
 
     def _follow(self, draft: VerifiedDraft, sequence: Sequence) -> int:
-        """Samples token after token as if each came from a step; returns how many are those of the draft."""
+        """Samples tokens one by one as if each came from a step; returns the number of accepted draft tokens."""
         num_accepted = 0
         slots = np.array([draft.slot])
         for logits, expected in draft:
@@ -398,7 +398,7 @@ class Stepper:
         return num_accepted
 
     def _hand_out(self, sampled: SampledTokens, sequences: Elements[Sequence], slots: NDArray[np.intp]) -> None:
-        """Gives sequences, in `slots`, their tokens; those that finish with one retire."""
+        """Adds their tokens to sequences in `slots`; finished ones retire."""
         self._token_ids[slots] = sampled.token_ids
         self._positions[slots] += 1
         if self.drafting is not None:
@@ -433,7 +433,7 @@ class Stepper:
         return align(self._decoder, sequence, sequence.token_ids)
 
     def _leave(self, finished: list[Sequence], broken: list[tuple[Sequence, Exception]]) -> None:
-        """Retires sequences whose results were handed out, and fails those that cannot go on."""
+        """Retires sequences whose results are sent, and fails those that cannot continue."""
         if finished:
             for sequence in finished:
                 self.pace.note_end(sequence.num_new_tokens, sequence.parameters.max_new_tokens)
@@ -466,7 +466,7 @@ class Stepper:
         self._retire(sequences)
 
     def _report_failure(self, sequences: list[Sequence], error: BaseException) -> None:
-        """Hands out a failure and then logs it, so that a log that cannot be written delays nobody."""
+        """Sends a failure before logging it, so that a blocked log delays no call."""
         for sequence in sequences:
             self.outbox.add_end(sequence.reply, run_error(StepError, error))
             self._report_end(sequence, "failed")

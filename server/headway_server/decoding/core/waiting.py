@@ -1,7 +1,7 @@
 """The sequences that wait for a slot, and whose turn it is.
 
-Callers take turns by start-time fair queueing (Goyal, Vin, Cheng 1996): each has a virtual time, which the work of its
-sequences advances when they leave, and the caller with the least goes next. One that comes back begins at the time of
+Callers take turns by start-time fair queueing (Goyal, Vin, Cheng 1996). Each has a virtual time, advanced by the work
+of its sequences when they leave, and the caller with the least goes next. One that comes back begins at the time of
 whoever left last. So a caller that brings a thousand sequences delays its own, and nobody else's by more than one.
 Priorities order the sequences of one caller; where callers trust each other, those of all.
 """
@@ -30,7 +30,7 @@ class _Caller:
 
 
 class WaitingQueue:
-    """Sequences without a slot. For the engine's thread alone."""
+    """Queue of sequences without a slot. For the engine's thread alone."""
 
     def __init__(self, priority_scope: PriorityScope = "caller") -> None:
         """Starts empty; `priority_scope` says whose sequences a higher priority passes."""
@@ -44,19 +44,19 @@ class WaitingQueue:
         return self._num_waiting
 
     def __iter__(self) -> Iterator[Sequence]:
-        """Yields what waits, caller by caller."""
+        """Yields the waiting sequences, caller by caller."""
         for caller in self._callers.values():
             yield from caller.sequences
 
     def add(self, sequences: Iterable[Sequence]) -> None:
-        """Queues sequences: before those of lower priority of their caller, behind its others."""
+        """Queues sequences before their caller's sequences of lower priority, and behind its others."""
         for sequence in sequences:
-            sequence.place_in_queue = (-sequence.priority, self._num_added)
+            sequence.queue_position = (-sequence.priority, self._num_added)
             self._num_added += 1
             caller = self._callers.setdefault(sequence.caller, _Caller())
             if not caller.sequences:
                 caller.time = max(caller.time, self._time)
-            insort(caller.sequences, sequence, key=_place_in_queue)
+            insort(caller.sequences, sequence, key=_queue_position)
             self._num_waiting += 1
 
     def first(self) -> Sequence:
@@ -91,7 +91,7 @@ class WaitingQueue:
         return min((caller for caller in self._callers.values() if caller.sequences), key=self._turn)
 
     def _turn(self, caller: _Caller) -> tuple[int, int, int]:
-        priority, number = caller.sequences[0].place_in_queue
+        priority, number = caller.sequences[0].queue_position
         return priority if self._is_global else 0, caller.time, number
 
     def _forget(self) -> None:
@@ -106,5 +106,5 @@ class WaitingQueue:
         return f"WaitingQueue({self._num_waiting} of {len(self._callers)} callers)"
 
 
-def _place_in_queue(sequence: Sequence) -> tuple[int, int]:
-    return sequence.place_in_queue
+def _queue_position(sequence: Sequence) -> tuple[int, int]:
+    return sequence.queue_position

@@ -1,1 +1,1 @@
-"""What a sequence's tokens become: text. `interfaces.OutputAssembler` is the place for others."""
+"""Output assemblers of a sequence's tokens; the interface is `interfaces.OutputAssembler`."""

@@ -1,6 +1,6 @@
 """Makes frames of a codec's codes from the tokens of a sequence, which come code by code.
 
-F frames, K books.
+F frames, K codebooks.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Assembles the text of a sequence: detokenized token by token, cut at a stop string, in deltas or at once.
 
-A token may hold only part of a character (byte-level tokenizers), and its text may depend on the token before it (a
+A token may be only part of a character (byte-level tokenizers), and its text may depend on the token before it (a
 word's leading space). So tokens are not decoded alone: a short window of the last tokens is decoded with each new one,
 and what its text has grown by is the delta. `tokenizers.decoders.DecodeStream` does the same and is faster, but raises
 on token ids that do not make valid text ("Invalid prefix encountered"), which a model may produce.
@@ -13,14 +13,13 @@ from typing import Protocol
 
 from headway_server.preprocessing.text import REPLACEMENT
 
-_MAX_HELD = 3
-"""Most bytes of an incomplete character, so most U+FFFD at the end that may still become something else."""
+_MAX_UNFINISHED = 3
+"""Maximum bytes of an incomplete character, and so of U+FFFD at the end that may still change."""
 _CONTEXT_TOKENS = 4
-"""Tokens kept before new ones. A character has at most four bytes, so one of the last few tokens begins one."""
+"""Context tokens before new ones. A character has at most four bytes, so one of the last few tokens begins one."""
 _MAX_CONTEXT_TOKENS = 10
 _MAX_WINDOW_TOKENS = 16
-"""A longer window is cut (longer by `_MAX_HELD` if it ends in an unfinished character), since decoding takes time in
-proportion to it."""
+"""Maximum tokens of a window, without an unfinished character at its end: decoding takes time in proportion to it."""
 
 
 class Decode(Protocol):
@@ -30,16 +29,15 @@ class Decode(Protocol):
         """Returns the text of tokens, without special tokens."""
 
     def ends_with_replacement(self, token_ids: Sequence[int], /) -> bool:
-        """Returns True if the last bytes that tokens spell are those of U+FFFD itself."""
+        """Returns True if the tokens' last bytes are the encoding of U+FFFD."""
 
 
 class Detokenizer:
     """Decodes one sequence.
 
-    The deltas joined are the text of all tokens decoded at once after the context, without up to three U+FFFD at its
-    end, unless the tokens spell the last of them: an unfinished character is not text. (With a byte-fallback
-    vocabulary, bytes that form no character turn characters before them into U+FFFD when decoded at once; a delta that
-    was handed out stays as it is.)
+    The joined deltas are the text of all tokens decoded at once after the context. Up to three U+FFFD at its end are
+    left out as an unfinished character, unless the tokens encode the last one. (With a byte-fallback vocabulary, bytes
+    that form no character turn characters before them into U+FFFD when decoded at once; sent deltas do not change.)
     """
 
     def __init__(self, decode: Decode, context_ids: Sequence[int] = ()) -> None:
@@ -47,9 +45,9 @@ class Detokenizer:
         self._decode = decode
         self._window: list[int] = []
         self._shown = ""  # the part of the window's text that is context or was handed out
-        self._num_after = _MAX_HELD  # tokens after those that spelled U+FFFD, as far as it matters
+        self._num_after = _MAX_UNFINISHED  # tokens after the last encoded U+FFFD, up to the maximum
         if context_ids:
-            self._window, self._shown = _context(decode, context_ids, decode(context_ids), num_held=0)
+            self._window, self._shown = _context(decode, context_ids, decode(context_ids), num_unfinished=0)
             if self._shown.endswith(REPLACEMENT) and decode.ends_with_replacement(context_ids):
                 self._num_after = 0
 
@@ -57,76 +55,76 @@ class Detokenizer:
         """Takes the next tokens and returns the characters that are certain now, possibly none."""
         window = [*self._window, *token_ids]
         text = self._decode(window)
-        num_held = _num_held(text)
+        num_unfinished = _num_unfinished(text)
         num_after = self._num_after + len(token_ids)
         is_spoilt = not text.startswith(self._shown)
-        if num_held and self._decode.ends_with_replacement(window):
-            num_held = num_after = 0
-        elif num_held and not is_spoilt:
+        if num_unfinished and self._decode.ends_with_replacement(window):
+            num_unfinished = num_after = 0
+        elif num_unfinished and not is_spoilt:
             new = len(text) - len(self._shown)
-            num_held = min(num_held, new)  # those before it were spelled, and handed out
-            is_spoilt = num_after <= _MAX_HELD and new > len(self._decode(window[-num_after:]))
-        if num_held and len(token_ids) > 1:  # only one by one a broken character can be told from an unfinished one
+            num_unfinished = min(num_unfinished, new)  # earlier ones are encoded in the text, and already sent
+            is_spoilt = num_after <= _MAX_UNFINISHED and new > len(self._decode(window[-num_after:]))
+        if num_unfinished and len(token_ids) > 1:  # broken and unfinished characters differ only token by token
             return "".join([self.push((token_id,)) for token_id in token_ids])
         self._window, self._num_after = window, num_after
-        is_too_long = len(window) > _MAX_WINDOW_TOKENS + (_MAX_HELD if num_held else 0)
-        if num_held and not is_too_long and is_spoilt:
+        is_too_long = len(window) > _MAX_WINDOW_TOKENS + (_MAX_UNFINISHED if num_unfinished else 0)
+        if num_unfinished and not is_too_long and is_spoilt:
             return ""  # byte fallback: an unfinished character spoils those before it until it is complete
-        certain = text[: len(text) - num_held]
+        certain = text[: len(text) - num_unfinished]
         delta = certain[len(self._shown) :]
         if delta:
             self._shown = certain
         if is_too_long:
-            self._window, self._shown = _context(self._decode, window, text, num_held)
+            self._window, self._shown = _context(self._decode, window, text, num_unfinished)
         return delta
 
     def __repr__(self) -> str:
         return f"Detokenizer({len(self._window)} tokens in the window)"
 
 
-class TokenPlaces:
+class TextOffsets:
     """Finds at which character of its text each token of a sequence begins: at the one its first byte is part of."""
 
     def __init__(self, decode: Decode, context_ids: Sequence[int] = (), *, start: int = 0) -> None:
         """Starts after `context_ids`, as `Detokenizer` does, at the character `start`."""
         self._detokenizer = Detokenizer(decode, context_ids)
-        self._place = start
+        self._offset = start
 
     def push(self, token_ids: Sequence[int]) -> tuple[int, ...]:
-        """Takes the next tokens and returns their places. Takes 10 microseconds a token."""
-        places = []
+        """Takes the next tokens and returns their offsets. Takes 10 microseconds a token."""
+        offsets = []
         for token_id in token_ids:
-            places.append(self._place)
-            self._place += len(self._detokenizer.push((token_id,)))
-        return tuple(places)
+            offsets.append(self._offset)
+            self._offset += len(self._detokenizer.push((token_id,)))
+        return tuple(offsets)
 
     def __repr__(self) -> str:
-        return f"TokenPlaces({self._place})"
+        return f"TextOffsets({self._offset})"
 
 
-def _num_held(text: str) -> int:
-    """Returns how many U+FFFD at the end of `text` may be the beginning of an unfinished character."""
-    num_held = len(text) - len(text.rstrip(REPLACEMENT))
-    return min(num_held, _MAX_HELD)
+def _num_unfinished(text: str) -> int:
+    """Returns the number of U+FFFD at the end of `text` that may be part of an unfinished character."""
+    num_unfinished = len(text) - len(text.rstrip(REPLACEMENT))
+    return min(num_unfinished, _MAX_UNFINISHED)
 
 
-def _context(decode: Decode, token_ids: Sequence[int], text: str, num_held: int) -> tuple[list[int], str]:
+def _context(decode: Decode, token_ids: Sequence[int], text: str, num_unfinished: int) -> tuple[list[int], str]:
     """Finds the shortest tail of `token_ids`, of at least `_CONTEXT_TOKENS`, whose text is the end of their `text`.
 
     Returns:
-        The tail, and its text without the last `num_held` characters, which are not handed out yet.
+        The tail, and its text without the last `num_unfinished` characters, which are not handed out yet.
     """
     for length in range(_CONTEXT_TOKENS, _MAX_CONTEXT_TOKENS + 1):
         tail = list(token_ids[-length:])
         tail_text = decode(tail)
-        is_end = tail_text and len(tail_text) >= num_held and text.endswith(tail_text)
+        is_end = tail_text and len(tail_text) >= num_unfinished and text.endswith(tail_text)
         if is_end and tail_text[0] == REPLACEMENT:  # byte fallback: the tail may begin within a spelled one
             is_end = decode(token_ids[:-length]) + tail_text == text
         if is_end or length >= len(token_ids):
-            return tail, tail_text[: len(tail_text) - num_held]
+            return tail, tail_text[: len(tail_text) - num_unfinished]
     tail = list(token_ids[-_CONTEXT_TOKENS:])  # every tail begins within a word, or has no text
     tail_text = decode(tail)
-    return tail, tail_text[: len(tail_text) - min(num_held, _num_held(tail_text))]
+    return tail, tail_text[: len(tail_text) - min(num_unfinished, _num_unfinished(tail_text))]
 
 
 class StopMatcher:
@@ -137,33 +135,33 @@ class StopMatcher:
     """
 
     def __init__(self, stop_strings: tuple[str, ...]) -> None:
-        """Watches for `stop_strings`, of which there may be none, and none may be empty."""
+        """Takes non-empty `stop_strings`, possibly none."""
         self._stop_strings = stop_strings
-        self._held = ""
+        self._pending = ""
 
     def push(self, delta: str) -> tuple[str, bool]:
         """Takes the next delta of the text.
 
         Returns:
             The text that can be handed out, and True if a stop string was found. The longest end of the text that may
-            begin a stop string is held back.
+            begin a stop string stays pending.
         """
         if not self._stop_strings:
             return delta, False
-        text = self._held + delta
+        text = self._pending + delta
         found = [(start + len(stop), start) for stop in self._stop_strings if (start := text.find(stop)) >= 0]
         if found:
-            self._held = ""
+            self._pending = ""
             return text[: min(found)[1]], True
-        num_held = max(_overlap(text, stop) for stop in self._stop_strings)
-        certain = len(text) - num_held
-        self._held = text[certain:]
+        num_pending = max(_overlap(text, stop) for stop in self._stop_strings)
+        certain = len(text) - num_pending
+        self._pending = text[certain:]
         return text[:certain], False
 
     def finish(self) -> str:
-        """Returns what was held back: the text has ended."""
-        held, self._held = self._held, ""
-        return held
+        """Returns the pending text at the end."""
+        pending, self._pending = self._pending, ""
+        return pending
 
 
 def _overlap(text: str, stop: str) -> int:
@@ -177,7 +175,7 @@ def _overlap(text: str, stop: str) -> int:
 class TextAssembly:
     """Makes the text of a sequence's tokens; an `OutputAssembler`.
 
-    If nobody needs the text before the end (no stop strings, no stream), tokens are kept and decoded once.
+    Without stop strings and stream, tokens are collected and decoded once at the end.
     """
 
     def __init__(
@@ -230,8 +228,8 @@ class TextAssembly:
         if self._pending_ids:
             self._deltas.append(self._detokenizer.push(self._pending_ids))
             self._pending_ids = []
-        if held := self._stop.finish():
-            self._deltas.append(held)
+        if rest := self._stop.finish():
+            self._deltas.append(rest)
         return "".join(self._deltas)
 
     def join(self, parts: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Hands out the tokens of a sequence as they are, for callers that make of them what they need."""
+"""Returns the tokens of a sequence unchanged, for callers that decode them."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Decoders and encoders on ONNX Runtime, and the memory that holds their state."""
+"""Decoders and encoders on ONNX Runtime, and the memory of their state."""

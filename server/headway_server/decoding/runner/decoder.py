@@ -33,14 +33,14 @@ chunk takes about 50 ms at GPT-2-small size on two cores."""
 _LOGITS = "logits"
 _NO_DRAFTS: NDArray[np.int64] = np.zeros(0, np.int64)
 _MODERATE = 60.0
-"""How far from 0 a row's largest logit may be for the graph's mean of exponentials: no sum of millions of them leaves
-float32, and none that counts beside the largest is lost."""
+"""Maximum magnitude of a row's largest logit for the graph's mean of exponentials. Sums of millions of exponentials
+stay within float32, and none that matters beside the largest is lost."""
 _BINDINGS_PER_SLOT = 4
-"""Bindings that are kept for each slot: with beams, groups of slots begin anywhere and have any length."""
+"""Cached bindings per slot: with beams, groups of slots begin anywhere and have any length."""
 
 
 def slot_sizes(manifest: Manifest, variant: Variant) -> SlotSizes:
-    """Returns what a slot of a `DecoderRunner` takes.
+    """Returns the memory of a slot of a `DecoderRunner`.
 
     Raises:
         BundleError: A tensor that the manifest names as state has no fixed size.
@@ -50,7 +50,7 @@ def slot_sizes(manifest: Manifest, variant: Variant) -> SlotSizes:
     return SlotSizes(
         state_bytes=state_bytes(variant, max_length),
         source_bytes=sum(padded_length(max_source) * bytes_per_token(specs[name]) for name in variant.cross),
-        keeps_prompts=manifest.task in (Task.GENERATION, Task.SPEECH_SYNTHESIS)
+        has_prefix_cache=manifest.task in (Task.GENERATION, Task.SPEECH_SYNTHESIS)
         and max_length >= PREFILL_CHUNK
         and all(state.update == "in_place" for state in variant.state),
     )
@@ -61,14 +61,14 @@ class DecoderRunner:
 
     Attributes:
         num_slots: Rows that can run at once.
-        num_prefix_slots: Slots after these that never run: they hold the prefix cache.
+        num_prefix_slots: Slots of the prefix cache, after the running ones.
         max_length: Positions of a slot.
         vocab_size: V.
         cache_bytes: Memory of the state and of packed sources, in bytes, taken when the runner is made.
-        prefill_chunk: Most tokens of a prefill; 1 if the graph reads no more in a step.
+        prefill_chunk: Maximum tokens of a prefill step; 1 if the graph reads only one.
         keeps_positions: True if all state has positions, so that tokens can be read again.
         has_alignment: True if `align` can be called.
-        ranking: Of the last `decode`, if the graph ranks its logits (`Decoder.ranking`).
+        ranking: Ranking of the last `decode`, if the graph ranks its logits (`Decoder.ranking`).
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class DecoderRunner:
         *,
         num_slots: int,
         num_prefix_slots: int = 0,
-        beside: DecoderRunner | None = None,
+        sharing: DecoderRunner | None = None,
     ) -> None:
         """Opens the variant's decoder and allocates the state of `num_slots + num_prefix_slots` slots.
 
@@ -89,10 +89,10 @@ class DecoderRunner:
             variant: One of its variants.
             num_slots: Rows that can run at once.
             num_prefix_slots: Slots of the prefix cache.
-            beside: A runner of the same decoder, whose session this one shares.
+            sharing: Runner of the same decoder, whose session is shared.
 
         Raises:
-            BundleError: The graph is not what the manifest says.
+            BundleError: The graph does not match the manifest.
         """
         max_length = bundle.manifest.limits.max_total_tokens
         assert max_length is not None, "the manifest's validator demands it"
@@ -102,8 +102,8 @@ class DecoderRunner:
         in_lanes = bundle.manifest.task in ENCODER_DECODER_TASKS
         self._session = (
             runtime.open(bundle, graph, fixed_axes=DECODING_AXES, in_lanes=in_lanes)
-            if beside is None
-            else beside.session
+            if sharing is None
+            else sharing.session
         )
         self._state = SlotState(runtime.device, variant, num_slots=all_slots, max_length=max_length)
         self._input_names = frozenset(spec.name for spec in graph.inputs)
@@ -127,7 +127,7 @@ class DecoderRunner:
 
     @property
     def session(self) -> Session:
-        """The decoder's session, for a runner beside this one."""
+        """The decoder's session, for runners that share it."""
         return self._session
 
     @property
@@ -147,7 +147,7 @@ class DecoderRunner:
             slot: The slot; positions before `start` must have been written.
             token_ids: (T,) int64, at most `prefill_chunk` of them.
             start: Position of the first token.
-            source: What the tokens attend to, for an encoder-decoder. The sources of `decode` stay as they are.
+            source: Encoded source, for an encoder-decoder. The sources of `decode` stay unchanged.
 
         Returns:
             (V,) float32 logits after the last token: a view that the next call overwrites.
@@ -185,7 +185,7 @@ class DecoderRunner:
             binding.bind_output(_LOGITS, logits)
             try:
                 self._step(slot, **inputs)
-            finally:  # the next step must not write into an array that is gone
+            finally:  # the next step must not write into a freed array
                 binding.bind_output(_LOGITS, self._logits[:1])
         scores: NDArray[np.float32] = logits[0]
         return scores
@@ -236,7 +236,7 @@ class DecoderRunner:
         self._state.begin(slot, source.initial)
 
     def _begin_text(self, slot: int, start: int) -> None:
-        """Forgets what a slot's state without positions has read before, where a text begins in it."""
+        """Resets a slot's state without positions at the beginning of a text."""
         if start == 0 and not self.keeps_positions:
             self._state.begin(slot, {})
 
@@ -250,8 +250,8 @@ class DecoderRunner:
 
         Args:
             slot: The slot.
-            source: What the tokens attend to.
-            token_ids: (T,) int64: what the decoder read, which is its prompt and all new tokens but the last.
+            source: Encoded source.
+            token_ids: (T,) int64 decoder inputs: its prompt and all new tokens except the last.
             num_prompt: Tokens of the prompt among them.
 
         Returns:
@@ -265,7 +265,7 @@ class DecoderRunner:
                 f"{self._session.graph.file}: has no output {ALIGNMENT}, so that translations cannot be aligned; "
                 "export the model again"
             )
-        assert 0 < len(token_ids) <= self.max_length, "the slot held them when they were made"
+        assert 0 < len(token_ids) <= self.max_length, "they fitted the slot in decoding"
         self.begin(slot, source)
         binding = self._source_binding(slot, source)
         alignment: NDArray[np.float32] = np.empty((len(token_ids), source.num_positions), np.float32)
@@ -281,7 +281,7 @@ class DecoderRunner:
         """Sets the encoded sources that the slots from `first_slot` on attend to in `decode`, in their order.
 
         To be called whenever they change. Each source is read by as many neighbouring slots as the others, its beams.
-        The tensors are packed into memory that all steps share; those of other slots are not touched.
+        The tensors are packed into memory shared by all steps; other slots' tensors stay unchanged.
         """
         self._sources[first_slot] = self._packed.pack(sources, first_slot)
         for (slot, _), binding in self._bindings.items():
@@ -359,7 +359,7 @@ class _Binding:
         self._binding.bind_output(name, "cpu", array.dtype.type, array.shape, array.ctypes.data)
 
     def bind_ranking(self, num_likeliest: int) -> None:
-        """Binds what a graph that ranks its logits gives of each row, of a step of one token a row."""
+        """Binds the ranking outputs of a step of one token a row."""
         rows = self._slots[1]
         shape = (rows, 1, num_likeliest)
         if self._ranked is not None and self._ranked[0].shape == shape:
@@ -386,11 +386,11 @@ class _Binding:
         return Ranking(token_ids[:, 0], likeliest[:, 0], normalizers)
 
     def bind_inputs(self, inputs: dict[str, NDArray[Any]]) -> None:
-        """Binds host arrays; the binding keeps them alive."""
+        """Binds host arrays, which the binding references."""
         self._binding.bind_inputs(inputs)
 
     def run(self) -> None:
-        """Runs a step, after which the slots hold its state."""
+        """Runs a step, which updates the slots' state."""
         self._binding.run()
         self._state.take_over(*self._slots)
 
@@ -411,6 +411,6 @@ def _prefill_inputs(
 
 
 def _longest_step(graph: Graph) -> int:
-    """Returns how many tokens of a row a step reads at most: what the graph fixes, or a chunk."""
+    """Returns the maximum tokens of a row in a step: the graph's fixed number, or a chunk."""
     (length,) = (spec.shape[1] for spec in graph.inputs if spec.name == "input_ids")
     return length if isinstance(length, int) else PREFILL_CHUNK

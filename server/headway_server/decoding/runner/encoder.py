@@ -1,9 +1,9 @@
 """Runs the encoder, and packs encoded sources as the decoder reads them.
 
-The sources of one decode call are packed to the longest of them. When one source takes the place of another and is no
-longer than the padded length, only that one is written; the padded length stays until the remaining sources are much
-shorter. Padding costs little and changes nothing, since it is masked, and since lengths are multiples of four: ONNX
-Runtime multiplies one row by four others at a time, and sums a remainder of three in another order.
+The sources of one decode call are packed to the longest of them. When one source replaces another within the padded
+length, only that source is written. The padded length stays until the remaining sources are much shorter. Padding costs
+little and changes nothing, since it is masked, and since lengths are multiples of four: ONNX Runtime multiplies one row
+by four others at a time, and sums a remainder of three in another order.
 
 Shapes: N sources, S source positions.
 """
@@ -31,14 +31,14 @@ _MASK = "attention_mask"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrossTensors:
-    """What a decoder reads of one encoded source; an `EncodedSource`."""
+    """Decoder inputs of one encoded source; an `EncodedSource`."""
 
     num_positions: int
     """S, without padding."""
     tensors: dict[str, NDArray[Any]]
     """The cross-attention keys and values, each (heads, S, head_dim), by their name in encoder and decoder."""
     initial: dict[str, NDArray[Any]] = field(default_factory=dict)
-    """What state without positions starts from, each of the shape of a slot, by the encoder's name."""
+    """Initial state without positions, in the shape of a slot, by the encoder's name."""
 
 
 class EncoderRunner:
@@ -48,7 +48,7 @@ class EncoderRunner:
         """Opens the variant's encoder.
 
         Raises:
-            BundleError: The graph is not what the manifest says.
+            BundleError: The graph does not match the manifest.
         """
         graph = variant.graphs["encoder"]
         self._session = runtime.open(bundle, graph)
@@ -63,7 +63,7 @@ class EncoderRunner:
             inputs: The tensors that the graph declares, without the batch axis; `attention_mask` is made here.
 
         Returns:
-            What the decoder reads of each input, in order: copies, so that none keeps the whole batch alive.
+            Decoder inputs of each source, in order; copies, so that none references the whole batch.
         """
         lengths = [self._length(each) for each in inputs]
         feeds = {
@@ -115,14 +115,14 @@ def bytes_per_token(spec: TensorSpec) -> int:
 
 
 _LENGTH_MULTIPLE = 4
-"""Sources are padded to a multiple of so many positions, alone as among others (docs/decisions/batch-invariance.md)."""
+"""Sources are padded to a multiple of this number of positions, in any batch (docs/decisions/batch-invariance.md)."""
 _MOST_SPARE_TOKENS = 8
 """Positions of padding that are tolerated, or a quarter of the longest source if that is more."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """Sources that are packed beside each other."""
+    """Packed sources of one decode call."""
 
     sources: list[CrossTensors]
     length: int
@@ -130,7 +130,7 @@ class _Room:
 
 
 def padded_length(num_positions: int) -> int:
-    """Returns how many positions a source is padded to at least."""
+    """Returns the minimum padded length of a source."""
     return -(-num_positions // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
 
 
@@ -147,7 +147,7 @@ class PackedSources:
         Args:
             specs: The decoder's inputs (sources, heads, source_length, head_dim) for cross-attention.
             max_sources: Sources that can be read at once.
-            max_length: Most positions of one.
+            max_length: Maximum positions of a source.
 
         Raises:
             BundleError: A tensor has no fixed size.
@@ -187,9 +187,9 @@ class PackedSources:
             return {}
         lengths = np.array([source.num_positions for source in sources])
         longest = padded_length(int(lengths.max()))
-        is_kept = longest <= before.length <= longest + max(_MOST_SPARE_TOKENS, longest // 4)
-        known = before.sources if is_kept else []
-        room = self._rooms[first] = _Room(list(sources), before.length if is_kept else longest)
+        is_reused = longest <= before.length <= longest + max(_MOST_SPARE_TOKENS, longest // 4)
+        known = before.sources if is_reused else []
+        room = self._rooms[first] = _Room(list(sources), before.length if is_reused else longest)
         new = [row for row, source in enumerate(sources) if row >= len(known) or known[row] is not source]
         packed = {name: self._write(name, room, first, new) for name in self._memory}
         packed["source_mask"] = (np.arange(room.length) < lengths[:, np.newaxis]).astype(np.int64)

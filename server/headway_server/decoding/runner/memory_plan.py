@@ -24,8 +24,8 @@ class SlotSizes:
     state_bytes: int
     """The decoder's state, at the model's maximum length."""
     source_bytes: int = 0
-    """An encoded source at its longest; 0 if there is none."""
-    keeps_prompts: bool
+    """Bytes of the longest encoded source; 0 without an encoder."""
+    has_prefix_cache: bool
     """True if the model reads prompts whose chunks can be cached, which a translation model does not."""
 
 
@@ -63,13 +63,14 @@ def plan_memory(settings: EngineSettings, sizes: SlotSizes, *, available: int | 
     """Decides the number of slots.
 
     Args:
-        settings: What was asked for.
+        settings: Requested engine settings.
         sizes: Memory of a slot.
         available: Available memory in bytes; None if unknown.
-        owner: The model, for messages.
+        owner: The model, for error messages.
 
     Raises:
-        MemoryUnavailableError: What was asked for, or a single slot, does not fit; the message names what does.
+        MemoryUnavailableError: The requested slots, or a single slot, do not fit; the message gives the number that
+            does.
     """
     if available is None:
         return _plan(settings, settings.num_slots or DEFAULT_MAX_SLOTS, sizes)
@@ -84,14 +85,16 @@ def plan_memory(settings: EngineSettings, sizes: SlotSizes, *, available: int | 
 
 
 def _plan(settings: EngineSettings, num_slots: int, sizes: SlotSizes) -> MemoryPlan:
-    kept = settings.num_prefix_slots
-    if kept is None:
-        kept = math.ceil(num_slots / _SLOTS_PER_PREFIX_SLOT)
-    return MemoryPlan(num_slots=num_slots, num_prefix_slots=kept if sizes.keeps_prompts else 0, sizes=sizes)
+    num_prefix_slots = settings.num_prefix_slots
+    if num_prefix_slots is None:
+        num_prefix_slots = math.ceil(num_slots / _SLOTS_PER_PREFIX_SLOT)
+    return MemoryPlan(
+        num_slots=num_slots, num_prefix_slots=num_prefix_slots if sizes.has_prefix_cache else 0, sizes=sizes
+    )
 
 
 def _most_slots(settings: EngineSettings, at_most: int, sizes: SlotSizes, budget: float) -> int:
-    """Returns the largest number of slots that a budget in bytes holds; 0 where it holds none."""
+    """Returns the largest number of slots within a budget in bytes; 0 if none fits."""
     return next((n for n in range(at_most, 0, -1) if _plan(settings, n, sizes).total_bytes <= budget), 0)
 
 

@@ -50,7 +50,7 @@ def state_bytes(variant: Variant, max_length: int) -> int:
     return sum(
         math.prod(_slot_shape(names, specs[names.past], max_length))
         * np.dtype(specs[names.past].dtype).itemsize
-        * (2 if names.update == "replace" else 1)  # the new state lies beside the old one
+        * (2 if names.update == "replace" else 1)  # old and new state are both in memory
         for names in variant.state
     )
 
@@ -96,7 +96,7 @@ class SlotState:
         """Binds the slots `first_slot` to `first_slot + rows - 1` to a graph, as past and as present.
 
         Args:
-            binding: Of the decoder.
+            binding: Binding of the decoder.
             first_slot: The first slot.
             rows: How many.
             width: Tokens of a row, each of whose states the graph returns, as one that verifies drafts does.
@@ -113,15 +113,15 @@ class SlotState:
     def take_over(self, first_slot: int, rows: int) -> None:
         """Makes the new state of a step that of the slots it ran; to be called after each step that succeeded."""
         for tensor in self._replaced:
-            assert tensor.following is not None, "it is among those that are replaced"
+            assert tensor.following is not None, "replaced tensors have it"
             tensor.buffer.copy_slots(tensor.following, 0, first_slot, rows)
 
     def begin(self, slot: int, initial: Mapping[str, NDArray[Any]]) -> None:
-        """Fills state without positions before a slot's first step: with what the encoder gives, or with zeros.
+        """Fills state without positions before a slot's first step: with the encoder's output, or with zeros.
 
         Args:
             slot: The slot.
-            initial: What it starts from, by the name of the encoder's output, each of the shape of a slot.
+            initial: Initial values in the shape of a slot, by the name of the encoder's output.
         """
         for tensor in self._replaced:
             name = tensor.names.initial

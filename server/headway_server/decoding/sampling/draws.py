@@ -2,7 +2,7 @@
 
 Random numbers are a function of a counter, (seed, sample, step), so that sequences share no generator. Each (seed,
 sample) starts a SplitMix64 generator (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators", figure
-17) at a hashed state; step i is its i-th output, computed without those before it. Where a step needs further numbers,
+17) at a hashed state. Step i is its i-th output, computed without the earlier ones. Where a step needs further numbers,
 its bits and their count are hashed.
 
 How many candidates a row is padded to depends on the rows beside it; the padding has no weight. Running sums over a row
@@ -23,7 +23,7 @@ from headway_server.decoding.sampling.likeliest import candidate_floor, select
 from headway_server.decoding.sampling.softmax import WeightScratch, below
 
 _GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
-_SMALLEST_WEIGHT = np.finfo(np.float32).tiny  # what is below it never changes a sum that begins with 1
+_SMALLEST_WEIGHT = np.finfo(np.float32).tiny  # smaller weights never change a sum that begins with 1
 
 
 def stream_states(seeds: NDArray[np.uint64], samples: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -52,7 +52,7 @@ def _mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nucleus:
-    """What to draw among, and the number that decides; each (n,)."""
+    """Parameters of a draw and its random number; each (n,)."""
 
     top_p: NDArray[np.float64]
     min_p: NDArray[np.float32]
@@ -64,22 +64,22 @@ class Nucleus:
         return Nucleus(top_p=self.top_p[rows], min_p=self.min_p[rows], numbers=self.numbers[rows])
 
     def draw(self, weights: NDArray[np.float32]) -> NDArray[np.int64]:
-        """Draws a column (n,) of each row among those that top-p and min-p leave.
+        """Draws a column (n,) of each row within top-p and min-p.
 
         Args:
             weights: (n, C) float32, by falling weight, the first of each row 1.
         """
         rows = np.arange(len(weights))
         running = np.cumsum(weights, axis=1, dtype=np.float64)  # (n, C)
-        num_kept = (weights >= _SMALLEST_WEIGHT).sum(axis=1)
+        num_candidates = (weights >= _SMALLEST_WEIGHT).sum(axis=1)
         if (self.top_p < 1).any():
-            num_less = (running < (self.top_p * running[rows, num_kept - 1])[:, np.newaxis]).sum(axis=1)
-            num_kept = np.where(self.top_p < 1, np.minimum(num_kept, num_less + 1), num_kept)
+            num_less = (running < (self.top_p * running[rows, num_candidates - 1])[:, np.newaxis]).sum(axis=1)
+            num_candidates = np.where(self.top_p < 1, np.minimum(num_candidates, num_less + 1), num_candidates)
         if (self.min_p > 0).any():
-            num_kept = np.minimum(num_kept, (weights >= self.min_p[:, np.newaxis]).sum(axis=1))
-        mass = running[rows, num_kept - 1]
+            num_candidates = np.minimum(num_candidates, (weights >= self.min_p[:, np.newaxis]).sum(axis=1))
+        mass = running[rows, num_candidates - 1]
         target = below(self.numbers * mass, mass)
-        columns: NDArray[np.int64] = np.minimum((running <= target[:, np.newaxis]).sum(axis=1), num_kept - 1)
+        columns: NDArray[np.int64] = np.minimum((running <= target[:, np.newaxis]).sum(axis=1), num_candidates - 1)
         return columns
 
 

@@ -1,8 +1,8 @@
 """The most likely tokens of every row at once, without sorting the vocabulary.
 
-The C largest values of a row are all found among the tokens that reach the C-th largest of the maxima of many groups of
-tokens, and only few tokens do. Every operation concerns one row, so a row's result does not depend on the rest of the
-batch.
+Tokens are divided into many groups, each with a maximum. All C largest values of a row are at least the C-th largest of
+these maxima, and only few tokens are. Every operation concerns one row, so a row's result does not depend on the rest
+of the batch.
 
 Shapes: n rows, V vocabulary, C candidates, G groups of tokens.
 """
@@ -24,7 +24,7 @@ def top_candidates(
 
     Args:
         values: (n, V) float32, contiguous, no NaN.
-        counts: (n,) how many are wanted of each row, 1 to V.
+        counts: (n,) requested number of each row, 1 to V.
 
     Returns:
         Ids and values, each (n, C), by falling value, where C is the largest count. Past a row's own count, and past
@@ -80,9 +80,9 @@ def select(
     found = np.diff(starts)
     rows = np.repeat(np.arange(num_rows), found)
     width = int(found.max())
-    places = np.arange(len(flat)) + np.repeat(np.arange(num_rows) * width - starts[:-1], found)
+    positions = np.arange(len(flat)) + np.repeat(np.arange(num_rows) * width - starts[:-1], found)
     ids = np.zeros((num_rows, width), np.int64)
     selected = np.full((num_rows, width), padding, np.float32)
-    ids.reshape(-1)[places] = flat - rows * vocab_size
-    selected.reshape(-1)[places] = values.reshape(-1)[flat]
+    ids.reshape(-1)[positions] = flat - rows * vocab_size
+    selected.reshape(-1)[positions] = values.reshape(-1)[flat]
     return ids, selected

@@ -1,6 +1,6 @@
 """Logits processors: biases and penalties, applied before a token is chosen.
 
-They concern few tokens of a vocabulary. So each sequence has a list of its own, and those of a whole batch are
+They concern few tokens of a vocabulary. So each sequence has a list, and the lists of a whole batch are
 gathered, changed and scattered at once.
 
 Shapes: n rows, V vocabulary, N tokens concerned.
@@ -21,7 +21,7 @@ _REPETITION, _PRESENCE, _FREQUENCY = range(3)  # columns of a sequence's penalti
 
 
 class LogitEdits:
-    """The tokens whose logits one sequence changes, and what of its text matters for that.
+    """Tokens whose logits one sequence changes, with the state of its text.
 
     Attributes:
         penalties: Repetition, presence and frequency penalty.
@@ -30,8 +30,8 @@ class LogitEdits:
     __slots__ = (
         "_all_entries",
         "_all_ids",
+        "_indices",
         "_is_penalized",
-        "_places",
         "_size",
         "penalties",
     )
@@ -40,22 +40,22 @@ class LogitEdits:
         """Starts before the first token.
 
         Args:
-            parameters: Of the sequence.
+            parameters: Parameters of the sequence.
             prompt_ids: (T,) its prompt, for the repetition penalty; None if it has none.
         """
         self.penalties = (parameters.repetition_penalty, parameters.presence_penalty, parameters.frequency_penalty)
         self._is_penalized = self.penalties != (1.0, 0.0, 0.0)
         self._all_ids = np.zeros(_FIRST_ROOM, np.int64)
         self._all_entries = np.zeros((_FIRST_ROOM, 3), np.float32)
-        self._places: dict[int, int] = {}  # token to its place in both
+        self._indices: dict[int, int] = {}  # index of each token in both
         self._size = 0
         if parameters.logit_biases:
             ids, biases = zip(*parameters.logit_biases, strict=True)
-            places = self._add(ids)
-            self._all_entries[places, _BIAS] = biases
+            positions = self._add(ids)
+            self._all_entries[positions, _BIAS] = biases
         if parameters.repetition_penalty != 1 and prompt_ids is not None:
-            places = self._add(np.unique(prompt_ids).tolist())
-            self._all_entries[places, _IS_SEEN] = 1
+            positions = self._add(np.unique(prompt_ids).tolist())
+            self._all_entries[positions, _IS_SEEN] = 1
 
     @classmethod
     def of(cls, parameters: SamplingParameters, *, prompt_ids: NDArray[np.int64] | None) -> LogitEdits | None:
@@ -73,7 +73,7 @@ class LogitEdits:
 
     @property
     def is_active(self) -> bool:
-        """True if they change any logit of the next draw."""
+        """True if any logit of the next sampling changes."""
         return self._size > 0
 
     @property
@@ -90,18 +90,18 @@ class LogitEdits:
         """Takes the sequence's next token."""
         if not self._is_penalized:
             return
-        place = self._places.get(token_id)
-        if place is None:
-            place = self._add((token_id,))[0]
-        entry = self._all_entries[place]  # read after `_add`, which may allocate anew
+        index = self._indices.get(token_id)
+        if index is None:
+            index = self._add((token_id,))[0]
+        entry = self._all_entries[index]  # read after `_add`, which may allocate anew
         entry[_COUNT] += 1
         entry[_IS_SEEN] = 1
 
     def _add(self, token_ids: Sequence[int]) -> list[int]:
-        """Adds entries for tokens that have none; returns the places of all."""
-        places = self._places
-        found = [places.setdefault(token_id, len(places)) for token_id in token_ids]
-        if (room := len(places)) > len(self._all_ids):
+        """Adds missing entries of tokens; returns the indices of all."""
+        positions = self._indices
+        found = [positions.setdefault(token_id, len(positions)) for token_id in token_ids]
+        if (room := len(positions)) > len(self._all_ids):
             spare = max(room, 2 * len(self._all_ids)) - len(self._all_ids)
             self._all_ids = np.pad(self._all_ids, (0, spare))
             self._all_entries = np.pad(self._all_entries, ((0, spare), (0, 0)))
@@ -114,7 +114,7 @@ def apply_edits(edits: Sequence[LogitEdits], rows: NDArray[np.intp], logits: NDA
     """Changes the logits of some rows as their sequences ask, in float32 and in the order of `sampler.py`.
 
     Args:
-        edits: Of each of the rows.
+        edits: Edits of each row.
         rows: (n,) their rows in `logits`.
         logits: (R, V) float32, contiguous; changed in place.
     """
@@ -122,10 +122,10 @@ def apply_edits(edits: Sequence[LogitEdits], rows: NDArray[np.intp], logits: NDA
     token_ids = [one.token_ids for one in edits]
     sizes = np.array([len(ids) for ids in token_ids])
     if sizes.any():
-        places = np.repeat(rows * logits.shape[1], sizes) + np.concatenate(token_ids)  # (N,)
+        positions = np.repeat(rows * logits.shape[1], sizes) + np.concatenate(token_ids)  # (N,)
         entries = np.concatenate([one.entries for one in edits])  # (N, 3)
         penalties = np.array([one.penalties for one in edits], np.float32)  # (n, 3)
-        flat[places] = _changed(flat[places], entries, np.repeat(penalties, sizes, axis=0))
+        flat[positions] = _changed(flat[positions], entries, np.repeat(penalties, sizes, axis=0))
 
 
 def _changed(

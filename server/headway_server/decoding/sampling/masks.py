@@ -16,9 +16,9 @@ from headway_server.decoding.slots import Slots
 
 _BYTE_BITS = 8
 _BLOCK_TOKENS = 2**17
-"""Logits that are masked at a time, so that what is added to them stays in a core's cache."""
+"""Logits masked at a time, whose addends fit in a core's cache."""
 _SPARSE = 16
-"""Where fewer than one word of so many forbids anything, the tokens that are forbidden are looked up."""
+"""Forbidden tokens are masked one by one if fewer than one word in this number has any."""
 _FEW_WORDS = 16
 """Words that allow anything, of a mask that allows few tokens."""
 
@@ -36,7 +36,7 @@ class TokenMasks:
         """Allows every slot all tokens but the suppressed ones.
 
         Args:
-            slots: Where the masks are kept.
+            slots: Storage of the masks.
             vocab_size: V.
             suppressed_ids: Tokens that may never follow.
         """
@@ -87,9 +87,9 @@ class TokenMasks:
         if not is_begun.any():
             return
         words, rows = self._words[slots[is_begun]], rows[is_begun]  # (n, M)
-        places = np.flatnonzero(words != -1)
-        if len(places) * _SPARSE < words.size:
-            self._set(words, places, rows, logits)
+        positions = np.flatnonzero(words != -1)
+        if len(positions) * _SPARSE < words.size:
+            self._set(words, positions, rows, logits)
             return
         step = max(_BLOCK_TOKENS // self.vocab_size, 1)
         for start in range(0, len(rows), step):
@@ -98,19 +98,19 @@ class TokenMasks:
     def few(self, slot: int) -> NDArray[np.int64] | None:
         """Returns the tokens that may follow in a slot, rising; None if they may be many."""
         words = self._words[slot]
-        places = np.flatnonzero(words)
-        if len(places) > _FEW_WORDS:
+        positions = np.flatnonzero(words)
+        if len(positions) > _FEW_WORDS:
             return None
-        place, bit = np.nonzero(unpack(words[places, np.newaxis]))
-        token_ids = places[place] * WORD_BITS + bit
+        index, bit = np.nonzero(unpack(words[positions, np.newaxis]))
+        token_ids = positions[index] * WORD_BITS + bit
         return token_ids[token_ids < self.vocab_size]
 
     def _set(
-        self, words: NDArray[np.int32], places: NDArray[np.intp], rows: NDArray[np.intp], logits: NDArray[np.float32]
+        self, words: NDArray[np.int32], positions: NDArray[np.intp], rows: NDArray[np.intp], logits: NDArray[np.float32]
     ) -> None:
-        """Sets the logits of few tokens one by one; `places` are those of the words that forbid them."""
-        place, bit = np.nonzero(~unpack(words.reshape(-1)[places, np.newaxis]))
-        row, word = np.divmod(places[place], words.shape[1])
+        """Sets the logits of few tokens one by one; `positions` are the indices of the words that forbid them."""
+        index, bit = np.nonzero(~unpack(words.reshape(-1)[positions, np.newaxis]))
+        row, word = np.divmod(positions[index], words.shape[1])
         token_ids = word * WORD_BITS + bit
         is_token = token_ids < self.vocab_size
         logits[rows[row[is_token]], token_ids[is_token]] = -np.inf

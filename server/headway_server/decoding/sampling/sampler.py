@@ -55,21 +55,21 @@ class SampledTokens:
     is_valid: NDArray[np.bool_]
     """(R,) False if the logits have NaN or infinity, or allow no token; the token means nothing then."""
     top_tokens: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
-    """The likeliest tokens with their log-probabilities, and those that are scored, by row, where they are wanted."""
+    """Requested likeliest and scored tokens with their log-probabilities, by row."""
 
 
 class TokenSampler:
-    """The sampling parameters of every slot, and the draw.
+    """Sampler with the sampling parameters of every slot.
 
     Attributes:
-        masks: What may follow in each slot, for one draw.
+        masks: Token masks of each slot, for one step.
     """
 
     def __init__(self, masks: TokenMasks, *, with_log_probabilities: bool = False) -> None:
         """Prepares for the slots of `masks`.
 
         Args:
-            masks: What may follow in each slot.
+            masks: Token masks of each slot.
             with_log_probabilities: True computes log-probabilities for rows that do not ask for them too, which takes a
                 pass over all logits.
         """
@@ -84,7 +84,7 @@ class TokenSampler:
         self._stream = slots.array(np.uint64)
         self._step = slots.array(np.uint64)
         self._with_log_probabilities = with_log_probabilities
-        self._num_top = slots.array(np.int64, -1)  # -1: no log-probabilities are asked for
+        self._num_top = slots.array(np.int64, -1)  # -1: no log-probabilities
         self._scored_ids: list[tuple[int, ...] | None] = slots.objects()
         self._edits: list[LogitEdits | None] = slots.objects()
         self._is_greedy = slots.array(np.bool_)  # the likeliest token that may follow is taken; logits are not changed
@@ -101,7 +101,7 @@ class TokenSampler:
 
         Args:
             slot: The slot.
-            parameters: Of the sequence.
+            parameters: Parameters of the sequence.
             prompt_ids: (T,) int64 its prompt, for the repetition penalty.
         """
         self._temperature[slot] = 0.0 if parameters.top_k == 1 else parameters.temperature
@@ -126,7 +126,7 @@ class TokenSampler:
             logits: (R, V) float32, contiguous; left as they are. Where the likeliest tokens are all that is wanted, and
                 `ranking` has them, they are not read.
             slots: (R,) slots that the rows belong to, each once; None: 0 to R - 1.
-            ranking: Of these logits, where they were ranked already.
+            ranking: Ranking of these logits, if already computed.
         """
         if slots is None:
             slots = np.arange(len(logits))
@@ -201,7 +201,7 @@ class TokenSampler:
         best: NDArray[np.int64],
         maximum: NDArray[np.float32],
     ) -> NDArray[np.int64]:
-        """Returns the tokens (n,) of rows whose likeliest tokens are `best`: drawn if the temperature is not 0."""
+        """Returns the tokens (n,) of rows with likeliest tokens `best`: sampled unless the temperature is 0."""
         random_rows = np.flatnonzero((self._temperature[slots] > 0) & np.isfinite(maximum))
         if not random_rows.size:
             return best
@@ -243,7 +243,7 @@ class TokenSampler:
         chosen: NDArray[np.float32],
         slots: NDArray[np.intp],
     ) -> tuple[NDArray[np.float64], dict[int, list[tuple[int, float]]]]:
-        """Returns the log-probabilities (R,) of tokens with logits `chosen`, and by row the likeliest if asked for."""
+        """Returns the log-probabilities (R,) of tokens with logits `chosen`, and by row the likeliest if requested."""
         log_probabilities = np.zeros(len(logits))
         if normalizers is not None:
             log_probabilities[:] = chosen - normalizers

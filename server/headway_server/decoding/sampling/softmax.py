@@ -23,8 +23,8 @@ MAX_GROUPS = 256
 _BLOCK_LOGITS = 2**18
 """Logits of rows that are worked on at a time, so that they stay in a core's cache: 1 MiB, and as much of weights."""
 _MODERATE = np.float32(60)
-"""Where a row's largest logit is nearer to 0, its exponentials are summed as they are, which saves a pass over them: no
-sum of millions of them leaves float32, and none that counts beside the largest is lost."""
+"""Magnitude of a row's largest logit below which its exponentials are summed without shifting, which saves a pass. Sums
+of millions stay within float32, and none that matters beside the largest is lost."""
 
 
 class WeightScratch:
@@ -102,7 +102,7 @@ class WeightScratch:
         group = (running <= target[:, np.newaxis]).sum(axis=1)
         before = np.where(group > 0, running[rows, group - 1], 0.0)
         within = np.cumsum(self._grouped(weights)[rows, :, group], axis=1, dtype=np.float64)  # (n, tokens a group)
-        # The group's sum was taken in float32, so what is left of the target may be a rounding error past `within`.
+        # The group's sum is in float32, so the rest of the target may exceed `within` by a rounding error.
         left = below(target - before, within[:, -1])
         member = (within <= left[:, np.newaxis]).sum(axis=1)
         token_ids: NDArray[np.int64] = member * self.num_groups + group
@@ -121,7 +121,7 @@ def below(target: NDArray[np.float64], mass: NDArray[np.float64]) -> NDArray[np.
 
 @dataclass(frozen=True, slots=True)
 class RankedRows:
-    """What may follow in each row."""
+    """Token masks of each row."""
 
     token_ids: NDArray[np.int64]
     """(R, C), by falling log-probability; the lower id first among equals."""
@@ -141,7 +141,7 @@ class RowRanker:
     """Finds the likeliest tokens that may follow in every row, and their log-probabilities."""
 
     def __init__(self, masks: TokenMasks) -> None:
-        """Prepares for the slots of `masks`, which say what may follow."""
+        """Takes the token masks of the slots."""
         self._masks = masks
         num_rows = block_rows(masks.slots.num_slots, masks.vocab_size)
         self._scratch = WeightScratch(num_rows=num_rows, vocab_size=masks.vocab_size)
@@ -183,7 +183,7 @@ class RowRanker:
                 if (restricted := some[self._masks.restricts[slots[some]]]).size:
                     self._masks.apply(slots[restricted], restricted, logits)
                     block = take_rows(logits, some)
-                if not np.isfinite(normalizers[some]).all():  # such a row may hold NaN, which cannot be ranked
+                if not np.isfinite(normalizers[some]).all():  # such a row may have NaN, which cannot be ranked
                     block = np.nan_to_num(block, nan=-np.inf, posinf=np.inf, neginf=-np.inf)
                 token_ids[some], values[some] = top_candidates(block, np.full(len(block), count))
             log_probabilities = values - normalizers[:, np.newaxis]
@@ -258,7 +258,7 @@ def likeliest(
 
 
 def block_rows(num_rows: int, vocab_size: int) -> int:
-    """Returns how many of some rows are worked on at a time."""
+    """Returns the number of rows processed at a time."""
     return max(1, min(num_rows, _BLOCK_LOGITS // vocab_size))
 
 

@@ -32,7 +32,7 @@ MIN_ACCEPTED = 1.5
 """Drafted tokens of a draft that the model must accept, on average, to save time; a verifying step gives one token more
 than it accepts."""
 LONGEST_PAUSE = 64
-"""Most tokens between two drafts, after drafts were refused."""
+"""Maximum tokens between two drafts, after rejected drafts."""
 
 _WEIGHT = 0.25  # of the newest draft in the running average
 
@@ -45,7 +45,7 @@ class PromptLookup:
 
     Attributes:
         num_drafted: Tokens that were drafted and verified.
-        num_accepted: Those of them that the model chose too.
+        num_accepted: Accepted draft tokens.
     """
 
     __slots__ = (
@@ -62,7 +62,7 @@ class PromptLookup:
     def __init__(self, token_ids: Iterable[int]) -> None:
         """Starts with the tokens of the prompt."""
         self._token_ids = list(token_ids)
-        self._ends: dict[tuple[int, ...], int] = {}  # by a run of tokens: the position after its last place
+        self._ends: dict[tuple[int, ...], int] = {}  # by n-gram: the position after its last occurrence
         self._num_indexed = 0
         self._average = MIN_ACCEPTED  # of tokens accepted a draft
         self._pause = 1
@@ -97,7 +97,7 @@ class PromptLookup:
         return np.array((period * repeats if repeats > 1 else period)[:num_tokens], np.int64)
 
     def settle(self, num_drafted: int, num_accepted: int) -> None:
-        """Notes how many tokens of a draft were accepted; after each bad one drafts pause, twice as long each time."""
+        """Records the accepted tokens of a draft; each rejected draft doubles the pause before the next."""
         self.num_drafted += num_drafted
         self.num_accepted += num_accepted
         self._average += _WEIGHT * (num_accepted - self._average)
@@ -116,7 +116,7 @@ class PromptLookup:
         self._num_indexed = len(self._token_ids)
 
     def _find(self) -> int | None:
-        """Returns the position after the last place where the last tokens stood before."""
+        """Returns the position after the last earlier occurrence of the last tokens."""
         for length in (LONG_MATCH, MIN_MATCH):
             end = self._ends.get(tuple(self._token_ids[-length:]))
             if end is not None:
@@ -127,14 +127,14 @@ class PromptLookup:
 def verifies_exactly(decoder: Decoder, verifier: DraftVerifier) -> bool:
     """Returns True if verifying gives the very logits of decoding on this machine. Writes to the first slots.
 
-    Whether the bits of a matrix product depend on the number of rows is a matter of the processor's instructions and
-    not of the text, so one try with all products of the model is enough.
+    The processor's instructions, not the text, decide whether the bits of a matrix product depend on the number of
+    rows. One test of all products of the model is therefore enough.
     """
     rows, width = min(MAX_ROWS, decoder.num_slots), verifier.width
     if width > decoder.max_length:
         return False
     token_ids = np.random.default_rng(0).integers(0, decoder.vocab_size, (rows, width))
-    decoded = [decoder.decode(token_ids[:, place], np.full(rows, place)).copy() for place in range(width)]
+    decoded = [decoder.decode(token_ids[:, index], np.full(rows, index)).copy() for index in range(width)]
     logits = np.stack(decoded, axis=1)  # (R, T, V)
     counts = range(1, rows + 1)
     return all(
@@ -153,7 +153,7 @@ class VerifiedDraft:
     logits: NDArray[np.float32]
     """(T, V): a view that the next run overwrites."""
     lookup: PromptLookup
-    """Of the sequence."""
+    """Index of the sequence's tokens."""
 
     def __iter__(self) -> Iterator[tuple[NDArray[np.float32], int | None]]:
         """Yields logits (V,) with the drafted token that follows; if another is chosen, the rest does not count.
@@ -164,11 +164,11 @@ class VerifiedDraft:
 
 
 class Drafting:
-    """The tokens of every slot, and their drafts. For the engine's thread alone.
+    """Drafts of all slots. For the engine's thread alone.
 
     Attributes:
         num_drafted_tokens: Tokens that were drafted and verified, since the start.
-        num_accepted_tokens: Those of them that the model chose too.
+        num_accepted_tokens: Accepted draft tokens.
     """
 
     def __init__(self, verifier: DraftVerifier, slots: Slots, *, max_length: int) -> None:
@@ -176,7 +176,7 @@ class Drafting:
 
         Args:
             verifier: Runs the decoder's slots.
-            slots: Where drafts are kept.
+            slots: Storage of drafts.
             max_length: Positions of a slot.
         """
         self._verifier = verifier
@@ -227,7 +227,7 @@ class Drafting:
         return [VerifiedDraft(*row) for row in rows][::-1]
 
     def settle(self, verified: VerifiedDraft, num_accepted: int) -> None:
-        """Notes how many tokens of a draft the model chose too."""
+        """Records the number of draft tokens that the model chose."""
         num_drafted = len(verified.drafted)
         self.num_drafted_tokens += num_drafted
         self.num_accepted_tokens += num_accepted

@@ -31,7 +31,7 @@ class _Bound:
 
 
 class Verifier:
-    """A second session of a decoder's graph, on the state of the first. Holds the weights again. Not thread-safe.
+    """A second session of a decoder's graph with a copy of the weights, on the state of the first. Not thread-safe.
 
     Attributes:
         width: T.
@@ -42,7 +42,7 @@ class Verifier:
         """Runs on slots that another session reads and writes too; only one of the two may run at a time.
 
         Args:
-            session: Of a graph whose axes are fixed to `verifying_axes`.
+            session: Session of a graph whose axes are fixed to `verifying_axes`.
             state: The slots.
             width: The graph's `chain_width`, more than 1.
             vocab_size: Size of the vocabulary.
@@ -70,7 +70,7 @@ class Verifier:
             (R, T, V) float32 logits after every token: a view that the next call with as many rows overwrites.
         """
         rows, width = token_ids.shape
-        assert width == self.width, "the graph runs so many tokens a row"
+        assert width == self.width, "the graph's number of tokens a row is fixed"
         if rows not in self._bound:
             self._bound[rows] = self._bind(rows)
         bound = self._bound[rows]
@@ -85,7 +85,7 @@ class Verifier:
         return bound.logits
 
     def _bind(self, rows: int) -> _Bound:
-        """Binds what stays the same: the state, which is one memory for all T tokens, and where the logits go."""
+        """Binds the constant parts: the state, one memory for all T tokens, and the array of logits."""
         binding = self._session.new_binding()
         logits: NDArray[np.float32] = np.empty((rows, self.width, self.vocab_size), np.float32)
         binding.bind_output("logits", "cpu", np.float32, logits.shape, logits.ctypes.data)
@@ -104,9 +104,9 @@ def open_verifier(runtime: Runtime, bundle: Bundle, variant: Variant, decoder: D
     """Opens a decoder's graph again, to verify drafts in its slots, and checks that answers would be the same.
 
     Args:
-        runtime: Of the decoder.
+        runtime: Runtime of the decoder.
         bundle: The bundle.
-        variant: Of the decoder.
+        variant: Variant of the decoder.
         decoder: The decoder, not used yet: its first slots are written to.
 
     Returns:
@@ -114,7 +114,7 @@ def open_verifier(runtime: Runtime, bundle: Bundle, variant: Variant, decoder: D
         on this machine. The log says which.
 
     Raises:
-        BundleError: The graph is not what the manifest says.
+        BundleError: The graph does not match the manifest.
     """
     owner = f"{bundle.manifest.name}/{bundle.manifest.version}"
     width = _width(variant)

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol: models called with named tensors, by clients that were not made for this server."""
+"""The Open Inference Protocol: calls with named tensors, from clients independent of this server."""
 
 from headway_server.services.open_inference.service import PROBES, OpenInferenceService
 from headway_server.services.open_inference.statistics import Statistics

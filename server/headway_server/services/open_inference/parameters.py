@@ -1,4 +1,4 @@
-"""The parameters of a request: scalars by name, of which each task knows some."""
+"""Parameters of a request: scalars by name; each task defines its own."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _MAX_LIST_BYTES: Final = 2**16
 
 
 class Kind(Enum):
-    """What a parameter holds; the value says so in messages."""
+    """Type of a parameter; the value is its description in error messages."""
 
     BOOLEAN = "a boolean"
     INTEGER = "a whole number"
     UINT64 = f"a whole number from 0 to {_MAX_UINT64}"
     NUMBER = "a number"
     TEXT = "a string"
-    TEXTS = 'a string that holds a JSON array of strings, such as ["\\n"]'
-    INTEGERS = "a string that holds a JSON array of whole numbers, such as [0, 2]"
-    BIASES = "a string that holds a JSON array of pairs of a token and a number, such as [[42, -1.5]]"
+    TEXTS = 'a string with a JSON array of strings, such as ["\\n"]'
+    INTEGERS = "a string with a JSON array of whole numbers, such as [0, 2]"
+    BIASES = "a string with a JSON array of pairs of a token and a number, such as [[42, -1.5]]"
 
 
 _SINGLE: Final[Mapping[int, Kind]] = {
@@ -46,7 +46,7 @@ _REPEATED: Final[Mapping[int, Kind]] = {
 
 
 def kinds_of(message: type[Message], *names: str) -> dict[str, Kind]:
-    """Returns the kinds of parameters named as fields of a message: those of these names, or all."""
+    """Returns the types of parameters by the fields of a message: those of these names, or all."""
     found = {}
     for field in message.DESCRIPTOR.fields:
         kind = (_REPEATED if field.is_repeated else _SINGLE).get(field.type)
@@ -61,18 +61,18 @@ def read_parameters(given: Mapping[str, pb.InferParameter], known: Mapping[str, 
     """Reads the parameters of a request, lists as tuples.
 
     Args:
-        given: The request's.
-        known: Those that mean something to the task, and what each holds.
+        given: Parameters of the request.
+        known: Parameters of the task with their types.
 
     Raises:
-        InvalidInputError: One is not known, or holds something else.
+        InvalidInputError: A parameter is unknown, or has the wrong type.
     """
     values: dict[str, Any] = {}
     for name in given:
         kind = known.get(name)
         if kind is None:
             raise InvalidInputError(
-                f"parameters.{name[:64]}", f"is not known; this model's task knows {', '.join(sorted(known))}"
+                f"parameters.{name[:64]}", f"is unknown; this model's task has {', '.join(sorted(known))}"
             )
         values[name] = _read(name, given[name], kind)
     return values
@@ -89,7 +89,7 @@ def _read(name: str, parameter: pb.InferParameter, kind: Kind) -> Any:
 
 
 def _parse_list(text: str) -> Any:
-    """Reads a JSON array as a tuple, of tuples where it holds arrays; what is none stays as it is."""
+    """Reads a JSON array as a tuple, with tuples for inner arrays; other values are returned unchanged."""
     if len(text) > _MAX_LIST_BYTES:
         return text
     try:
@@ -135,4 +135,4 @@ _LISTS: Final[Mapping[Kind, Callable[[object], bool]]] = {
     Kind.INTEGERS: _is_integer,
     Kind.BIASES: _is_bias,
 }
-"""What an element must be."""
+"""Check of an element's type."""

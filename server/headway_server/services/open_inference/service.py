@@ -1,4 +1,4 @@
-# ruff: noqa: ARG002 -- methods have the names and the arguments of the protocol
+# ruff: noqa: ARG002 -- names and arguments of methods are the protocol's
 """GRPCInferenceService."""
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from headway_server.serving.families import ServedModel
 from headway_server.serving.host import ModelHost, ModelState
 
 PROBES: Final = frozenset({"ServerLive", "ServerReady", "ModelReady"})
-"""Methods that answer while the server drains, as health does, and count as no calls."""
+"""Probe methods: they answer while the server drains, like health, and do not count as calls."""
 
 _EXTENSIONS: Final = ("model_repository", "model_configuration", "statistics", "parameters", "binary_tensor_data")
 _PLATFORM: Final = "onnxruntime_onnx"
 _BACKEND: Final = "onnxruntime"
 _FEW_ELEMENTS: Final = 10_000
-"""Typed elements that are read on the event loop, in half a millisecond."""
+"""Maximum typed elements read on the event loop, half a millisecond."""
 _FEW_BYTES: Final = 2**20
-"""Requests of so few bytes are read on the event loop: their tensors are copied once or twice, in a millisecond."""
+"""Maximum bytes of a request read on the event loop: one or two copies of its tensors, a millisecond."""
 _MAX_RUNNING: Final = 64
-"""Requests of a stream that are answered at a time; further ones are read when one of them has ended."""
+"""Maximum concurrent requests of a stream; further ones are read when one has ended."""
 _FINAL: Final = "triton_final_response"
 _OWN_STATES: Final = (ModelState.LOADING, ModelState.READY, ModelState.UNLOADING)
-"""States that the protocol has too."""
+"""States of the protocol."""
 _DATA_TYPES: Final[dict[str, pb.DataType.ValueType]] = {
     name.removeprefix("TYPE_"): number for name, number in pb.DataType.items()
 } | {"BYTES": pb.TYPE_STRING}
@@ -65,11 +65,11 @@ _OWN_NAMES: Final = (
     (re.compile(r"^prompts(\[0\](\.points)?)?(?=$|\[)"), "point"),
     (re.compile(r"^choices\.texts\b"), "choices"),
 )
-"""What a field of headway's own protocol is called in this one."""
+"""Names of headway's fields in this protocol."""
 
 
 class OpenInferenceService:
-    """Answers from all models of a host, with the tensors that `tasks.py` gives each task."""
+    """Servicer of all models of a host, with the tensors of each task in `tasks.py`."""
 
     def __init__(
         self,
@@ -84,10 +84,10 @@ class OpenInferenceService:
 
         Args:
             host: Its models.
-            statistics: What they have computed.
-            is_draining: Says whether the server is shutting down.
-            stall_timeout_s: Seconds that a model may make no progress and be ready; 0: any time.
-            max_text_request_bytes: Largest request to a model of texts.
+            statistics: Statistics of the models.
+            is_draining: Returns True while the server shuts down.
+            stall_timeout_s: Seconds without progress after which a model is not ready; 0: no limit.
+            max_text_request_bytes: Maximum bytes of a request to a text model.
         """
         self._host = host
         self._statistics = statistics
@@ -102,12 +102,12 @@ class OpenInferenceService:
         return pb.ServerLiveResponse(live=True)
 
     async def ServerReady(self, request: pb.ServerReadyRequest, deadline: float | None) -> pb.ServerReadyResponse:
-        """Says whether calls are accepted and every model is in order."""
+        """Returns whether calls are accepted and every model is healthy."""
         unhealthy = self._host.unhealthy(stall_timeout_s=self._stall_timeout_s)
         return pb.ServerReadyResponse(ready=not self._is_draining() and not unhealthy)
 
     async def ModelReady(self, request: pb.ModelReadyRequest, deadline: float | None) -> pb.ModelReadyResponse:
-        """Says whether a model can be called; one that is not known cannot."""
+        """Returns whether a model can be called; False for an unknown one."""
         try:
             manifest = self._describe(request.name, request.version)[0].bundle.manifest
         except (ModelNotFoundError, WrongTaskError):
@@ -121,7 +121,7 @@ class OpenInferenceService:
     async def ServerMetadata(
         self, request: pb.ServerMetadataRequest, deadline: float | None
     ) -> pb.ServerMetadataResponse:
-        """Names the server and its extensions."""
+        """Returns the server's name, version and extensions."""
         return pb.ServerMetadataResponse(name="headway", version=version("headway-server"), extensions=_EXTENSIONS)
 
     async def ModelMetadata(self, request: pb.ModelMetadataRequest, deadline: float | None) -> pb.ModelMetadataResponse:
@@ -138,7 +138,7 @@ class OpenInferenceService:
         )
 
     async def ModelConfig(self, request: pb.ModelConfigRequest, deadline: float | None) -> pb.ModelConfigResponse:
-        """Describes a model as Triton's clients and load testers read it."""
+        """Describes a model in Triton's format, for its clients and load testers."""
         model, task = self._describe(request.name, request.version)
         config = pb.ModelConfig(
             name=model.bundle.manifest.name,
@@ -162,7 +162,7 @@ class OpenInferenceService:
     async def ModelStatistics(
         self, request: pb.ModelStatisticsRequest, deadline: float | None
     ) -> pb.ModelStatisticsResponse:
-        """Says what models have computed."""
+        """Returns the statistics of models."""
         if request.name:
             models = [self._host.peek(request.name, request.version)]
             if not request.version:
@@ -177,7 +177,7 @@ class OpenInferenceService:
     async def RepositoryIndex(
         self, request: pb.RepositoryIndexRequest, deadline: float | None
     ) -> pb.RepositoryIndexResponse:
-        """Lists the bundles that the host knows of."""
+        """Lists the bundles of the host."""
         _check_repository(request.repository_name)
         return pb.RepositoryIndexResponse(
             models=[
@@ -192,7 +192,7 @@ class OpenInferenceService:
     async def RepositoryModelLoad(
         self, request: pb.RepositoryModelLoadRequest, deadline: float | None
     ) -> pb.RepositoryModelLoadResponse:
-        """Loads a model, or replaces it by what the store has now."""
+        """Loads a model, or replaces it with the store's current version."""
         _check_repository(request.repository_name)
         await self._host.load(request.model_name, _named_version(request.parameters, "version"))
         return pb.RepositoryModelLoadResponse()
@@ -202,7 +202,7 @@ class OpenInferenceService:
     ) -> pb.RepositoryModelUnloadResponse:
         """Unloads a model once its calls have ended."""
         _check_repository(request.repository_name)
-        # Triton's clients say with every call whether to unload what depends on the model, and nothing does here.
+        # Triton's clients always send whether to unload dependents, of which there are none here.
         named = _named_version(request.parameters, "version", "unload_dependents")
         await self._host.unload(request.model_name, named)
         return pb.RepositoryModelUnloadResponse()
@@ -215,10 +215,10 @@ class OpenInferenceService:
         return await read.infer()
 
     async def ModelStreamInfer(self, calls: StreamedCalls[pb.ModelInferRequest]) -> None:
-        """Answers every message of a stream by itself, many at a time, in the order in which they are done.
+        """Answers the messages of a stream concurrently, in order of completion.
 
-        What is wrong with one is told by a message, and the stream goes on; unless the caller has said that an error
-        ends it, as Triton's clients can.
+        An error of a message is sent as a message, and the stream continues. The caller may instead ask for errors to
+        end the stream, as Triton's clients can.
         """
         errors_end_it = calls.metadata.get("triton_grpc_error", "").lower() == "true"
         room = asyncio.Semaphore(_MAX_RUNNING)
@@ -232,11 +232,11 @@ class OpenInferenceService:
 
         try:
             async with asyncio.TaskGroup() as group:
-                await room.acquire()  # before a request is read, so that none is held that has no room
+                await room.acquire()  # before a request is read, so that waiting requests take no memory
                 async for call in calls:
                     group.create_task(answer(call))
                     await room.acquire()
-        except ExceptionGroup as failed:  # one is enough to tell
+        except ExceptionGroup as failed:  # one error is enough
             raise failed.exceptions[0] from None
 
     async def _answer(
@@ -245,7 +245,7 @@ class OpenInferenceService:
         calls: StreamedCalls[pb.ModelInferRequest],
         errors_end_it: bool,
     ) -> pb.ModelStreamInferResponse | None:
-        """Answers a call of a stream; returns the message of its error, whose sending holds nothing of the call."""
+        """Answers a call of a stream; returns the message of its error, sent after the call's memory is released."""
         request_id = ""
         try:
             async with call.answer() as request:
@@ -267,14 +267,14 @@ class OpenInferenceService:
         """Finds the model of a request and reads its tensors and parameters.
 
         Raises:
-            RequestError: There is no such model, or the request is not what the model reads.
+            RequestError: The model does not exist, or the request does not match its tensors.
         """
         if not message.model_name:
             raise InvalidInputError("model_name", "is empty; name one of the models that RepositoryIndex lists")
         model = self._host.find_named(message.model_name, message.model_version)
         task = tensors_of(self._host.families, model)
         call = current_call()
-        size = 0 if call is None else call.num_bytes  # to ask the message would be to write it anew
+        size = 0 if call is None else call.num_bytes  # ByteSize() would serialize the message again
         if task.reads_texts and size > self._max_text_request_bytes:
             raise InvalidInputError(
                 "request",
@@ -306,7 +306,7 @@ class OpenInferenceService:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Request:
-    """A request that was read, and what answers it."""
+    """A parsed request with its model."""
 
     message: pb.ModelInferRequest
     model: ServedModel
@@ -321,7 +321,7 @@ class _Request:
         return await asyncio.get_running_loop().run_in_executor(text_pool(), self._response, arrays)
 
     async def stream(self) -> AsyncGenerator[pb.ModelInferResponse, None]:
-        """Yields responses, each of which says whether it is the last."""
+        """Yields responses; each states whether it is the last."""
         if self.task.stream is None or not self.task.streams(self.call):
             response = await self.infer()
             response.parameters[_FINAL].bool_param = True
@@ -336,7 +336,7 @@ class _Request:
 
     @contextmanager
     def _own_names(self) -> Iterator[None]:
-        """Calls the fields of an error what they are called in this protocol."""
+        """Renames the fields of an error to this protocol's names."""
         try:
             yield
         except InvalidInputError as error:
@@ -350,7 +350,7 @@ class _Request:
         return field
 
     def _response(self, arrays: Arrays) -> pb.ModelInferResponse:
-        """Makes a response of those arrays that are wanted."""
+        """Makes a response of the requested arrays."""
         manifest = self.model.bundle.manifest
         response = pb.ModelInferResponse(model_name=manifest.name, model_version=manifest.version, id=self.message.id)
         is_raw = bool(self.message.raw_input_contents)
@@ -361,7 +361,7 @@ class _Request:
 
 
 def _wanted_outputs(message: pb.ModelInferRequest, specs: Iterable[TensorSpec]) -> frozenset[str]:
-    """Returns the names of the outputs that are asked for; of all where none is named."""
+    """Returns the names of the requested outputs; all if none is named."""
     known = [spec.name for spec in specs]
     for index, output in enumerate(message.outputs):
         if output.name not in known:
@@ -371,8 +371,8 @@ def _wanted_outputs(message: pb.ModelInferRequest, specs: Iterable[TensorSpec]) 
         if output.parameters:
             raise InvalidInputError(
                 f"outputs[{index}].parameters",
-                f"has {min(output.parameters)[:64]!r}; outputs have none here: no shared memory and no classification, "
-                "for which there are the outputs label and probability",
+                f"has {min(output.parameters)[:64]!r}; outputs take no parameters: shared memory is not supported, "
+                "and the outputs label and probability replace classification",
             )
     return frozenset(output.name for output in message.outputs) or frozenset(known)
 
@@ -391,10 +391,10 @@ def _check_repository(name: str) -> None:
 
 
 def _named_version(parameters: Mapping[str, pb.ModelRepositoryParameter], *known: str) -> str:
-    """Reads the version that a call names; empty where it names none."""
+    """Reads the version named by a call; empty if it names none."""
     for name in parameters:
         if name not in known:
             raise InvalidInputError(
-                f"parameters.{name[:64]}", "is not known; models are loaded from the store as they are, by `version`"
+                f"parameters.{name[:64]}", "is unknown; models are loaded unchanged from the store, by `version`"
             )
     return parameters["version"].string_param if "version" in parameters else ""

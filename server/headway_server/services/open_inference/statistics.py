@@ -1,4 +1,4 @@
-"""What every model has computed, counted from the server's events as Triton counts it."""
+"""Statistics of every model in Triton's definition, counted from the server's events."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from headway_server.observers import BatchEvent, Call, ModelId, Observer, QueueE
 from headway_server.serving.families import ServedModel
 
 _NO_INFERENCE: Final = ("/headway.v1.ModelService/",)
-"""Methods that look at a model and do not call it."""
+"""Methods that describe a model without calling it."""
 
 
 @dataclass(slots=True)
 class _Times:
-    """How often something happened, and how many seconds it took in all."""
+    """Count and total seconds of an event."""
 
     count: int = 0
     seconds: float = 0.0
@@ -35,28 +35,28 @@ def _duration(count: int, seconds: float) -> pb.StatisticDuration:
 
 
 def _compute(count: int, seconds: float) -> dict[str, pb.StatisticDuration]:
-    """Returns the three parts of computing, which Triton's load tester wants to be of one count."""
+    """Returns the three parts of computing, with one count as Triton's load tester requires."""
     nothing = _duration(count, 0.0)
     return {"compute_input": nothing, "compute_infer": _duration(count, seconds), "compute_output": nothing}
 
 
 @dataclass(slots=True)
 class _Counts:
-    """Of one model."""
+    """Counters of one model."""
 
     answered: _Times = field(default_factory=_Times)
     failed: _Times = field(default_factory=_Times)
     queued: _Times = field(default_factory=_Times)
     num_runs: int = 0
     inputs_s: float = 0.0
-    """The seconds of each run, times its inputs."""
+    """Seconds of each run, times its inputs."""
     runs_by_size: dict[int, _Times] = field(default_factory=dict)
     last_inference_s: float = 0.0
     """Since 1970."""
 
 
 class Statistics(Observer):
-    """Counts the calls, inputs and runs of every model, of all protocols. Safe to use from several threads."""
+    """Counts the calls, inputs and runs of every model, over all protocols. Thread-safe."""
 
     def __init__(self) -> None:
         self._counts: dict[ModelId, _Counts] = {}
@@ -88,7 +88,7 @@ class Statistics(Observer):
         self._add_run(event.model, event.num_rows, event.run_s)
 
     def message(self, model: ServedModel) -> pb.ModelStatistics:
-        """Describes what a model has computed."""
+        """Returns the statistics of a model."""
         manifest = model.bundle.manifest
         with self._lock:
             counts = self._of(ModelId(manifest.name, manifest.version))

@@ -1,7 +1,7 @@
-"""What tensors and parameters mean to each task: a `TensorTask` for each, which `tasks/table.py` names.
+"""Tensors and parameters of each task: a `TensorTask` for each, named in `tasks/table.py`.
 
-N is the number of inputs of a call, T the number of tokens of a text, K the number of labels that are answered, D the
-width of an embedding, M the number of spans, continuations, segments, images or masks of all inputs together.
+N inputs of a call, T tokens of a text, K returned labels, D width of an embedding, M spans, continuations, segments,
+images or masks of all inputs together.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ from headway_server.tasks.text_to_text.request import TextToTextParameters, Text
 from headway_server.tasks.tokens.classifier import TokenClassifier
 
 _FEW_BYTES: Final = 2**16
-"""Conversations of so many are parsed on the event loop, in half a millisecond."""
+"""Maximum characters of conversations parsed on the event loop, half a millisecond."""
 FINISH_REASON: Final = "finish_reason"
 
 
@@ -95,14 +95,14 @@ class InferCall:
     arrays: Arrays
     """Its inputs."""
     parameters: Mapping[str, Any]
-    """Those that are set."""
+    """Set parameters."""
     outputs: frozenset[str]
-    """Names of the outputs that are wanted."""
+    """Names of the requested outputs."""
     deadline: float | None
-    """When the caller stops waiting, by `time.monotonic`."""
+    """End of the caller's wait, in seconds of `time.monotonic`."""
 
     def select(self, *names: str) -> dict[str, Any]:
-        """Returns the parameters of these names that are set."""
+        """Returns the set parameters among these names."""
         return {name: self.parameters[name] for name in names if name in self.parameters}
 
 
@@ -111,23 +111,23 @@ Specs: TypeAlias = Callable[[ServedModel], tuple[TensorSpec, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorTask:
-    """How models of a task are called with tensors."""
+    """Tensor interface of a task's models."""
 
     inputs: Specs
-    """The tensors that a model reads."""
+    """Input tensors."""
     outputs: Specs
-    """The tensors that it writes."""
+    """Output tensors."""
     parameters: Mapping[str, Kind]
     max_rows: int
-    """Most inputs of a call."""
+    """Maximum inputs of a call."""
     infer: Callable[[Any, InferCall], Awaitable[Arrays]]
     """Answers a call. Its errors are those of the task."""
     stream: Callable[[Any, InferCall], AsyncGenerator[Arrays, None]] | None = None
-    """Answers a call piece by piece, the last of them with `FINISH_REASON`; None for a task that gives no pieces."""
+    """Answers a call in parts, the last with `FINISH_REASON`; None for a task without parts."""
     streams: Callable[[InferCall], bool] = lambda _: True
-    """True of a call that is answered piece by piece in a stream."""
+    """Returns True if a streamed call is answered in parts."""
     reads_texts: bool = True
-    """True if its requests are texts, which are held to a smaller size than images."""
+    """True if its requests are texts, which have a smaller size limit than images."""
 
 
 # Texts
@@ -169,10 +169,10 @@ def _texts(call: InferCall, name: str) -> list[str]:
     """Reads an input of texts.
 
     Raises:
-        InvalidInputError: It is not given, or is no UTF-8.
+        InvalidInputError: It is missing, or not UTF-8.
     """
     if name not in call.arrays:
-        raise InvalidInputError("inputs", f"lack {name}; give it, or what stands for it")
+        raise InvalidInputError("inputs", f"lack {name}; give it, or an alternative to it")
     return decode_texts(name, call.arrays[name])
 
 
@@ -180,11 +180,11 @@ def _token_rows(call: InferCall, name: str = "input_ids") -> list[NDArray[np.int
     """Returns the tokens of each text, (T,), without padding.
 
     Raises:
-        InvalidInputError: Texts are given too, or tensors are not of one shape.
+        InvalidInputError: Texts are given too, or the shapes of tensors differ.
     """
     ids: NDArray[np.int64] = call.arrays[name]
     if given := {"text", "text_pair", "conversation"} & call.arrays.keys():
-        raise InvalidInputError("inputs", f"have {min(given)} beside input_ids; give one of the two")
+        raise InvalidInputError("inputs", f"have {min(given)} together with input_ids; give one of the two")
     mask = call.arrays.get("attention_mask")
     if mask is None:
         return list(ids)
@@ -202,7 +202,7 @@ def _text_inputs(call: InferCall) -> TextInputs | TokenInputs:
         pairs = _texts(call, "text_pair") if "text_pair" in call.arrays else None
         return TextInputs(texts=_texts(call, "text"), text_pairs=pairs, **call.select("truncate"))
     if call.parameters.get("truncate"):
-        raise InvalidInputError("parameters.truncate", "is set beside input_ids; leave out what is too much")
+        raise InvalidInputError("parameters.truncate", "is set together with input_ids; shorten these yourself")
     if "token_type_ids" not in call.arrays:
         return TokenInputs(input_ids=_token_rows(call))
     shapes = [list(call.arrays[name].shape) for name in ("token_type_ids", "input_ids")]
@@ -221,7 +221,7 @@ def _label_arrays(labels: Sequence[Sequence[ScoredLabel]]) -> Arrays:
 
 
 def _embedding_array(rows: Iterable[NDArray[np.float32] | None]) -> Arrays:
-    """Returns the tensor of embeddings, (N, D), where there are some."""
+    """Returns the tensor of embeddings, (N, D), if there are any."""
     vectors = [row for row in rows if row is not None]
     return {"embedding": np.stack(vectors)} if vectors else {}
 
@@ -294,7 +294,7 @@ async def _classify_tokens(model: TokenClassifier, call: InferCall) -> Arrays:
 
 def _image_specs(model: ServedModel) -> tuple[TensorSpec, ...]:
     preprocessing = model.bundle.manifest.image_preprocessing
-    assert preprocessing is not None, "the manifest's validator demands it"
+    assert preprocessing is not None, "the manifest's validator requires it"
     shape = (-1, 3, preprocessing.height, preprocessing.width)
     return (
         TensorSpec(name="image", datatype=BYTES, shape=(-1,)),
@@ -323,9 +323,9 @@ async def _classify_images(model: ImageClassifier, call: InferCall) -> Arrays:
 # Generation
 
 
-_DRAWING: Final = kinds_of(common_pb2.SamplingParameters)
-_GENERATION: Final = _DRAWING | kinds_of(generation_service_pb2.GenerationParameters)
-"""Parameters that have the names of the server's `SamplingParameters`."""
+_SAMPLING: Final = kinds_of(common_pb2.SamplingParameters)
+_GENERATION: Final = _SAMPLING | kinds_of(generation_service_pb2.GenerationParameters)
+"""Parameters with the names of `SamplingParameters`."""
 _CONSTRAINTS: Final = {"json_schema": Kind.TEXT, "regex": Kind.TEXT, "choices": Kind.TEXTS}
 
 
@@ -339,10 +339,10 @@ def _generation_request(call: InferCall) -> GenerationRequest:
     parameters = call.select(*_GENERATION)
     constraints = call.select(*_CONSTRAINTS)
     if len(constraints) > 1:
-        raise InvalidInputError(f"parameters.{max(constraints)}", f"is set beside {min(constraints)}; set one of them")
+        raise InvalidInputError(f"parameters.{max(constraints)}", f"is set together with {min(constraints)}; set one")
     if constraints:
         parameters["constraint"] = ConstraintRequest(**constraints)
-    # Triton's 1 goes before its 2, and what is not set before both: priorities can be given up, not taken.
+    # Triton's 1 precedes its 2, and unset precedes both: a call can lower its priority, not raise it.
     priority = -call.parameters.get("priority", 0)
     return GenerationRequest(
         parameters=parameters,
@@ -353,14 +353,14 @@ def _generation_request(call: InferCall) -> GenerationRequest:
 
 
 async def _prompts(call: InferCall) -> tuple[list[Prompt], list[str]]:
-    """Reads the prompts of a call, and the name of each for messages."""
+    """Reads the prompts of a call, and the name of each for error messages."""
     prompts: list[Prompt]
     if "input_ids" in call.arrays:
         name, prompts = "input_ids", list(_token_rows(call))
     elif "conversation" in call.arrays:
         name, texts = "conversation", _texts(call, "conversation")
         if "text" in call.arrays:
-            raise InvalidInputError("inputs", "have text beside conversation; give one of the two")
+            raise InvalidInputError("inputs", "have text together with conversation; give one of the two")
         if sum(map(len, texts)) <= _FEW_BYTES:
             prompts = _read_conversations(texts)
         else:
@@ -378,7 +378,7 @@ def _read_conversation(field: str, text: str) -> tuple[ChatTurn, ...]:
     """Reads a JSON array of turns.
 
     Raises:
-        InvalidInputError: It is something else.
+        InvalidInputError: It is not an array of turns.
     """
     problem = InvalidInputError(
         field,
@@ -435,18 +435,18 @@ def _has_one_row(call: InferCall) -> bool:
     return all(len(array) == 1 for array in call.arrays.values())
 
 
-# Translation and other new texts
+# Translation, text to text and captioning
 
 _SEARCH: Final = {
     name: kind
     for name, kind in kinds_of(common_pb2.DecodingParameters).items()
     if name not in ("hypothesis_count", "early_stopping")
 }
-"""Parameters that have the names of `TextToTextParameters`."""
+"""Parameters with the names of `TextToTextParameters`."""
 _TRANSLATION: Final = kinds_of(
     translation_service_pb2.TranslateTextRequest, "split_sentences", "source_language", "target_language"
 )
-"""What only translations may ask for."""
+"""Parameters of translation alone."""
 
 
 def _search_parameters(call: InferCall) -> TextToTextParameters:
@@ -457,7 +457,7 @@ def _search_parameters(call: InferCall) -> TextToTextParameters:
     return TextToTextParameters(
         num_hypotheses=given.get("hypothesis_count", 1),
         early_stopping=EarlyStopping(early_stopping),
-        sampling=call.select(*_DRAWING),
+        sampling=call.select(*_SAMPLING),
         **call.select(*_SEARCH),
     )
 
@@ -510,22 +510,22 @@ async def _stream_written(name: str, model: TextToTextModel, call: InferCall) ->
 
 
 def _streams_written(call: InferCall) -> bool:
-    """A search may still replace what it has, and sentences are translated apart: these are answered whole."""
+    """Returns True unless the call has a search, which may still replace its output, or split sentences."""
     return (
         _has_one_row(call) and call.parameters.get("beam_size", 1) == 1 and not call.parameters.get("split_sentences")
     )
 
 
 _COMMON: Final = {"timeout": Kind.UINT64, "triton_enable_empty_final_response": Kind.BOOLEAN}
-"""What every task knows: microseconds that the caller waits, and whether to mark the last response, which always is."""
+"""Parameters of every task: timeout in microseconds, and a flag for the last response, which is always set."""
 
 
 _TARGET_PREFIX: Final = TensorSpec(name="target_prefix", datatype=BYTES, shape=(-1,), is_optional=True)
-_SEARCHING: Final = _DRAWING | kinds_of(common_pb2.DecodingParameters)
+_SEARCHING: Final = _SAMPLING | kinds_of(common_pb2.DecodingParameters)
 
 
 def _written_specs(name: str) -> tuple[TensorSpec, ...]:
-    """Returns the outputs of a task whose new texts are called `name`."""
+    """Returns the outputs of a task whose output texts are called `name`."""
     return (
         TensorSpec(name=name, datatype=BYTES, shape=(-1,)),
         TensorSpec(name=FINISH_REASON, datatype=BYTES, shape=(-1,)),
@@ -560,7 +560,7 @@ def _files(call: InferCall, name: str) -> list[bytes]:
     """Reads an input of files.
 
     Raises:
-        InvalidInputError: It is not given.
+        InvalidInputError: It is missing.
     """
     if name not in call.arrays:
         raise InvalidInputError("inputs", f"lack {name}; give it")
@@ -569,10 +569,10 @@ def _files(call: InferCall, name: str) -> list[bytes]:
 
 
 async def _image(call: InferCall, name: str) -> SentImage:
-    """Reads an input that is one image.
+    """Reads an input of one image.
 
     Raises:
-        InvalidInputError: It is not given, or is several.
+        InvalidInputError: It is missing, or has several images.
     """
     files = _files(call, name)
     if len(files) != 1:
@@ -694,16 +694,16 @@ async def _stream_speech(model: SynthesisModel, call: InferCall) -> AsyncGenerat
                 yield _spoken_arrays(model, part.results)
 
 
-# Images that are drawn, and segments of images
+# Image generation and segmentation
 
 
 _SAMPLERS: Final = {sampler.value: sampler for sampler in DiffusionSampler}
-_DRAWN: Final = kinds_of(image_generation_service_pb2.DiffusionParameters) | kinds_of(
+_DIFFUSION: Final = kinds_of(image_generation_service_pb2.DiffusionParameters) | kinds_of(
     image_generation_service_pb2.GenerateImageRequest, "image_count"
 )
 
 
-async def _draw(model: ImageGenerationModel, call: InferCall) -> Arrays:
+async def _generate_images(model: ImageGenerationModel, call: InferCall) -> Arrays:
     given = call.select("guidance_scale", "seed", "strength")
     own_names = {"image_count": "num_images", "step_count": "num_steps"}
     given |= {own: call.parameters[name] for name, own in own_names.items() if name in call.parameters}
@@ -721,7 +721,7 @@ async def _draw(model: ImageGenerationModel, call: InferCall) -> Arrays:
     for name in ("image", "mask"):
         if name in call.arrays:
             given[name] = await _image(call, name)
-    answer = await model.draw(ImageGenerationRequest(**given), deadline=call.deadline)
+    answer = await model.generate(ImageGenerationRequest(**given), deadline=call.deadline)
     return {
         "image": files_array([one.png for one in answer.results]),
         "seed": np.array([one.seed for one in answer.results], np.uint64),
@@ -734,11 +734,11 @@ _EVERYTHING: Final = {
     for name, kind in kinds_of(segmentation_service_pb2.SegmentEverythingRequest).items()
     if name in EverythingRequest.__dataclass_fields__
 }
-"""Parameters that have the names of `EverythingRequest`."""
+"""Parameters with the names of `EverythingRequest`."""
 
 
 def _segment_prompt(call: InferCall) -> SegmentPrompt | None:
-    """Reads what points at a segment; None where everything is asked for."""
+    """Reads a segmentation prompt; None for an everything request."""
     points, inside = call.arrays.get("point"), call.arrays.get("point_is_inside")
     box = call.arrays.get("box")
     if inside is not None and (points is None or len(inside) != len(points)):
@@ -748,10 +748,10 @@ def _segment_prompt(call: InferCall) -> SegmentPrompt | None:
         raise InvalidInputError("box", f"has {len(box)} rows; a call has one box")
     if points is None and box is None:
         return None
-    places = [] if points is None else points.tolist()
-    are_inside = [True] * len(places) if inside is None else inside.tolist()
+    coordinates = [] if points is None else points.tolist()
+    are_inside = [True] * len(coordinates) if inside is None else inside.tolist()
     return SegmentPrompt(
-        points=tuple(Point(x, y, is_inside) for (x, y), is_inside in zip(places, are_inside, strict=True)),
+        points=tuple(Point(x, y, is_inside) for (x, y), is_inside in zip(coordinates, are_inside, strict=True)),
         box=None if box is None else tuple(box[0].tolist()),
     )
 
@@ -761,14 +761,14 @@ async def _segment(model: SegmentationModel, call: InferCall) -> Arrays:
     image = await _image(call, "image")
     if prompt is None:
         if "max_mask_count" in call.parameters:
-            raise InvalidInputError("max_mask_count", "is set without point and box, which it is for; leave it out")
+            raise InvalidInputError("max_mask_count", "requires point or box; leave it out")
         async with await model.segment_everything(
             image, EverythingRequest(**asked), mask_format=MaskFormat.PNG, deadline=call.deadline
         ) as found:
             masks = [mask async for mask in found.masks]
     else:
         if asked:
-            raise InvalidInputError(min(asked), "is set beside point or box; it is for calls that have neither")
+            raise InvalidInputError(min(asked), "is set together with point or box; it is for calls that have neither")
         most = call.parameters.get("max_mask_count", 0)
         answer = await model.segment(
             image, [prompt], max_masks=most, mask_format=MaskFormat.PNG, deadline=call.deadline
@@ -784,7 +784,7 @@ async def _segment(model: SegmentationModel, call: InferCall) -> Arrays:
 
 
 def _text_to_text(name: str, further: dict[str, Kind]) -> TensorTask:
-    """Returns the task whose new texts are called `name`, and whose calls have `further` parameters."""
+    """Returns a task with output texts called `name` and `further` parameters."""
     return TensorTask(
         inputs=lambda _: (_TEXT, _TARGET_PREFIX),
         outputs=lambda _: _written_specs(name),
@@ -915,13 +915,13 @@ SPEECH_SYNTHESIS: Final = TensorTask(
         TensorSpec(name="seed", datatype="UINT64", shape=(-1,)),
     ),
     parameters=_COMMON
-    | {name: _DRAWING[name] for name in _VOICE}
+    | {name: _SAMPLING[name] for name in _VOICE}
     | kinds_of(speech_service_pb2.SynthesizeSpeechRequest, "voice", "format")
     | kinds_of(speech_service_pb2.SynthesisParameters),
     max_rows=MAX_SPOKEN,
     infer=_synthesize,
     stream=_stream_speech,
-    streams=lambda call: _has_one_row(call) and "format" not in call.parameters,  # which is of whole audio
+    streams=lambda call: _has_one_row(call) and "format" not in call.parameters,  # format is for complete audio
 )
 IMAGE_GENERATION: Final = TensorTask(
     inputs=lambda _: (
@@ -935,9 +935,9 @@ IMAGE_GENERATION: Final = TensorTask(
         TensorSpec(name="seed", datatype="UINT64", shape=(-1,)),
         TensorSpec(name="step_count", datatype="INT64", shape=(-1,)),
     ),
-    parameters=_COMMON | _DRAWN,
+    parameters=_COMMON | _DIFFUSION,
     max_rows=1,
-    infer=_draw,
+    infer=_generate_images,
     reads_texts=False,
 )
 SEGMENTATION: Final = TensorTask(
@@ -962,10 +962,10 @@ SEGMENTATION: Final = TensorTask(
 
 
 def tensors_of(families: Families, model: ServedModel) -> TensorTask:
-    """Returns how a model is called with tensors.
+    """Returns the tensor interface of a model.
 
     Raises:
-        WrongTaskError: It is not.
+        WrongTaskError: It has none.
     """
     manifest = model.bundle.manifest
     name = families[manifest.task].tensors
@@ -975,9 +975,9 @@ def tensors_of(families: Families, model: ServedModel) -> TensorTask:
 
 
 def earlier_deadline(deadline: float | None, parameters: Mapping[str, Any]) -> float | None:
-    """Returns when the caller stops waiting, by `time.monotonic`: at `deadline`, or sooner if `timeout` says so."""
+    """Returns the earlier of `deadline` and the parameter `timeout`, in seconds of `time.monotonic`."""
     timeout_us: int = parameters.get("timeout", 0)
-    if not timeout_us:  # which stands for none
+    if not timeout_us:  # 0: no timeout
         return deadline
     own = time.monotonic() + timeout_us / 1e6
     return own if deadline is None else min(own, deadline)

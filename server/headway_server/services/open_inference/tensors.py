@@ -1,6 +1,6 @@
-"""Tensors of the protocol to arrays and back, in both ways that elements travel: typed and raw.
+"""Conversion between tensors of the protocol, typed or raw, and arrays.
 
-N is the number of inputs of a call: texts, prompts or images.
+N inputs of a call: texts, prompts or images.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from headway.oip import grpc_predict_v2_pb2 as pb
 from headway_server.errors import InvalidInputError
 
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
-"""Tensors by name. Those of BYTES hold `bytes`, or `str` on their way out, and have dtype object."""
+"""Tensors by name. BYTES tensors have dtype object with elements `bytes`, or `str` for outputs."""
 
 BYTES: Final = "BYTES"
 _BF16: Final = "BF16"
@@ -29,9 +29,9 @@ _DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "FP16": np.dtype("<f2"),
     "FP32": np.dtype("<f4"),
     "FP64": np.dtype("<f8"),
-    _BF16: np.dtype("<u2"),  # which NumPy does not have: the upper half of FP32
+    _BF16: np.dtype("<u2"),  # the upper half of FP32; NumPy has no BF16
 }
-"""How elements lie in memory."""
+"""Memory layout of elements."""
 
 _CONTENTS: Final[dict[str, str]] = {
     "BOOL": "bool_contents",
@@ -54,22 +54,22 @@ _ACCEPTED: Final[dict[str, tuple[str, ...]]] = {
     "INT64": ("INT64", *(name for name in _INTEGERS if name != "INT64")),
     "FP32": ("FP32", "FP16", _BF16, "FP64"),
 }
-"""Datatypes that are taken for another, whose values they hold or round to."""
+"""Accepted datatypes that are converted to the tensor's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
-    """A tensor that a task reads or writes."""
+    """An input or output tensor of a task."""
 
     name: str
     datatype: str
     shape: tuple[int, ...]
-    """-1 is an axis of any length. The first is N, or what the results of a call are counted by."""
+    """-1 is an axis of any length. The first is N, or the number of results."""
     is_optional: bool = False
 
 
 def num_typed_elements(request: pb.ModelInferRequest) -> int:
-    """Returns how many elements of a request have to be read one by one."""
+    """Returns the number of typed elements of a request, which are read one by one."""
     return sum(len(values) for tensor in request.inputs for _, values in tensor.contents.ListFields())
 
 
@@ -78,15 +78,14 @@ def read_inputs(request: pb.ModelInferRequest, specs: Sequence[TensorSpec], *, m
 
     Args:
         request: The request.
-        specs: The tensors that the model reads.
-        max_rows: Most inputs of a call.
+        specs: Input tensors of the model.
+        max_rows: Maximum inputs of a call.
 
     Returns:
         The given tensors by name: BYTES as object arrays (N,), INT64 and FP32 in that dtype and their shape.
 
     Raises:
-        InvalidInputError: A tensor is not one of the model's, is given twice, or has another datatype or shape, or
-            another number of elements than its shape says.
+        InvalidInputError: A tensor is unknown, is given twice, or has the wrong datatype, shape or number of elements.
     """
     by_name = {spec.name: spec for spec in specs}
     raw = request.raw_input_contents
@@ -106,11 +105,11 @@ def read_inputs(request: pb.ModelInferRequest, specs: Sequence[TensorSpec], *, m
         if tensor.parameters:
             raise InvalidInputError(
                 f"{field}.parameters",
-                f"has {_quoted(min(tensor.parameters))}; inputs have none here, shared memory too",
+                f"has {_quoted(min(tensor.parameters))}; inputs take no parameters here, and no shared memory",
             )
         shape = _check_shape(field, tensor, spec, max_rows)
         if raw and tensor.HasField("contents"):
-            raise InvalidInputError(f"{field}.contents", "is given beside raw_input_contents; send the elements once")
+            raise InvalidInputError(f"{field}.contents", "is set together with raw_input_contents; send one of them")
         given = _read_raw(field, tensor, raw[index]) if raw else _read_typed(field, tensor)
         arrays[spec.name] = _convert(field, given, spec, tensor.datatype).reshape(shape)
     return arrays
@@ -126,7 +125,7 @@ def _check_shape(
             f"{field}.datatype", f"is {_quoted(tensor.datatype)}; {spec.name} must be {' or '.join(accepted)}"
         )
     shape = tuple(tensor.shape)
-    if len(shape) == len(spec.shape) + 1 and shape[-1] == 1:  # [N, 1] for [N]: how models with batches read texts
+    if len(shape) == len(spec.shape) + 1 and shape[-1] == 1:  # [N, 1] for [N], the convention of batched text models
         shape = shape[:-1]
     fits = len(shape) == len(spec.shape) and all(
         length >= 0 and expected in (-1, length) for length, expected in zip(shape, spec.shape, strict=True)
@@ -145,7 +144,7 @@ def _check_shape(
 
 
 def _read_raw(field: str, tensor: pb.ModelInferRequest.InferInputTensor, data: bytes) -> NDArray[Any]:
-    """Returns the elements in one row, without a copy where they have a fixed size."""
+    """Returns the elements as one row, without a copy if they have a fixed size."""
     count = math.prod(tensor.shape)
     if tensor.datatype == BYTES:
         return _object_array(_split_bytes(field, data, count))
@@ -160,7 +159,7 @@ def _read_raw(field: str, tensor: pb.ModelInferRequest.InferInputTensor, data: b
 
 
 def _split_bytes(field: str, data: bytes, count: int) -> list[bytes]:
-    """Takes elements of BYTES apart: each follows its length, a little-endian uint32."""
+    """Splits elements of BYTES, each preceded by its length as a little-endian uint32."""
     elements: list[bytes] = []
     start = 0
     for index in range(count):
@@ -210,12 +209,12 @@ def _read_typed(field: str, tensor: pb.ModelInferRequest.InferInputTensor) -> ND
 
 
 def _wide_name(datatype: str) -> str:
-    """Returns the datatype of the field in which elements travel typed."""
+    """Returns the datatype of the field of typed elements."""
     return {"int_contents": "INT32", "uint_contents": "UINT32"}.get(_CONTENTS[datatype], datatype)
 
 
 def _convert(field: str, given: NDArray[Any], spec: TensorSpec, datatype: str) -> NDArray[Any]:
-    """Makes elements of one accepted datatype those of the tensor's own."""
+    """Converts elements of an accepted datatype to the tensor's own."""
     if datatype == spec.datatype:
         return given
     if datatype == _BF16:
@@ -230,7 +229,7 @@ def decode_texts(name: str, elements: Iterable[bytes]) -> list[str]:
     """Reads elements of BYTES as UTF-8.
 
     Raises:
-        InvalidInputError: One is something else.
+        InvalidInputError: An element is not UTF-8.
     """
     texts: list[str] = []
     for element in elements:
@@ -238,7 +237,7 @@ def decode_texts(name: str, elements: Iterable[bytes]) -> list[str]:
             texts.append(element.decode())
         except UnicodeDecodeError as error:
             raise InvalidInputError(
-                f"{name}[{len(texts)}]", f"is no UTF-8 at byte {error.start}; send text as UTF-8"
+                f"{name}[{len(texts)}]", f"is not UTF-8 at byte {error.start}; send text as UTF-8"
             ) from None
     return texts
 
@@ -250,7 +249,7 @@ def _object_array(elements: Sequence[object]) -> NDArray[Any]:
 
 
 def texts_array(texts: Sequence[Sequence[str]] | Sequence[str]) -> NDArray[Any]:
-    """Makes a tensor of BYTES, (N,) or (N, K), of texts or of rows of them."""
+    """Makes a BYTES tensor (N,) or (N, K) from texts or rows of texts."""
     if not texts or isinstance(texts[0], str):
         return _object_array(texts)
     array = np.empty((len(texts), len(texts[0])), object)
@@ -260,12 +259,12 @@ def texts_array(texts: Sequence[Sequence[str]] | Sequence[str]) -> NDArray[Any]:
 
 
 def files_array(files: Sequence[bytes]) -> NDArray[Any]:
-    """Makes a tensor of BYTES, (N,), of files."""
+    """Makes a BYTES tensor (N,) from files."""
     return _object_array(files)
 
 
 def add_output(response: pb.ModelInferResponse, name: str, array: NDArray[Any], *, is_raw: bool) -> None:
-    """Adds an output to a response; raw, its elements go into `raw_output_contents`."""
+    """Adds an output to a response; raw elements go into `raw_output_contents`."""
     datatype = _NAMES[array.dtype]
     output = response.outputs.add(name=name, datatype=datatype, shape=array.shape)
     if datatype != BYTES:
@@ -284,5 +283,5 @@ def add_output(response: pb.ModelInferResponse, name: str, array: NDArray[Any], 
 
 
 def _quoted(text: str) -> str:
-    """Quotes what a caller sent, but not all of it."""
+    """Quotes a caller's text, shortened."""
     return repr(text if len(text) <= 64 else text[:64] + "…")

@@ -1,1 +1,1 @@
-"""Captions: texts that say what images show."""
+"""Image captioning."""

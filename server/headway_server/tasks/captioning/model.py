@@ -1,4 +1,4 @@
-"""A model that says what images show, as it is served: the engine of translations, whose encoder reads pixels.
+"""Captioning model as served: the encoder-decoder of translation, with an image encoder.
 
 S patches of an image.
 """
@@ -32,38 +32,38 @@ from headway_server.tasks.text_to_text.request import TextToTextRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caption:
-    """What became of an image."""
+    """Result of one image."""
 
     written: WrittenText
-    """The caption; its alignments have what each token attended to, over the patches row by row."""
+    """Caption; its alignment is the attention of each token over the patches, row by row."""
     grid: PatchGrid
     seen_part: tuple[float, float, float, float]
-    """Left, top, right and bottom of what the patches cover, in pixels of the upright image."""
+    """Left, top, right and bottom of the area covered by patches, in pixels of the upright image."""
     width: int
-    """Of the upright image, in pixels."""
+    """Width of the upright image, in pixels."""
     height: int
 
 
 class ImageReader:
-    """Makes pixels of images, which an encoder reads in patches."""
+    """Converts images to pixels for an encoder of patches."""
 
     def __init__(self, preprocessing: ImagePreprocessing, limits: ImageLimits, grid: PatchGrid) -> None:
-        """Takes what the manifest says of images; errors are those of `ImagePreprocessor`."""
+        """Takes the manifest's image settings; errors are those of `ImagePreprocessor`."""
         self._preprocessor = ImagePreprocessor(preprocessing, limits)
         self._size = preprocessing.height, preprocessing.width
         self.grid = grid
 
     @property
     def num_image_bytes(self) -> int:
-        """What an image takes once it is prepared."""
+        """Bytes of a prepared image."""
         return self._preprocessor.num_image_bytes
 
     def blank(self) -> EncoderInput:
-        """Returns an image of one colour."""
+        """Returns a single-coloured image."""
         return EncoderInput.of_pixels(np.zeros((3, *self._size), np.float32), 1)
 
     async def prepare(self, images: Elements[bytes], fields: Elements[str]) -> list[PreparedImage]:
-        """Decodes images, off the event loop; errors are those of `ImagePreprocessor.prepare_batch`."""
+        """Decodes images off the event loop; errors are those of `ImagePreprocessor.prepare_batch`."""
         return await self._preprocessor.prepare_batch(images, fields=fields)
 
     def read(self, images: Elements[PreparedImage]) -> list[Reading]:
@@ -75,24 +75,24 @@ class ImageReader:
         ]
 
     def seen_part(self, image: PreparedImage) -> tuple[float, float, float, float]:
-        """Returns left, top, right and bottom of what the patches cover, in pixels of the upright image."""
+        """Returns left, top, right and bottom of the area covered by patches, in pixels of the upright image."""
         height, width = self._size
         (left, top), (right, bottom) = image.transform.to_image([[0, 0], [width, height]]).tolist()
         return left, top, right, bottom
 
 
 class CaptioningModel(WritingModel):
-    """Writes a caption for each image, in one language or another."""
+    """Writes a caption for each image, in a choice of languages."""
 
     _noun = "images"
     _field = "images"
     _prefix_field = "prefix"
 
     def __init__(self, bundle: Bundle, parts: ModelParts) -> None:
-        """Makes a model of its parts; errors are those of `WritingModel`, and of `ImagePreprocessor`."""
+        """Assembles a model from its parts; errors are those of `WritingModel`, and of `ImagePreprocessor`."""
         super().__init__(bundle, parts)
         manifest = bundle.manifest
-        assert parts.image_limits is not None, "`load` gives them"
+        assert parts.image_limits is not None, "`load` sets them"
         self._reader = ImageReader(
             demanded(manifest.image_preprocessing), parts.image_limits, demanded(manifest.patches)
         )
@@ -105,7 +105,7 @@ class CaptioningModel(WritingModel):
 
         Args:
             images: 1 to `MAX_IMAGES` images.
-            request: What is asked for beside them.
+            request: Parameters of the call.
 
         Raises:
             RequestError: A parameter is out of its range, an image cannot be read, there is no room, the deadline
@@ -158,7 +158,7 @@ class CaptioningModel(WritingModel):
         """See `WritingModel`.
 
         Raises:
-            InvalidInputError: A limit for each token of the source is set.
+            InvalidInputError: `max_length_ratio` is set.
         """
         if request.parameters.max_length_ratio is not None:
             raise InvalidInputError(
@@ -167,7 +167,7 @@ class CaptioningModel(WritingModel):
         return super()._call(request, count, is_stream=is_stream)
 
     def _start(self, request: TextToTextRequest) -> tuple[Tokens, Tokens]:
-        """See `WritingModel`; a caption's first token tells its language.
+        """See `WritingModel`; a caption starts with a language token.
 
         Raises:
             InvalidInputError: The model does not have the language, or none of several is named.

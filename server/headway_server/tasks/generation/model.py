@@ -1,4 +1,4 @@
-"""A generation model as it is served."""
+"""Served generation model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headway_server.decoding.constraints import (
     ConstraintRequest,
     ConstraintState,
 )
-from headway_server.decoding.output.text import Decode, TextAssembly, TokenPlaces
+from headway_server.decoding.output.text import Decode, TextAssembly, TextOffsets
 from headway_server.decoding.parameters import SamplingParameters
 from headway_server.decoding.rules import TokenRule
 from headway_server.decoding.sequence import Delta, Sequence, SequenceResult, share_prompt
@@ -38,13 +38,13 @@ from headway_server.tasks.generation.request import (
     PromptReader,
     check_prompts,
 )
-from headway_server.tasks.generation.thinking import Thinking, ThinkingMarks
+from headway_server.tasks.generation.thinking import ReasoningDelimiters, Thinking
 from headway_server.tasks.inspection.inspector import InspectedText, inspected_tokens
 from headway_server.tasks.inspection.maps import AttentionRequest
 from headway_server.tasks.parameters import SamplingPlan, plan_sampling
 
 _STATES_AT_A_TIME: Final = 8
-"""States of a constraint that are made before other work is taken up; a few take milliseconds where they are large."""
+"""Constraint states made per turn of the pool; large ones take milliseconds each."""
 _VARIABLES_FIELD: Final = "chat_template_kwargs_json"
 
 
@@ -53,25 +53,25 @@ class GeneratedText:
     """A continuation."""
 
     text: str
-    """What follows the prompt; with `echo`, the prompt and what follows it."""
+    """Continuation of the prompt; with `echo`, the prompt and its continuation."""
     result: SequenceResult
     num_prompt_tokens: int
     truncated: bool
     seed: int
     sample: int
-    """Number of the continuation among those of its prompt, from 0."""
-    places: Callable[[], tuple[int, ...]]
-    """Finds at which character of the text each token begins whose log-probability is told, those of the prompt first
-    (P + T in all). Takes 10 microseconds a token."""
+    """Index of the continuation among those of its prompt, from 0."""
+    text_offsets: Callable[[], tuple[int, ...]]
+    """Computes the character offset of each token with a log-probability, prompt tokens first (P + T in all). Takes 10
+    microseconds a token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Call:
-    """What a call asks for, checked."""
+    """Validated parameters of a call."""
 
     prompts: Elements[Prompt]
     fields: Elements[str]
-    """What the request calls each of them."""
+    """Name of each in the request."""
     request: GenerationRequest
     plan: SamplingPlan
     is_stream: bool
@@ -84,7 +84,7 @@ class GenerationModel(DecodingModel):
     _field = "prompts"
 
     def __init__(self, bundle: Bundle, parts: ModelParts, *, chat_template: ChatTemplate | None = None) -> None:
-        """Makes a model of its parts; without a chat template, the bundle's is loaded if it has one.
+        """Assembles a model from its parts; without a chat template, the bundle's is loaded if it has one.
 
         Raises:
             BundleError: The tokenizer, a special token, a default or the chat template does not fit the model.
@@ -101,24 +101,24 @@ class GenerationModel(DecodingModel):
             owner=bundle.manifest.name,
         )
         form = self.reasoning_form
-        self._marks = None if form is None else ThinkingMarks.of(form, parts.tokenizer)
+        self._delimiters = None if form is None else ReasoningDelimiters.of(form, parts.tokenizer)
 
     def token_text(self, token_id: int) -> str:
         """Returns the text of a token by itself."""
         return self._tokenizer.token_text(token_id)
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """Returns the bytes of a token by itself; None if they are parts of characters and not known."""
+        """Returns the bytes of a token by itself; None if it is part of a character and its bytes are unknown."""
         return self._tokenizer.token_bytes(token_id)
 
     async def inspect(
         self, text: str, *, request: AttentionRequest, truncate: bool, deadline: float | None
     ) -> InspectedText:
-        """Shows what the tokens of a text attend to, which is read at once; args and errors: `TextModel.inspect`.
+        """Computes the attention maps of a text in one run; args and errors: `TextModel.inspect`.
 
         `truncate` cuts the beginning off a text that is too long.
         """
-        assert self._inspector is not None, "`load` makes it"
+        assert self._inspector is not None, "`load` sets it"
         check_text("text", text, self._max_text_bytes)
         prefix = self.bundle.manifest.prompt_prefix
         with self._inspector.begin(request, deadline) as job:
@@ -144,12 +144,13 @@ class GenerationModel(DecodingModel):
 
         Args:
             prompts: Prompts of at least one character or token, or conversations of at least one turn.
-            fields: What the request calls each of them, for messages.
-            request: What is asked for every prompt.
+            fields: Name of each in the request, for error messages.
+            request: Parameters for every prompt.
 
         Raises:
-            RequestError: A parameter or prompt is out of its range, the model continues no conversations, there is no
-                room, the deadline passed, the server is draining.
+            RequestError: A parameter or prompt is out of its range, the model has no chat template, the queue is full,
+                the
+            deadline passed, the server is draining.
         """
         call = self._call(prompts, fields, request)
         with self._begin_samples(call) as job:
@@ -160,16 +161,16 @@ class GenerationModel(DecodingModel):
     async def stream(
         self, prompt: Prompt, *, field: str, request: GenerationRequest
     ) -> AsyncGenerator[Delta | Answer[GeneratedText], None]:
-        """Continues a prompt: yields deltas of the texts of its samples as they appear, and last the answer.
+        """Continues a prompt: yields deltas of its samples as they appear, and last the answer.
 
-        With `echo` the first delta of each is the prompt, with its log-probabilities if they are asked for. Args and
+        With `echo` the first delta of each sample is the prompt, with its log-probabilities if requested. Args and
         errors are those of `generate`.
         """
         call = self._call([prompt], [field], request, is_stream=True)
         with self._begin_samples(call) as job:
             continued = await self._prepare(job, call)
             fitted, sequences = continued[0][0], [sequence for _, sequence in continued]
-            places = [self._places(call, fitted) for _ in sequences]
+            text_offsets = [self._text_offsets(call, fitted) for _ in sequences]
             unread = set[int]()  # samples whose prompt is repeated with its log-probabilities, known with a first token
             if fitted.shown and request.echo and call.plan.parameters.wants_prompt_log_probabilities:
                 unread.update(range(len(sequences)))
@@ -182,8 +183,9 @@ class GenerationModel(DecodingModel):
                         unread.remove(delta.sample)
                         yield await self._echo(fitted, sequences[delta.sample])
                     if delta.tokens:
-                        delta = replace(  # noqa: PLW2901 (the same with the places)
-                            delta, places=places[delta.sample].push([token.token_id for token in delta.tokens])
+                        delta = replace(  # noqa: PLW2901 (the same delta with its offsets)
+                            delta,
+                            text_offsets=text_offsets[delta.sample].push([token.token_id for token in delta.tokens]),
                         )
                     yield delta
             for sample in sorted(unread):
@@ -192,14 +194,14 @@ class GenerationModel(DecodingModel):
 
     @property
     def reasoning_form(self) -> ReasoningForm | None:
-        """How the model marks what it thinks, by its chat template; None if it does not."""
+        """Delimiters of the model's reasoning, from its chat template; None if it has none."""
         return self._reader.reasoning_form
 
     def call_form(self) -> CallForm:
-        """Returns how the model calls tools, by its chat template.
+        """Returns the model's form of tool calls, from its chat template.
 
         Raises:
-            InvalidInputError: It does not.
+            InvalidInputError: The chat template supports no tools.
             NoChatTemplateError: It has no chat template.
         """
         self._reader.check_kind([()])
@@ -208,7 +210,7 @@ class GenerationModel(DecodingModel):
     def _call(
         self, prompts: Elements[Prompt], fields: Elements[str], request: GenerationRequest, *, is_stream: bool = False
     ) -> _Call:
-        """Checks what a call asks for, before any work is done for it."""
+        """Validates a call before any work is done for it."""
         plan = self._plan(request)
         check_prompts(prompts, fields, self._max_text_bytes)
         self._reader.check_kind(prompts)
@@ -230,27 +232,31 @@ class GenerationModel(DecodingModel):
         return plan
 
     def _check_budget(self, parameters: SamplingParameters) -> None:
-        """Checks that the model can be made to end its thinking.
+        """Checks that the model's reasoning can be ended by force.
 
         Raises:
-            InvalidInputError: It does not think, or the mark that ends a thought may not follow.
+            InvalidInputError: The model does not reason, or the end delimiter of reasoning is forbidden.
         """
         field, name = "parameters.thinking_token_budget", self.bundle.manifest.name
-        if self._marks is None:
-            reason = "has no marks of thinking" if self.reasoning_form is None else "has one that it cannot write"
+        if self._delimiters is None:
+            reason = (
+                "has no delimiters of reasoning"
+                if self.reasoning_form is None
+                else "has a delimiter that its vocabulary cannot write"
+            )
             raise InvalidInputError(field, f"is set, and the chat template of {name} {reason}; leave it out")
         ends = self._end_ids(parameters) if parameters.min_new_tokens else ()
         forbidden = {*self.bundle.manifest.suppressed_tokens, *ends}
-        if forbidden.intersection(self._marks.end_ids):
+        if forbidden.intersection(self._delimiters.end_ids):
             raise InvalidInputError(
                 field,
-                f"is set, and {self._marks.form.end}, which ends the thinking of {name}, is among the tokens that may "
-                "not follow; leave it out of stop_token_ids, or leave out ",
+                f"is set, and {self._delimiters.form.end}, the end delimiter of {name}'s reasoning, may not follow; "
+                "remove it from stop_token_ids, or leave out ",
                 FieldName("min_new_tokens"),
             )
 
     def _begin_samples(self, call: _Call) -> DecodingJob:
-        """Returns the job of every sample of every prompt; too many may be the fault of the sample count."""
+        """Returns the job of all samples of all prompts; the error for too many names the sample count."""
         num_prompts, sample_count = len(call.prompts), call.request.sample_count
         count, name = num_prompts * sample_count, self.bundle.manifest.name
         if sample_count > 1 and count > self._capacity:
@@ -262,7 +268,7 @@ class GenerationModel(DecodingModel):
         return self._begin(count, num_tokens=call.plan.new_tokens, num_bytes=0, deadline=call.request.deadline)
 
     async def _prepare(self, job: DecodingJob, call: _Call) -> list[tuple[FittedPrompt, Sequence]]:
-        """Makes the sequences of all samples of prompts, each with its prompt as it is read."""
+        """Makes the sequences of all samples of prompts, each with its fitted prompt."""
         with job.preparing():
             constraint = await self._compile(call.plan.constraint)
             fitted = await self._reader.read(
@@ -285,7 +291,7 @@ class GenerationModel(DecodingModel):
     async def _start_constraint(
         self, call: _Call, constraint: CompiledConstraint | None, prompts: Elements[FittedPrompt]
     ) -> Iterator[ConstraintState | None]:
-        """Returns the states of the constraint for every sample of every prompt; more than a few are made in a pool."""
+        """Returns a constraint state for every sample of every prompt; more than a few are made in a pool."""
         if constraint is None:
             return repeat(None)
         end_ids = self._end_ids(call.plan.parameters)
@@ -302,9 +308,9 @@ class GenerationModel(DecodingModel):
         return iter(states)
 
     def _sequences(self, call: _Call, prompt: FittedPrompt, states: Iterator[ConstraintState | None]) -> list[Sequence]:
-        """Makes the sequences of a prompt, one for each sample, which compute the prompt once.
+        """Makes the sequences of a prompt, one for each sample; the prompt is computed once.
 
-        Each takes the next of the states of the call's constraint.
+        Each takes the next constraint state.
         """
         request, is_stream = call.request, call.is_stream
         caller, cache_salt = current_caller(), cache_scope(request.cache_salt)
@@ -335,12 +341,12 @@ class GenerationModel(DecodingModel):
         return sequences
 
     def _rule_of(self, plan: SamplingPlan, prompt: FittedPrompt, answer: ConstraintState | None) -> TokenRule | None:
-        """Returns what a text is held to whose answer, after what the model thinks, is held to `answer`."""
+        """Returns the rule of a text whose answer, after any reasoning, is constrained by `answer`."""
         budget = plan.parameters.thinking_token_budget
-        if self._marks is None or not self._thinks(plan) or (budget is None and answer is None):
+        if self._delimiters is None or not self._thinks(plan) or (budget is None and answer is None):
             return answer
         return Thinking(
-            self._marks,
+            self._delimiters,
             is_open=self._is_open(prompt),
             context_ids=prompt.context_ids,
             budget=budget,
@@ -353,23 +359,23 @@ class GenerationModel(DecodingModel):
         return self._more_eos_ids.union(parameters.stop_token_ids, () if self._eos_id is None else (self._eos_id,))
 
     def _thinks(self, plan: SamplingPlan) -> bool:
-        """Returns True if a text may begin with what the model thinks, whatever its answer is held to."""
+        """Returns True if a text may begin with reasoning, which no constraint applies to."""
         constraint = plan.constraint
         return constraint is None or constraint.calls is not None or plan.parameters.thinking_token_budget is not None
 
     def _is_open(self, prompt: FittedPrompt) -> bool:
-        """Returns True if a prompt ends where the model is to think."""
+        """Returns True if a prompt ends with the start delimiter of reasoning."""
         if self.reasoning_form is None:
             return False
         text = prompt.text
         if text is None:
-            text = "" if self._marks is None else self._marks.decode(prompt.context_ids)
+            text = "" if self._delimiters is None else self._delimiters.decode(prompt.context_ids)
         return self.reasoning_form.is_open(text)
 
     async def _opened(self, call: _Call, prompts: Elements[FittedPrompt]) -> list[FittedPrompt]:
-        """Completes prompts by what their texts begin with: the prompt, the mark of thinking, or nothing."""
+        """Sets the opening of each prompt's text: the prompt, the start delimiter of reasoning, or nothing."""
         if not call.request.echo:
-            return [replace(prompt, shown=self._mark(call, prompt)) for prompt in prompts]
+            return [replace(prompt, shown=self._start_delimiter(call, prompt)) for prompt in prompts]
 
         def shown(prompt: FittedPrompt) -> FittedPrompt:
             if prompt.truncated or prompt.text is None:  # without what was cut from it
@@ -381,49 +387,49 @@ class GenerationModel(DecodingModel):
             text_pool(num_tokens), lambda: [shown(prompt) for prompt in prompts]
         )
 
-    def _mark(self, call: _Call, prompt: FittedPrompt) -> str:
-        """Returns the mark of thinking if a prompt ends with it and the text is to show it."""
+    def _start_delimiter(self, call: _Call, prompt: FittedPrompt) -> str:
+        """Returns the start delimiter of reasoning if a prompt ends with it and the text shows delimiters."""
         form = self.reasoning_form if call.request.shows_reasoning and self._thinks(call.plan) else None
         return form.begin if form is not None and self._is_open(prompt) else ""
 
     def _decode(self, call: _Call) -> Decode:
-        """Returns what makes text of the tokens that follow a prompt."""
+        """Returns the decoding function of the tokens that follow a prompt."""
         shown = frozenset[int]() if call.plan.constraint is None else call.plan.constraint.special_ids
         if call.request.shows_reasoning and self.reasoning_form is not None:
             shown |= {index for _, index in self.reasoning_form.special_tokens}
         return self._tokenizer.decoder(shown)
 
-    def _places(self, call: _Call, prompt: FittedPrompt) -> TokenPlaces:
-        """Returns what finds the places of the tokens that follow a prompt."""
-        return TokenPlaces(self._decode(call), prompt.context_ids, start=len(prompt.shown))
+    def _text_offsets(self, call: _Call, prompt: FittedPrompt) -> TextOffsets:
+        """Returns the function that finds the offsets of the tokens that follow a prompt."""
+        return TextOffsets(self._decode(call), prompt.context_ids, start=len(prompt.shown))
 
-    def _all_places(self, call: _Call, prompt: FittedPrompt, result: SequenceResult) -> tuple[int, ...]:
-        """See `GeneratedText.places`."""
-        own = self._places(call, prompt).push([token.token_id for token in result.tokens])
-        return self._prompt_places(prompt) + own if result.prompt_tokens else own
+    def _all_text_offsets(self, call: _Call, prompt: FittedPrompt, result: SequenceResult) -> tuple[int, ...]:
+        """See `GeneratedText.text_offsets`."""
+        own = self._text_offsets(call, prompt).push([token.token_id for token in result.tokens])
+        return self._prompt_text_offsets(prompt) + own if result.prompt_tokens else own
 
-    def _prompt_places(self, prompt: FittedPrompt) -> tuple[int, ...]:
-        """Returns at which character of a prompt each of its tokens begins; takes long for a long one."""
+    def _prompt_text_offsets(self, prompt: FittedPrompt) -> tuple[int, ...]:
+        """Returns the character offset of each token of a prompt; slow for a long prompt."""
         if prompt.truncated or prompt.text is None:
-            return TokenPlaces(self._tokenizer.decoder()).push(prompt.input_ids.tolist())
+            return TextOffsets(self._tokenizer.decoder()).push(prompt.input_ids.tolist())
         starts = tuple(start for start, _ in self._tokenizer.encode_now(prompt.text, with_offsets=True).offsets)
-        return (0,) * (len(prompt.input_ids) - len(starts)) + starts  # the model's own tokens come first
+        return (0,) * (len(prompt.input_ids) - len(starts)) + starts  # the model's prefix tokens come first
 
     async def _echo(self, prompt: FittedPrompt, sequence: Sequence) -> Delta:
-        """Returns the delta of a prompt that is repeated with its log-probabilities, once the prompt was read."""
-        places = await asyncio.get_running_loop().run_in_executor(
-            text_pool(len(prompt.input_ids)), self._prompt_places, prompt
+        """Returns the delta of an echoed prompt with its log-probabilities, once the prompt is computed."""
+        text_offsets = await asyncio.get_running_loop().run_in_executor(
+            text_pool(len(prompt.input_ids)), self._prompt_text_offsets, prompt
         )
         return Delta(
             output=prompt.shown,
             num_new_tokens=0,
             prompt_tokens=tuple(sequence.prompt_tokens),
-            places=places,
+            text_offsets=text_offsets,
             sample=sequence.parameters.sample,
         )
 
     def _generated(self, call: _Call, prompt: FittedPrompt, sequence: Sequence) -> GeneratedText:
-        """Returns what became of a sequence that has ended."""
+        """Returns the result of a finished sequence."""
         parameters, result = sequence.parameters, sequence.reply.result.result()
         return GeneratedText(
             text=prompt.shown + result.output,
@@ -432,7 +438,7 @@ class GenerationModel(DecodingModel):
             truncated=prompt.truncated,
             seed=parameters.seed,
             sample=parameters.sample,
-            places=partial(self._all_places, call, prompt, result),
+            text_offsets=partial(self._all_text_offsets, call, prompt, result),
         )
 
 
@@ -440,7 +446,7 @@ def _load_chat_template(bundle: Bundle) -> ChatTemplate | None:
     """Loads the chat template of a bundle that has one.
 
     Raises:
-        BundleError: It cannot be used.
+        BundleError: The chat template cannot be used.
     """
     manifest = bundle.manifest
     if CHAT_TEMPLATE_FILE not in manifest.files:

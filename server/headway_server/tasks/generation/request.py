@@ -1,4 +1,4 @@
-"""What a generation call asks for, and its prompts as tokens that fit the model.
+"""Parameters of a generation call, and its prompts as tokens within the model's limits.
 
 Shapes: T tokens of a prompt.
 """
@@ -37,30 +37,30 @@ from headway_server.tasks.parameters import (
 
 _CONTEXT_TOKENS: Final = 16
 MAX_PROMPTS: Final = most_elements("GenerateTextRequest.prompts")
-"""Most prompts or conversations of a call."""
+"""Maximum prompts or conversations of a call."""
 MAX_SALT_LENGTH: Final = most_characters("GenerateTextRequest.cache_salt")
 MAX_TURNS: Final = most_elements("Conversation.messages")
-"""Most turns of a conversation."""
+"""Maximum turns of a conversation."""
 
 Conversation: TypeAlias = tuple[ChatTurn, ...]
 Prompt: TypeAlias = str | Conversation | NDArray[np.int64]
-"""A text, a conversation, or the tokens of a text, (T,)."""
+"""A text, a conversation, or token ids, (T,)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
-    """The tools that a model is shown with a conversation, and how it may call them."""
+    """Tools of a conversation, and the rules for calling them."""
 
     tools: tuple[Tool, ...]
     callable_names: tuple[str, ...]
-    """Of the tools that it may call."""
+    """Names of the tools that may be called."""
     is_required: bool = False
-    """True: the answer is a call. False: the model may say something before its calls, or instead."""
+    """True: the answer is a tool call. False: text may precede or replace the calls."""
     allows_several: bool = True
-    """True: the answer may have several calls, if the model's template writes several in a turn."""
+    """True: the answer may have several calls, if the chat template supports it."""
 
     def constraint(self, form: CallForm) -> ConstraintRequest:
-        """Returns what holds the answer to calls of this form."""
+        """Returns the constraint that admits only calls of this form."""
         tools = tuple((tool.name, tool.parameters) for tool in self.tools if tool.name in self.callable_names)
         calls = CallRequest(
             form=form,
@@ -73,30 +73,30 @@ class ToolUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """What a call asks for every prompt. What is out of its range raises InvalidInputError."""
+    """Parameters of a call, for all its prompts. Values out of range raise InvalidInputError."""
 
     parameters: Given = dataclasses.field(default_factory=dict)
-    """How to choose tokens; what is left out is the model's default. Its ranges depend on the model."""
+    """Sampling parameters, whose ranges depend on the model. Unset ones take the model's defaults."""
     sample_count: int = 1
-    """Continuations of each prompt; those of one follow each other in the answer."""
+    """Continuations of each prompt; adjacent in the answer."""
     truncate: bool = False
     """True cuts the beginning off a prompt that is too long; False refuses it."""
     echo: bool = False
     """True repeats the prompt at the beginning of each text."""
     log_probabilities: LogProbabilityRequest | None = None
-    """Which are wanted; None: none are."""
+    """Log-probabilities to return; None: none."""
     priority: int = 0
-    """In the queue, higher ones go first."""
+    """Priority in the queue; higher goes first."""
     cache_salt: str = ""
-    """Prompts share what is cached of their beginnings with those of the same salt alone."""
+    """Isolates the prefix cache: only prompts with the same salt share it."""
     deadline: float | None = None
-    """When the caller stops waiting, by `time.monotonic`."""
+    """End of the caller's wait, in seconds of `time.monotonic`."""
     tools: ToolUse | None = None
-    """Beside a conversation, and instead of a constraint among the parameters."""
+    """Tools; only with a conversation and without a constraint."""
     variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Values of JSON that the chat template is given by these names, beside a conversation."""
+    """JSON values by variable name, for the chat template of a conversation."""
     shows_reasoning: bool = False
-    """True: the texts show the marks around what the model thinks, also the first one if the prompt ends with it."""
+    """True: texts include the delimiters of reasoning, also a start delimiter at the end of the prompt."""
 
     def __post_init__(self) -> None:
         check_rules("sample_count", self.sample_count, "GenerateTextRequest.sample_count")
@@ -109,20 +109,20 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedPrompt:
-    """A prompt that fits the model."""
+    """A prompt within the model's limits."""
 
     text: str | None
-    """The caller's, or what the chat template made of a conversation; None of a prompt that came as tokens."""
+    """The caller's prompt or the rendered chat template; None for a prompt of token ids."""
     input_ids: NDArray[np.int64]
     """(T,)"""
     max_new_tokens: int
     truncated: bool
     shown: str = ""
-    """What the text begins with: nothing, or the prompt where the call wants it repeated."""
+    """Beginning of the text: empty, or the prompt with `echo`."""
 
     @property
     def context_ids(self) -> list[int]:
-        """Its last tokens, which may matter for how the text after it reads."""
+        """Its last tokens; decoding of the following text may depend on them."""
         last: list[int] = self.input_ids[-_CONTEXT_TOKENS:].tolist()
         return last
 
@@ -139,14 +139,14 @@ class PromptReader:
         owner: str,
         prefix: Sequence[int] = (),
     ) -> None:
-        """Reads with the tokenizer of the model `owner`, and conversations with its chat template too.
+        """Takes the parts of the model `owner`.
 
         Args:
             tokenizer: The model's.
             limits: The model's.
             chat_template: The model's, if it has one.
             owner: Name of the model.
-            prefix: Tokens that come before a prompt that is given as text.
+            prefix: Tokens put before a text prompt.
         """
         self._tokenizer = tokenizer
         self._limits = limits
@@ -155,10 +155,10 @@ class PromptReader:
         self._prefix = np.array(prefix, np.int64)
 
     def check_kind(self, prompts: Sequence[Prompt]) -> None:
-        """Checks, before any work is done for a call, that its prompts can be read at all.
+        """Checks that the model supports this kind of prompts, before any work is done for a call.
 
         Raises:
-            NoChatTemplateError: They are conversations, and the model has no chat template.
+            NoChatTemplateError: The prompts are conversations, and the model has no chat template.
         """
         if self._chat_template is None and any(isinstance(prompt, tuple) for prompt in prompts):
             raise NoChatTemplateError(
@@ -167,10 +167,10 @@ class PromptReader:
             )
 
     def call_form(self) -> CallForm:
-        """Returns how the model calls tools.
+        """Returns the model's form of tool calls.
 
         Raises:
-            InvalidInputError: It does not.
+            InvalidInputError: The chat template supports no tools.
         """
         assert self._chat_template is not None, "see check_kind"
         try:
@@ -182,14 +182,14 @@ class PromptReader:
             ) from None
 
     def check_variables(self, variables: Mapping[str, Any], field: str) -> None:
-        """Checks what a caller gives the chat template; arguments and errors are those of its `check_variables`."""
+        """Checks a caller's variables of the chat template; args and errors: `ChatTemplate.check_variables`."""
         if variables:
             assert self._chat_template is not None, "see check_kind"
             self._chat_template.check_variables(variables, field)
 
     @property
     def reasoning_form(self) -> ReasoningForm | None:
-        """How the model marks what it thinks, by its chat template; None if it does not."""
+        """Delimiters of the model's reasoning, from its chat template; None if it has none."""
         return None if self._chat_template is None else self._chat_template.reasoning_form
 
     async def read(
@@ -202,19 +202,20 @@ class PromptReader:
         tools: Sequence[Tool] = (),
         variables: Mapping[str, Any] | None = None,
     ) -> list[FittedPrompt]:
-        """Tokenizes prompts and fits them to the model's limits; stops at the first prompt that is refused.
+        """Tokenizes prompts and fits them to the model's limits; stops at the first invalid prompt.
 
         Args:
-            prompts: Texts, conversations or tokens, all of one kind, which `check_kind` has passed.
-            fields: What the request calls each of them, for messages.
+            prompts: Texts, conversations or token ids, all of one kind, checked by `check_kind`.
+            fields: Name of each in the request, for error messages.
             plan: The call's parameters.
             truncate: True cuts the beginning off a prompt that is too long; False refuses it.
-            tools: What the model is shown with a conversation.
-            variables: What its chat template is given beside one, which `check_variables` has passed.
+            tools: Tools of a conversation.
+            variables: Variables of the chat template, checked by `check_variables`.
 
         Raises:
-            InvalidInputError: The chat template refuses a conversation, `fit_prompt` a prompt, or a token is not one of
-                the model's.
+            InvalidInputError: The chat template rejects a conversation, `fit_prompt` rejects a prompt, or a token id is
+                not
+            in the vocabulary.
         """
         fitted: list[FittedPrompt] = []
         async with aclosing(self._encode(prompts, fields, tools, variables)) as encoded:
@@ -242,8 +243,8 @@ class PromptReader:
     ) -> AsyncGenerator[tuple[str | None, NDArray[np.int64]], None]:
         """Yields the text and the tokens (T,) of each prompt.
 
-        The tokenizer's post-processor is left out: what it adds at the end of a text would end the prompt. The
-        manifest's `prompt_prefix` is what is wanted of it.
+        The tokenizer's post-processor is not used: an end token would end the prompt. The manifest's `prompt_prefix`
+        replaces its start tokens.
         """
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         conversations = [prompt for prompt in prompts if isinstance(prompt, tuple)]
@@ -275,12 +276,12 @@ def check_prompts(prompts: Sequence[Prompt], fields: Sequence[str], max_bytes: i
 
     Args:
         prompts: Texts, conversations or tokens.
-        fields: What the request calls each of them, such as `prompts[3]`.
+        fields: Name of each in the request, such as `prompts[3]`.
         max_bytes: Largest prompt, or conversation, in UTF-8.
 
     Raises:
-        InvalidInputError: There are too few or too many, one is not right as `check_prompt` says, or together they
-            have more bytes than a call may.
+        InvalidInputError: There are too few or too many, one fails `check_prompt`, or all together exceed the maximum
+        bytes of a call.
     """
     if not prompts:
         raise InvalidInputError("prompts", f"is empty; give 1 to {MAX_PROMPTS}, or conversations instead")
@@ -292,11 +293,12 @@ def check_prompts(prompts: Sequence[Prompt], fields: Sequence[str], max_bytes: i
 
 
 def check_prompt(prompt: Prompt, field: str, max_bytes: int) -> None:
-    """Checks one prompt or conversation, which the request calls `field`.
+    """Checks one prompt or conversation; `field` is its name in the request.
 
     Raises:
-        InvalidInputError: A text is empty, a conversation has no turns or too many, or what is said has more than
-            `max_bytes` in UTF-8 in all, or the tokens that are given in memory.
+        InvalidInputError: A text is empty, a conversation has no turns or too many, or the text in UTF-8 or the array
+            of
+        token ids exceeds `max_bytes`.
     """
     if isinstance(prompt, np.ndarray):
         check_count(field, len(prompt), max_bytes // prompt.itemsize, "leave out the first ones")
@@ -334,21 +336,21 @@ def fit_prompt(
 ) -> FittedPrompt:
     """Fits a prompt to the model's limits.
 
-    A prompt may have `max_input_tokens`, and must leave room for the tokens that were asked for, or for one if no
-    number was. A longer prompt is refused or cut: until it fits, and if no number was asked for, until the default
-    number fits too (at most half of the model's length).
+    A prompt may have `max_input_tokens`, and must leave room for `max_new_tokens`, or for one token if that is not set.
+    A longer prompt is refused or truncated. Without `max_new_tokens`, truncation leaves room for the default number
+    (at most half of the model's length).
 
     Args:
-        text: The prompt; None where it came as tokens.
+        text: The prompt; None for a prompt of token ids.
         input_ids: (T,) its tokens.
-        num_prefix_tokens: Tokens at its beginning that are the model's own and stay where a prompt is cut.
-        field: What the request calls it.
+        num_prefix_tokens: Model's prefix tokens at its beginning, which truncation keeps.
+        field: Its name in the request.
         plan: The call's parameters.
         limits: The model's.
-        truncate: True cuts a longer one.
+        truncate: True cuts a longer prompt.
 
     Raises:
-        InvalidInputError: It has no tokens, is too long, or leaves no room for what was asked for.
+        InvalidInputError: It has no tokens, is too long, or leaves no room for `max_new_tokens`.
     """
     total, requested = limits.max_total_tokens, plan.requested_new_tokens
     if len(input_ids) == 0:
@@ -384,11 +386,11 @@ def _too_long(
             "parameters.max_new_tokens",
             f"is {requested_new_tokens}; ",
             FieldName(field),
-            f" has {length} tokens and the model holds {total}, so at most "
+            f" has {length} tokens of the model's maximum of {total}, so at most "
             f"{total - length} can follow; ask for fewer, shorten the prompt, or set truncate to have it cut",
         )
     return InvalidInputError(
         field,
-        f"has {length} tokens; at most {limit} leave room in the {total} the model holds; "
+        f"has {length} tokens; at most {limit} leave room within the model's maximum of {total}; "
         "shorten it, or set truncate to have its beginning cut",
     )

@@ -1,10 +1,10 @@
-"""What a sequence thinks before it answers: how long it may, and what its answer alone is held to.
+"""Reasoning before the answer: its token budget, and the constraint that applies to the answer alone.
 
     BEFORE ──▶ THINKING ──▶ AFTER
-       └──────────────────────▲    the text does not begin with a thought
+       └──────────────────────▲    the text does not begin with reasoning
 
-A sequence thinks from the mark that begins a thought, at the beginning of its text or at the end of its prompt, to the
-mark that ends it. Marks are looked for in the text, as `ReasoningReader` does, whichever tokens spell them.
+Reasoning extends from its start delimiter, at the beginning of the text or the end of the prompt, to its end delimiter.
+Delimiters are found in the text, as in `ReasoningReader`, whichever tokens spell them.
 
 Shapes: W words of a mask, 32 tokens each.
 """
@@ -22,20 +22,22 @@ from headway_server.preprocessing import ReasoningForm, TextTokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ThinkingMarks:
-    """The marks around what a model thinks, as its tokens."""
+class ReasoningDelimiters:
+    """Delimiters of a model's reasoning, as tokens."""
 
     form: ReasoningForm
     begin_ids: tuple[int, ...]
     end_ids: tuple[int, ...]
     decode: Decode
-    """Token ids to text, with the marks where they are special tokens."""
+    """Decodes token ids to text, including delimiters that are special tokens."""
 
     @classmethod
-    def of(cls, form: ReasoningForm, tokenizer: TextTokenizer) -> ThinkingMarks | None:
-        """Spells the marks of a form; None if the vocabulary cannot write the one that ends a thought."""
+    def of(cls, form: ReasoningForm, tokenizer: TextTokenizer) -> ReasoningDelimiters | None:
+        """Tokenizes the delimiters of a form; None if the vocabulary cannot write the end delimiter."""
         decode = tokenizer.decoder({index for _, index in form.special_tokens})
-        begin_ids, end_ids = (tuple(tokenizer.encode_now(mark).input_ids.tolist()) for mark in (form.begin, form.end))
+        begin_ids, end_ids = (
+            tuple(tokenizer.encode_now(delimiter).input_ids.tolist()) for delimiter in (form.begin, form.end)
+        )
         if form.end not in decode(end_ids):
             return None
         return cls(form=form, begin_ids=begin_ids, end_ids=end_ids, decode=decode)
@@ -48,11 +50,11 @@ class _Stage(Enum):
 
 
 class Thinking(TokenRule):
-    """What may follow in a sequence that may think before it answers."""
+    """Rule of a sequence that may reason before it answers."""
 
     def __init__(
         self,
-        marks: ThinkingMarks,
+        delimiters: ReasoningDelimiters,
         *,
         is_open: bool,
         context_ids: Sequence[int] = (),
@@ -60,37 +62,40 @@ class Thinking(TokenRule):
         answer: ConstraintState | None = None,
         end_ids: frozenset[int] = frozenset(),
     ) -> None:
-        """Begins a text.
+        """Starts at the beginning of a text.
 
         Args:
-            marks: The model's.
-            is_open: True if the prompt ends where the model is to think.
+            delimiters: Reasoning delimiters of the model.
+            is_open: True if the prompt ends with the start delimiter.
             context_ids: Last tokens of the prompt.
-            budget: Tokens of a thought, its marks aside, after which it is made to end. None: no limit.
-            answer: What the text after the thought is held to, or the whole text without one. None: nothing.
-            end_ids: Tokens that end a text; none may follow in a thought before an answer that is held to something.
+            budget: Maximum tokens of the reasoning without delimiters; the end delimiter is forced then. None: no
+                limit.
+            answer: Constraint of the answer, or of the whole text if it has no reasoning. None: no constraint.
+            end_ids: Tokens that end a text; forbidden within reasoning if the answer has a constraint.
         """
-        self._marks = marks
-        self._detokenizer = Detokenizer(marks.decode, context_ids)
+        self._delimiters = delimiters
+        self._detokenizer = Detokenizer(delimiters.decode, context_ids)
         self._stage = _Stage.THINKING if is_open else _Stage.BEFORE
         self._budget = budget
         self._answer = answer
         self._end_ids = end_ids
-        self._tail = ""  # the end of the text, which a mark may be part of
+        self._tail = ""  # the end of the text, possibly part of a delimiter
         self._is_blank = True  # nothing but white space has been written
         self._num_thought = 0
-        self._recent: tuple[int, ...] = ()  # the last tokens of the thought: they may begin the mark that ends it
-        self._forced: tuple[int, ...] = ()  # what is left to be written of that mark
+        self._recent: tuple[
+            int, ...
+        ] = ()  # the last tokens of the reasoning, possibly the beginning of the end delimiter
+        self._forced: tuple[int, ...] = ()  # tokens of the end delimiter still to be written
         self._force()
 
     @property
     def failure(self) -> str | None:
-        """Why nothing may follow in the answer although it is not complete."""
+        """Reason why no token may follow in an incomplete answer; None: no failure."""
         return None if self._answer is None else self._answer.failure
 
     @property
     def is_complete(self) -> bool:
-        """True if nothing but the end may follow."""
+        """True if only the end may follow."""
         return self._answer is not None and self._stage is not _Stage.THINKING and self._answer.is_complete
 
     def allow(self, mask: Mask, logits: Logits) -> None:
@@ -102,8 +107,8 @@ class Thinking(TokenRule):
         elif self._stage is _Stage.THINKING:
             forbid(mask, self._end_ids)
         else:
-            may_begin = self._stage is _Stage.BEFORE and self._is_blank and len(self._marks.begin_ids) == 1
-            begin = mask & mask_of(self._marks.begin_ids, len(mask)) if may_begin else None
+            may_begin = self._stage is _Stage.BEFORE and self._is_blank and len(self._delimiters.begin_ids) == 1
+            begin = mask & mask_of(self._delimiters.begin_ids, len(mask)) if may_begin else None
             self._answer.allow(mask, logits)
             if begin is not None:
                 mask |= begin
@@ -122,10 +127,10 @@ class Thinking(TokenRule):
             self._think(token_id)
             return
         if self._stage is _Stage.BEFORE:
-            text, begin = self._tail.lstrip(), self._marks.form.begin
+            text, begin = self._tail.lstrip(), self._delimiters.form.begin
             if text.startswith(begin):
                 self._stage, self._tail = _Stage.THINKING, text[len(begin) :]
-                self._end_at_mark()
+                self._end_at_delimiter()
                 self._force()
                 return
             if not begin.startswith(text):
@@ -134,17 +139,17 @@ class Thinking(TokenRule):
             self._answer.follow(token_id)
 
     def _think(self, token_id: int) -> None:
-        """Takes the next token of a thought."""
+        """Takes the next token of the reasoning."""
         was_forced, self._forced = self._forced, self._forced[1:]
-        if self._end_at_mark() or was_forced:
+        if self._end_at_delimiter() or was_forced:
             return
         self._num_thought += 1
-        self._recent = (*self._recent, token_id)[-len(self._marks.end_ids) :]
+        self._recent = (*self._recent, token_id)[-len(self._delimiters.end_ids) :]
         self._force()
 
-    def _end_at_mark(self) -> bool:
-        """Ends the thought if the mark that ends it is there; returns True if it is."""
-        end = self._marks.form.end
+    def _end_at_delimiter(self) -> bool:
+        """Ends the reasoning at its end delimiter; returns True if the text has reached it."""
+        end = self._delimiters.form.end
         if end not in self._tail:
             self._tail = self._tail[-len(end) :]
             return False
@@ -154,10 +159,10 @@ class Thinking(TokenRule):
         return True
 
     def _force(self) -> None:
-        """Forces what is left of the mark that ends the thought, if it may not go on."""
+        """Forces the rest of the end delimiter once the budget is spent."""
         if self._stage is not _Stage.THINKING or self._budget is None or self._num_thought < self._budget:
             return
-        ids = self._marks.end_ids
+        ids = self._delimiters.end_ids
         written = next(n for n in range(len(ids) - 1, -1, -1) if self._recent[len(self._recent) - n :] == ids[:n])
         self._forced = ids[written:]
 

@@ -1,4 +1,4 @@
-"""The tools that a call offers the model, and the turns of a conversation that are about them, checked.
+"""Validation of the tools of a call, and of the turns of a conversation that call them.
 
 Fields are named as in headway's own protocol.
 """
@@ -18,7 +18,7 @@ from headway_server.serving.limits import check_count
 from headway_server.tasks.generation.request import ToolUse
 
 MAX_TOOLS: Final = most_elements("GenerateTextRequest.tools")
-"""Most tools of a call, and most calls in a turn."""
+"""Maximum tools of a call, and maximum tool calls of a turn."""
 TOOL_NAME: Final = r"^[a-zA-Z0-9_-]{1,64}$"
 """Pattern of a tool's name."""
 
@@ -29,20 +29,21 @@ class ToolChoice(Enum):
     AUTO = "auto"
     """It decides."""
     NONE = "none"
-    """It is shown none."""
+    """The model sees no tools."""
     REQUIRED = "required"
-    """Its answer is a call."""
+    """The answer is a tool call."""
 
 
 def check_turn(turn: ChatTurn, field: str) -> None:
-    """Checks that what a turn holds belongs to its role.
+    """Checks that the fields of a turn fit its role.
 
     Args:
         turn: The turn.
-        field: What errors call it.
+        field: Its name in error messages.
 
     Raises:
-        InvalidInputError: Another than the assistant thinks or calls, calls are too many, or a result names no call.
+        InvalidInputError: A role other than assistant has reasoning or tool calls, a turn has too many calls, or a
+        role other than tool has a call id.
     """
     if turn.reasoning and turn.role != "assistant":
         raise InvalidInputError(f"{field}.reasoning", f"is set, and the role is {turn.role}; the assistant thinks")
@@ -57,10 +58,10 @@ def check_turn(turn: ChatTurn, field: str) -> None:
 
 
 def read_object(text: str, field: str) -> dict[str, Any]:
-    """Reads a JSON object, which errors call `field`.
+    """Reads a JSON object; `field` is its name in error messages.
 
     Raises:
-        InvalidInputError: It is none.
+        InvalidInputError: The text is not a JSON object.
     """
     try:
         found = json.loads(text, parse_constant=_finite, parse_float=_finite)
@@ -72,7 +73,7 @@ def read_object(text: str, field: str) -> dict[str, Any]:
 
 
 def _finite(text: str) -> float:
-    """Reads a number that JSON can write."""
+    """Reads a number of JSON, which has no infinities or NaN."""
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(f"{text[:32]} is no number of JSON")
@@ -80,7 +81,7 @@ def _finite(text: str) -> float:
 
 
 def make_tool(name: str, description: str, schema: Mapping[str, Any], field: str) -> Tool:
-    """Makes a tool whose arguments have a JSON Schema; `field` is what errors call that.
+    """Makes a tool from the JSON Schema of its arguments; `field` is the schema's name in error messages.
 
     Raises:
         InvalidInputError: The schema is not one of an object.
@@ -94,17 +95,17 @@ def make_tool(name: str, description: str, schema: Mapping[str, Any], field: str
 def use_tools(
     tools: Sequence[Tool], *, choice: ToolChoice, required_name: str, allows_several: bool, name_field: str
 ) -> ToolUse | None:
-    """Returns what a call asks for with its tools; None if the model is to be shown none.
+    """Returns the tools of a call with the rules for calling them; None for `ToolChoice.NONE`.
 
     Args:
-        tools: What it offers, at least one.
+        tools: Offered tools, at least one.
         choice: Whether the model calls them.
-        required_name: The one that it must call; empty: any.
+        required_name: Name of the tool to call; empty: any.
         allows_several: False: at most one call in an answer.
-        name_field: What errors call the required name.
+        name_field: Name of `required_name` in error messages.
 
     Raises:
-        InvalidInputError: There are too many, two have a name, or none has the required one.
+        InvalidInputError: There are too many tools, two share a name, or none has the required name.
     """
     check_count("tools", len(tools), MAX_TOOLS, "offer fewer")
     names = [tool.name for tool in tools]

@@ -1,1 +1,1 @@
-"""Denoising images, and parts of images, by removing noise."""
+"""Image generation and editing by diffusion models."""

@@ -1,7 +1,7 @@
-"""A model that draws images, as it is served: an engine for its denoiser, and a batcher for each of its other graphs.
+"""Served image generation model: an engine for its denoiser, and a batcher for each of its other graphs.
 
-Encoder and decoder run one image at a time: convolutions gain nothing by a batch on the CPU, and so an image depends on
-its own request alone. So do its texts, which are read one at a time too.
+Encoder and decoder run one image at a time: batching convolutions gains nothing on the CPU, and an image depends on
+its own request alone. Texts are encoded one at a time too.
 
 C channels and S side of a latent, H, W height and width of an image.
 """
@@ -23,7 +23,7 @@ from headway_server.bundles import TOKENIZER_FILE, Bundle, GraphRole, Precision,
 from headway_server.diffusion import (
     Denoising,
     DenoisingEngine,
-    KeptArea,
+    PreservedArea,
     Trajectory,
     draw_noise,
     mix,
@@ -56,36 +56,36 @@ PIXELS: Final = "pixel_values"
 _ROLES: Final[tuple[GraphRole, ...]] = ("denoiser", "vae_decoder", "vae_encoder", "text_encoder")
 _SEEDS: Final = 2**64
 _LATENTS_OF_IMAGE: Final = 3
-"""That an image holds while it is drawn: its noise, where it is, and what was predicted of it."""
+"""Latents in memory per running image: its noise, its current state and its prediction."""
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GeneratedImage:
-    """An image that was drawn."""
+    """A generated image."""
 
     png: bytes
     seed: int
-    """By which the same request draws it alone."""
+    """Seed with which a request for one image reproduces it."""
     num_steps: int
-    """That were made."""
+    """Denoising steps made."""
     width: int
     height: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageProgress:
-    """How far an image is."""
+    """Progress of an image."""
 
     num_made: int
     num_steps: int
     preview: bytes | None
-    """A PNG of the image as it is predicted now; None where none is due."""
+    """PNG of the current prediction; None if no preview is due."""
 
 
 class ImageGenerationModel(ServedModel):
-    """Draws images of labels or of texts, and draws over images."""
+    """Generates and edits images by label or text prompt."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class ImageGenerationModel(ServedModel):
         *,
         observer: Observer,
     ) -> None:
-        """Makes a model of its parts; `load` makes the parts."""
+        """Assembles a model from its parts; `load` makes the parts."""
         manifest, denoiser = bundle.manifest, graphs["denoiser"]
         super().__init__(bundle, precision, denoiser.device)
         self._preprocessor = ImagePreprocessor(demanded(manifest.image_preprocessing), settings.image_limits)
@@ -132,7 +132,7 @@ class ImageGenerationModel(ServedModel):
         self._admission = Admission(
             limit=settings.batching.max_waiting_images, noun="images", owner=manifest.name, pace=MeasuredPace()
         )
-        self._held = Admission(
+        self._memory = Admission(
             limit=None,
             noun="decoded images and states of texts",
             owner=manifest.name,
@@ -141,11 +141,11 @@ class ImageGenerationModel(ServedModel):
 
     @classmethod
     def load(cls, bundle: Bundle, runtime: Runtime, settings: ServerSettings, observer: Observer = NO_OBSERVER) -> Self:
-        """Loads the variant that was asked for, or the one that suits the runtime, and runs it once.
+        """Loads the requested variant, or the best one for the runtime, and runs it once.
 
         Raises:
             BundleError: A graph cannot be loaded, or it or its preprocessing does not fit the manifest.
-            RuntimeUnavailableError: The bundle has no such variant.
+            RuntimeUnavailableError: The bundle does not have the variant.
         """
         manifest = bundle.manifest
         sizes = demanded(manifest.image_preprocessing)
@@ -174,47 +174,48 @@ class ImageGenerationModel(ServedModel):
         manifest = self.bundle.manifest
         return f"ImageGenerationModel({manifest.name}/{manifest.version}, {self.precision}, {self._engine!r})"
 
-    async def draw(self, request: ImageGenerationRequest, *, deadline: float | None) -> Answer[GeneratedImage]:
-        """Draws the images of a call; all of them, or none.
+    async def generate(self, request: ImageGenerationRequest, *, deadline: float | None) -> Answer[GeneratedImage]:
+        """Generates the images of a call; all of them, or none.
 
         Args:
-            request: What is drawn.
-            deadline: When the caller stops waiting, by `time.monotonic`.
+            request: Parameters of the call.
+            deadline: End of the caller's wait, in seconds of `time.monotonic`.
 
         Raises:
-            RequestError: There is no such label, a text is too long, an image cannot be read, there is no room, the
-                deadline passed, the server is draining.
+            RequestError: A label is unknown, a text is too long, an image cannot be read, the queue is full, the
+                deadline
+            passed, the server is draining.
         """
         request = replace(request, seed=draw_seed(request.seed))
         with self._begin(request, deadline) as job:
-            drawings, edit = await self._prepare(job, request)
-            latents = await job.run(drawings)
+            denoisings, edit = await self._prepare(job, request)
+            latents = await job.run(denoisings)
             return job.answer(await self._finish(job, request, latents, edit))
 
     async def stream(
         self, request: ImageGenerationRequest, *, deadline: float | None
     ) -> AsyncGenerator[ImageProgress | Answer[GeneratedImage], None]:
-        """Draws one image: yields how far it is, and last the answer. Errors are those of `draw`."""
+        """Generates one image: yields its progress, and last the answer. Errors are those of `generate`."""
         request = replace(request, seed=draw_seed(request.seed), num_images=1)
         with self._begin(request, deadline) as job:
-            [drawing], edit = await self._prepare(job, request, wants_progress=True)
-            num_steps, due = drawing.trajectory.num_steps, request.preview_step_count
-            async with aclosing(job.stream(drawing)) as parts:
+            [denoising], edit = await self._prepare(job, request, wants_progress=True)
+            num_steps, due = denoising.trajectory.num_steps, request.preview_step_count
+            async with aclosing(job.stream(denoising)) as parts:
                 async for part in parts:
                     preview = None
                     if due and part.num_made >= due:
                         due = part.num_made + request.preview_step_count
                         [preview] = (await self._decode(job, [part.image], edit)).results
                     yield ImageProgress(num_made=part.num_made, num_steps=num_steps, preview=preview)
-            yield job.answer(await self._finish(job, request, [drawing.result.result()], edit))
+            yield job.answer(await self._finish(job, request, [denoising.result.result()], edit))
 
     def _begin(self, request: ImageGenerationRequest, deadline: float | None) -> DenoisingJob:
-        """Returns the job of a call, which holds the latents of its images."""
+        """Returns the job of a call, which counts the latents of its images."""
         num_latents = request.num_images * _LATENTS_OF_IMAGE + (request.image is not None)
         return DenoisingJob(
             self._engine,
             self._admission,
-            self._held,
+            self._memory,
             count=request.num_images,
             work=_work(request),
             num_bytes=num_latents * math.prod(self._latent_shape) * np.dtype(np.float32).itemsize,
@@ -224,10 +225,10 @@ class ImageGenerationModel(ServedModel):
     async def _prepare(
         self, job: DenoisingJob, request: ImageGenerationRequest, *, wants_progress: bool = False
     ) -> tuple[list[Denoising], Edit | None]:
-        """Reads what is drawn, and the image that is drawn over, if there is one; the job holds what is made of them.
+        """Reads the prompts and the image to edit, if there is one, and reserves their bytes in the job.
 
         Returns:
-            A drawing for each image, and what is drawn over with its latent.
+            A denoising for each image, and the edit with its latent.
         """
         with job.preparing():
             read = self._prompts.read
@@ -235,15 +236,15 @@ class ImageGenerationModel(ServedModel):
             edit = None
             if request.image is not None:
                 edit = await read_edit(self._preprocessor, request.image, request.mask, self._latent_shape[-1])
-                job.hold_more(edit.num_bytes)
+                job.reserve_more(edit.num_bytes)
             conditions = await self._prompts.conditions(prompts[: _num_rows(request, prompts)], job)
-            job.hold_more(sum(tensor.nbytes for condition in conditions for tensor in condition.values()))
+            job.reserve_more(sum(tensor.nbytes for condition in conditions for tensor in condition.values()))
             if edit is not None:
                 encoded: BatchedResults[Tensors] = await job.batch(
                     self._encoder, [{PIXELS: edit.pixel_values}], outputs=(LATENT,), num_bytes=0, num_read=0
                 )
                 edit.latent = encoded.results[0][LATENT]
-        drawings = [
+        denoisings = [
             Denoising(
                 self._trajectory(request, seed, edit),
                 condition=conditions[0],
@@ -254,23 +255,23 @@ class ImageGenerationModel(ServedModel):
             )
             for seed in _seeds(request)
         ]
-        return drawings, edit
+        return denoisings, edit
 
     def _trajectory(self, request: ImageGenerationRequest, seed: int, edit: Edit | None) -> Trajectory:
-        """Returns the beginning of an image: noise, or with less of it what is drawn over."""
+        """Returns the initial trajectory of an image: pure noise, or the image to edit with partial noise."""
         times = request.times
         noise = latent = draw_noise(seed, self._latent_shape)
-        kept = None
+        preserved = None
         if edit is not None and edit.latent is not None:
             latent = mix(edit.latent, noise, times[0])
-            if edit.is_kept is not None:
-                kept = KeptArea(is_kept=edit.is_kept, latent=edit.latent, noise=noise)
-        return Trajectory(latent, times, request.sampler, kept)
+            if edit.is_preserved is not None:
+                preserved = PreservedArea(is_preserved=edit.is_preserved, latent=edit.latent, noise=noise)
+        return Trajectory(latent, times, request.sampler, preserved)
 
     async def _finish(
         self, job: DenoisingJob, request: ImageGenerationRequest, latents: Sequence[Latent], edit: Edit | None
     ) -> list[GeneratedImage]:
-        """Makes images of latents."""
+        """Decodes latents to images."""
         decoded = await self._decode(job, latents, edit)
         job.note(decoded.runs)
         width, height = self.size if edit is None else edit.size(self.size)
@@ -281,38 +282,38 @@ class ImageGenerationModel(ServedModel):
 
     @property
     def size(self) -> tuple[int, int]:
-        """Width and height of what it draws, in pixels."""
+        """Width and height of generated images, in pixels."""
         sizes = demanded(self.bundle.manifest.image_preprocessing)
         return sizes.width, sizes.height
 
     async def _decode(self, job: DenoisingJob, latents: Sequence[Latent], edit: Edit | None) -> BatchedResults[bytes]:
-        """Makes PNG files of latents, off the event loop."""
+        """Decodes latents to PNG files, off the event loop."""
 
         def read(row: Tensors, _: int) -> bytes:
             pixels = np.rint(row[PIXELS].transpose(1, 2, 0) * 255).astype(np.uint8)  # (H, W, 3)
-            return encode_png(pixels if edit is None else edit.put_together(pixels))
+            return encode_png(pixels if edit is None else edit.composite(pixels))
 
         items = [{LATENT: latent} for latent in latents]
         return await job.batch(self._decoder, items, outputs=(PIXELS,), num_bytes=0, num_read=0, read=read)
 
 
 class DenoisingJob(Job[DenoisingEngine]):
-    """A call whose images are drawn."""
+    """Call of denoised images."""
 
-    async def run(self, drawings: Sequence[Denoising]) -> list[Latent]:
-        """Returns the latents of drawings, which the job holds already; errors are those of `DenoisingEngine.run`."""
+    async def run(self, denoisings: Sequence[Denoising]) -> list[Latent]:
+        """Returns the final latents, whose bytes are counted already; errors are those of `DenoisingEngine.run`."""
         with self._running(num_bytes=0, num_read=0):
-            latents = await self._engine.run(drawings, self.caller)
-        self.note(drawings)
+            latents = await self._engine.run(denoisings, self.caller)
+        self.note(denoisings)
         return latents
 
-    async def stream(self, drawing: Denoising) -> AsyncGenerator[Progress, None]:
-        """Runs a drawing as `run` does and yields how far it is; its `result` is there afterwards."""
+    async def stream(self, denoising: Denoising) -> AsyncGenerator[Progress, None]:
+        """Runs a denoising as `run` does and yields its progress; its `result` is set afterwards."""
         with self._running(num_bytes=0, num_read=0):
-            async with aclosing(self._engine.stream(drawing, self.caller)) as parts:
+            async with aclosing(self._engine.stream(denoising, self.caller)) as parts:
                 async for part in parts:
                     yield part
-        self.note([drawing])
+        self.note([denoising])
 
 
 def _latent_shape(denoiser: BatchGraph) -> tuple[int, ...]:
@@ -321,7 +322,7 @@ def _latent_shape(denoiser: BatchGraph) -> tuple[int, ...]:
     sizes = tuple(axis for axis in shape if isinstance(axis, int))
     if len(sizes) != 3 or sizes[1] != sizes[2]:
         raise BundleError(
-            f"{graph.file}: latents of {shape}; they are of (channels, side, side): export the model again"
+            f"{graph.file}: latents of {shape}; (channels, side, side) is expected: export the model again"
         )
     return sizes
 
@@ -332,15 +333,15 @@ def _pad_id(bundle: Bundle) -> int:
 
 
 def _num_rows(request: ImageGenerationRequest, prompts: tuple[ImagePrompt, ImagePrompt] | tuple[str, str]) -> int:
-    """Returns how many rows an image takes: two where it is led away from something else than what is drawn."""
+    """Returns the rows of an image in a step: two with classifier-free guidance."""
     return 1 if request.guidance_scale == 1 or prompts[0] == prompts[1] else 2
 
 
 def _work(request: ImageGenerationRequest) -> float:
-    """Returns how many rows an image takes in all its steps together, by the prompts as they are written."""
+    """Returns the total rows of an image over all steps, from the unread prompts."""
     return float(_num_rows(request, (request.prompt, request.negative_prompt)) * request.num_made_steps)
 
 
 def _seeds(request: ImageGenerationRequest) -> list[int]:
-    assert request.seed is not None, "a call draws one"
+    assert request.seed is not None, "`generate` sets it"
     return [(request.seed + number) % _SEEDS for number in range(request.num_images)]

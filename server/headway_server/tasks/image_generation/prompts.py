@@ -1,6 +1,6 @@
-"""What a prompt is to the denoiser: a row of its inputs, by a label's number or by the states of a text.
+"""Prompts as rows of the denoiser's inputs: the index of a label, or the encoder states of a text.
 
-T is the number of tokens that every text is padded to, D the width of their states.
+T tokens of a padded text, D width of their states.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ ATTENTION_MASK: Final = "attention_mask"
 _MOST_SHOWN: Final = 64
 
 ImagePrompt: TypeAlias = int | tuple[int, ...]
-"""A prompt that was read: a label's number, or the tokens of a text. Equal ones draw the same."""
+"""A prompt as read: the index of a label, or the tokens of a text. Equal prompts give equal images."""
 
 
 class Prompts(Protocol):
-    """How a model reads its prompts."""
+    """Reader of a model's prompts."""
 
     async def read(self, field: str, text: str) -> ImagePrompt:
-        """Reads a prompt; an empty one stands for anything.
+        """Reads a prompt; an empty one is unconditional.
 
         Raises:
-            InvalidInputError: The model cannot draw it; the message names the field.
+            InvalidInputError: The model does not know it; the message names the field.
         """
         ...
 
@@ -43,44 +43,44 @@ class Prompts(Protocol):
 
 
 class LabelPrompts:
-    """Labels by their numbers."""
+    """Prompts that are labels."""
 
     def __init__(self, labels: Sequence[str]) -> None:
-        """Takes the model's labels in their order; the number after the last stands for none."""
+        """Takes the model's labels in order; the index after the last is unconditional."""
         self._labels = labels
         self._folded = [label.casefold() for label in labels]
 
     async def read(self, field: str, text: str) -> ImagePrompt:
-        """Finds a label, whatever its case."""
+        """Finds a label, ignoring case."""
         if not text:
             return len(self._labels)
         if text.casefold() not in self._folded:
             shown = ", ".join(self._labels[:_MOST_SHOWN])
-            raise InvalidInputError(field, f"is {text[:_MOST_SHOWN]!r}; this model draws {shown}: name one of these")
+            raise InvalidInputError(field, f"is {text[:_MOST_SHOWN]!r}; this model knows {shown}: name one of these")
         return self._folded.index(text.casefold())
 
     async def conditions(self, prompts: Sequence[ImagePrompt], job: Job[Any]) -> list[Condition]:  # noqa: ARG002 (nothing is waited for)
-        """Returns the numbers as they are."""
+        """Returns the indices."""
         return [{LABEL: np.array(prompt, np.int64)} for prompt in prompts]
 
 
 class TextPrompts:
-    """Texts by the states of their tokens, which are padded to always the same length.
+    """Prompts that are texts, encoded to states of a fixed number of tokens.
 
-    So a row of the denoiser has one shape whatever the batch, and a text's states are computed alone.
+    The shape of a denoiser's row is then constant, and the states of a text do not depend on a batch.
     """
 
     def __init__(
         self, tokenizer: TextTokenizer, encoder: Batcher, *, max_tokens: int, pad_id: int, max_bytes: int
     ) -> None:
-        """Takes its parts.
+        """Takes the model's parts.
 
         Args:
-            tokenizer: Of the bundle.
+            tokenizer: Tokenizer of the bundle.
             encoder: Runs the graph `text_encoder`, a text at a time.
             max_tokens: T.
-            pad_id: Fills a text up.
-            max_bytes: Most bytes of a prompt in UTF-8.
+            pad_id: Padding token.
+            max_bytes: Maximum bytes of a prompt in UTF-8.
         """
         self._tokenizer = tokenizer
         self._encoder = encoder

@@ -1,4 +1,4 @@
-"""What a call for drawings asks for, checked."""
+"""Validated parameters of an image generation call."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ from headway_server.field_rules import maximum, rules_of
 from headway_server.serving.images import SentImage
 
 MAX_GENERATED_IMAGES: Final = maximum("GenerateImageRequest.image_count")
-"""Most images of a call."""
+"""Maximum images of a call."""
 MAX_STEPS: Final = maximum("DiffusionParameters.step_count")
-"""Most steps of an image."""
+"""Maximum steps of an image."""
 MAX_GUIDANCE: Final = rules_of("DiffusionParameters.guidance_scale").maximum or 0
 DEFAULT_STEPS: Final = int(rules_of("DiffusionParameters.step_count").default_number or 0)
 DEFAULT_GUIDANCE: Final = rules_of("DiffusionParameters.guidance_scale").default_number or 0
 DEFAULT_STRENGTH: Final = 0.8
-"""Of an image that is drawn over as a whole."""
+"""Default strength of an edit without a mask."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageGenerationRequest:
-    """What is to be drawn, and how.
+    """Parameters of a call.
 
     Raises:
-        InvalidInputError: Something is out of its range; the message gives the limit and the value.
+        InvalidInputError: A value is out of its range; the message gives the limit and the value.
     """
 
     prompt: str = ""
-    """A label of the model, or any text where it has none; empty: anything."""
+    """A label of the model, or any text if it has none; empty: unconditional."""
     negative_prompt: str = ""
-    """Of the same kind: what is led away from; empty: from anything."""
+    """Prompt that guidance leads away from; empty: unconditional."""
     num_images: int = 1
     num_steps: int = DEFAULT_STEPS
     guidance_scale: float = DEFAULT_GUIDANCE
     sampler: DiffusionSampler = DiffusionSampler.DPM_SOLVER_PP_2M
     seed: int | None = None
-    """Of the first image, each further one has the next; None: one is drawn."""
+    """Seed of the first image; further images take the next ones. None: random."""
     image: SentImage | None = None
-    """What is drawn over."""
+    """Image to edit."""
     mask: SentImage | None = None
-    """Which pixels of it are drawn anew, white ones; None: all."""
+    """Mask whose white pixels are regenerated; None: all pixels."""
     strength: float | None = None
-    """Share of the steps that are made of an image; None: the default."""
+    """Share of the steps made from the image to edit; None: the default."""
     preview_step_count: int = 0
-    """Steps between two previews of a stream; 0: none."""
+    """Steps between two previews of a stream; 0: no previews."""
 
     def __post_init__(self) -> None:
         _check("image_count", self.num_images, 1, MAX_GENERATED_IMAGES, "; send several calls")
@@ -56,26 +56,26 @@ class ImageGenerationRequest:
         if self.strength is not None:
             if self.image is None:
                 raise InvalidInputError(
-                    "parameters.strength", "is set without an image to draw over; send one, or leave it out"
+                    "parameters.strength", "is set without an image to edit; send one, or leave it out"
                 )
-            if not 0 < self.strength <= 1:  # which no NaN is
+            if not 0 < self.strength <= 1:  # false for NaN too
                 raise InvalidInputError("parameters.strength", f"is {self.strength:g}; it is above 0 and at most 1")
         if self.mask is not None and self.image is None:
             raise InvalidInputError(self.mask.field, "is set without an image; send the image that it belongs to")
 
     @property
     def times(self) -> list[float]:
-        """Those of the steps that are made, and 0 of the image; fewer where an image is drawn over."""
+        """Times of the steps made, and 0 for the final image; fewer for an edit."""
         share = self.strength or (DEFAULT_STRENGTH if self.image is not None and self.mask is None else 1.0)
         return step_times(self.num_steps, share)
 
     @property
     def num_made_steps(self) -> int:
-        """Steps that are made."""
+        """Number of denoising steps made."""
         return len(self.times) - 1
 
 
 def _check(field: str, value: float, least: float, most: float, advice: str = "") -> None:
-    if not least <= value <= most:  # which no NaN is
-        told = str(value) if isinstance(value, int) else f"{value:g}"  # a whole number may be too large for a float
-        raise InvalidInputError(field, f"is {told[:64]}; it goes from {least:g} to {most:g}{advice}")
+    if not least <= value <= most:  # false for NaN too
+        shown = str(value) if isinstance(value, int) else f"{value:g}"  # a whole number may be too large for a float
+        raise InvalidInputError(field, f"is {shown[:64]}; it goes from {least:g} to {most:g}{advice}")

@@ -1,1 +1,1 @@
-"""Labels and embeddings of images."""
+"""Image classification and embedding."""

@@ -1,4 +1,4 @@
-"""Labels and embeddings of images.
+"""Image classification and embedding.
 
 D is the width of an embedding.
 """
@@ -40,13 +40,13 @@ from headway_server.tasks.stateless import StatelessParts, expected_outputs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassifiedImage:
-    """The labels of one image, the most likely first, and the image's size in pixels."""
+    """Labels of one image, the most likely first, and the image's size in pixels."""
 
     labels: tuple[ScoredLabel, ...]
     width: int
     height: int
     embedding: NDArray[np.float32] | None = None
-    """(D,), if it was asked for."""
+    """(D,), if requested."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +61,10 @@ class EmbeddedImage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectedImage:
-    """The patches of one image and what they attend to, and the image's size in pixels."""
+    """Patches of one image with their attention maps, and the image's size in pixels."""
 
     boxes: NDArray[np.float64]
-    """(T, 4): left, top, right and bottom of each, in pixels of the image; zeros for the class token."""
+    """(T, 4): left, top, right and bottom of each token, in pixels of the image; zeros for the class token."""
     grid: PatchGrid
     maps: Maps
     width: int
@@ -73,15 +73,15 @@ class InspectedImage:
 
 
 class ImageClassifier(ImageModel):
-    """Labels images, and turns them into vectors where its graph gives embeddings."""
+    """Classifies images, and embeds them if its graph has embeddings."""
 
     @classmethod
     def load(cls, bundle: Bundle, runtime: Runtime, settings: ServerSettings, observer: Observer = NO_OBSERVER) -> Self:
-        """Loads the variant that was asked for, or the one that suits the runtime, and runs it once.
+        """Loads the requested variant, or the best one for the runtime, and runs it once.
 
         Raises:
-            BundleError: The graph cannot be loaded, or it or its preprocessing does not fit the manifest.
-            RuntimeUnavailableError: The bundle has no such variant.
+            BundleError: The graph cannot be loaded, or graph or preprocessing do not match the manifest.
+            RuntimeUnavailableError: The bundle does not have the variant.
         """
         manifest = bundle.manifest
         sizes = demanded(manifest.image_preprocessing)
@@ -103,7 +103,7 @@ class ImageClassifier(ImageModel):
             parts,
             preprocessor,
             outputs=tuple(expected_outputs(manifest)),
-            kept=LruCache("image_outputs", max_bytes=settings.max_image_outputs_mib * MIB, ttl_s=settings.image_ttl),
+            cache=LruCache("image_outputs", max_bytes=settings.max_image_outputs_mib * MIB, ttl_s=settings.image_ttl),
         )
 
     async def classify(
@@ -114,13 +114,13 @@ class ImageClassifier(ImageModel):
         deadline: float | None,
         embedding: Literal["none", "raw", "normalized"] = "none",
     ) -> Answer[ClassifiedImage]:
-        """Labels images.
+        """Classifies images.
 
         Args:
             images: 1 to `MAX_IMAGES` images.
             top_k: Labels to answer an image, 1 to the number of labels; 0: all of them.
-            deadline: When the caller stops waiting, by `time.monotonic`.
-            embedding: Which vector of each image to answer too, from the same run; for bundles whose graphs give
+            deadline: End of the caller's wait, in seconds of `time.monotonic`.
+            embedding: Embedding to return with each image, from the same run; for bundles whose graphs give
                 embeddings.
 
         Raises:
@@ -149,21 +149,21 @@ class ImageClassifier(ImageModel):
         top_k: int,
         deadline: float | None,
     ) -> Answer[ClassifiedImage]:
-        """Labels images with the caller's own labels; for bundles whose vectors have a space.
+        """Classifies images by the caller's labels; for bundles whose embeddings share a space.
 
         Args:
             images: 1 to `MAX_IMAGES` images.
             labels: The labels.
-            vectors: Of the labels, in the same space, (C, D) of length one.
+            vectors: Embeddings of the labels in the same space, (C, D) of length one.
             top_k: Labels to answer an image, 1 to the number of labels; 0: all of them.
-            deadline: When the caller stops waiting, by `time.monotonic`.
+            deadline: End of the caller's wait, in seconds of `time.monotonic`.
 
         Raises:
             RequestError: As `classify`.
         """
         embedding = self.bundle.manifest.embedding
-        assert embedding is not None, "the host finds such models by it"
-        assert embedding.space is not None, "the host finds such models by it"
+        assert embedding is not None, "the ability requires it"
+        assert embedding.space is not None, "the ability requires it"
         space, num_labels = embedding.space, check_top_k(top_k, len(labels))
         is_softmax = space.probabilities == "softmax"
         scheme = ClassificationScheme() if is_softmax else _each_by_itself(len(labels))
@@ -181,12 +181,12 @@ class ImageClassifier(ImageModel):
         return await self._answer(images, (EMBEDDING,), read, deadline, num_labels=len(labels))
 
     async def embed(self, images: Images, *, normalize: bool, deadline: float | None) -> Answer[EmbeddedImage]:
-        """Turns images into vectors; for bundles whose graphs give embeddings.
+        """Embeds images; for bundles whose graphs have embeddings.
 
         Args:
             images: 1 to `MAX_IMAGES` images.
             normalize: True to scale vectors to length 1.
-            deadline: When the caller stops waiting, by `time.monotonic`.
+            deadline: End of the caller's wait, in seconds of `time.monotonic`.
 
         Raises:
             RequestError: As `classify`.
@@ -201,15 +201,15 @@ class ImageClassifier(ImageModel):
     async def inspect(
         self, image: bytes | SentImage, *, request: AttentionRequest, deadline: float | None
     ) -> InspectedImage:
-        """Shows what the patches of an image attend to.
+        """Computes attention maps over the patches of an image.
 
         Args:
             image: The encoded image.
-            request: Which weights are asked for.
-            deadline: When the caller stops waiting, by `time.monotonic`.
+            request: Layers, heads and summary of the requested weights.
+            deadline: End of the caller's wait, in seconds of `time.monotonic`.
 
         Raises:
-            RequestError: As `classify`, or the bundle has no graph for it, or the weights are past the limit.
+            RequestError: As `classify`; the bundle has no attention graph, or the weights exceed the limit.
         """
         with self._inspector.begin(request, deadline) as job:
             with job.preparing():
@@ -229,12 +229,12 @@ class ImageClassifier(ImageModel):
 
 
 def _each_by_itself(num_labels: int) -> ClassificationScheme:
-    """Each label is a decision of its own, and applies from a probability of one half."""
+    """Returns the scheme of independent labels, each applied from a probability of one half."""
     return ClassificationScheme(kind="multi_label", thresholds=(0.5,) * num_labels)
 
 
 def _boxes_of(grid: PatchGrid, image: PreparedImage) -> NDArray[np.float64]:
-    """Returns where the tokens of an image lie in it, (T, 4)."""
+    """Returns the boxes of an image's tokens, (T, 4)."""
     height, width = image.pixel_values.shape[1:]
     row, column = np.divmod(np.arange(grid.rows * grid.columns), grid.columns)
     size = np.array([width / grid.columns, height / grid.rows])

@@ -1,6 +1,6 @@
-"""What models of images have in common: images are prepared, batched, and what is made of them is kept.
+"""Base of image models: preprocessing, batching, and a cache of outputs.
 
-An image that comes again, as bytes or by its id, is neither decoded nor computed again.
+A repeated image, as bytes or by id, is neither decoded nor computed again.
 """
 
 from __future__ import annotations
@@ -30,34 +30,34 @@ from headway_server.tasks.stateless import StatelessModel, StatelessParts
 
 Result = TypeVar("Result")
 Images: TypeAlias = Sequence[bytes] | Sequence[SentImage] | NDArray[np.float32]
-"""Encoded images, those found by id among them, or the values of their pixels as the model reads them, (N, 3, H, W)."""
+"""Encoded images, found by id or not, or preprocessed pixel values (N, 3, H, W)."""
 
 _ENTRY_BYTES: Final = 500
-"""What an image takes beside its outputs where they are kept."""
+"""Bytes of a cache entry besides its outputs."""
 _FEW_LABELS: Final = 1000
-"""So many are read of kept outputs on the event loop, in half a millisecond."""
+"""Maximum labels read from cached outputs on the event loop, half a millisecond."""
 MIB: Final = 2**20
 
 
 class SeenImage(NamedTuple):
-    """What is known of an image that a model has read."""
+    """Geometry of a preprocessed image."""
 
     width: int
-    """Of the upright image as it was sent, in pixels."""
+    """Width of the upright original, in pixels."""
     height: int
     transform: ImageTransform
-    """From the image's pixels to the model's."""
+    """Maps pixels of the original to pixels of the model."""
 
 
 class Outputs(NamedTuple):
-    """What the model has made of an image."""
+    """Outputs of the model for one image."""
 
     row: Tensors
     image: SeenImage
 
 
 class ImageModel(StatelessModel):
-    """A model whose graph reads images."""
+    """Model whose graph reads images."""
 
     _noun = "images"
 
@@ -68,34 +68,34 @@ class ImageModel(StatelessModel):
         preprocessor: ImagePreprocessor,
         *,
         outputs: Sequence[str],
-        kept: LruCache[bytes, Outputs],
+        cache: LruCache[bytes, Outputs],
     ) -> None:
-        """Makes a model of its parts.
+        """Assembles a model from its parts.
 
         Args:
             bundle: The bundle.
             parts: Its parts; the graph reads `pixel_values`.
-            preprocessor: Makes them of images.
-            outputs: Names of what is computed of an image and kept.
-            kept: Where.
+            preprocessor: Converts images to `pixel_values`.
+            outputs: Names of the outputs that are computed and cached.
+            cache: Cache of outputs.
         """
         batching = parts.settings.batching
         budget = batching.batch_images(parts.graph.device, preprocessor.num_pixels)
         super().__init__(bundle, parts, budget=budget, max_waiting=batching.max_waiting_images)
         self._preprocessor = preprocessor
         self._outputs = tuple(outputs)
-        self._kept = kept
+        self._cache = cache
 
     def usage(self) -> ModelUsage:
-        """Returns how many images wait for a batch, and how much is kept of those that were computed."""
-        return replace(super().usage(), caches=(self._kept.usage(),))
+        """Returns the number of waiting images, and the size of the cache of outputs."""
+        return replace(super().usage(), caches=(self._cache.usage(),))
 
     async def prepare(self, images: Sequence[SentImage], *, deadline: float | None) -> Answer[None]:
-        """Computes and keeps all that the model makes of images; errors are those of `classify`.
+        """Computes and caches all outputs of images; errors are those of `classify`.
 
         Args:
             images: 1 to `MAX_IMAGES` images.
-            deadline: When the caller stops waiting, by `time.monotonic`.
+            deadline: End of the caller's wait, in seconds of `time.monotonic`.
         """
         return await self._answer(images, self._outputs, lambda *_: None, deadline)
 
@@ -108,41 +108,41 @@ class ImageModel(StatelessModel):
         *,
         num_labels: int = 0,
     ) -> Answer[Result]:
-        """Reads outputs of each image: of those that are kept, and of the others once they are computed.
+        """Reads outputs of each image from the cache, or computes them.
 
         Args:
-            images: The images.
+            images: Images.
             outputs: Names of the outputs.
-            read: Makes an image's result of these outputs and what is known of it.
-            deadline: When the caller stops waiting, by `time.monotonic`.
-            num_labels: That `read` looks at.
+            read: Makes an image's result from these outputs and its geometry.
+            deadline: End of the caller's wait, in seconds of `time.monotonic`.
+            num_labels: Number of labels that `read` reads.
         """
         check_count("images", len(images), MAX_IMAGES)
-        if isinstance(images, np.ndarray) or not self._kept.max_bytes:
+        if isinstance(images, np.ndarray) or not self._cache.max_bytes:
             return await self._compute(images, outputs, read, deadline)
         sent = await _as_sent(images)
-        kept = {index: found for index, one in enumerate(sent) if (found := self._kept.get(one.key)) is not None}
-        missing = [index for index in range(len(sent)) if index not in kept]
+        cached = {index: found for index, one in enumerate(sent) if (found := self._cache.get(one.key)) is not None}
+        missing = [index for index in range(len(sent)) if index not in cached]
         timings: CallTimings = NO_TIMINGS
         computed: Iterator[tuple[Result, Outputs]] = iter(())
         if missing:
 
-            def read_and_keep(row: Tensors, image: SeenImage) -> tuple[Result, Outputs]:
+            def read_and_cache(row: Tensors, image: SeenImage) -> tuple[Result, Outputs]:
                 found = Outputs({name: values.copy() for name, values in row.items()}, image)
                 return read(*found), found
 
-            answer = await self._compute([sent[index] for index in missing], self._outputs, read_and_keep, deadline)
+            answer = await self._compute([sent[index] for index in missing], self._outputs, read_and_cache, deadline)
             timings, computed = answer.timings, iter(answer.results)
 
-        def read_kept() -> dict[int, Result]:
-            return {index: read(*found) for index, found in kept.items()}
+        def read_cached() -> dict[int, Result]:
+            return {index: read(*found) for index, found in cached.items()}
 
-        is_quick = len(kept) * num_labels <= _FEW_LABELS
+        is_quick = len(cached) * num_labels <= _FEW_LABELS
         loop = asyncio.get_running_loop()
-        results = read_kept() if is_quick else await loop.run_in_executor(image_pool(), read_kept)
+        results = read_cached() if is_quick else await loop.run_in_executor(image_pool(), read_cached)
         for index, (result, found) in zip(missing, computed, strict=True):
             num_bytes = _ENTRY_BYTES + sum(values.nbytes for values in found.row.values())
-            self._kept.put(sent[index].key, found, num_bytes)
+            self._cache.put(sent[index].key, found, num_bytes)
             results[index] = result
         return Answer(results=[results[index] for index in range(len(sent))], timings=timings)
 
@@ -153,7 +153,7 @@ class ImageModel(StatelessModel):
         read: Callable[[Tensors, SeenImage], Result],
         deadline: float | None,
     ) -> Answer[Result]:
-        """Prepares images, runs them and reads outputs of each, off the event loop."""
+        """Preprocesses images, runs them and reads the outputs of each, off the event loop."""
         if isinstance(images, np.ndarray):
             num_bytes, encoded, fields = images.nbytes, [], []
         else:

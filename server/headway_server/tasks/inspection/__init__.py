@@ -1,1 +1,1 @@
-"""What models attend to (docs/attention.md)."""
+"""Attention maps (docs/attention.md)."""

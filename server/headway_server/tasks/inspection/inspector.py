@@ -1,7 +1,7 @@
-"""Runs the graph of a model's attention weights beside the model itself.
+"""Runs the graph of a model's attention weights, besides the model itself.
 
-The graph is opened by the first call that wants it. Its threads give way to those that answer other calls, and the
-weights that are computed or wait to be sent are bounded in bytes, together and call by call.
+The graph is opened by the first call. Its threads have a lower priority than those of other calls. The bytes of
+weights, computed or waiting to be sent, are bounded per call and in total.
 
 T is the number of tokens of a text.
 """
@@ -30,9 +30,9 @@ from headway_server.tasks.inspection.maps import AttentionPlan, AttentionRequest
 from headway_server.tasks.job import Job
 
 _NICENESS: Final = 10
-"""Of the threads: they get about a tenth of a core that others want too. Heeded on Linux."""
+"""Niceness of the threads: about a tenth of a contended core. Linux only."""
 _MAX_WAITING: Final = 64
-"""Inspections of a model that are admitted and not yet answered."""
+"""Maximum admitted and unanswered inspections of a model."""
 _MIB: Final = 2**20
 
 _log = structlog.get_logger(__name__)
@@ -40,19 +40,19 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectedToken:
-    """A token as the model read it, and its characters: `start` to `end`, `end` excluded, in Unicode code points."""
+    """A token with its characters: `start` to `end`, `end` excluded, in Unicode code points."""
 
     token_id: int
     text: str
     start: int
     end: int
     of_pair: bool = False
-    """True if it is of the second text of a pair."""
+    """True in the second text of a pair."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectedText:
-    """The tokens of one text and what they attend to."""
+    """Tokens of one text with their attention maps."""
 
     tokens: Sequence[InspectedToken]
     maps: Maps
@@ -62,26 +62,26 @@ class InspectedText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectedTranslation(InspectedText):
-    """The tokens of one source and of its translation, and what they attend to."""
+    """Tokens of one source and of its translation, with their attention maps."""
 
     target_tokens: Sequence[InspectedToken]
-    """As the decoder reads them, after the token that a translation starts from."""
+    """Tokens of the translation, without the decoder's start token."""
     translation: str
 
 
 class Inspector:
-    """The graph of one model's attention weights. Belongs to the event loop, but for `close`."""
+    """Runner of one model's attention graph. For the event loop alone, except `close`."""
 
     def __init__(
         self, bundle: Bundle, precision: Precision, runtime: Runtime, *, max_mib: int, observer: Observer = NO_OBSERVER
     ) -> None:
-        """Opens nothing yet.
+        """Takes the model's parts; the first call opens the graph.
 
         Args:
-            bundle: Of the model.
-            precision: Of the variant that runs.
-            runtime: Where it runs.
-            max_mib: Most MiB of weights, of a call and of all calls together.
+            bundle: Bundle of the model.
+            precision: Precision of the variant in use.
+            runtime: Runtime of the graph.
+            max_mib: Maximum MiB of weights, per call and in total.
             observer: See `Batcher`.
         """
         manifest = bundle.manifest
@@ -91,9 +91,9 @@ class Inspector:
         self._max_bytes = max_mib * _MIB
         self._observer = observer
         self._name = f"{manifest.name}/{manifest.version}"
-        self._niceness = max(_NICENESS, own_niceness())  # of the thread that loads the model
+        self._niceness = max(_NICENESS, own_niceness())  # at least that of the loading thread
         self._waiting = Admission(limit=_MAX_WAITING, noun="inspections", owner=self._name)
-        self._held = Admission(limit=None, noun="attention weights", owner=self._name, max_bytes=self._max_bytes)
+        self._memory = Admission(limit=None, noun="attention weights", owner=self._name, max_bytes=self._max_bytes)
         self._opening = asyncio.Lock()
         self._closing = threading.Lock()  # guards the two below
         self._batcher: Batcher | None = None
@@ -103,20 +103,20 @@ class Inspector:
         """Returns the job of one call.
 
         Args:
-            request: Which weights are asked for.
-            deadline: When the caller stops waiting, by `time.monotonic`.
+            request: Layers, heads and summary of the requested weights.
+            deadline: End of the caller's wait, in seconds of `time.monotonic`.
 
         Raises:
-            InvalidInputError: The model has no such layer or head.
-            NoAttentionError: The bundle has no such graph.
+            InvalidInputError: A layer or head does not exist.
+            NoAttentionError: The bundle has no attention graph.
         """
         plan = AttentionPlan(request, self._known_graph())
-        job = Inspection(self, self._waiting, self._held, count=1, work=1.0, num_bytes=0, deadline=deadline)
+        job = Inspection(self, self._waiting, self._memory, count=1, work=1.0, num_bytes=0, deadline=deadline)
         job.plan = plan
         return job
 
     def close(self) -> bool:
-        """Ends the threads; what waits fails. May be called from any thread. True if they have ended."""
+        """Ends the threads; waiting calls fail. Thread-safe. Returns True if the threads have ended."""
         with self._closing:
             self._is_closed = True
             batcher = self._batcher
@@ -131,10 +131,10 @@ class Inspector:
         return self._graph
 
     def check_size(self, item: Tensors, plan: AttentionPlan, field: str) -> int:
-        """Returns the bytes of the weights that the graph will give.
+        """Returns the bytes of the graph's weights for an input.
 
         Raises:
-            InvalidInputError: They are more than the limit.
+            InvalidInputError: The bytes exceed the limit.
         """
         axes = {
             axis: size
@@ -156,7 +156,7 @@ class Inspector:
         return num_bytes
 
     async def open(self) -> Batcher:
-        """Opens the graph, if no call has before.
+        """Opens the graph once.
 
         Raises:
             DrainingError: The model is being closed.
@@ -173,7 +173,7 @@ class Inspector:
             return self._batcher
 
     def _make_batcher(self) -> Batcher:
-        """Opens the graph on a thread whose niceness the threads of the session and the batcher take over."""
+        """Opens the graph on a thread; the session's and the batcher's threads inherit its niceness."""
         manifest = self._bundle.manifest
         try:
             session = self._runtime.open(self._bundle, self._known_graph(), in_lanes=False)
@@ -191,29 +191,29 @@ class Inspector:
 
     def __repr__(self) -> str:
         state = "no graph" if self._graph is None else "open" if self._batcher is not None else "not open"
-        return f"Inspector({self._name}, {state}, {self._held!r})"
+        return f"Inspector({self._name}, {state}, {self._memory!r})"
 
 
 class Inspection(Job["Inspector"]):
-    """A call that is shown attention weights."""
+    """Call for attention weights."""
 
     plan: AttentionPlan
-    """Which are wanted."""
+    """Requested weights."""
 
     async def read(self, item: Tensors, *, field: str, num_tokens: int) -> Maps:
         """Computes the maps of one input.
 
         Args:
             item: The graph's inputs, without the batch axis.
-            field: What the request calls the input, for messages.
-            num_tokens: That the input has, for the caller's budget.
+            field: Name of the input in the request, for error messages.
+            num_tokens: Tokens of the input, for the caller's budget.
 
         Raises:
-            RequestError: The weights are past the limit, there is no room for them, the deadline passed, the server is
-                draining.
+            RequestError: The weights exceed the limit, other calls' weights leave no memory, the deadline passed, the
+            server is draining.
             ModelRunError: The graph does not run.
         """
-        self.hold(self._engine.check_size(item, self.plan, field) + sum(tensor.nbytes for tensor in item.values()))
+        self.reserve(self._engine.check_size(item, self.plan, field) + sum(tensor.nbytes for tensor in item.values()))
         batched = await self.batch(
             await self._engine.open(),
             [item],
@@ -229,12 +229,12 @@ class Inspection(Job["Inspector"]):
 async def inspected_tokens(
     tokenizer: TextTokenizer, encoded: EncodedText, *, prefix: Sequence[int] = ()
 ) -> list[InspectedToken]:
-    """Names the tokens of a text, off the event loop.
+    """Returns the tokens of a text with their names, off the event loop.
 
     Args:
-        tokenizer: That encoded it.
+        tokenizer: Tokenizer of the text.
         encoded: Its T tokens, with their characters.
-        prefix: Tokens that stand for no characters and were put before it.
+        prefix: Tokens before it, which have no characters.
     """
     types = encoded.type_ids if encoded.type_ids is not None else np.zeros_like(encoded.input_ids)
     spans = [(0, 0)] * len(prefix) + list(encoded.offsets)
@@ -245,7 +245,7 @@ async def inspected_tokens(
         return [
             InspectedToken(
                 token_id=token,
-                # A special token has no space before it that were part of the text.
+                # The space before a special token is not part of the text.
                 text=tokenizer.token_text(token) if start < end else tokenizer.token_text(token).strip(),
                 start=start,
                 end=end,

@@ -1,6 +1,6 @@
-"""From the attention weights of all layers and heads to the maps that a caller asked for.
+"""Attention maps from the weights of all layers and heads.
 
-H heads, T tokens that attend, S tokens that are attended to.
+H heads, T query tokens, S key tokens.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _BYTES_OF_WEIGHT = 4
 
 
 class Summary(StrEnum):
-    """What is made of the heads of a layer."""
+    """Summary of the heads of a layer."""
 
     EACH_HEAD = "each_head"
-    """Nothing: a map a head."""
+    """No summary: one map for each head."""
     MEAN = "mean"
     MAXIMUM = "maximum"
     ROLLOUT = "rollout"
@@ -32,7 +32,7 @@ class Summary(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionRequest:
-    """Which weights a call asks for."""
+    """Requested weights."""
 
     layers: tuple[int, ...] = ()
     """From 0; empty: all."""
@@ -43,12 +43,12 @@ class AttentionRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionMap:
-    """How much each token attends to each other."""
+    """Attention of each query token to each key token."""
 
     layer: int | None
-    """None: a rollout through several."""
+    """None: a rollout of several layers."""
     head: int | None
-    """None: a summary of several."""
+    """None: a summary of several heads."""
     weights: NDArray[np.float32]
     """(T, S)"""
 
@@ -61,14 +61,14 @@ class AttentionPlan:
     """A request, checked against the graph of the attention weights.
 
     Attributes:
-        outputs: Names of those that the graph must give.
+        outputs: Names of the graph's outputs to compute.
     """
 
     def __init__(self, request: AttentionRequest, graph: Graph) -> None:
         """Checks the request.
 
         Raises:
-            InvalidInputError: No layer has a number that is asked for, or no head.
+            InvalidInputError: A layer or head does not exist.
         """
         self._kinds = attention_layers(graph.outputs)
         num_layers = max(map(len, self._kinds.values()))
@@ -83,7 +83,7 @@ class AttentionPlan:
         self.outputs = tuple(spec.name for specs in self._specs.values() for spec in specs.values())
 
     def sizes(self, axes: Mapping[str, int]) -> list[tuple[int, int, int, int]]:
-        """Returns the layers, heads, rows and columns of what the graph will give, as blocks of equal size.
+        """Returns layers, heads, rows and columns of the graph's weights, as blocks of equal size.
 
         Args:
             axes: Sizes of the graph's dynamic axes.
@@ -97,14 +97,14 @@ class AttentionPlan:
         return [(count, *shape) for shape, count in blocks.items()]
 
     def read(self, outputs: Mapping[str, NDArray[np.float32]]) -> Maps:
-        """Makes the maps of the graph's outputs, (H, T, S) each."""
+        """Makes maps from the graph's outputs, (H, T, S) each."""
         return {
             kind: self._summarised(kind, {layer: self._of_heads(outputs[spec.name]) for layer, spec in specs.items()})
             for kind, specs in self._specs.items()
         }
 
     def _of_heads(self, weights: NDArray[np.float32]) -> NDArray[np.float32]:
-        """(H, T, S) to the same of the heads that were asked for and are there."""
+        """Selects the requested heads of (H, T, S)."""
         heads = [head for head in self._heads if head < len(weights)]
         return weights if heads == list(range(len(weights))) else weights[heads]
 
@@ -126,10 +126,9 @@ class AttentionPlan:
 
 
 def rollout(layers: Iterable[NDArray[np.float32]]) -> NDArray[np.float32]:
-    """Attention rollout (Abnar and Zuidema 2020, section 3): what the last layer's tokens take from the input's.
+    """Attention rollout (Abnar and Zuidema 2020, section 3): contribution of input tokens to the last layer's.
 
-    A layer's attention is mixed with the identity in equal parts, for the residual connection, and layers are
-    multiplied.
+    A layer's attention is averaged with the identity, for the residual connection. The results are multiplied.
 
     Args:
         layers: (T, T) each, averaged over heads, from the first layer to the last.
@@ -146,21 +145,21 @@ def rollout(layers: Iterable[NDArray[np.float32]]) -> NDArray[np.float32]:
 
 
 def num_bytes_of(sizes: Iterable[tuple[int, int, int, int]]) -> int:
-    """Returns the bytes of weights of so many layers, heads, rows and columns."""
+    """Returns the bytes of the weights of blocks of layers, heads, rows and columns."""
     return sum(_BYTES_OF_WEIGHT * layers * heads * rows * columns for layers, heads, rows, columns in sizes)
 
 
 def _num_heads(spec: TensorSpec) -> int:
     heads = spec.shape[1]
-    assert isinstance(heads, int), "the manifest's validator demands it"
+    assert isinstance(heads, int), "the manifest's validator requires it"
     return heads
 
 
 def _checked(field: str, asked: Sequence[int], count: int) -> tuple[int, ...]:
-    """Returns the numbers that are asked for, each once; all if there are none.
+    """Returns the requested indices, each once; all if there are none.
 
     Raises:
-        InvalidInputError: One is not in 0 to `count` - 1.
+        InvalidInputError: An index is not from 0 to `count` - 1.
     """
     for index, number in enumerate(asked):
         if not 0 <= number < count:

@@ -1,1 +1,1 @@
-"""Cutting out of images what prompts point at."""
+"""Promptable image segmentation."""

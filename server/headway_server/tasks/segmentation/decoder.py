@@ -1,4 +1,4 @@
-"""The mask decoder: prompts of any images and callers in one run, each with the embedding of its image.
+"""Mask decoder: a run has prompts of any images and callers, each with the embedding of its image.
 
 N prompts of a run, L positions of an image, E width of an embedding, Q points of a prompt, M masks of a prompt, S side
 of a mask in cells.
@@ -18,16 +18,16 @@ from headway_server.field_rules import most_elements
 from headway_server.runtime import Session
 
 PADDING, OUTSIDE, INSIDE, TOP_LEFT, BOTTOM_RIGHT = -1, 0, 1, 2, 3
-"""What a point of a prompt is: none, a place that the mask leaves out or holds, or a corner of the mask's box."""
+"""Label of a prompt's point: padding, background, foreground, or a corner of the box."""
 EMBEDDING: Final = "embedding"
 MASKS: Final = "masks"
 PREDICTED_IOU: Final = "predicted_iou"
 MAX_PROMPTS: Final = most_elements("SegmentImageRequest.prompts")
-"""Most prompts of a call."""
+"""Maximum prompts of a call."""
 MAX_POINTS: Final = most_elements("SegmentPrompt.points")
-"""Most points of a prompt."""
+"""Maximum points of a prompt."""
 PromptKind: TypeAlias = Literal["point", "box", "several"]
-"""One point, one box, or several of them: which masks answer it."""
+"""Kind of a prompt, which decides which masks answer it: one point, one box, or several parts."""
 
 
 def as_item(
@@ -36,26 +36,26 @@ def as_item(
     labels: NDArray[np.int64],
     earlier_mask: NDArray[np.float32] | None = None,
 ) -> Tensors:
-    """Makes an item of a prompt.
+    """Makes a batch item from a prompt.
 
     Args:
-        embedding: Of its image, (L, E).
-        points: (Q, 2), x and y as shares of what the model sees.
-        labels: (Q,), what each is.
-        earlier_mask: Logits of a mask to improve, (S, S).
+        embedding: Embedding of its image, (L, E).
+        points: (Q, 2), x and y as fractions of the model's crop.
+        labels: (Q,), label of each.
+        earlier_mask: Logits of a mask to refine, (S, S).
     """
     item: dict[str, NDArray[Any]] = {EMBEDDING: embedding, "points": points, "point_labels": labels}
     return item if earlier_mask is None else item | {"earlier_mask": earlier_mask}
 
 
 class PromptGraph:
-    """Gathers the prompts of a run and takes their masks apart again; a `Graph` of the batcher's."""
+    """Collates the prompts of a run and splits their masks; a `Graph` of the batcher."""
 
     def __init__(self, session: Session) -> None:
         """Reads the sizes of a graph.
 
         Raises:
-            BundleError: Its tensors are not those of a mask decoder.
+            BundleError: The tensors are not those of a mask decoder.
         """
         graph = session.graph
         specs = {spec.name: spec.shape for spec in (*graph.inputs, *graph.outputs)}
@@ -81,11 +81,11 @@ class PromptGraph:
 
     @property
     def embedding_bytes(self) -> int:
-        """Of one image's embedding."""
+        """Bytes of one image's embedding."""
         return 4 * self.embedding_shape[0] * self.embedding_shape[1]
 
     def collate(self, items: Sequence[Tensors]) -> dict[str, NDArray[Any]]:
-        """Makes the inputs of a run: points are padded to the most of a prompt."""
+        """Makes the inputs of a run, with points padded to the longest prompt."""
         count, longest, side = len(items), max(len(item["points"]) for item in items), self.mask_size
         inputs: dict[str, NDArray[Any]] = {
             EMBEDDING: np.stack([item[EMBEDDING] for item in items]),
@@ -108,11 +108,11 @@ class PromptGraph:
         return self._session.run(inputs, outputs)
 
     def split(self, outputs: Tensors, items: Sequence[Tensors]) -> list[dict[str, NDArray[Any]]]:
-        """Takes the outputs of a run apart: masks (M, S, S) and predicted IoU (M,) of each prompt."""
+        """Splits the outputs of a run into masks (M, S, S) and predicted IoU (M,) of each prompt."""
         return [{name: tensor[row] for name, tensor in outputs.items()} for row in range(len(items))]
 
     def warm_up(self) -> int | None:
-        """Runs one prompt, so that the first call does not pay for it and a bundle that cannot run is known now.
+        """Runs one prompt: a broken bundle is found at load time, and the first call does not pay for the first run.
 
         Raises:
             BundleError: The graph does not run, or has other outputs.
@@ -123,7 +123,7 @@ class PromptGraph:
         try:
             outputs = self._session.run(inputs)
             max_padding = measure_padding(self._session, inputs, 1)
-        except Exception as error:  # onnxruntime's own kinds, and what a graph of other tensors leads to
+        except Exception as error:  # errors of onnxruntime, and of graphs with other tensors
             raise BundleError(f"{file}: does not run ({error}); export the model again") from error
         shapes = outputs[MASKS].shape, outputs[PREDICTED_IOU].shape
         expected = (1, self.num_masks, self.mask_size, self.mask_size), (1, self.num_masks)
@@ -136,11 +136,10 @@ class PromptGraph:
 
 
 def answer_order(predicted_iou: NDArray[np.float32], kind: PromptKind) -> NDArray[np.intp]:
-    """Returns which of a prompt's masks answer it, the best first: (M,) -> at most three.
+    """Returns the indices of the masks that answer a prompt, the best first: (M,) -> at most three.
 
-    Mask 0 is for prompts that mean one thing (Kirillov et al. 2023, section 3): it alone answers several parts, and it
-    comes first at a box, which leaves little open. A point may mean a whole or a part: the other masks answer it, by
-    falling predicted IoU.
+    Mask 0 is for unambiguous prompts (Kirillov et al. 2023, section 3). It alone answers several parts, and it comes
+    first for a box. A point is ambiguous: the other masks answer it, by falling predicted IoU.
     """
     if kind == "several":
         return np.zeros(1, np.intp)

@@ -1,7 +1,7 @@
-"""Masks: from logits of cells to the pixels of the caller's image, as runs or as PNG.
+"""Masks: from logits of cells to pixels of the caller's image, as run lengths or PNG.
 
-H, W height and width of an image, S side of a mask in cells. A cell's logit stands at its centre, and those of pixels
-are interpolated between them linearly.
+H, W height and width of an image, S side of a mask in cells. Logits of pixels are interpolated linearly between the
+centres of cells.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from PIL import Image
 from headway_server.preprocessing.image import ImageTransform
 
 _BAND_PIXELS: Final = 2**20
-"""That are interpolated at a time, which bounds what a mask of a large image takes beside itself."""
+"""Pixels interpolated at a time, which bounds the temporary memory of a large mask."""
 _STEEPEST: Final = 2.0**10
-"""Between logits of neighbouring cells that are both in a mask: whatever lies between them is above 0 in fp32 too."""
+"""Maximum ratio of the logits of two neighbouring cells in a mask for which interpolation stays above 0 in fp32."""
 _STABLE_OFFSET: Final = 1.0
-"""Added to and taken from the threshold of 0 to see how much a mask changes (Kirillov et al. 2023, appendix B)."""
+"""Offset of the threshold of 0, in both directions, for `stability` (Kirillov et al. 2023, appendix B)."""
 
 
 class Box(NamedTuple):
-    """Sides of a mask in pixels; right and bottom are the first that do not belong to it. Zeros of an empty mask."""
+    """Bounding box of a mask in pixels; right and bottom are exclusive. Zeros for an empty mask."""
 
     left: int
     top: int
@@ -36,28 +36,28 @@ class Box(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EdgedMask:
-    """A mask with the logits of its edge alone: the others change no pixel.
+    """A mask with the logits of its edge alone: the others affect no pixel.
 
-    A pixel lies between four cells. Where all four are in the mask, or all outside of it, so is the pixel, whatever
-    their logits are. A mask of noise is all edge.
+    A pixel lies between four cells. If all four are inside the mask, or all outside, so is the pixel, for any logits.
+    A mask of noise is all edge.
     """
 
     inside: NDArray[np.uint8]
     """Bits of the cells that are in the mask, (S S / 8,)."""
     edge: NDArray[np.uint8]
-    """Bits of the cells whose logits are held, likewise."""
+    """Bits of the cells at the edge, likewise."""
     logits: NDArray[np.float32]
-    """Of those cells, in their order."""
+    """Logits of the edge cells, in order."""
     highest: np.float32
-    """Of all logits."""
+    """Shape of all logits."""
     side: int
     """S"""
 
     @classmethod
     def of_logits(cls, logits: NDArray[np.float32]) -> EdgedMask:
-        """Leaves out of (S, S) logits what no pixel depends on."""
+        """Keeps the edge of (S, S) logits."""
         highest = logits.max()
-        plain = _four_of(logits > highest / _STEEPEST) | _four_of(logits <= 0)  # neither is true of NaN
+        plain = _four_of(logits > highest / _STEEPEST) | _four_of(logits <= 0)  # both are false for NaN
         edge = np.zeros(logits.shape, np.bool_)
         for rows in (slice(None, -1), slice(1, None)):
             for columns in (slice(None, -1), slice(1, None)):
@@ -71,7 +71,7 @@ class EdgedMask:
         )
 
     def with_all_logits(self) -> NDArray[np.float32]:
-        """Returns (S, S) logits of the same pixels: those of the edge, and others of their cells' signs."""
+        """Returns (S, S) logits of the same pixels: stored ones at the edge, and elsewhere values of the right sign."""
         inside, edge = (np.unpackbits(bits, count=self.side**2).view(np.bool_) for bits in (self.inside, self.edge))
         logits = np.where(inside, self.highest, np.float32(-1))
         logits[edge] = self.logits
@@ -79,17 +79,17 @@ class EdgedMask:
 
     @property
     def nbytes(self) -> int:
-        """That its arrays take, `most_bytes` at most."""
+        """Bytes of its arrays, `most_bytes` at most."""
         return self.inside.nbytes + self.edge.nbytes + self.logits.nbytes
 
     @staticmethod
     def most_bytes(side: int) -> int:
-        """Returns what a mask of noise takes."""
+        """Returns the bytes of a mask of noise."""
         return 4 * side**2 + 2 * -(-(side**2) // 8)
 
 
 def _four_of(cells: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Between which four cells all are true: (S, S) -> (S - 1, S - 1)."""
+    """Combines each square of four cells by logical and: (S, S) -> (S - 1, S - 1)."""
     pairs = cells[:-1] & cells[1:]
     return pairs[:, :-1] & pairs[:, 1:]
 
@@ -101,22 +101,22 @@ class PixelMask:
     width: int
     height: int
     left: int
-    """Of the part that may hold pixels of the mask, in the image."""
+    """Bounds of the part that may contain mask pixels, in the image."""
     top: int
     columns: NDArray[np.bool_]
-    """That part by columns, (its width, its height)."""
+    """Mask of that part by columns, (its width, its height)."""
 
     @classmethod
     def of_logits(
         cls, logits: NDArray[np.float32], transform: ImageTransform, size: tuple[int, int], model_size: tuple[int, int]
     ) -> PixelMask:
-        """Brings a mask to an image's pixels.
+        """Resizes a mask to an image's pixels.
 
         Args:
             logits: (S, S), above 0 in the mask.
             transform: From the image's pixels to the model's.
             size: Width and height of the image.
-            model_size: Width and height of what the model reads. What lies beyond it is not of the mask.
+            model_size: Width and height of the model's input. Pixels beyond it are outside the mask.
         """
         side = logits.shape[0]
         inside = logits > 0
@@ -139,9 +139,9 @@ class PixelMask:
         return cls(width=size[0], height=size[1], left=across.first, top=down.first, columns=columns)
 
     def runs(self) -> NDArray[np.int32]:
-        """Returns the lengths of runs, by columns from the upper left corner: outside, inside, outside ...
+        """Returns run lengths by columns from the upper left corner: outside, inside, outside ...
 
-        They are the counts of COCO's uncompressed run lengths; the first is 0 where the mask holds the first pixel.
+        The format is COCO's uncompressed RLE; the first length is 0 if the first pixel is inside.
         """
         wide, high = self.columns.shape
         edged = np.zeros((wide, high + 2), np.int8)
@@ -168,7 +168,7 @@ class PixelMask:
 
     @property
     def area(self) -> int:
-        """Pixels of the mask."""
+        """Number of mask pixels."""
         return int(np.count_nonzero(self.columns))
 
     @property
@@ -182,28 +182,28 @@ class PixelMask:
 
 
 class _Axis(NamedTuple):
-    """Which cells each pixel of a part of an image lies between."""
+    """Interpolation between cells along one axis of a part of an image."""
 
     first: int
-    """The part's first pixel."""
+    """First pixel of the part."""
     low: NDArray[np.intp]
     high: NDArray[np.intp]
     weight: NDArray[np.float32]
-    """Of the higher cell."""
+    """Weight of the higher cell."""
 
     @classmethod
-    def of(cls, places: NDArray[np.floating[Any]], stride: float, inner: NDArray[np.intp], side: int) -> _Axis:
-        """Finds the pixels that a mask may hold.
+    def of(cls, positions: NDArray[np.floating[Any]], stride: float, inner: NDArray[np.intp], side: int) -> _Axis:
+        """Finds the pixels that a mask may contain.
 
         Args:
-            places: Where the centre of each pixel lies in what the model reads, in its pixels.
-            stride: A cell's side, likewise.
-            inner: Cells of the axis whose row or column has one in the mask.
-            side: Cells of the axis.
+            positions: Centre of each pixel, in pixels of the model's input.
+            stride: Side of a cell, likewise.
+            inner: Cells of the axis whose row or column has a cell in the mask.
+            side: Number of cells of the axis.
         """
-        cells = places / stride - 0.5
+        cells = positions / stride - 0.5
         first, last = (int(inner[0]), int(inner[-1])) if len(inner) else (0, -1)
-        near = (cells > first - 1) & (cells < last + 1) & (places >= 0) & (places <= side * stride)
+        near = (cells > first - 1) & (cells < last + 1) & (positions >= 0) & (positions <= side * stride)
         pixels = np.flatnonzero(near)
         taken = np.clip(cells[pixels], 0, side - 1)
         low = taken.astype(np.intp)
@@ -217,31 +217,31 @@ class _Axis(NamedTuple):
 
 
 def stability(logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    """How much of masks (..., S, S) stays if the threshold moves: 0 to 1, (...); 0 of an empty mask."""
+    """Returns the stability of masks (..., S, S) to the threshold: 0 to 1, (...); 0 for an empty mask."""
     small, large = ((logits > offset).sum(axis=(-2, -1)) for offset in (_STABLE_OFFSET, -_STABLE_OFFSET))
     shares: NDArray[np.float32] = (small / np.maximum(large, 1)).astype(np.float32)
     return shares
 
 
 COMPARED: Final = 3
-"""Times the bits of masks that their comparison takes: in their order, those that wait, and counts of their bits."""
+"""Memory of a comparison in multiples of the masks' bits: sorted copy, remaining masks, and bit counts."""
 
 
 def drop_duplicates(
     inside: Sequence[NDArray[np.uint8]], scores: NDArray[np.float32], most_overlap: float, most: int
 ) -> list[int]:
-    """Chooses masks, the best first, none of which overlaps a better one by more (non-maximum suppression).
+    """Non-maximum suppression of masks, the best first.
 
     Takes `COMPARED` times the bytes of `inside`.
 
     Args:
         inside: Bits of the cells of N masks, each (S S / 8,).
         scores: (N,).
-        most_overlap: Intersection over union from which the worse of two is left out.
-        most: How many are chosen at most.
+        most_overlap: Minimum intersection over union of two masks of which the worse is dropped.
+        most: Maximum number of masks.
 
     Returns:
-        Numbers of masks, by falling score.
+        Indices of masks, by falling score.
     """
     order = np.argsort(-scores, kind="stable")
     packed = np.zeros((len(order), -(-len(inside[0]) // 8) * 8), np.uint8)

@@ -1,4 +1,4 @@
-"""Cuts out of images what prompts point at: an encoder embeds an image once, and a decoder answers prompts.
+"""Served segmentation model: an encoder embeds an image once, and a mask decoder answers prompts.
 
 Both graphs have a batcher. Prompts of different images and callers run in one batch of the decoder.
 
@@ -58,43 +58,43 @@ class MaskFormat(Enum):
     """Encoding of masks."""
 
     RUNS = auto()
-    """Lengths of runs, as COCO has them."""
+    """Run lengths in COCO's format."""
     PNG = auto()
 
 
 MAX_MASKS: Final = maximum("SegmentImageRequest.max_mask_count")
-"""Most masks of a prompt of one part; one of several parts has one."""
+"""Maximum masks of a prompt of one part; a prompt of several parts has one."""
 MAX_SEGMENTS: Final = 256
-"""Most segments of an image that are answered where everything is asked for."""
+"""Maximum segments of an image in an everything request."""
 MAX_MASK_PIXELS: Final = 2**29
-"""Most pixels of all masks of an answer together. Masks of noise take 30 ns and a quarter of a byte a pixel."""
+"""Maximum pixels of all masks of an answer. Masks of noise take 30 ns and a quarter of a byte a pixel."""
 MAX_STREAMED_PIXELS: Final = 2**31
-"""The same where masks are sent one by one, each of which takes as much as its box."""
+"""The same for streamed masks, each of which takes the memory of its box."""
 MAX_GRID_SIDE: Final = maximum("SegmentEverythingRequest.points_per_side")
-"""Most points along a side of the grid that everything is asked for with."""
-_LEAST_HELD_MIB: Final = 64
-"""Of embeddings that streams may hold, where fewer are kept."""
+"""Maximum points along a side of the grid of an everything request."""
+_MIN_STREAM_MIB: Final = 64
+"""Minimum budget of the embeddings of streams, where the cache is smaller."""
 _LEAST_TOGETHER: Final = 32
-"""Prompts of a call that are asked together at least; the next are asked when their masks have been seen to."""
+"""Minimum prompts of a call run together; the next ones run when these masks are processed."""
 _PIXELS_AT_A_TIME: Final = 4 * 2**20
-"""Of masks that a thread brings to an image's size before the event loop looks whether the caller is still there."""
+"""Mask pixels resized by a thread at a time; between two batches the event loop checks for cancellation."""
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A place of an image, in its pixels."""
+    """A point of an image, in its pixels."""
 
     x: float
     y: float
     is_inside: bool = True
-    """False for a place that the mask leaves out."""
+    """False for a background point."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentPrompt:
-    """What points at a segment: places, or a box around it, or both."""
+    """Prompt of a segment: points, a box around it, or both."""
 
     points: tuple[Point, ...] = ()
     box: tuple[float, float, float, float] | None = None
@@ -102,28 +102,28 @@ class SegmentPrompt:
 
     @property
     def num_parts(self) -> int:
-        """Places, and the box."""
+        """Number of points and boxes."""
         return len(self.points) + (self.box is not None)
 
     @property
     def kind(self) -> PromptKind:
-        """Which masks answer it."""
+        """Kind of the prompt."""
         if self.num_parts > 1:
             return "several"
         return "point" if self.box is None else "box"
 
     @property
     def first_part(self) -> SegmentPrompt:
-        """The box by itself, or else the first place inside."""
+        """The box alone, or else the first foreground point."""
         if self.box is not None:
             return SegmentPrompt(box=self.box)
         return SegmentPrompt(points=(next(point for point in self.points if point.is_inside),))
 
     def check_parts(self, field: str) -> None:
-        """Checks what can be checked without the image.
+        """Checks the prompt without the image.
 
         Raises:
-            InvalidInputError: There is nothing to point with, or too much of it, or nothing that is inside.
+            InvalidInputError: There are no parts, too many points, or no foreground.
         """
         if not self.num_parts:
             raise InvalidInputError(field, f"has neither points nor a box; give a box, or 1 to {MAX_POINTS} points")
@@ -132,16 +132,16 @@ class SegmentPrompt:
                 f"{field}.points", f"has {len(self.points)} elements, the limit is {MAX_POINTS}; leave some out"
             )
         if self.box is None and not any(point.is_inside for point in self.points):
-            raise InvalidInputError(f"{field}.points", "are all to be left out; give a box, or one point inside too")
+            raise InvalidInputError(f"{field}.points", "are all background; add a box, or one point inside the segment")
 
-    def check_places(self, field: str, width: int, height: int) -> None:
-        """Checks where the parts lie in an image of so many pixels.
+    def check_coordinates(self, field: str, width: int, height: int) -> None:
+        """Checks the coordinates of the parts against an image's size in pixels.
 
         Raises:
-            InvalidInputError: A point or a side of the box is outside of it, or the box is empty.
+            InvalidInputError: A point or a side of the box is outside of the image, or the box is empty.
         """
         for number, point in enumerate(self.points):
-            if not (0 <= point.x <= width and 0 <= point.y <= height):  # which no NaN is
+            if not (0 <= point.x <= width and 0 <= point.y <= height):  # false for NaN too
                 raise InvalidInputError(
                     f"{field}.points[{number}]",
                     f"is ({point.x:g}, {point.y:g}), outside of the image: x goes from 0 to {width}, y to {height}",
@@ -159,13 +159,13 @@ class SegmentPrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EverythingRequest:
-    """How everything is looked for in an image: by a point at each place of a grid."""
+    """Parameters of an everything request, which prompts with a grid of points."""
 
     points_per_side: int = 16
     min_predicted_iou: float = 0.7
     min_stability: float = 0.8
     max_overlap: float = 0.7
-    """Intersection over union from which the worse of two masks is left out."""
+    """Minimum intersection over union of two masks of which the worse is dropped."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.points_per_side <= MAX_GRID_SIDE:
@@ -182,7 +182,7 @@ class SegmentMask:
     """A mask in the pixels of the caller's image."""
 
     counts: NDArray[np.int32] | None
-    """Lengths of runs by columns, as COCO has them; None where a PNG was asked for."""
+    """Run lengths by columns in COCO's format; None if a PNG is requested."""
     png: bytes | None
     predicted_iou: float
     stability: float
@@ -194,7 +194,7 @@ class SegmentMask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentedImage:
-    """The masks of each prompt, the best first (`answer_order`), and the image's size in pixels."""
+    """Masks of each prompt, the best first (`answer_order`), and the image's size in pixels."""
 
     results: list[list[SegmentMask]]
     width: int
@@ -204,7 +204,7 @@ class SegmentedImage:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Embedded:
-    """An image that prompts can be answered about."""
+    """An embedded image."""
 
     embedding: NDArray[np.float32]
     """(L, E)"""
@@ -213,7 +213,7 @@ class _Embedded:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Found:
-    """A mask as the decoder gives it."""
+    """A mask of the decoder."""
 
     logits: NDArray[np.float32]
     """(S, S)"""
@@ -223,7 +223,7 @@ class _Found:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Candidate:
-    """A mask that is a segment unless it is nearly that of a better one."""
+    """A mask before non-maximum suppression."""
 
     edged: EdgedMask
     predicted_iou: float
@@ -231,7 +231,7 @@ class _Candidate:
 
     @property
     def logits(self) -> NDArray[np.float32]:
-        """Of the same pixels, (S, S)."""
+        """Logits of the same pixels, (S, S)."""
         return self.edged.with_all_logits()
 
 
@@ -239,9 +239,9 @@ Mask = TypeVar("Mask", _Found, _Candidate)
 
 
 class SegmentationModel(ImageModel):
-    """Answers prompts about images with masks."""
+    """Answers prompts with masks."""
 
-    _held_noun = "masks"
+    _memory_noun = "masks"
 
     def __init__(
         self,
@@ -251,7 +251,7 @@ class SegmentationModel(ImageModel):
         decoder: PromptGraph,
         decoder_max_padding: int | None,
     ) -> None:
-        """Makes a model of its parts; `load` makes the parts."""
+        """Assembles a model from its parts; `load` makes the parts."""
         settings, observer = parts.settings, parts.observer
         max_bytes = settings.max_image_embeddings_mib * MIB
         super().__init__(
@@ -259,7 +259,7 @@ class SegmentationModel(ImageModel):
             parts,
             preprocessor,
             outputs=(EMBEDDING,),
-            kept=LruCache("image_embeddings", max_bytes=max_bytes, ttl_s=settings.image_ttl),
+            cache=LruCache("image_embeddings", max_bytes=max_bytes, ttl_s=settings.image_ttl),
         )
         manifest = bundle.manifest
         sizes = demanded(manifest.image_preprocessing)
@@ -288,24 +288,24 @@ class SegmentationModel(ImageModel):
             limit=None,
             noun="embeddings of streams",
             owner=manifest.name,
-            max_bytes=max(max_bytes, _LEAST_HELD_MIB * MIB),
+            max_bytes=max(max_bytes, _MIN_STREAM_MIB * MIB),
         )
         self.max_idle_s = settings.image_ttl
-        """Seconds that a stream may hold an embedding without a click."""
+        """Seconds without a click after which a stream ends, which frees its embedding."""
         _log.info(
             "segmentation",
             model=manifest.name,
             embedding_kib=decoder.embedding_bytes >> 10,
-            kept_images=max_bytes // decoder.embedding_bytes,
+            cached_images=max_bytes // decoder.embedding_bytes,
         )
 
     @classmethod
     def load(cls, bundle: Bundle, runtime: Runtime, settings: ServerSettings, observer: Observer = NO_OBSERVER) -> Self:
-        """Loads the variant that was asked for, or the one that suits the runtime, and runs it once.
+        """Loads the requested variant, or the best one for the runtime, and runs it once.
 
         Raises:
             BundleError: A graph cannot be loaded, or it or its preprocessing does not fit the manifest.
-            RuntimeUnavailableError: The bundle has no such variant.
+            RuntimeUnavailableError: The bundle does not have the variant.
         """
         manifest = bundle.manifest
         sizes = demanded(manifest.image_preprocessing)
@@ -336,14 +336,14 @@ class SegmentationModel(ImageModel):
         mask_format: MaskFormat = MaskFormat.RUNS,
         deadline: float | None,
     ) -> SegmentedImage:
-        """Answers prompts about an image.
+        """Answers prompts with masks of an image.
 
         Args:
             image: The image.
             prompts: 1 to `MAX_PROMPTS` prompts.
             max_masks: Masks of a prompt of one part, 1 to `MAX_MASKS`; 0: all of them.
-            mask_format: What masks are answered as.
-            deadline: When the caller stops waiting, by `time.monotonic`.
+            mask_format: Encoding of the masks.
+            deadline: End of the caller's wait, in seconds of `time.monotonic`.
 
         Raises:
             RequestError: An argument is out of its range, the image cannot be read, a queue is full, the deadline
@@ -356,7 +356,7 @@ class SegmentationModel(ImageModel):
         embedded, timings = await self._embed_image(image, deadline)
         seen = embedded.image
         for number, prompt in enumerate(prompts):
-            prompt.check_places(f"prompts[{number}]", seen.width, seen.height)
+            prompt.check_coordinates(f"prompts[{number}]", seen.width, seen.height)
         most = max_masks or MAX_MASKS
         num_masks = sum(1 if prompt.num_parts > 1 else most for prompt in prompts)
         if num_masks * seen.width * seen.height > MAX_MASK_PIXELS:
@@ -368,7 +368,7 @@ class SegmentationModel(ImageModel):
         several = any(prompt.num_parts > 1 for prompt in prompts)
         results = []
         with (
-            self._hold(min(len(prompts), self._num_together) * (most + several)),
+            self._reserve(min(len(prompts), self._num_together) * (most + several)),
             self._ask(embedded, prompts, deadline),
         ):
             for some in self._in_turn(prompts):
@@ -381,82 +381,84 @@ class SegmentationModel(ImageModel):
     async def segment_everything(
         self, image: SentImage, request: EverythingRequest, *, mask_format: MaskFormat, deadline: float | None
     ) -> Segments:
-        """Looks for all segments of an image; errors are those of `segment`.
+        """Finds all segments of an image; errors are those of `segment`.
 
-        What is held grows with the masks that are found. If others leave no room for them, the call is refused then.
+        The call's memory grows with its masks. If other calls leave no room for them, it is refused then.
 
         Returns:
             At most `MAX_SEGMENTS` masks, the best first by the product of predicted IoU and stability.
         """
         embedded, timings = await self._embed_image(image, deadline)
         seen = embedded.image
-        places = (np.arange(request.points_per_side) + 0.5) / request.points_per_side
-        prompts = [SegmentPrompt(points=(Point(x * seen.width, y * seen.height),)) for y in places for x in places]
+        positions = (np.arange(request.points_per_side) + 0.5) / request.points_per_side
+        prompts = [
+            SegmentPrompt(points=(Point(x * seen.width, y * seen.height),)) for y in positions for x in positions
+        ]
         most = max(1, min(MAX_SEGMENTS, MAX_STREAMED_PIXELS // (seen.width * seen.height)))
         candidates: list[_Candidate] = []
         num_bytes = 0
-        held = self._held.admit(0, caller=current_caller())
+        permit = self._memory.admit(0, caller=current_caller())
         try:
             with self._ask(embedded, prompts, deadline):
                 for some in self._in_turn(prompts):
                     num_new = len(some) * MAX_MASKS
-                    held.resize(len(candidates) + num_new, num_bytes + num_new * self._edged_bytes)
+                    permit.resize(len(candidates) + num_new, num_bytes + num_new * self._edged_bytes)
                     found, more = await self._answer_prompts(embedded, some, deadline, partial(_read_good, request))
                     timings += more
                     new = [mask for row in found for mask in row]
                     candidates += new
                     num_bytes += sum(mask.edged.nbytes for mask in new)
             compared = COMPARED * sum(mask.edged.inside.nbytes for mask in candidates)
-            held.resize(len(candidates), num_bytes + compared)
+            permit.resize(len(candidates), num_bytes + compared)
             loop = asyncio.get_running_loop()
             candidates = await loop.run_in_executor(image_pool(), _choose, candidates, request.max_overlap, most)
-            held.resize(len(candidates), sum(mask.edged.nbytes for mask in candidates))
+            permit.resize(len(candidates), sum(mask.edged.nbytes for mask in candidates))
         except BaseException:
-            held.release()
+            permit.release()
             raise
-        return Segments(masks=self._render(seen, candidates, mask_format), timings=timings, _held=held)
+        return Segments(masks=self._render(seen, candidates, mask_format), timings=timings, _permit=permit)
 
     def _in_turn(self, prompts: Sequence[SegmentPrompt]) -> list[Sequence[SegmentPrompt]]:
-        """Divides prompts into those that are asked together."""
+        """Divides prompts into groups that run together."""
         step = self._num_together
         return [prompts[start : start + step] for start in range(0, len(prompts), step)]
 
     def _ask(self, embedded: _Embedded, prompts: Sequence[SegmentPrompt], deadline: float | None) -> Permit:
-        """Admits prompts until the permit is given back.
+        """Admits prompts until the permit is released.
 
         Raises:
-            OverloadedError: Too many wait, or too long for the deadline.
+            OverloadedError: The queue is full, or too long for the deadline.
         """
         return self._prompts.admit(len(prompts), embedded.embedding.nbytes, deadline=deadline, caller=current_caller())
 
-    def _hold(self, num_masks: int) -> Permit:
-        """Counts so many masks of cells among what the model holds, until the permit is given back.
+    def _reserve(self, num_masks: int) -> Permit:
+        """Reserves memory for a number of masks, until the permit is released.
 
         Raises:
-            OverloadedError: Other calls hold too many.
+            OverloadedError: Other calls leave no memory for them.
         """
-        return self._held.admit(num_masks, num_masks * self._mask_bytes, caller=current_caller())
+        return self._memory.admit(num_masks, num_masks * self._mask_bytes, caller=current_caller())
 
-    async def point_at(self, image: SentImage, *, deadline: float | None) -> Pointing:
-        """Embeds an image for clicks that follow each other; errors are those of `segment`."""
+    async def open_clicks(self, image: SentImage, *, deadline: float | None) -> ClickSession:
+        """Embeds an image for a sequence of clicks; errors are those of `segment`."""
         embedded, timings = await self._embed_image(image, deadline)
-        held = self._embeddings.admit(1, embedded.embedding.nbytes + self._mask_bytes, caller=current_caller())
-        return Pointing(self, embedded, held, timings)
+        permit = self._embeddings.admit(1, embedded.embedding.nbytes + self._mask_bytes, caller=current_caller())
+        return ClickSession(self, embedded, permit, timings)
 
     async def click(
-        self, pointing: Pointing, *, max_masks: int, mask_format: MaskFormat, deadline: float | None
+        self, clicks: ClickSession, *, max_masks: int, mask_format: MaskFormat, deadline: float | None
     ) -> tuple[list[SegmentMask], CallTimings]:
-        """Answers what has been pointed at so far: the last answer, if there is one, goes into this one."""
+        """Answers all clicks so far, refining the mask of the last answer, if there is one."""
         _check_max_masks(max_masks)
-        earlier = pointing.earlier_mask if pointing.prompt.num_parts > 1 else None
-        prompts, read = [pointing.prompt], partial(_read, max_masks or MAX_MASKS)
-        with self._hold(MAX_MASKS + 1), self._ask(pointing.embedded, prompts, deadline):
-            [chosen], timings = await self._answer_prompts(pointing.embedded, prompts, deadline, read, earlier=earlier)
-            pointing.earlier_mask = chosen[0].logits
-            return [mask async for mask in self._render(pointing.embedded.image, chosen, mask_format)], timings
+        earlier = clicks.earlier_mask if clicks.prompt.num_parts > 1 else None
+        prompts, read = [clicks.prompt], partial(_read, max_masks or MAX_MASKS)
+        with self._reserve(MAX_MASKS + 1), self._ask(clicks.embedded, prompts, deadline):
+            [chosen], timings = await self._answer_prompts(clicks.embedded, prompts, deadline, read, earlier=earlier)
+            clicks.earlier_mask = chosen[0].logits
+            return [mask async for mask in self._render(clicks.embedded.image, chosen, mask_format)], timings
 
     async def _embed_image(self, image: SentImage, deadline: float | None) -> tuple[_Embedded, CallTimings]:
-        """Computes an image's embedding, or takes the one that is kept."""
+        """Computes an image's embedding, or takes it from the cache."""
         answer = await self._answer([image], self._outputs, lambda row, seen: _Embedded(row[EMBEDDING], seen), deadline)
         return answer.results[0], answer.timings
 
@@ -469,10 +471,10 @@ class SegmentationModel(ImageModel):
         *,
         earlier: NDArray[np.float32] | None = None,
     ) -> tuple[list[list[Mask]], CallTimings]:
-        """Runs prompts and returns what `read` makes of the masks of each.
+        """Runs prompts and returns the result of `read` for each.
 
-        A prompt of several parts is answered as in training: by its first part, and then, with that mask, by all of
-        them. With an earlier mask there is no need of the first.
+        A prompt of several parts is run as in training: its first part alone, and then all of them with that mask. An
+        earlier mask replaces the first run.
         """
 
         async def run(
@@ -504,18 +506,18 @@ class SegmentationModel(ImageModel):
     def _items(
         self, embedded: _Embedded, prompts: Sequence[SegmentPrompt], earlier: Sequence[NDArray[np.float32] | None]
     ) -> list[Tensors]:
-        """Makes the decoder's inputs of prompts, in one go: an array of each prompt takes 15 µs."""
-        places: list[tuple[float, float]] = []
+        """Makes the decoder's inputs of all prompts at once: an array for each prompt would take 15 µs."""
+        positions: list[tuple[float, float]] = []
         labels: list[int] = []
         ends: list[int] = []
         for prompt in prompts:
-            places += [(point.x, point.y) for point in prompt.points]
+            positions += [(point.x, point.y) for point in prompt.points]
             labels += [INSIDE if point.is_inside else OUTSIDE for point in prompt.points]
             if prompt.box is not None:
-                places += [prompt.box[:2], prompt.box[2:]]
+                positions += [prompt.box[:2], prompt.box[2:]]
                 labels += [TOP_LEFT, BOTTOM_RIGHT]
-            ends.append(len(places))
-        shares = np.clip(embedded.image.transform.to_model(places) / self._model_size, 0, 1).astype(np.float32)
+            ends.append(len(positions))
+        shares = np.clip(embedded.image.transform.to_model(positions) / self._model_size, 0, 1).astype(np.float32)
         kinds = np.array(labels, np.int64)
         return [
             as_item(embedded.embedding, shares[start:end], kinds[start:end], mask)
@@ -525,7 +527,7 @@ class SegmentationModel(ImageModel):
     async def _render(
         self, seen: SeenImage, masks: Sequence[_Found | _Candidate], mask_format: MaskFormat
     ) -> AsyncGenerator[SegmentMask, None]:
-        """Brings masks to the image's size, some at a time, off the event loop."""
+        """Resizes masks to the image's size, some at a time, off the event loop."""
         pool, loop = image_pool(), asyncio.get_running_loop()
         step = max(1, _PIXELS_AT_A_TIME // (seen.width * seen.height))
         for start in range(0, len(masks), step):
@@ -536,50 +538,50 @@ class SegmentationModel(ImageModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Segments(AbstractAsyncContextManager["Segments"]):
-    """The segments of an image. A context manager, which lets go of those that were not read."""
+    """Segments of an image: a context manager that releases unread ones."""
 
     masks: AsyncGenerator[SegmentMask, None]
-    """As they are brought to the image's size."""
+    """Masks, resized one by one."""
     timings: CallTimings
-    """Until they were found."""
-    _held: Permit
+    """Timings without resizing."""
+    _permit: Permit
 
     async def __aexit__(self, *exception: object) -> None:
         await self.masks.aclose()
-        self._held.release()
+        self._permit.release()
 
 
 @dataclass(slots=True, eq=False)
-class Pointing(AbstractContextManager["Pointing"]):
-    """An image that is pointed at by one click after another. A context manager, which lets go of its embedding."""
+class ClickSession(AbstractContextManager["ClickSession"]):
+    """A sequence of clicks in one image: a context manager that releases its embedding."""
 
     model: SegmentationModel
     embedded: _Embedded
-    _held: AbstractContextManager[Any]
+    _reserved: AbstractContextManager[Any]
     timings: CallTimings = NO_TIMINGS
-    """Of the image."""
+    """Timings of the embedding."""
     prompt: SegmentPrompt = field(default_factory=SegmentPrompt)
-    """All that was pointed at."""
+    """All clicks so far."""
     earlier_mask: NDArray[np.float32] | None = None
-    """The logits of the last answer, (S, S)."""
+    """Logits of the last answer, (S, S)."""
 
     def add(self, more: SegmentPrompt) -> None:
-        """Adds places, and a box in place of an earlier one.
+        """Adds points, and a box that replaces an earlier one.
 
         Raises:
-            InvalidInputError: It is not a prompt then.
+            InvalidInputError: The resulting prompt is invalid.
         """
         prompt = SegmentPrompt(points=self.prompt.points + more.points, box=more.box or self.prompt.box)
         prompt.check_parts("prompt")
-        more.check_places("prompt", self.embedded.image.width, self.embedded.image.height)
+        more.check_coordinates("prompt", self.embedded.image.width, self.embedded.image.height)
         self.prompt = prompt
 
     def restart(self) -> None:
-        """Forgets what was pointed at, and the last answer."""
+        """Removes all clicks and the last answer."""
         self.prompt, self.earlier_mask = SegmentPrompt(), None
 
     def __exit__(self, *exception: object) -> None:
-        self._held.__exit__(None, None, None)
+        self._reserved.__exit__(None, None, None)
 
 
 def _check_max_masks(max_masks: int) -> None:
@@ -588,7 +590,7 @@ def _check_max_masks(max_masks: int) -> None:
 
 
 def _read(most: int, kind: PromptKind, row: Tensors) -> list[_Found]:
-    """Takes the masks that answer a prompt, the best first, and `most` at most."""
+    """Returns at most `most` masks that answer a prompt, the best first."""
     masks, predicted_iou = row[MASKS], row[PREDICTED_IOU]
     order = answer_order(predicted_iou, kind)[:most]
     return [
@@ -598,7 +600,7 @@ def _read(most: int, kind: PromptKind, row: Tensors) -> list[_Found]:
 
 
 def _read_good(wanted: EverythingRequest, kind: PromptKind, row: Tensors) -> list[_Candidate]:
-    """Takes the masks that answer a prompt and are good enough, the best first."""
+    """Returns the masks that answer a prompt with sufficient quality, the best first."""
     masks, predicted_iou = row[MASKS], row[PREDICTED_IOU]
     order = answer_order(predicted_iou, kind)
     shares = stability(masks[order])
@@ -611,7 +613,7 @@ def _read_good(wanted: EverythingRequest, kind: PromptKind, row: Tensors) -> lis
 
 
 def _choose(masks: Sequence[_Candidate], max_overlap: float, most: int) -> list[_Candidate]:
-    """Leaves out masks that are nearly those of better ones, and returns the best."""
+    """Drops masks that nearly equal better ones, and returns the best."""
     if not masks:
         return []
     scores = np.array([mask.predicted_iou * mask.stability for mask in masks], np.float32)

@@ -1,1 +1,1 @@
-"""Transcripts: texts of what is said in audio."""
+"""Speech recognition."""

@@ -1,7 +1,7 @@
-"""A model that writes what is said, as it is served: the engine of translations, whose encoder hears audio.
+"""Served speech recognition model: the encoder-decoder of translation, with an audio encoder.
 
-Audio longer than a window is heard window by window (`segments.py`). What a transcript says does not depend on what is
-written beside it.
+Audio longer than a window is transcribed window by window (`segments.py`). A transcript does not depend on the rest of
+the batch.
 
 M mel bins, F frames of an audio, W frames of a window.
 """
@@ -43,34 +43,34 @@ from headway_server.tasks.text_to_text.request import (
 )
 
 MAX_AUDIOS: Final = most_elements("TranscribeSpeechRequest.audios")
-"""Most audios of a call."""
+"""Maximum audios of a call."""
 
 
 class SpeechTask(Enum):
-    """What is written."""
+    """Output of speech recognition."""
 
     TRANSCRIBE = "transcribe"
-    """What is said, in the language that is spoken."""
+    """Transcript in the spoken language."""
     TRANSLATE = "translate"
-    """What is said, in English."""
+    """Translation to English."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeechRequest:
-    """What a call asks for beside its audio."""
+    """Parameters of a call, without its audio."""
 
     parameters: TextToTextParameters = field(default_factory=TextToTextParameters)
     language: str = ""
-    """BCP 47 code of what is spoken; empty: it is detected, where the model knows several."""
+    """BCP 47 code of the spoken language; empty: detected, if the model has several."""
     task: SpeechTask = SpeechTask.TRANSCRIBE
     timestamps: bool = False
-    """True returns when segments begin and end."""
+    """True returns start and end of segments."""
     prompt: str = ""
-    """Text that the audio continues, or words that it may hold."""
+    """Text before the audio, or words that may occur in it."""
     condition_on_previous: bool = False
-    """True lets each window read what was written of those before it."""
+    """True conditions each window on the transcript of the windows before it."""
     deadline: float | None = None
-    """When the caller stops waiting, by `time.monotonic`."""
+    """End of the caller's wait, in seconds of `time.monotonic`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class Segment:
     token_ids: tuple[int, ...]
     """Timestamps included."""
     mean_log_probability: float
-    """Of the tokens of its window."""
+    """Mean over the tokens of its window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ class TranscriptHypothesis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transcript:
-    """What became of an audio. Of several windows, numbers are sums."""
+    """Result of one audio. Numbers are sums over its windows."""
 
     text: str
     log_probability: float
@@ -109,11 +109,11 @@ class Transcript:
     num_new_tokens: int
     duration_s: float
     segments: tuple[Segment, ...]
-    """At least one; without timestamps one for each window."""
+    """At least one segment; without timestamps one for each window."""
     language: str
-    """Named or detected; empty where the model has no names for languages."""
+    """Requested or detected language; empty for a model of one language."""
     languages: tuple[tuple[str, float], ...] = ()
-    """Those that were detected with their probabilities, the likeliest first."""
+    """Detected languages with their probabilities, the likeliest first."""
     hypotheses: tuple[TranscriptHypothesis, ...] = ()
     seed: int | None = None
     num_windows: int = 1
@@ -121,22 +121,22 @@ class Transcript:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeechDelta:
-    """What was written since the last one."""
+    """New output since the last delta."""
 
     text: str
     num_new_tokens: int
     segments: tuple[Segment, ...] = ()
-    """Those that are finished, where segments have times."""
+    """Finished segments, if segments have timestamps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Call:
-    """What a call asks for, checked."""
+    """Validated parameters of a call."""
 
     request: SpeechRequest
     plan: TextToTextPlan
     language: str
-    """Empty: to be detected, where the model has names for languages."""
+    """Empty: to be detected, if the model has several languages."""
     is_stream: bool = False
 
 
@@ -145,63 +145,63 @@ class _Window:
     """A window of an audio."""
 
     start: int
-    """Its first frame of the audio."""
+    """Index of its first frame in the audio."""
     num_frames: int
-    """Of the audio; the rest of the window is padding."""
+    """Frames of audio; the rest of the window is padding."""
     has_times: bool
 
 
-class _Shown:
-    """Text that is handed out in parts, which joined have no white space at either end."""
+class _TrimmedText:
+    """Text sent in parts, without white space at either end of the whole."""
 
     def __init__(self) -> None:
-        self._held: str | None = None
-        """White space that may be the end; None: nothing was handed out yet."""
+        self._space: str | None = None
+        """Pending white space, which may be at the end; None: no text sent yet."""
 
     def push(self, text: str) -> str:
-        """Takes the next text and returns what can be handed out."""
-        whole = text.lstrip() if self._held is None else self._held + text
+        """Takes the next text and returns the part that can be sent."""
+        whole = text.lstrip() if self._space is None else self._space + text
         certain = whole.rstrip()
-        if certain or self._held is not None:
-            self._held = whole[len(certain) :]
+        if certain or self._space is not None:
+            self._space = whole[len(certain) :]
         return certain
 
     def __repr__(self) -> str:
-        return f"_Shown({self._held!r} held)"
+        return f"_TrimmedText({self._space!r} pending)"
 
 
 @dataclass(slots=True, kw_only=True)
-class _Hearing:
-    """How far an audio was heard."""
+class _Transcription:
+    """State of an audio's transcription."""
 
     call: _Call
     audio: PreparedAudio
     prompt_ids: tuple[int, ...]
     """Tokens of the prompt."""
     previous: list[int]
-    """Tokens that the next window may read: of the prompt, and of the windows so far."""
+    """Tokens that the next window is conditioned on: of the prompt, and of the windows so far."""
     seed: int
     segments: list[Segment] = field(default_factory=list)
     results: list[SequenceResult] = field(default_factory=list)
     languages: tuple[tuple[str, float], ...] = ()
-    """Those that were detected."""
-    shown: _Shown = field(default_factory=_Shown)
+    """Detected languages."""
+    shown: _TrimmedText = field(default_factory=_TrimmedText)
 
     @property
     def num_new_tokens(self) -> int:
-        """Of all windows so far."""
+        """New tokens of all windows so far."""
         return sum(result.num_new_tokens for result in self.results)
 
 
 class SpeechModel(DecodingModel):
-    """Writes what is said in audio."""
+    """Transcribes audio."""
 
     _noun = "audios"
     _field = "audios"
-    _held_noun = "decoded audio"
+    _memory_noun = "decoded audio"
 
     def __init__(self, bundle: Bundle, parts: ModelParts) -> None:
-        """Makes a model of its parts.
+        """Assembles a model from its parts.
 
         Raises:
             BundleError: The tokenizer or a token does not fit the model.
@@ -209,7 +209,7 @@ class SpeechModel(DecodingModel):
         """
         super().__init__(bundle, parts)
         manifest = bundle.manifest
-        assert parts.audio_limits is not None, "`load` gives them"
+        assert parts.audio_limits is not None, "`load` sets them"
         special_tokens = demanded(manifest.special_tokens)
         self._bos_id, self._end_id = demanded(special_tokens.bos), demanded(special_tokens.eos)
         self._tokens = manifest.speech or SpeechTokens()
@@ -218,50 +218,50 @@ class SpeechModel(DecodingModel):
             self._audio,
             parts.audio_limits,
             num_positions=self.limits.max_input_tokens,
-            max_bytes=parts.max_held_bytes,
+            max_bytes=parts.max_input_bytes,
         )
         self._blank = self._reader.blank
         self._frames_a_step = round(self._tokens.timestamp_s * self._audio.sampling_rate / self._audio.hop_length)
         self._frame_s = self._audio.hop_length / self._audio.sampling_rate
 
     async def transcribe(self, audios: Elements[bytes], *, request: SpeechRequest) -> Answer[Transcript]:
-        """Writes what is said in each audio; in all of them, or in none.
+        """Transcribes audios; all of them, or none.
 
         Args:
             audios: 1 to `MAX_AUDIOS` encoded audios.
-            request: What is asked for beside them.
+            request: Parameters of the call.
 
         Raises:
-            RequestError: A parameter is out of its range, an audio cannot be read, there is no room, the deadline
-                passed, the server is draining.
+            RequestError: A parameter is out of its range, an audio cannot be read, the queue is full, the deadline
+            passed, the server is draining.
         """
         check_count("audios", len(audios), MAX_AUDIOS)
         call = self._call(request, len(audios))
         names = [f"audios[{number}]" for number in range(len(audios))]
         with self._begin(len(audios), num_tokens=call.plan.num_tokens, num_bytes=0, deadline=request.deadline) as job:
-            heard = await self._prepare(job, call, audios, names)
-            return job.answer(await gather(self._hear_whole(job, one) for one in heard))
+            transcription = await self._prepare(job, call, audios, names)
+            return job.answer(await gather(self._transcribe(job, one) for one in transcription))
 
     async def stream(
         self, audio: bytes, *, name: str, request: SpeechRequest
     ) -> AsyncGenerator[SpeechDelta | Answer[Transcript], None]:
-        """Writes what is said in an audio: yields deltas as they appear, and last the answer.
+        """Transcribes an audio: yields deltas as they appear, and last the answer.
 
-        A delta has the text of new tokens; where segments have times, and of audio longer than a window, that of a
-        whole window, since what is written at a window's end may be heard again in the next. Errors are those of
-        `transcribe`; `name` is what the request calls the audio.
+        A delta has the text of new tokens. With timestamps, or for audio longer than a window, it has the text of a
+        whole window, since the end of a window may be transcribed again with the next. Errors are those of
+        `transcribe`; `name` is the name of the audio in the request.
         """
         call = self._call(request, 1, is_stream=True)
         with self._begin(1, num_tokens=call.plan.num_tokens, num_bytes=0, deadline=request.deadline) as job:
-            [heard] = await self._prepare(job, call, [audio], [name])
-            async with aclosing(self._hear(job, heard)) as parts:
+            [transcription] = await self._prepare(job, call, [audio], [name])
+            async with aclosing(self._transcribe_windows(job, transcription)) as parts:
                 async for part in parts:
                     yield part if isinstance(part, SpeechDelta) else job.answer([part])
 
-    # What is asked for
+    # Validation
 
     def _call(self, request: SpeechRequest, num_audios: int, *, is_stream: bool = False) -> _Call:
-        """Checks what a call asks for, before any work is done for it."""
+        """Validates a call before any work is done for it."""
         name, tokens = self.bundle.manifest.name, self._tokens
         if request.parameters.max_length_ratio is not None:
             raise InvalidInputError(
@@ -292,10 +292,10 @@ class SpeechModel(DecodingModel):
         )
 
     def _language(self, code: str) -> str:
-        """Returns the model's name of a language; empty if it is to be detected, or the model has no names.
+        """Returns the model's name of a language; empty to detect it, or for a model of one language.
 
         Raises:
-            InvalidInputError: The model does not have it.
+            InvalidInputError: The model does not have the language.
         """
         languages, name = self.bundle.manifest.languages, self.bundle.manifest.name
         if not code:
@@ -308,10 +308,10 @@ class SpeechModel(DecodingModel):
         return found
 
     def _check_prompt(self, prompt: str) -> None:
-        """Checks what can be said of a prompt before it is read.
+        """Checks a prompt before it is tokenized.
 
         Raises:
-            InvalidInputError: It has too many bytes, or the model takes none.
+            InvalidInputError: It has too many bytes, or the model takes no prompts.
         """
         if prompt.strip() and self._tokens.start_of_previous is None:
             raise InvalidInputError("prompt", f"is given, and {self.bundle.manifest.name} takes none; leave it out")
@@ -319,7 +319,7 @@ class SpeechModel(DecodingModel):
             raise InvalidInputError("prompt", f"has {size} bytes, the limit is {self._max_text_bytes}; shorten it")
 
     async def _prompt(self, prompt: str) -> tuple[int, ...]:
-        """Returns the tokens of a prompt; of a long one they are made off the event loop.
+        """Tokenizes a prompt, a long one off the event loop.
 
         Raises:
             InvalidInputError: It has too many tokens, or special ones.
@@ -332,12 +332,12 @@ class SpeechModel(DecodingModel):
             raise InvalidInputError("prompt", f"has {count} tokens, the limit is {limit}; shorten it")
         first = self._tokens.first_timestamp
         if any(token >= self._end_id or (first is not None and token >= first) for token in ids):
-            raise InvalidInputError("prompt", "holds the name of a special token, such as <|en|>; leave it out")
+            raise InvalidInputError("prompt", "has the name of a special token, such as <|en|>; leave it out")
         return ids
 
     @property
     def _max_previous(self) -> int:
-        """Most tokens of a prompt and of what was written before."""
+        """Maximum tokens of the prompt and the preceding transcript."""
         return self.limits.max_total_tokens // 2 - 1
 
     def _check_hypotheses(self, call: _Call, audios: Elements[PreparedAudio]) -> None:
@@ -357,28 +357,30 @@ class SpeechModel(DecodingModel):
 
     async def _prepare(
         self, job: DecodingJob, call: _Call, audios: Elements[bytes], names: Elements[str]
-    ) -> list[_Hearing]:
-        """Decodes audios, which the request calls by `names`, and reads the prompt that comes before each."""
+    ) -> list[_Transcription]:
+        """Decodes audios and tokenizes the prompt; `names` are the audios' names in the request."""
         with job.preparing():
             prompt_ids = await self._prompt(call.request.prompt)
             prepared: list[PreparedAudio] = []
             for data, name in zip(audios, names, strict=True):
                 prepared.append(await self._reader.decode(data, name))
-                job.hold(self._reader.num_bytes(prepared))
+                job.reserve(self._reader.num_bytes(prepared))
             self._check_hypotheses(call, prepared)
         seeds = [call.plan.draw_seed() for _ in prepared]
         return [
-            _Hearing(call=call, audio=audio, prompt_ids=prompt_ids, previous=list(prompt_ids), seed=seed)
+            _Transcription(call=call, audio=audio, prompt_ids=prompt_ids, previous=list(prompt_ids), seed=seed)
             for audio, seed in zip(prepared, seeds, strict=True)
         ]
 
-    async def _hear_whole(self, job: DecodingJob, heard: _Hearing) -> Transcript:
-        parts = [part async for part in self._hear(job, heard)]
+    async def _transcribe(self, job: DecodingJob, transcription: _Transcription) -> Transcript:
+        parts = [part async for part in self._transcribe_windows(job, transcription)]
         return next(part for part in parts if isinstance(part, Transcript))
 
-    async def _hear(self, job: DecodingJob, heard: _Hearing) -> AsyncGenerator[SpeechDelta | Transcript, None]:
-        """Hears an audio window by window; yields what appears, of a stream, and last the transcript."""
-        call, audio = heard.call, heard.audio
+    async def _transcribe_windows(
+        self, job: DecodingJob, transcription: _Transcription
+    ) -> AsyncGenerator[SpeechDelta | Transcript, None]:
+        """Transcribes an audio window by window; yields deltas of a stream, and last the transcript."""
+        call, audio = transcription.call, transcription.audio
         with job.preparing():
             features = await self._reader.features(audio)  # (M, F)
         width, num_frames = self._audio.num_frames, self._reader.num_frames(audio)
@@ -388,39 +390,43 @@ class SpeechModel(DecodingModel):
         while start < num_frames:
             window = _Window(start=start, num_frames=min(width, num_frames - start), has_times=has_times)
             source = self._reader.window(features, start)
-            async with aclosing(self._hear_window(job, heard, window, source)) as deltas:
+            async with aclosing(self._transcribe_window(job, transcription, window, source)) as deltas:
                 async for delta in deltas:
                     yield delta
-            num_before = len(heard.segments)
-            start += self._keep(heard, window)
+            num_before = len(transcription.segments)
+            start += self._add_window(transcription, window)
             if call.is_stream and has_times:
-                new = tuple(heard.segments[num_before:])
-                text = heard.shown.push("".join(segment.text for segment in new))
-                yield SpeechDelta(text=text, num_new_tokens=heard.num_new_tokens, segments=new)
+                new = tuple(transcription.segments[num_before:])
+                text = transcription.shown.push("".join(segment.text for segment in new))
+                yield SpeechDelta(text=text, num_new_tokens=transcription.num_new_tokens, segments=new)
             if call.plan.num_hypotheses > 1:
                 break
-        yield self._transcript(heard)
+        yield self._transcript(transcription)
 
-    async def _hear_window(
-        self, job: DecodingJob, heard: _Hearing, window: _Window, source: EncoderInput
+    async def _transcribe_window(
+        self, job: DecodingJob, transcription: _Transcription, window: _Window, source: EncoderInput
     ) -> AsyncGenerator[SpeechDelta, None]:
-        """Has a window heard and keeps its result; yields deltas of a stream whose segments have no times."""
+        """Transcribes a window and stores its result; yields deltas of a stream without timestamps."""
         encoded: EncodedSource | None = None
-        if not heard.call.language and self.bundle.manifest.languages is not None and not heard.languages:
-            encoded = await self._detect(job, heard, source)
-        sequence = self._sequence(heard, window, source, encoded)
-        if heard.call.is_stream and not window.has_times:
-            detokenizer, num_before = Detokenizer(self._tokenizer.decoder()), heard.num_new_tokens
+        if (
+            not transcription.call.language
+            and self.bundle.manifest.languages is not None
+            and not transcription.languages
+        ):
+            encoded = await self._detect(job, transcription, source)
+        sequence = self._sequence(transcription, window, source, encoded)
+        if transcription.call.is_stream and not window.has_times:
+            detokenizer, num_before = Detokenizer(self._tokenizer.decoder()), transcription.num_new_tokens
             async with aclosing(job.stream([sequence])) as deltas:
                 async for delta in deltas:
-                    text = heard.shown.push(detokenizer.push(self._words(delta.output)))
+                    text = transcription.shown.push(detokenizer.push(self._words(delta.output)))
                     yield SpeechDelta(text=text, num_new_tokens=num_before + delta.num_new_tokens)
-            heard.results.append(sequence.reply.result.result())
+            transcription.results.append(sequence.reply.result.result())
         else:
-            heard.results += await job.run([sequence])
+            transcription.results += await job.run([sequence])
 
-    async def _detect(self, job: DecodingJob, heard: _Hearing, source: EncoderInput) -> EncodedSource:
-        """Finds out which language is spoken; returns what the encoder made of the window."""
+    async def _detect(self, job: DecodingJob, transcription: _Transcription, source: EncoderInput) -> EncodedSource:
+        """Detects the spoken language; returns the encoded window."""
         languages = self.bundle.manifest.languages
         assert languages is not None, "the caller checks it"
         scored_ids = tuple(languages.target_tokens.values())
@@ -429,7 +435,7 @@ class SpeechModel(DecodingModel):
             source=source,
             parameters=SamplingParameters(max_new_tokens=1, num_top_tokens=0, scored_token_ids=scored_ids),
             output=TokenAssembly(),
-            eos_id=None,  # its log-probabilities are wanted, whichever token is the likeliest
+            eos_id=None,  # only the log-probabilities are needed
             deadline=job.deadline,
             caller=job.caller,
         )
@@ -437,15 +443,15 @@ class SpeechModel(DecodingModel):
         scores = np.array([log_probability for _, log_probability in result.tokens[0].top_tokens])
         weights = np.exp(scores - scores.max())
         found = zip(languages.targets, (weights / weights.sum()).tolist(), strict=True)
-        heard.languages = tuple(sorted(found, key=lambda pair: -pair[1]))
+        transcription.languages = tuple(sorted(found, key=lambda pair: -pair[1]))
         encoded: EncodedSource = sequence.cross
         return encoded
 
     def _sequence(
-        self, heard: _Hearing, window: _Window, source: EncoderInput, encoded: EncodedSource | None
+        self, transcription: _Transcription, window: _Window, source: EncoderInput, encoded: EncodedSource | None
     ) -> Sequence:
         """Makes the sequence of a window; called on the event loop."""
-        call, start_ids = heard.call, self._start(heard, has_times=window.has_times)
+        call, start_ids = transcription.call, self._start(transcription, has_times=window.has_times)
         most = min(call.plan.max_new_tokens, self.limits.max_total_tokens - len(start_ids))
         plan = call.plan
         search = plan.search if plan.search.beam_size > 1 else None
@@ -453,7 +459,7 @@ class SpeechModel(DecodingModel):
         return Sequence(
             prompt_ids=np.array(start_ids, np.int64),
             source=source,
-            parameters=plan.sampling_for(most, heard.seed, len(heard.results)),
+            parameters=plan.sampling_for(most, transcription.seed, len(transcription.results)),
             output=TokenAssembly(),
             eos_id=self._eos_id,
             deadline=call.request.deadline,
@@ -464,30 +470,30 @@ class SpeechModel(DecodingModel):
             encoded=encoded,
         )
 
-    def _start(self, heard: _Hearing, *, has_times: bool) -> list[int]:
-        """Returns what the decoder reads before it writes."""
-        call = heard.call
+    def _start(self, transcription: _Transcription, *, has_times: bool) -> list[int]:
+        """Returns the decoder's start tokens."""
+        call = transcription.call
         tokens, languages = self._tokens, self.bundle.manifest.languages
-        previous = heard.previous if call.request.condition_on_previous else heard.prompt_ids
+        previous = transcription.previous if call.request.condition_on_previous else transcription.prompt_ids
         start: list[int | None] = []
         if previous:
             start = [tokens.start_of_previous, *previous[-self._max_previous :]]
         start.append(self._bos_id)
         if languages is not None:
-            start.append(languages.target_tokens.get(call.language or heard.languages[0][0]))
+            start.append(languages.target_tokens.get(call.language or transcription.languages[0][0]))
         start.append(tokens.translate if call.request.task is SpeechTask.TRANSLATE else tokens.transcribe)
         start.append(None if has_times else tokens.no_timestamps)
         return [token for token in start if token is not None]
 
-    def _keep(self, heard: _Hearing, window: _Window) -> int:
-        """Keeps what the last window says; returns by how many frames the next one is later."""
-        result = heard.results[-1]
+    def _add_window(self, transcription: _Transcription, window: _Window) -> int:
+        """Adds the segments of the last window; returns the distance of the next window, in frames."""
+        result = transcription.results[-1]
         read = self._read(result.output, window)
-        heard.segments += self._segments(read, window, result.log_probability, result.num_new_tokens)
+        transcription.segments += self._segments(read, window, result.log_probability, result.num_new_tokens)
         first = self._tokens.first_timestamp
         for part in read.segments:
             is_open = first is not None and len(part.token_ids) > 2 and part.token_ids[-2] >= first
-            heard.previous += part.token_ids[:-1] if is_open else part.token_ids
+            transcription.previous += part.token_ids[:-1] if is_open else part.token_ids
         return window.num_frames if read.next_start is None else max(1, read.next_start * self._frames_a_step)
 
     def _read(self, tokens: tuple[int, ...], window: _Window) -> WindowSegments:
@@ -512,25 +518,27 @@ class SpeechModel(DecodingModel):
             )
 
     def _words(self, token_ids: Elements[int]) -> list[int]:
-        """Returns the tokens that are no times."""
+        """Returns the tokens that are not timestamps."""
         first = self._tokens.first_timestamp
         return [token for token in token_ids if first is None or token < first]
 
-    def _transcript(self, heard: _Hearing) -> Transcript:
-        call, plan, results = heard.call, heard.call.plan, heard.results
+    def _transcript(self, transcription: _Transcription) -> Transcript:
+        call, plan, results = transcription.call, transcription.call.plan, transcription.results
         ends = {result.finish_reason for result in results}
         return Transcript(
-            text=_joined(heard.segments),
+            text=_joined(transcription.segments),
             log_probability=sum(result.log_probability for result in results),
             score=sum(plan.score(result.log_probability, result.num_new_tokens) for result in results),
             finish_reason=FinishReason.LENGTH if FinishReason.LENGTH in ends else results[-1].finish_reason,
-            num_new_tokens=heard.num_new_tokens,
-            duration_s=heard.audio.duration_s,
-            segments=tuple(heard.segments),
-            language=call.language or (heard.languages[0][0] if heard.languages else ""),
-            languages=heard.languages,
-            hypotheses=tuple(self._hypotheses(call, heard.audio, results[0])) if plan.num_hypotheses > 1 else (),
-            seed=heard.seed if plan.draws else None,
+            num_new_tokens=transcription.num_new_tokens,
+            duration_s=transcription.audio.duration_s,
+            segments=tuple(transcription.segments),
+            language=call.language or (transcription.languages[0][0] if transcription.languages else ""),
+            languages=transcription.languages,
+            hypotheses=tuple(self._hypotheses(call, transcription.audio, results[0]))
+            if plan.num_hypotheses > 1
+            else (),
+            seed=transcription.seed if plan.is_sampled else None,
             num_windows=len(results),
         )
 

@@ -1,4 +1,4 @@
-"""What an encoder reads of an audio: windows of its spectrogram.
+"""Encoder inputs of audio: windows of its spectrogram.
 
 M mel bins, F frames of an audio, W frames of a window.
 """
@@ -19,18 +19,18 @@ from headway_server.preprocessing.pool import audio_pool
 
 
 class AudioReader:
-    """Makes spectrograms of audio files, off the event loop."""
+    """Computes spectrograms of audio files, off the event loop."""
 
     def __init__(
         self, preprocessing: AudioPreprocessing, limits: AudioLimits, *, num_positions: int, max_bytes: int
     ) -> None:
-        """Takes what the manifest says of audio.
+        """Takes the model's settings.
 
         Args:
-            preprocessing: Of the model.
-            limits: Sizes past which an audio is refused.
-            num_positions: That the encoder makes of a window.
-            max_bytes: Most bytes of the audios of a call and their features.
+            preprocessing: Audio preprocessing of the manifest.
+            limits: Maximum sizes of an audio.
+            num_positions: Encoder positions of a window.
+            max_bytes: Maximum bytes of the audios of a call and their features.
 
         Raises:
             RuntimeUnavailableError: The libraries that read audio are not installed.
@@ -50,17 +50,17 @@ class AudioReader:
         return await asyncio.get_running_loop().run_in_executor(audio_pool(), self._decoder.decode, data, field)
 
     def num_bytes(self, audios: Elements[PreparedAudio]) -> int:
-        """Returns what the audios of a call take, with their features.
+        """Returns the bytes of the audios of a call and their features.
 
         Raises:
-            InvalidInputError: Several take more than may be held.
+            InvalidInputError: Several audios exceed the memory limit.
         """
         total = sum(self._log_mel.num_bytes(len(audio.samples)) for audio in audios)
         if len(audios) > 1 and total > self._max_bytes:
             seconds = sum(audio.duration_s for audio in audios)
             raise InvalidInputError(
                 "audios",
-                f"{len(audios)} of them have {seconds:.1f} seconds, decoded {total >> 20} MiB; the limit is "
+                f"have {seconds:.1f} seconds in {len(audios)} audios, {total >> 20} MiB decoded; the limit is "
                 f"{self._max_bytes >> 20} MiB (--max-waiting-mib): send them in several calls",
             )
         return total
@@ -70,7 +70,7 @@ class AudioReader:
         return len(audio.samples) > self._sizes.window_samples
 
     def num_frames(self, audio: PreparedAudio) -> int:
-        """Returns F, of an audio of one window without its padding."""
+        """Returns F, without the padding of a window."""
         num_samples, hop_length = len(audio.samples), self._sizes.hop_length
         return num_samples // hop_length if self.is_long(audio) else max(1, -(-num_samples // hop_length))
 

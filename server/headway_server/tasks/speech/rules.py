@@ -1,13 +1,13 @@
-"""Which tokens may follow in a transcript: timestamps in pairs and in order, as Whisper's decoder has them.
+"""Token rules of a transcript: timestamps in pairs and in order, as in Whisper's decoder.
 
 Radford et al. 2022 (arXiv 2212.04356), section 4.5 and the code published with it. The first timestamp begins a
 segment, the second ends it:
 
-1. Suppressed tokens never follow, and those of `begin_suppressed` not at the beginning.
-2. With timestamps: the first token is one, at most `max_initial_timestamp` steps from the beginning of the window.
-   After two, text follows; after one that ends a segment, the beginning of the next or the end of the text. They never
-   go back, and none but the second of a pair stands still.
-3. If all timestamps together are likelier than the likeliest other token, one of them follows.
+1. Suppressed tokens never follow. Tokens of `begin_suppressed` do not follow at the beginning.
+2. With timestamps: the first token is a timestamp, at most `max_initial_timestamp` steps from the window's beginning.
+   Text follows two timestamps. The end timestamp of a segment is followed by the start of the next or the end of the
+   text. Timestamps never decrease, and increase from segment to segment.
+3. If all timestamps together are likelier than the likeliest other token, a timestamp follows.
 
 V vocabulary.
 """
@@ -28,18 +28,18 @@ class TranscriptRule(TokenRule):
     """The rule of one transcript."""
 
     tokens: SpeechTokens
-    """Of the model."""
+    """Special tokens of the model."""
     eos_id: int
     """Ends a transcript. Tokens of text are below it."""
     timestamps: bool
-    """True if segments have times; the model has tokens for them."""
+    """True if segments have timestamps; the model has tokens for them."""
     last: tuple[int, ...] = ()
-    """The last two tokens of the transcript, or as many as there are."""
+    """At most the last two tokens of the transcript."""
     last_timestamp: int | None = None
-    """The last one that is a timestamp."""
+    """The last timestamp token."""
 
     def allow(self, mask: Mask, logits: Logits) -> None:
-        """See `TokenRule`. The probabilities of tokens that the mask is without do not count."""
+        """See `TokenRule`. Probabilities of forbidden tokens do not count."""
         if not self.timestamps:
             if not self.last:
                 forbid(mask, self.tokens.begin_suppressed)
@@ -68,11 +68,11 @@ class TranscriptRule(TokenRule):
     @property
     def _first_timestamp(self) -> int:
         first = self.tokens.first_timestamp
-        assert first is not None, "timestamps are asked for of a model that has them"
+        assert first is not None, "the call checks that the model has timestamps"
         return first
 
     def _keep_pairs(self, first: int, may_follow: NDArray[np.bool_]) -> None:
-        """Forbids what does not keep timestamps in pairs and in order; `may_follow` is (V,)."""
+        """Forbids tokens that break the pairs or the order of timestamps; `may_follow` is (V,)."""
         ends_segment = is_pair = False
         if self.last[-1] >= first:
             is_pair = len(self.last) < 2 or self.last[-2] >= first
@@ -86,7 +86,7 @@ class TranscriptRule(TokenRule):
 
 
 def _prefers_timestamps(logits: NDArray[np.float32], first: int) -> bool:
-    """True if all timestamps, which are the tokens from `first` on, are together likelier than any other token."""
+    """True if all timestamps, the tokens from `first` on, are together likelier than any other token."""
     others, timestamps = logits[:first].astype(np.float64), logits[first:].astype(np.float64)
     largest = timestamps.max(initial=-np.inf)
     if largest == -np.inf:

@@ -1,8 +1,8 @@
-"""Segments of a transcript: what its timestamp tokens say of a window, and where the next window begins.
+"""Segments of a window from its timestamp tokens, and the start of the next window.
 
-Radford et al. 2022 (arXiv 2212.04356), section 3.8. Two timestamps side by side end one segment and begin the next.
-What follows the last such pair is not finished, unless it ends with a timestamp: the next window begins there and hears
-it again.
+Radford et al. 2022 (arXiv 2212.04356), section 3.8. Two adjacent timestamps end one segment and begin the next. Text
+after the last such pair is unfinished unless it ends with a timestamp. The next window begins there and transcribes it
+again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowSegment:
-    """A segment as tokens, timestamps included, with its times in steps from the beginning of the window."""
+    """Tokens of a segment with its timestamps; start and end in steps from the beginning of the window."""
 
     token_ids: tuple[int, ...]
     start: int
@@ -22,20 +22,20 @@ class WindowSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowSegments:
-    """What a window holds."""
+    """Segments of a window."""
 
     segments: tuple[WindowSegment, ...]
     next_start: int | None
-    """Where the next window begins, in steps; None: after this one."""
+    """Start of the next window, in steps; None: after this one."""
 
 
 def read_segments(token_ids: Elements[int], *, first: int, num_steps: int) -> WindowSegments:
     """Reads the segments of a window.
 
     Args:
-        token_ids: What was written, without the end.
+        token_ids: Output tokens without the end token.
         first: The first timestamp token.
-        num_steps: How long the window is.
+        num_steps: Length of the window in steps.
     """
     tokens = tuple(token_ids)
     is_time = [token >= first for token in tokens]
@@ -49,7 +49,7 @@ def read_segments(token_ids: Elements[int], *, first: int, num_steps: int) -> Wi
     if ends_with_one:
         ends.append(len(tokens))
     else:
-        ends[-1] += 1  # the last one keeps the timestamp behind its end, which says that more follows
+        ends[-1] += 1  # the last segment includes the next one's start timestamp
     segments, start = [], 0
     for number, end in enumerate(ends):
         part = tokens[start:end]

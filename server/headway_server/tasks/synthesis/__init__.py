@@ -1,1 +1,1 @@
-"""Models that speak."""
+"""Speech synthesis."""

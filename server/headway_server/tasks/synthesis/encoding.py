@@ -1,4 +1,4 @@
-"""Samples to encoded audio."""
+"""Encoding of audio samples."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headway_server.preprocessing.audio import audio_libraries
 
 
 class AudioFormat(Enum):
-    """What samples are written as: a container and an encoding of soundfile's."""
+    """Container and encoding of soundfile."""
 
     WAV = ("WAV", "PCM_16")
     FLAC = ("FLAC", "PCM_16")
@@ -25,10 +25,10 @@ _OPUS_RATES: Final = (8_000, 12_000, 16_000, 24_000, 48_000)
 
 
 class AudioWriter:
-    """Writes audio of one sampling rate. Safe to use from several threads."""
+    """Writes audio of one sampling rate. Thread-safe."""
 
     def __init__(self, sampling_rate: int) -> None:
-        """Takes so many samples a second.
+        """Takes the sampling rate in Hz.
 
         Raises:
             RuntimeUnavailableError: The library that writes audio is not installed.
@@ -40,17 +40,18 @@ class AudioWriter:
         return f"AudioWriter({self._sampling_rate} Hz)"
 
     def check(self, form: AudioFormat) -> None:
-        """Checks that this machine's library writes a format.
+        """Checks that the installed library writes a format.
 
         Raises:
-            InvalidInputError: It does not, or not at this rate.
+            InvalidInputError: It does not write the format, or not at this rate.
         """
         container, encoding = form.value
         if not self._soundfile.check_format(container, encoding) or (
             form is AudioFormat.OPUS and self._sampling_rate not in _OPUS_RATES
         ):
             raise InvalidInputError(
-                "format", f"is {form.name}, which is not written here at {self._sampling_rate} Hz; ask for WAV or FLAC"
+                "format",
+                f"is {form.name}, which this server cannot write at {self._sampling_rate} Hz; ask for WAV or FLAC",
             )
 
     def write(self, samples: NDArray[np.int16], form: AudioFormat) -> bytes:

@@ -1,8 +1,8 @@
-"""A model that speaks, as it is served: the engine of generated texts, whose tokens are a codec's codes.
+"""Served speech synthesis model: the engine of text generation, whose tokens are codes of an audio codec.
 
-What an audio sounds like does not depend on what is spoken beside it, nor on whether it is streamed.
+An audio does not depend on the rest of the batch, nor on streaming.
 
-F frames, K books, T tokens.
+F frames, K codebooks, T tokens.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ from headway_server.tasks.synthesis.rules import FrameMasks, FrameRule
 from headway_server.tasks.synthesis.waveform import WaveformDecoder, WaveformStream
 
 _ANY_LENGTH: Final = 2**31
-"""Texts are held to `max_text_bytes` before they are tokenized."""
+"""Texts are limited to `max_text_bytes` before they are tokenized."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpokenText:
-    """What became of a text."""
+    """Result of one text."""
 
     audio: bytes
-    """Encoded as asked; empty at the end of a stream, whose samples were handed out."""
+    """Encoded audio; empty at the end of a stream, whose samples are already sent."""
     duration_s: float
     finish_reason: FinishReason
     num_new_tokens: int
-    """Codes, the end included."""
+    """Number of codes, including the end."""
     seed: int
 
 
@@ -69,11 +69,11 @@ class SpeechPart:
     samples: NDArray[np.int16]
     """(S,), at least one."""
     num_new_tokens: int
-    """Codes so far."""
+    """Number of codes so far."""
 
     @property
     def pcm(self) -> bytes:
-        """The samples as bytes: signed, of 16 bits, little-endian."""
+        """Samples as signed 16-bit little-endian bytes."""
         return self.samples.astype("<i2", copy=False).tobytes()
 
 
@@ -84,10 +84,10 @@ class SynthesisModel(DecodingModel):
     _field = "texts"
 
     def __init__(self, bundle: Bundle, parts: ModelParts) -> None:
-        """Makes a model of its parts; `load` adds the codec.
+        """Assembles a model from its parts; `load` adds the codec.
 
         Raises:
-            BundleError: The tokenizer, the codes or a voice do not fit the model.
+            BundleError: The tokenizer, the codes or a voice do not match the model.
             RuntimeUnavailableError: The library that writes audio is not installed.
         """
         super().__init__(bundle, parts)
@@ -133,7 +133,7 @@ class SynthesisModel(DecodingModel):
 
     @property
     def max_seconds(self) -> float:
-        """Longest audio of a text."""
+        """Maximum seconds of a text's audio."""
         return self._max_frames * self.codec.hop_length / self.codec.sampling_rate
 
     @property
@@ -143,19 +143,19 @@ class SynthesisModel(DecodingModel):
 
     @property
     def _largest_id(self) -> int:
-        """The largest code."""
+        """The largest code's token id."""
         return self.codec.first_code + self.codec.num_codes - 1
 
     async def synthesize(self, texts: Elements[str], *, request: SynthesisRequest) -> Answer[SpokenText]:
-        """Speaks texts; all of them, or none.
+        """Synthesizes the speech of texts; all of them, or none.
 
         Args:
             texts: 1 to `MAX_TEXTS` texts.
-            request: What is asked for beside them.
+            request: Parameters of the call.
 
         Raises:
-            RequestError: A parameter or text is out of its range, there is no room, the deadline passed, the server is
-                draining.
+            RequestError: A parameter or text is out of its range, the queue is full, the deadline passed, the server is
+            draining.
         """
         plan = self._plan(request)
         self._writer.check(request.format)
@@ -175,7 +175,7 @@ class SynthesisModel(DecodingModel):
     async def stream(
         self, text: str, *, field: str, request: SynthesisRequest
     ) -> AsyncGenerator[SpeechPart | Answer[SpokenText], None]:
-        """Speaks a text: yields samples as they are made, and last the answer. Args and errors as `synthesize`."""
+        """Synthesizes one text: yields samples as they appear, and last the answer. Args and errors: `synthesize`."""
         plan = self._plan(request)
         check_text(field, text, self._max_text_bytes)
         num_tokens = plan.parameters.max_new_tokens
@@ -209,7 +209,7 @@ class SynthesisModel(DecodingModel):
         )
 
     async def _read(self, texts: Elements[str], fields: Elements[str], voice: str) -> list[NDArray[np.int64]]:
-        """Makes prompts, (T,): the codes of the voice, and the text."""
+        """Makes prompts, (T,): the codes of the voice, and the tokens of the text."""
         encoded = await self._tokenizer.encode_limited(texts, fields=fields, max_tokens=_ANY_LENGTH, truncate=False)
         for field, text in zip(fields, encoded, strict=True):
             if len(text) > self._max_text_tokens:
@@ -237,7 +237,7 @@ class SynthesisModel(DecodingModel):
     async def _spoken(
         self, job: DecodingJob, sequence: Sequence, result: SequenceResult, request: SynthesisRequest
     ) -> SpokenText:
-        """Makes audio of all frames of a sequence."""
+        """Decodes all frames of a sequence to audio."""
         samples = await WaveformStream(self._codec, job).push(result.output, is_last=True)
         loop = asyncio.get_running_loop()
         audio = await loop.run_in_executor(audio_pool(), self._writer.write, samples, request.format)
@@ -257,7 +257,7 @@ def _load_voices(bundle: Bundle) -> dict[str, NDArray[np.int64]]:
     """Reads the voices as tokens, (T,) each, in the order of the manifest's labels.
 
     Raises:
-        BundleError: The file does not hold them, or a code is none of the codec's.
+        BundleError: A voice is missing in the file, or a code is out of the codec's range.
     """
     manifest, file = bundle.manifest, bundle.file(VOICES_FILE)
     codec = demanded(manifest.codec)
@@ -268,8 +268,8 @@ def _load_voices(bundle: Bundle) -> dict[str, NDArray[np.int64]]:
         for name in manifest.labels:
             codes = np.array(content[name], np.int64).reshape(-1, codec.num_books)  # (F, K)
             if ((codes < 0) | (codes >= codec.codebook_size)).any():
-                raise ValueError(f"{name} has codes that are not from 0 to {codec.codebook_size - 1}")
+                raise ValueError(f"{name} has codes outside 0 to {codec.codebook_size - 1}")
             voices[name] = (codes + offsets).ravel()
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise BundleError(f"{file}: does not hold the voices ({error}); export the model again") from error
+        raise BundleError(f"{file}: cannot read the voices ({error}); export the model again") from error
     return voices

@@ -1,4 +1,4 @@
-"""What a call asks of a model that speaks, checked against it."""
+"""Validation of a speech synthesis call against the model."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from headway_server.tasks.parameters import check_sampling
 from headway_server.tasks.synthesis.encoding import AudioFormat
 
 MAX_TEXTS: Final = most_elements("SynthesizeSpeechRequest.texts")
-"""Most texts of a call."""
+"""Maximum texts of a call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SynthesisRequest:
-    """What a call asks for beside its texts."""
+    """Parameters of a call, without its texts."""
 
     voice: str = ""
-    """Name of a voice; empty: the model speaks as it likes."""
+    """Name of a voice; empty: any voice."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    """What the call sets of temperature, top_k, top_p, min_p and seed."""
+    """Set parameters among temperature, top_k, top_p, min_p and seed."""
     max_seconds: float | None = None
-    """Longest audio of a text; None: as much as the model can."""
+    """Maximum seconds of a text's audio; None: the model's maximum."""
     format: AudioFormat = AudioFormat.WAV
-    """Of whole audio."""
+    """Format of complete audio."""
     deadline: float | None = None
-    """When the caller stops waiting, by `time.monotonic`."""
+    """End of the caller's wait, in seconds of `time.monotonic`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SynthesisPlan:
-    """A call's parameters, checked."""
+    """Validated parameters of a call."""
 
     parameters: SamplingParameters
-    """But for the seed."""
+    """Sampling parameters without the seed."""
     seed: int | None
-    """The caller's; None: one is drawn for each text."""
+    """Seed of the caller; None: a random one for each text."""
 
 
 def plan_synthesis(
@@ -52,10 +52,10 @@ def plan_synthesis(
     vocab_size: int,
     defaults: SamplingDefaults | None,
 ) -> SynthesisPlan:
-    """Checks a call's parameters.
+    """Validates a call's parameters.
 
     Raises:
-        InvalidInputError: One is out of its range.
+        InvalidInputError: A parameter is out of its range.
     """
     known = {"temperature", "top_k", "top_p", "min_p"}
     values = {**(defaults or SamplingDefaults()).model_dump(include=known), **request.sampling}
@@ -66,8 +66,8 @@ def plan_synthesis(
         if not frame_s <= request.max_seconds <= max_frames * frame_s:
             raise InvalidInputError(
                 "parameters.max_duration_seconds",
-                f"is {request.max_seconds:g} seconds; must be from {frame_s:g} to {max_frames * frame_s:g}, which the "
-                "model can hold; split the text",
+                f"is {request.max_seconds:g} seconds; must be from {frame_s:g} to {max_frames * frame_s:g}, the "
+                "model's maximum; split the text",
             )
         num_frames = int(request.max_seconds / frame_s + 1e-6)
     parameters = SamplingParameters(max_new_tokens=num_frames * codec.num_books, **values)
@@ -79,7 +79,7 @@ def check_voice(voice: str, known: Elements[str]) -> None:
     """Checks the name of a voice.
 
     Raises:
-        InvalidInputError: The model has none of that name.
+        InvalidInputError: The model has no voice of that name.
     """
     if voice and voice not in known:
         raise InvalidInputError("voice", f"is {voice!r}; the model has {', '.join(known)}")

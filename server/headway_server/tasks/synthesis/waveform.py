@@ -1,10 +1,10 @@
-"""Codes to samples: the codec's decoder, for the next frames of many streams in one batch.
+"""Decoding of codes to samples: one batch has the next frames of many streams.
 
-The decoder's state is small, so it travels with the frames: a run is stateless, and the batching engine shares runs
-among streams, callers and cores as it does for other models. All runs have as many frames, whoever streams and whoever
-waits for the whole, so that both get the same samples.
+The decoder's small state is an input and an output of the graph. Runs are therefore stateless, and the batching engine
+shares them among streams, callers and cores. All runs have the same number of frames, streamed or not, so both give the
+same samples.
 
-F frames of a run, K books, S samples of a run.
+F frames of a run, K codebooks, S samples of a run.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from headway_server.runtime import Session
 from headway_server.tasks.job import Job
 
 _MAX_STREAMS: Final = 64
-"""Streams whose next frames are decoded in one run."""
+"""Maximum streams of one run."""
 _OUTPUTS: Final = ("samples", "present_state")
 
 
 class WaveformDecoder:
-    """The codec's decoder of a model that speaks."""
+    """Codec decoder of a speech synthesis model."""
 
     def __init__(
         self, session: Session, codec: AudioCodec, *, model: ModelId, observer: Observer = NO_OBSERVER
@@ -35,7 +35,7 @@ class WaveformDecoder:
         """Runs the decoder once.
 
         Raises:
-            BundleError: It does not run, or its tensors are not those of the manifest's codec.
+            BundleError: It does not run, or its tensors do not match the manifest's codec.
         """
         graph = session.graph
         sizes = {spec.name: spec.shape[1:] for spec in (*graph.inputs, *graph.outputs)}
@@ -68,7 +68,7 @@ class WaveformDecoder:
         try:
             session.run(inputs)
             return measure_padding(session, inputs, 1)
-        except Exception as error:  # onnxruntime's own kinds
+        except Exception as error:  # errors of onnxruntime
             raise BundleError(f"{session.graph.file}: does not run ({error}); export the model again") from error
 
     def __repr__(self) -> str:
@@ -76,7 +76,7 @@ class WaveformDecoder:
 
 
 class WaveformStream:
-    """The samples of one sequence of frames, which come in parts of any size; a part of a call."""
+    """Samples of one sequence of frames, pushed in parts of any size; belongs to a call."""
 
     def __init__(self, decoder: WaveformDecoder, job: Job[Any]) -> None:
         self._decoder = decoder
@@ -85,7 +85,7 @@ class WaveformStream:
         self._frames: NDArray[np.int64] = np.empty((0, decoder.codec.num_books), np.int64)
 
     async def push(self, frames: NDArray[np.int64], *, is_last: bool = False) -> NDArray[np.int16]:
-        """Takes the next frames, (n, K), and returns the samples that are certain now, or all that are left.
+        """Takes the next frames, (n, K), and returns the samples that are final, or the rest with `is_last`.
 
         Raises:
             BatchError: The decoder could not be run.
@@ -103,8 +103,8 @@ class WaveformStream:
                 self._decoder.batcher,
                 [{"codes": padded, "state": self._state}],
                 outputs=_OUTPUTS,
-                num_bytes=0,  # codes are outputs of the model, and a run has few of them
-                num_read=0,  # the call is charged for them as they are generated
+                num_bytes=0,  # codes are outputs of the model, and few per run
+                num_read=0,  # codes are charged when they are generated
             )
             samples, self._state = (found.results[0][name] for name in _OUTPUTS)
             parts.append(samples[: len(run) * codec.hop_length])
@@ -116,5 +116,5 @@ class WaveformStream:
 
 
 def _to_int16(samples: NDArray[np.float32]) -> NDArray[np.int16]:
-    """Samples of -1 to 1 in 16 bits; louder ones are clipped."""
+    """Converts samples of -1 to 1 to 16 bits; larger ones are clipped."""
     return np.clip(np.rint(samples * 32_768), -32_768, 32_767).astype(np.int16)

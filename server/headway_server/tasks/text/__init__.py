@@ -1,1 +1,1 @@
-"""Labels and embeddings of texts."""
+"""Classification, scoring and embedding of texts."""

@@ -1,4 +1,4 @@
-"""Labels of texts, or of pairs of texts."""
+"""Classification of texts, or of pairs of texts."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from headway_server.tasks.text.model import TextInputs, TextModel, TokenInputs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassifiedText:
-    """The labels of one text, the most likely first."""
+    """Labels of one text, the most likely first."""
 
     labels: tuple[ScoredLabel, ...]
     num_tokens: int
     truncated: bool
     embedding: NDArray[np.float32] | None = None
-    """(D,), if it was asked for."""
+    """(D,), if requested."""
 
 
 class TextClassifier(TextModel):
@@ -44,7 +44,7 @@ class TextClassifier(TextModel):
 
     @classmethod
     def _postprocess(cls, manifest: Manifest) -> Postprocess | None:
-        # What a text entails is read from the logits themselves.
+        # Zero-shot classification by entailment reads raw logits.
         return None if Entailment.of(manifest) is not None else super()._postprocess(manifest)
 
     @cached_property
@@ -60,14 +60,14 @@ class TextClassifier(TextModel):
         threshold: float | None = None,
         embedding: Literal["none", "raw", "normalized"] = "none",
     ) -> Answer[ClassifiedText]:
-        """Labels texts.
+        """Classifies texts.
 
         Args:
-            inputs: The texts.
-            top_k: Labels to answer a text, 1 to the number of labels; 0: all of them.
-            deadline: When the caller stops waiting, by `time.monotonic`.
-            threshold: Probability from which a label applies, 0 to 1, in place of the model's.
-            embedding: Which vector of each text to answer too, from the same run; for bundles whose graphs give
+            inputs: Texts.
+            top_k: Labels to return for each text, 1 to the number of labels; 0: all of them.
+            deadline: End of the caller's wait, in seconds of `time.monotonic`.
+            threshold: Minimum probability of a label that applies, 0 to 1, instead of the model's.
+            embedding: Embedding to return with each text, from the same run; for bundles whose graphs give
                 embeddings.
 
         Raises:
@@ -100,35 +100,35 @@ class TextClassifier(TextModel):
         deadline: float | None,
         threshold: float | None = None,
     ) -> Answer[ClassifiedText]:
-        """Labels texts with labels that the caller gives; for models of natural language inference.
+        """Classifies texts by the caller's labels (zero-shot); for models of natural language inference.
 
         Args:
-            inputs: The texts, without pairs.
-            given: The labels.
-            top_k: Labels to answer a text, 1 to the number of those given; 0: all of them.
-            deadline: When the caller stops waiting, by `time.monotonic`.
-            threshold: Probability from which a label applies, 0 to 1. None: the likeliest applies, and of independent
-                labels those of at least 0.5.
+            inputs: Texts without pairs.
+            given: The caller's labels.
+            top_k: Labels to return for each text, 1 to the number of the caller's labels; 0: all of them.
+            deadline: End of the caller's wait, in seconds of `time.monotonic`.
+            threshold: Minimum probability of a label that applies, 0 to 1. None: the likeliest label applies, or all
+                independent labels of at least 0.5.
 
         Raises:
-            RequestError: The model cannot do this, and as `classify`.
+            RequestError: The model has no label `entailment`, or as `classify`.
         """
         entailment = self._entailment
         if entailment is None:
             raise InvalidInputError(
                 "candidate_labels",
-                f"is set, and model {self.bundle.manifest.name} tells no entailment; leave it out, or ask a model of "
-                "natural language inference",
+                f"is set, and model {self.bundle.manifest.name} has no label entailment; leave it out, or ask a model "
+                "of natural language inference",
             )
         if inputs.text_pairs:
-            raise InvalidInputError("text_pairs", "is set beside candidate_labels; leave one of them out")
+            raise InvalidInputError("text_pairs", "is set together with candidate_labels; leave one of them out")
         hypotheses = given.hypotheses()
         fields = check_texts("texts", inputs.texts, MAX_TEXTS, self._max_text_bytes)
         if (num_pairs := len(fields) * len(hypotheses)) > MAX_TEXTS:
             raise InvalidInputError(
                 "candidate_labels",
-                f"has {len(hypotheses)} elements for {len(fields)} texts, {num_pairs} pairs; the limit is {MAX_TEXTS}; "
-                "send the texts in several calls",
+                f"has {len(hypotheses)} elements, which with {len(fields)} texts make {num_pairs} pairs; the limit is "
+                f"{MAX_TEXTS}; send the texts in several calls",
             )
         num_labels = check_top_k(top_k, len(hypotheses))
         if threshold is not None:

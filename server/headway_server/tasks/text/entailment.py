@@ -1,9 +1,8 @@
-"""Labels of texts that the caller gives, by a model of natural language inference (Yin et al. 2019, arXiv 1909.00161).
+"""Zero-shot classification by a model of natural language inference (Yin et al. 2019, arXiv 1909.00161).
 
-A text is the premise, and a sentence made of each label its hypothesis: how much the premise entails it is how well the
-label fits.
+A text is the premise, and a sentence made from each label its hypothesis. The entailment score is the label's score.
 
-L is the number of labels that are given, C that of the model's own.
+L labels of the caller, C labels of the model.
 """
 
 from __future__ import annotations
@@ -23,39 +22,41 @@ from headway_server.tasks.outputs import softmax
 
 MAX_LABELS: Final = most_elements("ClassifyTextRequest.candidate_labels")
 DEFAULT_TEMPLATE: Final = "This example is {}."
-_PLACE: Final = "{}"
+_PLACEHOLDER: Final = "{}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenLabels:
-    """The labels of a call."""
+    """Labels of a call."""
 
     labels: Sequence[str]
     """1 to `MAX_LABELS`."""
     template: str = ""
-    """The hypothesis, with `{}` where the label goes; empty: `DEFAULT_TEMPLATE`."""
+    """Hypothesis with `{}` for the label; empty: `DEFAULT_TEMPLATE`."""
     are_independent: bool = False
-    """True if each label is judged by itself, against contradiction; False: their probabilities add up to 1."""
+    """True: each label is scored independently, against contradiction. False: probabilities add up to 1."""
 
     def hypotheses(self) -> list[str]:
         """Returns the hypothesis of each label.
 
         Raises:
-            InvalidInputError: There are too few or too many labels, one is empty, or the template has no place for it.
+            InvalidInputError: There are too few or too many labels, one is empty, or the template has no `{}`.
         """
         check_count("candidate_labels", len(self.labels), MAX_LABELS, "leave out the least likely ones")
         template = self.template or DEFAULT_TEMPLATE
-        if _PLACE not in template:
-            raise InvalidInputError("hypothesis_template", f"is {template!r}; write {_PLACE} where the label goes")
+        if _PLACEHOLDER not in template:
+            raise InvalidInputError(
+                "hypothesis_template", f"is {template!r}; write {_PLACEHOLDER} where the label goes"
+            )
         for index, label in enumerate(self.labels):
             if not label:
                 raise InvalidInputError(f"candidate_labels[{index}]", "is empty; give at least one character")
-        return [template.replace(_PLACE, label) for label in self.labels]
+        return [template.replace(_PLACEHOLDER, label) for label in self.labels]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entailment:
-    """Which of a model's labels say that a text entails another, and that it does not."""
+    """Indices of a model's labels of entailment and contradiction."""
 
     entails: int
     contradicts: int | None
@@ -63,7 +64,7 @@ class Entailment:
 
     @classmethod
     def of(cls, manifest: Manifest) -> Entailment | None:
-        """Finds them by their names; None for a model that does not read pairs or has no label `entailment`."""
+        """Finds the labels by name; None for a model that reads no pairs or has no label `entailment`."""
         names = [label.lower() for label in manifest.labels]
         entails = next((index for index, name in enumerate(names) if name.startswith("entail")), None)
         if manifest.text_pairs == "never" or entails is None:
@@ -75,7 +76,7 @@ class Entailment:
         """Returns a probability for each label, (L, C) -> (L,).
 
         Raises:
-            InvalidInputError: They are to be independent, and the model has no label to hold against.
+            InvalidInputError: The labels are independent, and the model has no label `contradiction`.
         """
         if not are_independent:
             return softmax(logits[:, self.entails])

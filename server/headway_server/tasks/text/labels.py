@@ -1,4 +1,4 @@
-"""The vectors of labels and other sets of texts that callers bring, kept so that one that comes again costs nothing.
+"""Cache of the vectors of callers' labels and other sets of texts.
 
 C labels, D width of an embedding.
 """
@@ -21,57 +21,57 @@ from headway_server.serving.limits import check_texts, num_bytes
 from headway_server.serving.lru_cache import LruCache
 
 MAX_LABELS: Final = most_elements("RankTextsRequest.texts")
-"""Most labels of a call."""
+"""Maximum labels of a call."""
 MAX_TEMPLATES: Final = most_elements("ClassifyImageRequest.templates")
-"""Most templates of a call."""
+"""Maximum templates of a call."""
 MAX_LABEL_TEXTS: Final = 16_384
-"""Most labels times templates of a call."""
-MAX_KEPT_BYTES: Final = 32 << 20
-"""Of the vectors that a model keeps: eight sets of 4,096 labels in a space of 256 numbers."""
-PLACE: Final = "{}"
-"""Where a template takes a label."""
+"""Maximum labels times templates of a call."""
+MAX_CACHE_BYTES: Final = 32 << 20
+"""Size of a model's cache: eight sets of 4,096 labels in a space of 256 dimensions."""
+PLACEHOLDER: Final = "{}"
+"""Placeholder of the label in a template."""
 
 Vectors = NDArray[np.float32]
 Embed = Callable[[Sequence[str], Sequence[str]], Awaitable[Vectors]]
-"""Texts, and what the request calls each of them -> their vectors, (texts, D)."""
+"""Embeds texts, given with the name of each in the request, to vectors (texts, D)."""
 
 
 class LabelVectors:
-    """Vectors of sets of labels and of texts, those used longest ago forgotten first.
+    """LRU cache of the vectors of sets of labels and of texts.
 
-    The vector of a label is the mean direction of its texts, one a template. Used on the event loop alone.
+    The vector of a label is the mean direction of its texts, one for each template. For the event loop alone.
     """
 
-    def __init__(self, max_bytes: int = MAX_KEPT_BYTES) -> None:
-        self._kept: LruCache[bytes, Vectors] = LruCache("label_vectors", max_bytes=max_bytes)
+    def __init__(self, max_bytes: int = MAX_CACHE_BYTES) -> None:
+        self._cache: LruCache[bytes, Vectors] = LruCache("label_vectors", max_bytes=max_bytes)
 
     def usage(self) -> CacheUsage:
-        """Returns how much is kept; called from any thread."""
-        return self._kept.usage()
+        """Returns the cache's usage; called from any thread."""
+        return self._cache.usage()
 
     def __repr__(self) -> str:
-        return f"LabelVectors({self._kept!r})"
+        return f"LabelVectors({self._cache!r})"
 
     async def of(
         self, labels: Sequence[str], templates: Sequence[str], *, max_text_bytes: int, embed: Embed
     ) -> Vectors:
-        """Returns the vectors of a call's labels, (C, D) of length one, in their order.
+        """Returns the vectors of a call's labels, (C, D) of length one, in order.
 
         Args:
             labels: 1 to `MAX_LABELS`, none twice.
-            templates: At most `MAX_TEMPLATES`, each with one `PLACE`; none: the labels as they are.
-            max_text_bytes: Largest label and template.
-            embed: Makes vectors of texts, which are at most `MAX_LABEL_TEXTS`.
+            templates: At most `MAX_TEMPLATES`, each with one `PLACEHOLDER`; none: the labels as they are.
+            max_text_bytes: Maximum bytes of a label and of a template.
+            embed: Embeds texts, at most `MAX_LABEL_TEXTS`.
 
         Raises:
-            InvalidInputError: One of them is out of its range.
+            InvalidInputError: A label or template is out of its range.
             RequestError: As `embed`.
         """
         _check(labels, templates, max_text_bytes)
-        templates = templates or (PLACE,)
+        templates = templates or (PLACEHOLDER,)
 
         async def make() -> Vectors:
-            texts = [template.replace(PLACE, label) for label in labels for template in templates]
+            texts = [template.replace(PLACEHOLDER, label) for label in labels for template in templates]
             fields = [f"candidate_labels[{index}]" for index in range(len(labels)) for _ in templates]
             return _mean_directions(await embed(texts, fields), len(templates))
 
@@ -80,26 +80,26 @@ class LabelVectors:
     async def of_texts(
         self, texts: Sequence[str], reading: Sequence[str], *, max_text_bytes: int, embed: Embed
     ) -> Vectors:
-        """Returns the vectors of texts that are ranked, (texts, D) of length one; errors are those of `of`.
+        """Returns the vectors of candidate texts, (texts, D) of length one; errors are those of `of`.
 
         Args:
             texts: 1 to `MAX_LABELS`.
-            reading: What else the vectors depend on, such as the name of a prompt.
-            max_text_bytes: Largest text.
-            embed: Makes vectors of texts.
+            reading: Other inputs of the vectors, such as the name of a prompt.
+            max_text_bytes: Maximum bytes of a text.
+            embed: Embeds texts.
         """
         fields = check_texts("texts", texts, MAX_LABELS, max_text_bytes)
         return await self._of(("texts", *reading, *texts), lambda: embed(texts, fields))
 
     async def _of(self, parts: Sequence[str], make: Callable[[], Awaitable[Vectors]]) -> Vectors:
-        """Returns what is kept for some parts, or makes and keeps it."""
+        """Returns the cached vectors of some parts, or computes and caches them."""
         is_long = len(parts) > 1000
         loop = asyncio.get_running_loop()
         key = await loop.run_in_executor(text_pool(), _digest, parts) if is_long else _digest(parts)
-        if (kept := self._kept.get(key)) is not None:
-            return kept
+        if (cached := self._cache.get(key)) is not None:
+            return cached
         vectors = await make()
-        self._kept.put(key, vectors, vectors.nbytes)
+        self._cache.put(key, vectors, vectors.nbytes)
         return vectors
 
 
@@ -107,8 +107,8 @@ def _check(labels: Sequence[str], templates: Sequence[str], max_text_bytes: int)
     """Checks labels and templates before any work is done for them.
 
     Raises:
-        InvalidInputError: There are too few or too many, one is empty or too large, a label repeats, or a template has
-            no place for a label or several.
+        InvalidInputError: There are too few or too many, one is empty or too large, a label repeats, or a template does
+            not have exactly one `{}`.
     """
     fields = check_texts("candidate_labels", labels, MAX_LABELS, max_text_bytes)
     first: dict[str, str] = {}
@@ -120,8 +120,8 @@ def _check(labels: Sequence[str], templates: Sequence[str], max_text_bytes: int)
     for field, template in zip(
         check_texts("templates", templates, MAX_TEMPLATES, max_text_bytes), templates, strict=True
     ):
-        if (count := template.count(PLACE)) != 1:
-            raise InvalidInputError(field, f"has {count} times {PLACE}; put it once where the label goes")
+        if (count := template.count(PLACEHOLDER)) != 1:
+            raise InvalidInputError(field, f"has {count} times {PLACEHOLDER}; put it once where the label goes")
     if (count := len(labels) * len(templates)) > MAX_LABEL_TEXTS:
         raise InvalidInputError(
             "templates",
@@ -135,12 +135,12 @@ def _check(labels: Sequence[str], templates: Sequence[str], max_text_bytes: int)
 
 
 def _digest(parts: Sequence[str]) -> bytes:
-    """A key for texts: the SHA-256 of all of them, each behind its length."""
+    """Returns the cache key of texts: the SHA-256 of all, each preceded by its length."""
     return hashlib.sha256("".join(f"{len(part)}:{part}" for part in parts).encode()).digest()
 
 
 def _mean_directions(vectors: Vectors, num_templates: int) -> Vectors:
-    """Vectors of length one, (C * templates, D) -> the mean direction of each label's, (C, D)."""
+    """Averages vectors of length one over templates: (C * templates, D) -> mean directions (C, D)."""
     means = vectors.reshape(-1, num_templates, vectors.shape[-1]).mean(axis=1)
     lengths = np.linalg.norm(means, axis=-1, keepdims=True)
     unit: Vectors = (means / np.maximum(lengths, np.finfo(np.float32).tiny)).astype(np.float32)

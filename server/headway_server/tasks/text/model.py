@@ -1,6 +1,6 @@
-"""What models of texts have in common: a tokenizer, a graph of token ids, and embeddings.
+"""Base of text models: a tokenizer, a graph of token ids, and embeddings.
 
-T is the number of tokens of a text, D the width of an embedding.
+T tokens of a text, D width of an embedding.
 """
 
 from __future__ import annotations
@@ -40,39 +40,39 @@ from headway_server.tasks.text.labels import LabelVectors
 Result = TypeVar("Result")
 
 _BYTES_OF_TOKEN: Final = 24
-"""Its id, its mask and its type."""
+"""Bytes of a token's id, mask and type."""
 _BYTES_OF_OFFSETS: Final = 128
-"""Of a token's first and last character, as objects."""
+"""Bytes of a token's first and last character, as objects."""
 _FEW_SPECIAL: Final = 4
 _WORK_OF_TEXT: Final = 64
-"""Bytes of text that the least of texts is worth of work."""
+"""Minimum work of a text, in bytes."""
 _WARM_UP_LENGTH: Final = 32
-"""Tokens of the text that a graph is run with when it is loaded, where it reads as many."""
+"""Tokens of a graph's test run at load time, within its limit."""
 _TYPES: Final = "token_type_ids"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextInputs:
-    """The texts of a call."""
+    """Texts of a call."""
 
     texts: Sequence[str]
     """1 to `MAX_TEXTS` texts of at least one character."""
     text_pairs: Sequence[str] | None = None
-    """What each is paired with; None: nothing."""
+    """Second text of each pair; None: single texts."""
     truncate: bool = False
-    """True to cut a text past the limit at its end instead of refusing it; of a pair, the longer one first."""
+    """True cuts the end off a text that is too long, of a pair the longer text first; False refuses it."""
     prompt: str = ""
-    """What is put before each text."""
+    """Prefix of each text."""
     fields: Sequence[str] = ()
-    """What the request calls each of them, for messages; empty: `texts[0]` and so on."""
+    """Name of each in the request, for error messages; empty: `texts[0]` and so on."""
 
     @property
     def num_bytes(self) -> int:
-        """Size of all texts in UTF-8."""
+        """Bytes of all texts in UTF-8."""
         return sum(map(num_bytes, (*self.texts, *(self.text_pairs or ())))) + len(self.texts) * num_bytes(self.prompt)
 
     def num_token_bytes(self, max_tokens: int, *, with_offsets: bool) -> int:
-        """Returns what tokens take at most, of which a text has at most `max_tokens` and one for each byte."""
+        """Returns the maximum bytes of the tokens; a text has at most `max_tokens`, and one for each byte."""
         pairs = self.text_pairs or [""] * len(self.texts)
         before = _FEW_SPECIAL + num_bytes(self.prompt)
         lengths = (before + num_bytes(text) + num_bytes(pair) for text, pair in zip(self.texts, pairs, strict=False))
@@ -82,7 +82,7 @@ class TextInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenInputs:
-    """The texts of a call as tokens, which the caller has made with the bundle's tokenizer."""
+    """Texts of a call as token ids of the bundle's tokenizer."""
 
     input_ids: Sequence[NDArray[np.int64]]
     """1 to `MAX_TEXTS` arrays of at least one token, (T,) each."""
@@ -91,22 +91,22 @@ class TokenInputs:
 
     @property
     def texts(self) -> Sequence[str]:
-        """The texts are not known: an empty one for each."""
+        """An empty text for each; the texts are unknown."""
         return [""] * len(self.input_ids)
 
     @property
     def num_bytes(self) -> int:
-        """Size of all tokens."""
+        """Bytes of all tokens."""
         return sum(ids.nbytes for ids in self.input_ids)
 
-    def num_token_bytes(self, max_tokens: int, *, with_offsets: bool) -> int:  # noqa: ARG002 (as of texts)
-        """Returns what else the model's inputs take: a mask, and types."""
+    def num_token_bytes(self, max_tokens: int, *, with_offsets: bool) -> int:  # noqa: ARG002 (interface of `TextInputs`)
+        """Returns the bytes of the other inputs of the model: a mask, and types."""
         return (_BYTES_OF_TOKEN - 8) * sum(map(len, self.input_ids))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddedText:
-    """The vector of one text, or of one pair."""
+    """Vector of one text, or of one pair."""
 
     values: NDArray[np.float32]
     """(D,)"""
@@ -115,14 +115,14 @@ class EmbeddedText:
 
 
 class TextModel(StatelessModel):
-    """Reads texts; turns them into vectors where its graph gives embeddings. A model for embeddings does this alone."""
+    """Model that reads texts, and embeds them if its graph has embeddings. Used directly for embedding models."""
 
     _noun = "texts"
     _labels_tokens = False
-    """True if the graph gives logits for each token, (T, C), and not for the text, (C,)."""
+    """True if the graph has logits for each token, (T, C), instead of for the text, (C,)."""
 
     def __init__(self, bundle: Bundle, parts: StatelessParts, tokenizer: TextTokenizer) -> None:
-        """Makes a model of its parts."""
+        """Assembles a model from its parts."""
         batching = parts.settings.batching
         budget = batching.batch_tokens(parts.graph.device)
         super().__init__(bundle, parts, budget=budget, max_waiting=batching.max_waiting_texts)
@@ -131,20 +131,20 @@ class TextModel(StatelessModel):
         self._tokenizer = tokenizer
         self._has_types = _TYPES in parts.graph.input_names
         self.label_vectors = LabelVectors()
-        """Of labels that callers of an image model in the same space bring."""
+        """Label vectors for callers of an image model in the same space."""
 
     def usage(self) -> ModelUsage:
-        """Returns how many texts wait for a batch, and how much is kept of labels."""
+        """Returns the number of waiting texts, and the size of the cache of label vectors."""
         has_vectors = self.bundle.manifest.embedding is not None
         return replace(super().usage(), caches=(self.label_vectors.usage(),) if has_vectors else ())
 
     @classmethod
     def load(cls, bundle: Bundle, runtime: Runtime, settings: ServerSettings, observer: Observer = NO_OBSERVER) -> Self:
-        """Loads the variant that was asked for, or the one that suits the runtime, and runs it once.
+        """Loads the requested variant, or the best one for the runtime, and runs it once.
 
         Raises:
             BundleError: The graph or the tokenizer cannot be loaded, or they do not fit the manifest.
-            RuntimeUnavailableError: The bundle has no such variant.
+            RuntimeUnavailableError: The bundle does not have the variant.
         """
         manifest = bundle.manifest
         precision, variant = runtime.choose_variant(manifest, settings.precision)
@@ -169,19 +169,19 @@ class TextModel(StatelessModel):
 
     @classmethod
     def _postprocess(cls, manifest: Manifest) -> Postprocess | None:
-        """Returns what is made of the outputs of a batch; see `BatchGraph`."""
+        """Returns the postprocessing of a batch's outputs; see `BatchGraph`."""
         return None if cls._labels_tokens else logits_postprocess(manifest)
 
     async def embed(
         self, inputs: TextInputs | TokenInputs, *, normalize: bool, deadline: float | None, prompt_name: str = ""
     ) -> Answer[EmbeddedText]:
-        """Turns texts into vectors; for bundles whose graphs give embeddings.
+        """Embeds texts; for bundles whose graphs have embeddings.
 
         Args:
-            inputs: The texts.
+            inputs: Texts.
             normalize: True to scale vectors to length 1.
-            deadline: When the caller stops waiting, by `time.monotonic`.
-            prompt_name: Which of the model's prompts comes before each text; empty: its default, if it has one.
+            deadline: End of the caller's wait, in seconds of `time.monotonic`.
+            prompt_name: Name of the model's prompt before each text; empty: its default, if it has one.
 
         Raises:
             RequestError: The texts cannot be read, there is no such prompt, the queue is full, the deadline passed, the
@@ -200,15 +200,15 @@ class TextModel(StatelessModel):
     async def embed_labels(
         self, labels: Sequence[str], templates: Sequence[str], *, deadline: float | None
     ) -> NDArray[np.float32]:
-        """Returns vectors of labels, (C, D) of length one; a set of labels that comes again is not computed again.
+        """Returns vectors of labels, (C, D) of length one; repeated sets of labels are cached.
 
         Args:
             labels: At least one, none twice.
-            templates: What each label is put into, at `{}`; the mean stands for it. None: the labels as they are.
-            deadline: When the caller stops waiting, by `time.monotonic`.
+            templates: Texts with `{}` for the label, whose vectors are averaged. None: the labels alone.
+            deadline: End of the caller's wait, in seconds of `time.monotonic`.
 
         Raises:
-            RequestError: As `embed`, or a label repeats, or a template has not one place for a label.
+            RequestError: As `embed`; a label repeats, or a template does not have exactly one `{}`.
         """
 
         async def embed(texts: Sequence[str], fields: Sequence[str]) -> NDArray[np.float32]:
@@ -219,13 +219,13 @@ class TextModel(StatelessModel):
     async def embed_set(
         self, texts: Sequence[str], *, prompt_name: str, truncate: bool, deadline: float | None
     ) -> NDArray[np.float32]:
-        """Returns vectors of texts that are ranked, (texts, D) of length one; a set that comes again is not computed.
+        """Returns vectors of candidate texts, (texts, D) of length one; repeated sets are cached.
 
         Args:
             texts: 1 to `MAX_LABELS`.
             prompt_name: As in `embed`.
             truncate: As in `TextInputs`.
-            deadline: When the caller stops waiting, by `time.monotonic`.
+            deadline: End of the caller's wait, in seconds of `time.monotonic`.
 
         Raises:
             RequestError: As `embed`.
@@ -242,7 +242,7 @@ class TextModel(StatelessModel):
     async def embed_query(
         self, text: str, *, prompt_name: str = "", truncate: bool = False, deadline: float | None
     ) -> tuple[NDArray[np.float32], CallTimings]:
-        """Returns the vector, (D,) of length one, of a text that errors call `query_text`; errors are `embed`'s."""
+        """Returns the vector (D,) of length one of a query, `query_text` in error messages; errors: `embed`."""
         inputs = TextInputs(texts=[text], fields=["query_text"], truncate=truncate)
         answer = await self.embed(inputs, normalize=True, deadline=deadline, prompt_name=prompt_name)
         return answer.results[0].values, answer.timings
@@ -257,15 +257,15 @@ class TextModel(StatelessModel):
         truncate: bool,
         deadline: float | None,
     ) -> tuple[NDArray[np.float32], CallTimings]:
-        """Returns how relevant each text is to a query, (texts,), and the time that the query took.
+        """Returns the relevance of each text to a query, (texts,), and the query's timings.
 
         Args:
-            query: The query, which errors call `query_text`.
+            query: The query; `query_text` in error messages.
             texts: 1 to `MAX_LABELS`.
             query_prompt_name: The model's prompt before the query; empty: its default, if it has one.
             prompt_name: The same before each text.
             truncate: As in `TextInputs`.
-            deadline: When the caller stops waiting, by `time.monotonic`.
+            deadline: End of the caller's wait, in seconds of `time.monotonic`.
 
         Raises:
             RequestError: As `embed`.
@@ -277,12 +277,12 @@ class TextModel(StatelessModel):
         return cosines(vector, vectors), timings
 
     async def _embed_many(self, inputs: TextInputs, prompt_name: str, deadline: float | None) -> NDArray[np.float32]:
-        """Returns vectors of texts that are more than a call may have, (texts, D) of length one."""
+        """Returns vectors of any number of texts, (texts, D) of length one."""
         embedding = self.bundle.manifest.embedding
-        assert embedding is not None, "the host finds embedders by it"
+        assert embedding is not None, "the ability requires it"
         count = len(inputs.texts)
         vectors = np.empty((count, embedding.dimension), np.float32)
-        with self._held.admit(1, vectors.nbytes, caller=current_caller()):
+        with self._memory.admit(1, vectors.nbytes, caller=current_caller()):
             for start in range(0, count, MAX_TEXTS):
                 part = slice(start, start + MAX_TEXTS)
                 some = replace(inputs, texts=inputs.texts[part], fields=inputs.fields[part])
@@ -299,18 +299,18 @@ class TextModel(StatelessModel):
         truncate: bool,
         deadline: float | None,
     ) -> InspectedText:
-        """Shows what the tokens of a text, or of a pair, attend to.
+        """Computes attention maps of a text, or of a pair.
 
         Args:
             text: The text.
-            text_pair: What it is paired with; None: nothing.
-            request: Which weights are asked for.
+            text_pair: Second text of a pair; None: a single text.
+            request: Layers, heads and summary of the requested weights.
             truncate: As in `TextInputs`.
-            deadline: When the caller stops waiting, by `time.monotonic`.
+            deadline: End of the caller's wait, in seconds of `time.monotonic`.
 
         Raises:
-            RequestError: An argument is out of its range, the bundle has no graph for it, the weights are past the
-                limit, there is no room, the deadline passed, the server is draining.
+            RequestError: An argument is out of its range, the bundle has no attention graph, the weights exceed the
+                limit, the queue is full, the deadline passed, the server is draining.
         """
         check_text("text", text, self._max_text_bytes)
         self._check_paired("text_pair", is_paired=text_pair is not None)
@@ -343,10 +343,10 @@ class TextModel(StatelessModel):
         """Tokenizes texts, runs them and reads outputs of each.
 
         Args:
-            inputs: The texts.
+            inputs: Texts.
             outputs: Names of the outputs.
-            read: Makes a text's result of these outputs, the text and its tokens; called off the event loop.
-            deadline: When the caller stops waiting, by `time.monotonic`.
+            read: Makes a result from these outputs, the text and its tokens; called off the event loop.
+            deadline: End of the caller's wait, in seconds of `time.monotonic`.
             with_offsets: True if `read` needs the characters of each token.
         """
         if isinstance(inputs, TextInputs):
@@ -391,27 +391,29 @@ class TextModel(StatelessModel):
         """Returns the text of a prompt, or of the default one.
 
         Raises:
-            InvalidInputError: The model has no such prompt, or it is named beside tokens.
+            InvalidInputError: The model has no such prompt, or the call has token ids.
         """
         embedding = self.bundle.manifest.embedding
-        assert embedding is not None, "the host finds embedders by it"
+        assert embedding is not None, "the ability requires it"
         if not name:
             return embedding.prompts[embedding.default_prompt] if embedding.default_prompt and is_text else ""
         if not is_text:
-            raise InvalidInputError("prompt_name", "is set beside tokens, which hold their prompt; leave it out")
+            raise InvalidInputError(
+                "prompt_name", "is set together with token ids; put the prompt's tokens before them"
+            )
         if name not in embedding.prompts:
             known = ", ".join(embedding.prompts) or "none"
             raise InvalidInputError(
-                "prompt_name", f"is {name!r}; the prompts of model {self.bundle.manifest.name}: {known}"
+                "prompt_name", f"is {name!r}; model {self.bundle.manifest.name} has the prompts {known}"
             )
         return embedding.prompts[name]
 
     def _check(self, inputs: TextInputs) -> list[str]:
-        """Checks the texts of a call, before any work is done for them, and returns their names for messages.
+        """Validates the texts of a call, before any work is done for them, and returns their names for error messages.
 
         Raises:
-            InvalidInputError: There are too few or too many, one is empty or too large, or they are paired where the
-                model reads single texts, or the reverse.
+            InvalidInputError: There are too few or too many, one is empty or too large, or they are pairs for a model
+                of single texts, or the reverse.
         """
         pairs = inputs.text_pairs
         for field, text in zip(inputs.fields, inputs.texts, strict=True) if inputs.fields else ():
@@ -424,10 +426,10 @@ class TextModel(StatelessModel):
         return list(inputs.fields) or fields
 
     def _check_paired(self, field: str, *, is_paired: bool) -> None:
-        """Checks that a call gives second texts, in `field`, if and only if the model reads pairs.
+        """Checks that a call has second texts, in `field`, if and only if the model reads pairs.
 
         Raises:
-            InvalidInputError: It does not, or the reverse.
+            InvalidInputError: Second texts are missing, or set for a model of single texts.
         """
         manifest = self.bundle.manifest
         if not is_paired and manifest.text_pairs == "required":
@@ -438,10 +440,10 @@ class TextModel(StatelessModel):
             raise InvalidInputError(field, f"is set, and model {manifest.name} reads single texts; leave it out")
 
     def _check_tokens(self, inputs: TokenInputs) -> None:
-        """Checks tokens, before any work is done for them.
+        """Validates token ids, before any work is done for them.
 
         Raises:
-            InvalidInputError: There are too few or too many, one is not the model's, or the model reads no types.
+            InvalidInputError: There are too few or too many, one is not in the vocabulary, or the model reads no types.
         """
         check_count("input_ids", len(inputs.input_ids), MAX_TEXTS)
         for index, ids in enumerate(inputs.input_ids):
@@ -458,11 +460,11 @@ class TextModel(StatelessModel):
 def text_graph(
     session: Session, special_tokens: SpecialTokens | None, postprocess: Postprocess | None = None
 ) -> BatchGraph:
-    """Returns a graph of texts, whose shorter texts are padded with the pad token.
+    """Returns a batched graph of texts; shorter texts are padded with the pad token.
 
     Args:
         session: The graph.
-        special_tokens: Of its tokenizer.
+        special_tokens: Special tokens of its tokenizer.
         postprocess: See `BatchGraph`.
     """
     pad_id = special_tokens.pad if special_tokens is not None else None
@@ -472,12 +474,12 @@ def text_graph(
 def text_tensors(
     input_ids: NDArray[np.int64], type_ids: NDArray[np.int64] | None = None, *, has_types: bool = False
 ) -> Tensors:
-    """Returns the inputs of a graph of texts for one text, int64 (T,) each.
+    """Returns a graph's inputs for one text, int64 (T,) each.
 
     Args:
         input_ids: (T,)
         type_ids: (T,), 1 in the second text of a pair; None: 0 everywhere.
-        has_types: True if the graph reads types of tokens.
+        has_types: True if the graph reads token types.
     """
     tensors = {"input_ids": input_ids, "attention_mask": np.ones_like(input_ids)}
     if has_types:

@@ -1,4 +1,4 @@
-"""Scores of texts, or of pairs of texts: one number each, such as how well a document answers a query."""
+"""Scoring of texts, or of pairs of texts: one number each, such as the relevance of a document to a query."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from headway_server.tasks.text.model import TextInputs, TextModel, TokenInputs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredText:
-    """The score of one text, or of one pair."""
+    """Score of one text, or of one pair."""
 
     score: float
     num_tokens: int
@@ -30,14 +30,14 @@ class ScoredText:
 
 
 class TextScorer(TextModel):
-    """Scores texts: the one logit of its graph, after a sigmoid where the manifest says so."""
+    """Scores texts by the graph's single logit, after a sigmoid if the manifest has one."""
 
     async def score(self, inputs: TextInputs | TokenInputs, *, deadline: float | None) -> Answer[ScoredText]:
         """Scores texts.
 
         Args:
-            inputs: The texts. A single one with several to pair it with stands for as many pairs.
-            deadline: When the caller stops waiting, by `time.monotonic`.
+            inputs: Texts. A single text with several second texts makes a pair with each.
+            deadline: End of the caller's wait, in seconds of `time.monotonic`.
 
         Raises:
             RequestError: The texts cannot be read, the queue is full, the deadline passed, the server is draining.
@@ -48,7 +48,7 @@ class TextScorer(TextModel):
         def read(row: Tensors, _: str, encoded: EncodedText) -> ScoredText:
             score = float(row[LOGITS][0])
             if not math.isfinite(score):
-                raise FloatingPointError("the model's score is not a number")
+                raise FloatingPointError("the model's score is not finite")
             return ScoredText(score=score, num_tokens=len(encoded), truncated=encoded.truncated)
 
         return await self._answer(inputs, (LOGITS,), read, deadline=deadline)

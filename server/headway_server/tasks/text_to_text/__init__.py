@@ -1,1 +1,1 @@
-"""Texts that are made of texts: translation, and what else encoder-decoders write."""
+"""Text-to-text tasks of encoder-decoders, including translation."""

@@ -1,4 +1,4 @@
-"""The results of a call: of whole texts, or of their sentences joined."""
+"""Results of a call, with those of sentences joined."""
 
 from __future__ import annotations
 
@@ -27,35 +27,35 @@ class WrittenHypothesis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenText:
-    """What became of a text."""
+    """Result of one text."""
 
     text: str
     log_probability: float
-    """Sum over all its tokens, of all sentences if it was split."""
+    """Sum over all tokens, of all sentences if the text is split."""
     score: float
     finish_reason: FinishReason
     num_source_tokens: int
     num_new_tokens: int
     truncated: bool
     hypotheses: tuple[WrittenHypothesis, ...] = ()
-    """The best first, which is this one; empty unless several were asked for."""
+    """All hypotheses, the best (this one) first; empty unless several are requested."""
     alignments: tuple[Alignment, ...] = ()
-    """One for each sentence, if they were asked for."""
+    """One for each sentence, if requested."""
     seed: int | None = None
-    """Of the random stream, if tokens were drawn."""
+    """Seed of the sampling, if tokens are sampled."""
     num_sentences: int = 1
 
 
 def read_result(
     source: Source, result: SequenceResult, *, plan: TextToTextPlan, tokenizer: TextTokenizer
 ) -> WrittenText:
-    """Makes the result of one source from what the engine found.
+    """Makes the result of one source from the engine's.
 
     Args:
-        source: What was read.
-        result: What became of it.
-        plan: What the call asked for.
-        tokenizer: The model's.
+        source: Source of the sequence.
+        result: Result of the engine.
+        plan: Parameters of the call.
+        tokenizer: Tokenizer of the model.
     """
     hypotheses = tuple(
         _read_hypothesis(source, hypothesis, plan, tokenizer) for hypothesis in result.hypotheses[: plan.num_hypotheses]
@@ -79,14 +79,14 @@ def read_result(
         truncated=source.reading.truncated,
         hypotheses=hypotheses if plan.num_hypotheses > 1 else (),
         alignments=() if best.alignment is None else (best.alignment,),
-        seed=source.seed if plan.draws else None,
+        seed=source.seed if plan.is_sampled else None,
     )
 
 
 def _read_hypothesis(
     source: Source, hypothesis: Hypothesis, plan: TextToTextPlan, tokenizer: TextTokenizer
 ) -> WrittenHypothesis:
-    # A required phrase has the tokens that follow a space, and may stand at the very beginning.
+    # A required phrase is tokenized as after a space, and may be at the very beginning.
     num_spaces = 1 if source.phrases.required and hypothesis.output.startswith(" ") else 0
     alignment = None
     if hypothesis.alignment is not None:
@@ -108,7 +108,7 @@ def _read_hypothesis(
 
 
 def join_sentences(split: SplitText, translations: Elements[WrittenText]) -> WrittenText:
-    """Joins the translations of a text's sentences, of which there is at least one."""
+    """Joins the translations of the sentences of a text, at least one."""
     text, starts = split.join([translation.text for translation in translations])
     alignments = [
         alignment.shifted(source=sentence.start, target=start)
@@ -131,7 +131,7 @@ def join_sentences(split: SplitText, translations: Elements[WrittenText]) -> Wri
 
 
 def regroup(translations: Elements[WrittenText], splits: Elements[SplitText]) -> list[WrittenText]:
-    """Joins the translations of the sentences of several texts, in order, to translations of the texts."""
+    """Joins the translations of sentences, in order, to translations of their texts."""
     bounds = [0]
     for split in splits:
         bounds.append(bounds[-1] + len(split.sentences))

@@ -1,4 +1,4 @@
-"""What a call asks for, and the sequences that answer it."""
+"""Validated calls and their sequences."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _NO_PHRASES = EncodedPhrases()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """An input of a call as the encoder reads it, or a sentence of one."""
+    """An input of a call, or one of its sentences, as the encoder reads it."""
 
     source: EncoderInput
     input_index: int
-    """Number of the input in the call."""
+    """Index of the input in the call."""
     sentence_index: int = 0
     spans: Callable[[], tuple[Span, ...]] = tuple
-    """Finds the characters of its S tokens; none of what is no text."""
+    """Finds the characters of its S tokens; none for an input that is not text."""
     truncated: bool = False
 
 
@@ -56,21 +56,21 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextToTextCall:
-    """What a call asks for every text, checked."""
+    """Validated parameters of a call."""
 
     plan: TextToTextPlan
     request: TextToTextRequest
     tokenizer: TextTokenizer
     phrases: PhraseEncoder
     start_ids: Tokens
-    """What the decoder reads before it writes."""
+    """Start tokens of the decoder."""
     eos_id: int | None
     prefix_names: Elements[str]
-    """What the request calls the prefix of each output."""
+    """Name of each output's prefix in the request."""
     source_prefix: Tokens = ()
-    """Tokens that come before each text."""
+    """Tokens before each text."""
     is_stream: bool = False
-    """True if the output is sent as it appears."""
+    """True if the output is streamed."""
 
     @property
     def has_rules(self) -> bool:
@@ -79,13 +79,13 @@ class TextToTextCall:
 
     @property
     def longest_rule(self) -> int:
-        """Characters of the longest prefix or phrase."""
+        """Length of the longest prefix or phrase, in characters."""
         phrases = (text for one in self.request.phrases for text in (*one.required, *one.forbidden))
         return max(map(len, (*self.request.target_prefixes, *phrases)), default=0)
 
     @property
     def most_rule_bytes(self) -> int:
-        """What the tokens of its prefixes and phrases take at most, before they are read (`rule_bytes`)."""
+        """Maximum bytes of the tokens of its prefixes and phrases, before they are tokenized (`rule_bytes`)."""
         prefixes = TOKEN_BYTES * sum(map(num_bytes, self.request.target_prefixes))
         return prefixes + sum(phrases.most_bytes for phrases in set(self.request.phrases))
 
@@ -93,7 +93,7 @@ class TextToTextCall:
         """Yields readings with the limits and rules of their outputs.
 
         Raises:
-            InvalidInputError: The model cannot write a prefix or a phrase, or one leaves no room.
+            InvalidInputError: The model cannot write a prefix or a phrase, or it leaves no room for the output.
         """
         seeds = [self.plan.draw_seed() for _ in range(readings[-1].input_index + 1)]
         known: dict[PhraseRequest, EncodedPhrases] = {}  # the texts of a call often share a glossary
@@ -101,10 +101,10 @@ class TextToTextCall:
             yield self._source(reading, seeds[reading.input_index], known)
 
     def forbid_spellings(self, sources: Elements[Source], results: Elements[SequenceResult]) -> dict[int, Source]:
-        """Finds outputs that have a forbidden phrase in a spelling that is not forbidden yet.
+        """Finds outputs that contain a forbidden phrase as tokens that are not forbidden yet.
 
         Returns:
-            By its number, each source that has such an output, with these tokens forbidden too.
+            Sources of such outputs by index, with these tokens forbidden too.
         """
         changed: dict[int, Source] = {}
         for index, (source, result) in enumerate(zip(sources, results, strict=True)):
@@ -123,7 +123,7 @@ class TextToTextCall:
     def sequence(self, source: Source) -> Sequence:
         """Makes the sequence of a source; called on the event loop."""
         search = self.plan.search_for(source.prefix_ids, source.phrases)
-        rule = None  # a search has rules of its own
+        rule = None  # a search has its own rules
         if search is None:
             rule = begin_with(source.prefix_ids, distinct_ngrams(self.plan.search.no_repeat_ngram_size))
         return Sequence(
@@ -159,18 +159,18 @@ class TextToTextCall:
 
 
 def rule_bytes(sources: Elements[Source]) -> int:
-    """Returns what the tokens of prefixes and phrases take; texts with the same phrases share theirs."""
+    """Returns the bytes of the tokens of prefixes and phrases; equal phrases of texts are shared."""
     phrases = {id(source.phrases): source.phrases for source in sources}
     prefixes = sum(len(source.prefix_ids) for source in sources)
     return TOKEN_BYTES * prefixes + sum(one.num_bytes for one in phrases.values())
 
 
 def _check_room(field: str, phrases: EncodedPhrases, prefix_ids: Tokens, max_new_tokens: int) -> None:
-    """Checks that an output with this prefix can have all required phrases and no forbidden one."""
+    """Checks that an output with this prefix can have all required phrases and no forbidden phrase."""
     for index, forms in enumerate(phrases.forbidden_forms):
         if any(contains(prefix_ids, form) for form in forms):
             raise InvalidInputError(
-                f"{field}.forbidden[{index}]", "is in the target prefix, which the output begins with; drop one"
+                f"{field}.forbidden[{index}]", "is in the target prefix, with which the output begins; drop one"
             )
     num_demanded = len(prefix_ids) + sum(len(phrase) for phrase in phrases.required if not contains(prefix_ids, phrase))
     if phrases.required and num_demanded > max_new_tokens:

@@ -1,4 +1,4 @@
-"""Encoder-decoders that write texts, as they are served; one of them reads texts."""
+"""Served encoder-decoders with text output, and the text-to-text model."""
 
 from __future__ import annotations
 
@@ -23,45 +23,46 @@ from headway_server.tasks.text_to_text.reader import Passage, TextReader, whole_
 from headway_server.tasks.text_to_text.request import MAX_TEXTS, TextToTextRequest, plan_text_to_text
 
 _MAX_REPEATED_SEARCHES = 4
-"""Most repetitions of a search; after these the last output is returned, whatever phrases it has."""
+"""Maximum repetitions of a search; then the last output is returned, with any forbidden phrases."""
 _SOURCES_AT_A_TIME = 4
-"""Glossaries that a thread encodes before it takes other work: a large one takes some ten milliseconds."""
+"""Glossaries that a thread tokenizes per turn; a large one takes some ten milliseconds."""
 
 
 class WritingModel(DecodingModel):
-    """Writes a text for each input that its encoder reads: for texts, and for images."""
+    """Base of encoder-decoders with a text for each input: texts and images."""
 
     _prefix_field = "target_prefix"
-    """What a streamed request calls what its output begins with; in unary ones it is in the plural."""
+    """Name of the output's prefix in a streamed request; unary requests have the plural."""
 
     def __init__(self, bundle: Bundle, parts: ModelParts) -> None:
-        """Makes a model of its parts.
+        """Assembles a model from its parts.
 
         Raises:
-            BundleError: The tokenizer or a special token does not fit the model, or the manifest names no token that
-                its decoder starts from.
+            BundleError: The tokenizer or a special token does not match the model, or the manifest has no start token
+                of
+            the decoder.
         """
         super().__init__(bundle, parts)
         special_tokens = bundle.manifest.special_tokens
         if special_tokens is None or special_tokens.bos is None:
-            raise BundleError(f"{bundle.path}: special_tokens.bos is missing; its decoder starts from it")
+            raise BundleError(f"{bundle.path}: special_tokens.bos is missing; it is the decoder's start token")
         self._bos_id: int = special_tokens.bos
         self._phrases = PhraseEncoder(parts.tokenizer, unknown_id=special_tokens.unk, owner=bundle.manifest.name)
 
     def _call(self, request: TextToTextRequest, count: int, *, is_stream: bool = False) -> TextToTextCall:
-        """Checks what a call asks of `count` inputs, before any work is done for it."""
+        """Validates a call of `count` inputs, before any work is done for it."""
         manifest, prefixes = self.bundle.manifest, f"{self._prefix_field}es"
         check_one_each(prefixes, len(request.target_prefixes), count)
         check_one_each("phrase_constraints", len(request.phrases), count)
         names = [self._prefix_field] if is_stream else [f"{prefixes}[{index}]" for index in range(count)]
-        for name, prefix in zip(names, request.target_prefixes, strict=False):  # there may be none
+        for name, prefix in zip(names, request.target_prefixes, strict=False):  # may be empty
             if (size := num_bytes(prefix)) > self._max_text_bytes:
                 raise InvalidInputError(name, f"has {size} bytes, the limit is {self._max_text_bytes}; shorten it")
         check_size_of_call(prefixes, request.target_prefixes, self._max_text_bytes)
         if request.wants_alignment and manifest.variants[self.precision].alignment_layer is None:
             raise NoAlignmentError(
-                f"{manifest.name}/{manifest.version} cannot tell which words became which: its bundle was exported "
-                "without the decoder's attention; export it again, or leave out alignment"
+                f"{manifest.name}/{manifest.version} cannot align: its bundle was exported without the decoder's "
+                "attention; export it again, or leave out alignment"
             )
         source_prefix, start_ids = self._start(request)
         plan = plan_text_to_text(
@@ -86,11 +87,11 @@ class WritingModel(DecodingModel):
         )
 
     def _start(self, request: TextToTextRequest) -> tuple[Tokens, Tokens]:  # noqa: ARG002 (for translations)
-        """Returns the tokens that come before each text, and those that the decoder reads before it writes."""
+        """Returns the tokens before each text, and the start tokens of the decoder."""
         return (), (self._bos_id, *self.bundle.manifest.prompt_prefix)
 
     async def _sources(self, call: TextToTextCall, readings: Elements[Reading]) -> list[Source]:
-        """Reads the prefixes and phrases of the outputs of readings, off the event loop."""
+        """Tokenizes the prefixes and phrases of outputs, off the event loop."""
         sources = call.sources(readings)
         if not call.has_rules:
             return list(sources)
@@ -103,7 +104,7 @@ class WritingModel(DecodingModel):
     async def _write_source(
         self, job: DecodingJob, call: TextToTextCall, source: Source
     ) -> AsyncGenerator[Delta | WrittenText, None]:
-        """Yields deltas of the output of a source, and last the whole."""
+        """Yields deltas of the output of a source, and last the whole output."""
         sequence = call.sequence(source)
         num_given = len(source.prefix_ids)
         unsent: list[str] = []
@@ -123,7 +124,7 @@ class WritingModel(DecodingModel):
         results: Elements[SequenceResult],
         splits: Elements[SplitText],
     ) -> list[WrittenText]:
-        """Reads the results of sources, and joins those of the sentences of a text."""
+        """Makes the results of sources, and joins those of the sentences of a text."""
 
         def read() -> list[WrittenText]:
             texts = [
@@ -138,24 +139,24 @@ class WritingModel(DecodingModel):
 
 
 class TextToTextModel(WritingModel):
-    """Writes a text for each text; translation adds languages, sentences and alignments."""
+    """Text-to-text model; translation adds languages, sentences and alignments."""
 
     def __init__(self, bundle: Bundle, parts: ModelParts) -> None:
-        """Makes a model of its parts; errors are those of `WritingModel`."""
+        """Assembles a model from its parts; errors are those of `WritingModel`."""
         super().__init__(bundle, parts)
         self._reader = TextReader(parts.tokenizer, max_tokens=self.limits.max_input_tokens)
         self._blank = self._reader.blank
 
     async def write(self, texts: Elements[str], *, request: TextToTextRequest) -> Answer[WrittenText]:
-        """Writes a text for each text; all of them, or none.
+        """Generates an output for each text; all of them, or none.
 
         Args:
             texts: 1 to `MAX_TEXTS` texts of at least one character.
-            request: What is asked for beside them.
+            request: Parameters of the call.
 
         Raises:
-            RequestError: A parameter or text is out of its range, the bundle cannot align, there is no room, the
-                deadline passed, the server is draining.
+            RequestError: A parameter or text is out of its range, the bundle cannot align, the queue is full, the
+            deadline passed, the server is draining.
         """
         check_texts("texts", texts, MAX_TEXTS, self._max_text_bytes)
         call = self._call(request, len(texts))
@@ -164,10 +165,10 @@ class TextToTextModel(WritingModel):
         with self._begin(len(texts), num_tokens=num_tokens, num_bytes=num_bytes, deadline=request.deadline) as job:
             with job.preparing():
                 passages, splits = await self._passages(call, texts, fields)
-                if more := len(passages) - len(texts):  # each text has a place already
+                if more := len(passages) - len(texts):  # each text is admitted already
                     job.admit(more)
                 sources = await self._sources(call, await self._reader.read(call, passages))
-            job.hold(rule_bytes(sources))
+            job.reserve(rule_bytes(sources))
             results = await job.run([call.sequence(source) for source in sources])
             if any(source.phrases.forbidden_forms for source in sources):
                 sources, results = await self._search_again(job, call, sources, results)
@@ -176,7 +177,7 @@ class TextToTextModel(WritingModel):
     async def stream(
         self, text: str, *, field: str, request: TextToTextRequest
     ) -> AsyncGenerator[Delta | Answer[WrittenText], None]:
-        """Writes a text for a text: yields deltas of it as they appear, and last the answer.
+        """Generates the output of one text: yields deltas as they appear, and last the answer.
 
         The first delta has the whole prefix. Args and errors are those of `write`.
         """
@@ -187,7 +188,7 @@ class TextToTextModel(WritingModel):
             with job.preparing():
                 readings = await self._reader.read(call, whole_texts([text], [field]))
                 [source] = await self._sources(call, readings)
-            job.hold(rule_bytes([source]))
+            job.reserve(rule_bytes([source]))
             async with aclosing(self._write_source(job, call, source)) as parts:
                 async for part in parts:
                     yield part if isinstance(part, Delta) else job.answer([part])
@@ -198,13 +199,13 @@ class TextToTextModel(WritingModel):
         texts: Elements[str],
         fields: Elements[str],
     ) -> tuple[list[Passage], list[SplitText]]:
-        """Returns what is read by itself, in order, and how texts were split into it; nothing of texts left whole."""
+        """Returns the passages in order, and the splits of texts; no splits if texts stay whole."""
         return whole_texts(texts, fields), []
 
     async def _search_again(
         self, job: DecodingJob, call: TextToTextCall, sources: Elements[Source], results: Elements[SequenceResult]
     ) -> tuple[list[Source], list[SequenceResult]]:
-        """Repeats searches whose outputs have a forbidden phrase in a spelling that was not forbidden."""
+        """Repeats searches whose outputs contain a forbidden phrase as tokens that were not forbidden."""
         sources, results = list(sources), list(results)
         loop = asyncio.get_running_loop()
         for _ in range(_MAX_REPEATED_SEARCHES):

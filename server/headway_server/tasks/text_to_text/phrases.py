@@ -1,12 +1,13 @@
 """Prefixes of outputs, and phrases that must or must not appear in them, as tokens.
 
-A phrase has different tokens at the beginning of a text, after a space, and after something else, such as a bracket;
-and at the beginning of a sentence its first letter may be a capital. A forbidden phrase is forbidden in each of these
-forms. A required phrase is required in one: as it stands after a space, or directly after what is before it if its
-script or its first character takes no space.
+A phrase has different tokens at the beginning of a text, after a space, and after other characters, such as a bracket.
+At the beginning of a sentence its first letter may be a capital. A forbidden phrase is forbidden in each of these
+forms. A required phrase is required in one: after a space, or without a space if its script or its first character
+takes none.
 
-A model may still spell a forbidden phrase as no tokenizer would, such as letter by letter. So outputs are searched
-for it, and if one has the phrase as words of its own, that spelling is forbidden too and the search is repeated.
+A model may write a forbidden phrase with tokens that the tokenizer would not choose, such as letter by letter. Outputs
+are therefore checked for the phrase as whole words. If it is found, its tokens are forbidden too and the search is
+repeated.
 """
 
 from __future__ import annotations
@@ -25,35 +26,35 @@ from headway_server.tasks.text_to_text.alignment import target_spans
 MAX_REQUIRED: Final = most_elements("PhraseConstraints.required")
 MAX_FORBIDDEN: Final = most_elements("PhraseConstraints.forbidden")
 MAX_PHRASE_BYTES: Final = most_bytes("PhraseConstraints.required")
-"""Longest phrase in UTF-8. It is encoded in many forms, and finding them takes memory for every token."""
+"""Maximum bytes of a phrase in UTF-8. It is tokenized in many forms, and finding them takes memory for every token."""
 
 _NUM_FORMS: Final = 6
-"""Most forms of a forbidden phrase: with and without a capital, at each of three places."""
+"""Maximum forms of a forbidden phrase: with and without a capital, in each of three contexts."""
 _MORE_TOKENS: Final = 3
-"""That a form may have beyond its phrase's bytes: what a tokenizer writes for the space, or a capital adds."""
+"""Maximum bytes that a space or a capital adds to a form."""
 TOKEN_BYTES: Final = 36
-"""A number and the reference to it."""
+"""Bytes of an int object and the reference to it."""
 _BYTES_OF_FORM: Final = TOKEN_BYTES + 400
-"""Of each token of a form: itself, and a node of the trie by which it is found (`decoding/beam_search/rules.py`)."""
+"""Bytes of each token of a form, with its node of the trie (`decoding/beam_search/rules.py`)."""
 
 Tokens: TypeAlias = tuple[int, ...]
 
 _SPACELESS_SCRIPTS = ("CJK", "HIRAGANA", "KATAKANA", "IDEOGRAPHIC", "FULLWIDTH", "THAI", "LAO", "KHMER", "MYANMAR")
 """Beginnings of the Unicode names of characters that are written without spaces between words."""
 _ANCHORS = ("a", "(", "1", ".")
-"""Texts that a phrase is put after to see which tokens it has there; the first that does not merge with it decides."""
+"""Texts before a phrase with which it is tokenized; the first that does not merge with it decides its tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhraseRequest:
-    """Phrases as a call sets them."""
+    """Phrases of a request."""
 
     required: tuple[str, ...] = ()
     forbidden: tuple[str, ...] = ()
 
     @property
     def most_bytes(self) -> int:
-        """What their tokens take in all forms while outputs are searched for them, at most."""
+        """Maximum bytes of their tokens in all forms."""
         forms = [(1, text) for text in self.required[:MAX_REQUIRED]]
         forms += [(_NUM_FORMS, text) for text in self.forbidden[:MAX_FORBIDDEN]]
         num_tokens = sum(count * (min(num_bytes(text), MAX_PHRASE_BYTES) + _MORE_TOKENS) for count, text in forms)
@@ -62,18 +63,18 @@ class PhraseRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedPhrases:
-    """Phrases as the model's tokens."""
+    """Phrases as token ids."""
 
     asked: PhraseRequest = PhraseRequest()
-    """The phrases of the call."""
+    """Phrases of the request."""
     required: tuple[Tokens, ...] = ()
     """Each once."""
     forbidden_forms: tuple[tuple[Tokens, ...], ...] = ()
-    """The forms of each."""
+    """Forms of each forbidden phrase."""
 
     @property
     def num_bytes(self) -> int:
-        """What they take while outputs are searched for them."""
+        """Bytes of their tokens."""
         return _BYTES_OF_FORM * sum(map(len, (*self.required, *self.forbidden)))
 
     @property
@@ -86,7 +87,7 @@ class PhraseEncoder:
     """Encodes phrases and prefixes for one model."""
 
     def __init__(self, tokenizer: TextTokenizer, *, unknown_id: int | None, owner: str) -> None:
-        """Encodes with the tokenizer of the model `owner`; `unknown_id` stands for what it cannot write."""
+        """Takes the tokenizer of the model `owner`; `unknown_id` is its token for unknown text."""
         self._tokenizer = tokenizer
         self._unknown_id = unknown_id
         self._owner = owner
@@ -94,15 +95,15 @@ class PhraseEncoder:
         self._special_tokens = {token_id: token.content for token_id, token in added.items() if token.special}
 
     def encode_prefix(self, field: str, prefix: str, max_tokens: int) -> Tokens:
-        """Makes tokens of a prefix; white space at its end is left to the model.
+        """Tokenizes a prefix without white space at its end.
 
-        A word's token includes the space before it, so after a space of its own the next word would have tokens that
-        the model has never seen there.
+        A word's token includes the space before it. After a separate space, the next word would have tokens that the
+        model has never seen there.
 
         Args:
-            field: What the request calls it.
+            field: Its name in the request.
             prefix: The prefix; an empty one has no tokens.
-            max_tokens: Most tokens of the output.
+            max_tokens: Maximum tokens of the output.
 
         Raises:
             InvalidInputError: It has unknown or special tokens, or leaves no room for one more token.
@@ -118,11 +119,11 @@ class PhraseEncoder:
         return token_ids
 
     def encode_phrases(self, field: str, phrases: PhraseRequest) -> EncodedPhrases:
-        """Makes tokens of the phrases of one text, which the request calls `field`.
+        """Tokenizes the phrases of one text; `field` is their name in the request.
 
         Raises:
-            InvalidInputError: There are too many; one is empty, too long, unknown or has special tokens; or one is both
-                required and forbidden.
+            InvalidInputError: There are too many phrases; one is empty, too long, unknown or has special tokens; or one
+                is both required and forbidden.
         """
         _check_count(f"{field}.required", len(phrases.required), MAX_REQUIRED)
         _check_count(f"{field}.forbidden", len(phrases.forbidden), MAX_FORBIDDEN)
@@ -132,23 +133,23 @@ class PhraseEncoder:
         return EncodedPhrases(asked=phrases, required=tuple(dict.fromkeys(required)), forbidden_forms=tuple(forbidden))
 
     def spellings(self, phrases: EncodedPhrases, text: str, token_ids: Sequence[int]) -> tuple[Tokens, ...]:
-        """Finds the tokens with which an output has forbidden phrases.
+        """Finds the tokens of forbidden phrases in an output.
 
         Args:
-            phrases: The forbidden ones.
+            phrases: Phrases of the call.
             text: The output.
             token_ids: Its tokens.
 
         Returns:
-            The tokens of every forbidden phrase among its words; none for a good output.
+            The tokens of every forbidden phrase that occurs as whole words; none for a valid output.
         """
-        places = [place for phrase in phrases.asked.forbidden for place in find_words(text, phrase.strip())]
-        if not places:
+        spans = [span for phrase in phrases.asked.forbidden for span in find_words(text, phrase.strip())]
+        if not spans:
             return ()
         spans = target_spans(text, token_ids, self._tokenizer)
         found = [
             tuple(token for token, (start, end) in zip(token_ids, spans, strict=True) if start < stop and end > begin)
-            for begin, stop in places
+            for begin, stop in spans
         ]
         return tuple(tokens for tokens in dict.fromkeys(found) if tokens)
 
@@ -179,7 +180,7 @@ class PhraseEncoder:
         return tuple(self._tokenizer.encode_now(text).input_ids.tolist())
 
     def _after(self, phrase: str, *, with_space: bool) -> Tokens:
-        """Returns the tokens of a phrase within a text; none if they merge with what is before them."""
+        """Returns the tokens of a phrase within a text; none if they merge with the preceding text."""
         for anchor in _ANCHORS:
             before = self._encode(anchor)
             whole = self._encode(f"{anchor} {phrase}" if with_space else anchor + phrase)
@@ -188,7 +189,7 @@ class PhraseEncoder:
         return ()
 
     def _check_written(self, field: str, token_ids: Tokens) -> None:
-        """Checks that a text has no tokens that the model never writes as text, such as the end of a sequence."""
+        """Checks that a text has no special tokens and no unknown ones."""
         if self._unknown_id is not None and self._unknown_id in token_ids:
             raise InvalidInputError(
                 field, f"has characters or words that {self._owner} does not know, so it cannot be decoded; reword it"
@@ -217,12 +218,12 @@ class PhraseEncoder:
 
 
 def _letter_cases(phrase: str) -> tuple[str, ...]:
-    """Returns a phrase as it is, and with a capital at its beginning."""
+    """Returns a phrase, and the phrase with a capital at its beginning."""
     return tuple(dict.fromkeys((phrase, phrase[0].upper() + phrase[1:])))
 
 
 def find_words(text: str, phrase: str) -> Iterator[tuple[int, int]]:
-    """Yields where a text has a phrase as whole words, with or without a capital."""
+    """Yields the spans of a phrase in a text as whole words, with or without a capital."""
     for spelling in _letter_cases(phrase):
         start = text.find(spelling)
         while start >= 0:
@@ -235,14 +236,14 @@ def find_words(text: str, phrase: str) -> Iterator[tuple[int, int]]:
 
 
 def _is_one_word(neighbour: str, character: str) -> bool:
-    """Returns True if a phrase's first or last character and its neighbour, if any, are parts of one word."""
+    """Returns True if a phrase's first or last character and its neighbour, if any, are part of one word."""
     if not character.isalnum() or _is_spaceless(character):
         return False
     return neighbour.isalnum() or neighbour == "_"
 
 
 def contains(tokens: Sequence[int], part: Sequence[int]) -> bool:
-    """Returns True if `part` is a part of the tokens."""
+    """Returns True if `part` occurs in the tokens."""
     return any(tuple(tokens[i : i + len(part)]) == tuple(part) for i in range(len(tokens) - len(part) + 1))
 
 
@@ -261,7 +262,7 @@ def _check_count(field: str, count: int, limit: int) -> None:
 
 
 def _follows_space(text: str) -> bool:
-    """Returns True if a text takes a space before it; a closing punctuation mark does not."""
+    """Returns True if a text takes a space before it; closing punctuation does not."""
     first = text[0]
     if _is_spaceless(first):
         return False

@@ -1,4 +1,4 @@
-"""What an encoder reads of texts: their tokens, of a text or of each of its sentences."""
+"""Encoder inputs of texts: the tokens of a text, or of each of its sentences."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ from headway_server.preprocessing import SplitText, TextTokenizer
 from headway_server.tasks.text_to_text.alignment import source_spans
 from headway_server.tasks.text_to_text.call import Reading, TextToTextCall
 
-_NO_TEXT: Final = "holds no text; give it at least one word"
+_NO_TEXT: Final = "has no text; give it at least one word"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passage:
-    """What is read by itself: a text, or a sentence of a text."""
+    """Unit of encoding: a text, or a sentence of a text."""
 
     text: str
     field: str
-    """What the request calls its text."""
+    """Name of its text in the request."""
     text_index: int
-    """Number of its text in the call."""
+    """Index of its text in the call."""
     sentence_index: int = 0
-    place: str = ""
-    """Which part of the text it is, for messages; empty for a whole text."""
+    location: str = ""
+    """Part of the text, for error messages; empty for a whole text."""
 
 
 class TextReader:
-    """Makes tokens of texts."""
+    """Tokenizes texts."""
 
     def __init__(self, tokenizer: TextTokenizer, *, max_tokens: int) -> None:
-        """Takes the model's tokenizer and the most tokens of a source."""
+        """Takes the model's tokenizer and the maximum tokens of a source."""
         self._tokenizer = tokenizer
         self._max_tokens = max_tokens
 
     def blank(self) -> EncoderInput:
-        """Returns the source of the largest token alone."""
+        """Returns a source of only the largest token."""
         return EncoderInput.of_tokens(np.array([self._tokenizer.largest_id]))
 
     async def read(self, call: TextToTextCall, passages: Elements[Passage]) -> list[Reading]:
         """Tokenizes passages, off the event loop.
 
         Raises:
-            InvalidInputError: One has too many tokens, or none.
+            InvalidInputError: A passage has too many tokens, or none.
         """
         try:
             encoded = await self._tokenizer.encode_limited(
@@ -60,7 +60,7 @@ class TextReader:
             )
         except InvalidInputError as error:
             passage = passages[int(error.field)]
-            raise InvalidInputError(passage.field, passage.place, *error.parts) from None
+            raise InvalidInputError(passage.field, passage.location, *error.parts) from None
         if call.source_prefix:
             encoded = [text.after(call.source_prefix) for text in encoded]
         return [
@@ -79,7 +79,7 @@ def whole_texts(texts: Elements[str], fields: Elements[str]) -> list[Passage]:
     """Returns whole texts as passages.
 
     Raises:
-        InvalidInputError: One is nothing but white space, which a model would answer with something.
+        InvalidInputError: A text is only white space; a model would invent an output for it.
     """
     for text, field in zip(texts, fields, strict=True):
         if text.isspace():
@@ -94,7 +94,7 @@ def sentences(splits: Elements[SplitText], fields: Elements[str]) -> list[Passag
     """Returns the sentences of all texts as passages, in order.
 
     Raises:
-        InvalidInputError: A text has none.
+        InvalidInputError: A text has no sentences.
     """
     for split, field in zip(splits, fields, strict=True):
         if not split.sentences:
@@ -105,7 +105,7 @@ def sentences(splits: Elements[SplitText], fields: Elements[str]) -> list[Passag
             field=fields[text_index],
             text_index=text_index,
             sentence_index=index,
-            place=f"sentence {index + 1} (characters {sentence.start} to {sentence.end}) ",
+            location=f"sentence {index + 1} (characters {sentence.start} to {sentence.end}) ",
         )
         for text_index, split in enumerate(splits)
         for index, sentence in enumerate(split.sentences)

@@ -1,4 +1,4 @@
-"""A call's parameters, checked against the model. Nothing is checked again after that."""
+"""Validation of a call's parameters against the model. Nothing is checked again after that."""
 
 from __future__ import annotations
 
@@ -21,62 +21,62 @@ from headway_server.tasks.parameters import (
 from headway_server.tasks.text_to_text.phrases import EncodedPhrases, PhraseRequest, Tokens
 
 MAX_TEXTS: Final = most_elements("TranslateTextRequest.texts")
-"""Most texts of a call."""
+"""Maximum texts of a call."""
 MAX_ALIGNED_HYPOTHESES: Final = 1024
-"""Most hypotheses of a call with alignment: each has an attention matrix of up to 64 KiB, held until it is sent."""
+"""Maximum hypotheses of a call with alignment: each has an attention matrix of up to 64 KiB in memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextToTextParameters:
-    """How a call wants to decode."""
+    """Decoding parameters of a call."""
 
     max_new_tokens: int | None = None
-    """None: as many as the model can hold."""
+    """None: the model's maximum."""
     min_new_tokens: int = 0
     """Tokens before the output may end."""
     max_length_ratio: float | None = None
-    """Most tokens for each token of the source; None: any number."""
+    """Maximum output tokens for each token of the source; None: no limit."""
     beam_size: int = 1
     num_hypotheses: int = 1
     length_penalty: float = 1.0
     early_stopping: EarlyStopping = EarlyStopping.HEURISTIC
     no_repeat_ngram_size: int = 0
     sampling: Given = dataclasses.field(default_factory=dict)
-    """How to draw tokens; a temperature of 0, the default, draws none."""
+    """Sampling parameters; the default temperature of 0 disables sampling."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextToTextRequest:
-    """What a call asks for beside its texts. Tuples are empty or have one element for every text."""
+    """Parameters of a call. Tuples are empty or have one element for every text."""
 
     parameters: TextToTextParameters = dataclasses.field(default_factory=TextToTextParameters)
     truncate: bool = False
-    """True cuts the end off a text that is too long; False refuses it."""
+    """True truncates the end of a text that is too long; False refuses it."""
     target_prefixes: tuple[str, ...] = ()
-    """What outputs begin with."""
+    """Prefixes of the outputs."""
     phrases: tuple[PhraseRequest, ...] = ()
     wants_alignment: bool = False
-    """Of translations alone, as the next three."""
+    """For translations only, like the next three."""
     split_sentences: bool = False
     source_language: str = ""
     """BCP 47 code; empty for the model's only one."""
     target_language: str = ""
     """BCP 47 code; empty for the model's only one."""
     deadline: float | None = None
-    """When the caller stops waiting, by `time.monotonic`."""
+    """End of the caller's wait, in seconds of `time.monotonic`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextToTextPlan:
-    """Checked parameters of a call, before its texts are known."""
+    """Validated parameters of a call, before its texts are known."""
 
     max_new_tokens: int
     max_length_ratio: float | None
     seed: int | None
     sampling: SamplingParameters
-    """Those that do not depend on the text."""
+    """Sampling parameters that do not depend on the text."""
     search: SearchParameters
-    """Those that do not depend on the text; without a search, some of them count all the same."""
+    """Search parameters that do not depend on the text; some apply without a search too."""
 
     @property
     def num_hypotheses(self) -> int:
@@ -84,31 +84,31 @@ class TextToTextPlan:
         return self.search.num_hypotheses
 
     @property
-    def draws(self) -> bool:
-        """True if tokens are drawn at random."""
+    def is_sampled(self) -> bool:
+        """True if tokens are sampled."""
         return self.sampling.temperature > 0
 
     @property
     def num_tokens(self) -> int:
-        """Most new tokens of a text, of all beams."""
+        """Maximum new tokens of a text, over all beams."""
         return self.max_new_tokens * self.search.beam_size
 
     def draw_seed(self) -> int:
-        """Returns the caller's seed, or one for one text."""
+        """Returns the caller's seed, or a random one for a text."""
         return draw_seed(self.seed)
 
     def max_tokens(self, num_source_tokens: int) -> int:
-        """Returns the most tokens of an output of a source of so many: the smaller of both limits, at least 1."""
+        """Returns the maximum tokens of the output of a source: the smaller of both limits, at least 1."""
         if self.max_length_ratio is None:
             return self.max_new_tokens
         return max(1, min(self.max_new_tokens, math.ceil(self.max_length_ratio * num_source_tokens)))
 
     def sampling_for(self, max_new_tokens: int, seed: int, sample: int) -> SamplingParameters:
-        """Returns how to choose the tokens of one sentence, number `sample` of those that share a seed."""
+        """Returns the sampling parameters of one sentence, at index `sample` among those that share a seed."""
         return replace(self.sampling, max_new_tokens=max_new_tokens, seed=seed, sample=sample)
 
     def search_for(self, prefix_ids: Tokens, phrases: EncodedPhrases) -> SearchParameters | None:
-        """Returns how to search for the output of one text; None if no search is needed."""
+        """Returns the search parameters of one text; None if no search is needed."""
         if self.search.beam_size == 1 and not phrases.required and not phrases.forbidden:
             return None
         return replace(
@@ -119,7 +119,7 @@ class TextToTextPlan:
         )
 
     def score(self, log_probability: float, num_tokens: int) -> float:
-        """Returns the score by which a search ranks an output of so many new tokens."""
+        """Returns the score of an output in a search."""
         return float(log_probability / max(num_tokens + self.search.num_given, 1) ** self.search.length_penalty)
 
 
@@ -133,19 +133,19 @@ def plan_text_to_text(
     num_given: int = 0,
     is_stream: bool = False,
 ) -> TextToTextPlan:
-    """Checks what a call asks for, as far as that does not depend on its texts.
+    """Validates the parameters of a call that do not depend on its texts.
 
     Args:
-        request: What the call asks for.
+        request: Parameters of the call.
         num_texts: Texts of the call.
-        limits: The model's.
+        limits: Limits of the model.
         num_slots: Slots that one sequence can have; each beam takes one.
         owner: Name of the model.
-        num_given: Tokens that the decoder is given after the first one.
-        is_stream: True if the output is sent as it appears.
+        num_given: Start tokens of the decoder after the first one.
+        is_stream: True if the output is streamed.
 
     Raises:
-        InvalidInputError: A parameter is out of its range, or does not go with another.
+        InvalidInputError: A parameter is out of its range, or excludes another.
     """
     given = request.parameters
     most = limits.max_total_tokens - num_given
@@ -164,11 +164,10 @@ def plan_text_to_text(
             f"{MAX_ALIGNED_HYPOTHESES} hypotheses, all texts together; ask for fewer, or send fewer texts at once",
         )
     _check_combinations(request, is_stream=is_stream)
-    drawing = {name: value for name, value in given.sampling.items() if name != "seed"}
+    values = {name: value for name, value in given.sampling.items() if name != "seed"}
     least = given.min_new_tokens
-    sampling = SamplingParameters(
-        max_new_tokens=1, min_new_tokens=least, **drawing
-    )  # the text decides the number of tokens
+    # max_new_tokens is set when the text is known
+    sampling = SamplingParameters(max_new_tokens=1, min_new_tokens=least, **values)
     check_sampling(sampling, limits.vocab_size)
     return TextToTextPlan(
         max_new_tokens=given.max_new_tokens or most,
@@ -213,11 +212,11 @@ def _check_beams(beam_size: int, num_slots: int, owner: str) -> None:
 def _check_combinations(request: TextToTextRequest, *, is_stream: bool) -> None:
     given = request.parameters
     if given.sampling.get("temperature"):
-        beside = "beside sampling, which draws one output and does not search; leave out one of the two"
+        reason = "together with sampling, which does not search; leave out one of the two"
         if given.beam_size > 1:
-            raise InvalidInputError("parameters.beam_size", f"is {given.beam_size} {beside}")
+            raise InvalidInputError("parameters.beam_size", f"is {given.beam_size} {reason}")
         if any(phrases.required or phrases.forbidden for phrases in request.phrases):
-            raise InvalidInputError("phrase_constraints", f"is given {beside}")
+            raise InvalidInputError("phrase_constraints", f"is given {reason}")
     if is_stream and given.beam_size > 1:
         raise InvalidInputError(
             "parameters.beam_size",

@@ -1,4 +1,4 @@
-"""A translation model as it is served."""
+"""Served translation model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from headway_server.tasks.text_to_text.request import TextToTextRequest
 
 
 class TranslationModel(TextToTextModel):
-    """Translates texts, between two languages or among many."""
+    """Translates texts, between two or more languages."""
 
     async def inspect(
         self,
@@ -33,20 +33,20 @@ class TranslationModel(TextToTextModel):
         truncate: bool,
         deadline: float | None,
     ) -> InspectedTranslation:
-        """Shows what the tokens of a source and of its translation attend to.
+        """Computes attention maps of a source and its translation.
 
         Args:
             text: The source.
             translation: Its translation; None: the model's own, by greedy decoding.
-            request: Which weights are asked for.
-            truncate: True cuts the end off a source that is too long; False refuses it.
-            deadline: When the caller stops waiting, by `time.monotonic`.
+            request: Layers, heads and summary of the requested weights.
+            truncate: True truncates the end of a source that is too long; False refuses it.
+            deadline: End of the caller's wait, in seconds of `time.monotonic`.
 
         Raises:
-            RequestError: An argument is out of its range, the bundle has no graph for it, the weights are past the
-                limit, there is no room, the deadline passed, the server is draining.
+            RequestError: An argument is out of its range, the bundle has no attention graph, the weights exceed the
+                limit, the queue is full, the deadline passed, the server is draining.
         """
-        assert self._inspector is not None, "`load` makes it"
+        assert self._inspector is not None, "`load` sets it"
         check_text("text", text, self._max_text_bytes)
         if translation is not None:
             check_text("translation", translation, self._max_text_bytes)
@@ -63,7 +63,7 @@ class TranslationModel(TextToTextModel):
                     with_offsets=True,
                 )
                 target = EncodedText(input_ids=np.empty(0, np.int64))
-                if translation:  # a model may answer with nothing
+                if translation:  # a translation may be empty
                     [target] = await self._tokenizer.encode_limited(
                         [translation],
                         fields=["translation"],
@@ -90,7 +90,7 @@ class TranslationModel(TextToTextModel):
         )
 
     def _start(self, request: TextToTextRequest) -> tuple[Tokens, Tokens]:
-        """See `TextToTextModel`; languages are told by tokens.
+        """See `TextToTextModel`; languages are selected by special tokens.
 
         Raises:
             InvalidInputError: The model does not have a language, or none of several is named.
@@ -114,14 +114,14 @@ class TranslationModel(TextToTextModel):
     async def _passages(
         self, call: TextToTextCall, texts: Elements[str], fields: Elements[str]
     ) -> tuple[list[Passage], list[SplitText]]:
-        """See `TextToTextModel`; where it is asked for, texts are split into sentences."""
+        """See `TextToTextModel`; splits texts into sentences on request."""
         if not call.request.split_sentences:
             return await super()._passages(call, texts, fields)
         splits = await self._split(texts, call.request.source_language)
         return sentences(splits, fields), splits
 
     async def _split(self, texts: Elements[str], source_language: str) -> list[SplitText]:
-        """Splits texts into sentences, off the event loop; stops at more than could be admitted."""
+        """Splits texts into sentences, off the event loop; stops above the admissible number."""
         language = self._language("source_language", source_language, demanded(self.bundle.manifest.languages).sources)
         loop = asyncio.get_running_loop()
         splits: list[SplitText] = []

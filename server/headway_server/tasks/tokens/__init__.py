@@ -1,1 +1,1 @@
-"""Labels of the words of a text."""
+"""Token classification."""

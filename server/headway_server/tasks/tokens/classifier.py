@@ -1,4 +1,4 @@
-"""Labelled spans of texts."""
+"""Token classification: labelled spans of texts."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class LabeledSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaggedText:
-    """The spans of one text, in its order; they do not overlap."""
+    """Spans of one text, in order; they do not overlap."""
 
     spans: tuple[LabeledSpan, ...]
     num_tokens: int
     truncated: bool
     embedding: NDArray[np.float32] | None = None
-    """(D,), if it was asked for."""
+    """(D,), if requested."""
 
 
 class TokenClassifier(TextModel):
@@ -50,7 +50,7 @@ class TokenClassifier(TextModel):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Labels that a span may have."""
+        """Possible labels of a span."""
         return self._decoder.labels
 
     async def classify(
@@ -63,9 +63,9 @@ class TokenClassifier(TextModel):
         """Labels spans of texts.
 
         Args:
-            inputs: The texts.
-            deadline: When the caller stops waiting, by `time.monotonic`.
-            embedding: Which vector of each text to answer too, from the same run; for bundles whose graphs give
+            inputs: Texts.
+            deadline: End of the caller's wait, in seconds of `time.monotonic`.
+            embedding: Embedding to return with each text, from the same run; for bundles whose graphs give
                 embeddings.
 
         Raises:

@@ -1,10 +1,10 @@
 """Labelled spans from the tags of subwords.
 
-The spans of a text are those of the likeliest sequence of tags that the scheme allows: the one with the largest product
-of probabilities, each tag's taken at its subword (Viterbi 1967). The probability of a span is the geometric mean of its
-tags'. A subword at which nothing can begin continues its span; where a label has no `I-x` to say so, `B-x` says it.
+Spans come from the likeliest sequence of tags that the scheme allows, by the product of the tags' probabilities
+(Viterbi 1967). The probability of a span is the geometric mean of its tags'. A subword within a word continues its
+span; `B-x` stands for continuation if a label has no `I-x`.
 
-T is the number of tokens of a text, P that of its subwords, C that of tags, L that of labels.
+T tokens of a text, P subwords, C tags, L labels.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class Span(NamedTuple):
     start: int
     end: int
     label: int
-    """Its place among the labels of the tags."""
+    """Index of the label among the labels of the tags."""
     probability: float
 
 
 class SpanDecoder:
-    """Finds spans. Safe to use from several threads."""
+    """Finds spans. Thread-safe."""
 
     def __init__(self, tags: TagSet) -> None:
         self.labels = tags.labels
@@ -56,27 +56,27 @@ class SpanDecoder:
         """Finds the spans of a text.
 
         Args:
-            logits: Of the tags at each token, (T, C).
+            logits: Logits of the tags at each token, (T, C).
             text: The text.
-            offsets: First character and character after each token, T of them.
+            offsets: First character and end of each of the T tokens.
 
         Raises:
-            FloatingPointError: A logit is not a number.
+            FloatingPointError: A logit is not finite.
         """
         subwords = Subwords.find(text, offsets)
         scores = logits[subwords.tokens]  # (P, C)
         if not np.isfinite(scores).all():
-            raise FloatingPointError("the model's logits hold what is not a number")
+            raise FloatingPointError("the model's logits are not finite")
         return self.decode(log_softmax(scores), subwords)
 
     def decode(self, log_probabilities: NDArray[np.float32], subwords: Subwords) -> list[Span]:
-        """Finds the spans of a text, in its order, by the logarithms of the tags' probabilities, (P, C)."""
+        """Finds the spans of a text, in order, by the log-probabilities of tags, (P, C)."""
         if not len(subwords.tokens):
             return []
         joined = subwords.joined
         tags = self._likeliest_tags(log_probabilities, joined)  # (P,)
         continues = self._continues[tags] | (joined & self._begins[tags])  # (P,)
-        breaks = np.flatnonzero(~continues)  # every subword up to the next break belongs to the first one
+        breaks = np.flatnonzero(~continues)  # a span extends to the next break
         sums = np.add.reduceat(log_probabilities[np.arange(len(tags)), tags], breaks)
         lengths = np.diff(breaks, append=len(tags))
         found = ~self._outside[tags[breaks]]
@@ -87,7 +87,7 @@ class SpanDecoder:
         return list(map(Span._make, zip(*(column.tolist() for column in columns), strict=True)))
 
     def _likeliest_tags(self, log_probabilities: NDArray[np.float32], joined: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Returns the likeliest tags that are allowed, (P,): those that are likeliest each by itself, if they are."""
+        """Returns the likeliest allowed sequence of tags, (P,): the likeliest tag of each subword, if allowed."""
         tags: NDArray[np.int64] = log_probabilities.argmax(axis=-1)
         allowed = np.where(joined[1:], self._may_join[tags[:-1], tags[1:]], self._may_follow[tags[:-1], tags[1:]])
         if allowed.all() and not self._continues[tags[0]]:
@@ -95,22 +95,22 @@ class SpanDecoder:
         return self._search(log_probabilities, joined)
 
     def _search(self, log_probabilities: NDArray[np.float32], joined: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Searches them by Viterbi's algorithm, (P, C) to (P,)."""
+        """Runs the Viterbi algorithm, (P, C) to (P,)."""
         follow = np.where(self._may_follow, 0.0, -np.inf).astype(np.float32)  # (C before, C)
         join = np.where(self._may_join, 0.0, -np.inf).astype(np.float32)
         scores = np.where(self._continues, -np.inf, log_probabilities[0])  # (C,)
         back = np.empty(log_probabilities.shape, np.int64)
         columns = np.arange(log_probabilities.shape[1])
-        for place, cannot_begin in enumerate(joined.tolist()):
-            if place:
+        for index, cannot_begin in enumerate(joined.tolist()):
+            if index:
                 steps = scores[:, None] + (join if cannot_begin else follow)  # (C before, C)
                 best = steps.argmax(axis=0)
-                back[place] = best
-                scores = steps[best, columns] + log_probabilities[place]
+                back[index] = best
+                scores = steps[best, columns] + log_probabilities[index]
         tags = np.empty(len(log_probabilities), np.int64)
         tags[-1] = scores.argmax()
-        for place in range(len(tags) - 1, 0, -1):
-            tags[place - 1] = back[place, tags[place]]
+        for index in range(len(tags) - 1, 0, -1):
+            tags[index - 1] = back[index, tags[index]]
         return tags
 
     def __repr__(self) -> str:

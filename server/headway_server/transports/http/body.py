@@ -59,7 +59,7 @@ class Body(Part):
         errors = error.errors(include_url=False, include_input=False)
         first = max(errors, key=lambda each: len(each["loc"]) if each["loc"][0] == errors[0]["loc"][0] else 0)
         is_unknown = first["type"] == "extra_forbidden"
-        given = {0, len(first["loc"]) - 1} if is_unknown else {0}  # of these none is a member of a union
+        given = {0, len(first["loc"]) - 1} if is_unknown else {0}  # positions that are not union members
         names = [
             part
             for index, part in enumerate(first["loc"])

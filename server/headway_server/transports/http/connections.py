@@ -36,21 +36,21 @@ class _AnyLength(int):
 class _Flow(FlowControl):
     """Flow control of reading, which also stops while received bytes are unparsed."""
 
-    is_held = False
+    is_paused = False
 
     def pause(self) -> None:
         """Stops reading until `resume`."""
-        self.is_held = True
+        self.is_paused = True
         self.pause_reading()
 
     def resume(self) -> None:
         """Resumes reading."""
-        self.is_held = False
+        self.is_paused = False
         self.resume_reading()
 
     def resume_reading(self) -> None:
         """Resumes reading, unless `pause` stopped it."""
-        if not self.is_held:
+        if not self.is_paused:
             super().resume_reading()
 
 
@@ -83,8 +83,8 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
         super().connection_lost(exc)
-        self.app_state = {}  # which holds this connection
-        self._unparsed, self.flow.is_held = b"", False
+        self.app_state = {}  # it references this connection
+        self._unparsed, self.flow.is_paused = b"", False
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`. Data after a waiting request is parsed after its answer."""
@@ -107,7 +107,7 @@ class Connection(HttpToolsProtocol):
         self._unparsed = data[start:]
         if self._unparsed:
             self.flow.pause()
-        elif self.flow.is_held:
+        elif self.flow.is_paused:
             self.flow.resume()
 
     def _feed(self, data: bytes) -> None:
@@ -115,13 +115,13 @@ class Connection(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as offer:  # whose argument is where the head ends
+        except httptools.HttpParserUpgrade as offer:  # its argument is the end of the head
             self._parse_without_offer(data[offer.args[0] :])
         except httptools.HttpParserError:
             self.send_400_response("Invalid HTTP request received.")
 
     def _parse_without_offer(self, rest: bytes) -> None:
-        """Parses a request anew that offers another protocol (RFC 9110, 7.8): its body is still in this one."""
+        """Parses a request with an upgrade offer (RFC 9110, 7.8) again; its body is still in this protocol."""
         method = self.parser.get_method()
         if method == b"CONNECT":
             self.send_400_response("This server is no proxy.")
@@ -132,7 +132,7 @@ class Connection(HttpToolsProtocol):
         self._feed(b"".join((head, *headers, b"\r\n", rest)))
 
     def on_response_complete(self) -> None:
-        """See uvicorn. What has waited to be parsed is parsed in a turn of its own."""
+        """See uvicorn. Pending data is parsed in a separate turn of the event loop."""
         super().on_response_complete()
         if self._unparsed:
             self.loop.call_soon(self._parse)
@@ -154,11 +154,11 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """See httptools."""
-        if self.parser.should_upgrade():  # it is parsed anew
+        if self.parser.should_upgrade():  # it is parsed again
             return
         self._awaits_head_since, self._reads_head, self._head_bytes = None, False, 0
         super().on_headers_complete()
-        if self.scope["http_version"] == "1.0":  # which knows no chunks: the end of the connection ends a stream
+        if self.scope["http_version"] == "1.0":  # no chunks: the end of the connection ends a stream
             self.cycle.chunked_encoding, self.cycle.expected_content_length = False, _AnyLength()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn's returns nothing
@@ -178,7 +178,7 @@ class Connection(HttpToolsProtocol):
             self.transport.write(_PROBE)
 
     def on_message_complete(self) -> None:
-        """See httptools: what follows is the next request's head, though this one may not be answered yet."""
+        """See httptools. The next request's head follows, possibly before this one is answered."""
         if self.parser.should_upgrade():
             return
         self._reads_head = True
@@ -199,7 +199,7 @@ class Connection(HttpToolsProtocol):
             self.abort()
             return
         if self._sends_no_more and not self.cycle.response_started:
-            if self.scope["http_version"] == "1.0":  # which has no answer before the answer
+            if self.scope["http_version"] == "1.0":  # no interim answers
                 self.abort()
                 return
             self._probe()
@@ -213,7 +213,7 @@ class Connection(HttpToolsProtocol):
 
 
 def _certificate_names(transport: Any) -> tuple[str, ...]:
-    """Returns the subject alternative names of the client's certificate, or its common name where it has none."""
+    """Returns the subject alternative names of the client's certificate, or else its common name."""
     certificate = transport.get_extra_info("peercert")
     if not certificate:
         return ()

@@ -1,7 +1,8 @@
 """The edge between HTTP and the serving layer: from a request's bytes to a call, and from errors to answers of an API.
 
-An API has handlers, and a `Form` of its errors. The edge identifies the caller before it reads a body, reads at most
-the API's limit, runs all work within `Calls.answer`, and cancels the call when its client closes the connection.
+An API has handlers, and a `Form` of its errors. The edge identifies the caller before it reads a body, and reads at
+most the API's limit. It runs all work within `Calls.answer`, and cancels the call when its client closes the
+connection.
 """
 
 from __future__ import annotations
@@ -113,15 +114,15 @@ class Form(Protocol):
 
 
 class Edge:
-    """What all endpoints share."""
+    """Common parts of all endpoints."""
 
     def __init__(self, calls: Calls, callers: PeerWaits, *, origins: Collection[str]) -> None:
         """Prepares to create endpoints.
 
         Args:
-            calls: What every call is held to.
-            callers: What waits for callers.
-            origins: Allowed CORS origins beside the server's own; `*`: all.
+            calls: Running calls and their limits.
+            callers: Timeouts of slow callers.
+            origins: Allowed CORS origins besides the server's own; `*`: all.
         """
         self.calls = calls
         self.callers = callers
@@ -164,11 +165,11 @@ class Endpoint:
             handler: Answers it.
             form: Format of its errors.
             max_bytes: Largest body; 0: no body.
-            media_types: Of its body; an empty one is none.
+            media_types: Accepted media types of its body; an empty one means none given.
             is_admin: True if it changes the server.
-            is_probe: True if what it answers is a look at the server, which is no call and uses up no budget.
-            timeout_of: Reads from the headers the seconds that the caller waits for; may raise InvalidInputError.
-            name_of: Says what the API calls a field that a task names in an error.
+            is_probe: True for a probe, which does not count as a call and uses no budget.
+            timeout_of: Reads the caller's timeout in seconds from the headers; may raise InvalidInputError.
+            name_of: Translates a task's field name in an error to the API's.
         """
         self._edge = edge
         self._method = method
@@ -220,14 +221,14 @@ class Endpoint:
         except BaseException as error:  # the only place where errors become answers
             if not is_failure(error):
                 raise
-            told = error.renamed(self._name_of) if isinstance(error, InvalidInputError) else error
-            failure = self._edge.fail(told, self._method, call, exchange.request_id)
-        # Outside of the handler: an error that is being handled keeps the frames that hold the request.
+            renamed = error.renamed(self._name_of) if isinstance(error, InvalidInputError) else error
+            failure = self._edge.fail(renamed, self._method, call, exchange.request_id)
+        # Outside of the handler, where the error's frames no longer reference the request.
         await exchange.fail(failure, self._form)
 
     async def _probe(self, request: Request) -> Reply:
         reply = await self._handler(request)
-        assert isinstance(reply, Reply), "a look at the server is no stream"
+        assert isinstance(reply, Reply), "a probe is not a stream"
         return reply
 
     def _identify(self, exchange: _Exchange) -> Principal | None:
@@ -286,9 +287,9 @@ class _Exchange:
 
     @property
     def is_local(self) -> bool:
-        """True if the caller is on this machine and knows it by a name of its own.
+        """True if the caller is on this machine and addresses it by a local name.
 
-        A page from elsewhere may have its name point here, and calls from the browser on this machine under that name.
+        This protects against DNS rebinding: a foreign page's name may resolve to this machine.
         """
         host = (self._scope.get("client") or ("unknown",))[0]
         origin = self.headers.get("origin")
@@ -305,10 +306,10 @@ class _Exchange:
         return origin is not None and _netloc_of(origin) != own and not self._edge.allows(origin)
 
     def check_media_type(self, accepted: frozenset[bytes]) -> None:
-        """Checks what the body is said to be: the browser of a page that may not call sends some types without asking.
+        """Checks the body's media type. Browsers send some types from foreign pages without a preflight.
 
         Raises:
-            MediaTypeError: That is none of those accepted, or one of those from such a page, or it is compressed.
+            MediaTypeError: The type is not accepted, or comes from a foreign page, or the body is compressed.
         """
         given = self.headers.get("content-type", "").partition(";")[0].strip().lower().encode("latin-1")
         if given in _SENT_UNASKED and self.is_foreign:
@@ -321,7 +322,7 @@ class _Exchange:
             listed = " or ".join(sorted(name.decode() for name in accepted if name))
             raise MediaTypeError("content-type", f"is {given[:100].decode('latin-1')!r}; send {listed}")
         if (encoding := self.headers.get("content-encoding", "identity")) != "identity":
-            raise MediaTypeError("content-encoding", f"is {encoding[:100]!r}; send the body as it is")
+            raise MediaTypeError("content-encoding", f"is {encoding[:100]!r}; send the body uncompressed")
 
     async def read(self, max_bytes: int) -> bytes:
         """Reads the body.
@@ -389,7 +390,7 @@ class _Exchange:
         await self._send({"type": "http.response.body", "body": reply.body})
 
     async def stream(self, stream: Stream) -> None:
-        """Sends an answer in parts; errors are those of `PeerWaits.unread` and of what makes the parts."""
+        """Sends an answer in parts; errors are those of `PeerWaits.unread` and of the parts."""
         async with aclosing(stream.parts) as parts:
             async for part in parts:
                 if not self._has_started:
@@ -452,7 +453,7 @@ def check_elements(body: bytes) -> None:
     """Counts the elements of a JSON body before it is parsed; takes less than a millisecond a MiB.
 
     An element takes two bytes in JSON and more than a hundred as an object. Commas and brackets within strings are not
-    counted: between two quotes is a string, once escaped backslashes and quotes are out of the way.
+    counted: escaped backslashes and quotes are removed first, and the text between two quotes is a string.
 
     Raises:
         InvalidInputError: There are more than `MAX_OBJECTS` objects or `MAX_ELEMENTS` elements.

@@ -1,4 +1,4 @@
-"""The envelopes in which messages of Connect travel, and the deadline of a call over HTTP."""
+"""Envelopes of Connect's messages, and the deadline of a call over HTTP."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from headway_server.errors import InvalidInputError
 from headway_server.observers import current_call
 
 HEAD_BYTES: Final = 5
-"""Of an envelope: flags, and the length of its message."""
+"""Header of an envelope: flags, and the length of its message."""
 
 
 def deadline_of(timeout_s: float | None) -> float | None:
-    """Returns when the caller of the present call stops waiting, who waits for so many seconds from its beginning.
+    """Returns the deadline of the current call from a timeout that starts with the call.
 
-    By `time.monotonic`; None where there is no deadline.
+    In seconds of `time.monotonic`; None without a timeout.
     """
     call = current_call()
     return None if timeout_s is None or call is None else call.started_at + timeout_s
@@ -26,13 +26,13 @@ def envelope(data: bytes, flags: int = 0) -> bytes:
 
 
 def open_envelope(body: bytes) -> bytes:
-    """Takes the one message of a request out of its envelope.
+    """Returns the single message of a request from its envelope.
 
     Raises:
-        InvalidInputError: There is not one, whole and as it is.
+        InvalidInputError: The body is not one complete, uncompressed message.
     """
     if len(body) < HEAD_BYTES or int.from_bytes(body[1:HEAD_BYTES], "big") != len(body) - HEAD_BYTES:
         raise InvalidInputError("request", "is not one message in an envelope; send flags, length and message")
     if body[0]:
-        raise InvalidInputError("request", f"has the flags {body[0]}; send it as it is, not compressed")
+        raise InvalidInputError("request", f"has the flags {body[0]}; send it uncompressed")
     return body[HEAD_BYTES:]

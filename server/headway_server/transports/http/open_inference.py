@@ -1,9 +1,9 @@
-"""The Open Inference Protocol over HTTP, with Triton's extensions: JSON for tensors, and binary data beside it.
+"""The Open Inference Protocol over HTTP, with Triton's extensions: tensors as JSON or as binary data after it.
 
 The protocols: https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/inference_rest.md and
-https://github.com/triton-inference-server/server/tree/main/docs/protocol. A request becomes a message of the same
-protocol over gRPC, and that service answers it (`docs/oip.md`): tensors, parameters and errors mean there what they
-mean here.
+https://github.com/triton-inference-server/server/tree/main/docs/protocol. A request is converted to a message of the
+same protocol over gRPC, whose service answers it (`docs/oip.md`). Tensors, parameters and errors are therefore equal in
+both.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from headway_server.transports.http.status import Failure
 _SERVICE: Final = f"/{pb.DESCRIPTOR.services_by_name['GRPCInferenceService'].full_name}"
 _HEADER_LENGTH: Final = "inference-header-content-length"
 _MEDIA_TYPES: Final = frozenset({b"application/json", b"application/octet-stream", b""})
-"""Triton's clients name none."""
+"""Media types; Triton's clients send none."""
 _MAX_COMMAND_BYTES: Final = 64 * 2**10
 _WRITTEN_ON_LOOP_BYTES: Final = 32 * 2**10
-"""Outputs of so few bytes are written as JSON on the event loop, in a few milliseconds."""
+"""Maximum bytes of outputs written as JSON on the event loop, a few milliseconds."""
 _BYTES: Final = "BYTES"
 _DATATYPES: Final = tuple(
     name.removeprefix("TYPE_").replace("STRING", _BYTES) for name, number in pb.DataType.items() if number
 )
 _NOT_IN_JSON: Final = "BF16"
-"""The one that NumPy does not have."""
+"""Datatype without a NumPy equivalent."""
 
 _MAX_PARAMETERS: Final = 256
 Parameters: TypeAlias = Annotated[dict[str, bool | int | float | str], Field(max_length=_MAX_PARAMETERS)]
@@ -50,7 +50,7 @@ _Count = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class InputPart(Part):
-    """A tensor that is given."""
+    """An input tensor."""
 
     name: str
     shape: Annotated[Many[_Count], Field(max_length=8)]
@@ -60,7 +60,7 @@ class InputPart(Part):
 
 
 class OutputPart(Part):
-    """A tensor that is wanted."""
+    """A requested output tensor."""
 
     name: str
     parameters: Parameters = Field(default_factory=dict)
@@ -83,7 +83,7 @@ class CommandBody(Body):
 
 
 class _Form:
-    """How errors are written."""
+    """Format of errors."""
 
     def refuse(self, failure: Failure, headers: Mapping[str, str]) -> Reply:  # noqa: ARG002 (the protocol's)
         """See `Form`."""
@@ -99,14 +99,14 @@ class _Form:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Path:
-    """A path that answers what a method of the service does."""
+    """A path with a method of the service."""
 
     path: str
     method: str
     ask: Callable[[Mapping[str, str], CommandBody], Message]
-    """Makes the request of what the path names, and of the body."""
+    """Makes the request from the path's parameters and the body."""
     take: Callable[[dict[str, Any]], Any] = lambda answer: answer
-    """Returns what is answered of the response."""
+    """Converts the response to the answer's body."""
     is_post: bool = False
 
 
@@ -117,7 +117,7 @@ def _named(kind: Callable[..., Message]) -> Callable[[Mapping[str, str], Command
 def _command(kind: Callable[..., Message]) -> Callable[[Mapping[str, str], CommandBody], Message]:
     def ask(path: Mapping[str, str], body: CommandBody) -> Message:
         message = kind(model_name=path["model"])
-        _set_parameters(message.parameters, body.parameters)  # type: ignore[attr-defined]  # of both kinds
+        _set_parameters(message.parameters, body.parameters)  # type: ignore[attr-defined]  # both kinds have it
         return message
 
     return ask
@@ -154,7 +154,7 @@ _PATHS: Final = (
 
 
 def open_inference_routes(edge: Edge, procedures: Mapping[str, Procedure]) -> list[BaseRoute]:
-    """Returns the routes of the protocol; none where its service is not offered."""
+    """Returns the routes of the protocol; none without its service."""
     infer = procedures.get(f"{_SERVICE}/ModelInfer")
     if infer is None:
         return []
@@ -198,7 +198,7 @@ def open_inference_routes(edge: Edge, procedures: Mapping[str, Procedure]) -> li
 
 
 def _probe(procedure: Procedure, kind: Callable[..., Message], name: str) -> Callable[..., Any]:
-    """Makes a path that says yes with status 200 and no with 400, as the protocol does; it counts as no call."""
+    """Makes a probe with status 200 for yes and 400 for no, as in the protocol; it does not count as a call."""
 
     async def answer(request: StarletteRequest) -> Response:
         path = request.path_params
@@ -235,10 +235,10 @@ def _infer(procedure: Procedure) -> Handler:
 
 
 def _split(request: Request) -> tuple[bytes, memoryview]:
-    """Takes a body apart into JSON and binary data.
+    """Splits a body into JSON and binary data.
 
     Raises:
-        InvalidInputError: The header that says where is wrong.
+        InvalidInputError: The header with the length of the JSON is invalid.
     """
     given = request.headers.get(_HEADER_LENGTH, str(len(request.body)))
     if not (given.isdecimal() and given.isascii()) or len(given) > 10 or int(given) > len(request.body):
@@ -250,10 +250,10 @@ def _split(request: Request) -> tuple[bytes, memoryview]:
 def _read(
     body: InferBody, data: memoryview, path: Mapping[str, str]
 ) -> tuple[pb.ModelInferRequest, Callable[[str], bool]]:
-    """Makes the message of a request, with raw tensors, and what tells which outputs are wanted in binary.
+    """Makes the message of a request, with raw tensors, and the predicate of outputs requested in binary.
 
     Raises:
-        InvalidInputError: A tensor is not what its shape and datatype say, or the binary data is more or less.
+        InvalidInputError: A tensor does not match its shape and datatype, or the binary data has another size.
     """
     message = pb.ModelInferRequest(model_name=path["model"], model_version=path.get("version", ""), id=body.id)
     parameters = dict(body.parameters)
@@ -280,7 +280,7 @@ def _read(
         data = data[size:]
     if data:
         raise InvalidInputError(
-            "inputs", f"leave {len(data)} bytes behind the JSON; say by binary_data_size whose they are"
+            "inputs", f"leave {len(data)} bytes behind the JSON unused; set binary_data_size of each input"
         )
     binary: dict[str, bool] = {}
     for output in body.outputs:
@@ -291,51 +291,51 @@ def _read(
 
 
 def _to_raw(field: str, part: InputPart) -> bytes:
-    """Writes elements in JSON, nested or in a row, as they lie in memory.
+    """Converts elements in JSON, nested or flat, to raw bytes.
 
     Raises:
-        InvalidInputError: There are more or less than the shape says, or one is none of the datatype.
+        InvalidInputError: Their number does not match the shape, or an element does not match the datatype.
     """
     if part.data is None:
         raise InvalidInputError(field, "is missing; give the elements, or binary_data_size")
     if part.datatype == _NOT_IN_JSON:
         raise InvalidInputError(field, f"of {_NOT_IN_JSON} has no form in JSON; send it in binary")
     try:
-        # Of objects, for an array of texts takes for each of them as much as for the longest.
+        # dtype object: an array of strings would take the longest text's memory for each.
         given = np.array(part.data, object).ravel()
         has_rows = list in map(type, given)
     except (TypeError, ValueError):
         has_rows = True
     if has_rows:
-        raise InvalidInputError(field, f"is no array of {part.datatype}: its rows differ in length")
+        raise InvalidInputError(field, f"is not an array of {part.datatype}: its rows differ in length")
     if (count := math.prod(part.shape)) != given.size:
         raise InvalidInputError(field, f"has {given.size} elements, and the shape {part.shape} {count}")
     kinds = set(map(type, given))
     if part.datatype == _BYTES:
         if not kinds <= {str}:
-            raise InvalidInputError(field, "has an element that is no string")
+            raise InvalidInputError(field, "has an element that is not a string")
         texts = (element.encode(errors="surrogatepass") for element in given)
         return b"".join(piece for text in texts for piece in (len(text).to_bytes(4, "little"), text))
     elements = np.array(given.tolist() if kinds <= {bool, int, float} else [None])
     dtype = _dtype(part.datatype)
-    with np.errstate(over="ignore"):  # what is past the range of floats becomes infinite, which tasks refuse
+    with np.errstate(over="ignore"):  # values past the range become infinite, which tasks refuse
         values = elements.astype(dtype) if not elements.size or elements.dtype.kind in _KINDS[dtype.kind] else None
     if values is None or (dtype.kind in "iu" and (values != elements).any()):
-        raise InvalidInputError(field, f"has an element that is no {part.datatype}")
+        raise InvalidInputError(field, f"has an element that is not of {part.datatype}")
     return values.tobytes()
 
 
 _KINDS: Final = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
-"""Kinds of arrays whose elements are taken for those of another kind."""
+"""Kinds of arrays accepted for another kind."""
 
 
 def _dtype(datatype: str) -> np.dtype[Any]:
-    """Returns how elements of a datatype lie in memory."""
+    """Returns the memory layout of a datatype's elements."""
     return np.dtype(datatype.lower().replace("fp", "float")).newbyteorder("<")
 
 
 def _reply(response: pb.ModelInferResponse, wants_binary: Callable[[str], bool]) -> Reply:
-    """Writes an answer, with the outputs that are wanted so in binary behind the JSON."""
+    """Writes an answer, with outputs requested in binary behind the JSON."""
     outputs: list[dict[str, Any]] = []
     behind: list[bytes] = []
     for output, raw in zip(response.outputs, response.raw_output_contents, strict=True):
@@ -354,10 +354,10 @@ def _reply(response: pb.ModelInferResponse, wants_binary: Callable[[str], bool])
 
 
 def _elements(name: str, datatype: str, raw: bytes) -> list[Any]:
-    """Returns elements as JSON has them.
+    """Converts elements to JSON values.
 
     Raises:
-        InvalidInputError: They are files, not texts.
+        InvalidInputError: The elements are files, not texts.
     """
     if datatype != _BYTES:
         values: list[Any] = np.frombuffer(raw, _dtype(datatype)).tolist()
@@ -379,7 +379,7 @@ def _set_parameters(parameters: Any, given: Mapping[str, bool | int | float | st
     """Sets parameters of a message, each in the field for its type.
 
     Raises:
-        InvalidInputError: A whole number has more than 64 bits, or the message has no field for the type.
+        InvalidInputError: An integer has more than 64 bits, or the message has no field for the type.
     """
     for name, value in given.items():
         match value:
@@ -404,7 +404,7 @@ def _set_parameters(parameters: Any, given: Mapping[str, bool | int | float | st
 
 
 def _plain(message: Message) -> dict[str, Any]:
-    """Writes a message as JSON has it here: names as in the protocol, whole numbers as numbers, nothing left out."""
+    """Converts a message to JSON: names of the protocol, integers as numbers, all fields present."""
     return {
         field.name: _plain_value(field, getattr(message, field.name))
         for field in message.DESCRIPTOR.fields

@@ -1,4 +1,4 @@
-"""The page at `/`: files of this package, with headers that keep the browser to them. It is told the port of gRPC."""
+"""The page at `/`: files of this package, with a restrictive content security policy, and the gRPC port in its head."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _HEADERS: Final = {
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; media-src blob:; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
-    "cache-control": "no-cache",  # a browser asks whether its copy is the server's
+    "cache-control": "no-cache",  # browsers revalidate their copy
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
 }
 
 
 def page_routes(grpc_port: Callable[[], int]) -> list[Route]:
-    """Returns a route for each file of the page; nothing else of the disk can be asked for."""
+    """Returns a route for each file of the page; no other file is reachable."""
     files = {f"/{file.relative_to(_FOLDER).as_posix()}": file for file in sorted(_FOLDER.rglob("*.*"))}
     index = (_FOLDER / _INDEX).read_text(encoding="utf-8")
 

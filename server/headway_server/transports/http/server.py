@@ -1,4 +1,4 @@
-"""The HTTP server: its routes and probes, and how it starts and stops beside the gRPC server, in one event loop."""
+"""The HTTP server: routes and probes, and its start and stop in the gRPC server's event loop."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ from headway_server.transports.http.page import page_routes
 
 _SWEEP_S: Final = 1.0
 _LAST_WORDS_S: Final = 1
-"""How long connections have to be read to their end when the server stops."""
+"""Seconds for clients to read their connections to the end when the server stops."""
 _MOST_CONNECTIONS: Final = 10_000
 
 _log = structlog.get_logger(__name__)
 
 
 class HttpServer:
-    """A door of the application: answers over HTTP."""
+    """HTTP door of the application."""
 
     def __init__(self, application: Application, *, write_metrics: Callable[[], bytes] | None = None) -> None:
         """Makes a server that does not listen yet.
 
         Args:
-            application: Answers.
-            write_metrics: Returns the metrics as Prometheus reads them; None: there are none.
+            application: Application that answers the calls.
+            write_metrics: Returns the metrics in Prometheus format; None: no metrics.
         """
         self._host = application.host
         self._settings = application.settings
@@ -77,7 +77,7 @@ class HttpServer:
         app = Starlette(routes=routes, exception_handlers={404: _not_found, 405: _not_allowed})
         if not self._settings.http_cors_origins:
             return app
-        return CORSMiddleware(  # around all of it: what Starlette itself answers has the headers too
+        return CORSMiddleware(  # outermost: Starlette's own answers have the headers too
             app,
             allow_origins=self._settings.http_cors_origins,
             allow_methods=["GET", "POST"],
@@ -86,12 +86,12 @@ class HttpServer:
         )
 
     async def _live(self, _: StarletteRequest) -> Response:
-        """Says whether an orchestrator should leave the process as it is."""
+        """Liveness: False lets an orchestrator restart the process."""
         unhealthy = self._host.unhealthy(stall_timeout_s=self._settings.stall_timeout)
         return _probe([f"{path}: {reason}" for path, reason in unhealthy.items()])
 
     async def _ready(self, _: StarletteRequest) -> Response:
-        """Says whether calls should be sent here."""
+        """Readiness: False keeps calls from this server."""
         if self._calls.is_draining:
             return _probe(["the server is shutting down"])
         limit = self._settings.stall_timeout
@@ -100,7 +100,7 @@ class HttpServer:
         return _probe(problems or ([] if self._host.serving(stall_timeout_s=limit) else ["no model is loaded"]))
 
     async def _metrics(self, _: Request) -> Reply:
-        assert self._write_metrics is not None, "there is no route without"
+        assert self._write_metrics is not None, "the route requires it"
         text = await asyncio.to_thread(self._write_metrics)
         return Reply(body=text, media_type=b"text/plain; version=0.0.4; charset=utf-8")
 
@@ -112,11 +112,11 @@ class HttpServer:
         return port
 
     async def start(self, ports: Sequence[int]) -> None:
-        """See `Door`. The page tells the first of the ports, that of gRPC."""
+        """See `Door`. The page shows the first port, that of gRPC."""
         assert self._listener is not None, "it listens"
         self._grpc_port = ports[0]
         for name in ("uvicorn", "uvicorn.error", "python_multipart"):
-            logging.getLogger(name).setLevel(logging.ERROR)  # what callers send wrong is no warning of the server's
+            logging.getLogger(name).setLevel(logging.ERROR)  # invalid requests are not warnings of the server
         connection = self._settings.connection
         limit = connection.max_connections or _most_connections()
         kind = type("_Connection", (Connection,), {"max_connections": limit})
@@ -148,7 +148,7 @@ class HttpServer:
         return self._server is not None and not self._server.should_exit
 
     async def send_away(self, timeout_s: float) -> None:
-        """Does nothing: calls that come are refused, and probes answered, until the port is closed."""
+        """Does nothing: calls are refused, and probes answered, until the port is closed."""
 
     async def close(self) -> None:
         """See `Door`."""
@@ -159,7 +159,7 @@ class HttpServer:
         self._server.should_exit = True
         await serving
         for connection in list(self._server.server_state.connections):
-            assert isinstance(connection, Connection), "made so in `start`"
+            assert isinstance(connection, Connection), "`start` sets this class"
             connection.abort()
 
     async def _sweep(self, server: _Server) -> None:
@@ -168,7 +168,7 @@ class HttpServer:
             await asyncio.sleep(_SWEEP_S)
             now = time.monotonic()
             for connection in list(server.server_state.connections):
-                assert isinstance(connection, Connection), "made so in `start`"
+                assert isinstance(connection, Connection), "`start` sets this class"
                 connection.sweep(now, head_timeout_s=limits.request_timeout, unread_timeout_s=limits.unread_timeout)
 
     def __repr__(self) -> str:
@@ -189,12 +189,12 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leaves signals to the application, which drains all doors."""
+        """Handles no signals; the application drains all doors."""
         yield
 
 
 def _listen(host: str, port: int, *, is_shared: bool) -> socket.socket:
-    """Listens; `is_shared` says that other workers of this server listen there too."""
+    """Binds a port; `is_shared`: other workers of this server share it."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

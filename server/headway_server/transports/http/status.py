@@ -1,4 +1,4 @@
-"""From errors to HTTP, with the types and codes that OpenAI's clients know."""
+"""HTTP statuses of errors, with the types and codes of OpenAI's clients."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ _RETRY_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """What a caller is told of an error."""
+    """An error as reported to a caller."""
 
     http_status: int
     kind: str
-    """Type in OpenAI's form."""
+    """Type in OpenAI's format."""
     code: str
-    """Code in OpenAI's form."""
+    """Code in OpenAI's format."""
     field: str | None
-    """Of the request, where one is wrong."""
+    """Invalid field of the request, if any."""
     retry_after_s: float | None
-    """How long the caller is asked to wait, where another try may succeed."""
+    """Time to retry after, if a retry may succeed."""
     status: status_pb2.Status
-    """As gRPC has it, with its details."""
+    """gRPC status with its details."""
 
     @classmethod
     def of(cls, error: BaseException, status: status_pb2.Status) -> Failure:
-        """Looks an error up, which `to_status` has made a status of."""
+        """Makes a failure from an error and its status of `to_status`."""
         outcome = outcome_of(type(error))
         retry_after_s = error.retry_after_s if isinstance(error, OverloadedError) else None
         return cls(

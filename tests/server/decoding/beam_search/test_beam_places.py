@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from headway_server.decoding.beam_search.search import share_places
+from headway_server.decoding.beam_search.search import share_beams
 
 
 @pytest.mark.parametrize(
-    ("num_places", "sizes", "shares"),
+    ("num_beams", "sizes", "shares"),
     [
         (4, [9], [4]),
         (6, [9, 9, 9], [2, 2, 2]),
@@ -20,15 +20,15 @@ from headway_server.decoding.beam_search.search import share_places
         (5, [2, 0, 0], [2, 0, 0]),
     ],
 )
-def test_places_are_shared_out_evenly_the_fullest_bank_first(num_places, sizes, shares):
-    assert share_places(num_places, sizes) == shares
+def test_beams_are_shared_out_evenly_the_fullest_bank_first(num_beams, sizes, shares):
+    assert share_beams(num_beams, sizes) == shares
 
 
 def test_no_place_stays_empty_while_there_is_a_continuation():
     rng = random.Random(4)
     for _ in range(500):
         sizes = [rng.randrange(6) for _ in range(rng.randint(1, 7))]
-        num_places = rng.randint(1, 16)
-        shares = share_places(num_places, sizes)
-        assert sum(shares) == min(num_places, sum(sizes))
+        num_beams = rng.randint(1, 16)
+        shares = share_beams(num_beams, sizes)
+        assert sum(shares) == min(num_beams, sum(sizes))
         assert all(share <= size for share, size in zip(shares, sizes, strict=True))

@@ -25,7 +25,7 @@ from headway_server.decoding.constraints import (
     trial,
 )
 from headway_server.decoding.constraints import compiler as compiler_module
-from headway_server.decoding.constraints.compiler import MAX_CACHED, Held
+from headway_server.decoding.constraints.compiler import MAX_CACHED, Reservation
 from headway_server.decoding.constraints.trial import BusyError, try_grammar
 from headway_server.errors import InvalidInputError, OverloadedError, WrongTaskError
 from headway_server.tasks.generation.request import GenerationRequest
@@ -270,14 +270,14 @@ def test_the_constraints_of_all_calls_hold_no_more_memory_than_there_is_for_them
     compiler: ConstraintCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gc.collect()
-    had = Held.total_bytes()
+    had = Reservation.total_bytes()
     request = ConstraintRequest(json_schema=json.dumps({"enum": [f"word {index}" for index in range(5000)]}))
     first = compiler.compile(request, field=FIELD)
-    each = Held.total_bytes() - had
+    each = Reservation.total_bytes() - had
     assert each >= 256 * 2**10
-    monkeypatch.setattr(compiler_module, "MAX_HELD_BYTES", had + 2 * each)
+    monkeypatch.setattr(compiler_module, "MAX_CONSTRAINT_BYTES", had + 2 * each)
     second = compiler.compile(request, field=FIELD)
-    with pytest.raises(OverloadedError, match="the constraints of other calls hold"):
+    with pytest.raises(OverloadedError, match="the constraints of other calls take"):
         compiler.compile(request, field=FIELD)
     state = second.start()
     del second  # what a sequence still follows is held
@@ -286,16 +286,16 @@ def test_the_constraints_of_all_calls_hold_no_more_memory_than_there_is_for_them
     del state
     compiler.compile(request, field=FIELD)
     del first
-    assert Held.total_bytes() == had
+    assert Reservation.total_bytes() == had
 
 
 def test_a_constraint_of_many_sequences_counts_each_automaton(compiler: ConstraintCompiler) -> None:
     gc.collect()
-    had = Held.total_bytes()
+    had = Reservation.total_bytes()
     constraint = compiler.compile(ConstraintRequest(regex="[ab]+"), field=FIELD)
-    one = Held.total_bytes() - had
+    one = Reservation.total_bytes() - had
     states = [constraint.start() for _ in range(20)]
-    assert Held.total_bytes() - had == one * -(-len(states) // 8)
+    assert Reservation.total_bytes() - had == one * -(-len(states) // 8)
 
 
 def test_what_was_checked_is_kept_up_to_a_number() -> None:

@@ -18,7 +18,7 @@ def found(cache: PrefixCache, tokens: np.ndarray) -> list[int]:
 
 
 def test_a_prompt_finds_the_whole_chunks_it_shares_with_an_earlier_one():
-    cache = PrefixCache(num_places=8, chunk=CHUNK)
+    cache = PrefixCache(capacity=8, chunk=CHUNK)
     places = keep(cache, np.arange(14))  # three whole chunks and a rest
     assert len(places) == 3
     other = np.array([0, 1, 2, 3, 4, 5, 6, 7, 99, 98, 97, 96, 95])
@@ -28,26 +28,26 @@ def test_a_prompt_finds_the_whole_chunks_it_shares_with_an_earlier_one():
 
 
 def test_the_last_token_is_always_left_to_read():
-    cache = PrefixCache(num_places=8, chunk=CHUNK)
+    cache = PrefixCache(capacity=8, chunk=CHUNK)
     places = keep(cache, np.arange(8))
     assert found(cache, np.arange(8)) == places[:1]
     assert found(cache, np.arange(9)) == places
 
 
 def test_equal_tokens_after_another_beginning_are_another_chunk():
-    cache = PrefixCache(num_places=8, chunk=CHUNK)
+    cache = PrefixCache(capacity=8, chunk=CHUNK)
     keep(cache, np.array([1, 1, 1, 1, 5, 6, 7, 8]))
     assert found(cache, np.array([2, 2, 2, 2, 5, 6, 7, 8, 9])) == []
 
 
 def test_what_is_kept_is_not_given_a_second_place():
-    cache = PrefixCache(num_places=8, chunk=CHUNK)
+    cache = PrefixCache(capacity=8, chunk=CHUNK)
     keep(cache, np.arange(8))
     assert keep(cache, np.arange(8)) == [None, None]
 
 
 def test_the_least_recently_used_gives_way_and_a_parent_outlives_its_children():
-    cache = PrefixCache(num_places=2, chunk=CHUNK)
+    cache = PrefixCache(capacity=2, chunk=CHUNK)
     parent, _ = keep(cache, np.arange(8))
     assert len(found(cache, np.arange(9))) == 2
     keep(cache, np.full(4, 77))
@@ -55,14 +55,14 @@ def test_the_least_recently_used_gives_way_and_a_parent_outlives_its_children():
 
 
 def test_without_places_nothing_is_kept_or_found():
-    cache = PrefixCache(num_places=0, chunk=CHUNK)
+    cache = PrefixCache(capacity=0, chunk=CHUNK)
     assert keep(cache, np.arange(12)) == []
     assert found(cache, np.arange(12)) == []
 
 
 def test_any_history_finds_only_what_was_written_there():
     rng = random.Random(5)
-    cache = PrefixCache(num_places=6, chunk=CHUNK)
+    cache = PrefixCache(capacity=6, chunk=CHUNK)
     memory: dict[int, tuple[int, ...]] = {}  # place to the prompt's tokens up to the end of the chunk there
     for step in range(4000):
         tokens = np.array([rng.randrange(2) for _ in range(rng.randrange(1, 20))])
@@ -77,7 +77,7 @@ def test_any_history_finds_only_what_was_written_there():
 
 
 def test_prompts_of_different_salts_share_nothing():
-    cache, tokens = PrefixCache(num_places=8, chunk=CHUNK), np.arange(14)
+    cache, tokens = PrefixCache(capacity=8, chunk=CHUNK), np.arange(14)
     chains = [cache.digests(tokens, salt) for salt in ("", "one", "other", "one")]
     assert chains[1] == chains[3]
     assert len({digest for chain in chains for digest in chain}) == 9

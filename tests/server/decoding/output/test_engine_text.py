@@ -5,7 +5,7 @@ import random
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from headway_server.decoding.output.text import Detokenizer, StopMatcher, TextAssembly, TokenPlaces
+from headway_server.decoding.output.text import Detokenizer, StopMatcher, TextAssembly, TextOffsets
 from headway_server.preprocessing import TextTokenizer
 from headway_server.preprocessing.text import TokenDecoder
 
@@ -229,7 +229,7 @@ def test_a_replacement_that_the_tokens_spell_is_text(name, after, count):
             assembly.push(token)
         assert assembly.finish() == expected
     assert assembly.whole(ids) == expected
-    own = TokenPlaces(decode_with(tokenizer)).push([*ids, *tokenizer.encode("now").ids])
+    own = TextOffsets(decode_with(tokenizer)).push([*ids, *tokenizer.encode("now").ids])
     assert list(own) == sorted(own)
     after_context = deltas_of(tokenizer, ids[len(before) + len(spelled) :], ids[: len(before) + len(spelled)])
     assert tokenizer.decode(before + spelled) + "".join(after_context) == expected

@@ -21,7 +21,7 @@ from headway_server.preprocessing import ReasoningForm
 from headway_server.runtime import Runtime
 from headway_server.tasks.generation.model import GenerationModel
 from headway_server.tasks.generation.request import GenerationRequest
-from headway_server.tasks.generation.thinking import Thinking, ThinkingMarks
+from headway_server.tasks.generation.thinking import ReasoningDelimiters, Thinking
 from headway_server.tasks.parameters import LogProbabilityRequest
 
 PROVERBS = "a bird in the hand is worth two in the bush. the early bird catches the worm. actions speak louder than "
@@ -250,11 +250,11 @@ async def test_a_server_with_speculation_says_what_it_costs_and_answers_alike(ti
 
 async def test_thoughts_end_at_their_budgets_with_drafts_as_without(plain_and_drafting, monkeypatch):
     for model in plain_and_drafting:
-        marks = ThinkingMarks.of(ReasoningForm(begin="the", end="bush."), model._tokenizer)
+        delimiters = ReasoningDelimiters.of(ReasoningForm(begin="the", end="bush."), model._tokenizer)
 
-        def thinking(plan, prompt, constraint, *, marks=marks):
+        def thinking(plan, prompt, constraint, *, delimiters=delimiters):
             budget = (plan.parameters.seed or 0) % 12
-            return Thinking(marks, is_open=True, context_ids=prompt.context_ids, budget=budget, answer=constraint)
+            return Thinking(delimiters, is_open=True, context_ids=prompt.context_ids, budget=budget, answer=constraint)
 
         monkeypatch.setattr(model, "_rule_of", thinking)
     calls = [random_call(seed) for seed in range(200, 230)]

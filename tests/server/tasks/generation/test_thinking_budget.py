@@ -33,7 +33,7 @@ HELD = {
 }
 
 
-@pytest.fixture(params=[MARKS, ()], ids=["marks are tokens", "marks are text"])
+@pytest.fixture(params=[MARKS, ()], ids=["delimiters are tokens", "delimiters are text"])
 async def model(request, tmp_path):
     """A model that never ends a text or a thought by itself."""
     vocab_size = byte_tokenizer(request.param).get_vocab_size()
@@ -74,7 +74,7 @@ def ids(text):
 
 
 async def test_a_thought_has_its_budget_of_tokens_and_ends_alone_and_among_others(model):
-    end_ids = list(model._marks.end_ids)
+    end_ids = list(model._delimiters.end_ids)
     budgets = [None, 0, 1, 7, LENGTH - 1, 10**9]
     alone = [await texts(model, asked(model, budget=budget)) for budget in budgets]
     together = await asyncio.gather(*(texts(model, asked(model, budget=budget)) for budget in budgets))
@@ -100,7 +100,7 @@ async def test_what_follows_a_thought_is_what_follows_its_tokens(model):
     budget = 5
     [own, _] = await texts(model, asked(model, budget=budget, temperature=0.0))
     prompt = model._reader._chat_template.prompt(CONVERSATION, "c", variables=OPEN).input_ids
-    thought = ids(own)[: budget + len(model._marks.end_ids)]
+    thought = ids(own)[: budget + len(model._delimiters.end_ids)]
     rest = asked(model, temperature=0.0, max_new_tokens=LENGTH - len(thought), variables={})
     [expected, _] = await texts(model, rest, np.array([*prompt, *thought]))
     assert ids(own)[len(thought) :] == ids(expected)
@@ -125,7 +125,7 @@ async def test_a_constraint_holds_for_the_answer_after_the_thought(model, kind, 
     special = dict(model.reasoning_form.special_tokens)
     biases = {EOS_ID: 50.0} | dict.fromkeys(special.values(), -100.0)
     if not is_open:
-        biases |= {model._marks.begin_ids[0]: 100.0}  # which a thought may have too
+        biases |= {model._delimiters.begin_ids[0]: 100.0}  # which a thought may have too
     for budget in (0, 6):
         request = asked(
             model,
@@ -140,7 +140,7 @@ async def test_a_constraint_holds_for_the_answer_after_the_thought(model, kind, 
             thought, said = answer.reasoning, answer.text
             assert text.result.finish_reason is not FinishReason.LENGTH
             assert re.fullmatch(pattern, said), text.text
-            thinks = is_open or len(model._marks.begin_ids) == 1
+            thinks = is_open or len(model._delimiters.begin_ids) == 1
             assert bool(thought) == bool(budget and thinks)
 
 
@@ -149,7 +149,10 @@ async def test_a_thought_does_not_begin_within_an_answer(model, pattern):
     special = dict(model.reasoning_form.special_tokens)
     biases = {EOS_ID: 50.0} | dict.fromkeys(special.values(), -100.0)
     written = byte_tokenizer(tuple(special)).encode(pattern[0], add_special_tokens=False).ids[0]
-    biases |= {model._marks.begin_ids[0]: 40.0, written: 60.0}  # begins with the answer, and would like to think then
+    biases |= {
+        model._delimiters.begin_ids[0]: 40.0,
+        written: 60.0,
+    }  # begins with the answer, and would like to think then
     request = asked(
         model,
         budget=5,
@@ -163,7 +166,7 @@ async def test_a_thought_does_not_begin_within_an_answer(model, pattern):
 
 
 async def test_stop_strings_and_stop_tokens_end_a_thought_and_a_mark_that_may_not_follow_is_refused(model):
-    end_ids = model._marks.end_ids
+    end_ids = model._delimiters.end_ids
     [text, _] = await texts(model, asked(model, budget=3, stop_strings=("</think>",)))
     assert (text.result.finish_reason, text.result.num_new_tokens) == (FinishReason.STOP, 3 + len(end_ids))
     [text, _] = await texts(model, asked(model, budget=3, stop_token_ids=end_ids[:1]))
@@ -183,7 +186,7 @@ async def test_a_budget_is_refused_where_it_is_out_of_range_or_the_model_does_no
         make_chat_template(tmp_path, "{% for message in messages %}{{ message.content }}{% endfor %}"),
     ):
         plain = make_generation_model(make_decoder(), chat_template=template)
-        with pytest.raises(InvalidInputError, match="marks") as caught:
+        with pytest.raises(InvalidInputError, match="delimiters") as caught:
             await texts(plain, GenerationRequest(parameters={"thinking_token_budget": 0}), "the cat")
         assert caught.value.field == "parameters.thinking_token_budget"
         plain.close()

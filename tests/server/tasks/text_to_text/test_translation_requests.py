@@ -228,7 +228,7 @@ async def test_a_sentence_past_the_limit_is_refused_by_number_and_place_or_cut(m
     short, cut = await translate(model, "a", text, split_sentences=True, truncate=True)
     assert (short.truncated, cut.truncated) == (False, True)
     assert cut.num_source_tokens == len(TOKENIZER.encode("the cat.").ids) + 40
-    with pytest.raises(InvalidInputError, match=r"texts\[0\]: holds no text"):
+    with pytest.raises(InvalidInputError, match=r"texts\[0\]: has no text"):
         await translate(model, " \n ", split_sentences=True)
 
 
@@ -277,10 +277,10 @@ async def test_alignments_of_sentences_point_into_the_whole_texts(model):
 
 @pytest.mark.parametrize("wishes", [{}, {"split_sentences": True}], ids=["whole", "sentences"])
 async def test_white_space_alone_is_refused_and_not_translated(model, wishes):
-    with pytest.raises(InvalidInputError, match="holds no text") as caught:
+    with pytest.raises(InvalidInputError, match="has no text") as caught:
         await translate(model, "the cat", " \n\u3000", **wishes)
     assert caught.value.field == "texts[1]"
-    with pytest.raises(InvalidInputError, match="holds no text"):
+    with pytest.raises(InvalidInputError, match="has no text"):
         await stream(model, "\t")
 
 

@@ -267,7 +267,7 @@ def test_certificates_that_cannot_be_used_are_refused(authority, tmp_path):
         ((cert, tmp_path / "absent.pem", None), r"absent\.pem: No such file"),
         ((empty, key, None), r"empty\.pem, .*key\.pem: are not a certificate and its key"),
         ((other_cert, key, None), "KEY_VALUES_MISMATCH"),
-        ((cert, key, empty), r"empty\.pem: holds no certificate in PEM"),
+        ((cert, key, empty), r"empty\.pem: has no certificate in PEM"),
     ):
         with pytest.raises(AccessError, match=message):
             Certificates.read(*files)

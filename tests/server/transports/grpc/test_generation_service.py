@@ -177,7 +177,11 @@ async def test_every_parameter_out_of_its_range_is_named_with_limit_and_value():
             "is -1; must be from 0 to 20",
         ),
         ({"prompts": []}, "prompts", "is empty; give 1 to 256, or conversations instead"),
-        ({"conversations": [conversation(turn())]}, "conversations", "is given beside prompts; give one of the two"),
+        (
+            {"conversations": [conversation(turn())]},
+            "conversations",
+            "is given together with prompts; give one of the two",
+        ),
     ],
 )
 async def test_an_option_of_a_call_out_of_its_range_is_named(options, field, says):
@@ -196,7 +200,7 @@ async def test_an_option_of_a_call_out_of_its_range_is_named(options, field, say
             "is 21; must be from 0 to 20",
         ),
         ({"prompt": ""}, "prompt", "is empty; give at least one character, or a conversation instead"),
-        ({"conversation": conversation(turn())}, "conversation", "is given beside prompt; give one of the two"),
+        ({"conversation": conversation(turn())}, "conversation", "is given together with prompt; give one of the two"),
         ({"prompt": "", "conversation": conversation()}, "conversation.messages", "is empty; give 1 to 1024"),
     ],
 )

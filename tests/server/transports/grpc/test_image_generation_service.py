@@ -197,7 +197,7 @@ async def test_pixels_outside_of_the_mask_stay_exactly_as_they_were(drawing, siz
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"prompt": "yellow"}, "prompt: is 'yellow'; this model draws red, green, blue"),
+        ({"prompt": "yellow"}, "prompt: is 'yellow'; this model knows red, green, blue"),
         ({"negative_prompt": "pink"}, "negative_prompt: is 'pink'"),
         ({"image_count": 17}, "image_count: is 17; it goes from 1 to 16"),
         ({"image_count": 0}, "image_count: is 0"),

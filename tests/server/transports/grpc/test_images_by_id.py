@@ -159,7 +159,7 @@ async def test_a_new_version_does_not_answer_with_what_the_old_one_made(serve, t
 @pytest.mark.parametrize(
     ("fields", "field", "message"),
     [
-        ({"images": [b"x"], "image_ids": ["a"]}, "image_ids", "is set beside images; give one of them"),
+        ({"images": [b"x"], "image_ids": ["a"]}, "image_ids", "is set together with images; give one of them"),
         ({"image_ids": ["a"] * 65}, "image_ids", "has 65 elements, the limit is 64"),
     ],
 )

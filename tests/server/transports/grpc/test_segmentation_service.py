@@ -185,7 +185,7 @@ BAD = [
     ({"prompts": [at((1, 1))] * 10_000}, "prompts.points", "to more than 8192; send several calls"),
     ({"prompts": [at((1, 1)), at()]}, "prompts[1]", "has neither points nor a box"),
     ({"prompts": [at(*[(1, 1)] * 65)]}, "prompts[0].points", "has 65 elements, the limit is 64"),
-    ({"prompts": [at(outside=[(1, 1)])]}, "prompts[0].points", "are all to be left out"),
+    ({"prompts": [at(outside=[(1, 1)])]}, "prompts[0].points", "are all background"),
     ({"prompts": [at((81, 5))]}, "prompts[0].points[0]", "is (81, 5), outside of the image: x goes from 0 to 80"),
     ({"prompts": [at((float("nan"), 5))]}, "prompts[0].points[0]", "outside of the image"),
     ({"prompts": [at(box=(10, 10, 10, 20))]}, "prompts[0].box", "is (10, 10, 10, 20); its sides are left, top"),
@@ -204,7 +204,7 @@ BAD = [
     ),
     ({"prompts": [at((1, 1))], "image": b""}, "image", "is empty"),
     ({"prompts": [at((1, 1))], "image": b"GIF89a"}, "image", "is not an image"),
-    ({"prompts": [at((1, 1))], "image_id": "x"}, "image_id", "is set beside image"),
+    ({"prompts": [at((1, 1))], "image_id": "x"}, "image_id", "is set together with image"),
 ]
 
 
@@ -238,7 +238,7 @@ def click(*places, image=b"", outside=(), **fields) -> pb.SegmentInteractivelyRe
 BAD_CLICKS = [
     ([click((10, 30))], "image", "is empty"),
     ([click((10, 30), image=squares()), click((10, 41))], "prompt.points[0]", "is (10, 41), outside"),
-    ([click(image=squares()), click(outside=[(1, 1)])], "prompt.points", "are all to be left out"),
+    ([click(image=squares()), click(outside=[(1, 1)])], "prompt.points", "are all background"),
     ([click(image=squares()), click(box=at(box=(5, 5, 5, 9)).box)], "prompt.box", "is (5, 5, 5, 9)"),
     ([click(*[(1, 1)] * 64, image=squares()), click((1, 1))], "prompt.points", "has 65 elements, the limit is 64"),
     ([click(image=squares()), click((1, 1), model="cells")], "model", "is set without an image"),
@@ -278,7 +278,7 @@ async def test_an_id_that_has_expired_is_not_found_by_every_call(serve, segmente
         ):
             failure = await failure_of(call)
             assert (failure.code, failure.reason) == (grpc.StatusCode.NOT_FOUND, "IMAGE_NOT_FOUND")
-            assert "image_id: no image is kept by this id; ids expire 0.05 s after their last use" in failure.message
+            assert "image_id: no image has this id; ids expire 0.05 s after their last use" in failure.message
 
 
 async def test_streams_hold_no_more_embeddings_than_the_limit(serve, segmenter_store, monkeypatch):

@@ -95,7 +95,7 @@ async def test_a_text_of_unknown_words_is_answered(serving):
 async def test_a_text_of_nothing_but_spaces_is_refused(serving):
     failure = await failure_of(serving.texts.ClassifyText(pb.ClassifyTextRequest(texts=["goal", " \n"])))
     assert (failure.code, failure.field) == (grpc.StatusCode.INVALID_ARGUMENT, "texts[1]")
-    assert "holds no text" in failure.message
+    assert "has no text" in failure.message
 
 
 async def test_the_largest_text_is_that_of_the_settings(serve, classifier_store):

@@ -102,7 +102,7 @@ WRONG = [
     ({"inputs": [TEXT], "input": 1}, 400, "input: is not supported"),
     ({"inputs": [TEXT | {"shape": [3]}]}, 400, "inputs[0].data: has 2 elements, and the shape [3] 3"),
     ({"inputs": [TEXT | {"shape": [-1]}]}, 400, "inputs[0].shape[0]: "),
-    ({"inputs": [TEXT | {"data": ["a", 5]}]}, 400, "inputs[0].data: has an element that is no string"),
+    ({"inputs": [TEXT | {"data": ["a", 5]}]}, 400, "inputs[0].data: has an element that is not a string"),
     ({"inputs": [TEXT | {"data": None}]}, 400, "inputs[0].data: is missing"),
     *(
         ({"inputs": [each | {"datatype": name}]}, 400, f"inputs[0].datatype: is {name!r}; must be one of BOOL, UINT8")
@@ -112,18 +112,18 @@ WRONG = [
     ({"inputs": [IDS | {"datatype": "BF16"}]}, 400, "inputs[0].data: of BF16 has no form in JSON; send it in binary"),
     ({"inputs": [IDS | {"datatype": "FP32"}]}, 400, "inputs[0].datatype: is 'FP32'; input_ids must be INT64 or"),
     ({"inputs": [TEXT | {"name": "words"}]}, 400, "inputs[0].name: is 'words'; the model reads text"),
-    ({"inputs": [TEXT | {"parameters": {"shared_memory_region": "a"}}]}, 400, "inputs have none here"),
+    ({"inputs": [TEXT | {"parameters": {"shared_memory_region": "a"}}]}, 400, "inputs take no parameters here"),
     ({"inputs": [TEXT | {"parameters": {"binary_data_size": 5}}]}, 400, "binary_data_size: is 5"),
     ({"inputs": [IDS | {"data": [[4, 5], [6]]}]}, 400, "its rows differ"),
-    ({"inputs": [IDS | {"data": [4, 5.5, 6]}]}, 400, "inputs[0].data: has an element that is no INT64"),
-    ({"inputs": [IDS | {"data": [4, True, "6"]}]}, 400, "inputs[0].data: has an element that is no INT64"),
-    ({"inputs": [IDS | {"data": ["x" * 10_000] + [""] * 9_999, "shape": [10_000]}]}, 400, "that is no INT64"),
-    ({"inputs": [IDS | {"data": [4, None, 6]}]}, 400, "inputs[0].data: has an element that is no INT64"),
-    ({"inputs": [IDS | {"data": [4, 5, 2**70]}]}, 400, "inputs[0].data: has an element that is no INT64"),
+    ({"inputs": [IDS | {"data": [4, 5.5, 6]}]}, 400, "inputs[0].data: has an element that is not of INT64"),
+    ({"inputs": [IDS | {"data": [4, True, "6"]}]}, 400, "inputs[0].data: has an element that is not of INT64"),
+    ({"inputs": [IDS | {"data": ["x" * 10_000] + [""] * 9_999, "shape": [10_000]}]}, 400, "that is not of INT64"),
+    ({"inputs": [IDS | {"data": [4, None, 6]}]}, 400, "inputs[0].data: has an element that is not of INT64"),
+    ({"inputs": [IDS | {"data": [4, 5, 2**70]}]}, 400, "inputs[0].data: has an element that is not of INT64"),
     ({"inputs": [IDS | {"datatype": "INT8", "data": [4, 5, 200]}]}, 400, "no INT8"),
     ({"inputs": [TEXT], "outputs": [{"name": "logits"}]}, 400, "outputs[0].name: is 'logits'"),
     ({"inputs": [TEXT], "outputs": [{"name": "label", "parameters": {"classification": 3}}]}, 400, "no classification"),
-    ({"inputs": [TEXT], "parameters": {"top_p": 1}}, 400, "parameters.top_p: is not known"),
+    ({"inputs": [TEXT], "parameters": {"top_p": 1}}, 400, "parameters.top_p: is unknown"),
     ({"inputs": [TEXT], "parameters": {"top_k": 2**80}}, 400, "more than 64 bits"),
     ({"inputs": [TEXT], "parameters": {"top_k": [1]}}, 400, "parameters.top_k"),
 ]
@@ -154,7 +154,7 @@ async def test_texts_in_a_tensor_of_numbers_take_no_more_than_they_measure():
     part = InputPart(name="input_ids", shape=[9_000], datatype="INT64", data=["x" * 9_000, *[""] * 8_999])
     tracemalloc.start()
     try:
-        with pytest.raises(InvalidInputError, match=r"data: has an element that is no INT64"):
+        with pytest.raises(InvalidInputError, match=r"data: has an element that is not of INT64"):
             _to_raw("data", part)
         _, peak = tracemalloc.get_traced_memory()
     finally:

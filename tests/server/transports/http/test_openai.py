@@ -341,7 +341,7 @@ WRONG = [
     ("chat/completions", {"model": "topics"}, 400, None, "cannot generate text"),
     ("chat/completions", {"model": "none"}, 404, None, "model 'none' is not loaded"),
     ("chat/completions", {"model": "tiny-generation/9"}, 404, None, "model tiny-generation has no version '9'"),
-    ("completions", {"prompt": ["a", "b"], "stream": True}, 400, "prompt", "a stream continues one"),
+    ("completions", {"prompt": ["a", "b"], "stream": True}, 400, "prompt", "a stream has one prompt"),
     ("completions", {"prompt": []}, 400, "prompt", "give 1 to 256"),
     ("completions", {"prompt": ""}, 400, "prompt", "is empty"),
     ("completions", {"prompt": [1, 5000]}, 400, "prompt[1]", "is 5000; must be from 0 to"),
@@ -499,9 +499,9 @@ async def test_images_are_drawn(calling, diffusion_store):
         again = await client.images.generate(model="squares", prompt="red", size="8x8", extra_body={**own, "seed": 6})
         assert base64.b64decode(again.data[0].b64_json) == pictures[1]
         for wrong, said in (
-            ({"prompt": "pink"}, "this model draws red, green, blue"),
+            ({"prompt": "pink"}, "this model knows red, green, blue"),
             ({"prompt": "red", "n": 17}, "n: is 17; it goes from 1 to 16"),
-            ({"prompt": "red", "size": "256x256"}, "this model draws 8x8"),
+            ({"prompt": "red", "size": "256x256"}, "this model generates 8x8"),
             ({"prompt": "red", "response_format": "url"}, "response_format"),
             ({"prompt": "red", "extra_body": {"step_count": 0}}, "step_count: is 0"),
             ({"prompt": "red", "n": 10**400}, "n: is 1000"),

@@ -1,4 +1,4 @@
-"""Errors in OpenAI's form, and events of a stream."""
+"""OpenAI's formats of errors and stream events."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ _NAMES: Final = (
     (re.compile(r"^(?:format|include_timestamps)$"), "response_format"),
     (re.compile(r"^max_new_tokens\b"), "max_completion_tokens"),
 )
-"""What the tasks call a field, and what OpenAI's API does."""
+"""Field names of tasks, and of OpenAI's API."""
 _OF_COMPLETIONS: Final = {"top_logprobs": "logprobs", "max_completion_tokens": "max_tokens"}
-"""What the older API of completions calls the same."""
+"""The same for the older completions API."""
 
 
 def name_of(field: str) -> str:
-    """Says what OpenAI's API calls a field that a task names."""
+    """Translates a task's field name to OpenAI's."""
     for pattern, name in _NAMES:
         field = pattern.sub(name, field)
     return field
 
 
 def name_in_completions(field: str) -> str:
-    """Says what its API of completions calls a field that a task names."""
+    """Translates a task's field name to the completions API's."""
     name = name_of(field)
     return _OF_COMPLETIONS.get(name, name)
 
 
 class OpenAIForm:
-    """How OpenAI's API writes errors."""
+    """Format of OpenAI's errors."""
 
     def refuse(self, failure: Failure, headers: Mapping[str, str]) -> Reply:  # noqa: ARG002 (the protocol's)
         """See `Form`."""

@@ -1,6 +1,6 @@
-"""OpenAI's requests, as messages that are checked once, and what they ask of a task.
+"""OpenAI's requests, validated once and converted to requests of tasks.
 
-What is not a field here is refused by its name. A field that is null is one that was left out.
+Unknown fields are refused by name. A null field counts as left out.
 """
 
 from __future__ import annotations
@@ -61,20 +61,20 @@ class _Body(Body):
 
     @property
     def name_and_version(self) -> tuple[str, str]:
-        """The model's; an empty version is the default one."""
+        """Name and version of the model; an empty version is the default one."""
         name, _, version = self.model.partition("/")
         return name, version
 
 
 class StreamOptions(Part):
-    """What a stream has beside the text."""
+    """Options of a stream."""
 
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
 
 
 class _GenerationBody(_Body):
-    """What completions and chat completions have in common. The last nine are this server's own."""
+    """Common fields of completions and chat completions. The last nine are this server's own."""
 
     n: int = 1
     seed: int | None = None
@@ -101,11 +101,11 @@ class _GenerationBody(_Body):
 
     @property
     def includes_usage(self) -> bool:
-        """True if a stream ends with the numbers of tokens."""
+        """True if a stream ends with token counts."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     def _parameters(self, max_new_tokens: int | None) -> dict[str, Any]:
-        """Returns what is set of how tokens are chosen, by the names of `SamplingParameters`."""
+        """Returns the set sampling parameters, by the names of `SamplingParameters`."""
         given = {name: value for name in _SAME_NAME if (value := getattr(self, name)) is not None}
         if max_new_tokens is not None:
             given["max_new_tokens"] = max_new_tokens
@@ -123,7 +123,7 @@ class _GenerationBody(_Body):
 
     def _check_stream(self) -> None:
         if self.stream_options is not None and not self.stream:
-            raise InvalidInputError("stream_options", "is set without stream; set stream to true, or leave it out")
+            raise InvalidInputError("stream_options", "requires stream; set stream to true, or leave it out")
 
 
 class CompletionBody(_GenerationBody):
@@ -135,7 +135,7 @@ class CompletionBody(_GenerationBody):
     best_of: Literal[1] = 1
 
     def prompts(self) -> tuple[list[Prompt], list[str]]:
-        """Returns the prompts, and the name of each for messages.
+        """Returns the prompts, and the name of each for error messages.
 
         Raises:
             InvalidInputError: There are too many.
@@ -151,15 +151,15 @@ class CompletionBody(_GenerationBody):
             fields = [f"prompt[{index}]" for index in range(len(prompts))]
         if self.stream and len(prompts) > 1:
             raise InvalidInputError(
-                "prompt", f"has {len(prompts)} elements; a stream continues one: send several calls"
+                "prompt", f"has {len(prompts)} elements; a stream has one prompt: send several calls"
             )
         return prompts, fields
 
     def request(self) -> GenerationRequest:
-        """Returns what is asked for every prompt.
+        """Returns the parameters for every prompt.
 
         Raises:
-            InvalidInputError: A number does not depend on the model and is out of its range.
+            InvalidInputError: A number is outside of its model-independent range.
         """
         self._check_stream()
         wanted = None
@@ -177,28 +177,28 @@ class CompletionBody(_GenerationBody):
 
 
 class TextPart(Part):
-    """A part of what was said."""
+    """A text part of a message."""
 
     type: Literal["text"]
     text: str
 
 
 class CalledFunction(Part):
-    """What the assistant called."""
+    """Name and arguments of a tool call."""
 
     name: _ToolName
     arguments: str
 
 
 class CallPart(Part):
-    """A call of the assistant."""
+    """A tool call of the assistant."""
 
     id: str
     type: Literal["function"] = "function"
     function: CalledFunction
 
     def call(self) -> ToolCall:
-        """Returns the call as models read it."""
+        """Converts the tool call."""
         return ToolCall(call_id=self.id, name=self.function.name, arguments=self.function.arguments)
 
 
@@ -208,15 +208,15 @@ class Message(Part):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Many[TextPart] | None = None
     reasoning_content: str | None = None
-    """This server's own: what the assistant thought, as its answer had it."""
+    """This server's own field: reasoning of an earlier answer."""
     tool_calls: Annotated[Many[CallPart], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
     tool_call_id: str | None = None
 
     def turn(self, field: str) -> ChatTurn:
-        """Returns the turn as models read it; `field` names the message.
+        """Converts the message to a turn; `field` is its name in error messages.
 
         Raises:
-            InvalidInputError: Another than the assistant says nothing, or see `check_turn`.
+            InvalidInputError: A role other than assistant has no content, or see `check_turn`.
         """
         if self.content is None and self.role != "assistant":
             raise InvalidInputError(f"{field}.content", "is missing; give a text")
@@ -233,7 +233,7 @@ class Message(Part):
 
 
 class Function(Part):
-    """A function that the caller offers; an answer keeps to its schema, strict or not."""
+    """A function as a tool; answers match its schema, strict or not."""
 
     name: _ToolName
     description: str = ""
@@ -248,7 +248,7 @@ class ToolPart(Part):
     function: Function
 
     def tool(self, field: str) -> Tool:
-        """Returns the tool as models are shown it; `field` names it.
+        """Converts the tool; `field` is its name in error messages.
 
         Raises:
             InvalidInputError: Its schema is not one of an object.
@@ -258,20 +258,20 @@ class ToolPart(Part):
 
 
 class NamedFunction(Part):
-    """A function by its name."""
+    """A function by name."""
 
     name: str
 
 
 class NamedChoice(Part):
-    """The one tool that is to be called."""
+    """The required tool."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
 class JsonSchema(Part):
-    """The schema of an answer; name and description are for people."""
+    """Schema of an answer; name and description are not used."""
 
     name: str
     description: str | None = None
@@ -286,7 +286,7 @@ class TextFormat(Part):
 
 
 class JsonSchemaFormat(Part):
-    """JSON that a schema accepts."""
+    """JSON with a schema."""
 
     type: Literal["json_schema"]
     json_schema: JsonSchema
@@ -306,23 +306,23 @@ class ChatBody(_GenerationBody):
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """This server's own: what the chat template is given by these names, such as `enable_thinking`."""
+    """This server's own field: variables of the chat template by name, such as `enable_thinking`."""
 
     def conversation(self) -> tuple[ChatTurn, ...]:
         """Returns the conversation; errors are those of `Message.turn`."""
         return tuple(message.turn(f"messages[{index}]") for index, message in enumerate(self.messages))
 
     def request(self) -> GenerationRequest:
-        """Returns what is asked for the conversation.
+        """Returns the parameters for the conversation.
 
         Raises:
-            InvalidInputError: Two fields contradict each other, or a number is out of its range.
+            InvalidInputError: Two fields exclude each other, or a number is out of its range.
         """
         self._check_stream()
         if self.max_tokens is not None and self.max_completion_tokens is not None:
-            raise InvalidInputError("max_tokens", "is set beside max_completion_tokens, which replaces it; set one")
+            raise InvalidInputError("max_tokens", "is set together with max_completion_tokens; set one")
         if self.top_logprobs is not None and not self.logprobs:
-            raise InvalidInputError("top_logprobs", "is set without logprobs; set logprobs to true, or leave it out")
+            raise InvalidInputError("top_logprobs", "requires logprobs; set logprobs to true, or leave it out")
         most = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         parameters = self._parameters(most)
         if (constraint := self._constraint()) is not None:
@@ -341,7 +341,7 @@ class ChatBody(_GenerationBody):
         )
 
     def _tools(self) -> ToolUse | None:
-        """Returns the tools that the model is shown: none if it is not to call any."""
+        """Returns the tools of the call; None for tool_choice none."""
         choice = self.tool_choice
         if not self.tools:
             for field in ("tool_choice", "parallel_tool_calls"):
@@ -356,7 +356,7 @@ class ChatBody(_GenerationBody):
             name_field="tool_choice.function.name",
         )
         if used is not None and self.response_format is not None and self.response_format.type != "text":
-            raise InvalidInputError("response_format", "is set beside tools; leave it out, or set tool_choice to none")
+            raise InvalidInputError("response_format", "is set together with tools; leave one out")
         return used
 
     def _constraint(self) -> ConstraintRequest | None:
@@ -383,13 +383,13 @@ class ImageBody(_Body):
     seed: int | None = None
 
     def request(self, width: int, height: int) -> ImageGenerationRequest:
-        """Returns what is asked of a model that draws images of a size.
+        """Returns the parameters for a model with this image size.
 
         Raises:
-            InvalidInputError: Another size is asked for, or something is out of its range.
+            InvalidInputError: Another size is requested, or a value is out of its range.
         """
         if self.size not in ("auto", own := f"{width}x{height}"):
-            raise InvalidInputError("size", f"is {self.size[:32]!r}; this model draws {own}: leave it out")
+            raise InvalidInputError("size", f"is {self.size[:32]!r}; this model generates {own}: leave it out")
         given = {
             "num_steps": self.step_count,
             "guidance_scale": self.guidance_scale,
@@ -400,7 +400,7 @@ class ImageBody(_Body):
             prompt=self.prompt,
             negative_prompt=self.negative_prompt,
             num_images=self.n,
-            **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]  # by its names
+            **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]  # by name
         )
 
 
@@ -420,7 +420,7 @@ class SpeechBody(_Body):
     max_duration_seconds: float | None = None
 
     def request(self) -> SynthesisRequest:
-        """Returns what is asked of a model that speaks; `pcm` is streamed, whatever its format."""
+        """Returns the parameters of the synthesis; `pcm` is streamed."""
         given = {
             "temperature": self.temperature,
             "top_k": self.top_k,
@@ -447,7 +447,7 @@ class EmbeddingBody(_Body):
     prompt_name: str = ""
 
     def inputs(self) -> list[str] | list[NDArray[np.int64]]:
-        """Returns the texts, or the tokens of each text, (T,)."""
+        """Returns the texts, or the token ids of each text, (T,)."""
         given = self.input
         if isinstance(given, str):
             return [given]

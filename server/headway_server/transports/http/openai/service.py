@@ -1,4 +1,4 @@
-"""OpenAI's API: the handlers, and what models' answers become."""
+"""OpenAI's API: handlers, and conversion of models' answers."""
 
 from __future__ import annotations
 
@@ -84,14 +84,14 @@ OPENAI_ABILITIES: Final[Mapping[str, Ability[Any]]] = {
     "/v1/audio/transcriptions": TRANSCRIBE_SPEECH,
     "/v1/audio/translations": TRANSLATE_SPEECH,
 }
-"""What calls at these paths ask of a model; the API has no others that do."""
+"""Abilities by path; calls of other paths need no model."""
 _SPEECH: Final = {
     "/v1/audio/transcriptions": SpeechTask.TRANSCRIBE,
     "/v1/audio/translations": SpeechTask.TRANSLATE,
 }
 _AUDIO: Final = {"wav": b"audio/wav", "flac": b"audio/flac", "opus": b"audio/ogg"}
 _MAX_NUMBERS_ON_LOOP: Final = 5_000
-"""So many numbers are written on the event loop, in a few milliseconds."""
+"""Maximum numbers formatted on the event loop, a few milliseconds."""
 
 
 _MAX_CHARACTERS_ON_LOOP: Final = 100_000
@@ -137,11 +137,11 @@ class OpenAIService:
         return await _reply(lambda: writer.whole(answer), is_long=_is_long(answer, body.logprobs))
 
     async def embed(self, request: Request) -> Reply:
-        """Turns texts into vectors of length 1."""
+        """Embeds texts as vectors of length 1."""
         body = await request.parse(EmbeddingBody.read)
         model = self._host.find_able(EMBED_TEXTS, *body.name_and_version)
         embedding = model.bundle.manifest.embedding
-        assert embedding is not None, "the host has looked for it"
+        assert embedding is not None, "the ability requires it"
         if body.dimensions is not None and not 1 <= body.dimensions <= embedding.dimension:
             raise InvalidInputError("dimensions", f"is {body.dimensions}; must be from 1 to {embedding.dimension}")
         given = body.inputs()
@@ -155,15 +155,15 @@ class OpenAIService:
         num_numbers = len(answer.results) * embedding.dimension
         return await _reply(lambda: _embeddings(answer, model, body), is_long=num_numbers > _MAX_NUMBERS_ON_LOOP)
 
-    async def draw(self, request: Request) -> Reply:
-        """Draws images."""
+    async def generate_images(self, request: Request) -> Reply:
+        """Generates images."""
         body = await request.parse(ImageBody.read)
         model = self._host.find_able(GENERATE_IMAGES, *body.name_and_version)
-        answer = await model.draw(body.request(*model.size), deadline=None)
+        answer = await model.generate(body.request(*model.size), deadline=None)
         return await _reply(lambda: _images(answer), is_long=True)
 
     async def speak(self, request: Request) -> Reply | Stream:
-        """Speaks a text: whole, or as samples that are sent as they are made."""
+        """Synthesizes the speech of a text: complete, or as streamed samples."""
         body = await request.parse(SpeechBody.read)
         model = self._host.find_able(SYNTHESIZE_SPEECH, *body.name_and_version)
         if body.response_format == "pcm":
@@ -180,7 +180,7 @@ class OpenAIService:
 
 
 def _read_chat(data: bytes) -> tuple[ChatBody, tuple[ChatTurn, ...], GenerationRequest]:
-    """Reads a request with the JSON within its JSON, where the request itself is read; errors are `ChatBody`'s."""
+    """Parses a request with its nested JSON on the calling thread; errors are those of `ChatBody`."""
     body = ChatBody.read(data)
     return body, body.conversation(), body.request()
 
@@ -200,7 +200,7 @@ def openai_routes(edge: Edge, host: ModelHost, settings: ServerSettings) -> list
         "/v1/chat/completions": service.chat,
         "/v1/completions": service.complete,
         "/v1/embeddings": service.embed,
-        "/v1/images/generations": service.draw,
+        "/v1/images/generations": service.generate_images,
         "/v1/audio/speech": service.speak,
     }
     endpoint = partial(Endpoint, edge, form=OPENAI_FORM)
@@ -227,7 +227,7 @@ def openai_routes(edge: Edge, host: ModelHost, settings: ServerSettings) -> list
 
 
 class _Writer:
-    """Writes what a model has generated. The two APIs differ in the names of things."""
+    """Formats generated texts; subclasses add the names of each API."""
 
     kind = ""
     kind_of_chunk = ""
@@ -244,34 +244,34 @@ class _Writer:
         }
 
     def whole(self, answer: Answer[GeneratedText]) -> dict[str, Any]:
-        """Writes the answer to a call that is no stream."""
+        """Formats the answer to a unary call."""
         choices = [self._choice(index, text) for index, text in enumerate(answer.results)]
         return self._head | {"object": self.kind, "choices": choices, "usage": _usage(answer.results)}
 
     def chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        """Writes an event of a stream."""
+        """Formats an event of a stream."""
         return self._head | {"object": self.kind_of_chunk, "choices": choices}
 
-    def first(self, count: int) -> Iterator[dict[str, Any]]:  # noqa: ARG002 (of those that have some)
+    def first(self, count: int) -> Iterator[dict[str, Any]]:  # noqa: ARG002 (for subclasses)
         """Yields the choices of the events before the first text."""
         yield from ()
 
     def delta(self, delta: Delta) -> dict[str, Any] | None:
-        """Writes what has appeared; None if nothing is to be said of it yet."""
+        """Formats a delta; None if it is empty."""
         raise NotImplementedError
 
     def last(self, text: GeneratedText) -> Iterator[dict[str, Any]]:
-        """Writes what is left to be said of a text, and why it has ended."""
+        """Formats the rest of a text, and the reason of its end."""
         raise NotImplementedError
 
     def _choice(self, index: int, text: GeneratedText) -> dict[str, Any]:
         raise NotImplementedError
 
-    def _token(self, token_id: int, mark: str = "") -> tuple[str, bytes | None]:
-        r"""Writes a token, and its bytes if they are known; a part of a character as `\xe2\x82` after the mark."""
+    def _token(self, token_id: int, prefix: str = "") -> tuple[str, bytes | None]:
+        r"""Formats a token, and its bytes if known; a part of a character as `\xe2\x82` after the prefix."""
         text, data = self._model.token_text(token_id), self._model.token_bytes(token_id)
         if data is not None and REPLACEMENT in text and data != text.encode():
-            text = mark + "".join(f"\\x{byte:02x}" for byte in data)
+            text = prefix + "".join(f"\\x{byte:02x}" for byte in data)
         return text, data
 
 
@@ -285,7 +285,7 @@ class _CompletionWriter(_Writer):
         """See `_Writer`."""
         if not delta.output and not delta.tokens:
             return None
-        logprobs = self._logprobs(delta.prompt_tokens or delta.tokens, delta.places)
+        logprobs = self._logprobs(delta.prompt_tokens or delta.tokens, delta.text_offsets)
         return {"index": delta.sample, "text": delta.output, "logprobs": logprobs, "finish_reason": None}
 
     def last(self, text: GeneratedText) -> Iterator[dict[str, Any]]:
@@ -298,22 +298,22 @@ class _CompletionWriter(_Writer):
         return {
             "index": index,
             "text": text.text,
-            "logprobs": self._logprobs(tokens, text.places()) if tokens else None,
+            "logprobs": self._logprobs(tokens, text.text_offsets()) if tokens else None,
             "finish_reason": _REASONS[text.result.finish_reason],
         }
 
-    def _logprobs(self, tokens: Sequence[TokenLogProbability], places: Sequence[int]) -> dict[str, Any] | None:
+    def _logprobs(self, tokens: Sequence[TokenLogProbability], text_offsets: Sequence[int]) -> dict[str, Any] | None:
         if not tokens:
             return None
         return {
             "tokens": [self._text(token.token_id) for token in tokens],
             "token_logprobs": [token.log_probability for token in tokens],
             "top_logprobs": [self._top(token) or None for token in tokens],
-            "text_offset": list(places),
+            "text_offset": list(text_offsets),
         }
 
     def _top(self, token: TokenLogProbability) -> dict[str, float]:
-        """Writes the likeliest tokens; of several with a text, those after the first by their ids."""
+        """Formats the likeliest tokens; of several with the same text, all but the first are written as ids."""
         found: dict[str, float] = {}
         for token_id, log_probability in token.top_tokens:
             text = self._text(token_id)
@@ -325,14 +325,14 @@ class _CompletionWriter(_Writer):
 
 
 class _ChatWriter(_Writer):
-    """Writes chat completions."""
+    """Formats chat completions."""
 
     kind = "chat.completion"
     kind_of_chunk = "chat.completion.chunk"
     prefix = "chatcmpl"
 
     def __init__(self, model: GenerationModel, form: CallForm | None) -> None:
-        """Writes what a model has generated; with a form, calls of tools too."""
+        """Formats a model's texts; with a form, also tool calls."""
         super().__init__(model)
         self._form = form
         self._answers: dict[int, _AnswerWriter] = {}
@@ -390,18 +390,18 @@ class _ChatWriter(_Writer):
 
 
 class _AnswerWriter:
-    """Writes one answer: what the model thinks, what it says, and the calls that it makes."""
+    """Formats one answer: reasoning, text and tool calls."""
 
     def __init__(self, calls: CallForm | None, reasoning: ReasoningForm | None) -> None:
         self._reader = AnswerReader(reasoning=reasoning, calls=calls)
         self._num_calls = 0
 
     def feed(self, text: str) -> dict[str, Any]:
-        """Takes a further part of the text; returns what has appeared, nothing if that is nothing."""
+        """Takes a further part of the text; returns the new fields, possibly none."""
         return self._write(self._reader.feed(text))
 
     def end(self) -> dict[str, Any]:
-        """Returns what was held back: the text has ended."""
+        """Returns the fields of pending text at the end."""
         return self._write(self._reader.end())
 
     def _write(self, parts: Iterable[AnswerPart]) -> dict[str, Any]:
@@ -424,21 +424,21 @@ class _AnswerWriter:
         return {name: value for name, value in written.items() if value}
 
     def message(self, text: str) -> dict[str, Any]:
-        """Returns what a whole text becomes."""
+        """Returns the message of a complete text."""
         found = self._write(part for parts in (self._reader.feed(text), self._reader.end()) for part in parts)
         for call in found.get("tool_calls", ()):
             del call["index"]
         return {"role": "assistant", "content": None if self._num_calls else "", "refusal": None, **found}
 
     def reason(self, reason: str) -> str:
-        """Returns why the answer has ended."""
+        """Returns the finish reason of the answer."""
         return "tool_calls" if self._num_calls and reason == "stop" else reason
 
 
 async def _events(
     parts: AsyncGenerator[Delta | Answer[GeneratedText], None], writer: _Writer, body: CompletionBody | ChatBody
 ) -> AsyncGenerator[bytes, None]:
-    """Writes what a model generates as the events of a stream."""
+    """Formats a model's output as the events of a stream."""
     beside = {"usage": None} if body.includes_usage else {}
 
     def events(choices: Iterable[dict[str, Any]]) -> bytes:
@@ -453,7 +453,7 @@ async def _events(
         async for part in parts:
             written, first = events(first), ()
             if isinstance(part, Delta):
-                if part.prompt_tokens:  # of a long prompt, which takes long to write
+                if part.prompt_tokens:  # formatting a long prompt takes time
                     written += await asyncio.get_running_loop().run_in_executor(text_pool(), delta_events, part)
                 else:
                     written += delta_events(part)
@@ -472,7 +472,7 @@ def _is_long(answer: Answer[GeneratedText], has_log_probabilities: bool) -> bool
 
 
 async def _reply(make: Callable[[], dict[str, Any]], *, is_long: bool) -> Reply:
-    """Writes an answer, off the event loop if that takes long."""
+    """Formats an answer, off the event loop if it is long."""
     if not is_long:
         return Reply(body=to_json(make()))
     body = await asyncio.get_running_loop().run_in_executor(text_pool(), lambda: to_json(make()))
@@ -480,7 +480,7 @@ async def _reply(make: Callable[[], dict[str, Any]], *, is_long: bool) -> Reply:
 
 
 def _usage(texts: Iterable[GeneratedText]) -> dict[str, Any]:
-    """Counts tokens; samples of a prompt share it."""
+    """Returns token counts; samples share a prompt."""
     texts = list(texts)
     num_read = sum(text.num_prompt_tokens for text in texts if text.sample == 0)
     num_cached = sum(text.result.num_cached_tokens for text in texts if text.sample == 0)
@@ -516,7 +516,7 @@ def _embeddings(answer: Answer[EmbeddedText], model: TextModel, body: EmbeddingB
 
 
 def _vector(values: NDArray[np.float32], body: EmbeddingBody) -> list[float] | str:
-    """Writes a vector, (D,), or its first numbers scaled to length 1 again."""
+    """Formats a vector (D,), or its first dimensions rescaled to length 1."""
     if body.dimensions is not None:
         values = read_vector(values[: body.dimensions], normalize=True)
     if body.encoding_format == "float":

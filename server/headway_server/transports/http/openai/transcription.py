@@ -1,4 +1,4 @@
-"""OpenAI's API of audio: transcripts and translations of a file, as text, JSON, events or subtitles."""
+"""OpenAI's audio API: transcripts and translations of a file, as text, JSON, events or subtitles."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class _Asked:
         """Reads a form.
 
         Raises:
-            InvalidInputError: It is no form, or a field is missing, unknown or has no such value.
+            InvalidInputError: The body is not a form, or a field is missing, unknown or invalid.
         """
         fields = read_form(request.headers.get("content-type", ""), request.body)
         if "file" not in fields:
@@ -71,13 +71,13 @@ class _Asked:
         if wanted not in _FORMATS:
             raise InvalidInputError("response_format", f"is {wanted[:64]!r}; must be one of {', '.join(_FORMATS)}")
         if (unit := texts.get("timestamp_granularities[]", "segment")) != "segment":
-            raise InvalidInputError("timestamp_granularities[]", f"is {unit[:64]!r}; times are of segments: segment")
+            raise InvalidInputError("timestamp_granularities[]", f"is {unit[:64]!r}; must be segment")
         streams = texts.get("stream", "false").lower()
         if streams not in ("true", "false", "1", "0"):
             raise InvalidInputError("stream", f"is {streams[:64]!r}; must be true or false")
         has_times = wanted in ("verbose_json", "srt", "vtt")
         if (is_stream := streams in ("true", "1")) and wanted != "json":
-            raise InvalidInputError("response_format", f"is {wanted}; a stream has json")
+            raise InvalidInputError("response_format", f"is {wanted}; must be json in a stream")
         return cls(
             file=fields["file"],
             model=texts.get("model", ""),
@@ -94,14 +94,14 @@ class _Asked:
 
 
 class TranscriptionEndpoint:
-    """Answers calls for one task from a host's models."""
+    """Answers calls for one task."""
 
     def __init__(self, host: ModelHost, task: SpeechTask) -> None:
         self._host = host
         self._task = task
 
     async def answer(self, request: Request) -> Reply | Stream:
-        """Writes what is said in a file."""
+        """Transcribes a file."""
         asked = await asyncio.get_running_loop().run_in_executor(request_pool(), _Asked.read, request, self._task)
         name, _, version = asked.model.partition("/")
         model = self._host.find_able(_ABILITIES[self._task], name, version)
@@ -115,14 +115,14 @@ class TranscriptionEndpoint:
 
 
 def read_form(content_type: str, body: bytes) -> dict[str, bytes]:
-    """Reads the parts of a form (RFC 7578) by their names.
+    """Reads the parts of a form (RFC 7578) by name.
 
     Raises:
-        InvalidInputError: It is none, or has a part that is no field, or one twice.
+        InvalidInputError: The body is not a form, or a part is unknown or repeated.
     """
     boundary = parse_options_header(content_type)[1].get(b"boundary")
     if not boundary:
-        raise InvalidInputError("content-type", "has no boundary; send multipart/form-data as RFC 7578 says")
+        raise InvalidInputError("content-type", "has no boundary; send multipart/form-data (RFC 7578)")
     fields: dict[str, bytes] = {}
     is_whole, num_parts = False, 0
 
@@ -130,11 +130,11 @@ def read_form(content_type: str, body: bytes) -> dict[str, bytes]:
         nonlocal num_parts
         num_parts += 1
         if num_parts > _MAX_PARTS:
-            raise InvalidInputError("body", f"has more than {_MAX_PARTS} parts, which is the limit")
+            raise InvalidInputError("body", f"has more than {_MAX_PARTS} parts, the limit")
         content = part.value if isinstance(part, Field) else part.file_object.getvalue()  # type: ignore[union-attr]
         name = (part.field_name or b"").decode("utf-8", errors="replace")
         if name not in _FIELDS:
-            raise UnknownFieldError(name[:64], f"is no field of this call; it takes {', '.join(_FIELDS)}")
+            raise UnknownFieldError(name[:64], f"is not a field of this call; it takes {', '.join(_FIELDS)}")
         if name in fields:
             raise InvalidInputError(name, "is given twice; give it once, and send a call for each file")
         fields[name] = content or b""
@@ -143,15 +143,15 @@ def read_form(content_type: str, body: bytes) -> dict[str, bytes]:
         nonlocal is_whole
         is_whole = True
 
-    config = {"MAX_MEMORY_FILE_SIZE": len(body)}  # so that no part becomes a file of the disk
+    config = {"MAX_MEMORY_FILE_SIZE": len(body)}  # no part is written to disk
     try:
         parser = FormParser("multipart/form-data", keep, keep, end, boundary=boundary, config=config)
         parser.write(body)
         parser.finalize()
     except FormParserError as error:
-        raise InvalidInputError("body", "is no form; send multipart/form-data as RFC 7578 says") from error
+        raise InvalidInputError("body", "is not a form; send multipart/form-data (RFC 7578)") from error
     if not is_whole:
-        raise InvalidInputError("body", "is no whole form; its last part is missing")
+        raise InvalidInputError("body", "is an incomplete form; its last part is missing")
     return fields
 
 
@@ -159,7 +159,7 @@ def _text(name: str, value: bytes) -> str:
     try:
         return value.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise InvalidInputError(name[:64], "is no text in UTF-8") from error
+        raise InvalidInputError(name[:64], "is not text in UTF-8") from error
 
 
 def _sampling(temperature: str) -> dict[str, Any]:
@@ -212,7 +212,7 @@ def _verbose(transcript: Transcript, asked: _Asked) -> dict[str, Any]:
 
 
 def _compression_ratio(text: str) -> float:
-    """Returns how many times shorter a text gets: much of what repeats itself was not said."""
+    """Returns the compression ratio of a text; a high one indicates hallucinated repetition."""
     data = text.encode()
     return len(data) / len(zlib.compress(data)) if data else 0.0
 

@@ -137,7 +137,7 @@ def test_what_cannot_be_loaded_is_refused_with_its_reason(changing, triton_calls
     assert code_of("load_model", "nope")[0] == "StatusCode.NOT_FOUND"
     assert code_of("unload_model", "nope")[0] == "StatusCode.NOT_FOUND"
     assert code_of("load_model", "../secrets")[0] == "StatusCode.INVALID_ARGUMENT"
-    assert code_of("load_model", "topics", config="{}")[1].startswith("parameters.config: is not known")
+    assert code_of("load_model", "topics", config="{}")[1].startswith("parameters.config: is unknown")
     assert code_of("get_model_metadata", "nope")[0] == "StatusCode.NOT_FOUND"
     bundle = changing.host._loader.settings.store / "topics" / "2"
     (bundle / "model.onnx").write_bytes(b"damaged")

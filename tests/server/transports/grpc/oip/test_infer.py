@@ -59,7 +59,7 @@ def test_vectors_and_scores_come_from_models_without_labels(triton):
     prompted = triton("infer", "vectors", request, parameters={"normalize": False, "prompt_name": "query"})
     np.testing.assert_array_equal(prompted.arrays["embedding"], plain.arrays["embedding"])
     assert prompted.arrays["token_count"].tolist() == [3]
-    assert "the prompts of model vectors: query" in str(
+    assert "model vectors has the prompts query" in str(
         refusal(triton, "vectors", request, parameters={"prompt_name": "x"})
     )
     scores = triton("infer", "scorer", {"text": text("goal"), "text_pair": text("goal")}).arrays["score"]
@@ -137,7 +137,7 @@ def test_conversations_are_json_arrays_of_turns(triton):
         assert error.message.startswith("conversation[0]: must be a JSON array of turns")
     assert refusal(triton, CHAT, {"conversation": text("[]")}).message.startswith("conversation[0].messages: is empty")
     both = {"conversation": text(json.dumps(turns)), "text": text("a")}
-    assert refusal(triton, CHAT, both).message.startswith("inputs: have text beside conversation")
+    assert refusal(triton, CHAT, both).message.startswith("inputs: have text together with conversation")
 
 
 def test_lists_among_the_parameters_are_json(triton):
@@ -185,7 +185,7 @@ REFUSED = [
     ("topics", {"text": text("a", "b").reshape(1, 2)}, {}, "inputs[0].shape: is [1, 2]; text must be [-1]"),
     ("topics", {"text": text()}, {}, "inputs[0].shape: is [0]; the first axis must be from 1 to 256"),
     ("topics", {"text": text(*["a"] * 257)}, {}, "inputs[0].shape: is [257]; the first axis must be from 1 to 256"),
-    ("topics", {"text": text("a", b"\xff")}, {}, "text[1]: is no UTF-8 at byte 0"),
+    ("topics", {"text": text("a", b"\xff")}, {}, "text[1]: is not UTF-8 at byte 0"),
     ("topics", {"text": text("a", "")}, {}, "text[1]: is empty"),
     ("topics", {"text": text("goal " * 99)}, {}, "text[0]: has 100 tokens, the model reads at most 32"),
     ("topics", {"input_ids": LONG}, {}, "input_ids[0]: has 99 elements, the limit is 32"),
@@ -193,7 +193,7 @@ REFUSED = [
     ("topics", {"input_ids": np.array([[1, -1]])}, {}, "input_ids[0][1]: is -1; must be from 0 to 11"),
     ("topics", {"input_ids": np.array([[2**63]], np.uint64)}, {}, "inputs[0]: has 9223372036854775808"),
     ("topics", {"input_ids": np.zeros((1, 0), np.int64)}, {}, "input_ids[0]: is empty"),
-    ("topics", {"input_ids": LONG, "text": text("a")}, {}, "inputs: have text beside input_ids"),
+    ("topics", {"input_ids": LONG, "text": text("a")}, {}, "inputs: have text together with input_ids"),
     ("topics", {"attention_mask": LONG}, {}, "inputs: have attention_mask without input_ids"),
     (
         "topics",
@@ -219,7 +219,7 @@ REFUSED = [
         {},
         "token_type_ids[0][1]: is 9; must be from 0 to 1",
     ),
-    ("topics", {"text": text("a")}, {"parameters": {"topk": 1}}, "parameters.topk: is not known; this model's task"),
+    ("topics", {"text": text("a")}, {"parameters": {"topk": 1}}, "parameters.topk: is unknown; this model's task"),
     ("topics", {"text": text("a")}, {"parameters": {"top_k": 9}}, "parameters.top_k: is 9, the model has 3 labels"),
     ("topics", {"text": text("a")}, {"parameters": {"top_k": "1"}}, "parameters.top_k: must be a whole number"),
     ("topics", {"text": text("a")}, {"parameters": {"top_k": True}}, "parameters.top_k: must be a whole number"),
