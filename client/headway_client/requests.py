@@ -36,7 +36,7 @@ from headway.v1 import (
     translation_service_pb2,
 )
 from headway.v1 import generation_service_pb2 as generation_pb2
-from headway.v1 import image_generation_service_pb2 as drawing_pb2
+from headway.v1 import image_generation_service_pb2 as image_generation_pb2
 from headway.v1 import inspection_service_pb2 as inspection_pb2
 from headway.v1 import segmentation_service_pb2 as segmentation_pb2
 from headway.v1 import speech_service_pb2 as speech_pb2
@@ -132,7 +132,7 @@ _METHODS: Final[dict[str, MethodDescriptor]] = {
         embedding_service_pb2,
         generation_pb2,
         image_classification_service_pb2,
-        drawing_pb2,
+        image_generation_pb2,
         image_service_pb2,
         inspection_pb2,
         model_service_pb2,
@@ -583,7 +583,7 @@ def _parts_of(prompt: SegmentPrompt) -> dict[str, Any]:
 
 def generate_image(prompt: str, **options: Unpack[GenerateImageOptions]) -> Call[Answer[GeneratedImage]]:
     """GenerateImage."""
-    values = _drawing_values(GenerateImageOptions, options, prompt)
+    values = _image_values(GenerateImageOptions, options, prompt)
     count = values.get("image_count")
     return _unary("GenerateImage", values, GeneratedImage, 1 if count is None else count)
 
@@ -592,16 +592,16 @@ def stream_generate_image(
     prompt: str, **options: Unpack[StreamGenerateImageOptions]
 ) -> Call[Answer[GeneratedImage] | None]:
     """StreamGenerateImage."""
-    values = _drawing_values(StreamGenerateImageOptions, options, prompt)
+    values = _image_values(StreamGenerateImageOptions, options, prompt)
     return _stream("StreamGenerateImage", values, GeneratedImage)
 
 
-def _drawing_values(kind: Any, options: Mapping[str, Any], prompt: str) -> dict[str, Any]:
+def _image_values(kind: Any, options: Mapping[str, Any], prompt: str) -> dict[str, Any]:
     values = _values(kind, options, prompt=as_text("prompt", prompt))
     for name in ("image", "mask"):
         if (given := values.get(name)) is not None:
             values[name] = _as_image(name, given)
-    values["parameters"] = _take(drawing_pb2.DiffusionParameters, values)
+    values["parameters"] = _take(image_generation_pb2.DiffusionParameters, values)
     return values
 
 

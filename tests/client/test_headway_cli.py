@@ -440,7 +440,7 @@ def test_a_scan_that_finds_nothing_says_so(run: Run, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     "command",
     [
-        ["draw", "a", "-o"],
+        ["generate-image", "a", "-o"],
         ["speak", "a", "--format", "wav", "-o"],
         ["caption", "IMAGE", "--attention"],
         ["segment", "IMAGE", "--everything", "--output"],

@@ -15,8 +15,8 @@ import typer
 from headway_client.cli import (
     captions,
     classification,
-    drawing,
     generation,
+    image_generation,
     images,
     inspection,
     load,
@@ -44,7 +44,7 @@ for command in (
     text_to_text.translate_text,
     text_to_text.rewrite_text,
     captions.caption,
-    drawing.draw,
+    image_generation.generate_image,
     speech.transcribe,
     speech.speak,
     classification.classify_text,
