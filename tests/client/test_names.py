@@ -185,7 +185,7 @@ def test_help_shows_every_option_with_its_description(kind: type) -> None:
     assert "**options" not in shown
     assert re.search(r"^ +temperature: Softmax temperature, 0 to 2", shown, re.MULTILINE)
     shown = pydoc.render_doc(kind.__init__, renderer=pydoc.plaintext)  # type: ignore[misc]
-    assert re.search(r"^ +timeout_s: Longest.*\n(.*\n)* +api_key: API key", shown, re.MULTILINE)
+    assert re.search(r"^ +timeout_s: Default timeout.*\n(.*\n)* +api_key: API key", shown, re.MULTILINE)
 
 
 def test_both_clients_have_the_same_methods_and_options() -> None:
