@@ -461,7 +461,5 @@ def test_a_file_in_no_folder_is_refused_before_a_call_is_made(command: list[str]
     words = [str(image) if word == "IMAGE" else word for word in command]
     ended = CliRunner().invoke(app, [*words, str(file)], env={"HEADWAY_SERVER": server.address})
     assert (ended.exit_code, ended.stdout) == (2, "")
-    assert (
-        ended.stderr.replace("\n", "") == f"headway: {file}: cannot be written; name a file in an existing folder"
-    )
+    assert ended.stderr.replace("\n", "") == f"headway: {file}: cannot be written; name a file in an existing folder"
     assert not server.rules.requests
