@@ -159,7 +159,7 @@ _TABLES: Mapping[str, tuple[Callable[[Path], Listed], Callable[[Path], Listed]]]
         lambda root: {re.findall(r"\w+", row[0])[0] for row in rows(root / "docs/translation.md", "field | range")},
         lambda _: _of_message(common_pb2.DecodingParameters),
     ),
-    "fields of a drawing": (
+    "fields of an image generation request": (
         lambda root: first_names(root / "docs/image-generation.md", "field | range and default"),
         lambda _: (
             _of_message(
