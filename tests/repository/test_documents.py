@@ -243,7 +243,7 @@ _TABLES: Mapping[str, tuple[Callable[[Path], Listed], Callable[[Path], Listed]]]
         ),
     ),
     "libraries of developers": (
-        lambda root: first_names(root / "docs/libraries.md", "library | why"),
+        lambda root: first_names(root / "docs/libraries.md", "library | reason"),
         lambda root: (
             set(re.findall(r"^[A-Za-z][\w-]*", (root / "requirements-dev.txt").read_text(), flags=re.MULTILINE))
             | {"hatchling", "editables", "cyclonedx-bom", "pip-audit"}  # of the Makefile, and of docker/sbom.py
