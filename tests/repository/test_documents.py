@@ -230,7 +230,7 @@ _TABLES: Mapping[str, tuple[Callable[[Path], Listed], Callable[[Path], Listed]]]
     ),
     "files of the exporter": (
         lambda root: (
-            first_names(root / "docs/export.md", "file | what it does") - names(_row(root, "`huggingface/`"))
+            first_names(root / "docs/export.md", "file | content") - names(_row(root, "`huggingface/`"))
             | {"huggingface/"}
         ),
         lambda root: {file.name for file in (root / "export/headway_export").glob("[a-z]*.py")} | {"huggingface/"},
