@@ -1,11 +1,11 @@
 """Writes the blocking client from the asyncio one: `client.py` from `async_client.py`, `streams.py` from its twin.
 
     python client/generate.py            # writes what has changed
-    python client/generate.py --check    # writes nothing; fails where a file is not what would be written
+    python client/generate.py --check    # writes nothing; fails if a file is outdated
 
-It works on tokens: `async` and `await` are left out, and names lose `Async` or `async_` at their beginning. What must
-wait differently has a pair of such names in `headway_client/waiting.py` and `headway_client/channel.py`. Docstrings
-and comments change with the code, examples included; prose that is of one client alone is in `_PROSE`.
+It works on tokens: `async` and `await` are dropped, and names lose a leading `Async` or `async_`. Code that must wait
+differently has a pair of such names in `headway_client/waiting.py` and `headway_client/channel.py`. Docstrings and
+comments change with the code, examples included; prose of one client alone is in `_PROSE`.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _name(name: str) -> str:
 
 
 def generate(name: str) -> str:
-    """Returns what the twin of the module `name` must be."""
+    """Returns the expected twin of the module `name`."""
     path = FOLDER / TWINS[name]
     text = _HEADING.format(source=name) + blocking((FOLDER / name).read_text(encoding="utf-8"))
     ruff = Path(sys.executable).parent / "ruff"
@@ -94,12 +94,12 @@ def generate(name: str) -> str:
 
 
 def main(*, is_check: bool) -> int:
-    """Writes the twins, or says which of them are not what they must be; returns the exit code."""
+    """Writes the twins, or names the outdated ones; returns the exit code."""
     fresh = {name: generate(name) for name in TWINS}
     old = [name for name, text in fresh.items() if _text(FOLDER / TWINS[name]) != text]
     for name in old:
         if is_check:
-            sys.stderr.write(f"{TWINS[name]} is not what {name} generates; run: make client\n")
+            sys.stderr.write(f"{TWINS[name]} is outdated ({name} has changed); run: make client\n")
         else:
             (FOLDER / TWINS[name]).write_text(fresh[name], encoding="utf-8")
     return 1 if is_check and old else 0

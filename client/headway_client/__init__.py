@@ -1,7 +1,7 @@
 """Python client, command line and load tester of the headway API.
 
-Its names are imported when the first of them is asked for: the command line sets before that what gRPC reads when it is
-imported, which is for no library to set.
+Names are imported on first access: the command line must set gRPC's environment before gRPC is imported, and a library
+must not.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""The program `headway`, whose libraries are an extra of the distribution."""
+"""The program `headway`; its libraries are the extra `cli`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 
 def main() -> None:
-    """Runs the command line, or says what to install for it."""
+    """Runs the command line, or names the extra to install."""
     if missing := [name for name in ("rich", "typer") if find_spec(name) is None]:
         sys.stderr.write(
             f"headway: the command line needs {' and '.join(missing)}; run: pip install 'headway-client[cli]'\n"

@@ -107,8 +107,7 @@ ResultT = TypeVar("ResultT")
 class AsyncClient:
     """Calls a headway server from one event loop.
 
-    Each method is an RPC of the API. A call ends within `timeout_s`, retries included; a call without one takes the
-    client's own.
+    Each method is an RPC of the API. A call ends within `timeout_s`, retries included. Default: the client's own.
 
     ```python
     async with AsyncClient("127.0.0.1:50051") as client:
@@ -126,14 +125,14 @@ class AsyncClient:
         retry: RetryPolicy | None = None,
         **options: Unpack[ConnectionOptions],
     ) -> None:
-        """Prepares a client. It connects with its first call.
+        """Prepares a client. It connects at its first call.
 
-        What is not given is taken from a profile or the environment, see `headway_client.connection`.
+        Options left out come from a profile or the environment, see `headway_client.connection`.
 
         Args:
             server: Host and port, or another target that gRPC knows. Default: HEADWAY_SERVER, or 127.0.0.1:50051.
-            timeout_s: Longest time of a call that names none, in seconds.
-            retry: When a failed call is tried again. Default: `RetryPolicy()`.
+            timeout_s: Default timeout of a call, in seconds.
+            retry: Retry policy. Default: `RetryPolicy()`.
         """
         if timeout_s <= 0:
             raise ValueError(f"timeout_s is {timeout_s:g}; must be above 0")
@@ -170,7 +169,7 @@ class AsyncClient:
     async def chat(
         self, conversations: Conversations, *, timeout_s: float | None = None, **options: Unpack[ChatOptions]
     ) -> Answer[GeneratedText]:
-        """Continues one conversation or several by the model's turn: GenerateText with conversations."""
+        """Answers one conversation or several: GenerateText with conversations."""
         return await self._send(requests.chat(conversations, **options), timeout_s)
 
     @spell_out
@@ -181,7 +180,7 @@ class AsyncClient:
         timeout_s: float | None = None,
         **options: Unpack[StreamChatOptions],
     ) -> AsyncTextStream[GeneratedText]:
-        """Continues one conversation by the model's turn, delta by delta: StreamGenerateText with a conversation."""
+        """Answers one conversation, delta by delta: StreamGenerateText with a conversation."""
         return self._stream(requests.stream_chat(conversation, **options), timeout_s)
 
     @spell_out
@@ -202,56 +201,56 @@ class AsyncClient:
     async def rewrite_text(
         self, texts: Texts, *, timeout_s: float | None = None, **options: Unpack[RewriteTextOptions]
     ) -> Answer[RewrittenText]:
-        """Makes a new text of every text, as the model was trained to: a summary, an answer to an instruction."""
+        """Rewrites every text as the model was trained to, such as a summary or an answer to an instruction."""
         return await self._send(requests.rewrite_text(texts, **options), timeout_s)
 
     @spell_out
     def stream_rewrite_text(
         self, text: str, *, timeout_s: float | None = None, **options: Unpack[StreamRewriteTextOptions]
     ) -> AsyncTextStream[RewrittenText]:
-        """Makes a new text of one text and returns it delta by delta, as it is generated."""
+        """Rewrites one text and returns the result delta by delta, as it is generated."""
         return self._stream(requests.stream_rewrite_text(text, **options), timeout_s)
 
     @spell_out
     async def caption_image(
         self, images: Images = (), *, timeout_s: float | None = None, **options: Unpack[CaptionImageOptions]
     ) -> Answer[ImageCaption]:
-        """Says what every image shows, which is given as bytes or by path."""
+        """Captions every image, given as bytes or by path."""
         return await self._send(requests.caption_image(images, **options), timeout_s)
 
     @spell_out
     def stream_caption_image(
         self, image: Image = b"", *, timeout_s: float | None = None, **options: Unpack[StreamCaptionImageOptions]
     ) -> AsyncTextStream[ImageCaption]:
-        """Says what one image shows and returns the caption delta by delta, as it is written."""
+        """Captions one image and returns the caption delta by delta, as it is generated."""
         return self._stream(requests.stream_caption_image(image, **options), timeout_s)
 
     @spell_out
     async def transcribe_speech(
         self, audios: Audios, *, timeout_s: float | None = None, **options: Unpack[TranscribeSpeechOptions]
     ) -> Answer[SpeechTranscript]:
-        """Says what is said in each audio, given as bytes or by the path of a file."""
+        """Transcribes every audio, given as bytes or by path."""
         return await self._send(requests.transcribe_speech(audios, **options), timeout_s)
 
     @spell_out
     def stream_transcribe_speech(
         self, audio: Audio, *, timeout_s: float | None = None, **options: Unpack[StreamTranscribeSpeechOptions]
     ) -> AsyncTextStream[SpeechTranscript]:
-        """Says what is said in one audio and returns the transcript delta by delta, as it is written."""
+        """Transcribes one audio and returns the transcript delta by delta, as it is generated."""
         return self._stream(requests.stream_transcribe_speech(audio, **options), timeout_s)
 
     @spell_out
     async def synthesize_speech(
         self, texts: Texts, *, timeout_s: float | None = None, **options: Unpack[SynthesizeSpeechOptions]
     ) -> Answer[SynthesizedSpeech]:
-        """Speaks each text."""
+        """Synthesizes speech of every text."""
         return await self._send(requests.synthesize_speech(texts, **options), timeout_s)
 
     @spell_out
     def stream_synthesize_speech(
         self, text: str, *, timeout_s: float | None = None, **options: Unpack[StreamSynthesizeSpeechOptions]
     ) -> AsyncSpeechStream:
-        """Speaks one text and returns its samples part by part, as they are made."""
+        """Synthesizes speech of one text and returns its samples part by part, as they are made."""
         return AsyncSpeechStream(
             requests.stream_synthesize_speech(text, **options), self._attempts(timeout_s), self._channel
         )
@@ -274,7 +273,7 @@ class AsyncClient:
     async def classify_image(
         self, images: Images = (), *, timeout_s: float | None = None, **options: Unpack[ClassifyImageOptions]
     ) -> Answer[ImageClassification]:
-        """Returns the most likely labels of every image, which is given as bytes or by path."""
+        """Returns the most likely labels of every image, given as bytes or by path."""
         return await self._send(requests.classify_image(images, **options), timeout_s)
 
     @spell_out
@@ -283,7 +282,7 @@ class AsyncClient:
     ) -> EmbeddingAnswer[TextEmbedding]:
         """Returns a vector for every text; `to_numpy()` of the answer is the array of all.
 
-        Any number of texts: more than a call may have are sent with several calls, each within `timeout_s`.
+        Takes any number of texts: beyond the limits of one call they are sent in several, each within `timeout_s`.
         """
         return requests.join(await self._send_all(requests.embed_text(texts, **options), timeout_s))
 
@@ -293,7 +292,7 @@ class AsyncClient:
     ) -> Answer[TextScore]:
         """Returns a score for every text or pair of texts; a single text is paired with each of `text_pairs`.
 
-        Any number of them: more than a call may have are sent with several calls, each within `timeout_s`.
+        Takes any number of texts: beyond the limits of one call they are sent in several, each within `timeout_s`.
         """
         return requests.join_scores(await self._send_all(requests.score_text(texts, **options), timeout_s))
 
@@ -303,7 +302,7 @@ class AsyncClient:
     ) -> EmbeddingAnswer[ImageEmbedding]:
         """Returns a vector for every image; `to_numpy()` of the answer is the array of all.
 
-        Any number of images: more than a call may have are sent with several calls, each within `timeout_s`.
+        Takes any number of images: beyond the limits of one call they are sent in several, each within `timeout_s`.
         """
         return requests.join(await self._send_all(requests.embed_image(images, **options), timeout_s))
 
@@ -311,35 +310,35 @@ class AsyncClient:
     async def prepare_image(
         self, images: Images, *, timeout_s: float | None = None, **options: Unpack[PrepareImageOptions]
     ) -> Answer[PreparedImage]:
-        """Has the server keep images, and returns an id for each, which other calls take in place of the image."""
+        """Uploads images and returns an id for each, which other calls take in place of the image."""
         return await self._send(requests.prepare_image(images, **options), timeout_s)
 
     @spell_out
     async def rank_images(
         self, images: Images = (), *, timeout_s: float | None = None, **options: Unpack[RankImagesOptions]
     ) -> Answer[RankedImage]:
-        """Returns images in the order of their similarity to a text or an image, the most similar first."""
+        """Ranks images by their similarity to a text or an image, the most similar first."""
         return await self._send(requests.rank_images(images, **options), timeout_s)
 
     @spell_out
     async def rank_texts(
         self, texts: Texts, *, timeout_s: float | None = None, **options: Unpack[RankTextsOptions]
     ) -> Answer[RankedText]:
-        """Returns texts in the order of their similarity to an image or a text, the most similar first."""
+        """Ranks texts by their similarity to an image or a text, the most similar first."""
         return await self._send(requests.rank_texts(texts, **options), timeout_s)
 
     @spell_out
     async def generate_image(
         self, prompt: str = "", *, timeout_s: float | None = None, **options: Unpack[GenerateImageOptions]
     ) -> Answer[GeneratedImage]:
-        """Draws what the prompt says, a label of the model or any text by the model, or draws over an image."""
+        """Generates images of a prompt, a label or a text depending on the model, or edits an image."""
         return await self._send(requests.generate_image(prompt, **options), timeout_s)
 
     @spell_out
     def stream_generate_image(
         self, prompt: str = "", *, timeout_s: float | None = None, **options: Unpack[StreamGenerateImageOptions]
     ) -> AsyncImageStream:
-        """Draws one image and tells of every step."""
+        """Generates one image and returns its progress step by step."""
         return AsyncImageStream(
             requests.stream_generate_image(prompt, **options), self._attempts(timeout_s), self._channel
         )
@@ -353,7 +352,7 @@ class AsyncClient:
         timeout_s: float | None = None,
         **options: Unpack[SegmentImageOptions],
     ) -> Answer[PromptMasks]:
-        """Cuts out of an image, given as bytes or by path, what each prompt points at.
+        """Returns the masks of each prompt in an image, given as bytes or by path.
 
         Args:
             image: The image.
@@ -366,7 +365,7 @@ class AsyncClient:
     def segment_everything(
         self, image: Image = b"", *, timeout_s: float | None = None, **options: Unpack[SegmentEverythingOptions]
     ) -> AsyncSegmentStream:
-        """Looks for all segments of an image and returns them one by one, the best first."""
+        """Finds all segments of an image and returns them one by one, the best first."""
         return AsyncSegmentStream(
             requests.segment_everything(image, **options), self._attempts(timeout_s), self._channel
         )
@@ -375,7 +374,7 @@ class AsyncClient:
     def segment_interactively(
         self, image: Image = b"", *, timeout_s: float | None = None, **options: Unpack[SegmentInteractivelyOptions]
     ) -> AsyncSegmentSession:
-        """Answers one click on an image after another, each improving the last answer.
+        """Segments an image by one click after another; each refines the last mask.
 
         Without `timeout_s` the session lasts until it is closed.
         """
@@ -385,32 +384,32 @@ class AsyncClient:
     async def inspect_text(
         self, text: str, *, timeout_s: float | None = None, **options: Unpack[InspectTextOptions]
     ) -> Answer[TextInspection]:
-        """Shows what the tokens of one text attend to, in a classifier of texts or tokens."""
+        """Returns the attention of one text's tokens in a classifier of texts or tokens."""
         return await self._send(requests.inspect_text(text, **options), timeout_s)
 
     @spell_out
     async def inspect_image(
         self, image: Image = b"", *, timeout_s: float | None = None, **options: Unpack[InspectImageOptions]
     ) -> Answer[ImageInspection]:
-        """Shows what the patches of one image attend to; it is given as bytes or by path."""
+        """Returns the attention of one image's patches; the image is given as bytes or by path."""
         return await self._send(requests.inspect_image(image, **options), timeout_s)
 
     @spell_out
     async def inspect_generation(
         self, text: str, *, timeout_s: float | None = None, **options: Unpack[InspectGenerationOptions]
     ) -> Answer[TextInspection]:
-        """Shows what the tokens of one text attend to in a generation model."""
+        """Returns the attention of one text's tokens in a generation model."""
         return await self._send(requests.inspect_generation(text, **options), timeout_s)
 
     @spell_out
     async def inspect_translation(
         self, text: str, *, timeout_s: float | None = None, **options: Unpack[InspectTranslationOptions]
     ) -> Answer[TranslationInspection]:
-        """Shows what the tokens of one source and of its translation attend to."""
+        """Returns the attention of the tokens of one source and of its translation."""
         return await self._send(requests.inspect_translation(text, **options), timeout_s)
 
     async def list_models(self, task: str = "", capability: str = "", *, timeout_s: float | None = None) -> ModelList:
-        """Lists the loaded models, for one task or with one capability (`Model.capabilities`), or all."""
+        """Lists the loaded models: of one task, with one capability (`Model.capabilities`), or all."""
         return await self._send(requests.list_models(task, capability), timeout_s)
 
     async def get_model(
@@ -420,26 +419,26 @@ class AsyncClient:
         return await self._send(requests.get_model(model, model_version=model_version), timeout_s)
 
     async def list_bundles(self, *, timeout_s: float | None = None) -> BundleList:
-        """Lists the bundles of the store, loaded or not, and how calls that name no version are routed."""
+        """Lists the bundles of the store, loaded or not, and the routes of calls without a version."""
         return await self._send(requests.list_bundles(), timeout_s)
 
     async def load_model(
         self, model: str, *, model_version: str | None = None, timeout_s: float | None = None
     ) -> Model:
-        """Loads a version from the store, the latest by default; one that is loaded is replaced and no call fails.
+        """Loads a version from the store, the latest by default. A loaded one is replaced without a failed call.
 
-        The server goes on though `timeout_s` is over.
+        The server continues after `timeout_s`.
         """
         return await self._send(requests.load_model(model, model_version=model_version), timeout_s)
 
     async def unload_model(
         self, model: str, *, model_version: str | None = None, timeout_s: float | None = None
     ) -> None:
-        """Unloads one version, or all, when the calls that use it are finished."""
+        """Unloads one version, or all, once their calls have finished."""
         await self._send(requests.unload_model(model, model_version=model_version), timeout_s)
 
     async def scan_store(self, *, timeout_s: float | None = None) -> tuple[BundleStatus, ...]:
-        """Has the server look at its store now; returns the bundles that are different."""
+        """Rescans the store now; returns the bundles that changed."""
         return await self._send(requests.scan_store(), timeout_s)
 
     async def set_route(
@@ -451,11 +450,11 @@ class AsyncClient:
         canary_share: float | None = None,
         timeout_s: float | None = None,
     ) -> RouteList:
-        """Sets which versions of a model answer calls that name none; returns the routes of all models.
+        """Sets the versions of a model for calls without a version; returns the routes of all models.
 
         Args:
             model: Name of the model.
-            default_version: Version that answers. Default: the latest that is loaded, the canary left out.
+            default_version: Version that answers. Default: the latest loaded version, canary excluded.
             canary_version: Version that answers a share of the calls. Default: none.
             canary_share: That share, 0 to 1. Default: 0.
             timeout_s: Longest time of the call.
@@ -468,21 +467,21 @@ class AsyncClient:
     async def set_alias(
         self, alias: str, *, model: str | None = None, model_version: str | None = None, timeout_s: float | None = None
     ) -> AliasList:
-        """Has a name stand for a model, or for one version of it; without a model the alias is removed.
+        """Sets an alias for a model or one of its versions; without a model the alias is removed.
 
-        Returns the aliases as they are then.
+        Returns all aliases after the change.
         """
         return await self._send(requests.set_alias(alias, model=model, model_version=model_version), timeout_s)
 
     async def health(self, service: str = "", *, timeout_s: float | None = None) -> HealthStatus:
-        """Returns the health of the server, or of one service by its full name, at this moment: it is asked once."""
+        """Returns the current health of the server, or of one service by its full name; asks once."""
         return await self._send(requests.health(service), timeout_s, NO_RETRIES)
 
     async def wait_ready(self, timeout_s: float = 30.0) -> None:
-        """Waits until the server serves.
+        """Waits until the server is ready.
 
         Raises:
-            DeadlineExceededError: It does not within `timeout_s` seconds.
+            DeadlineExceededError: It is not ready within `timeout_s` seconds.
         """
         readiness = Readiness(self.server, timeout_s)
         while True:
@@ -534,7 +533,7 @@ class AsyncClient:
                 return call.read(response)
 
     async def _send_all(self, calls: Iterator[Call[ResultT]], timeout_s: float | None) -> list[ResultT]:
-        """Sends the calls that the inputs of one method were split into."""
+        """Sends the calls of one method's split inputs."""
         return await async_call_all(lambda call: self._send(call, timeout_s), calls)
 
     def _stream(self, call: Call[Answer[ResultT] | None], timeout_s: float | None) -> AsyncTextStream[ResultT]:

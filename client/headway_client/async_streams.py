@@ -1,7 +1,7 @@
-"""What an asyncio call returns part by part: deltas of a text, samples, segments, steps to an image.
+"""Streams of an asyncio call: deltas of a text, samples, segments, steps of an image.
 
-A stream that fails before its first message is retried as a unary call would be. A later failure is final, because
-the deltas that were handed out cannot be taken back.
+A stream that fails before its first message is retried like a unary call. A later failure is final: the caller already
+has deltas.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PartT = TypeVar("PartT")
 
 
 class _AsyncStream(ABC, Generic[ResultT, PartT]):
-    """Asynchronous iterator over the parts, with the answer, which is whole with the last.
+    """Asynchronous iterator over the parts; the answer is complete after the last.
 
     Leaving its `async with` block early cancels the call.
     """
@@ -55,7 +55,7 @@ class _AsyncStream(ABC, Generic[ResultT, PartT]):
         self._answer: Answer[ResultT] | None = None
         self._is_closed = False
         self._closing = AsyncEvent()
-        self._lock = threading.Lock()  # between opening the call again and closing, which any thread may do
+        self._lock = threading.Lock()  # reopening against closing, which any thread may do
         self._rpc = self._open()
 
     @property
@@ -86,7 +86,7 @@ class _AsyncStream(ABC, Generic[ResultT, PartT]):
             except grpc.RpcError as error:
                 await self._open_again(error)
                 continue
-            except BaseException:  # the wait was interrupted, and what comes of the call is lost
+            except BaseException:  # the wait was interrupted; the rest of the call is lost
                 self._is_closed = True
                 raise
             if message is None:
@@ -100,18 +100,18 @@ class _AsyncStream(ABC, Generic[ResultT, PartT]):
 
     @abstractmethod
     def _read(self, message: Any) -> PartT | None:
-        """Takes a part from a message, if it holds one, and the answer from the last."""
+        """Reads the part of a message, if any, and the answer of the last one."""
 
     @property
     @abstractmethod
     def _progress(self) -> str:
-        """How much has arrived, in words."""
+        """Progress in words."""
 
     def _open(self) -> AsyncRpc:
         return self._channel.stream(self._call, self._attempts.begin())
 
     async def _open_again(self, error: grpc.RpcError) -> None:
-        """Waits, and opens a call again that failed before its first part; raises the error if it is final."""
+        """Waits and reopens a call that failed before its first part; raises a final error."""
         failure = self._call.error(error)
         delay_s = None if self._num_parts or self._is_closed else self._attempts.delay_s(failure)
         if delay_s is None:
@@ -124,14 +124,14 @@ class _AsyncStream(ABC, Generic[ResultT, PartT]):
             self._rpc = self._open()
 
     def _end(self) -> None:
-        """Checks that a stream that ended without an error is complete."""
+        """Checks that an ended stream is complete."""
         self._is_closed = True
         self._attempts.note_success()
         if self._answer is None:
             raise ProtocolError(f"{self._call.path}: the stream ended without its result")
 
     async def aclose(self) -> None:
-        """Ends the call if it is still running, so that the server stops working on it."""
+        """Ends the call if it is running; the server stops working on it."""
         with self._lock:
             self._is_closed = True
             self._rpc.cancel()
@@ -226,9 +226,9 @@ class AsyncSegmentStream(_AsyncStream[Mask, Mask]):
 
 
 class AsyncSegmentSession:
-    """An image that is pointed at by one click after another. Leaving its `async with` block ends it.
+    """A segmentation session on one image, click by click. Leaving its `async with` block ends it.
 
-    The image is sent when the block is entered.
+    The image is sent on entering the block.
 
     ```python
     async with client.segment_interactively("photo.jpg") as session:
@@ -239,7 +239,7 @@ class AsyncSegmentSession:
     """
 
     def __init__(self, call: Call[Answer[Mask]], channel: AsyncChannel, timeout_s: float | None) -> None:
-        """Prepares a session on `channel`, which may last `timeout_s` seconds."""
+        """Prepares a session of at most `timeout_s` seconds on `channel`."""
         self._call = call
         self._rpc = channel.session(call, timeout_s)
         self._is_started = False
@@ -252,13 +252,13 @@ class AsyncSegmentSession:
         box: tuple[float, float, float, float] | None = None,
         restart: bool = False,
     ) -> Answer[Mask]:
-        """Adds points, and a box in place of an earlier one; returns the masks of all of them, the best first.
+        """Adds points, or replaces the box; returns the masks of all prompts so far, the best first.
 
         Args:
-            points: Places that the segment holds.
-            outside_points: Places that it leaves out.
+            points: Points inside the segment.
+            outside_points: Points outside the segment.
             box: Left, top, right and bottom around it.
-            restart: True to forget first what was added before.
+            restart: True drops all earlier points and the box.
 
         Raises:
             CallError: The image cannot be read, or the call failed otherwise, which ends the session.
@@ -268,7 +268,7 @@ class AsyncSegmentSession:
         return await self._exchange(click(self._call.request, prompt, restart=restart))
 
     async def _start(self) -> None:
-        """Sends the image, unless it was sent, and waits until it is read."""
+        """Sends the image once and waits until the server has read it."""
         if not self._is_started:
             self._is_started = True
             await self._exchange(self._call.request)
@@ -285,7 +285,7 @@ class AsyncSegmentSession:
         return self._call.read(message)
 
     async def aclose(self) -> None:
-        """Ends the session; the server lets go of the image."""
+        """Ends the session; the server frees the image."""
         self._rpc.cancel()
 
     async def __aenter__(self) -> Self:

@@ -1,8 +1,8 @@
-"""How messages reach a server and come back: one channel for blocking programs, one for an event loop.
+"""Transport of messages: one channel for blocking programs, one for an event loop.
 
-Both have the same methods, so that the blocking client can be generated from the asyncio one. What differs between
-the two libraries of gRPC is here, and so are the files of a call: `Channel` reads them where it is asked, and
-`AsyncChannel` in a thread, off the event loop.
+Both have the same methods, so that the blocking client can be generated from the asyncio one. The differences between
+gRPC's two libraries are here. So is the reading of files: `Channel` reads them in the calling thread, `AsyncChannel` in
+another, off the event loop.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _STATES = {state.value[0]: state for state in grpc.ChannelConnectivity}
 
 
 class _Channel:
-    """What both channels share: the connection, and whether they are closed."""
+    """Connection and closed state of both channels."""
 
     def __init__(self, connection: Connection) -> None:
         """Prepares calls over `connection`."""
@@ -33,7 +33,7 @@ class _Channel:
         self.is_closed = False
 
     def _check_open(self) -> None:
-        """Checks, before each attempt, that the client was not closed, which may happen while it waits to retry.
+        """Checks before each attempt that the client was not closed, for instance during a retry delay.
 
         Raises:
             ClientClosedError: The client is closed.
@@ -50,7 +50,7 @@ class Channel(_Channel):
     """Sends blocking calls. Threads may share it."""
 
     def __init__(self, connection: Connection) -> None:
-        """Prepares calls over `connection`, which is made by the first of them."""
+        """Prepares calls over `connection`; the first call connects."""
         super().__init__(connection)
         self._channel = connection.open()
 
@@ -68,14 +68,14 @@ class Channel(_Channel):
         return rpc(call.request, timeout=timeout_s, metadata=self._connection.call_metadata)
 
     def stream(self, call: Call[Any], timeout_s: float) -> Rpc:
-        """Starts a call that is answered by several messages. Errors are those of `unary`."""
+        """Starts a call with several responses. Errors are those of `unary`."""
         self._check_open()
         call.read_files()
         rpc = self._channel.unary_stream(call.path, **_codec(call))
         return Rpc(rpc(call.request, timeout=timeout_s, metadata=self._connection.call_metadata))
 
     def session(self, call: Call[Any], timeout_s: float | None) -> Rpc:
-        """Starts a call of several requests, of which none is sent yet. Errors are those of `unary`."""
+        """Starts a call with several requests and sends none yet. Errors are those of `unary`."""
         self._check_open()
         call.read_files()
         requests: SimpleQueue[Message | None] = SimpleQueue()
@@ -86,7 +86,7 @@ class Channel(_Channel):
     def connectivity(self) -> grpc.ChannelConnectivity:
         """Returns the state of the connection at this moment."""
         if not self.is_closed:
-            # gRPC's own subscription has a thread that fails where the channel is closed.
+            # gRPC's own subscription has a thread that fails once the channel is closed.
             with suppress(ValueError):  # closed by another thread
                 return _STATES[self._channel._channel.check_connectivity_state(False)]  # type: ignore[attr-defined]  # noqa: SLF001
         return grpc.ChannelConnectivity.SHUTDOWN
@@ -98,10 +98,10 @@ class Channel(_Channel):
 
 
 class AsyncChannel(_Channel):
-    """Sends calls from one event loop: the one that runs when the first is sent."""
+    """Sends calls from one event loop, the one of the first call."""
 
     def __init__(self, connection: Connection) -> None:
-        """Prepares calls over `connection`, which is made by the first of them."""
+        """Prepares calls over `connection`; the first call connects."""
         super().__init__(connection)
         self._channel: grpc.aio.Channel | None = None
 
@@ -125,12 +125,12 @@ class AsyncChannel(_Channel):
             raise
 
     def stream(self, call: Call[Any], timeout_s: float) -> AsyncRpc:
-        """Starts a call that is answered by several messages; one with files starts with the first `read`."""
+        """Starts a call with several responses; a call with files starts at the first `read`."""
         rpc = self._open().unary_stream(call.path, **_codec(call))
         return AsyncRpc(call, lambda: rpc(call.request, timeout=timeout_s, metadata=self._connection.call_metadata))
 
     def session(self, call: Call[Any], timeout_s: float | None) -> AsyncRpc:
-        """Starts a call of several requests, of which none is sent yet; one with files starts with the first."""
+        """Starts a call with several requests and sends none yet; a call with files starts at the first."""
         rpc = self._open().stream_stream(call.path, **_codec(call))
         return AsyncRpc(call, lambda: rpc(timeout=timeout_s, metadata=self._connection.call_metadata))
 
@@ -154,10 +154,10 @@ class AsyncChannel(_Channel):
 
 
 class Rpc:
-    """A running call whose messages are read one by one, and whose requests may be several."""
+    """A running call. Its messages are read one by one; it may have several requests."""
 
     def __init__(self, rpc: Any, requests: SimpleQueue[Message | None] | None = None) -> None:
-        """Takes gRPC's stream of responses, and the queue that its requests are taken from."""
+        """Takes gRPC's stream of responses and the queue of its requests."""
         self._rpc = rpc
         self._requests: SimpleQueue[Message | None] = SimpleQueue() if requests is None else requests
 
@@ -170,7 +170,7 @@ class Rpc:
         return next(self._rpc, None)
 
     def write(self, request: Message) -> None:
-        """Sends a further request. If the call has ended, reading says why."""
+        """Sends a further request. If the call has ended, `read` raises the reason."""
         self._requests.put(request)
 
     def cancel(self) -> None:
@@ -180,13 +180,13 @@ class Rpc:
 
 
 class AsyncRpc:
-    """A call whose messages are read one by one, and whose requests may be several.
+    """A call. Its messages are read one by one; it may have several requests.
 
-    It runs already, unless files have to be read first: these are read when the first message is asked for.
+    It runs from the start, unless it has files: these are read at the first `read`.
     """
 
     def __init__(self, call: Call[Any], start: Callable[[], Any]) -> None:
-        """Takes the call, and what starts it and returns gRPC's stream."""
+        """Takes the call, and the function that starts it and returns gRPC's stream."""
         self._call = call
         self._start = start
         self._rpc: Any = None if call.files else start()
@@ -209,7 +209,7 @@ class AsyncRpc:
         return None if message is grpc.aio.EOF else message
 
     async def write(self, request: Message) -> None:
-        """Sends a further request. If the call has ended, reading says why. Errors are those of `read`."""
+        """Sends a further request. If the call has ended, `read` raises the reason. Errors are those of `read`."""
         await self._wait_for_files()
         try:
             with suppress(asyncio.InvalidStateError):
@@ -233,7 +233,7 @@ class AsyncRpc:
 
 
 def _codec(call: Call[Any]) -> dict[str, Callable[..., Any]]:
-    """Returns how messages of a call are written and read."""
+    """Returns the serializers of a call's messages."""
     return {
         "request_serializer": type(call.request).SerializeToString,
         "response_deserializer": call.response_type.FromString,
@@ -246,10 +246,10 @@ async def _read_files(call: Call[Any]) -> None:
 
 
 def _raise_if_closed(error: asyncio.CancelledError) -> None:
-    """Raises an error of our own for a call that was ended by closing its stream or client.
+    """Raises an error of this package for a call that ended because its stream or client was closed.
 
-    gRPC raises the same `CancelledError` for that as for a cancelled task, and a task that nobody cancelled must not
-    look cancelled.
+    gRPC raises `CancelledError` for both that and a cancelled task. A task that nobody cancelled must not look
+    cancelled.
 
     Raises:
         CallCancelledError: The current task was not cancelled.

@@ -1,11 +1,11 @@
-"""How a client reaches its server: address, encryption, API key, channel options.
+"""Connection of a client to its server: address, encryption, API key, channel options.
 
-What a caller does not give is taken from a profile, if the caller or HEADWAY_PROFILE names one, or else from the
-environment: HEADWAY_SERVER, HEADWAY_TLS, HEADWAY_CA_FILE, HEADWAY_CLIENT_CERT_FILE, HEADWAY_CLIENT_KEY_FILE,
-HEADWAY_TLS_SERVER_NAME, HEADWAY_API_KEY, HEADWAY_LOAD_BALANCING. A profile stands in place of all of these, so that no
-key of the environment goes to the server of a profile. Profiles are tables of a TOML file (`profiles_file`).
+Options left out come from a profile, if the caller or HEADWAY_PROFILE names one, or else from the environment:
+HEADWAY_SERVER, HEADWAY_TLS, HEADWAY_CA_FILE, HEADWAY_CLIENT_CERT_FILE, HEADWAY_CLIENT_KEY_FILE,
+HEADWAY_TLS_SERVER_NAME, HEADWAY_API_KEY, HEADWAY_LOAD_BALANCING. A profile replaces all of these, so that no key of the
+environment is sent to a profile's server. Profiles are tables of a TOML file (`profiles_file`).
 
-A call is part of the caller's trace: where the program uses OpenTelemetry, the present span's context goes with it.
+If the program uses OpenTelemetry, the context of the current span is sent with each call.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"", "0", "false", "no", "off"}
 
 
 class LoadBalancing(StrEnum):
-    """Which of several addresses a call goes to."""
+    """Choice among several addresses."""
 
     PICK_FIRST = "pick-first"
-    """All calls to the first that answers."""
+    """All calls to the first address that answers."""
     ROUND_ROBIN = "round-robin"
-    """Call after call to one after the other of those that answer and say that they are healthy."""
+    """Calls to the healthy addresses in turn."""
 
 
 class ConnectionOptions(TypedDict, total=False):
-    """How to reach a server. What is not given is taken from a profile or from the environment."""
+    """Options of a connection. Those left out come from a profile or from the environment."""
 
-    profile: Annotated[str | None, "Profile of the profiles file to take what is not given from, not the environment."]
+    profile: Annotated[str | None, "Profile to take the other options from, in place of the environment."]
     tls: Annotated[bool | None, "Encrypt the connection. Default: if a certificate file is given."]
     ca_file: Annotated[
         str | os.PathLike[str] | None, "PEM file of the certificate authorities to trust. Default: gRPC's own list."
@@ -58,42 +58,41 @@ class ConnectionOptions(TypedDict, total=False):
     ]
     load_balancing: Annotated[
         LoadBalancing | None,
-        "Which of several addresses calls go to: pick-first or round-robin. Default: round-robin where SERVER lists "
-        "several.",
+        "Choice among several addresses: pick-first or round-robin. Default: round-robin where SERVER lists several.",
     ]
     api_key: Annotated[str | None, "API key, sent with every call as `authorization: Bearer KEY`."]
     metadata: Annotated[Sequence[tuple[str, str]] | None, "Pairs sent with every call; keys are lower case."]
-    credentials: Annotated[grpc.ChannelCredentials | None, "Channel credentials of gRPC, instead of the files."]
+    credentials: Annotated[grpc.ChannelCredentials | None, "Channel credentials of gRPC, in place of the files."]
 
 
 _SCHEMES: Final = ("dns:", "ipv4:", "ipv6:", "unix:", "unix-abstract:", "vsock:", "xds:")
-"""Of the targets that gRPC knows by itself."""
+"""Schemes of gRPC targets."""
 _FILES: Final = ("ca_file", "client_key_file", "client_cert_file")  # in the order that gRPC takes them
 _VARIABLES: Final = {
     name: f"HEADWAY_{name.upper()}"
     for name in ("server", "tls", *_FILES, "tls_server_name", "load_balancing", "api_key")
 }
-"""Options that the environment may set, and a profile too; a profile may also have a table of metadata."""
+"""Options of environment and profiles; a profile may also have a table of metadata."""
 
 
 class Connection:
-    """Where a server is and how to reach it."""
+    """Address of a server and the way to reach it."""
 
     def __init__(self, server: str | None = None, **options: Unpack[ConnectionOptions]) -> None:
-        """Takes the options, and what is not given from a profile or from the environment.
+        """Takes the options; those left out come from a profile or from the environment.
 
         Raises:
             OSError: A certificate or key file, or the file of profiles, cannot be read.
-            TypeError: There is no such option.
-            ValueError: A client certificate is given without its key, an option has no such value, an address of
-                several is a name, or the profile is not there or wrong.
+            TypeError: An option is unknown.
+            ValueError: A client certificate lacks its key, an option has an unknown value, one of several addresses is
+                a name, or the profile is missing or wrong.
         """
         if unknown := options.keys() - ConnectionOptions.__optional_keys__:
             raise TypeError(f"a connection has no option {', '.join(sorted(map(repr, unknown)))}")
         settled = settle({"server": server, **options})
         self.server: str = settled["server"]
-        """Host and port, several of them with commas, or another target that gRPC knows, such as `dns:///server:50051`
-        or `unix:/run/headway.sock`."""
+        """Host and port, several separated by commas, or another gRPC target, such as `dns:///server:50051` or
+        `unix:/run/headway.sock`."""
         self._target = _target(self.server)
         files = [settled.get(name) for name in _FILES]
         credentials = settled.get("credentials")
@@ -114,7 +113,7 @@ class Connection:
 
     @property
     def call_metadata(self) -> tuple[tuple[str, str], ...]:
-        """What is sent with a call now: `metadata`, and the caller's span where it uses OpenTelemetry."""
+        """Metadata of a call: `metadata`, and the caller's span if it uses OpenTelemetry."""
         if "opentelemetry.trace" not in sys.modules:  # nobody has made a span
             return self.metadata
         from opentelemetry import propagate  # noqa: PLC0415 (an optional library, which is here then)
@@ -149,10 +148,10 @@ class Connection:
         )
 
     def _service_config(self) -> str:
-        """Returns how calls are balanced, as gRPC reads it (its `service_config.proto`).
+        """Returns the load balancing as a service config of gRPC (`service_config.proto`).
 
-        Round robin watches the health of every address, so that one that drains or is out of order gets no calls; a
-        server that does not know health checks counts as healthy.
+        Round robin watches the health of every address: a draining or unhealthy one gets no calls. A server without
+        health checks counts as healthy.
         """
         config: dict[str, Any] = {"loadBalancingConfig": [{self._load_balancing.replace("-", "_"): {}}]}
         if self._load_balancing is LoadBalancing.ROUND_ROBIN:
@@ -165,7 +164,7 @@ class Connection:
 
 
 def _credentials(files: Sequence[str | os.PathLike[str] | None]) -> grpc.ChannelCredentials:
-    """Reads the files of the certificate authorities, of the client's key and of its certificate."""
+    """Reads the files: certificate authorities, client key, client certificate."""
     _, key_file, cert_file = files
     if (cert_file is None) != (key_file is None):
         missing = "client_key_file" if key_file is None else "client_cert_file"
@@ -174,11 +173,11 @@ def _credentials(files: Sequence[str | os.PathLike[str] | None]) -> grpc.Channel
 
 
 def settle(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Adds to the options of a connection those that a profile or the environment sets, and the default server.
+    """Completes the options of a connection from a profile or the environment, and with the default server.
 
     Raises:
         OSError: The file of profiles cannot be read.
-        ValueError: The profile is not there or wrong, or a variable has no such value.
+        ValueError: The profile is missing or wrong, or a variable has an unknown value.
     """
     given = {name: value for name, value in options.items() if value is not None}
     profile = given.pop("profile", None) or os.environ.get("HEADWAY_PROFILE")
@@ -191,7 +190,7 @@ def settle(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def profiles_file() -> Path:
-    """Returns the file of profiles: HEADWAY_PROFILES_FILE, or headway/profiles.toml in the folder of configurations."""
+    """Returns the profiles file: HEADWAY_PROFILES_FILE, or headway/profiles.toml in the configuration folder."""
     if named := os.environ.get("HEADWAY_PROFILES_FILE"):
         return Path(named)
     return Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "headway" / "profiles.toml"
@@ -210,7 +209,7 @@ def _read_environment() -> dict[str, Any]:
 
 
 def _read_profile(name: str) -> dict[str, Any]:
-    """Reads a table of the file of profiles. Its values are never part of a message: one is a key."""
+    """Reads a table of the profiles file. Errors never show its values: one is a key."""
     path = profiles_file()
     try:
         profiles = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -236,11 +235,10 @@ def _read_profile(name: str) -> dict[str, Any]:
 
 
 def _target(server: str) -> str:
-    """Returns what gRPC calls a server, which may be several addresses with commas between them.
+    """Returns the gRPC target of a server, or of several addresses separated by commas.
 
     Raises:
-        ValueError: An address has no port, for which gRPC would take 443. One of several is a name: gRPC takes one
-            name, of as many addresses as it may have.
+        ValueError: An address has no port (gRPC would take 443), or one of several is a name (gRPC takes only one).
     """
     if "://" in server or server.startswith(_SCHEMES):
         return server
@@ -261,12 +259,12 @@ def _target(server: str) -> str:
                 "name for all of them, such as dns:///servers.example.org:50051"
             ) from None
     if len(versions) > 1:
-        raise ValueError(f"server: {server!r} has addresses of IPv4 and of IPv6; give those of one of them")
+        raise ValueError(f"server: {server!r} mixes IPv4 and IPv6 addresses; give only one kind")
     return f"ipv{versions.pop()}:{','.join(addresses)}"
 
 
 def _is_loopback(server: str) -> bool:
-    """Returns whether `server` is an address of this machine itself."""
+    """Returns True for a loopback address."""
     host = server.rpartition("://")[2].lstrip("/").rpartition(":")[0].strip("[]")
     if server.startswith("unix:") or host == "localhost":
         return True

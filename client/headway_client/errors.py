@@ -1,6 +1,6 @@
 """Errors of the client.
 
-HeadwayError                      base of everything that this package raises
+HeadwayError                      base of this package's errors
 ├── ClientClosedError             a closed client is used again
 ├── StreamNotFinishedError        the answer of a stream is asked for before its last message
 ├── ProtocolError                 the server's answer does not follow the API
@@ -18,8 +18,8 @@ HeadwayError                      base of everything that this package raises
     ├── InternalError             INTERNAL: a fault of the server
     └── UnexpectedStatusError     UNKNOWN, and every code that headway-server never answers: a proxy answered
 
-An argument of a wrong type is a `TypeError`, a number that its field cannot hold a `ValueError`, a file that cannot be
-read an `OSError`. Everything else about a request is for the server to judge.
+An argument of a wrong type raises `TypeError`, a number out of its field's range `ValueError`, an unreadable file
+`OSError`. The server checks everything else.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from grpc_status import rpc_status
 
 
 class HeadwayError(Exception):
-    """Base of every error that this package raises. Its message is for the user."""
+    """Base of this package's errors. The message is for the user."""
 
 
 class ClientClosedError(HeadwayError):
@@ -71,7 +71,7 @@ class ErrorDetails:
     metadata: Mapping[str, str] = field(default_factory=dict)
     """Further values from `ErrorInfo`."""
     field_violations: tuple[FieldViolation, ...] = ()
-    """Fields that `BadRequest` names."""
+    """Fields from `BadRequest`."""
     retry_delay_s: float | None = None
     """Seconds to wait before a retry, from `RetryInfo`; None if the server named none."""
 
@@ -183,11 +183,11 @@ def error_type(code: grpc.StatusCode) -> type[CallError]:
 
 
 def from_rpc_error(error: grpc.RpcError, name_of: Callable[[str], str] = str) -> CallError:
-    """Makes this package's error of gRPC's, with the details of its status.
+    """Translates an error of gRPC, with the details of its status.
 
     Args:
         error: The error.
-        name_of: Says what the caller knows a field as that the server names.
+        name_of: Maps the server's field path to the caller's.
     """
     code = error.code()
     message = error.details() or "the server gave no reason"

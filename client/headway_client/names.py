@@ -1,4 +1,4 @@
-"""The names of the package: what a program may rely on."""
+"""Public names of the package."""
 
 from headway_client.async_client import AsyncClient
 from headway_client.async_streams import (

@@ -21,7 +21,7 @@ Texts = str | Sequence[str]
 
 
 class EarlyStopping(StrEnum):
-    """When a beam search that has found `beam_size` complete texts stops."""
+    """Stopping condition of a beam search with `beam_size` complete texts."""
 
     FIRST = "first"
     """At once."""
@@ -80,12 +80,12 @@ class ModelOptions(TypedDict, total=False):
 
 
 class SamplingOptions(TypedDict, total=False):
-    """How to draw tokens."""
+    """Token sampling."""
 
-    temperature: Annotated[float | None, "Softmax temperature, 0 to 2. At 0 the most likely token is always taken."]
-    top_k: Annotated[int | None, "Draw among the k most likely tokens; 0 draws among all."]
+    temperature: Annotated[float | None, "Softmax temperature, 0 to 2; 0: greedy decoding."]
+    top_k: Annotated[int | None, "Sample from the k most likely tokens; 0: from all."]
     top_p: Annotated[
-        float | None, "Draw among the smallest set of tokens whose probabilities add up to p, above 0 to 1."
+        float | None, "Sample from the smallest set of tokens whose probabilities add up to p, above 0 to 1."
     ]
     min_p: Annotated[
         float | None, "Leave out tokens less likely than this fraction of the most likely token's probability, 0 to 1."
@@ -110,13 +110,13 @@ class Tool(NamedTuple):
     name: str
     """1 to 64 letters, digits, underscores and hyphens."""
     description: str = ""
-    """What it does, for the model."""
+    """Description for the model."""
     parameters: str | Mapping[str, Any] = ""
     """JSON Schema of its arguments, an object, as JSON text or as an object that json.dumps takes. Empty: none."""
 
 
 class StreamGenerateTextOptions(ModelOptions, SamplingOptions, total=False):
-    """Options of StreamGenerateText. What is not given takes the model's own default."""
+    """Options of StreamGenerateText. Options left out take the model's defaults."""
 
     max_new_tokens: Annotated[int | None, "Most tokens to generate. Default: the model's own, or 128."]
     min_new_tokens: Annotated[int | None, "Tokens to generate before the text may end, 0 to max_new_tokens."]
@@ -141,7 +141,7 @@ class StreamGenerateTextOptions(ModelOptions, SamplingOptions, total=False):
     truncate: Annotated[bool | None, "Cut the beginning off a prompt that is too long instead of refusing it."]
     echo: Annotated[bool | None, "Repeat the prompt at the beginning of the text."]
     log_probabilities: Annotated[
-        int | None, "Return log-probabilities of the tokens, and of this many most likely ones at each position."
+        int | None, "Return log-probabilities of the tokens and of this many likeliest tokens at each position."
     ]
     prompt_log_probabilities: Annotated[bool | None, "Return log-probabilities of the prompt's tokens too."]
     cache_salt: Annotated[
@@ -264,10 +264,10 @@ class SpeechTask(StrEnum):
 class StreamTranscribeSpeechOptions(_DecodingOptions, total=False):
     """Options of StreamTranscribeSpeech."""
 
-    language: Annotated[str | None, "Language that is spoken as a BCP 47 code. Default: the one that is detected."]
+    language: Annotated[str | None, "Spoken language as a BCP 47 code. Default: detected."]
     task: Annotated[SpeechTask | str | None, "Task: transcribe, or translate to English. Default: transcribe."]
-    include_timestamps: Annotated[bool | None, "Return segments with the times when they begin and end."]
-    prompt: Annotated[str | None, "Text that the audio continues, or names and words that it may hold."]
+    include_timestamps: Annotated[bool | None, "Return segments with their start and end times."]
+    prompt: Annotated[str | None, "Text before the audio, or names and words that it may contain."]
     condition_on_previous: Annotated[bool | None, "Condition each window of long audio on the text of earlier windows."]
 
 
@@ -287,12 +287,10 @@ class AudioFormat(StrEnum):
 
 
 class StreamSynthesizeSpeechOptions(ModelOptions, SamplingOptions, total=False):
-    """Options of StreamSynthesizeSpeech. What is not given takes the model's own default."""
+    """Options of StreamSynthesizeSpeech. Options left out take the model's defaults."""
 
-    voice: Annotated[str | None, "Voice, one of the model's. Default: drawn by the model."]
-    max_duration_seconds: Annotated[
-        float | None, "Longest audio of a text, in seconds. Default: what the model can hold."
-    ]
+    voice: Annotated[str | None, "Voice, one of the model's. Default: the model chooses."]
+    max_duration_seconds: Annotated[float | None, "Longest audio of a text, in seconds. Default: the model's limit."]
 
 
 class SynthesizeSpeechOptions(StreamSynthesizeSpeechOptions, total=False):
@@ -322,7 +320,7 @@ class ClassifyTextOptions(_PairOptions, total=False):
     hypothesis_template: Annotated[
         str | None, 'Sentence with {} where a candidate label goes. Default: "This example is {}.".'
     ]
-    independent_labels: Annotated[bool | None, "Judge every candidate label by itself."]
+    independent_labels: Annotated[bool | None, "Score every candidate label by itself."]
 
 
 class ClassifyTokensOptions(_TextOptions, total=False):
@@ -333,7 +331,9 @@ class EmbedTextOptions(_PairOptions, total=False):
     """Options of EmbedText."""
 
     normalize: Annotated[bool | None, "Scale vectors to length 1. Default: true."]
-    prompt_name: Annotated[str | None, "The model's prompt before every text. Default: the model's own, or none."]
+    prompt_name: Annotated[
+        str | None, "Name of the model's prompt before every text. Default: the model's own, or none."
+    ]
 
 
 class ScoreTextOptions(_PairOptions, total=False):
@@ -359,7 +359,7 @@ class EmbedImageOptions(ModelOptions, total=False):
 class PrepareImageOptions(TypedDict, total=False):
     """Options of PrepareImage."""
 
-    model: Annotated[str | None, "Model that reads the images now. Default: none; each reads them at its first call."]
+    model: Annotated[str | None, "Model to run on the images now. Default: none; each model runs at its first call."]
     model_version: Annotated[str | None, "Version of that model. Default: the latest loaded version."]
 
 
@@ -397,20 +397,19 @@ class _ImageGenerationOptions(ModelOptions, total=False):
         DiffusionSampler | str | None, "Sampler: ddim, dpm_solver_pp_2m or euler. Default: dpm_solver_pp_2m."
     ]
     seed: Annotated[int | None, "Seed of the noise, which gives the same image again. Default: drawn by the server."]
-    strength: Annotated[
-        float | None, "Share of the steps that are made of an image to draw over. Default: 0.8, or 1 with a mask."
-    ]
-    image: Annotated[bytes | str | os.PathLike[str] | None, "Image to draw over, as bytes or by path."]
-    image_id: Annotated[str | None, "Id of a prepared image to draw over."]
+    strength: Annotated[float | None, "Strength of an edit: share of the steps to run. Default: 0.8, or 1 with a mask."]
+    image: Annotated[bytes | str | os.PathLike[str] | None, "Image to edit, as bytes or by path."]
+    image_id: Annotated[str | None, "Id of a prepared image to edit."]
     mask: Annotated[
-        bytes | str | os.PathLike[str] | None, "Image of the same size, white where it is drawn anew. Default: all."
+        bytes | str | os.PathLike[str] | None,
+        "Inpainting mask of the image's size: white is generated anew. Default: all.",
     ]
 
 
 class GenerateImageOptions(_ImageGenerationOptions, total=False):
     """Options of GenerateImage."""
 
-    image_count: Annotated[int | None, "Images to draw, 1 to 16. Default: 1."]
+    image_count: Annotated[int | None, "Images to generate, 1 to 16. Default: 1."]
 
 
 class StreamGenerateImageOptions(_ImageGenerationOptions, total=False):
@@ -420,10 +419,10 @@ class StreamGenerateImageOptions(_ImageGenerationOptions, total=False):
 
 
 class _QueryOptions(ModelOptions, total=False):
-    query_text: Annotated[str | None, "Text to compare with; or an image."]
+    query_text: Annotated[str | None, "Text to compare with, if no image."]
     query_image: Annotated[bytes | str | os.PathLike[str] | None, "Image to compare with, as bytes or by path."]
     query_image_id: Annotated[str | None, "Id of a prepared image to compare with."]
-    top_k: Annotated[int | None, "How many to return, the most similar first. Default: all."]
+    top_k: Annotated[int | None, "Results to return, the most similar first. Default: all."]
 
 
 class RankImagesOptions(_QueryOptions, total=False):
@@ -435,8 +434,10 @@ class RankImagesOptions(_QueryOptions, total=False):
 class RankTextsOptions(_QueryOptions, total=False):
     """Options of RankTexts."""
 
-    query_prompt_name: Annotated[str | None, "The model's prompt before a query that is a text."]
-    prompt_name: Annotated[str | None, "The model's prompt before every text. Default: the model's own, or none."]
+    query_prompt_name: Annotated[str | None, "Name of the model's prompt before a text query."]
+    prompt_name: Annotated[
+        str | None, "Name of the model's prompt before every text. Default: the model's own, or none."
+    ]
     truncate: Annotated[
         bool | None, "Cut a text that is too long, where the model's truncation_side says, instead of refusing it."
     ]
@@ -445,11 +446,9 @@ class RankTextsOptions(_QueryOptions, total=False):
 class AttentionOptions(ModelOptions, total=False):
     """Selection of attention weights."""
 
-    layers: Annotated[Sequence[int] | None, "Layer to return, from 0. Default: all."]
-    heads: Annotated[Sequence[int] | None, "Head to return, from 0. Default: all."]
-    summary: Annotated[
-        AttentionSummary | str | None, "What to make of the heads of a layer. Default: a map for each head."
-    ]
+    layers: Annotated[Sequence[int] | None, "Layers to return, from 0. Default: all."]
+    heads: Annotated[Sequence[int] | None, "Heads to return, from 0. Default: all."]
+    summary: Annotated[AttentionSummary | str | None, "Summary of the heads. Default: a map for each head."]
 
 
 class InspectTextOptions(AttentionOptions, total=False):
@@ -487,7 +486,7 @@ class Option(NamedTuple):
     """One keyword argument."""
 
     type: Any
-    """What it takes, such as `float | None`."""
+    """Type of its value, such as `float | None`."""
     description: str
 
 

@@ -1,4 +1,4 @@
-"""Pictures of what models attend to, drawn by matplotlib: the extra `pictures`.
+"""Pictures of attention, drawn by matplotlib (the extra `pictures`).
 
 R rows, C columns of a map.
 """
@@ -28,13 +28,13 @@ if TYPE_CHECKING:  # extras
 _COLOURS = "Blues"
 _OVERLAY = "inferno"
 _MAX_LABELS = 48
-"""Tokens that are named along a map."""
+"""Most token labels along a map."""
 _MAX_SMALL_LABELS = 12
-"""The same where several maps are drawn."""
+"""Most token labels along each of several maps."""
 _INCHES_OF_TOKEN = 0.24
 _SMALL_MAP_INCHES = 1.9
 _MOST_MAPS = 400
-"""Of a picture; more could not be told apart."""
+"""Most maps of a picture; more would be illegible."""
 _DPI = 150
 
 
@@ -46,17 +46,17 @@ def save(
 ) -> None:
     """Draws the maps of an inspection: one as a heatmap token by token, several as small multiples.
 
-    An image's maps are laid over it: what its class token attends to, or all patches together where there is none; of a
-    caption, what each word looked at.
+    An image's maps are laid over it: the attention of its class token, or without one of all patches together. A
+    caption's show the attention of each word.
 
     Args:
-        inspection: What to draw.
-        file: Where to; its suffix says the format, such as .png or .svg.
-        image: What was inspected or captioned, encoded or by path; for images.
+        inspection: Result to draw.
+        file: Output file; its suffix chooses the format, such as .png or .svg.
+        image: The inspected or captioned image, encoded or by path.
 
     Raises:
         ImportError: The extra `pictures` is not installed.
-        ValueError: The format is not known, there is nothing to draw, or there are too many maps for a picture.
+        ValueError: The format is unknown, there is nothing to draw, or there are too many maps.
         OSError: The image cannot be read, or the file cannot be written.
     """
     try:
@@ -74,7 +74,7 @@ def save(
 
 
 def _new_figure(width: float, height: float) -> Figure:
-    """Makes a figure of so many inches."""
+    """Makes a figure of this size in inches."""
     from matplotlib.figure import Figure  # noqa: PLC0415 (an extra)
 
     return Figure(figsize=(width, height), layout="constrained")
@@ -113,7 +113,7 @@ def _drawn(
 
 
 def _size_of(attention: Attention) -> tuple[float, float]:
-    """Returns the width and height of the maps of one kind, in inches."""
+    """Returns the size of one map in inches."""
     if len(attention.maps) == 1:
         longest = [min(count, 4 * _MAX_LABELS) for count in (attention.column_count, attention.row_count)]
         return tuple(1.5 + max(1.5, _INCHES_OF_TOKEN * count) for count in longest)  # type: ignore[return-value]
@@ -122,7 +122,7 @@ def _size_of(attention: Attention) -> tuple[float, float]:
 
 
 def _grid_of(maps: Sequence[AttentionMap]) -> tuple[int, int]:
-    """Returns how many maps lie side by side, and how many rows there are: one for each layer that has several."""
+    """Returns the columns and rows of the grid: a row for each layer with several maps."""
     layers = len({found.layer for found in maps})
     if layers == len(maps):
         across = min(4, len(maps))
@@ -156,7 +156,7 @@ def _draw_maps(section: Any, attention: Attention, rows: Sequence[str], columns:
 
 
 def _placed(maps: Sequence[AttentionMap], axes: Any) -> list[tuple[int, AttentionMap, Any]]:
-    """Gives each map its place: layers below each other, heads side by side; empty places are taken away."""
+    """Assigns axes to the maps: layers below each other, heads side by side. Unused axes are removed."""
     down, across = axes.shape
     placed, taken = [], set()
     rows = {layer: row for row, layer in enumerate(dict.fromkeys(found.layer for found in maps))}
@@ -174,7 +174,7 @@ def _placed(maps: Sequence[AttentionMap], axes: Any) -> list[tuple[int, Attentio
 
 
 def _name_tokens(axis: Any, rows: Sequence[str], columns: Sequence[str], most: int) -> None:
-    """Names the tokens along a map, if they are `most` at most."""
+    """Labels the tokens along a map, if there are at most `most`."""
     if len(columns) <= most:
         axis.set_xticks(range(len(columns)), columns, rotation=90)
     if len(rows) <= most:
@@ -182,7 +182,7 @@ def _name_tokens(axis: Any, rows: Sequence[str], columns: Sequence[str], most: i
 
 
 def _open(image: bytes | Path | str, size: tuple[int, int]) -> Image.Image:
-    """Opens an image and turns it upright; `size` is the width and height that it must have then."""
+    """Opens an image, turns it upright and checks its width and height."""
     from PIL import Image, ImageOps  # noqa: PLC0415 (an extra)
 
     with Image.open(io.BytesIO(image) if isinstance(image, bytes) else image) as opened:
@@ -196,7 +196,7 @@ def _open(image: bytes | Path | str, size: tuple[int, int]) -> Image.Image:
 
 
 def _draw_caption(caption: ImageCaption, image: bytes | Path | str) -> Figure:
-    """Draws what each word of a caption looked at, beside the image itself (Xu et al. 2015, figure 1)."""
+    """Draws the attention of each caption word beside the image (Xu et al. 2015, figure 1)."""
     picture = _open(image, (caption.width, caption.height))
     maps = caption.word_maps()
     _check_count(len(maps))

@@ -1,8 +1,8 @@
 """From arguments to the API's messages and back: the one place where both clients' calls are built.
 
-A function here returns a call: its path, its request, and how to read its response. Only types are checked, because a
-wrong type cannot be sent at all; the server judges everything else. No function reads a file: paths stay in
-`Call.files` until the channel, which knows where it may wait for a disk, reads them.
+A function here returns a call: its path, its request, and the reader of its response. Only types are checked, because a
+wrong type cannot be sent; the server checks everything else. No function reads a file: paths stay in `Call.files` until
+the channel reads them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from headway.v1 import (
     translation_service_pb2,
 )
 from headway.v1 import generation_service_pb2 as generation_pb2
-from headway.v1 import image_generation_service_pb2 as drawing_pb2
+from headway.v1 import image_generation_service_pb2 as image_generation_pb2
 from headway.v1 import inspection_service_pb2 as inspection_pb2
 from headway.v1 import segmentation_service_pb2 as segmentation_pb2
 from headway.v1 import speech_service_pb2 as speech_pb2
@@ -132,7 +132,7 @@ _METHODS: Final[dict[str, MethodDescriptor]] = {
         embedding_service_pb2,
         generation_pb2,
         image_classification_service_pb2,
-        drawing_pb2,
+        image_generation_pb2,
         image_service_pb2,
         inspection_pb2,
         model_service_pb2,
@@ -146,7 +146,7 @@ _METHODS: Final[dict[str, MethodDescriptor]] = {
     for service in file.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }
-"""The methods of the API by name: no two services have one in common."""
+"""Methods of the API by name; names are unique across services."""
 
 MessageT = TypeVar("MessageT", bound=Message)
 ResultT = TypeVar("ResultT")
@@ -165,13 +165,13 @@ _CHOICES: Final[dict[str, type[StrEnum]]] = {
     kind.__name__: kind
     for kind in (AttentionSummary, AudioFormat, DiffusionSampler, EarlyStopping, MaskFormat, SpeechTask, ToolChoice)
 }
-"""The options that are one of several, by the name that the protocol's enum has too."""
+"""Enum options by the name of the protocol's enum."""
 _ELEMENT: Final = re.compile(r"(\w+)\[(\d+)\]")
-"""How the path of a field begins that is in an element of a list."""
+"""Beginning of a field path within a list element."""
 
 
 class Role(StrEnum):
-    """Who speaks in a conversation."""
+    """Speaker of a turn."""
 
     SYSTEM = "system"
     USER = "user"
@@ -185,11 +185,11 @@ class ChatMessage(NamedTuple):
     role: Role
     content: str
     reasoning: str = ""
-    """What the assistant thought before it, as `GeneratedText.reasoning` had it."""
+    """Reasoning of the assistant before the content, as in `GeneratedText.reasoning`."""
     tool_calls: Sequence[ToolCall] = ()
-    """Calls that the assistant made, as `GeneratedText.tool_calls` had them."""
+    """Tool calls of the assistant, as in `GeneratedText.tool_calls`."""
     tool_call_id: str = ""
-    """Of role tool, whose content is a result: the id of the call."""
+    """Id of the call whose result the content is; for role tool."""
 
 
 Prompt: TypeAlias = str | Sequence[int]
@@ -219,33 +219,33 @@ Place: TypeAlias = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentPrompt:
-    """What points at a segment of an image: points, or a box around it, or both."""
+    """Prompt for a segment of an image: points, a box, or both."""
 
     points: Sequence[Place] = ()
-    """Places that it holds."""
+    """Points inside the segment."""
     outside_points: Sequence[Place] = ()
-    """Places that it leaves out."""
+    """Points outside the segment."""
     box: tuple[float, float, float, float] | None = None
     """Left, top, right, bottom, in pixels of the image."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call(Generic[ResultT]):
-    """A call, which can be sent once its files are read."""
+    """A call; its files are read before it is sent."""
 
     path: str
     """Service and method, as gRPC names them: `/package.Service/Method`."""
     request: Message
     response_type: type[Message]
     read: Callable[[Any], ResultT]
-    """Makes the result of a response; of a stream, None of each message before the last one."""
+    """Reader of a response. In a stream, None for each message before the last."""
     first: Mapping[str, int] = field(default_factory=dict)
-    """Of lists that were split, which element the first of this call is, by the name of the field."""
+    """Index of this call's first element in the caller's list, by field name; for split lists."""
     files: dict[str, bytes | Path | Sequence[bytes | Path]] = field(default_factory=dict)
-    """Fields that wait for files: contents, and paths of what is still to be read."""
+    """Contents or paths of the fields that hold files."""
 
     def read_files(self) -> None:
-        """Puts what files hold into the request; once, whoever asks.
+        """Puts the contents of the files into the request, once.
 
         Raises:
             OSError: A file cannot be read.
@@ -259,7 +259,7 @@ class Call(Generic[ResultT]):
                 setattr(self.request, name, content)
 
     def error(self, error: grpc.RpcError) -> CallError:
-        """Makes this package's error of gRPC's; elements have the numbers that they have for the caller."""
+        """Translates an error of gRPC, with element indices as in the caller's lists."""
         return from_rpc_error(error, self._own_name)
 
     def _own_name(self, name: str) -> str:
@@ -485,7 +485,7 @@ def rank_images(images: Images = (), **options: Unpack[RankImagesOptions]) -> Ca
     """RankImages.
 
     Raises:
-        ValueError: There is not one query.
+        ValueError: There is no query, or more than one.
     """
     contents = _as_images("images", images)
     values = _values(RankImagesOptions, options, images=contents)
@@ -511,7 +511,7 @@ def _rank(method: str, values: dict[str, Any], result_type: type[ResultT], count
 
 
 def _take_ids(values: dict[str, Any]) -> int:
-    """Makes a list of the ids of images, and returns how many there are."""
+    """Makes a list of the image ids; returns their number."""
     if (given := values.get("image_ids")) is None:
         return 0
     values["image_ids"] = as_texts("image_ids", given)
@@ -583,7 +583,7 @@ def _parts_of(prompt: SegmentPrompt) -> dict[str, Any]:
 
 def generate_image(prompt: str, **options: Unpack[GenerateImageOptions]) -> Call[Answer[GeneratedImage]]:
     """GenerateImage."""
-    values = _drawing_values(GenerateImageOptions, options, prompt)
+    values = _image_values(GenerateImageOptions, options, prompt)
     count = values.get("image_count")
     return _unary("GenerateImage", values, GeneratedImage, 1 if count is None else count)
 
@@ -592,16 +592,16 @@ def stream_generate_image(
     prompt: str, **options: Unpack[StreamGenerateImageOptions]
 ) -> Call[Answer[GeneratedImage] | None]:
     """StreamGenerateImage."""
-    values = _drawing_values(StreamGenerateImageOptions, options, prompt)
+    values = _image_values(StreamGenerateImageOptions, options, prompt)
     return _stream("StreamGenerateImage", values, GeneratedImage)
 
 
-def _drawing_values(kind: Any, options: Mapping[str, Any], prompt: str) -> dict[str, Any]:
+def _image_values(kind: Any, options: Mapping[str, Any], prompt: str) -> dict[str, Any]:
     values = _values(kind, options, prompt=as_text("prompt", prompt))
     for name in ("image", "mask"):
         if (given := values.get(name)) is not None:
             values[name] = _as_image(name, given)
-    values["parameters"] = _take(drawing_pb2.DiffusionParameters, values)
+    values["parameters"] = _take(image_generation_pb2.DiffusionParameters, values)
     return values
 
 
@@ -771,7 +771,7 @@ def _stream_generate(kind: Any, options: Mapping[str, Any], **inputs: Any) -> Ca
 
 
 def _gather_generation(values: dict[str, Any]) -> None:
-    """Makes messages of the options that are not fields of the request itself."""
+    """Makes messages of the options that are no fields of the request itself."""
     if (biases := values.get("logit_biases")) is not None:
         values["logit_biases"] = [generation_pb2.LogitBias(token_id=token, bias=bias) for token, bias in biases.items()]
     values["constraint"] = _constraint(*(values.pop(name, None) for name in ("json_schema", "regex", "choices")))
@@ -827,7 +827,7 @@ def _values(kind: Any, options: Mapping[str, Any], **inputs: Any) -> dict[str, A
     """Puts options and inputs together.
 
     Raises:
-        TypeError: There is no such option.
+        TypeError: An option is unknown.
     """
     if unknown := options.keys() - kind.__optional_keys__:
         names = ", ".join(sorted(map(repr, unknown)))
@@ -845,14 +845,14 @@ def _take(kind: type[MessageT], values: dict[str, Any]) -> MessageT | None:
     """Moves the values that are fields of a message into one. Returns None if that sets nothing."""
     fields = _fields(kind)  # type: ignore[arg-type]  # mypy takes a class for not hashable
     given = {name: values.pop(name) for name in fields.keys() & values.keys()}
-    # What is None stays unset.
+    # None stays unset.
     message = kind(**{name: value if value is None else fields[name](name, value) for name, value in given.items()})
     return message if message.ByteSize() else None
 
 
 @cache
 def _fields(kind: type[Message]) -> dict[str, Callable[[str, Any], Any]]:
-    """Returns, for each field of a message, what makes its value of an option's name and value."""
+    """Returns a converter from option name and value for each field of a message."""
     return {name: _converter(field) for name, field in kind.DESCRIPTOR.fields_by_name.items()}
 
 
@@ -882,11 +882,11 @@ def _call(name: str, values: dict[str, Any], read_response: Callable[[Any], Resu
 
 
 def _unary(name: str, values: dict[str, Any], result_type: type[ResultT], count: int) -> Call[Answer[ResultT]]:
-    """Makes a call that is to be answered by `count` results."""
+    """Makes a call with `count` expected results."""
 
     def read_answer(response: Any) -> Answer[ResultT]:
         if len(response.results) != count:
-            raise ProtocolError(f"the server answered {len(response.results)} results, {count} were asked for")
+            raise ProtocolError(f"the server answered {len(response.results)} results; expected {count}")
         return _answer(response.results, response, result_type)
 
     return _call(name, values, read_answer)
@@ -908,7 +908,7 @@ def _answer(results: Sequence[Any], response: Any, result_type: type[ResultT]) -
 
 
 def as_text(name: str, value: object) -> str:
-    """Checks that a value, which error messages call `name`, is a text."""
+    """Checks that a value is a text; errors call it `name`."""
     if not isinstance(value, str):
         raise TypeError(f"{name}: a str is needed, got {type(value).__name__}")
     return value
@@ -931,7 +931,7 @@ def _as_images(name: str, values: Images) -> list[bytes | Path]:
 
 
 def _as_image(name: str, value: object) -> bytes | Path:
-    """Checks that a value is an encoded image or sound, or the path of one, which `Call.read_files` reads."""
+    """Checks that a value is an encoded image or audio, or the path of one."""
     if isinstance(value, bytes):
         return value
     if isinstance(value, str | os.PathLike):
@@ -940,19 +940,19 @@ def _as_image(name: str, value: object) -> bytes | Path:
 
 
 def _waits_for_files(value: object) -> bool:
-    """Returns whether `value` is a path, or a list that has one."""
+    """Returns True for a path or a list with one."""
     return isinstance(value, Path) or (isinstance(value, list) and any(isinstance(each, Path) for each in value))
 
 
 def _read(value: bytes | Path | Sequence[bytes | Path]) -> bytes | list[bytes]:
-    """Reads the files among encoded images or sounds."""
+    """Reads the files among encoded images or audio."""
     if isinstance(value, bytes | Path):
         return value.read_bytes() if isinstance(value, Path) else value
     return [each.read_bytes() if isinstance(each, Path) else each for each in value]
 
 
 def _image_bytes(image: object) -> int:
-    """Returns the size of an image; 0 for a wrong type, which is refused when its call is built."""
+    """Returns the size of an image in bytes; 0 for a wrong type, which is refused later."""
     if isinstance(image, str | os.PathLike):
         return Path(image).stat().st_size
     return len(image) if isinstance(image, bytes) else 0
@@ -961,7 +961,7 @@ def _image_bytes(image: object) -> int:
 def _parts(sizes: Sequence[int], max_count: int, max_bytes: int) -> Iterator[slice]:
     """Splits inputs of these sizes into calls of at most `max_count` inputs and `max_bytes`; a larger input goes alone.
 
-    No inputs make one call, so that the server says what is wrong.
+    Without inputs there is one call, which the server refuses with its own message.
     """
     start, num_bytes = 0, 0
     for index, size in enumerate(sizes):
@@ -988,7 +988,7 @@ def _as_conversation(name: str, value: object) -> generation_pb2.Conversation:
 
     Raises:
         TypeError: It is no conversation.
-        ValueError: There is no such role, or a mapping has other keys.
+        ValueError: The role is unknown, or a mapping has other keys.
     """
     if isinstance(value, str):
         value = [ChatMessage(Role.USER, value)]
@@ -1032,5 +1032,5 @@ def _as_tool_call(name: str, value: object) -> generation_pb2.ToolCall:
 
 
 def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
-    """Returns whether `value` is a sequence of inputs and not one input itself."""
+    """Returns True for a sequence of inputs, False for a single input."""
     return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)

@@ -1,6 +1,6 @@
 """Results of the calls: immutable, typed, free of protocol buffers.
 
-A result has the fields of the message that it is read from (`headway/v1/*.proto`), under the same names. Times are
+Results have the fields of their messages (`headway/v1/*.proto`), under the same names. Times are
 seconds, probabilities range from 0 to 1, and positions in a text count Unicode code points.
 """
 
@@ -55,7 +55,7 @@ class Variant(StrEnum):
     """Precision of a model's weights and products."""
 
     UNSPECIFIED = "unspecified"
-    """Not known."""
+    """Unknown."""
     FP32 = "fp32"
     FP16 = "fp16"
     INT8 = "int8"
@@ -70,7 +70,7 @@ class ModelReference:
     name: str
     version: str
     variant: Variant
-    """Precision that ran."""
+    """Precision in use."""
 
     def __str__(self) -> str:
         """Name, version and variant, such as `ag-news 1 (int8)`."""
@@ -133,7 +133,7 @@ EmbeddingT_co = TypeVar("EmbeddingT_co", bound=TextEmbedding | ImageEmbedding, c
 class EmbeddingAnswer(Answer[EmbeddingT_co]):
     """The vectors of texts or images, in order.
 
-    Inputs past the limits of one call were sent with several; `timings` are then the sums over these calls.
+    Inputs beyond the limits of one call are sent in several; `timings` are sums over these calls.
     """
 
     def to_numpy(self) -> NDArray[np.float32]:
@@ -191,9 +191,9 @@ class ToolCallDelta:
     """A further part of a call of a tool."""
 
     index: int
-    """Which call of the answer it is, from 0."""
+    """Index of the call in the answer, from 0."""
     id: str
-    """Set in the first part of a call, as `name`."""
+    """Set in the first part of a call, like `name`."""
     name: str
     arguments_delta: str
     """The next characters of the arguments."""
@@ -204,7 +204,7 @@ class GeneratedText:
     """One generated text."""
 
     text: str
-    """What follows the prompt; with `echo`, the prompt and what follows it."""
+    """The continuation; with `echo`, the prompt and the continuation."""
     finish_reason: FinishReason
     prompt_token_count: int
     new_token_count: int
@@ -214,7 +214,7 @@ class GeneratedText:
     sample_index: int = 0
     """Index among the samples of the prompt, from 0."""
     cached_prompt_token_count: int = 0
-    """Tokens of the prompt that the server's prefix cache held."""
+    """Tokens of the prompt that were read from the prefix cache."""
     tokens: tuple[TokenLogProbability, ...] = ()
     """The generated tokens, if `log_probabilities` was given."""
     prompt_tokens: tuple[TokenLogProbability, ...] = ()
@@ -222,7 +222,7 @@ class GeneratedText:
     reasoning: str = ""
     """Reasoning of a conversation's answer, before `text`."""
     tool_calls: tuple[ToolCall, ...] = ()
-    """The tools that the model calls, if `tools` was given."""
+    """Tool calls of the model, if `tools` was given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,19 +230,19 @@ class SpeechSegment:
     """A part of a transcript."""
 
     text: str
-    """With the space before it where it has one."""
+    """Text of the segment, with a leading space if the model writes one."""
     start_seconds: float
-    """From the beginning of the audio."""
+    """Start, from the beginning of the audio."""
     end_seconds: float
     token_ids: tuple[int, ...]
-    """Those of times included."""
+    """Tokens of the segment, timestamp tokens included."""
     mean_log_probability: float
-    """Of the tokens of its window."""
+    """Mean log-probability of its window's tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class LanguageProbability:
-    """How likely a language is spoken, among those that the model knows."""
+    """Probability of a spoken language, among the model's languages."""
 
     language: str
     probability: float
@@ -255,7 +255,7 @@ class SpeechHypothesis:
     text: str
     log_probability: float
     score: float
-    """What it was ranked by: the log-probability divided by the token count to the power of the length penalty."""
+    """Score of the ranking: log-probability divided by the token count to the power of the length penalty."""
     finish_reason: FinishReason
     new_token_count: int
     segments: tuple[SpeechSegment, ...] = ()
@@ -264,16 +264,16 @@ class SpeechHypothesis:
 
 @dataclass(frozen=True, slots=True)
 class SpeechTranscript:
-    """What is said in one audio. Numbers of several windows are added up."""
+    """Transcript of one audio. Counts are sums over its windows."""
 
     text: str
     log_probability: float
     score: float
-    """What it was ranked by."""
+    """Score of the ranking."""
     finish_reason: FinishReason
     new_token_count: int
     language: str
-    """As it was named or detected; empty where the model has no name for it."""
+    """Language of the request, or detected; empty if the model has no name for it."""
     duration_seconds: float
     """Of the audio."""
     window_count: int
@@ -282,7 +282,7 @@ class SpeechTranscript:
     segments: tuple[SpeechSegment, ...] = ()
     """Set if `include_timestamps` was given."""
     language_probabilities: tuple[LanguageProbability, ...] = ()
-    """The likeliest languages, the likeliest first; empty if the language was not detected."""
+    """Likeliest languages first; empty if the language was not detected."""
     hypotheses: tuple[SpeechHypothesis, ...] = ()
     """All transcripts, this one included, the best first; empty if `hypothesis_count` is 1."""
 
@@ -298,11 +298,11 @@ class TextDelta:
     tokens: tuple[TokenLogProbability, ...] = ()
     """The tokens generated since the last delta, if `log_probabilities` was given."""
     segments: tuple[SpeechSegment, ...] = ()
-    """Of a transcript: those that were finished since the last delta, if `include_timestamps` was given."""
+    """Segments finished since the last delta; for transcripts with `include_timestamps`."""
     reasoning: str = ""
-    """What the model thought since the last delta, in a conversation with one that thinks."""
+    """Reasoning since the last delta; for conversations with a reasoning model."""
     tool_calls: tuple[ToolCallDelta, ...] = ()
-    """What has appeared of calls of tools since the last delta."""
+    """Parts of tool calls since the last delta."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +312,7 @@ class LabelScore:
     label: str
     probability: float
     selected: bool = False
-    """True if the label applies: for a multi-label model, each that reaches its threshold."""
+    """True if the label applies. In a multi-label model each label that reaches its threshold does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,30 +335,30 @@ class TextScore:
 
 @dataclass(frozen=True, slots=True)
 class PreparedImage:
-    """An image that the server keeps."""
+    """An image that the server caches for further calls."""
 
     image_id: str
-    """Names it in further calls, until it has not been used for the server's time to live."""
+    """Id for further calls; expires after the server's time to live without a call."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankedImage:
-    """An image in its place of a ranking."""
+    """One image of a ranking."""
 
     index: int
-    """Which one it is: its place in the request, from 0."""
+    """Index in the request, from 0."""
     score: float
-    """Cosine of its vector and the query's, -1 to 1."""
+    """Cosine similarity to the query, -1 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankedText:
-    """A text in its place of a ranking."""
+    """One text of a ranking."""
 
     index: int
-    """Which one it is: its place in the request, from 0."""
+    """Index in the request, from 0."""
     score: float
-    """Of a cross-encoder, as in `TextScore`; otherwise the cosine of its vector and the query's, -1 to 1."""
+    """Score of a cross-encoder, as in `TextScore`; otherwise the cosine similarity to the query, -1 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,7 +372,7 @@ class LabeledSpan:
 
 @dataclass(frozen=True, slots=True)
 class TokenClassification:
-    """The labelled spans of a text, in its order."""
+    """The labelled spans of a text, in order."""
 
     spans: tuple[LabeledSpan, ...]
     token_count: int
@@ -390,7 +390,7 @@ class ImageClassification:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Sides of a rectangle in pixels of an image; right and bottom are the first that do not belong to it."""
+    """A rectangle in pixels of an image; right and bottom are exclusive."""
 
     left: float
     top: float
@@ -400,15 +400,15 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """A segment of an image, in its pixels."""
+    """A segment of an image."""
 
     counts: tuple[int, ...]
-    """Lengths of runs by columns: outside, inside, outside ... Empty where a PNG was asked for."""
+    """Run lengths by columns: outside, inside, outside ... Empty in PNG format."""
     png: bytes
     predicted_iou: float
-    """Intersection over union with what was meant, as the model expects it."""
+    """The model's estimate of the mask's IoU."""
     stability: float
-    """How little the mask changes with its threshold, 0 to 1."""
+    """Stability of the mask under its threshold, 0 to 1."""
     box: Box
     area: int
     """Pixels."""
@@ -420,7 +420,7 @@ class Mask:
         """Returns the mask, bool (height, width).
 
         Raises:
-            ImportError: NumPy is not installed, or Pillow for a mask that came as a PNG.
+            ImportError: NumPy is not installed, or Pillow for a PNG mask.
         """
         numpy = _import_numpy()
         if not self.counts:
@@ -440,24 +440,24 @@ class SynthesizedSpeech:
     """A spoken text."""
 
     audio: bytes
-    """Encoded audio, mono; empty in a stream, whose samples came before."""
+    """Encoded audio, mono; empty in a stream, after its samples."""
     duration_seconds: float
     """Of the audio."""
     sampling_rate: int
     """Samples a second."""
     finish_reason: FinishReason
     new_token_count: int
-    """Codes that were generated, the end included."""
+    """Codes generated, the end included."""
     seed: int
-    """The same request with it gives the same samples."""
+    """Seed: the same request with it gives the same samples."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechDelta:
-    """The next samples of a text that is spoken."""
+    """The next samples of a spoken text."""
 
     pcm: bytes
-    """Signed samples of 16 bits, little-endian, mono; none in the last one."""
+    """Signed 16-bit samples, little-endian, mono; empty in the last message."""
     sampling_rate: int
     """Samples a second."""
     new_token_count: int
@@ -470,7 +470,7 @@ class GeneratedImage:
 
     png: bytes
     seed: int
-    """The same request with this seed gives this image alone."""
+    """Seed: a request for one image with it gives this image again."""
     step_count: int
     width: int
     height: int
@@ -483,7 +483,7 @@ class ImageProgress:
     completed_step_count: int
     step_count: int
     preview_png: bytes
-    """The image as it is predicted now; empty where no preview was due."""
+    """The image as predicted at this step; empty if no preview was due."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -557,7 +557,7 @@ class TranslationHypothesis:
     text: str
     log_probability: float
     score: float
-    """What it was ranked by: the log-probability divided by the token count to the power of the length penalty."""
+    """Score of the ranking: log-probability divided by the token count to the power of the length penalty."""
     finish_reason: FinishReason
     new_token_count: int
     alignment: Alignment | None = None
@@ -611,7 +611,7 @@ class CaptionHypothesis:
     text: str
     log_probability: float
     score: float
-    """What it was ranked by: the log-probability divided by the token count to the power of the length penalty."""
+    """Score of the ranking: log-probability divided by the token count to the power of the length penalty."""
     finish_reason: FinishReason
     new_token_count: int
     tokens: tuple[CaptionToken, ...] = ()
@@ -620,11 +620,11 @@ class CaptionHypothesis:
 
 @dataclass(frozen=True, slots=True)
 class WordMap:
-    """A word of a caption, and where in the image it looked."""
+    """A word of a caption and its attention over the image."""
 
     word: TextSpan
     attention: tuple[tuple[float, ...], ...]
-    """The patches by their rows; they add up to 1."""
+    """Attention by patch rows; adds up to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -634,15 +634,15 @@ class ImageCaption:
     text: str
     log_probability: float
     score: float
-    """What it was ranked by."""
+    """Score of the ranking."""
     finish_reason: FinishReason
     new_token_count: int
     patch_row_count: int
     patch_column_count: int
     seen_part: Box
-    """What the patches cover."""
+    """Part of the image that the patches cover."""
     width: int
-    """Of the upright image, in pixels."""
+    """Width of the upright image, in pixels."""
     height: int
     seed: int | None = None
     """Seed of the random stream, if tokens were drawn at random."""
@@ -652,7 +652,7 @@ class ImageCaption:
     """Set if `include_attention` was given."""
 
     def word_maps(self) -> tuple[WordMap, ...]:
-        """Where each word and punctuation mark of the caption looked: the mean of its tokens' attention.
+        """Attention of each word and punctuation mark of the caption: the mean of its tokens' attention.
 
         Raises:
             ValueError: The call did not ask for attention.
@@ -679,7 +679,7 @@ class RewriteHypothesis:
     text: str
     log_probability: float
     score: float
-    """What it was ranked by: the log-probability divided by the token count to the power of the length penalty."""
+    """Score of the ranking: log-probability divided by the token count to the power of the length penalty."""
     finish_reason: FinishReason
     new_token_count: int
 
@@ -691,12 +691,12 @@ class RewrittenText:
     text: str
     log_probability: float
     score: float
-    """What it was ranked by."""
+    """Score of the ranking."""
     finish_reason: FinishReason
     source_token_count: int
     new_token_count: int
     truncated: bool
-    """True if the text that was rewritten was cut."""
+    """True if the source text was cut."""
     seed: int | None = None
     """Seed of the random stream, if tokens were drawn at random."""
     hypotheses: tuple[RewriteHypothesis, ...] = ()
@@ -708,15 +708,15 @@ class AttentionMap:
     """How much each token of the rows attends to each token of the columns."""
 
     layer: int | None
-    """From 0; None: a rollout through all that were asked for."""
+    """Layer, from 0; None: a rollout through all layers of the request."""
     head: int | None
-    """From 0; None: a summary of all that were asked for."""
+    """Head, from 0; None: a summary of all heads of the request."""
     weights: tuple[float, ...]
-    """Row by row."""
+    """Weights, row by row."""
 
     @property
     def title(self) -> str:
-        """What it shows, such as `layer 0, head 3`."""
+        """Title, such as `layer 0, head 3`."""
         if self.layer is None:
             return "rollout"
         return f"layer {self.layer}" if self.head is None else f"layer {self.layer}, head {self.head}"
@@ -724,12 +724,12 @@ class AttentionMap:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """The attention of one kind: maps of the same rows and columns."""
+    """Attention maps with the same rows and columns."""
 
     row_count: int
-    """Tokens that attend."""
+    """Attending tokens."""
     column_count: int
-    """Tokens that are attended to."""
+    """Attended tokens."""
     maps: tuple[AttentionMap, ...]
 
     def to_numpy(self) -> NDArray[np.float32]:
@@ -745,20 +745,20 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class InspectedToken:
-    """A token as the model read it."""
+    """A token of the model's input."""
 
     token_id: int
     text: str
-    """The token by itself; a special one by its name."""
+    """Text of the token; a special token's name."""
     span: TextSpan
-    """Its place in the text; empty for a token without characters."""
+    """Span in the text; empty for a token without characters."""
     of_pair: bool = False
-    """True if it belongs to the second text of a pair, in which `span` counts."""
+    """True for the second text of a pair; `span` then counts in that text."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextInspection:
-    """A text as a model read it, and what its tokens attend to."""
+    """Tokens of a text and their attention."""
 
     tokens: tuple[InspectedToken, ...]
     attention: Attention
@@ -767,10 +767,10 @@ class TextInspection:
 
 @dataclass(frozen=True, slots=True)
 class ImageInspection:
-    """An image as a model read it, what its patches attend to, and the image's size in pixels."""
+    """Patches of an image, their attention, and the image's size in pixels."""
 
     patches: tuple[Box, ...]
-    """In pixels of the upright image, row by row, after the class token if the model has one, whose box is empty."""
+    """Boxes in pixels of the upright image, row by row. A class token comes first, with an empty box."""
     patch_row_count: int
     patch_column_count: int
     attention: Attention
@@ -780,23 +780,22 @@ class ImageInspection:
 
 @dataclass(frozen=True, slots=True)
 class TranslationInspection:
-    """A source and its translation as a model read them, and what their tokens attend to."""
+    """Tokens of a source and of its translation, and their attention."""
 
     source_tokens: tuple[InspectedToken, ...]
     target_tokens: tuple[InspectedToken, ...]
-    """As the decoder reads them, after the token that a translation starts from. By what a token attends to, the next
-    one is chosen."""
+    """Decoder input: the start token, then the translation. A token's attention is that of predicting the next."""
     translation: str
     encoder_attention: Attention
     decoder_attention: Attention
     cross_attention: Attention
-    """Of the translation's tokens, the rows, to the source's."""
+    """Attention of the translation's tokens, the rows, to the source's tokens."""
     truncated: bool
 
 
 @dataclass(frozen=True, slots=True)
 class QualityFigure:
-    """A figure that was measured when the model was exported."""
+    """A figure measured at export."""
 
     variant: Variant
     metric: str
@@ -807,7 +806,7 @@ class QualityFigure:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParameters:
-    """How tokens are drawn; None where the model has no default of its own."""
+    """Sampling defaults; None where the model has none."""
 
     temperature: float | None
     top_k: int | None
@@ -817,7 +816,7 @@ class SamplingParameters:
 
 @dataclass(frozen=True, slots=True)
 class GenerationParameters:
-    """What a generation request takes for parameters it does not set; None where the model has no default."""
+    """Defaults of a generation request; None where the model has none."""
 
     max_new_tokens: int | None
     sampling: SamplingParameters
@@ -833,7 +832,7 @@ class Model:
     name: str
     version: str
     task: str
-    """What it was made for, such as "generation"."""
+    """Task, such as "generation"."""
     description: str
     architecture: str
     parameter_count: int
@@ -848,17 +847,17 @@ class Model:
     quality: tuple[QualityFigure, ...]
     license: str
     capabilities: tuple[str, ...] = ()
-    """What calls can ask of it, such as "generate_text" and "chat"; docs/api.md lists them."""
+    """Capabilities, such as "generate_text" and "chat"; docs/api.md lists them."""
     embedding_dimension: int = 0
-    """Numbers of an embedding; 0 if the model gives none."""
+    """Dimension of an embedding; 0 if the model has none."""
     prompt_names: tuple[str, ...] = ()
     """Prompts that `embed_text` can put before each text."""
     embedding_space: str = ""
-    """Name of the space that its vectors share with those of other models; empty if they share none."""
+    """Name of an embedding space shared with other models; empty if it shares none."""
     source_languages: tuple[str, ...] = ()
-    """Languages that a translation model reads; it translates from each of them to each of `target_languages`."""
+    """Source languages of a translation model; each can be translated to each of `target_languages`."""
     target_languages: tuple[str, ...] = ()
-    """Languages that a model of translations or captions writes, or that a model of speech hears."""
+    """Output languages of translations or captions; spoken languages of a transcription model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -887,21 +886,21 @@ class BundleState(StrEnum):
     """State of a bundle in the store."""
 
     UNSPECIFIED = "unspecified"
-    """Not known."""
+    """Unknown."""
     LOADING = "loading"
-    """It is being loaded."""
+    """Being loaded."""
     READY = "ready"
     """Serving calls."""
     UNLOADING = "unloading"
-    """New calls do not find it, and running ones are finished."""
+    """Closed to new calls; running calls are finished."""
     FAILED = "failed"
-    """It was ready and has ended by itself."""
+    """Ended by itself after it was ready."""
     REJECTED = "rejected"
     """Loading failed."""
     INCOMPLETE = "incomplete"
     """Incomplete, perhaps still being copied."""
     AVAILABLE = "available"
-    """It is not loaded: it was unloaded, or enough newer versions are."""
+    """Not loaded: it was unloaded, or enough newer versions are loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -912,16 +911,16 @@ class BundleStatus:
     version: str
     state: BundleState
     reason: str
-    """Why it is so, where it is not ready, or why a newer copy of it could not be loaded."""
+    """Reason why it is not ready, or why a newer copy could not be loaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Which versions of a model answer calls that name none."""
+    """Versions of a model that answer calls without a version."""
 
     model: str
     default_version: str
-    """Empty: the latest that is loaded, the canary left out."""
+    """Default version. Empty: the latest loaded version, canary excluded."""
     canary_version: str
     canary_share: float
 
@@ -933,18 +932,18 @@ class Alias:
     alias: str
     model: str
     model_version: str
-    """Empty: as the model's route says."""
+    """Version. Empty: by the model's route."""
 
 
 @dataclass(frozen=True, slots=True)
 class BundleList:
-    """The bundles of the store, loaded or not, and how calls that name no version are routed."""
+    """The bundles of the store, loaded or not, and the routes of calls without a version."""
 
     bundles: tuple[BundleStatus, ...]
     routes: tuple[Route, ...]
     aliases: tuple[Alias, ...]
     store_problem: str
-    """Why the store or the file of the routes could not be read. Empty: they could."""
+    """Reason why the store or the route file could not be read; empty if it could."""
 
     def __iter__(self) -> Iterator[BundleStatus]:
         return iter(self.bundles)
@@ -955,11 +954,11 @@ class BundleList:
 
 @dataclass(frozen=True, slots=True)
 class RouteList:
-    """The routes as a change has left them, by name of the model; without one the latest version answers."""
+    """Routes after a change, by model name. Without a route the latest version answers."""
 
     routes: tuple[Route, ...]
     not_kept_reason: str
-    """Why the change will not outlast the server, such as a store that cannot be written. Empty: it will."""
+    """Reason why the change is lost at a restart, such as a read-only store; empty if it is saved."""
 
     def __iter__(self) -> Iterator[Route]:
         return iter(self.routes)
@@ -970,11 +969,11 @@ class RouteList:
 
 @dataclass(frozen=True, slots=True)
 class AliasList:
-    """The aliases as a change has left them, by name."""
+    """Aliases after a change, by name."""
 
     aliases: tuple[Alias, ...]
     not_kept_reason: str
-    """Why the change will not outlast the server, such as a store that cannot be written. Empty: it will."""
+    """Reason why the change is lost at a restart, such as a read-only store; empty if it is saved."""
 
     def __iter__(self) -> Iterator[Alias]:
         return iter(self.aliases)
@@ -1001,13 +1000,13 @@ def _import_numpy() -> Any:
 
 
 def read(kind: type[ResultT], message: Any) -> ResultT:
-    """Makes a result of the fields of a message that have its fields' names."""
+    """Makes a result from the fields of a message with the same names."""
     converters = _converters(kind)  # type: ignore[arg-type]  # mypy takes a class for not hashable
     return kind(*[convert(message) for convert in converters])
 
 
 def read_timings(message: common_pb2.Timings) -> Timings:
-    """Reads where the time of a call went."""
+    """Reads the timings of a call."""
     parts = (message.total, message.queue, message.preprocessing, message.inference)
     return Timings(*map(_seconds, parts))
 
@@ -1017,12 +1016,12 @@ _NUMBERED: dict[type[StrEnum], Any] = {
     Variant: common_pb2.Variant,
     BundleState: model_service_pb2.BundleState,
 }
-"""The protocol's enum of each of ours."""
+"""Protocol enum of each enum of this module."""
 
 
 @cache
 def _converters(kind: type[Any]) -> list[Callable[[Any], Any]]:
-    """Returns, for each field of a result, what makes its value of a message."""
+    """Returns a converter from the message for each field of a result."""
     return [_converter(name, hint) for name, hint in get_type_hints(kind).items()]
 
 
@@ -1045,7 +1044,7 @@ def _converter(name: str, hint: Any) -> Callable[[Any], Any]:
 
 
 def _members_by_number(kind: type[StrEnum]) -> dict[int, StrEnum]:
-    """Returns the members of an enum by their numbers in the protocol, where member LENGTH is `<ENUM>_LENGTH`."""
+    """Returns the members of an enum by their protocol numbers; the protocol's names have the enum's prefix."""
     numbers = _NUMBERED[kind].items()
     prefix = len(numbers[0][0]) - len("UNSPECIFIED")
     return {number: kind[name[prefix:]] for name, number in numbers}
@@ -1056,11 +1055,11 @@ def _seconds(duration: Duration) -> float:
 
 
 def _words_of(spans: Iterable[TextSpan], text: str) -> list[TextSpan | None]:
-    """Returns the word of a text that the middle of each span is in; None for an empty span."""
+    """Returns the word at the middle of each span; None for an empty span."""
     spans = list(spans)
     word_at: dict[int, TextSpan] = {}
     stop = max((span.end for span in spans), default=0)
-    # Only the part of a long text that the spans cover, which may be one sentence of many.
+    # Only the part of the text under the spans: a long text has many sentences.
     for match in _WORD.finditer(text, min((span.start for span in spans), default=0)):
         if match.start() >= stop:
             break

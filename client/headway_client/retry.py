@@ -1,29 +1,29 @@
-"""When a failed call is tried again.
+"""Retries of failed calls.
 
-Three failures are retried: UNAVAILABLE, CANCELLED if nobody says why, and RESOURCE_EXHAUSTED if the server named a
-delay. They mean that the server did not accept the call or could not finish it; every RPC may be repeated, those that
-change models too. Attempts go on until the call's deadline. The delay is random, up to a bound that grows with every
-attempt ("full jitter"), so that callers that failed together do not return together. It is never shorter than the
-server asked for, and never longer than the time that is left.
+Three failures are retried: UNAVAILABLE, CANCELLED without a reason, and RESOURCE_EXHAUSTED with the server's delay.
+They mean that the server did not accept the call or could not finish it. Every RPC may be repeated, including those
+that change models. Attempts go on until the call's deadline. The delay is random, up to a bound that grows with every
+attempt ("full jitter"): callers that failed together do not return together. It is never shorter than the server asked
+for, and never longer than the remaining time.
 
-What is decided is decided by the code, by the details of the status, and by the state of the connection; never by
-words, which differ between versions of gRPC and between proxies:
+Decisions depend on the code, the details of the status, and the state of the connection. Messages do not count: they
+differ between versions of gRPC and between proxies.
 
-- With `ErrorInfo` or `RetryInfo`, a server has refused the call. It may be sent again as often as there is time.
-- Without them gRPC itself gave up the call, or a proxy did. It was never sent if there was no connection when the
-  attempt began and none could be made by the time it failed (TRANSIENT_FAILURE): nobody listens, certificates are
-  wrong, no server of several is healthy. That too may be repeated at will.
-- Else the call was sent and its connection broke: UNAVAILABLE, or CANCELLED where a server stops. It is sent once more
-  and no oftener: if it is the call that ends servers, it must not end all of them.
+- With `ErrorInfo` or `RetryInfo`, a server refused the call. It is retried as long as there is time.
+- Without them gRPC itself or a proxy gave up the call. It was never sent if there was no connection when the attempt
+  began and none when it failed (TRANSIENT_FAILURE): nobody listens, certificates are wrong, no server is healthy. It is
+  retried as long as there is time.
+- Otherwise the call was sent and its connection broke: UNAVAILABLE, or CANCELLED if a server stops. It is retried once:
+  a call that crashes servers must not crash all of them.
 
-The state of the connection is looked at just before and just after an attempt, so three cases are taken for another.
-As broken count the answer of a proxy that has no server, unless it has details, and a call that could not be sent if
-a connection is made in the very moment of its failure. As never sent counts a call for which a connection was made
-and lost within the attempt, if the next one was refused already.
+The state of the connection is read just before and just after an attempt, so three cases are misjudged. Two count as
+broken: a proxy's answer without details that it has no server, and an unsent call if a connection is made at the moment
+of its failure. One counts as never sent: a connection made and lost within the attempt, if the next one was already
+refused.
 
-A client retries within a budget, as gRPC's `retryThrottling` has it, so that retries do not multiply what servers are
-asked when all of them fail. Failures that cost no server anything are free: calls that were never sent, and those that
-a server has named a delay for. Nothing is hedged: a second copy of a call that runs would be computed as well.
+A client has a retry budget, like gRPC's `retryThrottling`: retries do not multiply the load when all servers fail. Free
+are the failures that cost no server anything: calls never sent, and refusals with a delay. Calls are not hedged: the
+server would compute both copies.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ from headway_client.errors import (
 
 _READY_POLL_S = 0.05
 _MOST_GROWTH = 64
-"""Attempts after which the delay grows no more, so that its power stays a number."""
+"""Attempts after which the delay no longer grows; keeps its power finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How often and how soon a failed call is tried again.
+    """Number and delays of retries.
 
     Raises:
         ValueError: A number is out of its range.
     """
 
     max_attempts: int | None = None
-    """Most attempts of a call, the first included; 1 turns retries off. None: as many as there is time for."""
+    """Most attempts of a call, the first included; 1: no retries. None: until the deadline."""
     max_broken: int = 2
-    """Most attempts that may end with a broken connection after the call was sent."""
+    """Most attempts that end with a broken connection after the call was sent."""
     initial_backoff_s: float = 0.1
     """Longest delay before the second attempt, in seconds."""
     max_backoff_s: float = 2.0
@@ -69,10 +69,9 @@ class RetryPolicy:
     multiplier: float = 2.0
     """Growth of the longest delay from attempt to attempt."""
     budget: int = 1000
-    """Failures of a client's calls, half of which it may retry before calls succeed again; 0: any number. So as many
-    calls as that may be running when a server ends."""
+    """Size of the retry budget in failures; retries stop when half of it is used. 0: no limit."""
     budget_ratio: float = 0.1
-    """What a call that succeeds gives back of a failure: so retries are at most a tenth of what succeeds."""
+    """Part of a failure that a successful call gives back: at 0.1, one retry for ten successes."""
 
     def __post_init__(self) -> None:
         """Checks the ranges."""
@@ -101,10 +100,10 @@ NO_RETRIES = RetryPolicy(max_attempts=1)
 
 
 class RetryBudget:
-    """What a client may still retry (gRFC A6, "Throttling Retry Attempts"). May be used by any thread."""
+    """Retry budget of a client (gRFC A6, "Throttling Retry Attempts"). Thread-safe."""
 
     def __init__(self, policy: RetryPolicy) -> None:
-        """Starts with all of it."""
+        """Starts with the full budget."""
         self._most = policy.budget
         self._ratio = policy.budget_ratio
         self._left = float(self._most)
@@ -127,7 +126,7 @@ class RetryBudget:
 
 
 class Deadline:
-    """The end of a call's or a wait's time."""
+    """Deadline of a call or a wait."""
 
     def __init__(self, timeout_s: float) -> None:
         """Starts the clock."""
@@ -150,7 +149,7 @@ class Attempts(Deadline):
     ) -> None:
         """Starts the clock of a call; all attempts and delays together may take `timeout_s` seconds.
 
-        `connectivity` tells the state of the connection at this moment; SHUTDOWN once the client is closed.
+        `connectivity` returns the current state of the connection; SHUTDOWN once the client is closed.
         """
         super().__init__(timeout_s)
         self._policy = policy
@@ -161,7 +160,7 @@ class Attempts(Deadline):
         self._broken_count = 0
 
     def begin(self) -> float:
-        """Looks at the connection before an attempt; returns the seconds that the attempt may take."""
+        """Reads the connection's state before an attempt; returns the attempt's time limit in seconds."""
         self._was_connected = self._connectivity() is grpc.ChannelConnectivity.READY
         return self.remaining_s()
 
@@ -187,22 +186,22 @@ class Attempts(Deadline):
         return delay_s if delay_s < self.remaining_s() else None
 
     def note_success(self) -> None:
-        """Ends the call, which was answered."""
+        """Ends an answered call."""
         self._budget.note_success()
 
 
 def _is_retryable(error: CallError, *, is_lost: bool) -> bool:
-    """Returns whether a later attempt may succeed; `is_lost` if neither a server's answer nor the client ended it."""
+    """Returns True if a later attempt may succeed; `is_lost`: ended neither by a server's answer nor by the client."""
     if isinstance(error, ResourceExhaustedError):
         return error.retry_delay_s is not None
-    # A server that stops resets its calls, of which gRPC makes CANCELLED without details.
+    # A stopping server resets its calls; gRPC reports CANCELLED without details.
     return isinstance(error, UnavailableError) or (isinstance(error, CallCancelledError) and is_lost)
 
 
 class Readiness(Deadline):
     """A wait until a server serves: a context manager for one health check after another.
 
-    It takes the failures that mean that the server is not there yet; every other one goes on.
+    It absorbs failures that mean that the server is not there yet; others propagate.
     """
 
     def __init__(self, server: str, timeout_s: float) -> None:
@@ -216,7 +215,7 @@ class Readiness(Deadline):
         """Returns the seconds to wait before the next check.
 
         Raises:
-            DeadlineExceededError: There is no time for another one.
+            DeadlineExceededError: The time is over.
         """
         if self.remaining_s() <= _READY_POLL_S:
             raise DeadlineExceededError(

@@ -1,4 +1,4 @@
-"""What waits in a blocking and in an asyncio program: the pairs of names that the generated client exchanges."""
+"""Waiting in a blocking and in an asyncio program: the pairs of names that the generated client exchanges."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ InputT = TypeVar("InputT")
 ResultT = TypeVar("ResultT")
 
 MAX_CALLS_AT_ONCE = 4
-"""Calls that the inputs of one method of the asyncio client are sent with at the same time."""
+"""Most concurrent calls of one method of the asyncio client."""
 
 async_sleep = asyncio.sleep
 
 
 class AsyncEvent(asyncio.Event):
-    """An event that can be waited for as a thread waits for one: for a time."""
+    """An event with a timeout, like that of `threading`."""
 
     async def wait(self, timeout_s: float | None = None) -> bool:  # type: ignore[override]  # the time
-        """Waits until the event is set, or the time is over; returns whether it is set."""
+        """Waits until the event is set or the time is over; returns True if it is set."""
         try:
             async with asyncio.timeout(timeout_s):
                 await super().wait()
@@ -40,7 +40,7 @@ def call_all(function: Callable[[InputT], ResultT], inputs: Iterator[InputT]) ->
 async def async_call_all(function: Callable[[InputT], Awaitable[ResultT]], inputs: Iterator[InputT]) -> list[ResultT]:
     """Calls a function with every input, `MAX_CALLS_AT_ONCE` at a time; returns the results in order.
 
-    The inputs are made off the event loop, which may look at files. A call that fails cancels the others.
+    The inputs are made off the event loop, because that may read files. A failed call cancels the others.
     """
     results: dict[int, ResultT] = {}
     numbered: Iterator[tuple[int, InputT] | None] = enumerate(inputs)

@@ -1,7 +1,7 @@
-"""The load tester: calls a server at a set rate or concurrency and measures what a caller experiences.
+"""The load tester: calls a server at a set rate or concurrency and measures its latency for a caller.
 
-This module is its one door. It knows the public names of `headway_client` alone, and of that the command line alone
-knows it: `headway load`.
+This module is its public interface. It imports only public names of `headway_client`. There only the command line
+imports it: `headway load`.
 """
 
 from headway_load.objectives import Objective, Result, TimeLimits, time_limits

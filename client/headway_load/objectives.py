@@ -1,4 +1,4 @@
-"""What must hold of a load test, such as `p99<200ms`, and whether it does.
+"""Objectives of a load test, such as `p99<200ms`, and their results.
 
     objective = [WORKLOAD:] MEASURE (< | >) LIMIT
 
@@ -7,9 +7,9 @@
 | `p99`, `p99.9`, `mean`, `max`; also `latency.p99` | latency of the answered calls | `< 200ms`, `2s`, `500us` |
 | `ttft.p95` | time to the first token of streams | a time |
 | `gap.p99` | time between tokens of streams | a time |
-| `errors` | calls that failed or were never sent, of all that were due | `< 1%` |
-| `rate` | calls answered a second | `> 50/s` |
-| `goodput` | calls answered a second within every limit of a time | `> 50/s`, or `> 95%` of all that were due |
+| `errors` | failed and unsent calls, of all due calls | `< 1%` |
+| `rate` | answered calls per second | `> 50/s` |
+| `goodput` | calls per second answered within all time limits | `> 50/s`, or `> 95%` of all due calls |
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _EXAMPLES = "p99<200ms, ttft.p95<300ms, gap.p99<50ms, errors<1%, rate>50/s or go
 
 
 class Result(NamedTuple):
-    """What became of an objective."""
+    """Result of an objective."""
 
     objective: str
     value: float | None
-    """In the unit of the limit; None if nothing of the kind was measured."""
+    """Measured value in the unit of the limit; None without a measurement."""
     unit: str
     met: bool
 
@@ -55,7 +55,7 @@ class Result(NamedTuple):
 
 
 class TimeLimits(NamedTuple):
-    """Within what an answered call counts as goodput, in seconds; None for anything."""
+    """Time limits of goodput in seconds; None: no limit."""
 
     latency_s: float | None = None
     first_token_s: float | None = None
@@ -64,23 +64,23 @@ class TimeLimits(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """One objective, as it was written and as it was understood."""
+    """One objective, as text and parsed."""
 
     text: str
     workload: str | None
-    """None is all calls together."""
+    """Workload; None: all calls together."""
     measure: str
     statistic: str
-    """`p99`, `mean` or `max` of times, else empty."""
+    """`p99`, `mean` or `max` for times, else empty."""
     limit: float
     unit: str
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Understands an objective.
+        """Parses an objective.
 
         Raises:
-            ValueError: It is none.
+            ValueError: The text is no objective.
         """
         match = _PATTERN.fullmatch(text.strip())
         if match is None:
@@ -89,8 +89,8 @@ class Objective:
         sign, units = _UNITS_OF[measure]
         if match["sign"] != sign or match["unit"] not in units or bool(match["statistic"]) != ("ms" in units):
             wanted = " or ".join(f"{sign}1{unit}" for unit in units)
-            statistic = ", and needs a percentile, mean or max" if "ms" in units else ", without a percentile"
-            raise ValueError(f"{text!r}: {measure} is limited as {wanted}{statistic}")
+            statistic = ", with a percentile, mean or max" if "ms" in units else ", without a percentile"
+            raise ValueError(f"{text!r}: {measure} takes a limit such as {wanted}{statistic}")
         workload = match["workload"]
         return cls(
             text.strip(),
@@ -102,14 +102,14 @@ class Objective:
         )
 
     def check_for(self, workloads: Sequence[str], *, streams: Sequence[str]) -> None:
-        """Raises a ValueError if no workload can be held to this objective."""
+        """Raises a ValueError if the objective applies to no workload."""
         if self.workload is not None and self.workload not in workloads:
             raise ValueError(f"{self.text!r}: there is no workload {self.workload!r}, only {', '.join(workloads)}")
         if self.measure in ("ttft", "gap") and not (streams if self.workload is None else self.workload in streams):
             raise ValueError(f"{self.text!r}: only calls that stream have tokens to time")
 
     def judge(self, recorder: Recorder, elapsed_s: float) -> Result:
-        """Holds what was measured in `elapsed_s` seconds against the limit."""
+        """Compares the measurement of `elapsed_s` seconds with the limit."""
         value = self._value(recorder, elapsed_s)
         met = value is not None and (value > self.limit if _UNITS_OF[self.measure][0] == ">" else value < self.limit)
         return Result(self.text, value, self.unit, met)
@@ -129,14 +129,14 @@ class Objective:
         return 100 * recorder.good_count / due_count if self.unit == "%" else recorder.good_count / elapsed_s
 
     def __str__(self) -> str:
-        """As it was written."""
+        """The text of the objective."""
         return self.text
 
 
 def time_limits(objectives: Iterable[Objective], workload: str) -> TimeLimits:
-    """Returns within what a call of a workload counts as goodput: the widest of each kind of limit.
+    """Returns the time limits of goodput for a workload: the widest of each kind.
 
-    The objectives `p50<50ms` and `p99<200ms` ask of a single call that it takes less than 200 ms.
+    With `p50<50ms` and `p99<200ms` a call counts if it takes less than 200 ms.
     """
     widest: dict[str, Any] = {}
     for objective in objectives:

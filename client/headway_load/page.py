@@ -1,4 +1,4 @@
-"""A page of one report, or of two side by side: HTML that holds its own drawings and asks no network for anything."""
+"""HTML page of one report, or of two side by side; self-contained, without network access."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Point = tuple[float, float]
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 620, 280, 60, 40, 10
 _LOG_FROM_RATIO = 30.0
-"""A vertical axis is logarithmic if its greatest value is this many times its least."""
+"""Ratio of largest to smallest value from which a vertical axis is logarithmic."""
 _PERCENTILES = [
     *range(100),
     *(99 + tenth / 10 for tenth in range(1, 10)),
@@ -55,7 +55,7 @@ class Line(NamedTuple):
 
 
 def make_page(reports: Mapping[str, Report]) -> str:
-    """Returns the HTML of one report, or of two that are compared, by their names."""
+    """Returns the HTML of one report, or the comparison of two, by name."""
     title = "Load test" if len(reports) == 1 else "Load tests: " + " and ".join(reports)
     parts = [f"<h1>{escape(title)}</h1>"]
     for name, report in reports.items():
@@ -192,7 +192,7 @@ def _points(series: dict[str, Any], key: str) -> list[Point]:
 def _chart(
     title: str, lines: Sequence[Line], *, x_title: str, y_title: str, x_ticks: Sequence[tuple[float, str]] = ()
 ) -> str:
-    """Draws lines as SVG. Each point tells its values where the pointer rests on it."""
+    """Draws lines as SVG. Each point shows its value under the pointer."""
     points = [point for line in lines for point in line.points]
     if not points:
         return ""

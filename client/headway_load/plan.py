@@ -1,4 +1,4 @@
-"""What a load test does, decided before it starts: which calls, when, and what must hold."""
+"""Plan of a load test: the calls, their times and the objectives."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ MAX_TIMEOUT_S = 600.0
 MAX_BATCH_SIZE = 256
 
 Input = str | bytes | Conversation
-"""What a call sends: a text, an encoded image, or the turns of a conversation."""
+"""Input of a call: a text, an encoded image, or the turns of a conversation."""
 
 
 class LoadTask(StrEnum):
-    """What is called; the names are those of the commands."""
+    """Tasks to call, by the names of the commands."""
 
     GENERATE_TEXT = "generate-text"
     CHAT = "chat"
@@ -52,12 +52,12 @@ class LoadTask(StrEnum):
 
 
 class Arrivals(StrEnum):
-    """How the calls of an open loop are spaced."""
+    """Spacing of the calls of an open loop."""
 
     POISSON = "poisson"
-    """At random, as independent callers come: the gaps are distributed exponentially, so that calls come in bursts."""
+    """At random, like independent callers: exponentially distributed gaps, so calls come in bursts."""
     CONSTANT = "constant"
-    """Evenly. This flatters a server, which never meets two calls at once that one after the other would not."""
+    """Evenly. This flatters a server: calls never come in bursts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,19 +70,19 @@ class Workload:
 
     task: LoadTask
     inputs: Sequence[Input] = field(repr=False)
-    """They are sent in turn."""
+    """Inputs, sent in turn."""
     name: str = ""
     """Name in reports and objectives. Default: the task."""
     weight: float = 1.0
     """Share of the calls, relative to the other workloads of the plan."""
     stream: bool = False
-    """Calls the streaming RPC, which measures the time to the first token and between tokens."""
+    """True calls the streaming RPC, which measures the time to the first token and between tokens."""
     batch_size: int = 1
     """Inputs of a call."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the client's method."""
     input_options: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
-    """Further ones of single inputs: none, or as many as inputs."""
+    """Further options of single inputs: none, or one mapping per input."""
 
     def __post_init__(self) -> None:
         """Checks the ranges."""
@@ -125,29 +125,29 @@ class LoadPlan:
     """
 
     workloads: tuple[Workload, ...]
-    """Each call is one of them, drawn by their weights."""
+    """Workloads; each call is drawn from them by weight."""
     rate_per_s: float | None = None
-    """Open loop: calls per second, however long the answers take."""
+    """Open loop: calls per second, independent of the answers."""
     ramp_to_per_s: float | None = None
     """Open loop: the rate at the end. It changes evenly during the measured phase."""
     arrivals: Arrivals = Arrivals.POISSON
-    """Open loop: how the calls are spaced."""
+    """Open loop: spacing of the calls."""
     replay_s: tuple[float, ...] = field(default=(), repr=False)
-    """Open loop: when calls are due, in seconds. The first is due at once; those of the warm-up are not measured."""
+    """Open loop: due times in seconds. The first call is due at once; calls of the warm-up are not measured."""
     concurrency: int | None = None
-    """Closed loop: callers, each of which calls again as soon as it is answered."""
+    """Closed loop: callers; each calls again as soon as it is answered."""
     duration_s: float = 10.0
     """Length of the measured phase, in seconds."""
     warmup_s: float = 2.0
-    """Length of the phase before it, which is not measured, in seconds."""
+    """Length of the warm-up before it, in seconds; not measured."""
     max_outstanding: int = 256
     """Open loop: most calls at a time. A call past it waits, and its wait counts as latency."""
     seed: int = 0
     """Seed of the arrival times and of the choice of workloads."""
     timeout_s: float = 60.0
-    """Longest time of a call, in seconds."""
+    """Timeout of a call, in seconds."""
     objectives: tuple[Objective, ...] = ()
-    """What must hold."""
+    """Objectives of the test."""
 
     def __post_init__(self) -> None:
         """Checks the ranges."""
@@ -171,11 +171,11 @@ class LoadPlan:
 
     @property
     def is_open(self) -> bool:
-        """True if calls are due at times of their own, however long the answers take."""
+        """True if the due times of calls do not depend on the answers."""
         return self.concurrency is None
 
     def schedule(self, start_s: float) -> Iterator[tuple[float, int]]:
-        """Yields when each call of the open loop is due, in seconds, and the number of its workload.
+        """Yields the due time in seconds and the workload number of each call of the open loop.
 
         The same seed gives the same schedule. `start_s` is the beginning of the measured phase.
         """
@@ -184,17 +184,16 @@ class LoadPlan:
         return zip(due, self.choices(), strict=False)
 
     def choices(self, caller: int = 0) -> Iterator[int]:
-        """Yields the numbers of the workloads that are called one after another, without an end."""
+        """Yields workload numbers for one call after another, endlessly."""
         generator = random.Random(f"{self.seed}/{caller}")  # noqa: S311 (load, not secrets)
         numbers, weights = range(len(self.workloads)), [workload.weight for workload in self.workloads]
         while True:
             yield from generator.choices(numbers, weights, k=256) if len(numbers) > 1 else (0,)
 
     def _offsets_s(self) -> Iterator[float]:
-        """Yields when calls are due, in seconds from the beginning of the warm-up.
+        """Yields due times in seconds from the beginning of the warm-up.
 
-        The rate is integrated over time: the call that comes when `expected` calls were due in the mean is due where
-        the integral has this value.
+        The rate is integrated over time: a call is due where the integral reaches its expected count.
         """
         if self.replay_s:
             yield from (due_s - self.replay_s[0] for due_s in self.replay_s)

@@ -1,6 +1,6 @@
-"""Processes that make the calls of a load test, so that drawing its progress never delays one.
+"""Processes that make the calls of a load test, so that the progress display never delays a call.
 
-Each does its share of every plan (`Share`) on an event loop and a channel of its own. They are spawned once, and run
+Each runs its `Share` of every plan on its own event loop and channel. They are spawned once, and run
 one plan after another.
 """
 
@@ -27,11 +27,11 @@ from headway_load.runner import LoadRunner, Sender, Share
 MAX_PROCESSES = 64
 _SNAPSHOT_PERIOD_S = 0.5
 _HEAD_START_S = 0.05
-"""From telling the processes when to begin to that time."""
+"""Delay between the start order to the processes and the start."""
 
 
 class WorkloadSnapshot(NamedTuple):
-    """What was measured of a workload so far."""
+    """Measurements of a workload so far."""
 
     completed_count: int
     failed_count: int
@@ -41,16 +41,16 @@ class WorkloadSnapshot(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """How far a test is."""
+    """Progress of a test."""
 
     progress: float
-    """0 to 1, warm-up included."""
+    """Progress, 0 to 1, warm-up included."""
     outstanding_count: int
     workloads: tuple[WorkloadSnapshot, ...]
 
     @classmethod
     def merged(cls, snapshots: Sequence[Self]) -> Self:
-        """Adds up the counts of several processes; takes the highest of each percentile, which bounds that of all."""
+        """Adds up the counts of several processes; takes the highest of each percentile, an upper bound."""
         return cls(
             min(snapshot.progress for snapshot in snapshots),
             sum(snapshot.outstanding_count for snapshot in snapshots),
@@ -69,7 +69,7 @@ class Snapshot(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """What a plan measured."""
+    """Measurements of a plan."""
 
     plan: LoadPlan
     recorders: list[Recorder]
@@ -77,7 +77,7 @@ class Outcome:
     elapsed_s: float
     """Length of the measured phase, in seconds."""
     busy_share: float = 0.0
-    """Share of its time that the busiest process computed; near 1 it could not send as it should."""
+    """CPU share of the busiest process; near 1 it sends late."""
     was_stopped: bool = False
     recorder: Recorder = field(init=False)
     """All workloads together."""
@@ -124,8 +124,8 @@ class LoadProcesses:
             show: Called about twice a second while it runs.
 
         Raises:
-            HeadwayError: A call before the test failed: the server cannot be reached or refuses such requests.
-            ValueError: There are fewer callers or places than processes, or an option cannot be sent.
+            HeadwayError: A call before the test failed: the server is unreachable or refuses such requests.
+            ValueError: There are fewer callers or outstanding calls than processes, or an option cannot be sent.
         """
         count = len(self._pipes)
         places = plan.max_outstanding if plan.concurrency is None else plan.concurrency
@@ -160,11 +160,11 @@ class LoadProcesses:
 
     def _tell(self, message: object) -> None:
         for pipe in self._pipes:
-            with suppress(OSError):  # one that has ended says why
+            with suppress(OSError):  # an ended process tells the reason
                 pipe.send(message)
 
     def _receive(self, pipe: Connection) -> Any:
-        """Returns what a process says; raises what it raised."""
+        """Returns a process's message; raises its error."""
         try:
             message = pipe.recv()
         except (EOFError, OSError):
@@ -188,7 +188,7 @@ class LoadProcesses:
             signal.signal(signal.SIGINT, before)
 
     def close(self) -> None:
-        """Ends the processes, whatever they do."""
+        """Ends the processes, even busy ones."""
         for pipe in self._pipes:
             pipe.close()
         for process in self._processes:
@@ -209,16 +209,16 @@ class LoadProcesses:
 
 
 def _work(pipe: Connection, connection: dict[str, Any], share: Share) -> None:
-    """Runs plans in a process of their own until the pipe is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent tells what it means
-    # The selectors that asyncio prefers wait in whole milliseconds, so that calls would be sent up to one late.
+    """Runs plans in a process until the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent handles it
+    # asyncio's preferred selectors wait in whole milliseconds, so calls would be up to one late.
     precise = asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector()))
     with suppress(asyncio.CancelledError), precise as runner:
         runner.run(_Worker(pipe, connection, share).serve())
 
 
 class _Worker:
-    """The inside of such a process. It hears plans, when to begin, and None to stop; it tells snapshots and results."""
+    """Inside of such a process. It receives plans, start times, and None to stop; it sends snapshots and results."""
 
     def __init__(self, pipe: Connection, connection: dict[str, Any], share: Share) -> None:
         self._pipe = pipe

@@ -1,7 +1,7 @@
-"""What a load test measures: counts, and histograms of times.
+"""Measurements of a load test: counts, and histograms of times.
 
-Times are recorded in whole microseconds by HdrHistogram, which takes the same memory for a thousand calls as for a
-million. Recorders of several processes and histograms of several reports can be added up.
+Times are recorded in whole microseconds by HdrHistogram; its memory does not grow with the calls. Recorders of several
+processes and histograms of several reports can be added up.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class TimeHistogram:
 
     @classmethod
     def decode(cls, encoded: str) -> Self:
-        """Reads what `encode` wrote."""
+        """Reads the output of `encode`."""
         histogram = cls()
         histogram.__setstate__(encoded)
         return histogram
@@ -68,11 +68,11 @@ class TimeHistogram:
         self._histogram.record_value(min(max(1, round(seconds * 1e6)), _MAX_US), count)
 
     def add(self, other: TimeHistogram) -> None:
-        """Adds the times of another histogram of as many digits."""
+        """Adds the times of another histogram with the same digits."""
         self._histogram.add(other._histogram)
 
     def percentile_ms(self, percentile: float) -> float:
-        """Returns the time that `percentile` percent of the times do not exceed, in milliseconds; 0 without times."""
+        """Returns a percentile of the times in milliseconds; 0 without times."""
         return float(self._histogram.get_value_at_percentile(percentile)) / 1e3 if len(self) else 0.0
 
     def statistic_ms(self, name: str) -> float:
@@ -97,9 +97,9 @@ class CallRecord:
     """One call. Times are seconds on the event loop's clock."""
 
     workload: int = 0
-    """Its number in the plan."""
+    """Workload number in the plan."""
     intended_s: float
-    """When the call was due. The caller's wait begins here, even if the load tester sends it later."""
+    """Due time. The caller's wait begins here, even if the call is sent later."""
     sent_s: float = 0.0
     ended_s: float = 0.0
     outcome: str = OK
@@ -107,7 +107,7 @@ class CallRecord:
     input_count: int = 0
     token_count: int = 0
     token_times_s: list[tuple[float, int]] = field(default_factory=list)
-    """For streams: when each delta arrived, and the number of tokens until then."""
+    """For streams: arrival time of each delta, and the tokens until then."""
     model: ModelReference | None = None
 
 
@@ -116,16 +116,16 @@ class Interval:
     """A part of the measured phase."""
 
     due_count: int = 0
-    """Calls that were due in it."""
+    """Calls due in it."""
     completed_count: int = 0
-    """Calls that were answered in it."""
+    """Calls answered in it."""
     failed_count: int = 0
-    """Calls that were due in it and failed."""
+    """Failed calls due in it."""
     latency: TimeHistogram = field(default_factory=lambda: TimeHistogram(2))
-    """Of the calls that were due in it."""
+    """Latency of the calls due in it."""
 
     def add(self, other: Interval) -> None:
-        """Adds what another process did in the same interval."""
+        """Adds the same interval of another process."""
         self.due_count += other.due_count
         self.completed_count += other.completed_count
         self.failed_count += other.failed_count
@@ -133,10 +133,10 @@ class Interval:
 
 
 class Recorder:
-    """Counts what happens in the measured phase.
+    """Measurements of the measured phase.
 
-    Latencies and outcomes are those of the calls that were due in it. Throughput counts the calls that were answered in
-    it, whenever they were due, because a server that is behind still answers calls of the warm-up.
+    Latencies and outcomes are of calls due in it. Throughput counts calls answered in it, whenever they were due: a
+    server that lags still answers calls of the warm-up.
     """
 
     def __init__(
@@ -149,38 +149,38 @@ class Recorder:
 
         Args:
             start_s: Beginning of the measured phase.
-            end_s: Its end; only a phase that has one is divided into intervals.
-            limits: Within what an answered call counts as goodput.
+            end_s: Its end; only a finite phase is divided into intervals.
+            limits: Time limits of goodput, by workload.
         """
         self.start_s = start_s
         self.end_s = end_s
         self.limits = limits
         self.interval_s = max(_MIN_INTERVAL_S, (end_s - start_s) / _NUM_INTERVALS)
         self.intervals: dict[int, Interval] = {}
-        """By their number."""
+        """Workloads by number."""
         self.latency = TimeHistogram()
         """From the intended time to the answer."""
         self.send_delay = TimeHistogram()
-        """From the intended time to the sending: how late the load tester was, or how long its limit held a call."""
+        """From the intended time to the sending: lateness of the load tester, or wait for its limit."""
         self.first_token = TimeHistogram()
         """From the intended time to the first token."""
         self.token_gap = TimeHistogram()
         """From token to token of a stream."""
         self.outcomes: Counter[str] = Counter()
         self.good_count = 0
-        """Calls due in the measured phase that were answered within the limits."""
+        """Calls due in the measured phase and answered within the limits."""
         self.completed_count = 0
-        """Calls that were answered in the measured phase."""
+        """Calls answered in the measured phase."""
         self.input_count = 0
-        """Their inputs."""
+        """Inputs of these calls."""
         self.token_count = 0
-        """Their generated tokens."""
+        """Generated tokens of these calls."""
         self.limit_count = 0
-        """Calls that the limit of outstanding calls held back."""
+        """Calls held back by the limit of outstanding calls."""
         self.not_sent_count = 0
-        """Calls that were still held back when the test ended."""
+        """Calls still held back at the end of the test."""
         self.model: ModelReference | None = None
-        """The model that answered, if it was one."""
+        """The answering model, if it was a single one."""
 
     @classmethod
     def merged(cls, recorders: Iterable[Recorder]) -> Self:
@@ -203,16 +203,16 @@ class Recorder:
 
     @property
     def ok_count(self) -> int:
-        """Calls due in the measured phase that were answered."""
+        """Answered calls due in the measured phase."""
         return self.outcomes[OK]
 
     @property
     def error_counts(self) -> dict[str, int]:
-        """Calls due in the measured phase that failed, by code."""
+        """Failed calls due in the measured phase, by code."""
         return {code: count for code, count in sorted(self.outcomes.items()) if code != OK}
 
     def add(self, call: CallRecord) -> None:
-        """Counts a call that has ended."""
+        """Counts an ended call."""
         answered = call.outcome == OK
         self.model = call.model or self.model
         if answered and self.start_s <= call.ended_s < self.end_s:

@@ -23,9 +23,9 @@ SCHEMA_VERSION = 2
 Report = dict[str, Any]
 
 _BUSY_SHARE = 0.85
-"""A process that computes for more of its time than this may send late."""
+"""CPU share above which a process may send late."""
 _LATE_MS = 10.0
-"""A load tester that has time sends within about a millisecond."""
+"""Send delay above which the load tester was late; an idle one sends within about a millisecond."""
 _TIMES = {"latency": "latency", "first_token": "first token", "token_gap": "token gap", "send_delay": "send delay"}
 _COUNTS = ("calls_per_s", "goodput_per_s", "inputs_per_s", "tokens_per_s")
 
@@ -33,14 +33,14 @@ _COUNTS = ("calls_per_s", "goodput_per_s", "inputs_per_s", "tokens_per_s")
 def make_report(
     outcome: Outcome, server: str, started_at: datetime, *, processes: int = 1, probes: Sequence[Probe] = ()
 ) -> Report:
-    """Returns the plan and everything that was measured; times are milliseconds, rates per second.
+    """Returns the plan and all measurements; times are in milliseconds, rates per second.
 
     Args:
-        outcome: What was measured.
-        server: Where.
-        started_at: When.
-        processes: How many made the calls.
-        probes: The rates that a search tried; `outcome` is that of the best one.
+        outcome: The measurements.
+        server: Address of the server.
+        started_at: Start time.
+        processes: Number of calling processes.
+        probes: Rates that a search tried; `outcome` is of the best one.
     """
     plan = outcome.plan
     return {
@@ -71,7 +71,7 @@ def make_report(
 
 
 def _figures(recorder: Recorder, elapsed_s: float) -> dict[str, Any]:
-    """Returns what was measured of all calls or of one workload."""
+    """Returns the measurements of all calls or of one workload."""
     errors = recorder.error_counts
     return {
         "model": asdict(recorder.model) if recorder.model else None,
@@ -95,7 +95,7 @@ def _figures(recorder: Recorder, elapsed_s: float) -> dict[str, Any]:
 
 
 def _series(recorder: Recorder) -> dict[str, Any]:
-    """Returns what happened over time: an element for each interval of the measured phase."""
+    """Returns the time series: an element for each interval of the measured phase."""
     measured_s, interval_s = recorder.end_s - recorder.start_s, recorder.interval_s
     num_intervals = math.ceil(measured_s / interval_s - 1e-6) if measured_s > 0 else 0
     parts = [
@@ -137,7 +137,7 @@ def read_report(file: Path) -> Report:
 
     Raises:
         OSError: The file cannot be read.
-        ValueError: It is no report of this version.
+        ValueError: The file is no report of this version.
     """
     try:
         report = json.loads(file.read_text(encoding="utf-8"))
@@ -150,7 +150,7 @@ def read_report(file: Path) -> Report:
 
 
 def format_report(report: Report) -> list[str]:
-    """Returns the measured figures in lines for people."""
+    """Returns the measurements as lines of text."""
     lines = []
     for figures in report["workloads"]:
         if len(report["workloads"]) > 1:
@@ -206,7 +206,7 @@ def _format_figures(figures: dict[str, Any], report: Report) -> list[str]:
 
 
 def compare(before: Report, after: Report) -> Iterator[tuple[str, str, float | None, float | None, float | None]]:
-    """Yields the workload, the figure, its two values, and the change in percent, of what both reports have."""
+    """Yields workload, figure, both values and the change in percent, for the figures of both reports."""
     pairs = [("", before, after)] if len(before["workloads"]) * len(after["workloads"]) != 1 else []
     later = {figures["name"]: figures for figures in after["workloads"]}
     pairs += [(each["name"], each, later[each["name"]]) for each in before["workloads"] if each["name"] in later]

@@ -1,9 +1,9 @@
 """Runs a load test, as an open or a closed loop.
 
-In the open loop, calls are due at times that are decided beforehand, and latency counts from the time a call was due. A
-stall of the server also delays the calls behind it, and their callers wait. Counting from the moment of sending would
-leave out their wait ("coordinated omission"). In the closed loop a call is due when its caller is free to make it, so a
-stall counts for the calls that meet it and delays the others unseen.
+In the open loop, due times are fixed beforehand, and latency counts from the due time. A stall of the server also
+delays the calls behind it. Counting from the sending would leave out their wait ("coordinated omission"). In the closed
+loop a call is due when its caller is free. A stall counts only for the calls that meet it; the delay of later ones is
+not measured.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _PAUSE_AFTER_FAILURE_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The part of a plan that one of several processes does: every `count`-th call or caller, from number `index`."""
+    """One process's part of a plan: every `count`-th call or caller, from number `index`."""
 
     index: int = 0
     count: int = 1
 
     def of(self, number: int) -> int:
-        """Returns this part of a number of callers or places."""
+        """Returns this part of a number of callers or slots."""
         return len(range(self.index, number, self.count))
 
 
@@ -38,10 +38,10 @@ _ALL = Share()
 
 
 class Sender:
-    """Makes the calls of a plan and notes what comes back."""
+    """Makes the calls of a plan and records their outcome."""
 
     def __init__(self, client: AsyncClient, plan: LoadPlan, share: Share = _ALL) -> None:
-        """Calls by `client`, with the inputs of each workload in turn."""
+        """Calls through `client`, with the inputs of each workload in turn."""
         self._workloads = plan.workloads
         self._stride = share.count
         self._next = [share.index * workload.batch_size for workload in plan.workloads]
@@ -49,10 +49,10 @@ class Sender:
         self._timeout_s = plan.timeout_s
 
     async def probe(self) -> None:
-        """Makes one call of each workload, which is not recorded.
+        """Makes one unrecorded call of each workload.
 
         Raises:
-            HeadwayError: It failed.
+            HeadwayError: A call failed.
             ValueError: An option has a wrong type or value.
         """
         for number, workload in enumerate(self._workloads):
@@ -64,7 +64,7 @@ class Sender:
                 raise ValueError(f"{workload.name}: {error}") from error
 
     async def send(self, call: CallRecord) -> None:
-        """Makes one call. A failure is a result too."""
+        """Makes one call. A failure is recorded as an outcome."""
         clock = asyncio.get_running_loop().time
         inputs, options = self._take(call.workload)
         call.input_count = len(inputs)
@@ -81,7 +81,7 @@ class Sender:
         call.ended_s = clock()
 
     def _take(self, number: int) -> tuple[list[Input], Mapping[str, Any]]:
-        """Returns the inputs of the workload's next call, and their own options."""
+        """Returns the inputs of the workload's next call, and their options."""
         workload = self._workloads[number]
         first, count = self._next[number] % len(workload.inputs), len(workload.inputs)
         self._next[number] = first + workload.batch_size * self._stride
@@ -103,14 +103,14 @@ class Sender:
 class LoadRunner:
     """One load test, or a process's share of it.
 
-    It ends by itself after warm-up, duration and at most one timeout of a call.
+    It ends after warm-up, duration and at most one timeout of a call.
     """
 
     def __init__(self, plan: LoadPlan, sender: Sender, share: Share = _ALL) -> None:
         """Prepares the test."""
         self.plan = plan
         self.recorders: list[Recorder] = []
-        """One for each workload; can be read while the test runs."""
+        """Recorders, one for each workload; readable while the test runs."""
         self.outstanding_count = 0
         self.elapsed_s = 0.0
         """Length of the measured phase, in seconds."""
@@ -121,7 +121,7 @@ class LoadRunner:
         self._calls: set[asyncio.Task[Any]] = set()
         self._driver: asyncio.Task[None] | None = None
         self._fault: BaseException | None = None
-        """An error that is not the failure of a call, and must not count as a measurement."""
+        """An unexpected error, as opposed to a failed call; it voids the measurement."""
 
     @property
     def recorder(self) -> Recorder:
@@ -132,7 +132,7 @@ class LoadRunner:
         """Runs the test to its end, or until `stop`.
 
         Args:
-            begin_s: When the warm-up begins, on the event loop's clock. Default: now.
+            begin_s: Start of the warm-up on the event loop's clock. Default: now.
         """
         plan = self.plan
         self._start_s = (self._clock() if begin_s is None else begin_s) + plan.warmup_s
@@ -160,7 +160,7 @@ class LoadRunner:
         return self.recorder
 
     def stop(self) -> None:
-        """Starts no more calls and waits for the running ones. A second time, ends these too."""
+        """Starts no more calls and waits for the running ones. A second call ends these too."""
         if self._driver is not None and not self._driver.done():
             self._driver.cancel()
             return
@@ -168,7 +168,7 @@ class LoadRunner:
             call.cancel()
 
     def progress(self) -> float:
-        """Returns the part of warm-up and duration that has passed, 0 to 1."""
+        """Returns the elapsed part of warm-up and duration, 0 to 1."""
         if not self._end_s:
             return 0.0
         whole_s = self.plan.warmup_s + self.plan.duration_s
@@ -194,7 +194,7 @@ class LoadRunner:
         await asyncio.sleep(max(0.0, self._end_s - self._clock()))
 
     async def _acquire(self, places: asyncio.Semaphore) -> bool:
-        """Waits for a free place, at most until the end of the test. Returns whether there was one."""
+        """Waits for a free slot, at most until the end of the test; returns True if there was one."""
         try:
             async with asyncio.timeout_at(self._end_s):
                 await places.acquire()
@@ -203,7 +203,7 @@ class LoadRunner:
         return True
 
     def _watch(self, task: asyncio.Task[Any]) -> asyncio.Task[Any]:
-        """Keeps a task until it ends. An unforeseen error ends the test."""
+        """Holds a task until it ends. An unexpected error ends the test."""
 
         def ended(task: asyncio.Task[Any]) -> None:
             self._calls.discard(task)
@@ -231,7 +231,7 @@ class LoadRunner:
                 return
             call = CallRecord(workload=number, intended_s=self._clock())
             await self._call(call)
-            if call.outcome != OK:  # a server that refuses at once must not turn this into a busy loop
+            if call.outcome != OK:  # immediate refusals must not turn this into a busy loop
                 await asyncio.sleep(_PAUSE_AFTER_FAILURE_S)
 
     async def _call(self, call: CallRecord) -> None:

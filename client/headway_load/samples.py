@@ -1,4 +1,4 @@
-"""Inputs for a load test that names none: short texts of several lengths, and small PNG images."""
+"""Built-in inputs of load tests: short texts of several lengths, and small PNG images."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def sample_inputs(task: LoadTask) -> list[str] | list[bytes]:
 
 
 def sample_images() -> list[bytes]:
-    """Returns eight 32x32 images: a disc on a shaded ground, each with other colours and at another place."""
+    """Returns eight 32x32 images: a disc on a shaded ground, in different colours and positions."""
     return [encode_png(32, 32, _disc(index)) for index in range(8)]
 
 

@@ -1,4 +1,4 @@
-"""Scenario files, and the files of inputs and times that they name.
+"""Scenario files, and their files of inputs and times.
 
 A scenario is a TOML file: the fields of `LoadPlan` at its top, and a `[[workloads]]` for each kind of call with the
 fields of `Workload`. Paths are relative to the scenario's folder.
@@ -37,14 +37,14 @@ from headway_load.samples import sample_inputs
 
 _IMAGE_SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"}
 _AFTER_REPLAY_S = 0.001
-"""Added to the length of a replay, so that its last call is within it."""
+"""Margin after a replay, so that its last call is measured."""
 _MAX_INPUT_BYTES = 512 * 2**20
 
 _Choice = TypeVar("_Choice", bound=StrEnum)
 
 
 class Inputs(NamedTuple):
-    """What a file holds."""
+    """Inputs of a file, and their options."""
 
     inputs: Sequence[Input]
     input_options: Sequence[Mapping[str, Any]] = ()
@@ -55,7 +55,7 @@ def read_scenario(file: Path) -> dict[str, Any]:
 
     Raises:
         OSError: A file cannot be read.
-        ValueError: One of them holds what it should not; the message names it.
+        ValueError: A file has wrong content; the message names it.
     """
     try:
         given = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -73,7 +73,7 @@ def read_scenario(file: Path) -> dict[str, Any]:
 
 
 def make_plan(**values: Any) -> LoadPlan:
-    """Makes a plan; a replay lasts as long as what was recorded, unless a duration is given."""
+    """Makes a plan; a replay lasts as long as its recording, unless a duration is given."""
     if replay_s := values.get("replay_s"):
         warmup_s = values.setdefault("warmup_s", 0.0)
         values.setdefault("duration_s", replay_s[-1] - replay_s[0] - warmup_s + _AFTER_REPLAY_S)
@@ -81,19 +81,19 @@ def make_plan(**values: Any) -> LoadPlan:
 
 
 def make_workload(task: LoadTask, inputs: Inputs, **values: Any) -> Workload:
-    """Makes a workload; a call that generates text streams it unless told otherwise."""
+    """Makes a workload; calls that generate text stream by default."""
     generates = task in (LoadTask.GENERATE_TEXT, LoadTask.CHAT)
     values.setdefault("stream", generates and values.get("batch_size", 1) == 1)
     return Workload(task=task, inputs=inputs.inputs, input_options=inputs.input_options, **values)
 
 
 def read_inputs(task: LoadTask, path: Path | None, folder: Path = Path()) -> Inputs:
-    """Returns the inputs that a file or folder holds, or the built-in ones.
+    """Returns the inputs of a file or folder, or the built-in ones.
 
     Args:
-        task: What they are for.
+        task: Task of the inputs.
         path: A file with an input on each line (of images: a path), a `.jsonl` file, or a folder of images.
-        folder: What paths within the file are relative to.
+        folder: Base of relative paths within the file.
 
     Raises:
         OSError: A file cannot be read.
@@ -117,11 +117,11 @@ def read_inputs(task: LoadTask, path: Path | None, folder: Path = Path()) -> Inp
 
 
 def read_times(path: Path) -> tuple[float, ...]:
-    """Reads when calls are due: seconds on any clock, one on each line, in any order.
+    """Reads due times: seconds on any clock, one on each line, in any order.
 
     Raises:
         OSError: The file cannot be read.
-        ValueError: A line is no number, or there is none.
+        ValueError: A line is no number, or there are no lines.
     """
     lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     try:
@@ -168,7 +168,7 @@ def _read_line(line: str, task: LoadTask, place: str) -> tuple[Any, dict[str, An
 def _read_images(files: Sequence[Path]) -> list[bytes]:
     total_bytes = sum(file.stat().st_size for file in files)
     if total_bytes > _MAX_INPUT_BYTES:
-        raise ValueError(f"the images are {total_bytes / 2**20:.0f} MiB; at most {_MAX_INPUT_BYTES >> 20} MiB are held")
+        raise ValueError(f"the images are {total_bytes / 2**20:.0f} MiB; the limit is {_MAX_INPUT_BYTES >> 20} MiB")
     return [file.read_bytes() for file in files]
 
 

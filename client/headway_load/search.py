@@ -1,4 +1,4 @@
-"""Finds the highest rate that keeps the objectives."""
+"""Search for the highest rate that meets the objectives."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from headway_load.processes import Outcome
 FIRST_RATE_PER_S = 16.0
 _MIN_RATE_PER_S = 0.1
 _PRECISION = 1.05
-"""The search ends when the lowest rate that missed is at most this many times the highest that did not."""
+"""Ratio of the lowest missed to the highest met rate that ends the search."""
 _LAG_SHARE, _LAG_CALLS = 0.05, 5
-"""By how much fewer calls may be answered than were due for a server to keep up."""
+"""Share of due calls that may be unanswered by a server that keeps up."""
 
 
 class Probe(NamedTuple):
@@ -26,15 +26,16 @@ class Probe(NamedTuple):
     outcome: Outcome
     results: list[Result]
     keeps_up: bool
-    """Calls were answered as fast as they came; without this a queue grows, and latency depends on the duration."""
+    """True if calls were answered as fast as they came. Otherwise a queue grows, and latency depends on the
+    duration."""
 
     @property
     def met(self) -> bool:
-        """True if the objectives are kept at this rate."""
+        """True if the objectives are met at this rate."""
         return self.keeps_up and all(result.met for result in self.results)
 
     def __str__(self) -> str:
-        """Rate, verdict and what speaks against it."""
+        """Rate, verdict and missed objectives."""
         missed = [str(result) for result in self.results if not result.met]
         if not self.keeps_up:
             missed.append(f"only {self.outcome.recorder.completed_count / self.outcome.elapsed_s:.4g}/s were answered")
@@ -42,7 +43,7 @@ class Probe(NamedTuple):
 
 
 def judge(outcome: Outcome) -> list[Result]:
-    """Holds what a plan measured against its objectives."""
+    """Compares the measurements of a plan with its objectives."""
     recorders = dict(zip((workload.name for workload in outcome.plan.workloads), outcome.recorders, strict=True))
     return [
         objective.judge(recorders[objective.workload] if objective.workload else outcome.recorder, outcome.elapsed_s)
@@ -53,13 +54,13 @@ def judge(outcome: Outcome) -> list[Result]:
 def find_max(
     plan: LoadPlan, run: Callable[[LoadPlan], Outcome], max_probes: int, tell: Callable[[Probe], None] = lambda _: None
 ) -> list[Probe]:
-    """Runs a plan at several rates and returns all that were tried.
+    """Runs a plan at several rates and returns all probes.
 
-    The rate doubles until it misses an objective. Then the ratio between the highest rate that did not and the lowest
-    that did is halved again and again.
+    The rate doubles until it misses an objective. Then the interval between the highest met and the lowest missed rate
+    is halved repeatedly.
 
     Args:
-        plan: What to run; its rate is the first.
+        plan: Plan to run; its rate is the first.
         run: Runs it.
         max_probes: Most rates to try.
         tell: Called after each.
@@ -85,5 +86,5 @@ def find_max(
 
 
 def best(probes: list[Probe]) -> Probe | None:
-    """Returns the probe of the highest rate that keeps the objectives; None if none does."""
+    """Returns the probe of the highest rate that meets the objectives; None if none does."""
     return max((probe for probe in probes if probe.met), key=lambda probe: probe.rate_per_s, default=None)

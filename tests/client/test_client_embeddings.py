@@ -167,4 +167,4 @@ def test_pairs_of_texts_stand_on_a_line_with_a_tab_between_them(server: Any) -> 
     assert list(server.rules.requests[1].text_pairs) == ["b"]
     ended = run(server, "classify-text", "--pairs", "alone")
     assert ended.exit_code == 2
-    assert "--pairs needs two texts with a tab between them; 'alone' has no tab" in ended.stderr
+    assert "--pairs needs two texts separated by a tab; 'alone' has no tab" in ended.stderr

@@ -255,7 +255,7 @@ def test_an_answer_with_too_few_results_is_a_protocol_error() -> None:
     call = requests.generate_text(["one", "two"])
     reply = call.response_type()
     reply.results.add()
-    with pytest.raises(headway_client.ProtocolError, match="1 results, 2 were asked for"):
+    with pytest.raises(headway_client.ProtocolError, match="1 results; expected 2"):
         call.read(reply)
 
 

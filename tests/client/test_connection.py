@@ -176,7 +176,7 @@ def test_the_command_line_says_which_flag_may_be_missing_where_nobody_answers(
     for flags, advice in (
         ((), "If it encrypts, give --tls or --ca-file"),
         (("--tls",), "give the authority of the server's certificate by --ca-file"),
-        (("--ca-file", str(files["ca_file"])), "If it wants to see a certificate, give --client-cert-file"),
+        (("--ca-file", str(files["ca_file"])), "If it requires a client certificate, give --client-cert-file"),
     ):
         ended = CliRunner().invoke(app, ["health", "--server", mutual_tls_server.address, "--timeout", "5", *flags])
         assert ended.exit_code == 1

@@ -316,7 +316,7 @@ def test_models_are_loaded_unloaded_and_routed(run: Run, server: Any) -> None:
     assert objects(run("scan-store", "--json").stdout)[1]["state"] == "incomplete"
     ended = run("set-route", "rule", "--default-version", "1", "--canary-version", "2", "--canary-share", "0.1")
     assert ended.stdout.splitlines() == ["MODEL  DEFAULT  CANARY  SHARE", "rule   1        2       0.1"]
-    assert ended.stderr == "headway: this lasts until the server stops: routes.json cannot be written\n"
+    assert ended.stderr == "headway: the change is lost when the server stops: routes.json cannot be written\n"
     assert server.rules.requests[-1].canary_share == 0.1
     assert run("set-route", "rule", "--canary-version", "2", "--canary-share", "1.5").exit_code == 2
     assert "no model has a route" in run("set-route", "rule").stderr
@@ -324,7 +324,7 @@ def test_models_are_loaded_unloaded_and_routed(run: Run, server: Any) -> None:
     assert run("set-alias", "old", "rule").stdout.splitlines() == ["ALIAS  MODEL  VERSION", "old    rule   as routed"]
     assert objects(run("set-alias", "old", "rule", "--json").stdout)[0]["aliases"][0]["alias"] == "old"
     ended = run("set-alias", "old")
-    assert (ended.exit_code, ended.stdout, ended.stderr) == (0, "", "headway: no model has another name\n")
+    assert (ended.exit_code, ended.stdout, ended.stderr) == (0, "", "headway: no model has an alias\n")
     assert [request.model for request in server.rules.requests[-3:]] == ["rule", "rule", ""]
 
 
@@ -379,7 +379,7 @@ def test_a_server_that_is_not_there_is_named(run: Run) -> None:
         (["load", "classify-text", "--rate", "1e9"], "10000"),
         (["load", "classify-text", "--rate", "1", "--duration", "1e9"], "3600"),
         (["load", "classify-text", "--rate", "1", "--stream"], "no streaming RPC"),
-        (["load", "--rate", "1"], "say what to call"),
+        (["load", "--rate", "1"], "there is nothing to call"),
         (["load", "classify-text", "--scenario", "absent.toml"], "absent.toml: No such file"),
         (["load", "classify-text", "--rate", "1", "--option", "top_k"], "'top_k' has no value"),
         (["load", "classify-text", "--rate", "1", "--option", "top_k=x"], "classify-text: "),
@@ -440,7 +440,7 @@ def test_a_scan_that_finds_nothing_says_so(run: Run, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     "command",
     [
-        ["draw", "a", "-o"],
+        ["generate-image", "a", "-o"],
         ["speak", "a", "--format", "wav", "-o"],
         ["caption", "IMAGE", "--attention"],
         ["segment", "IMAGE", "--everything", "--output"],
@@ -461,7 +461,5 @@ def test_a_file_in_no_folder_is_refused_before_a_call_is_made(command: list[str]
     words = [str(image) if word == "IMAGE" else word for word in command]
     ended = CliRunner().invoke(app, [*words, str(file)], env={"HEADWAY_SERVER": server.address})
     assert (ended.exit_code, ended.stdout) == (2, "")
-    assert (
-        ended.stderr.replace("\n", "") == f"headway: {file}: cannot be written; name a file in a folder that is there"
-    )
+    assert ended.stderr.replace("\n", "") == f"headway: {file}: cannot be written; name a file in an existing folder"
     assert not server.rules.requests

@@ -468,7 +468,7 @@ def test_a_report_that_cannot_be_written_is_refused_before_the_test(tmp_path: Pa
     for file in (tmp_path, tmp_path / "absent" / "report"):
         ended = CliRunner().invoke(app, ["load", "classify-text", "--rate", "1", flag, str(file)])
         assert (ended.exit_code, ended.stdout) == (2, "")
-        assert ended.stderr == f"headway: {file}: cannot be written; name a file in a folder that is there\n"
+        assert ended.stderr == f"headway: {file}: cannot be written; name a file in an existing folder\n"
 
 
 def test_a_page_and_a_comparison_hold_everything_themselves(server: Any, tmp_path: Path) -> None:

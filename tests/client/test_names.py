@@ -77,7 +77,6 @@ def is_not_loaded(method: MethodDescriptor) -> bool:
 
 SHORTENED = {
     "caption-image": "caption",
-    "generate-image": "draw",
     "transcribe-speech": "transcribe",
     "synthesize-speech": "speak",
 }
@@ -128,13 +127,13 @@ def test_a_unary_rpc_has_a_command_of_its_name(method: str) -> None:
 
 def test_no_command_is_without_an_rpc_except_the_tools() -> None:
     rpcs = {snake_case(method).replace("_", "-") for method in METHODS}
-    own = {"chat", "caption", "draw", "health", "load", "load-compare", "segment", "speak", "transcribe"}
+    own = {"chat", "caption", "health", "load", "load-compare", "segment", "speak", "transcribe"}
     assert COMMANDS - rpcs == own
 
 
 def test_the_load_tester_knows_every_command_that_runs_a_model() -> None:
     of_models = {snake_case(method.name).replace("_", "-") for method in METHODS.values() if is_not_loaded(method)}
-    tools = {"caption", "draw", "health", "load", "load-compare", "segment", "speak", "transcribe"}
+    tools = {"caption", "health", "load", "load-compare", "segment", "speak", "transcribe"}
     assert set(LoadTask) == COMMANDS - tools - of_models
 
 
@@ -186,7 +185,7 @@ def test_help_shows_every_option_with_its_description(kind: type) -> None:
     assert "**options" not in shown
     assert re.search(r"^ +temperature: Softmax temperature, 0 to 2", shown, re.MULTILINE)
     shown = pydoc.render_doc(kind.__init__, renderer=pydoc.plaintext)  # type: ignore[misc]
-    assert re.search(r"^ +timeout_s: Longest.*\n(.*\n)* +api_key: API key", shown, re.MULTILINE)
+    assert re.search(r"^ +timeout_s: Default timeout.*\n(.*\n)* +api_key: API key", shown, re.MULTILINE)
 
 
 def test_both_clients_have_the_same_methods_and_options() -> None:

@@ -107,7 +107,7 @@ CALLS: dict[str, tuple[str, tuple[str | Refused, ...]]] = {
             Refused("--image-id {image_id} --attention drawn.svg --language en", "--attention draws over one"),
         ),
     ),
-    "draw": (
+    "generate-image": (
         "fashion-mnist-diffusion",
         (
             f"Coat -o out.png --negative-prompt Bag --step-count 2 --guidance-scale 2 --sampler euler --seed 3 {MODEL}",

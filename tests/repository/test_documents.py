@@ -159,7 +159,7 @@ _TABLES: Mapping[str, tuple[Callable[[Path], Listed], Callable[[Path], Listed]]]
         lambda root: {re.findall(r"\w+", row[0])[0] for row in rows(root / "docs/translation.md", "field | range")},
         lambda _: _of_message(common_pb2.DecodingParameters),
     ),
-    "fields of a drawing": (
+    "fields of an image generation request": (
         lambda root: first_names(root / "docs/image-generation.md", "field | range and default"),
         lambda _: (
             _of_message(
@@ -230,7 +230,7 @@ _TABLES: Mapping[str, tuple[Callable[[Path], Listed], Callable[[Path], Listed]]]
     ),
     "files of the exporter": (
         lambda root: (
-            first_names(root / "docs/export.md", "file | what it does") - names(_row(root, "`huggingface/`"))
+            first_names(root / "docs/export.md", "file | content") - names(_row(root, "`huggingface/`"))
             | {"huggingface/"}
         ),
         lambda root: {file.name for file in (root / "export/headway_export").glob("[a-z]*.py")} | {"huggingface/"},
@@ -243,7 +243,7 @@ _TABLES: Mapping[str, tuple[Callable[[Path], Listed], Callable[[Path], Listed]]]
         ),
     ),
     "libraries of developers": (
-        lambda root: first_names(root / "docs/libraries.md", "library | why"),
+        lambda root: first_names(root / "docs/libraries.md", "library | reason"),
         lambda root: (
             set(re.findall(r"^[A-Za-z][\w-]*", (root / "requirements-dev.txt").read_text(), flags=re.MULTILINE))
             | {"hatchling", "editables", "cyclonedx-bom", "pip-audit"}  # of the Makefile, and of docker/sbom.py

@@ -6,8 +6,7 @@ import os
 from importlib.metadata import version
 from typing import Annotated
 
-# gRPC's core writes a line of its own to stderr for each handshake that fails; what is wrong is told by the call. It
-# reads this when it is imported.
+# gRPC's core logs every failed handshake to stderr; the call's error already tells it. gRPC reads this at import.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import typer
@@ -15,8 +14,8 @@ import typer
 from headway_client.cli import (
     captions,
     classification,
-    drawing,
     generation,
+    image_generation,
     images,
     inspection,
     load,
@@ -31,7 +30,7 @@ __all__ = ["app"]
 app = typer.Typer(
     name="headway",
     help="Calls a headway server.",
-    epilog="Exit codes: 0 all went well, 1 a call failed, 2 the command line or an input file is wrong, "
+    epilog="Exit codes: 0 success, 1 a call failed, 2 the command line or an input file is wrong, "
     "3 a load test missed an objective.",
     no_args_is_help=True,
     add_completion=False,
@@ -44,7 +43,7 @@ for command in (
     text_to_text.translate_text,
     text_to_text.rewrite_text,
     captions.caption,
-    drawing.draw,
+    image_generation.generate_image,
     speech.transcribe,
     speech.speak,
     classification.classify_text,
@@ -85,7 +84,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def main(
     _version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Calls a headway server."""

@@ -1,4 +1,4 @@
-"""Makes the calls of a command and prints what they return, for all commands alike."""
+"""Calls of a command and the printing of their results, for all commands."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from headway_client.streams import TextStream
 
 ResultT = TypeVar("ResultT")
 _ImageOptions: TypeAlias = CaptionImageOptions | ClassifyImageOptions | EmbedImageOptions | RankImagesOptions
-"""Of calls that take several images or their ids."""
+"""Options of calls with several images or image ids."""
 
 
 def print_answers(
@@ -39,7 +39,7 @@ def print_answers(
         inputs: The inputs.
         batch_size: Inputs of a call.
         call: Makes the call.
-        show: Prints the result of an input; None prints JSON.
+        show: Prints the result of an input; None: JSON is printed.
     """
     for batch in batches(inputs, batch_size):
         with named_inputs(batch):
@@ -54,33 +54,33 @@ def print_answers(
 def read_images(
     images: Sequence[str] | None, file: Path | None, options: _ImageOptions
 ) -> tuple[Iterator[str], Callable[[list[str]], dict[str, Any]]]:
-    """Reads the images of a command: files, or prepared images, whose ids are taken out of the options of the call.
+    """Reads the images of a command: files, or prepared images. Ids are removed from the options of the call.
 
     Args:
         images: The arguments.
-        file: Lists more of them.
-        options: Of the call.
+        file: File that lists more images.
+        options: Options of the call.
 
     Returns:
-        The files or ids, and what makes arguments of a call of some of them.
+        The files or ids, and a function from some of them to arguments of a call.
 
     Raises:
-        typer.BadParameter: There is neither, or both.
+        typer.BadParameter: Files and ids are both given, or neither.
         OSError: The file cannot be read.
     """
     ids = options.pop("image_ids", None)
     if not ids:
         return read_inputs(images, file), lambda batch: {"images": [Path(path) for path in batch]}
     if images or file is not None:
-        raise typer.BadParameter("--image-id stands for images that the server keeps; leave out image files, or it")
+        raise typer.BadParameter("--image-id names images on the server; leave out image files, or it")
     return iter(ids), lambda batch: {"images": [], "image_ids": batch}
 
 
 def read_image(image: Path | None, options: Mapping[str, Any]) -> bytes:
-    """Reads the one image of a command; empty where its options name a prepared one.
+    """Reads the one image of a command; empty if its options name a prepared one.
 
     Raises:
-        typer.BadParameter: There is neither.
+        typer.BadParameter: There is no image.
         OSError: The file cannot be read.
     """
     if options.get("image_id"):
@@ -102,9 +102,9 @@ def print_streams(
     Args:
         inputs: The inputs.
         open_stream: Starts the call for one of them.
-        show: Prints what came with a text besides its deltas; None prints JSON, an object for each delta and one for
-            the answer.
-        headed: True prints a heading before each text.
+        show: Prints the rest of a result after its deltas. None prints JSON: an object for each delta and one for the
+            answer.
+        headed: True prints a heading above each text.
     """
     for text in inputs:
         if headed and show is not None:
@@ -123,14 +123,14 @@ def print_streams(
 
 
 def options_for_stream(options: Mapping[str, Any], kind: Any) -> Any:
-    """Returns the options that a streaming call has.
+    """Returns the options of the streaming call.
 
     Args:
-        options: Those of the unary call.
+        options: Options of the unary call.
         kind: Typed dictionary of the streaming call's options.
 
     Raises:
-        typer.BadParameter: Another one is given, and is not 1.
+        typer.BadParameter: An option has no counterpart in the stream, and is not 1.
     """
     others = {name: value for name, value in options.items() if name not in kind.__optional_keys__}
     if refused := [flag_of(name) for name, value in others.items() if value is True or value != 1]:

@@ -16,7 +16,7 @@ from headway_client.options import CaptionImageOptions, StreamCaptionImageOption
 from headway_client.results import ImageCaption
 
 _MOST_SEEN = 3
-"""Patches that are printed for each word, those that it looked at most."""
+"""Patches printed for each word, those with the most attention."""
 
 
 @takes_options
@@ -24,24 +24,24 @@ def caption(
     images: ImageArguments = None,
     *,
     file: File = None,
-    prefix: Annotated[str, typer.Option("--prefix", metavar="TEXT", help="What each caption begins with.")] = "",
+    prefix: Annotated[str, typer.Option("--prefix", metavar="TEXT", help="Beginning of each caption.")] = "",
     attention: Annotated[
         Path | None,
         typer.Option(
             "--attention",
             metavar="FILE",
             dir_okay=False,
-            help="Draw what each word looked at into FILE, .png, .svg or .pdf, for one image; needs the extra "
+            help="Draw the attention of each word into FILE (.png, .svg or .pdf), for one image; needs the extra "
             "pictures.",
         ),
     ] = None,
-    stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Print text as it is written.")] = False,
+    stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Print text as it is generated.")] = False,
     batch_size: BatchSize = 8,
     as_json: AsJson = False,
     options: CaptionImageOptions,
     connection: ConnectionFlags,
 ) -> None:
-    """Caption images: files, or images that were prepared."""
+    """Caption images: files or prepared images."""
     are_files = not options.get("image_ids")
     found, arguments = read_images(images, file, options)
     inputs = list(found)
@@ -74,18 +74,18 @@ def caption(
 
 
 def _of_stream(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Makes arguments of a call with one image those of a stream."""
+    """Turns the arguments of a call with one image into those of a stream."""
     names = {"images": "image", "image_ids": "image_id"}
     return {names[name]: value[0] for name, value in arguments.items() if value}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Show:
-    """How captions are shown."""
+    """Printing of captions."""
 
     headed: bool
     attention: Path | None
-    """Where what words looked at is drawn."""
+    """File for the attention of the words."""
 
     def whole(self, path: str, result: ImageCaption) -> None:
         """Shows an image's captions."""
@@ -98,7 +98,7 @@ class _Show:
         self.maps(path, result)
 
     def maps(self, path: str, result: ImageCaption) -> None:
-        """Shows what the words looked at, where that was asked for."""
+        """Shows the attention of the words, if it was asked for."""
         if self.attention is not None:
             pictures.save(result, self.attention, image=Path(path))
         elif result.tokens:
@@ -106,7 +106,7 @@ class _Show:
 
 
 def _print_maps(result: ImageCaption) -> None:
-    """Prints each word with the patches that it looked at most, as row, column and share."""
+    """Prints each word with its most attended patches, as row, column and share."""
     rows = []
     for found in result.word_maps():
         patches = [

@@ -36,10 +36,10 @@ from headway_client.results import (
     TokenClassification,
 )
 
-Pairs = Annotated[bool, typer.Option("--pairs", help="Inputs are two texts each, with a tab between them.")]
+Pairs = Annotated[bool, typer.Option("--pairs", help="Each input is two texts separated by a tab.")]
 
 _SHOWN_LABELS = 3
-"""Labels that are printed where --top-k is not given."""
+"""Labels printed without --top-k."""
 
 
 @takes_options
@@ -55,7 +55,7 @@ def classify_text(
 ) -> None:
     """Label texts.
 
-    Prints the labels with their probabilities, a tab, the text: those that --top-k asks for, or three. --json also says
+    Prints labels with probabilities, a tab, the text. --top-k sets the number of labels (default: 3). --json also tells
     which labels apply.
     """
     inputs = read_inputs(texts, file)
@@ -116,9 +116,9 @@ def classify_image(
     options: ClassifyImageOptions,
     connection: ConnectionFlags,
 ) -> None:
-    """Label image files, or prepared images.
+    """Label image files or prepared images.
 
-    Prints the labels with their probabilities, a tab, the file or the id: those that --top-k asks for, or three.
+    Prints labels with probabilities, a tab, the file or id. --top-k sets the number of labels (default: 3).
     """
     inputs, arguments = read_images(images, file, options)
     with connected(connection) as client:
@@ -141,9 +141,9 @@ def embed_text(
     options: EmbedTextOptions,
     connection: ConnectionFlags,
 ) -> None:
-    """Turn texts into vectors.
+    """Embed texts.
 
-    Prints the numbers with spaces between them, a tab, the text.
+    Prints the vector's values separated by spaces, a tab, the text.
     """
     inputs = read_inputs(texts, file)
     with connected(connection) as client:
@@ -161,9 +161,7 @@ def score_text(
     *,
     file: File = None,
     pairs: Pairs = False,
-    query: Annotated[
-        str | None, typer.Option(help="Text that each input is paired with: the scores are those of query and input.")
-    ] = None,
+    query: Annotated[str | None, typer.Option(help="Query that is paired with each input.")] = None,
     batch_size: BatchSize = 32,
     as_json: AsJson = False,
     options: ScoreTextOptions,
@@ -175,7 +173,7 @@ def score_text(
     """
     inputs = read_inputs(texts, file)
     if pairs and query is not None:
-        raise ValueError("--query and --pairs both say what the inputs are paired with; give one of them")
+        raise ValueError("--query and --pairs exclude each other; give one of them")
     with connected(connection) as client:
 
         def call(batch: list[str]) -> Answer[TextScore]:
@@ -198,9 +196,9 @@ def embed_image(
     options: EmbedImageOptions,
     connection: ConnectionFlags,
 ) -> None:
-    """Turn image files, or prepared images, into vectors.
+    """Embed image files or prepared images.
 
-    Prints the numbers with spaces between them, a tab, the file or the id.
+    Prints the vector's values separated by spaces, a tab, the file or id.
     """
     inputs, arguments = read_images(images, file, options)
     with connected(connection) as client:
@@ -222,15 +220,15 @@ def _show_vector(text: str, result: TextEmbedding | ImageEmbedding) -> None:
 
 
 def _split(lines: list[str], pairs: bool) -> tuple[list[str], list[str] | None]:
-    """Returns the texts of a call and, if its lines are pairs with a tab between them, their second texts.
+    """Returns the texts of a call and, for pairs separated by a tab, their second texts.
 
     Raises:
-        ValueError: Pairs are expected, and a line has no tab.
+        ValueError: A line of pairs has no tab.
     """
     if not pairs:
         return lines, None
     split = [line.split("\t", 1) for line in lines]
     for line, parts in zip(lines, split, strict=True):
         if len(parts) != 2:
-            raise ValueError(f"--pairs needs two texts with a tab between them; {line[:60]!r} has no tab")
+            raise ValueError(f"--pairs needs two texts separated by a tab; {line[:60]!r} has no tab")
     return [text for text, _ in split], [pair for _, pair in split]

@@ -1,6 +1,6 @@
-"""Arguments and flags of the commands, how a command connects, and how it fails.
+"""Arguments and flags of the commands, their connection and their failures.
 
-The flags of a call are made from the typed dictionary of its options, which names, types and describes each.
+The flags of a call are derived from the typed dictionary of its options.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Inputs to s
 
 _TOLD_AFTER_S = 2.0
 _LOOKS = 4
-"""Looks at the connection in that time, of which none must find one."""
+"""Checks of the connection within that time; all must find none."""
 _WITHOUT_CONNECTION = (grpc.ChannelConnectivity.CONNECTING, grpc.ChannelConnectivity.TRANSIENT_FAILURE)
 _ELEMENT = re.compile(r"^(?:texts|prompts|images)\[(\d+)\]")
 
 
 class ConnectionFlags(ConnectionOptions, total=False):
-    """What both clients take: how to reach the server, and how long a call may last."""
+    """Flags of every command: the connection and the timeout."""
 
     server: Annotated[str | None, "Server to call, or several IP addresses. Default: 127.0.0.1:50051."]
-    timeout_s: Annotated[float, "Longest time of a call. Default: 60."]
+    timeout_s: Annotated[float, "Timeout of a call in seconds. Default: 60."]
 
 
 class _Flag(NamedTuple):
-    """How the flag of an option differs from its name, its type and its value."""
+    """Differences of a flag from its option: name, type and value."""
 
     names: str | None = None
     kind: Any = None
     metavar: str | None = None
     convert: Callable[[Any], Any] | None = None
     envvar: str | None = None
-    """Which the client reads, unless a profile stands in its place."""
+    """Environment variable, read by the client unless a profile replaces it."""
     description: str | None = None
 
 
@@ -86,7 +86,7 @@ def _parse_biases(values: list[str]) -> dict[int, float]:
 
 
 def _json_reader(flag: str) -> Callable[[str], str]:
-    """Returns what makes JSON text of the value of a flag: the value itself, or what the file of that name holds."""
+    """Returns a reader of a flag's JSON: the value itself, or the content of the file of that name."""
 
     def read(value: str) -> str:
         if value.lstrip().startswith(("{", "[")):
@@ -101,7 +101,7 @@ def _json_reader(flag: str) -> Callable[[str], str]:
 
 
 def _read_tools(value: str) -> list[Tool]:
-    """Makes tools of a JSON list of objects."""
+    """Makes tools from a JSON list of objects."""
     try:
         found = json.loads(_json_reader("--tools")(value))
     except ValueError as error:
@@ -130,8 +130,8 @@ _FLAGS: dict[str, _Flag] = {
     "candidate_labels": _Flag("--candidate-label", list[str], "TEXT"),
     "templates": _Flag("--template", list[str], "TEXT"),
     "image_ids": _Flag("--image-id", list[str], "ID"),
-    "image": _Flag(kind=str, metavar="FILE", description="Image file to draw over."),
-    "mask": _Flag(kind=str, metavar="FILE", description="Image file of the same size, white where it is drawn anew."),
+    "image": _Flag(kind=str, metavar="FILE", description="Image file to edit."),
+    "mask": _Flag(kind=str, metavar="FILE", description="Inpainting mask: image file, white is generated anew."),
     "query_image": _Flag(kind=str, metavar="FILE", description="Image file to compare with."),
     "stop_token_ids": _Flag("--stop-token-id", list[int], "ID"),
     "logit_biases": _Flag("--logit-bias", list[str], "ID=BIAS", _parse_biases),
@@ -139,21 +139,21 @@ _FLAGS: dict[str, _Flag] = {
         kind=str,
         metavar="FILE|JSON",
         convert=_json_reader("--json-schema"),
-        description="JSON Schema of the text: JSON that begins with {, or a file that holds it.",
+        description="JSON Schema of the text: JSON that begins with {, or a file with it.",
     ),
     "tools": _Flag(
         kind=str,
         metavar="FILE|JSON",
         convert=_read_tools,
         description="Tools that the model may call: a JSON list of objects with name, description and parameters, "
-        "or a file that holds it.",
+        "or a file with it.",
     ),
     "parallel_tool_calls": _Flag("--parallel-tool-calls/--no-parallel-tool-calls"),
     "chat_template_kwargs": _Flag(
         kind=str,
         metavar="FILE|JSON",
         convert=_json_reader("--chat-template-kwargs"),
-        description="Variables of the chat template: JSON that begins with {, or a file that holds it.",
+        description="Variables of the chat template: JSON that begins with {, or a file with it.",
     ),
     "choices": _Flag("--choice", list[str], "TEXT"),
     "layers": _Flag("--layer", list[int], "NUMBER"),
@@ -162,7 +162,7 @@ _FLAGS: dict[str, _Flag] = {
     "phrase_constraints": _Flag("--required-phrase and --forbidden-phrase"),
 }
 _NOT_FLAGS = {"credentials", "text_pairs", "target_prefixes", "prefixes", "phrase_constraints"}
-"""Options that no flag sets, or that a command makes of flags of its own."""
+"""Options without a flag, or set by flags of their own in a command."""
 
 
 def flag_of(name: str) -> str:
@@ -171,9 +171,9 @@ def flag_of(name: str) -> str:
 
 
 def takes_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command, in place of each argument that is a typed dictionary, a flag for each of its options.
+    """Replaces each argument of a command that is a typed dictionary by a flag for each of its options.
 
-    The command gets a dictionary of those that were given.
+    The command gets a dictionary of the options on the command line.
     """
     own: list[inspect.Parameter] = []
     groups: dict[str, list[inspect.Parameter]] = {}
@@ -195,7 +195,7 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _parameters_of(kind: Any) -> list[inspect.Parameter]:
-    """Makes a parameter, as typer reads them, of each option of a typed dictionary."""
+    """Makes a typer parameter for each option of a typed dictionary."""
     parameters = []
     for name, option in options_of(kind).items():
         if name in _NOT_FLAGS:
@@ -214,7 +214,7 @@ def _parameters_of(kind: Any) -> list[inspect.Parameter]:
 
 
 def _given(names: Sequence[str], arguments: dict[str, Any]) -> dict[str, Any]:
-    """Takes the options that were given out of a command's arguments."""
+    """Takes the given options out of a command's arguments."""
     values = {name: arguments.pop(name) for name in names}
     converters = {name: flag.convert for name, flag in _FLAGS.items() if flag.convert is not None}
     return {
@@ -226,7 +226,7 @@ def _given(names: Sequence[str], arguments: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def connected(connection: ConnectionFlags, *outputs: Path | None) -> Iterator[Client]:
-    """Opens a client for the length of a command that writes such files; they are written within."""
+    """Opens a client for a command; checks first that its output files can be written."""
     with reported_failures(connection):
         check_outputs(*outputs)
     with reported_failures(connection), Client(**connection) as client, _told_of_waits(client):
@@ -235,7 +235,7 @@ def connected(connection: ConnectionFlags, *outputs: Path | None) -> Iterator[Cl
 
 @contextmanager
 def _told_of_waits(client: Client) -> Iterator[None]:
-    """Prints a line on stderr once nobody has answered for a while: calls go on trying until their time is over."""
+    """Prints a line on stderr if there is no connection for a while: calls keep trying until their timeout."""
     has_ended = Event()
     watch = Thread(target=_watch, args=(client, has_ended), daemon=True)
     watch.start()
@@ -247,7 +247,7 @@ def _told_of_waits(client: Client) -> Iterator[None]:
 
 
 def _watch(client: Client, has_ended: Event) -> None:
-    """Prints a line when a client has been without a connection for `_TOLD_AFTER_S`, while it wants one."""
+    """Prints a line once a client has waited `_TOLD_AFTER_S` for a connection."""
     num_looks = 0
     while num_looks < _LOOKS and not has_ended.wait(_TOLD_AFTER_S / _LOOKS):
         num_looks = num_looks + 1 if client.connectivity() in _WITHOUT_CONNECTION else 0
@@ -261,22 +261,22 @@ def reported_failures(connection: ConnectionFlags) -> Iterator[None]:
     try:
         yield
     except UnavailableError as error:
-        # A server that refuses the call says why. Without a reason nobody answered.
+        # A server gives a reason for a refusal. Without a reason nobody answered.
         fail(str(error) if error.reason else f"{error}; {_advice(error, settle(connection))}", 1)
     except HeadwayError as error:
         fail(str(error), 1)
-    except BrokenPipeError:  # whoever read our output has gone: the command ends quietly
+    except BrokenPipeError:  # the reader of the output has gone: the command ends quietly
         raise
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), 2)
     except UnicodeDecodeError as error:
         fail(f"the input is not UTF-8 text: {error.reason} at byte {error.start}", 2)
-    except (ValueError, ImportError) as error:  # a number that its field cannot hold; an extra that is not installed
+    except (ValueError, ImportError) as error:  # a number out of its field's range; a missing extra
         fail(str(error), 2)
 
 
 def _advice(error: UnavailableError, connection: Mapping[str, Any]) -> str:
-    """Asks what may be wrong where nobody answered."""
+    """Suggests the likely cause if nobody answered."""
     running = f"is a headway-server running at {connection['server']}?"
     if "CERTIFICATE_VERIFY_FAILED" in error.message:
         return "give the authority of the server's certificate by --ca-file"
@@ -285,13 +285,13 @@ def _advice(error: UnavailableError, connection: Mapping[str, Any]) -> str:
     if "Socket closed" not in error.message or connection.get("client_cert_file"):
         return running
     if connection.get("tls") or connection.get("ca_file"):
-        return f"{running} If it wants to see a certificate, give --client-cert-file and --client-key-file"
+        return f"{running} If it requires a client certificate, give --client-cert-file and --client-key-file"
     return f"{running} If it encrypts, give --tls or --ca-file"
 
 
 @contextmanager
 def named_inputs(inputs: Sequence[str]) -> Iterator[None]:
-    """Adds to an error about an element, such as `images[3]`, which of the command's inputs it is."""
+    """Adds the command's input to an error about an element, such as `images[3]`."""
     try:
         yield
     except CallError as error:

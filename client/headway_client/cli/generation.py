@@ -33,14 +33,14 @@ Stream = Annotated[
     bool | None,
     typer.Option("--stream/--no-stream", help="Print text as it is generated. Default: yes, unless --json."),
 ]
-System = Annotated[str, typer.Option("--system", metavar="TEXT", help="System turn, which comes first.")]
+System = Annotated[str, typer.Option("--system", metavar="TEXT", help="System turn at the beginning.")]
 Messages = Annotated[
     list[str] | None,
     typer.Option(
         "--message",
         "-m",
         metavar="ROLE:TEXT",
-        help="A turn of the conversation to answer; may be repeated. Without one, turns are read line by line.",
+        help="Turn of the conversation, such as user:TEXT; may be repeated. Without one, turns are read line by line.",
     ),
 ]
 
@@ -112,7 +112,7 @@ def chat(
 
 
 class _Talk:
-    """A conversation that goes on."""
+    """A conversation in progress."""
 
     def __init__(self, client: Client, turns: list[ChatMessage], options: StreamChatOptions, as_json: bool) -> None:
         self._client = client
@@ -121,7 +121,7 @@ class _Talk:
         self._as_json = as_json
 
     def interactively(self) -> None:
-        """Reads turns from a person, who may try again when one fails."""
+        """Reads turns from a person, who may retry a failed one."""
         with suppress(ImportError):
             import_module("readline")  # makes lines editable
         while True:
@@ -144,7 +144,7 @@ class _Talk:
         self._turns.append(self.answer())
 
     def answer(self) -> ChatMessage:
-        """Prints the model's turn; returns what arrived of it."""
+        """Prints the model's turn; returns the part that arrived."""
         texts: list[str] = []
         reasoning, calls = "", tuple[ToolCall, ...]()
         with self._client.stream_chat(self._turns, **self._options) as stream, _interruptible(stream.close) as ended:
@@ -180,10 +180,10 @@ class _Talk:
 
 @contextmanager
 def _interruptible(close: Callable[[], None]) -> Iterator[Callable[[], bool]]:
-    """Makes Ctrl-C end a call by closing it from another thread; yields what tells whether it did.
+    """Makes Ctrl-C end a call by closing it from another thread; yields a function that tells if it did.
 
-    Python raises a KeyboardInterrupt wherever the main thread is. Within gRPC that may be between taking a lock and the
-    block that releases it; no call of that channel would ever end again.
+    Python raises KeyboardInterrupt anywhere in the main thread. Within gRPC that may be after a lock is taken and
+    before the block that releases it: no later call of the channel would end.
     """
     interrupted = Event()
     orders: SimpleQueue[bool] = SimpleQueue()  # a signal handler may put into it at any time
@@ -205,7 +205,7 @@ def _interruptible(close: Callable[[], None]) -> Iterator[Callable[[], bool]]:
 
 
 def _shown(turn: ChatMessage) -> dict[str, Any]:
-    """Returns a turn as JSON shows it: role, content, and what else there is."""
+    """Returns a turn as JSON: role, content and further fields."""
     calls = [as_dict(call) for call in turn.tool_calls]
     return {
         name: value
@@ -223,6 +223,6 @@ def _parse_turn(message: str) -> ChatMessage:
 
 
 def _show_tokens(_prompt: str, result: GeneratedText) -> None:
-    """Prints the log-probabilities that came with a text, if any."""
+    """Prints the log-probabilities of a text, if any."""
     print_tokens(result.prompt_tokens)
     print_tokens(result.tokens)

@@ -1,4 +1,4 @@
-"""The commands that have a server keep images, and that rank images and texts."""
+"""The commands that prepare images, and that rank images and texts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def prepare_image(
     options: PrepareImageOptions,
     connection: ConnectionFlags,
 ) -> None:
-    """Have the server keep image files for calls that name them by id.
+    """Upload image files for calls that name them by id.
 
     Prints the id, a tab, the file.
     """
@@ -60,9 +60,9 @@ def rank_images(
     options: RankImagesOptions,
     connection: ConnectionFlags,
 ) -> None:
-    """Rank image files, or prepared images, by their similarity to a text or an image.
+    """Rank image files or prepared images by their similarity to a text or an image.
 
-    Prints the similarity, a tab, the file or the id, the most similar first.
+    Prints the similarity, a tab, the file or id, the most similar first.
     """
     found, arguments = read_images(images, file, options)
     inputs = list(found)

@@ -1,4 +1,4 @@
-"""The commands that show what models attend to: inspect-text, -image, -generation, -translation."""
+"""The commands that show attention: inspect-text, -image, -generation, -translation."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ Picture = Annotated[
         "--picture",
         metavar="FILE",
         dir_okay=False,
-        help="Draw the weights into FILE, .png, .svg or .pdf; needs the extra pictures.",
+        help="Draw the weights into FILE (.png, .svg or .pdf); needs the extra pictures.",
     ),
 ]
 
 _MOST_ATTENDED = 3
-"""Tokens that are printed for each token, those that it attends to most."""
+"""Tokens printed for each token, those with the most attention."""
 
 
 @takes_options
@@ -53,9 +53,9 @@ def inspect_text(
     options: InspectTextOptions,
     connection: ConnectionFlags,
 ) -> None:
-    """Show what the tokens of a text attend to, in a classifier.
+    """Show the attention of a text's tokens in a classifier.
 
-    Prints, for each map of weights, a line for each token with those that it attends to most.
+    Prints for each map a line per token with its most attended tokens.
     """
     with connected(connection, picture) as client:
         _show(client.inspect_text(text, **options), text, picture, as_json, _show_text)
@@ -70,9 +70,9 @@ def inspect_generation(
     options: InspectGenerationOptions,
     connection: ConnectionFlags,
 ) -> None:
-    """Show what the tokens of a text attend to in a generation model.
+    """Show the attention of a text's tokens in a generation model.
 
-    Prints, for each map of weights, a line for each token with those that it attends to most.
+    Prints for each map a line per token with its most attended tokens.
     """
     with connected(connection, picture) as client:
         _show(client.inspect_generation(text, **options), text, picture, as_json, _show_text)
@@ -87,9 +87,9 @@ def inspect_translation(
     options: InspectTranslationOptions,
     connection: ConnectionFlags,
 ) -> None:
-    """Show what the tokens of a source and of its translation attend to.
+    """Show the attention of the tokens of a source and of its translation.
 
-    Prints the translation and, for each map of weights, a line for each token with those that it attends to most.
+    Prints the translation and for each map a line per token with its most attended tokens.
     """
     with connected(connection, picture) as client:
         _show(client.inspect_translation(text, **options), text, picture, as_json, _show_translation)
@@ -104,10 +104,10 @@ def inspect_image(
     options: InspectImageOptions,
     connection: ConnectionFlags,
 ) -> None:
-    """Show what the patches of an image attend to.
+    """Show the attention of an image's patches.
 
-    Prints, for each map of weights, the patches that the class token attends to most, or all patches together where
-    there is none; --picture lays the weights over the image file.
+    Prints for each map the patches with the most attention from the class token, or without one from all patches.
+    --picture lays the weights over the image file.
     """
     with connected(connection, picture) as client:
         if picture is not None and image is None:
@@ -123,7 +123,7 @@ def _show(
     as_json: bool,
     show: Callable[[ResultT], None],
 ) -> None:
-    """Prints and draws a result; `read` is the text, the id of an image or its file."""
+    """Prints and draws a result; `read` is the text, the image id or the image file."""
     if picture is not None:
         pictures.save(answer[0], picture, image=read if isinstance(read, Path) else None)  # type: ignore[arg-type]
     if as_json:

@@ -1,4 +1,4 @@
-"""The commands that measure a server under load and compare what was measured: load, load-compare."""
+"""The commands that measure a server under load and compare reports: load, load-compare."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ from headway_load import (
 )
 
 _MISSED = 3
-"""Exit code of a test that missed an objective."""
+"""Exit code of a test with a missed objective."""
 _STDIN = Path("-")
 _MODES = {"rate_per_s", "ramp_to_per_s", "replay_s", "concurrency"}
-"""Fields of a plan of which a flag replaces all, because they exclude each other."""
+"""Fields of a plan that exclude each other; a flag for one replaces all."""
 _LIVE_COLUMNS = ("ok", "failed", "p50, ms", "p99, ms", "first token p95, ms")
 
 HtmlFile = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page with plots.")]
@@ -66,11 +66,11 @@ HtmlFile = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="W
 @takes_options
 def load(
     task: Annotated[
-        LoadTask | None, typer.Argument(metavar="[TASK]", help=f"What to call: {', '.join(LoadTask)}.")
+        LoadTask | None, typer.Argument(metavar="[TASK]", help=f"Task to call: {', '.join(LoadTask)}.")
     ] = None,
     *,
     scenario: Annotated[
-        Path | None, typer.Option("--scenario", metavar="FILE", help="TOML file of several kinds of calls, see docs.")
+        Path | None, typer.Option("--scenario", metavar="FILE", help="TOML file of several workloads, see docs.")
     ] = None,
     rate: Annotated[
         float | None, typer.Option("--rate", max=MAX_RATE_PER_S, help="Open loop: calls per second.")
@@ -78,10 +78,10 @@ def load(
     ramp_to: Annotated[
         float | None, typer.Option("--ramp-to", max=MAX_RATE_PER_S, help="Open loop: rate at the end.")
     ] = None,
-    arrivals: Annotated[Arrivals | None, typer.Option("--arrivals", help="Open loop: how calls are spaced.")] = None,
+    arrivals: Annotated[Arrivals | None, typer.Option("--arrivals", help="Open loop: spacing of the calls.")] = None,
     replay: Annotated[
         Path | None,
-        typer.Option("--replay", metavar="FILE", help="Open loop: call at the times of FILE, seconds line by line."),
+        typer.Option("--replay", metavar="FILE", help="Open loop: call times in seconds, one per line of FILE."),
     ] = None,
     concurrency: Annotated[
         int | None, typer.Option("--concurrency", min=1, max=MAX_CONCURRENCY, help="Closed loop: callers.")
@@ -95,7 +95,7 @@ def load(
     warmup: Annotated[
         float | None,
         typer.Option(
-            "--warmup", metavar="SECONDS", min=0, max=MAX_DURATION_S, help="Length of the phase before. Default: 2."
+            "--warmup", metavar="SECONDS", min=0, max=MAX_DURATION_S, help="Length of the warm-up phase. Default: 2."
         ),
     ] = None,
     max_outstanding: Annotated[
@@ -109,9 +109,7 @@ def load(
     ] = None,
     stream: Annotated[
         bool | None,
-        typer.Option(
-            "--stream/--no-stream", help="Call the streaming RPC. Default: for generate-text and chat, else not."
-        ),
+        typer.Option("--stream/--no-stream", help="Call the streaming RPC. Default: only for generate-text and chat."),
     ] = None,
     batch_size: Annotated[int | None, typer.Option("--batch-size", min=1, help="Inputs of a call. Default: 1.")] = None,
     call_options: Annotated[
@@ -133,10 +131,10 @@ def load(
     ] = None,
     slo: Annotated[
         list[str] | None,
-        typer.Option("--slo", metavar="OBJECTIVE", help='What must hold, such as "p99<200ms". May be repeated.'),
+        typer.Option("--slo", metavar="OBJECTIVE", help='Objective, such as "p99<200ms". May be repeated.'),
     ] = None,
-    search: Annotated[bool, typer.Option("--find-max", help="Search the highest rate that keeps every --slo.")] = False,
-    max_probes: Annotated[int, typer.Option("--max-probes", min=1, max=100, help="Most rates that it tries.")] = 12,
+    search: Annotated[bool, typer.Option("--find-max", help="Find the highest rate that meets every --slo.")] = False,
+    max_probes: Annotated[int, typer.Option("--max-probes", min=1, max=100, help="Most rates to try.")] = 12,
     processes: Annotated[
         int, typer.Option("--processes", min=1, max=MAX_PROCESSES, help="Processes that make the calls.")
     ] = 1,
@@ -148,8 +146,9 @@ def load(
 ) -> None:
     """Measure a server under load.
 
-    At a rate, latency counts from the time a call was due, so that a stall of the server shows in full. Ctrl-C ends the
-    test early and reports what was measured. The exit code is 1 if no call was answered, 3 if an objective was missed.
+    With a rate, latency counts from the time a call was due, so that a stall of the server shows in full. Ctrl-C ends
+    the test early and reports the measurements so far. The exit code is 1 if no call was answered, 3 if an objective
+    was missed.
     """
     with reported_failures(connection):
         plan: dict[str, Any] = {"seed": secrets.randbelow(2**32), "timeout_s": DEFAULT_TIMEOUT_S}
@@ -158,11 +157,11 @@ def load(
         if scenario is not None:
             plan |= read_scenario(scenario)
             if task is not None or file is not None or given:
-                raise ValueError("a scenario says what is called; leave out the task and what belongs to it")
+                raise ValueError("a scenario has its own tasks; leave out the task and its flags")
         elif task is not None:
             plan["workloads"] = (make_workload(task, _inputs(task, file), **given),)
         else:
-            raise ValueError(f"say what to call: a --scenario, or a task: {', '.join(LoadTask)}")
+            raise ValueError(f"there is nothing to call; give a --scenario, or a task: {', '.join(LoadTask)}")
         if search and rate is None and replay is None and concurrency is None:
             rate = plan.get("rate_per_s", FIRST_RATE_PER_S)
         if rate is not None or replay is not None or concurrency is not None:
@@ -249,7 +248,7 @@ def _parse_options(given: list[str] | None) -> Mapping[str, Any]:
 
 
 def _measure(plan: LoadPlan, running: LoadProcesses, max_probes: int) -> tuple[Outcome, list[Probe]]:
-    """Runs the plan, or searches the highest rate with it; returns what counts and all that was tried."""
+    """Runs the plan, or searches the highest rate with it; returns the outcome and all probes."""
     last: list[Outcome] = []
 
     def run(plan: LoadPlan) -> Outcome:
@@ -266,7 +265,7 @@ def _measure(plan: LoadPlan, running: LoadProcesses, max_probes: int) -> tuple[O
 
 @contextmanager
 def _live(plan: LoadPlan) -> Iterator[Callable[[Snapshot], None] | None]:
-    """Draws how far the test is on stderr, if it is a terminal."""
+    """Shows the test's progress on stderr, if it is a terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield None

@@ -46,7 +46,7 @@ def get_model(
     model: ModelArgument,
     *,
     model_version: Annotated[
-        str | None, typer.Option("--model-version", help="Version of the model. Default: the one that answers calls.")
+        str | None, typer.Option("--model-version", help="Version of the model. Default: by the model's route.")
     ] = None,
     as_json: AsJson = False,
     connection: ConnectionFlags,
@@ -68,7 +68,7 @@ def get_model(
 
 @takes_options
 def list_bundles(*, as_json: AsJson = False, connection: ConnectionFlags) -> None:
-    """List the bundles of the store, loaded or not, and the routes of calls that name no version."""
+    """List the bundles of the store, loaded or not, and the routes of calls without a version."""
     with connected(connection) as client:
         listing = client.list_bundles()
     if as_json:
@@ -95,7 +95,7 @@ def load_model(
     as_json: AsJson = False,
     connection: ConnectionFlags,
 ) -> None:
-    """Load a version from the store, or replace a loaded one by what is in the store now; no call fails."""
+    """Load a version from the store, or reload it; no call fails."""
     with connected(connection) as client:
         loaded = client.load_model(model, model_version=model_version)
     if as_json:
@@ -113,7 +113,7 @@ def unload_model(
     ] = None,
     connection: ConnectionFlags,
 ) -> None:
-    """Unload a model when the calls that use it are finished."""
+    """Unload a model once its calls have finished."""
     with connected(connection) as client:
         client.unload_model(model, model_version=model_version)
         listing = client.list_bundles()
@@ -128,7 +128,7 @@ def unload_model(
 
 @takes_options
 def scan_store(*, as_json: AsJson = False, connection: ConnectionFlags) -> None:
-    """Have the server look at its store now, and list the bundles that are different."""
+    """Rescan the store now, and list the bundles that changed."""
     with connected(connection) as client:
         changed = client.scan_store()
     if as_json:
@@ -150,17 +150,19 @@ def set_route(
     ] = None,
     canary_version: Annotated[
         str | None,
-        typer.Option("--canary-version", metavar="VERSION", help="Version that answers a share. Default: none."),
+        typer.Option(
+            "--canary-version", metavar="VERSION", help="Version that answers a share of the calls. Default: none."
+        ),
     ] = None,
     canary_share: Annotated[
-        float | None, typer.Option("--canary-share", min=0, max=1, help="Share of the canary, such as 0.05.")
+        float | None, typer.Option("--canary-share", min=0, max=1, help="Canary's share of the calls, such as 0.05.")
     ] = None,
     as_json: AsJson = False,
     connection: ConnectionFlags,
 ) -> None:
-    """Set which versions of a model answer calls that name none, and list the routes as they are then.
+    """Set the versions of a model for calls without a version, and list all routes.
 
-    What is not given is reset: without any flag the latest version answers.
+    Flags left out are reset: without any, the latest version answers.
     """
     with connected(connection) as client:
         listing = client.set_route(
@@ -171,24 +173,24 @@ def set_route(
     elif listing.routes:
         _print_routes(listing.routes)
     else:
-        typer.echo("headway: no model has a route; of each the latest version answers", err=True)
+        typer.echo("headway: no model has a route; the latest version answers", err=True)
     _print_not_kept(listing.not_kept_reason)
 
 
 @takes_options
 def set_alias(
-    alias: Annotated[str, typer.Argument(metavar="ALIAS", help="Name that callers give.")],
+    alias: Annotated[str, typer.Argument(metavar="ALIAS", help="Alias to set or remove.")],
     model: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Model that it stands for. Default: none; removes the alias.")
+        str | None, typer.Argument(metavar="[NAME]", help="Model of the alias. Default: none; removes the alias.")
     ] = None,
     *,
     model_version: Annotated[
-        str | None, typer.Option("--model-version", help="Version that it stands for. Default: as routed.")
+        str | None, typer.Option("--model-version", help="Version of the alias. Default: by the model's route.")
     ] = None,
     as_json: AsJson = False,
     connection: ConnectionFlags,
 ) -> None:
-    """Have another name stand for a model, or remove it, and list the aliases as they are then."""
+    """Set or remove an alias of a model, and list all aliases."""
     with connected(connection) as client:
         listing = client.set_alias(alias, model=model, model_version=model_version)
     if as_json:
@@ -196,7 +198,7 @@ def set_alias(
     elif listing.aliases:
         _print_aliases(listing.aliases)
     else:
-        typer.echo("headway: no model has another name", err=True)
+        typer.echo("headway: no model has an alias", err=True)
     _print_not_kept(listing.not_kept_reason)
 
 
@@ -205,14 +207,14 @@ def health(
     *,
     service: Annotated[str, typer.Option("--service", metavar="NAME", help="Full name of one service.")] = "",
     wait: Annotated[
-        float, typer.Option("--wait", metavar="SECONDS", min=0, help="Wait this long for the server to serve.")
+        float, typer.Option("--wait", metavar="SECONDS", min=0, help="Wait up to SECONDS until the server is ready.")
     ] = 0,
     as_json: AsJson = False,
     connection: ConnectionFlags,
 ) -> None:
-    """Check whether the server serves.
+    """Check the health of the server.
 
-    The exit code is 0 if it does, 1 if not.
+    The exit code is 0 if it is serving, 1 if not.
     """
     with connected(connection) as client:
         if wait > 0:
@@ -227,7 +229,7 @@ def health(
 
 
 def _names_of(listing: results.BundleList, model: str) -> Iterator[tuple[str, str]]:
-    """Yields what names a version of a model, and that version."""
+    """Yields every name of a version of a model, with the version."""
     for route in listing.routes:
         if route.model == model:
             yield from (("its default", route.default_version),) if route.default_version else ()
@@ -257,7 +259,7 @@ def _print_aliases(aliases: Iterable[results.Alias]) -> None:
 
 def _print_not_kept(reason: str) -> None:
     if reason:
-        typer.echo(f"headway: this lasts until the server stops: {reason}", err=True)
+        typer.echo(f"headway: the change is lost when the server stops: {reason}", err=True)
 
 
 def _row(model: results.Model) -> tuple[str, ...]:

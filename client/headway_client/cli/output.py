@@ -1,4 +1,4 @@
-"""What commands read and print: inputs from arguments, files and stdin; lines for people, JSON lines for programs."""
+"""Input and output of commands: arguments, files and stdin; lines for people, JSON lines for programs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STDIN = Path("-")
 
 
 def read_inputs(arguments: Sequence[str] | None, file: Path | None) -> Iterator[str]:
-    """Yields the inputs: the arguments, then the lines of the file that are not empty.
+    """Yields the inputs: the arguments, then the non-empty lines of the file.
 
     Raises:
         typer.BadParameter: There is no input, and nothing is piped in.
@@ -58,20 +58,20 @@ def batches(inputs: Iterable[str], size: int) -> Iterator[list[str]]:
 
 
 def with_inputs(inputs: Sequence[InputT], answer: Answer[ResultT]) -> Iterator[tuple[InputT, ResultT]]:
-    """Yields each result with its input, which may have several results."""
+    """Yields each result with its input; an input may have several results."""
     for index, result in enumerate(answer):
         yield inputs[index * len(inputs) // len(answer)], result
 
 
 def check_outputs(*files: Path | None) -> None:
-    """Checks before a command does anything that what it finds can be kept.
+    """Checks that a command's output files can be written, before it does anything.
 
     Raises:
-        ValueError: A file lies in no folder, or is one.
+        ValueError: A file's folder is missing, or it is a folder itself.
     """
     for file in filter(None, files):
         if not file.parent.is_dir() or file.is_dir():
-            raise ValueError(f"{file}: cannot be written; name a file in a folder that is there")
+            raise ValueError(f"{file}: cannot be written; name a file in an existing folder")
 
 
 def print_json(value: dict[str, Any]) -> None:

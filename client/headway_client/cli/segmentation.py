@@ -1,4 +1,4 @@
-"""The command that cuts segments out of images, and what it draws."""
+"""The segmentation command, and its mask and overlay files."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from headway_client.results import Mask
 
 _COLOURS = ((230, 60, 60), (60, 140, 230), (70, 180, 90), (240, 170, 40), (150, 90, 210), (40, 190, 190))
 _OPACITY = 0.5
-"""Of what is laid over a segment."""
+"""Opacity of the colour over a segment."""
 
-Places = Annotated[list[str] | None, typer.Option(metavar="X,Y", help="A place in the segment. May be repeated.")]
+Places = Annotated[list[str] | None, typer.Option(metavar="X,Y", help="Point inside the segment. May be repeated.")]
 OutsidePlaces = Annotated[
-    list[str] | None, typer.Option("--outside", metavar="X,Y", help="A place that it leaves out. May be repeated.")
+    list[str] | None, typer.Option("--outside", metavar="X,Y", help="Point outside the segment. May be repeated.")
 ]
 BoxSides = Annotated[
-    str | None, typer.Option(metavar="LEFT,TOP,RIGHT,BOTTOM", help="A box around the segment, in pixels.")
+    str | None, typer.Option(metavar="LEFT,TOP,RIGHT,BOTTOM", help="Box around the segment, in pixels.")
 ]
-Everything = Annotated[bool, typer.Option("--everything", help="Look for all segments; without points and box.")]
+Everything = Annotated[bool, typer.Option("--everything", help="Find all segments; excludes points and boxes.")]
 Output = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Write the first mask as a PNG; of --everything the segments in grey levels."),
+    typer.Option(metavar="FILE", help="Write the first mask as a PNG; with --everything, all segments in grey levels."),
 ]
 Overlay = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the image with the segments laid over it.")]
 
@@ -52,9 +52,9 @@ def segment(
     options: SegmentOptions,
     connection: ConnectionFlags,
 ) -> None:
-    """Cut out of an image file, or a prepared image, what points or a box mean, or everything.
+    """Segment an image file or a prepared image: by points, by a box, or everything.
 
-    Prints a line for each mask, the best first: predicted IoU, stability, pixels, and the box around it.
+    Prints a line for each mask, the best first: predicted IoU, stability, area in pixels, bounding box.
     """
     prompt = SegmentPrompt(
         points=[_numbers(one, 2, "--point") for one in point or ()],  # type: ignore[misc]
@@ -63,7 +63,7 @@ def segment(
     )
     has_prompt = bool(prompt.points or prompt.outside_points or prompt.box)
     if has_prompt == everything:
-        raise typer.BadParameter("give points or a box, or --everything in their place")
+        raise typer.BadParameter("give points or a box, or --everything instead")
     kind: Any = SegmentEverythingOptions if everything else SegmentImageOptions
     if refused := [name for name in options if name not in options_of(kind)]:
         of = "--everything alone" if not everything else "points and boxes alone"
@@ -115,13 +115,13 @@ def _picture_library() -> Any:
 
 
 def _save_masks(masks: Sequence[Mask], image: Path | None, file: Path) -> None:
-    """Writes one mask in white; of several, each in a grey level of its own, the smaller over the larger."""
+    """Writes one mask in white; several in different grey levels, the smaller over the larger."""
     import numpy as np  # noqa: PLC0415 (an extra)
 
     image_module, image_operations = _picture_library()
     if not masks:
         if image is None:
-            raise ValueError(f"{file}: no mask was found, and without the image file nothing says how large it is")
+            raise ValueError(f"{file}: no mask was found, and the image's size is unknown without the image file")
         with image_module.open(image) as opened:
             size = image_operations.exif_transpose(opened).size
         levels = np.zeros(size[::-1], np.uint8)

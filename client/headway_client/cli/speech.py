@@ -1,4 +1,4 @@
-"""The commands of speech: transcribe, which writes what is said, and speak."""
+"""The speech commands: transcribe and speak."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def transcribe(
     *,
     file: File = None,
     timestamps: Annotated[
-        bool, typer.Option("--timestamps", help="Print each segment with the times when it begins and ends.")
+        bool, typer.Option("--timestamps", help="Print each segment with its start and end times.")
     ] = False,
-    stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Print text as it is written.")] = False,
+    stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Print text as it is generated.")] = False,
     batch_size: BatchSize = 1,
     as_json: AsJson = False,
     options: TranscribeSpeechOptions,
@@ -67,7 +67,7 @@ def transcribe(
 
 @takes_options
 def speak(
-    text: Annotated[str, typer.Argument(help="What to say.")],
+    text: Annotated[str, typer.Argument(help="Text to speak.")],
     *,
     output: Annotated[
         str,
@@ -75,7 +75,7 @@ def speak(
             "--output",
             "-o",
             metavar="FILE",
-            help="Audio file, of the format that its name ends in unless --format says; - streams samples to stdout "
+            help="Audio file; its suffix sets the format unless --format does. - streams samples to stdout "
             "as they are made: signed, 16 bits, little-endian, mono.",
         ),
     ],
@@ -83,9 +83,9 @@ def speak(
     options: SynthesizeSpeechOptions,
     connection: ConnectionFlags,
 ) -> None:
-    """Speak a text into an audio file, or to a player.
+    """Synthesize speech into an audio file, or for a player.
 
-    Prints a line: the file, the seed and the seconds. To hear it at once, where a model has 8 kHz:
+    Prints the file, the seed and the duration. To play it at once, for a model of 8 kHz:
     headway speak TEXT -o - | aplay -f S16_LE -r 8000
     """
     with connected(connection, None if output == "-" else Path(output)) as client:
@@ -121,19 +121,19 @@ def _format_of(file: str) -> AudioFormat:
     suffix = Path(file).suffix.lower()
     if suffix not in formats:
         raise typer.BadParameter(
-            f"{file} does not end in {', '.join(formats)}; name it so, or give --format", param_hint="--output"
+            f"{file} does not end in {', '.join(formats)}; rename it, or give --format", param_hint="--output"
         )
     return formats[suffix]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Show:
-    """How transcripts are shown."""
+    """Printing of transcripts."""
 
     headed: bool
 
     def whole(self, path: str, result: SpeechTranscript) -> None:
-        """Shows what is said in an audio."""
+        """Shows the transcript of an audio."""
         if self.headed:
             print_heading(path)
         if result.hypotheses:
@@ -144,7 +144,7 @@ class _Show:
             typer.echo(result.text)
 
     def times(self, _path: str, result: SpeechTranscript) -> None:
-        """Shows the segments, where they have times."""
+        """Shows the segments, if they have times."""
         if result.segments:
             print_table([(_span(segment), segment.text.strip()) for segment in result.segments])
 

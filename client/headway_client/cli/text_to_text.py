@@ -24,7 +24,7 @@ from headway_client.streams import TextStream
 WrittenT = TypeVar("WrittenT", TranslatedText, RewrittenText)
 
 Stream = Annotated[bool, typer.Option("--stream/--no-stream", help="Print text as it is generated.")]
-TargetPrefix = Annotated[str, typer.Option("--target-prefix", metavar="TEXT", help="What each new text begins with.")]
+TargetPrefix = Annotated[str, typer.Option("--target-prefix", metavar="TEXT", help="Beginning of each new text.")]
 RequiredPhrases = Annotated[
     list[str] | None,
     typer.Option("--required-phrase", metavar="TEXT", help="Phrase that must appear; may be repeated."),
@@ -101,7 +101,7 @@ def rewrite_text(
 
 @dataclass(frozen=True, slots=True)
 class _Inputs:
-    """The texts of a command, and how what becomes of them is printed."""
+    """Texts of a command and the printing of their results."""
 
     texts: Iterator[str]
     headed: bool
@@ -126,7 +126,7 @@ class _Inputs:
 
 
 def _show_alignment(text: str, result: TranslatedText | RewrittenText) -> None:
-    """Prints each word of a translation, the source word that it attended to most, and its share of the attention."""
+    """Prints each word of a translation with its most attended source word and the share of attention."""
     if not isinstance(result, TranslatedText) or not result.alignments:
         return
     print_table(

@@ -262,11 +262,13 @@ async def test_both_clients_and_the_command_line_draw_the_same(drawing, tmp_path
         flags = ["--step-count", "6", "--seed", "9", "--sampler", "euler", "--guidance-scale", "2", "--server", address]
         for more in ((), ("--progress", "2")):
             file = tmp_path / "blue.png"
-            result = CliRunner().invoke(app, ["draw", "blue", "-o", str(file), *flags, *more])
+            result = CliRunner().invoke(app, ["generate-image", "blue", "-o", str(file), *flags, *more])
             assert result.exit_code == 0, result.output
             assert file.read_bytes() == image.png
             assert "8 x 8" in result.output
-        result = CliRunner().invoke(app, ["draw", "blue", "-o", str(tmp_path / "x.png"), "--image-count", "2", *flags])
+        result = CliRunner().invoke(
+            app, ["generate-image", "blue", "-o", str(tmp_path / "x.png"), "--image-count", "2", *flags]
+        )
         assert result.exit_code == 0, result.output
         assert (tmp_path / "x-1.png").read_bytes() == image.png
         assert (tmp_path / "x-2.png").is_file()

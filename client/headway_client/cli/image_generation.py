@@ -16,9 +16,9 @@ from headway_client.results import GeneratedImage
 
 
 @takes_options
-def draw(
+def generate_image(
     prompt: Annotated[
-        str, typer.Argument(help="What to draw: a label, or a text, by the model. Default: anything.")
+        str, typer.Argument(help="A label or a text, depending on the model. Default: unconditional.")
     ] = "",
     *,
     output: Annotated[
@@ -26,7 +26,7 @@ def draw(
         typer.Option("--output", "-o", metavar="FILE", dir_okay=False, help="PNG file; several images are numbered."),
     ],
     progress: Annotated[
-        int, typer.Option(metavar="STEPS", help="Write a preview to FILE after every so many steps; for one image.")
+        int, typer.Option(metavar="STEPS", help="Write a preview to FILE every STEPS steps; one image only.")
     ] = 0,
     as_json: AsJson = False,
     options: GenerateImageOptions,
@@ -38,22 +38,23 @@ def draw(
     """
     with connected(connection, output) as client:
         if progress:
-            drawn = [_stream(client, prompt, output, options_for_stream(options, StreamGenerateImageOptions), progress)]
+            streamed = options_for_stream(options, StreamGenerateImageOptions)
+            generated = [_stream(client, prompt, output, streamed, progress)]
         else:
-            drawn = list(client.generate_image(prompt, **options))
+            generated = list(client.generate_image(prompt, **options))
         files = [output]
-        if len(drawn) > 1:
-            files = [output.with_stem(f"{output.stem}-{number}") for number in range(1, len(drawn) + 1)]
-        for file, image in zip(files, drawn, strict=True):
+        if len(generated) > 1:
+            files = [output.with_stem(f"{output.stem}-{number}") for number in range(1, len(generated) + 1)]
+        for file, image in zip(files, generated, strict=True):
             file.write_bytes(image.png)
-    for file, image in zip(files, drawn, strict=True):
+    for file, image in zip(files, generated, strict=True):
         if as_json:
             shown = {name: value for name, value in as_dict(image).items() if name != "png"}
             print_json({"file": str(file), **shown})
     if not as_json:
         rows = [
             (str(file), str(image.seed), f"{image.width} x {image.height}")
-            for file, image in zip(files, drawn, strict=True)
+            for file, image in zip(files, generated, strict=True)
         ]
         print_table([("FILE", "SEED", "SIZE"), *rows])
 
@@ -61,7 +62,7 @@ def draw(
 def _stream(
     client: Client, prompt: str, output: Path, options: StreamGenerateImageOptions, preview_step_count: int
 ) -> GeneratedImage:
-    """Draws one image; its file shows how far it is."""
+    """Generates one image and writes its previews to the file."""
     options["preview_step_count"] = preview_step_count
     with client.stream_generate_image(prompt, **options) as stream:
         for part in stream:
