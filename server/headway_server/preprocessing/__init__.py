@@ -1,6 +1,6 @@
 """Text to ids, images to pixels, audio to features, ids to text; off the event loop, except for small inputs."""
 
-from headway_server.preprocessing.answer import AnswerPart, AnswerReader, ReadAnswer, new_call_id, read_answer
+from headway_server.preprocessing.answer import AnswerDelta, AnswerReader
 from headway_server.preprocessing.chat import ChatPrompt, ChatTemplate, ChatTurn
 from headway_server.preprocessing.image import ImageLimits, ImagePreprocessor, ImageTransform, PreparedImage
 from headway_server.preprocessing.reasoning import ReasoningForm, ReasoningReader, Thought
@@ -22,7 +22,7 @@ from headway_server.preprocessing.tools import (
 __all__ = [
     "CALL_ID",
     "CALL_ID_PATTERN",
-    "AnswerPart",
+    "AnswerDelta",
     "AnswerReader",
     "Argued",
     "CallBegun",
@@ -37,7 +37,6 @@ __all__ = [
     "ImageTransform",
     "NoToolsError",
     "PreparedImage",
-    "ReadAnswer",
     "ReasoningForm",
     "ReasoningReader",
     "Said",
@@ -47,8 +46,6 @@ __all__ = [
     "Thought",
     "Tool",
     "ToolCall",
-    "new_call_id",
-    "read_answer",
     "split_sentences",
     "written_length",
 ]

@@ -6,27 +6,14 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from headway.v1 import generation_service_pb2 as pb
 from headway_server.decoding.sequence import Delta, TokenLogProbability
-from headway_server.preprocessing import (
-    AnswerPart,
-    AnswerReader,
-    Argued,
-    CallBegun,
-    CallForm,
-    ReadAnswer,
-    ReasoningForm,
-    Said,
-    Thought,
-    new_call_id,
-    read_answer,
-)
+from headway_server.preprocessing import AnswerDelta
 from headway_server.preprocessing.pool import text_pool
-from headway_server.services.generation_requests import Request, parse_request, read_prompts, separates_reasoning
+from headway_server.services.generation_requests import Request, parse_request, read_prompts
 from headway_server.services.messages import FINISH_REASONS, Response, build, find_model, signed
 from headway_server.services.procedure import PARSED_ON_LOOP_BYTES
 from headway_server.serving.answers import Answer
@@ -52,7 +39,7 @@ class GenerationService:
         count = request.sample_count if request.HasField("sample_count") else 1
         (prompts, fields), asked = await _read(request, deadline, count)
         answer = await model.generate(prompts, fields=fields, request=asked)
-        return await _build(answer, partial(_response, answer, model, _Forms.of(model, request), arrived))
+        return await _build(answer, partial(_response, answer, model, asked, arrived))
 
     async def StreamGenerateText(
         self, request: pb.StreamGenerateTextRequest, deadline: float | None
@@ -61,17 +48,16 @@ class GenerationService:
         arrived = time.monotonic()
         model = self._find(request)
         ([prompt], [field]), asked = await _read(request, deadline)
-        forms = _Forms.of(model, request)
-        reader, writer = AnswerReader(reasoning=forms.reasoning, calls=forms.calls), _CallWriter()
+        reader = model.answer_reader(asked)
         async with aclosing(model.stream(prompt, field=field, request=asked)) as parts:
             async for part in parts:
                 if isinstance(part, Delta):
-                    yield _delta(part, model, writer, reader.feed(part.output))
+                    yield _delta(part, model, reader.feed(part.output))
                     continue
-                if rest := list(reader.end()):
+                if rest := reader.end():
                     last = Delta(output="", num_new_tokens=part.results[0].result.num_new_tokens)
-                    yield _delta(last, model, writer, rest)
-                yield await _build(part, partial(_last_message, part, model, forms, arrived, writer.ids))
+                    yield _delta(last, model, rest)
+                yield await _build(part, partial(_last_message, part, model, asked, arrived, reader.call_ids))
 
     def _find(self, request: Request) -> GenerationModel:
         return find_model(self._host, GENERATE_TEXTS, request)
@@ -90,49 +76,6 @@ async def _read(
     return await asyncio.get_running_loop().run_in_executor(text_pool(), read)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Forms:
-    """Formats of tool calls and reasoning in the answers to a request."""
-
-    reasoning: ReasoningForm | None
-    calls: CallForm | None
-
-    @classmethod
-    def of(cls, model: GenerationModel, request: Request) -> _Forms:
-        offers = bool(request.tools) and request.tool_choice != pb.TOOL_CHOICE_NONE
-        return cls(
-            reasoning=model.reasoning_form if separates_reasoning(request) else None,
-            calls=model.call_form() if offers else None,
-        )
-
-    def read(self, text: str) -> ReadAnswer:
-        return read_answer(text, reasoning=self.reasoning, calls=self.calls)
-
-
-class _CallWriter:
-    """Writes the tool calls of one streamed answer."""
-
-    def __init__(self) -> None:
-        self.ids: list[str] = []
-        """Ids of the calls so far."""
-
-    def write(self, parts: Iterable[AnswerPart]) -> tuple[str, str, list[pb.ToolCallDelta]]:
-        """Returns reasoning, text and tool calls of the parts of an answer."""
-        reasoning, text, calls = "", "", list[pb.ToolCallDelta]()
-        for part in parts:
-            match part:
-                case Thought(thought):
-                    reasoning += thought
-                case Said(said):
-                    text += said
-                case CallBegun(name):
-                    self.ids.append(new_call_id())
-                    calls.append(pb.ToolCallDelta(index=len(self.ids) - 1, id=self.ids[-1], name=name))
-                case Argued(argued):
-                    calls.append(pb.ToolCallDelta(index=len(self.ids) - 1, arguments_delta=argued))
-        return reasoning, text, calls
-
-
 async def _build(answer: Answer[GeneratedText], make: Callable[[], Response]) -> Response:
     """Makes the response to a call, off the event loop if it has many tokens, each of which is decoded."""
     results = [text.result for text in answer.results]
@@ -141,32 +84,36 @@ async def _build(answer: Answer[GeneratedText], make: Callable[[], Response]) ->
 
 
 def _response(
-    answer: Answer[GeneratedText], model: GenerationModel, forms: _Forms, arrived: float
+    answer: Answer[GeneratedText], model: GenerationModel, request: GenerationRequest, arrived: float
 ) -> pb.GenerateTextResponse:
     return pb.GenerateTextResponse(
-        results=[_generated_text(text, model, forms) for text in answer.results],
+        results=[_generated_text(text, model, request) for text in answer.results],
         **signed(model, answer.timings, arrived),
     )
 
 
-def _delta(
-    delta: Delta, model: GenerationModel, writer: _CallWriter, parts: Iterable[AnswerPart]
-) -> pb.StreamGenerateTextResponse:
-    reasoning, text, calls = writer.write(parts)
+def _delta(delta: Delta, model: GenerationModel, content: AnswerDelta) -> pb.StreamGenerateTextResponse:
     return pb.StreamGenerateTextResponse(
-        text_delta=text,
-        reasoning_delta=reasoning,
-        tool_call_deltas=calls,
+        text_delta=content.text,
+        reasoning_delta=content.reasoning,
+        tool_call_deltas=[
+            pb.ToolCallDelta(index=call.index, id=call.call_id, name=call.name, arguments_delta=call.arguments)
+            for call in content.calls
+        ],
         new_token_count=delta.num_new_tokens,
         tokens=_tokens(delta.tokens, model),
     )
 
 
 def _last_message(
-    answer: Answer[GeneratedText], model: GenerationModel, forms: _Forms, arrived: float, call_ids: Sequence[str]
+    answer: Answer[GeneratedText],
+    model: GenerationModel,
+    request: GenerationRequest,
+    arrived: float,
+    call_ids: Sequence[str],
 ) -> pb.StreamGenerateTextResponse:
     (text,) = answer.results
-    result = _generated_text(text, model, forms)
+    result = _generated_text(text, model, request)
     for call, call_id in zip(result.tool_calls, call_ids, strict=True):
         call.id = call_id
     return pb.StreamGenerateTextResponse(
@@ -174,8 +121,8 @@ def _last_message(
     )
 
 
-def _generated_text(text: GeneratedText, model: GenerationModel, forms: _Forms) -> pb.GeneratedText:
-    read = forms.read(text.text)
+def _generated_text(text: GeneratedText, model: GenerationModel, request: GenerationRequest) -> pb.GeneratedText:
+    read = model.answer_reader(request).read(text.text)
     return pb.GeneratedText(
         text=read.text,
         reasoning=read.reasoning,

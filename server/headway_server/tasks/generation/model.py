@@ -25,7 +25,7 @@ from headway_server.decoding.parameters import SamplingParameters
 from headway_server.decoding.rules import TokenRule
 from headway_server.decoding.sequence import Delta, Sequence, SequenceResult, share_prompt
 from headway_server.errors import FieldName, InvalidInputError
-from headway_server.preprocessing import CallForm, ChatTemplate, ReasoningForm
+from headway_server.preprocessing import AnswerReader, CallForm, ChatTemplate, ReasoningForm
 from headway_server.preprocessing.pool import constraint_pool, text_pool
 from headway_server.serving.answers import Answer
 from headway_server.serving.calls import cache_scope, current_caller
@@ -197,13 +197,19 @@ class GenerationModel(DecodingModel):
         """Delimiters of the model's reasoning, from its chat template; None if it has none."""
         return self._reader.reasoning_form
 
-    def call_form(self) -> CallForm:
-        """Returns the model's form of tool calls, from its chat template.
+    def answer_reader(self, request: GenerationRequest) -> AnswerReader:
+        """Returns a reader for one answer to a request: reasoning and tool calls apart from the text.
 
         Raises:
-            InvalidInputError: The chat template supports no tools.
-            NoChatTemplateError: It has no chat template.
+            InvalidInputError: The request has tools, and the chat template supports none.
+            NoChatTemplateError: The request has tools, and the model has no chat template.
         """
+        return AnswerReader(
+            reasoning=self.reasoning_form if request.shows_reasoning else None,
+            calls=None if request.tools is None else self._call_form(),
+        )
+
+    def _call_form(self) -> CallForm:
         self._reader.check_kind([()])
         return self._reader.call_form()
 
@@ -220,7 +226,7 @@ class GenerationModel(DecodingModel):
     def _plan(self, request: GenerationRequest) -> SamplingPlan:
         parameters = request.parameters
         if request.tools is not None:
-            parameters = {**parameters, "constraint": request.tools.constraint(self.call_form())}
+            parameters = {**parameters, "constraint": request.tools.constraint(self._call_form())}
         plan = plan_sampling(
             parameters,
             defaults=self.bundle.manifest.sampling_defaults,

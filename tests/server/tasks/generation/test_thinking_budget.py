@@ -11,7 +11,7 @@ from tiny_engine import EOS_ID, byte_tokenizer, make_chat_template, make_decoder
 from headway_server.decoding.constraints import ConstraintRequest
 from headway_server.decoding.sequence import Delta, FinishReason
 from headway_server.errors import InvalidInputError
-from headway_server.preprocessing import ChatTurn, read_answer
+from headway_server.preprocessing import AnswerReader, ChatTurn
 from headway_server.tasks.generation.request import GenerationRequest
 from headway_server.tasks.parameters import LogProbabilityRequest
 from headway_server.transports.http.openai.form import name_of
@@ -88,7 +88,7 @@ async def test_a_thought_has_its_budget_of_tokens_and_ends_alone_and_among_other
             if budget is not None and budget < LENGTH:
                 assert tokens[:budget] == ids(free[sample])[:budget]
                 assert tokens[budget:][: len(end_ids)] == end_ids[: LENGTH - budget]
-                answer = read_answer(own[sample].text, reasoning=model.reasoning_form, calls=None)
+                answer = AnswerReader(reasoning=model.reasoning_form, calls=None).read(own[sample].text)
                 thought, said = answer.reasoning, answer.text
                 assert bool(thought) == (budget > 0)
                 assert bool(said) == (budget + len(end_ids) < LENGTH)
@@ -136,7 +136,7 @@ async def test_a_constraint_holds_for_the_answer_after_the_thought(model, kind, 
             max_new_tokens=120,
         )
         for text in await texts(model, request):
-            answer = read_answer(text.text, reasoning=model.reasoning_form, calls=None)
+            answer = AnswerReader(reasoning=model.reasoning_form, calls=None).read(text.text)
             thought, said = answer.reasoning, answer.text
             assert text.result.finish_reason is not FinishReason.LENGTH
             assert re.fullmatch(pattern, said), text.text

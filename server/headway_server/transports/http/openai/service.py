@@ -17,18 +17,7 @@ from starlette.routing import BaseRoute, Route
 from headway_server.decoding.sequence import Delta, FinishReason, TokenLogProbability
 from headway_server.errors import InvalidInputError
 from headway_server.observers import current_call
-from headway_server.preprocessing import (
-    AnswerPart,
-    AnswerReader,
-    Argued,
-    CallBegun,
-    CallForm,
-    ChatTurn,
-    ReasoningForm,
-    Said,
-    Thought,
-    new_call_id,
-)
+from headway_server.preprocessing import AnswerDelta, AnswerReader, ChatTurn
 from headway_server.preprocessing.pool import text_pool
 from headway_server.preprocessing.text import REPLACEMENT
 from headway_server.serving.abilities import Ability
@@ -129,7 +118,7 @@ class OpenAIService:
         """Continues a conversation."""
         body, conversation, wanted = await request.parse(_read_chat)
         model = self._generator(body.name_and_version)
-        writer = _ChatWriter(model, None if wanted.tools is None else model.call_form())
+        writer = _ChatWriter(model, wanted)
         if body.stream:
             parts = model.stream(conversation, field="messages", request=wanted)
             return Stream(parts=_events(parts, writer, body), media_type=EVENT_STREAM)
@@ -331,45 +320,45 @@ class _ChatWriter(_Writer):
     kind_of_chunk = "chat.completion.chunk"
     prefix = "chatcmpl"
 
-    def __init__(self, model: GenerationModel, form: CallForm | None) -> None:
-        """Formats a model's texts; with a form, also tool calls."""
+    def __init__(self, model: GenerationModel, request: GenerationRequest) -> None:
+        """Formats a model's texts, reasoning and tool calls."""
         super().__init__(model)
-        self._form = form
-        self._answers: dict[int, _AnswerWriter] = {}
+        self._request = request
+        self._readers: dict[int, AnswerReader] = {}
 
     def first(self, count: int) -> Iterator[dict[str, Any]]:
         """See `_Writer`."""
         for index in range(count):
+            self._readers[index] = self._model.answer_reader(self._request)
             yield self._chunk(index, {"role": "assistant", "content": ""})
 
     def delta(self, delta: Delta) -> dict[str, Any] | None:
         """See `_Writer`."""
-        said = self._answer(delta.sample).feed(delta.output)
+        said = _fields(self._readers[delta.sample].feed(delta.output))
         return self._chunk(delta.sample, said, delta.tokens) if said or delta.tokens else None
 
     def last(self, text: GeneratedText) -> Iterator[dict[str, Any]]:
         """See `_Writer`."""
-        answer = self._answer(text.sample)
-        if rest := answer.end():
+        reader = self._readers[text.sample]
+        if rest := _fields(reader.end()):
             yield self._chunk(text.sample, rest)
-        yield self._chunk(text.sample, {}) | {"finish_reason": answer.reason(_REASONS[text.result.finish_reason])}
+        yield self._chunk(text.sample, {}) | {"finish_reason": _finish_reason(text, reader)}
 
     def _chunk(self, index: int, delta: dict[str, Any], tokens: Sequence[TokenLogProbability] = ()) -> dict[str, Any]:
         delta = delta or ({"content": ""} if tokens else {})
         return {"index": index, "delta": delta, "logprobs": self._logprobs(tokens), "finish_reason": None}
 
-    def _answer(self, sample: int) -> _AnswerWriter:
-        if sample not in self._answers:
-            self._answers[sample] = _AnswerWriter(self._form, self._model.reasoning_form)
-        return self._answers[sample]
-
     def _choice(self, index: int, text: GeneratedText) -> dict[str, Any]:
-        answer = _AnswerWriter(self._form, self._model.reasoning_form)
+        reader = self._model.answer_reader(self._request)
+        message = _fields(reader.read(text.text))
+        for call in message.get("tool_calls", ()):
+            del call["index"]
+        content = None if reader.call_ids else ""
         return {
             "index": index,
-            "message": answer.message(text.text),
+            "message": {"role": "assistant", "content": content, "refusal": None, **message},
             "logprobs": self._logprobs(text.result.tokens),
-            "finish_reason": answer.reason(_REASONS[text.result.finish_reason]),
+            "finish_reason": _finish_reason(text, reader),
         }
 
     def _logprobs(self, tokens: Sequence[TokenLogProbability]) -> dict[str, Any] | None:
@@ -389,50 +378,21 @@ class _ChatWriter(_Writer):
         return {"token": text, "logprob": log_probability, "bytes": None if data is None else list(data)}
 
 
-class _AnswerWriter:
-    """Formats one answer: reasoning, text and tool calls."""
+def _fields(content: AnswerDelta) -> dict[str, Any]:
+    """Returns the fields of a message, or of a chunk's delta, without empty ones."""
+    calls = [
+        {"index": call.index}
+        | ({"id": call.call_id, "type": "function"} if call.call_id else {})
+        | {"function": ({"name": call.name} if call.name else {}) | {"arguments": call.arguments}}
+        for call in content.calls
+    ]
+    fields = {"reasoning_content": content.reasoning, "content": content.text, "tool_calls": calls}
+    return {name: value for name, value in fields.items() if value}
 
-    def __init__(self, calls: CallForm | None, reasoning: ReasoningForm | None) -> None:
-        self._reader = AnswerReader(reasoning=reasoning, calls=calls)
-        self._num_calls = 0
 
-    def feed(self, text: str) -> dict[str, Any]:
-        """Takes a further part of the text; returns the new fields, possibly none."""
-        return self._write(self._reader.feed(text))
-
-    def end(self) -> dict[str, Any]:
-        """Returns the fields of pending text at the end."""
-        return self._write(self._reader.end())
-
-    def _write(self, parts: Iterable[AnswerPart]) -> dict[str, Any]:
-        thoughts, content, calls = "", "", dict[int, dict[str, Any]]()
-        for part in parts:
-            match part:
-                case Thought(text):
-                    thoughts += text
-                case Said(text):
-                    content += text
-                case CallBegun(name):
-                    self._num_calls += 1
-                    function = {"name": name, "arguments": ""}
-                    identity = {"id": new_call_id(), "type": "function"}
-                    calls[self._num_calls - 1] = {"index": self._num_calls - 1, **identity, "function": function}
-                case Argued(text):
-                    begun = {"index": self._num_calls - 1, "function": {"arguments": ""}}
-                    calls.setdefault(self._num_calls - 1, begun)["function"]["arguments"] += text
-        written = {"reasoning_content": thoughts, "content": content, "tool_calls": list(calls.values())}
-        return {name: value for name, value in written.items() if value}
-
-    def message(self, text: str) -> dict[str, Any]:
-        """Returns the message of a complete text."""
-        found = self._write(part for parts in (self._reader.feed(text), self._reader.end()) for part in parts)
-        for call in found.get("tool_calls", ()):
-            del call["index"]
-        return {"role": "assistant", "content": None if self._num_calls else "", "refusal": None, **found}
-
-    def reason(self, reason: str) -> str:
-        """Returns the finish reason of the answer."""
-        return "tool_calls" if self._num_calls and reason == "stop" else reason
+def _finish_reason(text: GeneratedText, reader: AnswerReader) -> str:
+    reason = _REASONS[text.result.finish_reason]
+    return "tool_calls" if reader.call_ids and reason == "stop" else reason
 
 
 async def _events(
