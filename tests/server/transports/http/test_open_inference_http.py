@@ -122,7 +122,11 @@ WRONG = [
     ({"inputs": [IDS | {"data": [4, 5, 2**70]}]}, 400, "inputs[0].data: has an element that is not of INT64"),
     ({"inputs": [IDS | {"datatype": "INT8", "data": [4, 5, 200]}]}, 400, "no INT8"),
     ({"inputs": [TEXT], "outputs": [{"name": "logits"}]}, 400, "outputs[0].name: is 'logits'"),
-    ({"inputs": [TEXT], "outputs": [{"name": "label", "parameters": {"classification": 3}}]}, 400, "no classification"),
+    (
+        {"inputs": [TEXT], "outputs": [{"name": "label", "parameters": {"classification": 3}}]},
+        400,
+        "replace classification",
+    ),
     ({"inputs": [TEXT], "parameters": {"top_p": 1}}, 400, "parameters.top_p: is unknown"),
     ({"inputs": [TEXT], "parameters": {"top_k": 2**80}}, 400, "more than 64 bits"),
     ({"inputs": [TEXT], "parameters": {"top_k": [1]}}, 400, "parameters.top_k"),
