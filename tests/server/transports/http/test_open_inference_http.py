@@ -120,7 +120,7 @@ WRONG = [
     ({"inputs": [IDS | {"data": ["x" * 10_000] + [""] * 9_999, "shape": [10_000]}]}, 400, "that is not of INT64"),
     ({"inputs": [IDS | {"data": [4, None, 6]}]}, 400, "inputs[0].data: has an element that is not of INT64"),
     ({"inputs": [IDS | {"data": [4, 5, 2**70]}]}, 400, "inputs[0].data: has an element that is not of INT64"),
-    ({"inputs": [IDS | {"datatype": "INT8", "data": [4, 5, 200]}]}, 400, "no INT8"),
+    ({"inputs": [IDS | {"datatype": "INT8", "data": [4, 5, 200]}]}, 400, "not of INT8"),
     ({"inputs": [TEXT], "outputs": [{"name": "logits"}]}, 400, "outputs[0].name: is 'logits'"),
     (
         {"inputs": [TEXT], "outputs": [{"name": "label", "parameters": {"classification": 3}}]},
