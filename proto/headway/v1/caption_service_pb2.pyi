@@ -187,7 +187,7 @@ class ImageCaption(_message.Message):
     new_token_count: _builtins.int
     """Generated tokens."""
     seed: _builtins.int
-    """Seed of the random stream, if tokens were drawn at random."""
+    """Seed of the sampling, if tokens were sampled."""
     patch_row_count: _builtins.int
     """Rows of patches that tokens look at."""
     patch_column_count: _builtins.int
@@ -296,9 +296,9 @@ class StreamCaptionImageRequest(_message.Message):
     language: _builtins.str
     """Language of the caption as a BCP 47 code, such as "de". Default: the model's; required if it writes several."""
     prefix: _builtins.str
-    """What the caption begins with; the first delta has it. White space at its end is ignored. Default: nothing."""
+    """Prefix of the caption; the first delta has it. White space at its end is ignored. Default: none."""
     include_attention: _builtins.bool
-    """True returns, in the last message, what each token looked at."""
+    """True returns the attention of each token in the last message."""
     @_builtins.property
     def parameters(self) -> _common_pb2.DecodingParameters:
         """How to decode. beam_size must be 1, since a beam search may revise text that was already sent; max_length_ratio

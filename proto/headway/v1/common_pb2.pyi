@@ -69,7 +69,7 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     FINISH_REASON_STOP: _FinishReason.ValueType  # 2
     """A stop string or a stop token of the request appeared. It is not part of the text."""
     FINISH_REASON_LENGTH: _FinishReason.ValueType  # 3
-    """The request's limit of tokens, or the longest sequence that the model can hold, was reached."""
+    """The request's limit of tokens, or the model's maximum length, was reached."""
     FINISH_REASON_CONSTRAINT: _FinishReason.ValueType  # 4
     """The text satisfies the request's constraint, and the constraint allows nothing after it."""
 
@@ -83,7 +83,7 @@ FINISH_REASON_END_OF_SEQUENCE: FinishReason.ValueType  # 1
 FINISH_REASON_STOP: FinishReason.ValueType  # 2
 """A stop string or a stop token of the request appeared. It is not part of the text."""
 FINISH_REASON_LENGTH: FinishReason.ValueType  # 3
-"""The request's limit of tokens, or the longest sequence that the model can hold, was reached."""
+"""The request's limit of tokens, or the model's maximum length, was reached."""
 FINISH_REASON_CONSTRAINT: FinishReason.ValueType  # 4
 """The text satisfies the request's constraint, and the constraint allows nothing after it."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
@@ -192,8 +192,8 @@ Global___Timings: _TypeAlias = Timings  # noqa: Y015
 
 @_typing.final
 class SamplingParameters(_message.Message):
-    """How to draw tokens at random. A field that is not set takes the model's own default (ModelService.GetModel shows it),
-    or the default given here if the model has none.
+    """Parameters of token sampling. An unset field takes the model's default (shown by ModelService.GetModel), or the
+    default given here if the model has none.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -208,9 +208,9 @@ class SamplingParameters(_message.Message):
     fields of this message have no effect. Default 0.
     """
     top_k: _builtins.int
-    """Draw among the k most likely tokens. Range 0 to the size of the vocabulary; 0 draws among all. Default 0."""
+    """Sample from the k most likely tokens. Range 0 to the size of the vocabulary; 0 samples from all. Default 0."""
     top_p: _builtins.float
-    """Draw among the smallest set of tokens whose probabilities add up to p (the nucleus). Range above 0, to 1.
+    """Sample from the smallest set of tokens whose probabilities add up to p (the nucleus). Range above 0, to 1.
     Default 1.
     """
     min_p: _builtins.float
@@ -218,8 +218,8 @@ class SamplingParameters(_message.Message):
     none. Default 0.
     """
     seed: _builtins.int
-    """Seed of the random stream. The same seed gives the same text, whatever else the server runs. Default: drawn by the
-    server and returned with the result.
+    """Seed of the sampling. The same seed gives the same text under any load. Default: random, and returned with the
+    result.
     """
     def __init__(
         self,

@@ -116,9 +116,9 @@ class GenerationParameters(_message.Message):
     frequency_penalty: _builtins.float
     """Subtracted from the logit of a token once for each time it is in the text so far. Range -2 to 2. Default 0."""
     thinking_token_budget: _builtins.int
-    """Tokens that the model may think before it answers, the marks around them aside. After them it is made to end its
-    thinking; 0 lets it think nothing. A constraint then holds for the answer alone. For models whose chat template
-    marks thinking; others refuse it. Range 0 to 2147483647. Default: no limit.
+    """Maximum tokens of the reasoning before the answer, without its delimiters. The reasoning is ended by force then; 0
+    allows none. A constraint applies to the answer alone. For models whose chat template has delimiters of reasoning;
+    others refuse it. Range 0 to 2147483647. Default: no limit.
     """
     @_builtins.property
     def sampling(self) -> _common_pb2.SamplingParameters:
@@ -138,7 +138,7 @@ class GenerationParameters(_message.Message):
 
     @_builtins.property
     def constraint(self) -> Global___Constraint:
-        """What the text must look like. Default: anything."""
+        """Constraint of the text. Default: none."""
 
     def __init__(
         self,
@@ -214,7 +214,7 @@ Global___LogitBias: _TypeAlias = LogitBias  # noqa: Y015
 
 @_typing.final
 class Constraint(_message.Message):
-    """What a text must look like. Every token that cannot lead to such a text is excluded."""
+    """Constraint of a text. Every token that cannot lead to a valid text is excluded."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -316,8 +316,8 @@ class ChatMessage(_message.Message):
     content: _builtins.str
     """What they say; of ROLE_TOOL, the tool's result. Empty only for ROLE_ASSISTANT and ROLE_TOOL."""
     reasoning: _builtins.str
-    """What the assistant thought before it, as `GeneratedText.reasoning` had it. Only of an assistant's turn. The model's
-    chat template decides whether the model is shown it. Default: empty.
+    """Reasoning before it, from `GeneratedText.reasoning`. Only of an assistant's turn. The model's chat template decides
+    whether the model sees it. Default: empty.
     """
     tool_call_id: _builtins.str
     """Id of the call whose result the content is. Required for ROLE_TOOL, and only there."""
@@ -482,9 +482,9 @@ class GenerateTextRequest(_message.Message):
     priority: _builtins.int
     """Priority among the texts of its caller: higher goes first. Range -100 to 100. Default 0."""
     cache_salt: _builtins.str
-    """Beginnings of prompts that were computed are kept and used again for later prompts with the same API key and salt
-    alone; without a key, with the same salt, and without both, of the same connection. Give each of your users one, so
-    that cached_prompt_token_count, or the time of an answer, tells none of them what another has asked. At most 256
+    """Isolates the prefix cache: only calls with the same API key and salt share computed beginnings of prompts. Without a
+    key, calls with the same salt share them, and without both, calls of one connection. Use one salt per user, so that
+    neither cached_prompt_token_count nor the time of an answer reveals another user's prompts. At most 256
     characters. Default: empty.
     """
     tool_choice: Global___ToolChoice.ValueType
@@ -580,8 +580,8 @@ class GeneratedText(_message.Message):
     REASONING_FIELD_NUMBER: _builtins.int
     TOOL_CALLS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """The text that follows the prompt; with `echo`, the prompt and what follows it. Of a conversation without `echo`,
-    what the model says, without `reasoning`.
+    """Continuation of the prompt; with `echo`, the prompt and its continuation. Of a conversation without `echo`, the
+    answer without `reasoning`.
     """
     finish_reason: _common_pb2.FinishReason.ValueType
     """Why it ended."""
@@ -596,10 +596,10 @@ class GeneratedText(_message.Message):
     sample_index: _builtins.int
     """Index of this text among the samples of its prompt, from 0."""
     cached_prompt_token_count: _builtins.int
-    """Tokens of the prompt that the prefix cache held, so that they were not computed again."""
+    """Tokens of the prompt that were found in the prefix cache and not computed."""
     reasoning: _builtins.str
-    """Of a conversation without `echo`: what the model thought before it said `text`, if its chat template marks
-    thinking.
+    """Of a conversation without `echo`: the reasoning before `text`, if the model's chat template has delimiters of
+    reasoning.
     """
     @_builtins.property
     def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogProbability]:
@@ -776,9 +776,9 @@ class StreamGenerateTextRequest(_message.Message):
     priority: _builtins.int
     """Priority among the texts of its caller: higher goes first. Range -100 to 100. Default 0."""
     cache_salt: _builtins.str
-    """Beginnings of prompts that were computed are kept and used again for later prompts with the same API key and salt
-    alone; without a key, with the same salt, and without both, of the same connection. Give each of your users one, so
-    that cached_prompt_token_count, or the time of an answer, tells none of them what another has asked. At most 256
+    """Isolates the prefix cache: only calls with the same API key and salt share computed beginnings of prompts. Without a
+    key, calls with the same salt share them, and without both, calls of one connection. Use one salt per user, so that
+    neither cached_prompt_token_count nor the time of an answer reveals another user's prompts. At most 256
     characters. Default: empty.
     """
     tool_choice: Global___ToolChoice.ValueType
@@ -862,7 +862,7 @@ class StreamGenerateTextResponse(_message.Message):
     new_token_count: _builtins.int
     """Tokens generated so far."""
     reasoning_delta: _builtins.str
-    """What the model has thought since the last message. All joined are the result's `reasoning`."""
+    """Reasoning since the last message. All joined are the result's `reasoning`."""
     @_builtins.property
     def result(self) -> Global___GeneratedText:
         """Only in the last message: the whole result, with the whole text."""

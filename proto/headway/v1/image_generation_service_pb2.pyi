@@ -68,8 +68,8 @@ class DiffusionParameters(_message.Message):
     sampler: Global___DiffusionSampler.ValueType
     """The solver. Default DIFFUSION_SAMPLER_DPM_SOLVER_PP_2M."""
     seed: _builtins.int
-    """Seed of the noise. The same seed gives the same image, whatever else the server runs. Further images of a call
-    have the seeds after it. Default: drawn by the server and returned with each image.
+    """Seed of the noise. The same seed gives the same image under any load. Further images of a call
+    have the seeds after it. Default: random, and returned with each image.
     """
     strength: _builtins.float
     """Share of the steps that are run, the last ones, with an image to start from. Range above 0, to 1; at 1 nothing of
@@ -127,7 +127,7 @@ class GenerateImageRequest(_message.Message):
     model_version: _builtins.str
     """Version of the model. Default: the latest loaded version."""
     prompt: _builtins.str
-    """What the image shows: a label of the model, in upper or lower case, or, for a model without labels, any text of at
+    """Content of the image: a label of the model, in upper or lower case, or, for a model without labels, any text of at
     most its max_input_token_count tokens. Default: unconditional generation.
     """
     negative_prompt: _builtins.str
@@ -263,7 +263,7 @@ class StreamGenerateImageRequest(_message.Message):
     model_version: _builtins.str
     """Version of the model. Default: the latest loaded version."""
     prompt: _builtins.str
-    """What the image shows: a label of the model, in upper or lower case, or, for a model without labels, any text of at
+    """Content of the image: a label of the model, in upper or lower case, or, for a model without labels, any text of at
     most its max_input_token_count tokens. Default: unconditional generation.
     """
     negative_prompt: _builtins.str

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ImageServiceStub:
-    """Keeps images for calls that name them by id.
+    """Stores images for calls that name them by id.
     """
 
     def __init__(self, channel):
@@ -43,11 +43,11 @@ class ImageServiceStub:
 
 
 class ImageServiceServicer:
-    """Keeps images for calls that name them by id.
+    """Stores images for calls that name them by id.
     """
 
     def PrepareImage(self, request, context):
-        """Keeps images for a while and returns an id for each, which every call that takes images takes in their place.
+        """Stores images for a limited time and returns an id for each. Calls that take images accept these ids instead.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -70,7 +70,7 @@ def add_ImageServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ImageService:
-    """Keeps images for calls that name them by id.
+    """Stores images for calls that name them by id.
     """
 
     @staticmethod

@@ -27,25 +27,25 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ImageServiceStub:
-    """Keeps images for calls that name them by id."""
+    """Stores images for calls that name them by id."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ImageServiceAsyncStub: ...
     PrepareImage: _grpc.UnaryUnaryMultiCallable[_image_service_pb2.PrepareImageRequest, _image_service_pb2.PrepareImageResponse]
-    """Keeps images for a while and returns an id for each, which every call that takes images takes in their place."""
+    """Stores images for a limited time and returns an id for each. Calls that take images accept these ids instead."""
 
 @_typing.type_check_only
 class ImageServiceAsyncStub(ImageServiceStub):
-    """Keeps images for calls that name them by id."""
+    """Stores images for calls that name them by id."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     PrepareImage: _aio.UnaryUnaryMultiCallable[_image_service_pb2.PrepareImageRequest, _image_service_pb2.PrepareImageResponse]  # type: ignore[assignment]
-    """Keeps images for a while and returns an id for each, which every call that takes images takes in their place."""
+    """Stores images for a limited time and returns an id for each. Calls that take images accept these ids instead."""
 
 class ImageServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Keeps images for calls that name them by id."""
+    """Stores images for calls that name them by id."""
 
     @_abc_1.abstractmethod
     def PrepareImage(
@@ -53,6 +53,6 @@ class ImageServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _image_service_pb2.PrepareImageRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_image_service_pb2.PrepareImageResponse, _abc.Awaitable[_image_service_pb2.PrepareImageResponse]]:
-        """Keeps images for a while and returns an id for each, which every call that takes images takes in their place."""
+        """Stores images for a limited time and returns an id for each. Calls that take images accept these ids instead."""
 
 def add_ImageServiceServicer_to_server(servicer: ImageServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -29,7 +29,7 @@ class _AttentionSummary:
 class _AttentionSummaryEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AttentionSummary.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     ATTENTION_SUMMARY_UNSPECIFIED: _AttentionSummary.ValueType  # 0
-    """Nothing: a map for each head of each layer."""
+    """No summary: a map for each head of each layer."""
     ATTENTION_SUMMARY_MEAN: _AttentionSummary.ValueType  # 1
     """A map for each layer: the mean over its heads."""
     ATTENTION_SUMMARY_MAXIMUM: _AttentionSummary.ValueType  # 2
@@ -41,10 +41,10 @@ class _AttentionSummaryEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Atte
     """
 
 class AttentionSummary(_AttentionSummary, metaclass=_AttentionSummaryEnumTypeWrapper):
-    """What is made of the heads of a layer."""
+    """Summary of the heads of a layer."""
 
 ATTENTION_SUMMARY_UNSPECIFIED: AttentionSummary.ValueType  # 0
-"""Nothing: a map for each head of each layer."""
+"""No summary: a map for each head of each layer."""
 ATTENTION_SUMMARY_MEAN: AttentionSummary.ValueType  # 1
 """A map for each layer: the mean over its heads."""
 ATTENTION_SUMMARY_MAXIMUM: AttentionSummary.ValueType  # 2
@@ -66,7 +66,7 @@ class AttentionOptions(_message.Message):
     HEADS_FIELD_NUMBER: _builtins.int
     SUMMARY_FIELD_NUMBER: _builtins.int
     summary: Global___AttentionSummary.ValueType
-    """What is made of the heads of a layer. Default: a map for each."""
+    """Summary of the heads of a layer. Default: a map for each."""
     @_builtins.property
     def layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Layers, from 0, in any order. Default: all."""
@@ -179,7 +179,7 @@ class InspectedToken(_message.Message):
     """True if it belongs to the second text of a pair, in which `span` counts."""
     @_builtins.property
     def span(self) -> _common_pb2.TextSpan:
-        """Its place in the text as it was sent; empty for a token without characters, such as a special one."""
+        """Its characters in the text as it was sent; empty for a token without characters, such as a special one."""
 
     def __init__(
         self,
@@ -590,8 +590,8 @@ class TranslationInspection(_message.Message):
 
     @_builtins.property
     def target_tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___InspectedToken]:
-        """The tokens of the translation as the decoder reads them, after the special token that it starts from. What a token
-        attends to is what the next one is chosen by.
+        """The tokens of the translation, after the decoder's start token. The attention of a token is that of the prediction
+        of the next one.
         """
 
     @_builtins.property

@@ -62,28 +62,28 @@ class InspectionServiceServicer:
     """
 
     def InspectText(self, request, context):
-        """Shows what the tokens of a text attend to, in a classifier of texts or tokens, an embedder or a reranker.
+        """Returns attention maps of a text in a text or token classifier, an embedder or a reranker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def InspectImage(self, request, context):
-        """Shows what the patches of an image attend to.
+        """Returns attention maps over the patches of an image.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def InspectGeneration(self, request, context):
-        """Shows what the tokens of a text attend to in a generation model, which reads it at once.
+        """Returns attention maps of a text in a generation model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def InspectTranslation(self, request, context):
-        """Shows what the tokens of a source and of its translation attend to.
+        """Returns attention maps of a source and its translation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -36,13 +36,13 @@ class InspectionServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> InspectionServiceAsyncStub: ...
     InspectText: _grpc.UnaryUnaryMultiCallable[_inspection_service_pb2.InspectTextRequest, _inspection_service_pb2.InspectTextResponse]
-    """Shows what the tokens of a text attend to, in a classifier of texts or tokens, an embedder or a reranker."""
+    """Returns attention maps of a text in a text or token classifier, an embedder or a reranker."""
     InspectImage: _grpc.UnaryUnaryMultiCallable[_inspection_service_pb2.InspectImageRequest, _inspection_service_pb2.InspectImageResponse]
-    """Shows what the patches of an image attend to."""
+    """Returns attention maps over the patches of an image."""
     InspectGeneration: _grpc.UnaryUnaryMultiCallable[_inspection_service_pb2.InspectGenerationRequest, _inspection_service_pb2.InspectGenerationResponse]
-    """Shows what the tokens of a text attend to in a generation model, which reads it at once."""
+    """Returns attention maps of a text in a generation model."""
     InspectTranslation: _grpc.UnaryUnaryMultiCallable[_inspection_service_pb2.InspectTranslationRequest, _inspection_service_pb2.InspectTranslationResponse]
-    """Shows what the tokens of a source and of its translation attend to."""
+    """Returns attention maps of a source and its translation."""
 
 @_typing.type_check_only
 class InspectionServiceAsyncStub(InspectionServiceStub):
@@ -50,13 +50,13 @@ class InspectionServiceAsyncStub(InspectionServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     InspectText: _aio.UnaryUnaryMultiCallable[_inspection_service_pb2.InspectTextRequest, _inspection_service_pb2.InspectTextResponse]  # type: ignore[assignment]
-    """Shows what the tokens of a text attend to, in a classifier of texts or tokens, an embedder or a reranker."""
+    """Returns attention maps of a text in a text or token classifier, an embedder or a reranker."""
     InspectImage: _aio.UnaryUnaryMultiCallable[_inspection_service_pb2.InspectImageRequest, _inspection_service_pb2.InspectImageResponse]  # type: ignore[assignment]
-    """Shows what the patches of an image attend to."""
+    """Returns attention maps over the patches of an image."""
     InspectGeneration: _aio.UnaryUnaryMultiCallable[_inspection_service_pb2.InspectGenerationRequest, _inspection_service_pb2.InspectGenerationResponse]  # type: ignore[assignment]
-    """Shows what the tokens of a text attend to in a generation model, which reads it at once."""
+    """Returns attention maps of a text in a generation model."""
     InspectTranslation: _aio.UnaryUnaryMultiCallable[_inspection_service_pb2.InspectTranslationRequest, _inspection_service_pb2.InspectTranslationResponse]  # type: ignore[assignment]
-    """Shows what the tokens of a source and of its translation attend to."""
+    """Returns attention maps of a source and its translation."""
 
 class InspectionServiceServicer(metaclass=_abc_1.ABCMeta):
     """Shows the attention weights of models."""
@@ -67,7 +67,7 @@ class InspectionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inspection_service_pb2.InspectTextRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inspection_service_pb2.InspectTextResponse, _abc.Awaitable[_inspection_service_pb2.InspectTextResponse]]:
-        """Shows what the tokens of a text attend to, in a classifier of texts or tokens, an embedder or a reranker."""
+        """Returns attention maps of a text in a text or token classifier, an embedder or a reranker."""
 
     @_abc_1.abstractmethod
     def InspectImage(
@@ -75,7 +75,7 @@ class InspectionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inspection_service_pb2.InspectImageRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inspection_service_pb2.InspectImageResponse, _abc.Awaitable[_inspection_service_pb2.InspectImageResponse]]:
-        """Shows what the patches of an image attend to."""
+        """Returns attention maps over the patches of an image."""
 
     @_abc_1.abstractmethod
     def InspectGeneration(
@@ -83,7 +83,7 @@ class InspectionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inspection_service_pb2.InspectGenerationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inspection_service_pb2.InspectGenerationResponse, _abc.Awaitable[_inspection_service_pb2.InspectGenerationResponse]]:
-        """Shows what the tokens of a text attend to in a generation model, which reads it at once."""
+        """Returns attention maps of a text in a generation model."""
 
     @_abc_1.abstractmethod
     def InspectTranslation(
@@ -91,6 +91,6 @@ class InspectionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inspection_service_pb2.InspectTranslationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inspection_service_pb2.InspectTranslationResponse, _abc.Awaitable[_inspection_service_pb2.InspectTranslationResponse]]:
-        """Shows what the tokens of a source and of its translation attend to."""
+        """Returns attention maps of a source and its translation."""
 
 def add_InspectionServiceServicer_to_server(servicer: InspectionServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -36,7 +36,7 @@ class _BundleStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_BundleSta
     BUNDLE_STATE_UNLOADING: _BundleState.ValueType  # 3
     """New calls do not find it, and running ones are finished."""
     BUNDLE_STATE_FAILED: _BundleState.ValueType  # 4
-    """It was ready and has ended by itself; the server's log says why."""
+    """It was ready and has failed; the server's log has the reason."""
     BUNDLE_STATE_REJECTED: _BundleState.ValueType  # 5
     """It could not be loaded."""
     BUNDLE_STATE_INCOMPLETE: _BundleState.ValueType  # 6
@@ -45,7 +45,7 @@ class _BundleStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_BundleSta
     """It is not loaded: it was unloaded, or enough newer versions are."""
 
 class BundleState(_BundleState, metaclass=_BundleStateEnumTypeWrapper):
-    """What a bundle of the store is to the server."""
+    """State of a bundle of the store."""
 
 BUNDLE_STATE_UNSPECIFIED: BundleState.ValueType  # 0
 """Not known."""
@@ -56,7 +56,7 @@ BUNDLE_STATE_READY: BundleState.ValueType  # 2
 BUNDLE_STATE_UNLOADING: BundleState.ValueType  # 3
 """New calls do not find it, and running ones are finished."""
 BUNDLE_STATE_FAILED: BundleState.ValueType  # 4
-"""It was ready and has ended by itself; the server's log says why."""
+"""It was ready and has failed; the server's log has the reason."""
 BUNDLE_STATE_REJECTED: BundleState.ValueType  # 5
 """It could not be loaded."""
 BUNDLE_STATE_INCOMPLETE: BundleState.ValueType  # 6
@@ -136,7 +136,7 @@ class Model(_message.Message):
 
     @_builtins.property
     def default_parameters(self) -> _generation_service_pb2.GenerationParameters:
-        """What a generation request takes for parameters that it does not set."""
+        """Defaults of a generation request's unset parameters."""
 
     @_builtins.property
     def quality(self) -> _containers.RepeatedCompositeFieldContainer[Global___QualityFigure]:
@@ -421,7 +421,7 @@ class Route(_message.Message):
     canary_version: _builtins.str
     """Version that answers a share of the calls while it is loaded. Empty: none."""
     canary_share: _builtins.float
-    """Share of the calls that the canary answers. Range 0 to 1. Each call is drawn by itself."""
+    """Share of the calls that the canary answers, chosen at random for each call. Range 0 to 1."""
     def __init__(
         self,
         *,

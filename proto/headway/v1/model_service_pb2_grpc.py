@@ -118,7 +118,7 @@ class ModelServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ScanStore(self, request, context):
-        """Looks at the store now: loads what is new or has changed, and unloads what has gone.
+        """Scans the store now: loads new and changed bundles, and unloads removed ones.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -46,7 +46,7 @@ class ModelServiceStub:
     UnloadModel: _grpc.UnaryUnaryMultiCallable[_model_service_pb2.UnloadModelRequest, _model_service_pb2.UnloadModelResponse]
     """Unloads a model and returns when its memory is given back: new calls do not find it, running calls are finished."""
     ScanStore: _grpc.UnaryUnaryMultiCallable[_model_service_pb2.ScanStoreRequest, _model_service_pb2.ScanStoreResponse]
-    """Looks at the store now: loads what is new or has changed, and unloads what has gone."""
+    """Scans the store now: loads new and changed bundles, and unloads removed ones."""
     SetRoute: _grpc.UnaryUnaryMultiCallable[_model_service_pb2.SetRouteRequest, _model_service_pb2.SetRouteResponse]
     """Sets which versions of a model answer calls that name none."""
     SetAlias: _grpc.UnaryUnaryMultiCallable[_model_service_pb2.SetAliasRequest, _model_service_pb2.SetAliasResponse]
@@ -70,7 +70,7 @@ class ModelServiceAsyncStub(ModelServiceStub):
     UnloadModel: _aio.UnaryUnaryMultiCallable[_model_service_pb2.UnloadModelRequest, _model_service_pb2.UnloadModelResponse]  # type: ignore[assignment]
     """Unloads a model and returns when its memory is given back: new calls do not find it, running calls are finished."""
     ScanStore: _aio.UnaryUnaryMultiCallable[_model_service_pb2.ScanStoreRequest, _model_service_pb2.ScanStoreResponse]  # type: ignore[assignment]
-    """Looks at the store now: loads what is new or has changed, and unloads what has gone."""
+    """Scans the store now: loads new and changed bundles, and unloads removed ones."""
     SetRoute: _aio.UnaryUnaryMultiCallable[_model_service_pb2.SetRouteRequest, _model_service_pb2.SetRouteResponse]  # type: ignore[assignment]
     """Sets which versions of a model answer calls that name none."""
     SetAlias: _aio.UnaryUnaryMultiCallable[_model_service_pb2.SetAliasRequest, _model_service_pb2.SetAliasResponse]  # type: ignore[assignment]
@@ -127,7 +127,7 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _model_service_pb2.ScanStoreRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_model_service_pb2.ScanStoreResponse, _abc.Awaitable[_model_service_pb2.ScanStoreResponse]]:
-        """Looks at the store now: loads what is new or has changed, and unloads what has gone."""
+        """Scans the store now: loads new and changed bundles, and unloads removed ones."""
 
     @_abc_1.abstractmethod
     def SetRoute(

@@ -79,14 +79,14 @@ Global___RankImagesRequest: _TypeAlias = RankImagesRequest  # noqa: Y015
 
 @_typing.final
 class RankedImage(_message.Message):
-    """An image in its place of the ranking."""
+    """A ranked image."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     INDEX_FIELD_NUMBER: _builtins.int
     SCORE_FIELD_NUMBER: _builtins.int
     index: _builtins.int
-    """Which image it is: its place in the request, from 0."""
+    """Index of the image in the request, from 0."""
     score: _builtins.float
     """Cosine of its vector and the query's. Range -1 to 1."""
     def __init__(
@@ -212,14 +212,14 @@ Global___RankTextsRequest: _TypeAlias = RankTextsRequest  # noqa: Y015
 
 @_typing.final
 class RankedText(_message.Message):
-    """A text in its place of the ranking."""
+    """A ranked text."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     INDEX_FIELD_NUMBER: _builtins.int
     SCORE_FIELD_NUMBER: _builtins.int
     index: _builtins.int
-    """Which text it is: its place in the request, from 0."""
+    """Index of the text in the request, from 0."""
     score: _builtins.float
     """Its relevance: of a cross-encoder, as in TextScore; otherwise the cosine of its vector and the query's, -1 to 1."""
     def __init__(

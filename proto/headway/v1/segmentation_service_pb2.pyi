@@ -29,24 +29,24 @@ class _MaskFormatEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MaskFormat
     MASK_FORMAT_UNSPECIFIED: _MaskFormat.ValueType  # 0
     """Runs."""
     MASK_FORMAT_RUNS: _MaskFormat.ValueType  # 1
-    """Lengths of runs, as COCO has them."""
+    """Run lengths in COCO's format."""
     MASK_FORMAT_PNG: _MaskFormat.ValueType  # 2
     """A PNG of one bit a pixel."""
 
 class MaskFormat(_MaskFormat, metaclass=_MaskFormatEnumTypeWrapper):
-    """What a mask is answered as."""
+    """Encoding of a mask."""
 
 MASK_FORMAT_UNSPECIFIED: MaskFormat.ValueType  # 0
 """Runs."""
 MASK_FORMAT_RUNS: MaskFormat.ValueType  # 1
-"""Lengths of runs, as COCO has them."""
+"""Run lengths in COCO's format."""
 MASK_FORMAT_PNG: MaskFormat.ValueType  # 2
 """A PNG of one bit a pixel."""
 Global___MaskFormat: _TypeAlias = MaskFormat  # noqa: Y015
 
 @_typing.final
 class PromptPoint(_message.Message):
-    """A place of an image, in its pixels from the upper left corner: pixel 0 reaches from 0 to 1."""
+    """A point of an image, in its pixels from the upper left corner: pixel 0 extends from 0 to 1."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -58,7 +58,7 @@ class PromptPoint(_message.Message):
     y: _builtins.float
     """From the top. Range 0 to the image's height."""
     outside: _builtins.bool
-    """True for a place that the segment leaves out. Default false: it holds the place."""
+    """True for a background point, outside of the segment. Default false: a point inside."""
     def __init__(
         self,
         *,
@@ -76,7 +76,7 @@ Global___PromptPoint: _TypeAlias = PromptPoint  # noqa: Y015
 
 @_typing.final
 class SegmentPrompt(_message.Message):
-    """What points at a segment: points, or a box around it, or both."""
+    """Prompt of a segment: points, a box around it, or both."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -84,7 +84,7 @@ class SegmentPrompt(_message.Message):
     BOX_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def points(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromptPoint]:
-        """Places that the segment holds or leaves out. 0 to 64; one that it holds, unless there is a box."""
+        """Points inside and outside of the segment. 0 to 64; at least one inside, unless there is a box."""
 
     @_builtins.property
     def box(self) -> _common_pb2.Box:
@@ -119,7 +119,7 @@ class Mask(_message.Message):
     WIDTH_FIELD_NUMBER: _builtins.int
     HEIGHT_FIELD_NUMBER: _builtins.int
     png: _builtins.bytes
-    """A PNG of one bit a pixel, white inside, in place of counts if the request asks for it."""
+    """A PNG of one bit a pixel, white inside, instead of counts if the request asks for it."""
     predicted_iou: _builtins.float
     """Intersection over union with the segment that was meant, as the model expects it. Range 0 to 1."""
     stability: _builtins.float
@@ -133,7 +133,7 @@ class Mask(_message.Message):
     @_builtins.property
     def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Lengths of runs of pixels, column by column from the upper left corner: outside, inside, outside ... They add up to
-        width times height; the first is 0 if the mask holds the first pixel. These are the uncompressed counts of COCO's
+        width times height; the first is 0 if the first pixel is inside. These are the uncompressed counts of COCO's
         run-length encoding, whose size is [height, width].
         """
 
@@ -183,14 +183,14 @@ class SegmentImageRequest(_message.Message):
     image_id: _builtins.str
     """Id of a prepared image (PrepareImage), in place of image."""
     mask_format: Global___MaskFormat.ValueType
-    """What masks are answered as. Default: runs."""
+    """Encoding of the masks. Default: runs."""
     max_mask_count: _builtins.int
     """Most masks for a prompt that is one point or one box, which may mean a whole or a part. Range 0 to 3; 0 for all
     three. A prompt of several parts has one mask. Default 0.
     """
     @_builtins.property
     def prompts(self) -> _containers.RepeatedCompositeFieldContainer[Global___SegmentPrompt]:
-        """What to cut out, each prompt by itself. 1 to 256, and fewer for an image of many pixels: all masks of a call have at
+        """Independent prompts. 1 to 256, and fewer for an image of many pixels: all masks of a call have at
         most 2^29 pixels together.
         """
 
@@ -258,7 +258,7 @@ class SegmentImageResponse(_message.Message):
 
     @_builtins.property
     def timings(self) -> _common_pb2.Timings:
-        """Where the time went. An image whose embedding is kept takes none."""
+        """Where the time went. A cached embedding takes none."""
 
     def __init__(
         self,
@@ -299,7 +299,7 @@ class SegmentEverythingRequest(_message.Message):
     image_id: _builtins.str
     """Id of a prepared image (PrepareImage), in place of image."""
     mask_format: Global___MaskFormat.ValueType
-    """What masks are answered as. Default: runs."""
+    """Encoding of the masks. Default: runs."""
     points_per_side: _builtins.int
     """Points along each side of the grid that is asked with. Range 0 to 32; 0 for the default. Default 16."""
     min_predicted_iou: _builtins.float
@@ -342,7 +342,7 @@ Global___SegmentEverythingRequest: _TypeAlias = SegmentEverythingRequest  # noqa
 
 @_typing.final
 class SegmentEverythingResponse(_message.Message):
-    """A segment of the image; the last response holds none, and says what answered."""
+    """A segment of the image; the last response has the model and the timings instead."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -404,7 +404,7 @@ class SegmentInteractivelyRequest(_message.Message):
     image_id: _builtins.str
     """Id of a prepared image (PrepareImage), in place of image."""
     mask_format: Global___MaskFormat.ValueType
-    """What masks are answered as. Default: runs."""
+    """Encoding of the masks. Default: runs."""
     max_mask_count: _builtins.int
     """Most masks, as in SegmentImageRequest. Default 0."""
     restart: _builtins.bool
@@ -415,7 +415,7 @@ class SegmentInteractivelyRequest(_message.Message):
 
     @_builtins.property
     def box(self) -> _common_pb2.Box:
-        """A box in place of that of an earlier request."""
+        """A box that replaces an earlier request's."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class SpeechServiceStub:
-    """Writes what is said in audio, and speaks texts.
+    """Transcribes audio, and synthesizes speech.
     """
 
     def __init__(self, channel):
@@ -58,18 +58,18 @@ class SpeechServiceStub:
 
 
 class SpeechServiceServicer:
-    """Writes what is said in audio, and speaks texts.
+    """Transcribes audio, and synthesizes speech.
     """
 
     def TranscribeSpeech(self, request, context):
-        """Writes what is said in every audio and answers when all are finished.
+        """Transcribes every audio and answers when all are finished.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StreamTranscribeSpeech(self, request, context):
-        """Writes what is said in one audio and streams it as it is written. The last message has the whole result.
+        """Transcribes one audio and streams the transcript. The last message has the whole result.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -121,7 +121,7 @@ def add_SpeechServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class SpeechService:
-    """Writes what is said in audio, and speaks texts.
+    """Transcribes audio, and synthesizes speech.
     """
 
     @staticmethod

@@ -54,7 +54,7 @@ class ClassifyTextRequest(_message.Message):
     hypothesis_template: _builtins.str
     """Sentence that a text may entail, with {} where a candidate label goes. Default "This example is {}."."""
     independent_labels: _builtins.bool
-    """True judges every candidate label by itself: the probability that the text entails it rather than contradicts it.
+    """True scores every candidate label independently: the probability that the text entails rather than contradicts it.
     False makes their probabilities add up to 1.
     """
     @_builtins.property
@@ -69,7 +69,7 @@ class ClassifyTextRequest(_message.Message):
 
     @_builtins.property
     def candidate_labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Labels to choose from in place of the model's own, for models of natural language inference that read pairs (one of
+        """Labels to choose from instead of the model's own, for models of natural language inference that read pairs (one of
         their labels is "entailment"). 0 to 64; labels times texts at most 256. Not with text_pairs.
         """
 
@@ -220,7 +220,7 @@ class LabeledSpan(_message.Message):
     """
     @_builtins.property
     def span(self) -> _common_pb2.TextSpan:
-        """Its place in the text as it was sent."""
+        """Its characters in the text as it was sent."""
 
     def __init__(
         self,

@@ -147,7 +147,7 @@ class RewrittenText(_message.Message):
     truncated: _builtins.bool
     """True if the text that was rewritten was cut."""
     seed: _builtins.int
-    """Seed of the random stream, if tokens were drawn at random."""
+    """Seed of the sampling, if tokens were sampled."""
     @_builtins.property
     def hypotheses(self) -> _containers.RepeatedCompositeFieldContainer[Global___RewriteHypothesis]:
         """All new texts, this one included, the best first; empty if hypothesis_count is 1."""
@@ -234,7 +234,7 @@ class StreamRewriteTextRequest(_message.Message):
     manifest's `truncation_side` is left, the beginning is cut off.
     """
     target_prefix: _builtins.str
-    """What the new text begins with; the first delta has it. White space at its end is ignored. Default: nothing."""
+    """Prefix of the new text; the first delta has it. White space at its end is ignored. Default: none."""
     @_builtins.property
     def parameters(self) -> _common_pb2.DecodingParameters:
         """How to decode. beam_size must be 1, since a beam search may revise text that was already sent."""

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class TextToTextServiceStub:
-    """Rewrites texts. What a text becomes is what the model was trained for.
+    """Rewrites texts, as the model was trained to.
     """
 
     def __init__(self, channel):
@@ -48,7 +48,7 @@ class TextToTextServiceStub:
 
 
 class TextToTextServiceServicer:
-    """Rewrites texts. What a text becomes is what the model was trained for.
+    """Rewrites texts, as the model was trained to.
     """
 
     def RewriteText(self, request, context):
@@ -87,7 +87,7 @@ def add_TextToTextServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TextToTextService:
-    """Rewrites texts. What a text becomes is what the model was trained for.
+    """Rewrites texts, as the model was trained to.
     """
 
     @staticmethod

@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class TextToTextServiceStub:
-    """Rewrites texts. What a text becomes is what the model was trained for."""
+    """Rewrites texts, as the model was trained to."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -40,7 +40,7 @@ class TextToTextServiceStub:
 
 @_typing.type_check_only
 class TextToTextServiceAsyncStub(TextToTextServiceStub):
-    """Rewrites texts. What a text becomes is what the model was trained for."""
+    """Rewrites texts, as the model was trained to."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     RewriteText: _aio.UnaryUnaryMultiCallable[_text_to_text_service_pb2.RewriteTextRequest, _text_to_text_service_pb2.RewriteTextResponse]  # type: ignore[assignment]
@@ -49,7 +49,7 @@ class TextToTextServiceAsyncStub(TextToTextServiceStub):
     """Rewrites one text and streams the new one as it is generated. The last message has the whole result."""
 
 class TextToTextServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Rewrites texts. What a text becomes is what the model was trained for."""
+    """Rewrites texts, as the model was trained to."""
 
     @_abc_1.abstractmethod
     def RewriteText(

@@ -242,7 +242,7 @@ class TranslatedText(_message.Message):
     truncated: _builtins.bool
     """True if the source text was cut."""
     seed: _builtins.int
-    """Seed of the random stream, if tokens were drawn at random."""
+    """Seed of the sampling, if tokens were sampled."""
     sentence_count: _builtins.int
     """Sentences that the text was split into; 1 if it was not split."""
     @_builtins.property
@@ -344,7 +344,7 @@ class StreamTranslateTextRequest(_message.Message):
     manifest's `truncation_side` is left, the beginning is cut off.
     """
     target_prefix: _builtins.str
-    """What the translation begins with; the first delta has it. White space at its end is ignored. Default: nothing."""
+    """Prefix of the translation; the first delta has it. White space at its end is ignored. Default: none."""
     include_alignment: _builtins.bool
     """True returns, in the last message, which words were translated to which."""
     @_builtins.property

@@ -276,7 +276,7 @@ class Sequence:
         """Describes a sequence before it is submitted. Called on the event loop of its reply.
 
         Args:
-            prompt_ids: (T,) int64 first tokens of the decoder, at least one: a prompt, or with a source the start tokens
+            prompt_ids: (T,) int64 first tokens of the decoder, at least one: a prompt, or with a source start tokens
                 (`bos`, a language, a task).
             source: Encoder input; None for a model without an encoder.
             parameters: Sampling parameters.

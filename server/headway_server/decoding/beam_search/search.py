@@ -140,8 +140,8 @@ class BeamSearch:
         """Takes a step: ends become hypotheses, the best of the others are the beams from now on.
 
         Args:
-            continuations: Allowed continuations, ranked by falling log-probability, then by beam, then by token id. They
-                include the best 2 K of each bank, or all there are; an empty list means that nothing may follow.
+            continuations: Allowed continuations, ranked by falling log-probability, then by beam, then by token id.
+                They include the best 2 K of each bank, or all there are; an empty list means that nothing may follow.
         """
         self.num_tokens += 1
         before = self.beams

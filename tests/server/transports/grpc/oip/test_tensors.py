@@ -86,7 +86,7 @@ def test_elements_that_do_not_fit_are_refused(request_, spec, says):
 def test_inputs_are_given_once_and_one_way():
     request = raw("INT64", [1, 1], b"12345678")
     request.inputs[0].contents.int64_contents.append(1)
-    with pytest.raises(InvalidInputError, match="beside raw_input_contents"):
+    with pytest.raises(InvalidInputError, match="together with raw_input_contents"):
         read_inputs(request, [IDS], max_rows=1)
     request = raw("INT64", [1, 1], b"12345678")
     request.raw_input_contents.append(b"")
