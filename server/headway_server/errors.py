@@ -12,6 +12,7 @@ ServerError                   what this package raises
 └── RequestError              a call cannot be answered; each transport has one table from these to its codes
     ├── InvalidInputError     a field of the request is wrong; names the field
     │   ├── UnknownFieldError     there is no such field; its name is the caller's
+    │   ├── ContextLengthError    it is longer than the model can read
     │   ├── RequestTooLargeError  it has more bytes than the method takes
     │   └── MediaTypeError    it is of a type that the method does not read
     ├── ModelNotFoundError    there is no such model or version
@@ -115,6 +116,10 @@ class UnknownFieldError(InvalidInputError):
     def renamed(self, name_of: Callable[[str], str]) -> InvalidInputError:  # noqa: ARG002 (there is none)
         """Returns the error itself."""
         return self
+
+
+class ContextLengthError(InvalidInputError):
+    """An input, with the requested new tokens, exceeds the maximum length of the model."""
 
 
 class RequestTooLargeError(InvalidInputError):

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
-from headway_server.errors import BundleError, InvalidInputError, no_panics
+from headway_server.errors import BundleError, ContextLengthError, InvalidInputError, no_panics
 from headway_server.preprocessing.pool import LONG_TEXT, text_pool
 
 REPLACEMENT: Final = "\ufffd"
@@ -433,9 +433,9 @@ def _shares(first: int, second: int, room: int) -> tuple[int, int]:
     return (long, short) if first > second else (short, long)
 
 
-def _too_long(field: str, length: int, max_tokens: int, *, is_pair: bool) -> InvalidInputError:
+def _too_long(field: str, length: int, max_tokens: int, *, is_pair: bool) -> ContextLengthError:
     together = " with the text it is paired with" if is_pair else ""
-    return InvalidInputError(
+    return ContextLengthError(
         field,
         f"has {length} tokens{together}, the model reads at most {max_tokens}; "
         "shorten it, split it, or set truncate to have it cut",

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway_server.decoding.constraints import CallRequest, ConstraintRequest
-from headway_server.errors import FieldName, InvalidInputError, NoChatTemplateError
+from headway_server.errors import ContextLengthError, FieldName, InvalidInputError, NoChatTemplateError
 from headway_server.field_rules import most_characters, most_elements
 from headway_server.preprocessing import (
     CallForm,
@@ -379,17 +379,17 @@ def fit_prompt(
 
 def _too_long(
     length: int, limit: int, field: str, requested_new_tokens: int | None, limits: DecodingLimits
-) -> InvalidInputError:
+) -> ContextLengthError:
     total = limits.max_total_tokens
     if length <= min(limits.max_input_tokens, total - 1):
-        return InvalidInputError(
+        return ContextLengthError(
             "parameters.max_new_tokens",
             f"is {requested_new_tokens}; ",
             FieldName(field),
             f" has {length} tokens of the model's maximum of {total}, so at most "
             f"{total - length} can follow; ask for fewer, shorten the prompt, or set truncate to have it cut",
         )
-    return InvalidInputError(
+    return ContextLengthError(
         field,
         f"has {length} tokens; at most {limit} leave room within the model's maximum of {total}; "
         "shorten it, or set truncate to have its beginning cut",

@@ -20,7 +20,7 @@ from headway_server.errors import InvalidInputError
 from headway_server.observers import NO_OBSERVER, ModelUsage, Observer
 from headway_server.preprocessing import EncodedText, TextTokenizer
 from headway_server.runtime import Runtime, Session
-from headway_server.serving.answers import Answer, CallTimings
+from headway_server.serving.answers import NO_TIMINGS, Answer, CallTimings
 from headway_server.serving.calls import counted_tokens, current_caller
 from headway_server.serving.limits import (
     check_count,
@@ -88,6 +88,8 @@ class TokenInputs:
     """1 to `MAX_TEXTS` arrays of at least one token, (T,) each."""
     type_ids: Sequence[NDArray[np.int64]] | None = None
     """(T,) each, 1 in the second text of a pair and 0 elsewhere; None: 0 everywhere."""
+    fields: Sequence[str] = ()
+    """Name of each in the request, for error messages; empty: `input_ids[0]` and so on."""
 
     @property
     def texts(self) -> Sequence[str]:
@@ -197,6 +199,26 @@ class TextModel(StatelessModel):
 
         return await self._answer(inputs, (EMBEDDING,), read, deadline=deadline)
 
+    async def embed_many(
+        self, inputs: TextInputs | TokenInputs, *, normalize: bool, deadline: float | None, prompt_name: str = ""
+    ) -> Answer[EmbeddedText]:
+        """Embeds any number of texts, in parts of `MAX_TEXTS`; arguments and errors are those of `embed`."""
+        embedding = self.bundle.manifest.embedding
+        assert embedding is not None, "the ability requires it"
+        results, timings, count = list[EmbeddedText](), NO_TIMINGS, len(inputs.texts)
+        with self._memory.admit(1, 4 * count * embedding.dimension, caller=current_caller()):
+            for start in range(0, count, MAX_TEXTS):
+                some = slice(start, start + MAX_TEXTS)
+                part: TextInputs | TokenInputs
+                if isinstance(inputs, TextInputs):
+                    part = replace(inputs, texts=inputs.texts[some], fields=inputs.fields[some])
+                else:
+                    part = replace(inputs, input_ids=inputs.input_ids[some], fields=inputs.fields[some])
+                answer = await self.embed(part, normalize=normalize, deadline=deadline, prompt_name=prompt_name)
+                results += answer.results
+                timings += answer.timings
+        return Answer(results=results, timings=timings)
+
     async def embed_labels(
         self, labels: Sequence[str], templates: Sequence[str], *, deadline: float | None
     ) -> NDArray[np.float32]:
@@ -278,17 +300,8 @@ class TextModel(StatelessModel):
 
     async def _embed_many(self, inputs: TextInputs, prompt_name: str, deadline: float | None) -> NDArray[np.float32]:
         """Returns vectors of any number of texts, (texts, D) of length one."""
-        embedding = self.bundle.manifest.embedding
-        assert embedding is not None, "the ability requires it"
-        count = len(inputs.texts)
-        vectors = np.empty((count, embedding.dimension), np.float32)
-        with self._memory.admit(1, vectors.nbytes, caller=current_caller()):
-            for start in range(0, count, MAX_TEXTS):
-                part = slice(start, start + MAX_TEXTS)
-                some = replace(inputs, texts=inputs.texts[part], fields=inputs.fields[part])
-                answer = await self.embed(some, normalize=True, deadline=deadline, prompt_name=prompt_name)
-                vectors[part] = [result.values for result in answer.results]
-        return vectors
+        answer = await self.embed_many(inputs, normalize=True, deadline=deadline, prompt_name=prompt_name)
+        return np.stack([result.values for result in answer.results])
 
     async def inspect(
         self,
@@ -446,9 +459,10 @@ class TextModel(StatelessModel):
             InvalidInputError: There are too few or too many, one is not in the vocabulary, or the model reads no types.
         """
         check_count("input_ids", len(inputs.input_ids), MAX_TEXTS)
-        for index, ids in enumerate(inputs.input_ids):
-            check_count(f"input_ids[{index}]", len(ids), self.max_input_tokens, "leave out some")
-            check_token_ids(f"input_ids[{index}]", ids, self._tokenizer.largest_id)
+        fields = inputs.fields or [f"input_ids[{index}]" for index in range(len(inputs.input_ids))]
+        for field, ids in zip(fields, inputs.input_ids, strict=True):
+            check_count(field, len(ids), self.max_input_tokens, "leave out some")
+            check_token_ids(field, ids, self._tokenizer.largest_id)
         if inputs.type_ids is not None and not self._has_types:
             raise InvalidInputError(
                 _TYPES, f"is set, and model {self.bundle.manifest.name} reads no types of tokens; leave it out"

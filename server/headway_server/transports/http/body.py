@@ -1,4 +1,7 @@
-"""JSON bodies as models that are validated once: unknown fields are refused by name, nulls are ignored."""
+"""JSON bodies as models that are validated once.
+
+Unknown fields are refused by name. Nulls, and fields without effect, are ignored.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,16 @@ class Part(BaseModel):
     """A part of a request."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    without_effect: ClassVar[frozenset[str]] = frozenset()
+    """Fields that are accepted with any value, because they change no answer."""
 
     @model_validator(mode="before")
     @classmethod
-    def _leave_out_nulls(cls, given: Any) -> Any:
+    def _leave_out(cls, given: Any) -> Any:
+        """Leaves out nulls, and fields without effect."""
         if not isinstance(given, dict):
             return given
-        return {key: value for key, value in given.items() if value is not None}
+        return {key: value for key, value in given.items() if value is not None and key not in cls.without_effect}
 
 
 class Body(Part):

@@ -9,6 +9,7 @@ import resource
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
 from typing import Final
 
 import structlog
@@ -68,7 +69,8 @@ class HttpServer:
             *connect_routes(self._edge, self._procedures),
             *open_inference_routes(self._edge, self._procedures),
             Route("/livez", self._live),
-            Route("/readyz", self._ready),
+            *(Route(path, self._ready) for path in ("/readyz", "/health", "/ping")),
+            Route("/version", _version),
         ]
         if self._write_metrics is not None:
             metrics = Endpoint(self._edge, "/metrics", self._metrics, OPENAI_FORM, is_probe=True)
@@ -220,6 +222,10 @@ def _most_connections() -> int:
     """Returns an eighth of the file descriptors: gRPC takes three quarters."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MOST_CONNECTIONS if limit == resource.RLIM_INFINITY else max(1, min(_MOST_CONNECTIONS, limit // 8))
+
+
+async def _version(_: StarletteRequest) -> Response:
+    return Response(to_json({"version": version("headway-server")}), media_type="application/json")
 
 
 def _probe(problems: Sequence[str]) -> Response:

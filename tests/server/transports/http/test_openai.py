@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import re
 from contextlib import asynccontextmanager
 
 import numpy as np
@@ -295,9 +296,138 @@ async def test_embeddings_are_unit_vectors_as_floats_or_bytes(calling):
             await client.embeddings.create(model="topics", input="star", dimensions=4)
 
 
+async def test_many_inputs_are_embedded_as_few_are(calling):
+    async with calling() as (_, client):
+        texts = [f"star {'goal ' * (index % 5)}atom" for index in range(600)]
+        many = await client.embeddings.create(model="topics", input=texts, encoding_format="float")
+        few = await client.embeddings.create(model="topics", input=texts[:5], encoding_format="float")
+        assert [item.index for item in many.data] == list(range(600))
+        vectors = np.array([item.embedding for item in many.data])
+        assert np.allclose(vectors[:5], [item.embedding for item in few.data], atol=1e-6)
+        assert np.allclose(vectors, np.tile(vectors[:5], (120, 1)), atol=1e-6)
+
+
+async def test_texts_are_ranked_and_scored_in_the_forms_of_their_clients(serve):
+    query, texts = "star atom", ["goal team", "star", "star atom"]
+
+    async def ask(path, **body):
+        answer = await serving.client.post(path, json={"query": query} | body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    async with serve() as serving:
+        scored = await serving.client.post("/v1/score", json={"text_1": query, "text_2": texts, "model": "topics"})
+        scores = [one["score"] for one in scored.json()["data"]]
+        assert scores[2] == pytest.approx(1, abs=1e-5)
+        order = sorted(range(3), key=lambda index: -scores[index])
+        for path in ("/v1/rerank", "/v2/rerank", "/rerank"):
+            found = await ask(path, documents=texts, model="topics", user="me")
+            assert [one["index"] for one in found["results"]] == order
+            assert [one["document"]["text"] for one in found["results"]] == [texts[index] for index in order]
+            assert [one["relevance_score"] for one in found["results"]] == pytest.approx(sorted(scores, reverse=True))
+        best = await ask("/v1/rerank", documents=[{"text": text} for text in texts], top_n=1, return_documents=False)
+        assert [set(one) for one in best["results"]] == [{"index", "relevance_score"}]
+        plain = await ask("/rerank", texts=texts, raw_scores=False)  # as Text Embeddings Inference answers
+        assert [one["index"] for one in plain] == order
+        assert [set(one) for one in plain] == [{"index", "score"}] * 3
+        pairs = await serving.client.post("/score", json={"text_1": texts, "text_2": texts[::-1]})
+        assert [one["score"] for one in pairs.json()["data"]][1] == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("path", ["/health", "/ping", "/readyz"])
+async def test_the_server_says_that_it_is_ready_where_clients_ask(serve, path):
+    async with serve() as serving:
+        assert (await serving.client.get(path)).status_code == 200
+        assert (await serving.client.get("/version")).json()["version"]
+
+
+async def test_what_changes_no_answer_is_accepted(calling):
+    """What clients send by default, or frameworks add for providers."""
+    more = {
+        "user": "me",
+        "metadata": {"run": "1"},
+        "store": True,
+        "service_tier": "auto",
+        "safety_identifier": "a",
+        "prompt_cache_key": "b",
+        "prediction": {"type": "content", "content": "x"},
+        "top_k": -1,
+        "skip_special_tokens": True,
+        "stream_options": None,
+        "structured_outputs": {},
+    }
+    messages = [
+        {"role": "user", "content": "the cat", "name": "Ada"},
+        {"role": "assistant", "content": "sat", "refusal": None, "annotations": [], "name": "agent"},
+        {"role": "assistant", "content": [{"type": "text", "text": "sa"}, {"type": "refusal", "refusal": "t"}]},
+        {"role": "user", "content": "on"},
+    ]
+    plain = [
+        {"role": one["role"], "content": "sat" if one["role"] == "assistant" else one["content"]} for one in messages
+    ]
+    async with calling() as (serving, _):
+
+        async def ask(path, **body):
+            answer = await serving.client.post(f"/v1/{path}", json=body)
+            assert answer.status_code == 200, answer.text
+            return answer.json()
+
+        chat = CHAT | {"messages": messages}
+        assert (await ask("chat/completions", **chat, **more))["choices"] == (
+            await ask("chat/completions", **CHAT | {"messages": plain})
+        )["choices"]
+        assert (await ask("completions", **COMPLETION, **more, best_of=1))["choices"] == (
+            await ask("completions", **COMPLETION)
+        )["choices"]
+        assert (await ask("embeddings", model="topics", input="star", user="me"))["data"]
+
+
+async def test_a_text_goes_on_past_its_end_where_that_is_asked_for(calling):
+    async with calling() as (_, client):
+        answer = await client.completions.create(**COMPLETION | {"max_tokens": 40}, extra_body={"ignore_eos": True})
+        assert answer.usage.completion_tokens == 40
+        assert answer.choices[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("extra", "allowed"),
+    [
+        ({"guided_choice": ["cat", "mat"]}, r"cat|mat"),
+        ({"guided_regex": "[ab]{2}"}, r"[ab]{2}"),
+        ({"guided_json": {"type": "boolean"}}, r"true|false"),
+        ({"structured_outputs": {"choice": ["cat", "mat"]}}, r"cat|mat"),
+        ({"structured_outputs": {"regex": "[ab]{2}"}}, r"[ab]{2}"),
+        ({"structured_outputs": {"json": '{"type": "boolean"}'}}, r"true|false"),
+    ],
+    ids=str,
+)
+async def test_answers_have_the_structure_that_clients_of_vllm_ask_for(calling, extra, allowed):
+    async with calling() as (_, client):
+        chat = await client.chat.completions.create(**CHAT, extra_body=extra)
+        assert re.fullmatch(allowed, chat.choices[0].message.content)
+        text = await client.completions.create(**COMPLETION, extra_body=extra)
+        assert re.fullmatch(allowed, text.choices[0].text)
+
+
+async def test_too_long_an_input_has_the_code_that_clients_look_for(serve):
+    long = "the cat " * 50
+    asked = {
+        "chat/completions": CHAT | {"messages": [{"role": "user", "content": long}]},
+        "completions": COMPLETION | {"prompt": long},
+        "embeddings": {"model": "topics", "input": "star " * 500},
+    }
+    async with serve() as serving:
+        for path, body in asked.items():
+            answer = await serving.client.post(f"/v1/{path}", json=body)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded"), answer.text
+
+
 WRONG = [
     ("chat/completions", {"functions": [{"name": "a"}]}, 400, "functions", "is not supported by this server"),
-    ("chat/completions", {"user": "me"}, 400, "user", "is not supported by this server; leave it out"),
+    ("chat/completions", {"audio": {}}, 400, "audio", "is not supported by this server; leave it out"),
+    ("chat/completions", {"ignore_eos": True, "max_completion_tokens": None}, 400, "ignore_eos", "without max_tokens"),
+    ("chat/completions", {"guided_regex": "a", "guided_choice": ["b"]}, 400, "guided_choice", "with guided_regex"),
+    ("chat/completions", {"top_k": -2}, 400, "top_k", "is -2"),
     ("chat/completions", {"temprature": 1}, 400, "temprature", "temperature"),
     ("chat/completions", {"messages": None}, 400, "messages", "is missing"),
     ("chat/completions", {"messages": []}, 400, "messages", "at least 1 item"),
@@ -349,20 +479,26 @@ WRONG = [
     ("completions", {"logprobs": 21}, 400, "logprobs", "is 21; must be from 0 to 20"),
     ("completions", {"max_tokens": 5000}, 400, "max_tokens", "is 5000; must be from 1"),
     ("completions", {"suffix": "x"}, 400, "suffix", "is not supported"),
-    ("completions", {"best_of": 2}, 400, "best_of", ""),
+    ("completions", {"best_of": 2}, 400, "best_of", "must be n, 1"),
     ("embeddings", {"input": []}, 400, "input", "is empty"),
     ("embeddings", {"input": ["a", ""]}, 400, "input[1]", "is empty"),
     ("embeddings", {"input": 5}, 400, "input", ""),
     ("embeddings", {"input": "star", "model": "tiny-generation"}, 400, None, "cannot embed texts"),
-    ("embeddings", {"input": "star", "user": "me"}, 400, "user", "is not supported"),
+    ("embeddings", {"input": "star", "task": "query"}, 400, "task", "is not supported"),
+    ("embeddings", {"input": ["star"] * 2049}, 400, "input", "the limit is 2048"),
+    ("embeddings", {"input": [[3]] * 300 + [[5000]]}, 400, "input[300][0]", "is 5000; must be from 0 to"),
+    ("rerank", {"query": "a"}, 400, "documents", "must be given, or texts"),
+    ("rerank", {"query": "a", "documents": ["b", ""]}, 400, "documents[1]", "is empty"),
+    ("rerank", {"query": "", "documents": ["b"]}, 400, "query", "is empty"),
+    ("score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, 400, "text_1", "has 2 elements, and text_2 3"),
 ]
 
 
 async def test_what_is_wrong_is_named(serve):
-    bodies = {"chat/completions": CHAT, "completions": COMPLETION, "embeddings": {"model": "topics"}}
+    bodies = {"chat/completions": CHAT, "completions": COMPLETION}
     async with serve() as serving:
         for path, changes, status, param, message in WRONG:
-            answer = await serving.client.post(f"/v1/{path}", json=bodies[path] | changes)
+            answer = await serving.client.post(f"/v1/{path}", json=bodies.get(path, {"model": "topics"}) | changes)
             error = answer.json()["error"]
             assert (answer.status_code, error["param"]) == (status, param), (changes, error)
             assert message in error["message"], (changes, error)

@@ -1,18 +1,18 @@
 """OpenAI's requests, validated once and converted to requests of tasks.
 
-Unknown fields are refused by name. A null field counts as left out.
+Unsupported fields that would change the answer are refused by name. Fields without effect are accepted. A null field
+counts as left out.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, StringConstraints
 
-from headway_server.batching.settings import MAX_TEXTS
 from headway_server.decoding.constraints import ConstraintRequest
 from headway_server.diffusion import DiffusionSampler
 from headway_server.errors import InvalidInputError
@@ -25,6 +25,7 @@ from headway_server.tasks.image_generation.request import ImageGenerationRequest
 from headway_server.tasks.parameters import MAX_LOGIT_BIASES, LogProbabilityRequest
 from headway_server.tasks.synthesis.encoding import AudioFormat
 from headway_server.tasks.synthesis.request import SynthesisRequest
+from headway_server.tasks.text.model import TextInputs, TokenInputs
 from headway_server.transports.http.body import Body, Many, Part
 
 _TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -48,13 +49,34 @@ _SAME_NAME: Final = (
     "repetition_penalty",
     "thinking_token_budget",
 )
+MAX_INPUTS: Final = 2_048
+"""Maximum inputs of an embeddings call, as of OpenAI's."""
 _ANY_OBJECT: Final = '{"type":"object"}'
 
 
-class _Body(Body):
+def _schema(given: str | dict[str, Any] | None) -> str | None:
+    """Returns a JSON schema as text."""
+    return json.dumps(given) if isinstance(given, dict) else given
+
+
+class ModelBody(Body):
     """A request."""
 
-    union_names: ClassVar = frozenset({"TextFormat", "JsonSchemaFormat", "json_object", "NamedChoice"})
+    union_names: ClassVar = frozenset(
+        {"TextFormat", "JsonSchemaFormat", "json_object", "NamedChoice", "TextPart", "RefusalPart"}
+    )
+    without_effect: ClassVar = frozenset(
+        {
+            "metadata",
+            "prompt_cache_key",
+            "prompt_cache_retention",
+            "safety_identifier",
+            "service_tier",
+            "store",
+            "user",
+        }
+    )
+    """Bookkeeping of the provider: identities, tiers, storage."""
 
     model: str
     """A model's name or alias, or `name/version`."""
@@ -66,15 +88,30 @@ class _Body(Body):
         return name, version
 
 
+class StructuredOutputs(Part):
+    """The structure of an answer, as vLLM's clients send it."""
+
+    json_schema: str | dict[str, Any] | None = Field(default=None, alias="json")
+    json_object: bool = False
+    regex: str | None = None
+    choice: Many[str] | None = None
+
+
 class StreamOptions(Part):
     """Options of a stream."""
 
+    without_effect: ClassVar = frozenset({"include_obfuscation"})
+
     include_usage: bool = False
-    include_obfuscation: Literal[False] = False
+    continuous_usage_stats: bool = False
+    """An extension of vLLM; token counts come at the end."""
 
 
-class _GenerationBody(_Body):
-    """Common fields of completions and chat completions. The last nine are this server's own."""
+class _GenerationBody(ModelBody):
+    """Common fields of completions and chat completions. Those from `top_k` on are this server's own, or vLLM's."""
+
+    without_effect: ClassVar = ModelBody.without_effect | {"prediction"}
+    """`prediction` speeds up an answer and does not change it."""
 
     n: int = 1
     seed: int | None = None
@@ -98,21 +135,72 @@ class _GenerationBody(_Body):
     cache_salt: str = ""
     priority: int = 0
     truncate: bool = False
+    truncate_prompt_tokens: Literal[-1] | None = None
+    """-1 is `truncate`."""
+    ignore_eos: bool = False
+    """True: the text ends at its maximum number of tokens, which has to be set."""
+    skip_special_tokens: Literal[True] = True
+    spaces_between_special_tokens: bool = True
+    """Of special tokens, which no text includes."""
+    include_stop_str_in_output: Literal[False] = False
+    use_beam_search: Literal[False] = False
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: Many[str] | None = None
 
     @property
     def includes_usage(self) -> bool:
         """True if a stream ends with token counts."""
-        return self.stream_options is not None and self.stream_options.include_usage
+        options = self.stream_options
+        return options is not None and (options.include_usage or options.continuous_usage_stats)
+
+    @property
+    def truncates(self) -> bool:
+        """True if the beginning of a prompt that is too long is cut."""
+        return self.truncate or self.truncate_prompt_tokens is not None
+
+    def _structure(self) -> ConstraintRequest | None:
+        """Returns the constraint of vLLM's fields.
+
+        Raises:
+            InvalidInputError: Several are set.
+        """
+        outputs = self.structured_outputs or StructuredOutputs()
+        given = {
+            "structured_outputs.json": _schema(outputs.json_schema),
+            "structured_outputs.json_object": _ANY_OBJECT if outputs.json_object else None,
+            "structured_outputs.regex": outputs.regex,
+            "structured_outputs.choice": outputs.choice,
+            "guided_json": _schema(self.guided_json),
+            "guided_regex": self.guided_regex,
+            "guided_choice": self.guided_choice,
+        }
+        found = {name: value for name, value in given.items() if value is not None}
+        if len(found) > 1:
+            first, second, *_ = found
+            raise InvalidInputError(second, f"is set together with {first}; set one")
+        for name, value in found.items():
+            if isinstance(value, list):
+                return ConstraintRequest(choices=tuple(value))
+            return ConstraintRequest(regex=value) if name.endswith("regex") else ConstraintRequest(json_schema=value)
+        return None
 
     def _parameters(self, max_new_tokens: int | None) -> dict[str, Any]:
         """Returns the set sampling parameters, by the names of `SamplingParameters`."""
         given = {name: value for name in _SAME_NAME if (value := getattr(self, name)) is not None}
+        if self.top_k == -1:  # vLLM's word for all
+            given["top_k"] = 0
         if max_new_tokens is not None:
             given["max_new_tokens"] = max_new_tokens
         if self.seed is not None:
             given["seed"] = self.seed % 2**64
         if self.min_tokens is not None:
             given["min_new_tokens"] = self.min_tokens
+        if self.ignore_eos:
+            if max_new_tokens is None:
+                raise InvalidInputError("ignore_eos", "is set without max_tokens; set both")
+            given["min_new_tokens"] = max_new_tokens
         if self.stop:
             given["stop_strings"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         if self.stop_token_ids:
@@ -132,7 +220,8 @@ class CompletionBody(_GenerationBody):
     prompt: str | _Tokens | Many[str] | Many[_Tokens]
     logprobs: int | None = None
     echo: bool = False
-    best_of: Literal[1] = 1
+    best_of: int | None = None
+    """Must be n: every continuation is returned."""
 
     def prompts(self) -> tuple[list[Prompt], list[str]]:
         """Returns the prompts, and the name of each for error messages.
@@ -162,13 +251,18 @@ class CompletionBody(_GenerationBody):
             InvalidInputError: A number is outside of its model-independent range.
         """
         self._check_stream()
+        if self.best_of not in (None, self.n):
+            raise InvalidInputError("best_of", f"is {self.best_of}; must be n, {self.n}: leave it out")
         wanted = None
         if self.logprobs is not None:
             wanted = LogProbabilityRequest(num_top_tokens=self.logprobs, include_prompt=self.echo)
+        parameters = self._parameters(self.max_tokens)
+        if (constraint := self._structure()) is not None:
+            parameters["constraint"] = constraint
         return GenerationRequest(
-            parameters=self._parameters(self.max_tokens),
+            parameters=parameters,
             sample_count=self.n,
-            truncate=self.truncate,
+            truncate=self.truncates,
             echo=self.echo,
             log_probabilities=wanted,
             priority=self.priority,
@@ -202,11 +296,25 @@ class CallPart(Part):
         return ToolCall(call_id=self.id, name=self.function.name, arguments=self.function.arguments)
 
 
+class RefusalPart(Part):
+    """A refusal of the assistant, read as text."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        """The refusal."""
+        return self.refusal
+
+
 class Message(Part):
     """A turn of a conversation."""
 
+    without_effect: ClassVar = frozenset({"annotations", "name", "refusal"})
+
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Many[TextPart] | None = None
+    content: str | Many[TextPart | RefusalPart] | None = None
     reasoning_content: str | None = None
     """This server's own field: reasoning of an earlier answer."""
     tool_calls: Annotated[Many[CallPart], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
@@ -300,7 +408,6 @@ class ChatBody(_GenerationBody):
     logprobs: bool = False
     top_logprobs: int | None = None
     response_format: Annotated[TextFormat | JsonSchemaFormat, Field(discriminator="type")] | None = None
-    store: Literal[False] = False
     modalities: Many[Literal["text"]] = Field(default_factory=list)
     tools: Annotated[Many[ToolPart], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
@@ -331,7 +438,7 @@ class ChatBody(_GenerationBody):
         return GenerationRequest(
             parameters=parameters,
             sample_count=self.n,
-            truncate=self.truncate,
+            truncate=self.truncates,
             log_probabilities=wanted,
             priority=self.priority,
             cache_salt=self.cache_salt,
@@ -360,20 +467,23 @@ class ChatBody(_GenerationBody):
         return used
 
     def _constraint(self) -> ConstraintRequest | None:
-        wanted = self.response_format
+        wanted, structure = self.response_format, self._structure()
         if wanted is None or wanted.type == "text":
-            return None
+            return structure
+        if structure is not None:
+            raise InvalidInputError("response_format", "is set together with structured outputs; set one")
         if isinstance(wanted, TextFormat):
             return ConstraintRequest(json_schema=_ANY_OBJECT)
         return ConstraintRequest(json_schema=json.dumps(wanted.json_schema.json_schema))
 
 
-class ImageBody(_Body):
+class ImageBody(ModelBody):
     """A request of `/v1/images/generations`; the last five are this server's own."""
 
     prompt: str
     n: int = 1
-    response_format: Literal["b64_json"] = "b64_json"
+    response_format: Literal["b64_json", "url"] = "b64_json"
+    """A `url` is a data URL."""
     output_format: Literal["png"] = "png"
     size: str = "auto"
     negative_prompt: str = ""
@@ -404,7 +514,7 @@ class ImageBody(_Body):
         )
 
 
-class SpeechBody(_Body):
+class SpeechBody(ModelBody):
     """A request of `/v1/audio/speech`; the last six are this server's own."""
 
     input: str
@@ -437,7 +547,7 @@ class SpeechBody(_Body):
         )
 
 
-class EmbeddingBody(_Body):
+class EmbeddingBody(ModelBody):
     """A request of `/v1/embeddings`; the last two are this server's own."""
 
     input: str | _Tokens | Many[str] | Many[_Tokens]
@@ -446,15 +556,17 @@ class EmbeddingBody(_Body):
     truncate: bool = False
     prompt_name: str = ""
 
-    def inputs(self) -> list[str] | list[NDArray[np.int64]]:
-        """Returns the texts, or the token ids of each text, (T,)."""
-        given = self.input
-        if isinstance(given, str):
-            return [given]
-        texts = [one for one in given if isinstance(one, str)]
-        if texts or not given:
-            return texts
-        if isinstance(given[0], int):
-            return [np.asarray(given, np.int64)]
-        check_count("input", len(given), MAX_TEXTS)
-        return [np.asarray(one, np.int64) for one in given]
+    def inputs(self) -> TextInputs | TokenInputs:
+        """Returns the texts, or the token ids of each text.
+
+        Raises:
+            InvalidInputError: There are none, or too many.
+        """
+        given: Sequence[Any] = self.input
+        if isinstance(self.input, str) or (self.input and isinstance(self.input[0], int)):
+            given = [self.input]
+        check_count("input", len(given), MAX_INPUTS)
+        fields = ["input"] if given != self.input else [f"input[{index}]" for index in range(len(given))]
+        if isinstance(given[0], str):
+            return TextInputs(texts=given, fields=fields, truncate=self.truncate)
+        return TokenInputs(input_ids=[np.asarray(one, np.int64) for one in given], fields=fields)

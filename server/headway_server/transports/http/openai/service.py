@@ -35,11 +35,12 @@ from headway_server.tasks.table import (
     EMBED_TEXTS,
     GENERATE_IMAGES,
     GENERATE_TEXTS,
+    RANK_TEXTS,
     SYNTHESIZE_SPEECH,
     TRANSCRIBE_SPEECH,
     TRANSLATE_SPEECH,
 )
-from headway_server.tasks.text.model import EmbeddedText, TextInputs, TextModel, TokenInputs
+from headway_server.tasks.text.model import EmbeddedText, TextModel
 from headway_server.transports.http.edge import FORM_DATA, Edge, Endpoint, Handler, Reply, Request, Stream, to_json
 from headway_server.transports.http.openai.form import (
     DONE,
@@ -49,6 +50,7 @@ from headway_server.transports.http.openai.form import (
     name_in_completions,
     name_of,
 )
+from headway_server.transports.http.openai.ranking import RERANK_PATHS, SCORE_PATHS, RankingEndpoint
 from headway_server.transports.http.openai.requests import (
     ChatBody,
     CompletionBody,
@@ -68,6 +70,7 @@ OPENAI_ABILITIES: Final[Mapping[str, Ability[Any]]] = {
     "/v1/chat/completions": GENERATE_TEXTS,
     "/v1/completions": GENERATE_TEXTS,
     "/v1/embeddings": EMBED_TEXTS,
+    **dict.fromkeys((*RERANK_PATHS, *SCORE_PATHS), RANK_TEXTS),
     "/v1/images/generations": GENERATE_IMAGES,
     "/v1/audio/speech": SYNTHESIZE_SPEECH,
     "/v1/audio/transcriptions": TRANSCRIBE_SPEECH,
@@ -133,13 +136,8 @@ class OpenAIService:
         assert embedding is not None, "the ability requires it"
         if body.dimensions is not None and not 1 <= body.dimensions <= embedding.dimension:
             raise InvalidInputError("dimensions", f"is {body.dimensions}; must be from 1 to {embedding.dimension}")
-        given = body.inputs()
-        texts = [one for one in given if isinstance(one, str)]
-        inputs: TextInputs | TokenInputs = TextInputs(texts=texts, truncate=body.truncate)
-        if given and not texts:
-            inputs = TokenInputs(input_ids=[one for one in given if not isinstance(one, str)])
-        answer = await model.embed(
-            inputs, normalize=body.dimensions is None, prompt_name=body.prompt_name, deadline=None
+        answer = await model.embed_many(
+            body.inputs(), normalize=body.dimensions is None, prompt_name=body.prompt_name, deadline=None
         )
         num_numbers = len(answer.results) * embedding.dimension
         return await _reply(lambda: _embeddings(answer, model, body), is_long=num_numbers > _MAX_NUMBERS_ON_LOOP)
@@ -149,7 +147,7 @@ class OpenAIService:
         body = await request.parse(ImageBody.read)
         model = self._host.find_able(GENERATE_IMAGES, *body.name_and_version)
         answer = await model.generate(body.request(*model.size), deadline=None)
-        return await _reply(lambda: _images(answer), is_long=True)
+        return await _reply(lambda: _images(answer, as_url=body.response_format == "url"), is_long=True)
 
     async def speak(self, request: Request) -> Reply | Stream:
         """Synthesizes the speech of a text: complete, or as streamed samples."""
@@ -183,7 +181,7 @@ async def _samples(model: SynthesisModel, body: SpeechBody) -> AsyncGenerator[by
 
 def openai_routes(edge: Edge, host: ModelHost, settings: ServerSettings) -> list[BaseRoute]:
     """Returns the routes of the API."""
-    service = OpenAIService(host)
+    service, ranking = OpenAIService(host), RankingEndpoint(host)
     num_bytes = settings.max_text_request_bytes
     handlers: dict[str, Handler] = {
         "/v1/chat/completions": service.chat,
@@ -191,6 +189,8 @@ def openai_routes(edge: Edge, host: ModelHost, settings: ServerSettings) -> list
         "/v1/embeddings": service.embed,
         "/v1/images/generations": service.generate_images,
         "/v1/audio/speech": service.speak,
+        **dict.fromkeys(RERANK_PATHS, ranking.rerank),
+        **dict.fromkeys(SCORE_PATHS, ranking.score),
     }
     endpoint = partial(Endpoint, edge, form=OPENAI_FORM)
     posted = {
@@ -453,10 +453,11 @@ def _usage(texts: Iterable[GeneratedText]) -> dict[str, Any]:
     }
 
 
-def _images(answer: Answer[GeneratedImage]) -> dict[str, Any]:
+def _images(answer: Answer[GeneratedImage], *, as_url: bool) -> dict[str, Any]:
+    name, head = ("url", "data:image/png;base64,") if as_url else ("b64_json", "")
     return {
         "created": int(time.time()),
-        "data": [{"b64_json": base64.b64encode(image.png).decode(), "seed": image.seed} for image in answer.results],
+        "data": [{name: head + base64.b64encode(image.png).decode(), "seed": image.seed} for image in answer.results],
         "output_format": "png",
         "size": f"{answer.results[0].width}x{answer.results[0].height}",
     }
