@@ -36,7 +36,7 @@ export const transcribe = {
     };
     const model = modelChoice(served, offer);
     offer();
-    const player = element("audio", { controls: true, "aria-label": "Audio to transcribe" });
+    const player = element("audio", { controls: true, "aria-label": "Recording or file" });
     const heard = element("div", { class: "heard", hidden: true }, player);
     const take = (blob) => {
       if (audio) URL.revokeObjectURL(audio.url);
