@@ -1,4 +1,4 @@
-"""Every RPC of the API: called, and its answer printed."""
+"""Calls every RPC of the API and prints its answer."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Calls:
             "GenerateImage": self.generate_image,
             "PrepareImage": partial(self.prepare_image, images),
             "SegmentImage": self.segment_image,
-            "ClassifyImage with labels of its own": self.name_segment,
+            "ClassifyImage with candidate labels": self.name_segment,
             "CaptionImage": self.caption_image,
         }
         failed = []
@@ -100,8 +100,8 @@ class Calls:
         return failed
 
     def list_models(self) -> None:
-        """ListModels. The calls that follow use these models."""
-        _section("ListModels", "the models that the server has loaded")
+        """ListModels. The later calls use these models."""
+        _section("ListModels", "the loaded models")
         listing = self._client.list_models()
         for model in listing:
             if model.task == "image_generation" and model.task not in self._models:
@@ -190,7 +190,7 @@ class Calls:
         _footer(answer, seconds)
 
     def classify_tokens(self) -> None:
-        """ClassifyTokens. A server without a model for it says so, which counts as an answer."""
+        """ClassifyTokens. A server without such a model says so, which counts as an answer."""
         _section("ClassifyTokens", "labelled spans of a text, such as names")
         _line("question", HEADLINES[0])
         try:
@@ -203,8 +203,8 @@ class Calls:
         _line("model", str(answer.model))
 
     def embed_text(self) -> None:
-        """EmbedText. A server without a model for it says so, which counts as an answer."""
-        _section("EmbedText", "a text as a vector")
+        """EmbedText. A server without such a model says so, which counts as an answer."""
+        _section("EmbedText", "the embedding of a text")
         _line("question", HEADLINES[0])
         try:
             answer = self._client.embed_text(HEADLINES[0], model=self._model("text_embedding"))
@@ -216,8 +216,8 @@ class Calls:
         _line("model", str(answer.model))
 
     def inspect_text(self) -> None:
-        """InspectText. A model without a graph of its attention says so, which counts as an answer."""
-        _section("InspectText", "what a text's tokens attend to, through all layers")
+        """InspectText. A model without an attention graph says so, which counts as an answer."""
+        _section("InspectText", "attention of a text's tokens, through all layers")
         _line("question", HEADLINES[1])
         try:
             answer = self._client.inspect_text(
@@ -234,8 +234,8 @@ class Calls:
         _line("model", str(answer.model))
 
     def score_text(self) -> None:
-        """ScoreText. A server without a model for it says so, which counts as an answer."""
-        _section("ScoreText", "a number for each pair of texts, such as a query and its documents")
+        """ScoreText. A server without such a model says so, which counts as an answer."""
+        _section("ScoreText", "scores of pairs of texts, such as a query and its documents")
         _line("question", HEADLINES[0])
         try:
             answer = self._client.score_text(HEADLINES[0], text_pairs=HEADLINES)
@@ -246,7 +246,7 @@ class Calls:
         _line("model", str(answer.model))
 
     def classify_image(self, images: list[Path]) -> None:
-        """ClassifyImage, with the demo's drawings in one call and each of the user's images in a call of its own."""
+        """ClassifyImage, with the demo's drawings in one call and each of the user's images in a separate call."""
         _section("ClassifyImage", "pictures drawn by demo/draw.py" + (", and yours" if images else ""))
         model = self._model("image_classification")
         pictures = list(self._pictures.values())
@@ -262,8 +262,8 @@ class Calls:
             _footer(answer, seconds)
 
     def embed_image(self) -> None:
-        """EmbedImage. A server without a model for it says so, which counts as an answer."""
-        _section("EmbedImage", "the drawings as vectors, and how alike they are")
+        """EmbedImage. A server without such a model says so, which counts as an answer."""
+        _section("EmbedImage", "embeddings of the drawings, and their similarity")
         first, *others = self._pictures
         _line("question", f"a drawing of: {first}")
         try:
@@ -279,8 +279,8 @@ class Calls:
         _line("model", str(answer.model))
 
     def synthesize_speech(self) -> None:
-        """SynthesizeSpeech: the audio is what the next call hears."""
-        _section("SynthesizeSpeech", "a text said aloud")
+        """SynthesizeSpeech: the next call transcribes the audio."""
+        _section("SynthesizeSpeech", "a spoken text")
         try:
             answer, seconds = _timed(
                 lambda: self._client.synthesize_speech([SAID], seed=1, model=self._model("speech_synthesis"))
@@ -298,8 +298,8 @@ class Calls:
         _footer(answer, seconds)
 
     def transcribe_speech(self) -> None:
-        """TranscribeSpeech, of what was said before."""
-        _section("TranscribeSpeech", "what was said, heard again")
+        """TranscribeSpeech, of the audio from before."""
+        _section("TranscribeSpeech", "the transcript of that speech")
         try:
             answer, seconds = _timed(
                 lambda: self._client.transcribe_speech([self._spoken or _silence()], model=self._model("transcription"))
@@ -307,13 +307,13 @@ class Calls:
         except FailedPreconditionError as error:
             _line("answer", str(error))
             return
-        _line("question", "what was said above" if self._spoken else "silence, as no loaded model speaks")
-        _line("answer", answer[0].text or "nothing is said")
+        _line("question", "the speech from above" if self._spoken else "silence, because no loaded model speaks")
+        _line("answer", answer[0].text or "no speech")
         _footer(answer, seconds)
 
     def generate_image(self) -> None:
         """GenerateImage."""
-        _section("GenerateImage", "an image drawn from noise, in 20 steps")
+        _section("GenerateImage", "an image from noise, in 20 steps")
         try:
             answer, seconds = _timed(
                 lambda: self._client.generate_image(
@@ -329,8 +329,8 @@ class Calls:
         _footer(answer, seconds)
 
     def prepare_image(self, images: list[Path]) -> None:
-        """PrepareImage: the calls that follow name the image by the id that it gets."""
-        _section("PrepareImage", "an image is sent once; what follows is about it")
+        """PrepareImage: the later calls use the image's id."""
+        _section("PrepareImage", "an image is sent once and used by the later calls")
         name, image = ("a drawing of: ship", self._pictures["ship"]) if not images else (str(images[0]), images[0])
         self._image = image if isinstance(image, bytes) else image.read_bytes()
         (prepared,), seconds = _timed(lambda: self._client.prepare_image(self._image))
@@ -340,8 +340,8 @@ class Calls:
         _line("timing", f"{seconds * 1e3:.1f} ms")
 
     def segment_image(self) -> None:
-        """SegmentImage: a click in the middle, its mask, and what lies in the mask's box for the call that follows."""
-        _section("SegmentImage", "what a click in the middle of it means")
+        """SegmentImage: a click in the middle, its mask, and the part in the mask's box for the next call."""
+        _section("SegmentImage", "the segment at a click in the middle")
         picture = ImageOps.exif_transpose(Image.open(io.BytesIO(self._image))).convert("RGB")  # upright, as masks are
         click = (picture.width / 2, picture.height / 2)
         _line("question", f"the segment at {click[0]:.0f},{click[1]:.0f}")
@@ -368,8 +368,8 @@ class Calls:
             self._segment = cut_out.getvalue()
 
     def name_segment(self) -> None:
-        """ClassifyImage with labels of the caller's own, by a model that has images and texts in one space."""
-        _section("ClassifyImage", "a name for the segment, from a list that the model was not trained on")
+        """ClassifyImage with candidate labels, by a model of images and texts in one space."""
+        _section("ClassifyImage", "a name for the segment, from a caller's list")
         _line("question", ", ".join(NAMES))
         try:
             answer, seconds = _timed(
@@ -385,7 +385,7 @@ class Calls:
 
     def caption_image(self) -> None:
         """CaptionImage, in German."""
-        _section("CaptionImage", "the whole image in a German sentence")
+        _section("CaptionImage", "a German caption of the whole image")
         try:
             answer, seconds = _timed(
                 lambda: self._client.caption_image(
@@ -399,7 +399,7 @@ class Calls:
         _footer(answer, seconds)
 
     def _model(self, task: str) -> str | None:
-        """Returns the model to call; without one the server is called all the same, and says what it has."""
+        """Returns the model to call; without one the server's error lists its models."""
         return self._models.get(task)
 
 
@@ -411,7 +411,7 @@ def _timed(call: Callable[[], ResultT]) -> tuple[ResultT, float]:
 
 
 def _silence() -> bytes:
-    """A second of it as a WAV file, to hear where nothing was said."""
+    """One second of silence as a WAV file, for a server without speech synthesis."""
     file = io.BytesIO()
     with wave.open(file, "wb") as audio:
         audio.setnchannels(1)
@@ -429,7 +429,7 @@ def _section(rpc: str, about: str) -> None:
 
 
 def _line(name: str, text: str) -> None:
-    """Prints a named text, its lines below each other."""
+    """Prints a named text, with aligned lines."""
     indented = text.strip("\n").replace("\n", f"\n{_INDENT}")
     typer.echo(f"  {name:<9} {indented}".rstrip())
 
@@ -453,7 +453,7 @@ def _labels(scores: Iterable[LabelScore]) -> str:
 
 
 def _footer(answer: Answer[object], round_trip_s: float, token_count: int = 0) -> None:
-    """Prints which model answered, and where the time went."""
+    """Prints the answering model and the timings."""
     timings = answer.timings
     parts = (
         f"{round_trip_s * 1e3:.1f} ms: waiting {timings.queue_s * 1e3:.1f}, "

@@ -88,7 +88,7 @@ def prepare(page: Page, panel: str) -> None:
         case "generate":
             page.get_by_text("All parameters").click()
             page.get_by_label("Seed").fill("7")
-            page.get_by_label("Longest text").fill("110")
+            page.get_by_label("Length limit").fill("110")
             page.get_by_text("All parameters").click()
             call(page)
             page.locator(".token").nth(3).focus()
@@ -127,7 +127,7 @@ def take(browser: Browser, address: str, shot: Shot, file: Path) -> None:
     page.wait_for_load_state("networkidle") if panel != "server" else None
     prepare(page, panel)
     if shot.is_looked_into:
-        page.get_by_role("button", name="What it looked at").first.click()
+        page.get_by_role("button", name="Attention").first.click()
         page.wait_for_selector(".looked .multiples")
     panel_box = page.locator("article.panel").bounding_box()
     assert panel_box is not None, "the panel is open"

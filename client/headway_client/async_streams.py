@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 
 from headway_client.channel import AsyncChannel, AsyncRpc
 from headway_client.errors import CallCancelledError, ProtocolError, StreamNotFinishedError
-from headway_client.requests import Call, Place, SegmentPrompt, click
+from headway_client.requests import Call, Point, SegmentPrompt, click
 from headway_client.results import (
     Answer,
     GeneratedImage,
@@ -247,8 +247,8 @@ class AsyncSegmentSession:
     async def add(
         self,
         *,
-        points: Sequence[Place] = (),
-        outside_points: Sequence[Place] = (),
+        points: Sequence[Point] = (),
+        outside_points: Sequence[Point] = (),
         box: tuple[float, float, float, float] | None = None,
         restart: bool = False,
     ) -> Answer[Mask]:

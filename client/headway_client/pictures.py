@@ -135,8 +135,8 @@ def _draw_maps(section: Any, attention: Attention, rows: Sequence[str], columns:
     across, down = (1, 1) if len(attention.maps) == 1 else _grid_of(attention.maps)
     axes = section.subplots(down, across, squeeze=False)
     weights = attention.to_numpy()  # (maps, R, C)
-    for place, found, axis in _placed(attention.maps, axes):
-        drawn = axis.imshow(weights[place], cmap=_COLOURS, vmin=0.0, vmax=1.0 if len(weights) > 1 else None)
+    for index, found, axis in _placed(attention.maps, axes):
+        drawn = axis.imshow(weights[index], cmap=_COLOURS, vmin=0.0, vmax=1.0 if len(weights) > 1 else None)
         axis.set_title(f"{kind}, {found.title}" if kind else found.title, fontsize=8)
         axis.set_xticks([])
         axis.set_yticks([])
@@ -162,11 +162,11 @@ def _placed(maps: Sequence[AttentionMap], axes: Any) -> list[tuple[int, Attentio
     rows = {layer: row for row, layer in enumerate(dict.fromkeys(found.layer for found in maps))}
     by_layer = len(rows) == down and len(maps) > down
     in_row = dict.fromkeys(rows, 0)
-    for place, found in enumerate(maps):
-        row, column = (rows[found.layer], in_row[found.layer]) if by_layer else divmod(place, across)
+    for index, found in enumerate(maps):
+        row, column = (rows[found.layer], in_row[found.layer]) if by_layer else divmod(index, across)
         in_row[found.layer] += 1
         taken.add((row, column))
-        placed.append((place, found, axes[row, column]))
+        placed.append((index, found, axes[row, column]))
     for row, column in product(range(down), range(across)):
         if (row, column) not in taken:
             axes[row, column].remove()
@@ -206,13 +206,13 @@ def _draw_caption(caption: ImageCaption, image: bytes | Path | str) -> Figure:
     down = -(-(len(maps) + 1) // across)
     height = min(2.5, max(0.4, picture.height / picture.width))
     figure = _new_figure(_SMALL_MAP_INCHES * across, (_SMALL_MAP_INCHES * height + 0.3) * down)
-    for place, axis in enumerate(figure.subplots(down, across, squeeze=False).flat):
-        if place > len(maps):
+    for index, axis in enumerate(figure.subplots(down, across, squeeze=False).flat):
+        if index > len(maps):
             axis.remove()
             continue
         axis.imshow(picture, extent=(0, picture.width, picture.height, 0))
-        if place:
-            found = maps[place - 1]
+        if index:
+            found = maps[index - 1]
             axis.imshow(found.attention, cmap=_OVERLAY, alpha=0.55, extent=extent, vmin=0.0, interpolation="nearest")
             axis.set_title(found.word.of(caption.text).replace("$", r"\$"), fontsize=8)
         axis.set_xlim(0, picture.width)
@@ -235,8 +235,8 @@ def _draw_image(inspection: ImageInspection, image: bytes | Path | str) -> Figur
     height = min(2.5, max(0.4, picture.height / picture.width))
     figure = _new_figure(inches * across, (inches * height + 0.3) * down)
     axes = figure.subplots(down, across, squeeze=False)
-    for place, found, axis in _placed(maps, axes):
-        rows = weights[place]
+    for index, found, axis in _placed(maps, axes):
+        rows = weights[index]
         attended = rows[0, 1:] if num_before else rows.mean(axis=0)  # of the class token, or of all patches
         axis.imshow(picture, extent=(0, picture.width, picture.height, 0))
         axis.imshow(

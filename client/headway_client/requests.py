@@ -213,7 +213,7 @@ Audio: TypeAlias = bytes | str | os.PathLike[str]
 Audios: TypeAlias = Audio | Sequence[Audio]
 """One audio or several."""
 
-Place: TypeAlias = tuple[float, float]
+Point: TypeAlias = tuple[float, float]
 """x and y of a point, in pixels of the image from its upper left corner."""
 
 
@@ -221,9 +221,9 @@ Place: TypeAlias = tuple[float, float]
 class SegmentPrompt:
     """Prompt for a segment of an image: points, a box, or both."""
 
-    points: Sequence[Place] = ()
+    points: Sequence[Point] = ()
     """Points inside the segment."""
-    outside_points: Sequence[Place] = ()
+    outside_points: Sequence[Point] = ()
     """Points outside the segment."""
     box: tuple[float, float, float, float] | None = None
     """Left, top, right, bottom, in pixels of the image."""

@@ -127,13 +127,13 @@ def _comparison_table(reports: Mapping[str, Report]) -> str:
 def _charts(reports: Mapping[str, Report]) -> Iterable[str]:
     yield from _distributions(reports)
     over_time = [("due_per_s", "due"), ("calls_per_s", "answered"), ("failed_per_s", "failed")]
-    yield _chart("Calls a second", _over_time(reports, over_time), x_title="seconds", y_title="calls/s")
+    yield _chart("Calls per second", _over_time(reports, over_time), x_title="seconds", y_title="calls/s")
     yield _chart("Latency over time", _latency_over_time(reports), x_title="seconds", y_title="ms")
     for name, report in reports.items():
         if search := report["search"]:
             lines = [
                 Line(verdict, points, is_dots=True)
-                for verdict, met in (("kept", True), ("missed", False))
+                for verdict, met in (("met", True), ("missed", False))
                 if (points := _probe_points(search, met=met))
             ]
             title = "Rates that were tried" if len(reports) == 1 else f"Rates that were tried: {name}"

@@ -173,7 +173,7 @@ def format_report(report: Report) -> list[str]:
     lines += [f"objective      {Result(**result)}" for result in report["objectives"]]
     if report["search"]:
         rate = report["search"]["max_rate_per_s"]
-        lines.append(f"highest rate   {'none keeps the objectives' if rate is None else f'{rate:g} calls/s'}")
+        lines.append(f"highest rate   {'none meets the objectives' if rate is None else f'{rate:g} calls/s'}")
     return lines
 
 

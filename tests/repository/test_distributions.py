@@ -44,9 +44,7 @@ def _with_all_that_they_need(requirements: Iterable[str]) -> set[str]:
 
 def test_the_wheels_for_a_gpu_machine_are_all_that_is_needed_there(root: Path) -> None:
     page = (root / "docs" / "gpu.md").read_text(encoding="utf-8")
-    [there] = re.findall(
-        r"for an interpreter that has torch and the usual scientific packages \((.*?)\)", page, re.DOTALL
-    )
+    [there] = re.findall(r"for an interpreter with torch and the usual scientific packages \((.*?)\)", page, re.DOTALL)
     [brought] = re.findall(r"^```\n(annotated-doc .*?)^```", page, re.DOTALL | re.MULTILINE)
     own = [f"headway-{folder}" for folder in _FOLDERS if folder != "client"]
     needed = _with_all_that_they_need(

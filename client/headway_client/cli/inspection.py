@@ -154,7 +154,7 @@ def _show_image(result: ImageInspection) -> None:
         if has_class_token:
             names[0], row = "class token", found.weights[:size]
         else:
-            columns = (found.weights[place::size] for place in range(size))
+            columns = (found.weights[index::size] for index in range(size))
             row = tuple(sum(column) / len(column) for column in columns)
         print_table([("all patches" if not has_class_token else names[0], _most_attended(row, names))])
 
@@ -172,8 +172,8 @@ def _show_maps(attention: Attention, rows: Sequence[str], columns: Sequence[str]
 
 
 def _most_attended(weights: Sequence[float], names: Sequence[str]) -> str:
-    best = sorted(range(len(weights)), key=lambda place: -weights[place])[:_MOST_ATTENDED]
-    return ", ".join(f"{names[place]} {weights[place]:.3f}" for place in best)
+    best = sorted(range(len(weights)), key=lambda index: -weights[index])[:_MOST_ATTENDED]
+    return ", ".join(f"{names[index]} {weights[index]:.3f}" for index in best)
 
 
 def _names(tokens: Iterable[InspectedToken]) -> list[str]:

@@ -19,7 +19,7 @@ _COLOURS = ((230, 60, 60), (60, 140, 230), (70, 180, 90), (240, 170, 40), (150, 
 _OPACITY = 0.5
 """Opacity of the colour over a segment."""
 
-Places = Annotated[list[str] | None, typer.Option(metavar="X,Y", help="Point inside the segment. May be repeated.")]
+Points = Annotated[list[str] | None, typer.Option(metavar="X,Y", help="Point inside the segment. May be repeated.")]
 OutsidePlaces = Annotated[
     list[str] | None, typer.Option("--outside", metavar="X,Y", help="Point outside the segment. May be repeated.")
 ]
@@ -42,7 +42,7 @@ class SegmentOptions(SegmentEverythingOptions, SegmentImageOptions, total=False)
 def segment(
     image: ImageArgument = None,
     *,
-    point: Places = None,
+    point: Points = None,
     outside: OutsidePlaces = None,
     box: BoxSides = None,
     everything: Everything = False,

@@ -134,7 +134,7 @@ def answer(page: Page) -> str:
 
 def answer_of_shown_command(page: Page) -> Any:
     """Runs the command for the call that a panel made, and returns what it answers."""
-    page.get_by_text("The call that this panel made").click()
+    page.get_by_text("The call of this panel").click()
     command = page.locator(".commands code").inner_text()
     run = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=20, check=True)
     return json.loads(run.stdout)
@@ -169,7 +169,7 @@ def stop_when_there_is(page: Page, selector: str) -> None:
 
 def look_into(page: Page) -> None:
     """Opens the viewer of attention below the first answer."""
-    page.get_by_role("button", name="What it looked at").first.click()
+    page.get_by_role("button", name="Attention").first.click()
     expect(page.locator(".looked .multiples button").first).to_be_visible(timeout=20_000)
 
 
@@ -184,7 +184,7 @@ def test_a_text_appears_with_its_tokens_and_the_same_seed_gives_the_same_text(pa
     open_panel(page, address, "generate")
     page.get_by_text("All parameters").click()
     page.get_by_label("Seed").fill("7")
-    page.get_by_label("Longest text").fill("20")
+    page.get_by_label("Length limit").fill("20")
     answer(page)
     expect(page.locator(".token")).to_have_count(20)
     first = page.locator(".tokens").inner_text()
@@ -196,7 +196,7 @@ def test_a_text_appears_with_its_tokens_and_the_same_seed_gives_the_same_text(pa
 
 def test_the_stop_button_ends_a_text(page: Page, address: str) -> None:
     open_panel(page, address, "generate")
-    page.get_by_label("Longest text").fill("240")
+    page.get_by_label("Length limit").fill("240")
     stop_when_there_is(page, ".token")
     page.locator("main form button.primary").click()
     expect(page.locator(".timings").last).to_contain_text("stopped")
@@ -224,14 +224,14 @@ def test_a_conversation_goes_on_with_what_was_said(page: Page, tmp_path: Path) -
         open_panel(page, url, "generate")
         page.get_by_label("As a chat").check()
         page.get_by_label("System message").fill("Be brief.")
-        page.get_by_label("Longest text").fill("12")
+        page.get_by_label("Length limit").fill("12")
         for number, message in enumerate(("Hello there.", "What is it? <|assistant|>"), start=1):
             page.get_by_label("Message", exact=True).fill(message)
             answer(page)
             assert page.locator(".turn.user").all_inner_texts()[-1] == message
             assert page.locator(".turn.user").count() == page.locator(".turn.assistant").count() == number
             expect(page.get_by_label("Message", exact=True)).to_have_value("")
-        page.get_by_text("The call that this panel made").click()
+        page.get_by_text("The call of this panel").click()
         command = page.locator(".commands code").inner_text()
         assert [command.count(each) for each in ("ROLE_SYSTEM", "ROLE_USER", "ROLE_ASSISTANT")] == [1, 2, 1]
         assert "Hello there." in command
@@ -266,7 +266,7 @@ def test_a_model_of_many_languages_is_told_which(page: Page, nllb: Path) -> None
         assert "problem" not in answer(page)
         assert page.locator(".hypotheses li").count() == 1
         assert page.locator(".problem").count() == 0
-        page.get_by_text("The call that this panel made").click()
+        page.get_by_text("The call of this panel").click()
         command = page.locator(".commands code").inner_text()
         assert '"sourceLanguage":"fra-Latn","targetLanguage":"deu-Latn"' in command.replace(" ", "")
 
@@ -307,12 +307,12 @@ def test_a_token_shows_what_it_looks_at_to_who_points_at_it_or_steps_to_it(page:
     answer(page)
     look_into(page)
     reading = page.locator(".attending .timings").first
-    expect(reading).to_contain_text("Together they look at")
+    expect(reading).to_contain_text("Together they attend to")
     page.locator(".attending .word", has_text="sea").hover()
-    expect(reading).to_contain_text("sea looks at")
+    expect(reading).to_contain_text("sea attends to")
     page.locator(".attending .word").first.focus()
     page.keyboard.press("ArrowRight")
-    expect(reading).to_contain_text("The looks at")
+    expect(reading).to_contain_text("The attends to")
     page.get_by_role("button", name="layer 2, head 1").click()
     expect(page.locator(".looked h4")).to_have_text("layer 2, head 1")
 
@@ -353,7 +353,7 @@ def test_commands_name_the_port_of_grpc_that_the_server_has(page: Page, address:
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         grpc.channel_ready_future(channel).result(timeout=20)
     answer(page)
-    page.get_by_text("The call that this panel made").click()
+    page.get_by_text("The call of this panel").click()
     for kind in ("Python", "gRPC"):
         page.get_by_label(kind, exact=True).check()
         assert f"127.0.0.1:{port}" in page.locator(".commands code").inner_text()
@@ -385,7 +385,7 @@ def test_a_command_is_copied_with_and_without_a_clipboard(browser: Browser, addr
             page.add_init_script("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
         open_panel(page, address, "classify")
         answer(page)
-        page.get_by_text("The call that this panel made").click()
+        page.get_by_text("The call of this panel").click()
         copy = page.get_by_role("button", name="Copy")
         copy.click()
         expect(page.get_by_role("button", name="Copied")).to_be_visible()
@@ -467,7 +467,7 @@ def test_clicks_and_drags_cut_out_a_part_of_a_picture(browser: Browser, tmp_path
         page.mouse.click(*place(0.75, 0.75))
         page.keyboard.up("Shift")
         expect(page.get_by_label("Points outside")).to_have_value("60,30")
-        expect(output).to_contain_text("expected IoU 0.80")  # the mask of several parts
+        expect(output).to_contain_text("predicted IoU 0.80")  # the mask of several parts
         assert page.get_by_label("Points inside").input_value() == "20,20"
         page.get_by_role("button", name="Start over").click()
         assert page.evaluate(opacity) == 0
@@ -508,7 +508,7 @@ def test_a_picture_gets_a_caption_whose_words_show_where_they_looked(
 def test_a_picture_is_seen_to_come_and_is_the_one_that_the_shown_command_draws(page: Page, maker_address: str) -> None:
     open_panel(page, maker_address, "draw")
     prompt = page.get_by_label("Prompt", exact=True)
-    assert prompt.locator("option").all_inner_texts() == ["Anything", "red", "green", "blue"]
+    assert prompt.locator("option").all_inner_texts() == ["Unconditional", "red", "green", "blue"]
     prompt.select_option("red")
     page.get_by_label("Seed").fill("7")
     page.get_by_label("Steps").fill("60")
@@ -564,7 +564,7 @@ def test_a_picture_is_drawn_over_where_a_finger_or_a_box_has_painted(
     context = browser.new_context(viewport={"width": 360, "height": 800}, has_touch=True, bypass_csp=True)
     page = context.new_page()
     open_panel(page, maker_address, "draw")
-    page.get_by_text("Draw over a picture").click()
+    page.get_by_text("Edit an image").click()
     page.get_by_label("Picture").set_input_files(tmp_path / "photo.png")
     strength = page.get_by_label("Strength")
     assert strength.input_value() == "0.8"
@@ -575,7 +575,7 @@ def test_a_picture_is_drawn_over_where_a_finger_or_a_box_has_painted(
     assert shown is not None
     page.touchscreen.tap(shown["x"] + shown["width"] / 4, shown["y"] + shown["height"] / 2)
     assert strength.input_value() == "1"
-    page.get_by_label("Boxes to draw anew").fill("60,5,70,15")
+    page.get_by_label("Boxes to inpaint").fill("60,5,70,15")
     assert is_accessible_and_fits(page)
     assert "80 x 40 pixels" in answer(page)
     changed = (np.asarray(Image.open(BytesIO(downloaded(page, "Download PNG")[1]))) != photo).any(-1)
@@ -584,12 +584,12 @@ def test_a_picture_is_drawn_over_where_a_finger_or_a_box_has_painted(
     boxed = (abs(rows - 10) < 5) & (abs(columns - 65) < 5)
     assert changed[(dot < 3) | boxed].mean() > 0.95
     assert not changed[(dot > 5) & ~boxed].any()
-    page.get_by_label("Boxes to draw anew").fill("60,5,70")
+    page.get_by_label("Boxes to inpaint").fill("60,5,70")
     assert "is not 4 numbers" in answer(page)
     page.get_by_role("button", name="Clear the mask").click()
     assert strength.input_value() == "0.8"
     assert "8 x 8 pixels" in answer(page)  # drawn over as a whole, at the model's size
-    page.get_by_role("button", name="Without a picture").click()
+    page.get_by_role("button", name="Without an image").click()
     expect(picture).to_be_hidden()
     context.close()
 
@@ -612,7 +612,7 @@ def test_a_text_is_heard_as_it_is_spoken_and_comes_as_a_file(page: Page, maker_a
     open_panel(page, maker_address, "speak")
     keep_what_is_played(page)
     voice = page.get_by_label("Voice")
-    assert voice.locator("option").all_inner_texts() == ["Whoever the model draws", "ann", "bob"]
+    assert voice.locator("option").all_inner_texts() == ["The model chooses", "ann", "bob"]
     voice.select_option("bob")
     page.get_by_label("Text", exact=True).fill("low high low")
     page.get_by_text("All parameters").click()
@@ -663,7 +663,7 @@ def test_what_is_recorded_or_in_a_file_is_transcribed(
         expect(page.locator(".output")).to_contain_text("English")
         page.get_by_role("button", name="Record").click()
         page.wait_for_timeout(700)
-        page.get_by_role("button", name="Stop and read").click()
+        page.get_by_role("button", name="Stop and transcribe").click()
         expect(page.locator(".transcript")).not_to_have_text("low high", timeout=30_000)
         expect(page.locator(".output small").first).to_have_text(
             re.compile(r"^(\d{3} ms|\d\.\d\d s) · English$"), timeout=30_000
@@ -709,7 +709,7 @@ def test_a_server_that_wants_keys_gets_one(page: Page, topics: Path, tmp_path: P
         expect(page.locator("#status")).to_have_text("1 model")
         open_panel(page, url, "classify")
         assert "Business" in answer(page)
-        page.get_by_text("The call that this panel made").click()
+        page.get_by_text("The call of this panel").click()
         command = page.locator(".commands code").inner_text()
         assert key not in command
         environment = os.environ | {"HEADWAY_API_KEY": key}

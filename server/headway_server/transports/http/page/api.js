@@ -4,7 +4,7 @@ const KEY = "headway-api-key";
 const IN_TRAILER = 2; // a flag of an envelope: it ends the stream
 const HEADER_BYTES = 5; // of an envelope: its flags and the length of its message
 
-/** What the server or the way to it had against a call. */
+/** Failure of a call, by the server or the network. */
 export class CallError extends Error {
   constructor(code, message) {
     super(message);
@@ -12,7 +12,7 @@ export class CallError extends Error {
   }
 }
 
-/** Where the page calls its server. */
+/** Address of the server. */
 export const address = new URL(".", document.baseURI);
 
 export const key = {
@@ -79,7 +79,7 @@ export async function* stream(service, method, request, { signal } = {}) {
         else return;
       }
       const { done, value } = await reader.read();
-      if (done) throw new CallError("unavailable", "The server ended the answer before it was whole.");
+      if (done) throw new CallError("unavailable", "The server ended the answer early.");
       const joined = new Uint8Array(held.length + value.length);
       joined.set(held);
       joined.set(value, held.length);
@@ -87,7 +87,7 @@ export async function* stream(service, method, request, { signal } = {}) {
     }
   } catch (error) {
     if (error instanceof CallError || error.name === "AbortError") throw error;
-    throw new CallError("unavailable", "The connection broke before the answer was whole.");
+    throw new CallError("unavailable", "The connection broke before the end of the answer.");
   } finally {
     reader.cancel().catch(() => {});
   }

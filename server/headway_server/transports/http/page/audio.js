@@ -1,4 +1,4 @@
-// Audio as the API takes and gives it: what the browser can decode or record becomes a WAV file, and samples are played as they come.
+// Audio of the API: decodable or recorded audio becomes a WAV file, and samples are played as they arrive.
 
 import { CallError } from "./api.js";
 
@@ -41,7 +41,7 @@ export function wavOf(parts, rate) {
   return new Blob([view.buffer, ...parts], { type: "audio/wav" }); // every browser's machine is little-endian, as WAV is
 }
 
-/** Plays samples, Int16Array after Int16Array, one behind the other as they come. */
+/** Plays samples, Int16Array after Int16Array, as they arrive. */
 export function player(rate) {
   const context = new AudioContext({ sampleRate: rate });
   let end = 0; // of what has come, by the context's clock
@@ -55,7 +55,7 @@ export function player(rate) {
       source.start(end);
       end += buffer.duration;
     },
-    /** Returns when all has been heard; throws an AbortError if `signal` ends it. */
+    /** Returns when all has been played; throws an AbortError if `signal` ends it. */
     async ended(signal) {
       signal.throwIfAborted(); // the last messages may have been read before
       await new Promise((done, fail) => {
@@ -67,16 +67,16 @@ export function player(rate) {
   };
 }
 
-/** Records from the microphone until `stop()`, which returns what was recorded. Throws CallError where it may not. */
+/** Records from the microphone until `stop()`, which returns the recording. Throws CallError without permission. */
 export async function record() {
   if (!navigator.mediaDevices) {
-    throw new CallError("failed_precondition", "A browser records on pages of HTTPS or of this machine alone.");
+    throw new CallError("failed_precondition", "Browsers record only on HTTPS pages and on localhost.");
   }
   let stream;
   try {
     stream = await navigator.mediaDevices.getUserMedia({ audio: true });
   } catch (error) {
-    throw new CallError("failed_precondition", `The browser does not record: ${error.message}`);
+    throw new CallError("failed_precondition", `The browser cannot record: ${error.message}`);
   }
   const recorder = new MediaRecorder(stream);
   const parts = [];

@@ -1,4 +1,4 @@
-// The call that a panel has made, as other programs make it.
+// The call of a panel as commands of other programs.
 
 import { address, key } from "./api.js";
 import { copied, element, newId } from "./dom.js";
@@ -51,8 +51,8 @@ function grpcurl({ service, method, request }) {
   return `grpcurl ${IS_ENCRYPTED ? "" : "-plaintext "}${key.get() ? '-H "x-api-key: $HEADWAY_API_KEY" ' : ""}-d ${body} \\\n  ${GRPC} headway.v1.${service}/${method}`;
 }
 
-/** Shows a call {service, method, request} as commands to copy; one of a stream has the request without a stream as `whole`. */
-export function commands(call, title = "The call that this panel made") {
+/** Shows a call {service, method, request} as commands to copy; a streaming call has its unary request as `whole`. */
+export function commands(call, title = "The call of this panel") {
   const kinds = [["curl", curl], ["Python", python], ["gRPC", grpcurl]];
   const code = element("code");
   const box = element("pre", { tabindex: "0", "aria-label": "The call as a command" }, code);

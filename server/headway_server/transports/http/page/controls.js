@@ -1,4 +1,4 @@
-// Controls of a panel: fields with labels, the button that calls, and what came of the call.
+// Controls of a panel: labelled fields, the submit button, and the result of the call.
 
 import { CallError } from "./api.js";
 import { commands } from "./commands.js";
@@ -26,14 +26,14 @@ export function textArea(value, rows, attributes = {}) {
   return area;
 }
 
-/** A number; `value()` is undefined where it is empty, which leaves the default to the model. */
+/** A number; `value()` is undefined if empty, so the model's default applies. */
 export function number(attributes) {
   const input = element("input", { type: "number", inputmode: "decimal", ...attributes });
   input.given = () => (input.value === "" ? undefined : Number(input.value));
   return input;
 }
 
-/** A number that is dragged, with its value beside the label. */
+/** A slider, with its value beside the label. */
 export function slider(label, attributes) {
   const input = element("input", { type: "range", oninput: () => input.set(input.value), ...attributes });
   const shown = element("output", { "aria-hidden": "true" });
@@ -48,12 +48,12 @@ export function slider(label, attributes) {
   return whole;
 }
 
-/** Shows what a number is where none is given. */
+/** Shows the default of a number. */
 export function expect(input, value) {
   input.placeholder = String(Number(Number(value).toFixed(3)));
 }
 
-/** Fields of how tokens are drawn, as the API's SamplingParameters have them. */
+/** Sampling fields, as in the API's SamplingParameters. */
 export function sampling() {
   const temperature = number({ min: 0, max: 2, step: 0.05 });
   const topK = number({ min: 0, step: 1 });
@@ -61,10 +61,10 @@ export function sampling() {
   const minP = number({ min: 0, max: 1, step: 0.01 });
   const seed = number({ min: 0, step: 1 });
   return {
-    temperature: field("Temperature", temperature, "0 takes the likeliest"),
+    temperature: field("Temperature", temperature, "0: greedy"),
     others: [field("Top-k", topK, "0: all"), field("Top-p", topP), field("Min-p", minP)],
-    seed: field("Seed", seed, "Empty: a new one"),
-    /** Shows a model's own, which is taken where nothing is given. */
+    seed: field("Seed", seed, "Empty: random"),
+    /** Shows a model's defaults. */
     expect(own = {}) {
       for (const [input, value] of [[temperature, own.temperature ?? 0], [topK, own.topK ?? 0], [topP, own.topP ?? 1], [minP, own.minP ?? 0]]) expect(input, value);
     },
@@ -88,7 +88,7 @@ export function choice(options, { value, onchange } = {}) {
 
 const LANGUAGES = new Intl.DisplayNames(["en"], { type: "language" });
 
-/** Returns the English name of a language that a BCP 47 code stands for. */
+/** Returns the English name of a BCP 47 code's language. */
 export function language(code) {
   try {
     return LANGUAGES.of(code);
@@ -97,23 +97,23 @@ export function language(code) {
   }
 }
 
-/** Chooses among models; hidden from nobody, since it names the one that answers. */
+/** Choice of a model; always visible, because it names the answering one. */
 export function modelChoice(models, onchange) {
   return choice(models.map((model) => [`${model.name}/${model.version}`, `${model.name} (${model.version})`]), { onchange });
 }
 
-/** Returns the model that was chosen. */
+/** Returns the chosen model. */
 export function chosen(select, models) {
   return models.find((model) => `${model.name}/${model.version}` === select.value);
 }
 
-/** Returns an error as the page says it. */
+/** Returns the page's display of an error. */
 export function problem(error) {
   const isOurs = error instanceof CallError;
   return element(
     "div",
     { class: "problem", role: "alert" },
-    element("strong", {}, isOurs ? heading(error.code) : "This page made a mistake"),
+    element("strong", {}, isOurs ? heading(error.code) : "Error in this page"),
     element("p", {}, isOurs ? error.message : String(error)),
   );
 }
@@ -121,13 +121,13 @@ export function problem(error) {
 function heading(code) {
   const headings = {
     invalid_argument: "The call was refused",
-    unauthenticated: "The server wants an API key",
-    permission_denied: "This key may not do that",
+    unauthenticated: "The server requires an API key",
+    permission_denied: "The key lacks this permission",
     not_found: "Not found",
-    failed_precondition: "This model cannot do that",
-    resource_exhausted: "The server has too much to do",
+    failed_precondition: "Not supported by this model",
+    resource_exhausted: "The server is overloaded",
     unavailable: "The server cannot be reached",
-    deadline_exceeded: "It took too long",
+    deadline_exceeded: "The deadline has passed",
   };
   return headings[code] ?? "The call failed";
 }
@@ -136,8 +136,8 @@ function heading(code) {
  * A form that makes one call at a time.
  *
  * `prepare()` returns {service, method, request}; `run(prepared, signal, output)` makes the call and fills `output`. It
- * returns what it has called, where that was something else.
- * What was called is shown below as commands of other programs.
+ * returns the actual call, if that was another one.
+ * The call is shown below as commands of other programs.
  */
 export function caller({ fields, label, prepare, run, isLive = false }) {
   const output = element("section", { class: "output", "aria-label": "Answer", "aria-live": isLive ? "off" : "polite" });
@@ -161,7 +161,7 @@ export function caller({ fields, label, prepare, run, isLive = false }) {
       show(shown, commands(prepared));
       const called = await run(prepared, mine.signal, output);
       if (called) show(shown, commands(called));
-      if (isLive) spoken.textContent = "The answer is whole.";
+      if (isLive) spoken.textContent = "The answer is complete.";
     } catch (error) {
       if (error.name === "AbortError") {
         if (running === mine) spoken.textContent = "Stopped.";
@@ -207,7 +207,7 @@ export function bars(rows) {
   );
 }
 
-/** How long a call took, by its parts, from the timings that the API answers. */
+/** Timings of a call, from the answer. */
 export function timings(answer) {
   const seconds = (text) => (text ? Number.parseFloat(text) : 0);
   const { total, queue, inference } = answer.timings ?? {};

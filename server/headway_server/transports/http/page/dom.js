@@ -1,4 +1,4 @@
-// Elements of the page, made without markup in strings: what models write is text and never becomes markup.
+// Elements of the page, made without markup in strings: model output is text and never becomes markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -17,17 +17,17 @@ export function element(tag, attributes = {}, ...children) {
   return fill(document.createElement(tag), attributes, children);
 }
 
-/** Makes an element of a drawing. */
+/** Makes an SVG element. */
 export function drawn(tag, attributes = {}, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
 }
 
-/** Replaces what an element holds. */
+/** Replaces the children of an element. */
 export function show(node, ...children) {
   node.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
 }
 
-/** Lets the arrow keys go from one child of a row to the next, so that one alone need be in the tab order. */
+/** Lets the arrow keys move between the children of a row, so that only one is in the tab order. */
 export function steppable(row) {
   row.addEventListener("keydown", (event) => {
     const step = { ArrowLeft: "previousElementSibling", ArrowRight: "nextElementSibling" }[event.key];
@@ -64,7 +64,7 @@ export function duration(seconds) {
   return seconds < 1 ? `${Math.round(seconds * 1000)} ms` : `${seconds.toFixed(2)} s`;
 }
 
-/** Looks now and then again and again, but not while nobody sees the page; returns what ends it. */
+/** Polls now and repeatedly, except while the page is hidden; returns a function that ends it. */
 export function repeat(look, everyMs) {
   const seen = () => document.hidden || look();
   look();
@@ -76,7 +76,7 @@ export function repeat(look, everyMs) {
   };
 }
 
-/** Copies a text. Browsers have a clipboard for pages of HTTPS or of this machine alone; on others what is selected is copied. */
+/** Copies a text. Browsers have a clipboard only on HTTPS pages and localhost; otherwise the selection is copied. */
 export async function copied(text) {
   if (navigator.clipboard) {
     await navigator.clipboard.writeText(text);
@@ -92,5 +92,5 @@ export async function copied(text) {
   const isCopied = document.execCommand("copy");
   area.remove();
   focused?.focus();
-  if (!isCopied) throw new Error("The browser does not copy.");
+  if (!isCopied) throw new Error("The browser cannot copy.");
 }

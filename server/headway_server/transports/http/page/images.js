@@ -1,9 +1,9 @@
-// Pictures as the API takes and gives them, and one that is pointed at.
+// Images of the API, and one with a pointer.
 
 import { CallError } from "./api.js";
 import { element } from "./dom.js";
 
-/** Returns the bytes of a file in base64, as JSON carries them. */
+/** Returns the bytes of a file in base64, for JSON. */
 export async function base64(file) {
   const bytes = new Uint8Array(await file.arrayBuffer());
   let text = "";
@@ -11,17 +11,17 @@ export async function base64(file) {
   return btoa(text);
 }
 
-/** Returns the bytes that JSON carries in base64. */
+/** Returns the bytes of base64 in JSON. */
 export function fromBase64(text) {
   return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
 }
 
-/** Reads places, "120,80 200,90", as numbers; throws for what is none. */
+/** Parses points, "120,80 200,90", as numbers; throws for anything else. */
 export function places(text, count) {
   return text.split(/[\s;]+/).filter(Boolean).map((part) => {
     const numbers = part.split(",").map(Number);
     if (numbers.length !== count || numbers.some((one) => !Number.isFinite(one))) {
-      throw new CallError("invalid_argument", `“${part}” is not ${count} numbers with commas between.`);
+      throw new CallError("invalid_argument", `“${part}” is not ${count} numbers separated by commas.`);
     }
     return numbers;
   });

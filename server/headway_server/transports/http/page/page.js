@@ -1,4 +1,4 @@
-// The page: which panel is open, which models there are, whether the server answers.
+// The page: the open panel, the models, the state of the server.
 
 import { call, key } from "./api.js";
 import { problem } from "./controls.js";
@@ -28,7 +28,7 @@ const open = { panel: null, leave: null };
 const kept = new Map(); // what was opened and has a form, by the panel: {place, models, leave, close}
 let served = null; // the models; null until the server has answered
 
-/** The panel's own end of the page's address: a place to go, and no part of this page to jump to. */
+/** The panel's fragment in the page's address: a route, not an anchor within the page. */
 function route(panel) {
   return `#/${panel.id}`;
 }
@@ -38,9 +38,9 @@ function panelOf(hash) {
 }
 
 /**
- * Makes a panel, or returns the one that was made for these models: what was written, chosen and answered is still there.
+ * Makes a panel, or returns the existing one for these models, with its inputs and answers.
  *
- * `panel.open` returns `leave`, which ends what runs, and `close`, which also lets go of what is kept.
+ * `panel.open` returns `leave`, which ends running calls, and `close`, which also frees the panel's state.
  */
 function made(panel) {
   const wanted = panel.capabilities ?? [];
@@ -74,7 +74,7 @@ function openPanel(panel) {
   revealTab();
 }
 
-/** Moves the row of tabs, where it is wider than the screen, until the open panel's is in it, and part of its neighbour. */
+/** Scrolls a row of tabs wider than the screen until the open panel's tab and part of its neighbour are visible. */
 function revealTab() {
   const link = tabs.querySelector("[aria-current]");
   if (!link) return;
@@ -102,7 +102,7 @@ async function look() {
     if (names(models) === names(served)) return;
     const isFirst = served === null;
     served = models;
-    // A panel with a form is left as it is, since somebody may be writing there; it shows other models when it is opened.
+    // A panel with a form is not changed, because somebody may be writing there; it shows new models when it is reopened.
     if (isFirst || !open.panel.capabilities) openPanel(panelOf(location.hash));
   } catch (error) {
     say("down", error.code === "unauthenticated" ? "API key needed" : "No answer");

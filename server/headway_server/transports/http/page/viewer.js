@@ -1,11 +1,11 @@
-// The viewer of attention: what is asked of a model, and the answer as pictures that can be pointed at.
+// The attention viewer: the call to a model, and the answer as interactive pictures.
 
 import { call } from "./api.js";
 import { commands } from "./commands.js";
 import { choice, field, problem } from "./controls.js";
 import { element, show, steppable } from "./dom.js";
 
-/** The method that shows what a model attends to, by its capability. */
+/** Inspection method by capability. */
 export const METHODS = {
   inspect_text: "InspectText",
   inspect_image: "InspectImage",
@@ -19,18 +19,18 @@ const SUMMARIES = [
   ["ATTENTION_SUMMARY_ROLLOUT", "Rollout through all layers"],
 ];
 
-/** Chooses what is made of the heads. */
+/** Choice of the summary of the heads. */
 export function summaryChoice(options) {
   return choice(SUMMARIES, options);
 }
 
-/** Returns the call {service, method, request} that looks into a model which reads `input`: texts, or an image in base64. */
+/** Returns the inspection call {service, method, request} of a model for `input`: texts, or an image in base64. */
 export function inspection({ name, version, capabilities }, input, summary) {
   const method = METHODS[capabilities.find((one) => one in METHODS)];
   return { service: "InspectionService", method, request: { model: name, modelVersion: version, ...input, attention: { summary } } };
 }
 
-/** A button below an answer, which opens the viewer on what the model read; null for a model that cannot be looked into. */
+/** A button below an answer that opens the viewer; null for a model without attention. */
 export function looked(model, input, { url, summary = SUMMARIES[0][0] } = {}) {
   if (!model.capabilities.some((one) => one in METHODS)) return null;
   const place = element("div", { class: "looked", hidden: true });
@@ -43,7 +43,7 @@ export function looked(model, input, { url, summary = SUMMARIES[0][0] } = {}) {
     latest = prepared;
     place.setAttribute("aria-busy", "true");
     const found = await call(prepared.service, prepared.method, prepared.request).then(
-      (answer) => [choosing, ...pictures(answer.result, url), commands(prepared, "The call that looked")],
+      (answer) => [choosing, ...pictures(answer.result, url), commands(prepared, "The call for attention")],
       (error) => [choosing, problem(error)],
     );
     if (latest !== prepared) return; // another choice was made meanwhile
@@ -64,7 +64,7 @@ export function looked(model, input, { url, summary = SUMMARIES[0][0] } = {}) {
         if (!place.hidden && !latest) look();
       },
     },
-    "What it looked at",
+    "Attention",
   );
   return element("div", { class: "looking" }, button, place);
 }
@@ -81,7 +81,7 @@ function rows(map, columns) {
   return all;
 }
 
-/** Draws a map, a pixel a weight, the largest weight of each row as dark as can be. */
+/** Draws a map, one pixel per weight, with the largest weight of each row darkest. */
 function thumbnail(weights) {
   const [red, green, blue] = getComputedStyle(document.documentElement).getPropertyValue("--heat-rgb").split(" ").map(Number);
   return painted(
@@ -93,7 +93,7 @@ function thumbnail(weights) {
   );
 }
 
-/** A drawing of so many pixels a row. */
+/** A canvas of this many pixels per row. */
 function painted(width, colours) {
   const height = colours.length / width;
   const canvas = element("canvas", { width, height, "aria-hidden": "true" });
@@ -113,7 +113,7 @@ function together(weights) {
   return weights[0].map((_, column) => weights.reduce((sum, row) => sum + row[column], 0) / weights.length);
 }
 
-/** Tokens of which each, when pointed at or stepped to, shows how much it attends to the others, or to those of another text. */
+/** Tokens that show on hover or focus their attention to the others, or to those of another text. */
 function attending(weights, from, to) {
   const reading = element("p", { class: "timings", "aria-live": "polite" });
   const colour = (row, whose) => {
@@ -123,10 +123,10 @@ function attending(weights, from, to) {
       targets[column].title = weight.toFixed(3);
     });
     const order = row.map((weight, column) => [weight, column]).sort((a, b) => b[0] - a[0]).slice(0, 3);
-    reading.textContent = `${whose} at ${order.map(([weight, column]) => `${visible(to[column])} (${(weight * 100).toFixed(0)} %)`).join(", ")}`;
+    reading.textContent = `${whose} ${order.map(([weight, column]) => `${visible(to[column])} (${(weight * 100).toFixed(0)} %)`).join(", ")}`;
   };
   const look = (row) => {
-    colour(weights[row], `${visible(from[row])} looks`);
+    colour(weights[row], `${visible(from[row])} attends to`);
     sources.forEach((source, index) => source.setAttribute("aria-pressed", String(index === row)));
   };
   const sources = from.map((text, row) =>
@@ -137,18 +137,18 @@ function attending(weights, from, to) {
     ),
   );
   const targets = from === to ? sources : to.map((text) => element("span", { class: "word" }, visible(text)));
-  colour(together(weights), "Together they look");
+  colour(together(weights), "Together they attend to");
   return element(
     "div",
     { class: "attending" },
-    steppable(element("div", { class: "words", role: "group", "aria-label": "Tokens that look" }, ...sources)),
-    from === to ? null : element("div", { class: "words" }, element("small", {}, "at"), ...targets),
+    steppable(element("div", { class: "words", role: "group", "aria-label": "Attending tokens" }, ...sources)),
+    from === to ? null : element("div", { class: "words" }, element("small", {}, "to"), ...targets),
     reading,
-    element("p", { class: "timings" }, "Point at a token, or step to it with the arrow keys, to see what it looks at."),
+    element("p", { class: "timings" }, "Point at a token, or step to it with the arrow keys, to see its attention."),
   );
 }
 
-/** Patches of an image over it, as bright as the class token (or the mean patch) attends to them. */
+/** Patches over an image, with the attention of the class token (or the mean patch) as brightness. */
 function overlay(weights, { patches, patchRowCount = 1, patchColumnCount = 1 }, url, alt) {
   const first = patches.length - patchRowCount * patchColumnCount; // tokens of the model's own
   const shares = (first ? weights[0] : together(weights)).slice(first);
@@ -157,7 +157,7 @@ function overlay(weights, { patches, patchRowCount = 1, patchColumnCount = 1 }, 
   return element("div", { class: "overlay" }, element("img", { src: url, alt }), painted(patchColumnCount, veil));
 }
 
-/** Small multiples of all maps of a kind, a row of heads for each layer, of which one is shown large. */
+/** Small multiples of all maps, a row of heads for each layer; one is shown large. */
 function viewer(title, attention, draw, preview = thumbnail) {
   const large = element("div", { class: "large" });
   const buttons = [];
@@ -183,26 +183,26 @@ function viewer(title, attention, draw, preview = thumbnail) {
   return element("section", { class: "result" }, element("h3", {}, title), ...multiples, large);
 }
 
-/** Draws an inspection; `url` is that of the picture, where it is of one. */
+/** Draws an inspection; `url` is the image, if it has one. */
 export function pictures(result, url) {
   const texts = (tokens) => (tokens ?? []).map((each) => each.text ?? "");
   if (result.patches) return [
       viewer(
-        "Which parts of the picture it looked at",
+        "Attention over the image",
         result.attention,
-        (weights) => overlay(weights, result, url, "The picture, with what the model looked at left bright"),
+        (weights) => overlay(weights, result, url, "The image, brighter where attention is high"),
         (weights) => overlay(weights, result, url, ""),
       ),
     ];
   if (result.sourceTokens) {
     const [source, target] = [texts(result.sourceTokens), texts(result.targetTokens)];
     return [
-      ["The translation looks at the source", result.crossAttention, target, source],
-      ["The source looks at itself", result.encoderAttention, source, source],
-      ["The translation looks at itself", result.decoderAttention, target, target],
+      ["Attention of the translation to the source", result.crossAttention, target, source],
+      ["Attention within the source", result.encoderAttention, source, source],
+      ["Attention within the translation", result.decoderAttention, target, target],
     ].filter(([, attention]) => attention?.maps).map(([title, attention, from, to]) => viewer(title, attention, (weights) => attending(weights, from, to)));
   }
   const tokens = texts(result.tokens);
-  return [viewer("What the tokens attend to", result.attention, (weights) => attending(weights, tokens, tokens))];
+  return [viewer("Attention of the tokens", result.attention, (weights) => attending(weights, tokens, tokens))];
 }
 

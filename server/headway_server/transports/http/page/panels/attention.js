@@ -14,7 +14,7 @@ const EXAMPLES = {
 export const attention = {
   id: "attention",
   title: "Attention",
-  lead: "What a model looks at: every head of every layer, or what they add up to.",
+  lead: "Attention of a model: every head of every layer, or a summary.",
   capabilities: Object.keys(METHODS),
   open(place, served) {
     const model = modelChoice(served, () => fit());
@@ -42,7 +42,7 @@ export const attention = {
         const read = {};
         if (!textField.hidden) read.text = text.value;
         else if (input.files.length) read.image = await base64(input.files[0]);
-        else throw new CallError("invalid_argument", "Choose a picture first.");
+        else throw new CallError("invalid_argument", "Choose an image first.");
         return inspection(chosen(model, served), read, summary.value);
       },
       async run(prepared, signal, output) {

@@ -22,7 +22,7 @@ function words(text, tokens) {
   ]);
 }
 
-/** The picture with a layer over what the model saw of it; `look(weights)` shows where a word looked. */
+/** The image with a layer over its seen part; `look(weights)` shows the attention of a word. */
 function overlay(url, name, result) {
   const canvas = element("canvas", { width: result.patchColumnCount, height: result.patchRowCount, "aria-hidden": "true" });
   const { left = 0, top = 0, right = result.width, bottom = result.height } = result.seenPart ?? {};
@@ -45,7 +45,7 @@ function overlay(url, name, result) {
 export const caption = {
   id: "caption",
   title: "Caption",
-  lead: "What a picture shows, in words, and where the model looked when it wrote each of them.",
+  lead: "A caption of an image, and the model's attention at each word.",
   capabilities: ["caption_image"],
   open(place, served) {
     let url = null; // of the picture
@@ -67,12 +67,12 @@ export const caption = {
         field("Model", model),
         field("Picture", input, "JPEG, PNG, WebP, BMP or GIF"),
         field("Language", to),
-        field("Begins with", prefix, "Whole words, or nothing"),
+        field("Begins with", prefix, "Whole words; optional"),
         element("div", { class: "grid" }, field("Beams", beams, "1 is greedy"), field("Captions", hypotheses, "The best n")),
       ],
       label: "Caption",
       async prepare() {
-        if (!input.files.length) throw new CallError("invalid_argument", "Choose a picture first.");
+        if (!input.files.length) throw new CallError("invalid_argument", "Choose an image first.");
         const request = {
           model: chosen(model, served).name,
           images: [await base64(input.files[0])],
@@ -113,7 +113,7 @@ export const caption = {
             ),
           ),
         );
-        show(output, list, node, element("small", {}, "Point at a word to see where the model looked when it wrote it."), line, timings(answer));
+        show(output, list, node, element("small", {}, "Point at a word to see the model's attention over the image."), line, timings(answer));
         pick(all[0]);
       },
     });

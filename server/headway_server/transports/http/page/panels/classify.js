@@ -12,13 +12,13 @@ export const classify = {
   id: "classify",
   title: "Classify texts",
   tab: "Classify",
-  lead: "One text a line; each gets its labels with their probabilities.",
+  lead: "One text per line; labels with probabilities for each.",
   capabilities: ["classify_text"],
   open(place, served) {
     const model = modelChoice(served);
     const texts = textArea(EXAMPLE, 5, { required: true });
     const form = caller({
-      fields: [field("Model", model), field("Texts", texts, "One a line. Ctrl+Enter calls.")],
+      fields: [field("Model", model), field("Texts", texts, "One per line. Ctrl+Enter sends.")],
       label: "Classify",
       prepare() {
         const { name, labels = [] } = chosen(model, served);

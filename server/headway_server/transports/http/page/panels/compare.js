@@ -29,7 +29,7 @@ function matrix(texts, vectors) {
     element(
       "table",
       { class: "matrix" },
-      element("caption", {}, "Cosine of the texts' vectors: 1 is the same direction"),
+      element("caption", {}, "Cosine similarity of the texts' vectors"),
       element("thead", {}, element("tr", {}, element("td"), ...heads)),
       element("tbody", {}, ...rows),
     ),
@@ -40,13 +40,13 @@ export const compare = {
   id: "compare",
   title: "Compare texts",
   tab: "Compare",
-  lead: "How near texts are to each other in a model's space.",
+  lead: "Similarity of texts in a model's embedding space.",
   capabilities: ["embed_text"],
   open(place, served) {
     const model = modelChoice(served);
     const texts = textArea(EXAMPLE, 6, { required: true });
     const form = caller({
-      fields: [field("Model", model), field("Texts", texts, "One a line, at most 24.")],
+      fields: [field("Model", model), field("Texts", texts, "One per line, at most 24.")],
       label: "Compare",
       prepare: () => ({
         service: "EmbeddingService",

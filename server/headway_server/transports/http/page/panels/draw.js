@@ -14,7 +14,7 @@ const SAMPLERS = [
   ["DIFFUSION_SAMPLER_EULER", "Euler"],
 ];
 
-/** A picture to draw over, and what of it is drawn anew: `request()` has the fields of both, and of their strength. */
+/** An image to edit, and its mask: `request()` has the fields of both, and the strength. */
 function ground(say) {
   let file = null;
   let strokes = []; // {width, points} in pixels of the picture
@@ -29,12 +29,12 @@ function ground(say) {
     { class: "painted", hidden: true },
     picture.node,
     brush,
-    field("Boxes to draw anew", boxes, "left,top,right,bottom in pixels, several with spaces between."),
+    field("Boxes to inpaint", boxes, "left,top,right,bottom in pixels, several separated by spaces."),
     element(
       "div",
       { class: "row" },
       element("button", { type: "button", onclick: clear }, "Clear the mask"),
-      element("button", { type: "button", onclick: () => take([]) }, "Without a picture"),
+      element("button", { type: "button", onclick: () => take([]) }, "Without an image"),
     ),
     strength,
   );
@@ -49,7 +49,7 @@ function ground(say) {
     try {
       await picture.take(chosenFile);
     } catch {
-      say(new CallError("invalid_argument", "The browser cannot read this as a picture."));
+      say(new CallError("invalid_argument", "The browser cannot read this as an image."));
       return;
     }
     file = chosenFile;
@@ -85,7 +85,7 @@ function ground(say) {
     for (const [left, top, right, bottom] of places(boxes.value, 4)) context.fillRect(left, top, right - left, bottom - top);
   }
 
-  /** Paints everything anew; the first paint, and taking the last away, also sets the strength. */
+  /** Repaints everything; the first paint, and removing the last, also sets the strength. */
   function repaint() {
     picture.clear();
     if (isMasked() !== wasMasked) strength.input.set(isMasked() ? STRENGTH_OF_MASK : STRENGTH);
@@ -111,7 +111,7 @@ function ground(say) {
     line(picture.canvas.getContext("2d"), { width, points: points.slice(-2) }, PAINT);
   });
 
-  /** Returns the mask as a PNG: white where the picture is drawn anew. */
+  /** Returns the inpainting mask as a PNG: white is generated anew. */
   function mask() {
     const { width, height } = picture.canvas;
     const canvas = element("canvas", { width, height });
@@ -127,15 +127,15 @@ function ground(say) {
     node: element(
       "details",
       {},
-      element("summary", {}, "Draw over a picture"),
-      field("Picture", input, "JPEG, PNG, WebP, BMP or GIF. Paint where it is to be drawn anew; unpainted, all of it is."),
+      element("summary", {}, "Edit an image"),
+      field("Picture", input, "JPEG, PNG, WebP, BMP or GIF. Paint the parts to generate anew; without paint, all of it is."),
       more,
     ),
     async request() {
-      if (!file) return { drawing: {}, parameters: {} };
-      const drawing = { image: await base64(file) };
-      if (isMasked()) drawing.mask = await base64(await mask());
-      return { drawing, parameters: { strength: Number(strength.input.value) } };
+      if (!file) return { edit: {}, parameters: {} };
+      const edit = { image: await base64(file) };
+      if (isMasked()) edit.mask = await base64(await mask());
+      return { edit, parameters: { strength: Number(strength.input.value) } };
     },
     close: picture.close,
   };
@@ -144,7 +144,7 @@ function ground(say) {
 export const draw = {
   id: "draw",
   title: "Draw",
-  lead: "A picture as it comes out of the noise, step by step; or one of yours, drawn over where you paint.",
+  lead: "An image from noise, step by step; or your own image, edited where you paint.",
   capabilities: ["generate_image"],
   open(place, served) {
     let urls = []; // of the answer's images
@@ -153,10 +153,10 @@ export const draw = {
     const offer = () => {
       const { labels = [], maxInputTokenCount } = chosen(model, served);
       for (const name of Object.keys(words)) {
-        words[name] = labels.length ? choice([["", "Anything"], ...labels.map((label) => [label, label])]) : textArea("", 2);
+        words[name] = labels.length ? choice([["", "Unconditional"], ...labels.map((label) => [label, label])]) : textArea("", 2);
       }
-      const hint = labels.length ? undefined : `At most ${maxInputTokenCount} tokens; empty: anything`;
-      show(prompts, field("Prompt", words.prompt, hint), field("Negative prompt", words.negativePrompt, "What to lead away from"));
+      const hint = labels.length ? undefined : `At most ${maxInputTokenCount} tokens; empty: unconditional`;
+      show(prompts, field("Prompt", words.prompt, hint), field("Negative prompt", words.negativePrompt, "For guidance away from it"));
     };
     const model = modelChoice(served, offer);
     offer();
@@ -198,8 +198,8 @@ export const draw = {
         element(
           "div",
           { class: "grid" },
-          field("Images", count, "One is shown as it comes"),
-          field("Seed", seed, "Empty: a new one"),
+          field("Images", count, "A single one shows its steps"),
+          field("Seed", seed, "Empty: random"),
           field("Steps", steps),
           field("Guidance", guidance, "1: none, half the work"),
         ),
@@ -208,7 +208,7 @@ export const draw = {
       ],
       label: "Draw",
       async prepare() {
-        const { drawing, parameters } = await over.request();
+        const { edit, parameters } = await over.request();
         const whole = {
           model: chosen(model, served).name,
           prompt: words.prompt.value.trim() || undefined,
@@ -220,7 +220,7 @@ export const draw = {
             seed: seed.value || undefined,
             ...parameters,
           },
-          ...drawing,
+          ...edit,
         };
         const service = "ImageGenerationService";
         if (count.given() > 1) return { service, method: "GenerateImage", request: { ...whole, imageCount: count.given() } };
@@ -235,7 +235,7 @@ export const draw = {
           show(output, gallery(request, answer.results), timings(answer));
           return;
         }
-        const preview = element("img", { alt: "The picture as it is predicted now", hidden: true });
+        const preview = element("img", { alt: "The image as predicted at this step", hidden: true });
         const bar = element("progress", { "aria-label": "Steps", value: 0 });
         const note = element("p", { class: "timings" }, "waiting for the first step …");
         show(output, element("ul", { class: "gallery" }, element("li", {}, preview, bar)), note);

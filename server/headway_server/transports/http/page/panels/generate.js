@@ -6,13 +6,13 @@ import { looked } from "../viewer.js";
 const EXAMPLE = "ROMEO:\n";
 const NUM_ALTERNATIVES = 5;
 const ENDS = {
-  FINISH_REASON_END_OF_SEQUENCE: "the model ended it",
-  FINISH_REASON_STOP: "a stop string appeared",
-  FINISH_REASON_LENGTH: "it reached its length",
-  FINISH_REASON_CONSTRAINT: "the constraint is met",
+  FINISH_REASON_END_OF_SEQUENCE: "end of sequence",
+  FINISH_REASON_STOP: "stop string",
+  FINISH_REASON_LENGTH: "length limit reached",
+  FINISH_REASON_CONSTRAINT: "constraint complete",
 };
 
-/** A token that shows its alternatives to who points at it or steps to it. */
+/** A token that shows its alternatives on hover or focus. */
 function token({ text = "", logProbability = 0, topTokens = [] }) {
   const probability = Math.exp(logProbability);
   const rows = topTokens.map((each) =>
@@ -41,7 +41,7 @@ export const generate = {
   id: "generate",
   title: "Generate and chat",
   tab: "Generate",
-  lead: "Text as the model writes it, with how sure it was of each token.",
+  lead: "Text as the model generates it, with the probability of each token.",
   capabilities: ["generate_text"],
   open(place, served) {
     const turns = [];
@@ -70,7 +70,7 @@ export const generate = {
       },
       "New chat",
     );
-    const promptLabel = field("Prompt", prompt, "Ctrl+Enter calls.");
+    const promptLabel = field("Prompt", prompt, "Ctrl+Enter sends.");
 
     function fit() {
       const model_ = chosen(model, served);
@@ -104,7 +104,7 @@ export const generate = {
         isChat,
         systemField,
         promptLabel,
-        element("div", { class: "grid" }, field("Longest text", maxTokens, "Tokens"), sampled.temperature),
+        element("div", { class: "grid" }, field("Length limit", maxTokens, "Tokens"), sampled.temperature),
         element(
           "details",
           {},
@@ -118,9 +118,9 @@ export const generate = {
             field("Frequency penalty", frequency),
             sampled.seed,
           ),
-          field("Stop strings", stops, "One a line"),
-          field("Constraint", kind, "What the text must be"),
-          field("Schema, expression or texts", pattern, "Texts one a line"),
+          field("Stop strings", stops, "One per line"),
+          field("Constraint", kind, "Required form of the text"),
+          field("Schema, expression or texts", pattern, "Texts one per line"),
         ),
         coloured,
         again,
@@ -153,7 +153,7 @@ export const generate = {
         let count = 0;
         let whole = "";
         const pace = () => {
-          const rate = count > 1 ? `, ${written((count - 1) / ((performance.now() - firstAt) / 1000))} tokens a second` : "";
+          const rate = count > 1 ? `, ${written((count - 1) / ((performance.now() - firstAt) / 1000))} tokens per second` : "";
           return `first token after ${written(firstAt - began)} ms, ${written(count)} tokens${rate}`;
         };
         try {

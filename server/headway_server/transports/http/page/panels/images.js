@@ -28,7 +28,7 @@ export const images = {
   id: "images",
   title: "Classify images",
   tab: "Images",
-  lead: "Drop, paste or choose pictures; the model names what they show.",
+  lead: "Drop, paste or choose images; the model classifies them.",
   capabilities: ["classify_image", "label_image"],
   open(place, served) {
     let files = [];
@@ -77,16 +77,16 @@ export const images = {
     const form = caller({
       fields: [
         field("Model", model),
-        field("Labels of your own", own, "With commas between; for a model whose vectors share a space with those of texts."),
+        field("Labels of your own", own, "Separated by commas; for a model that shares an embedding space with texts."),
         drop,
       ],
       label: "Classify",
       async prepare() {
-        if (!files.length) throw new CallError("invalid_argument", "Choose a picture first.");
+        if (!files.length) throw new CallError("invalid_argument", "Choose an image first.");
         const { name, labels: known = [] } = chosen(model, served);
         const candidateLabels = own.value.split(",").map((label) => label.trim()).filter(Boolean);
         const labels = candidateLabels.length ? candidateLabels : known;
-        if (!labels.length) throw new CallError("invalid_argument", "This model has no labels of its own: write some.");
+        if (!labels.length) throw new CallError("invalid_argument", "This model has no labels: enter some.");
         const request = { model: name, images: await Promise.all(files.map(base64)), topK: Math.min(MOST_LABELS, labels.length) };
         if (candidateLabels.length) request.candidateLabels = candidateLabels;
         return { service: "ImageClassificationService", method: "ClassifyImage", request };

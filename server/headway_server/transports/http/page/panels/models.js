@@ -66,7 +66,7 @@ function card(model, unload) {
 export const models = {
   id: "models",
   title: "Models",
-  lead: "What this server has, how good it is, and what it takes.",
+  lead: "Models of this server, with quality and limits.",
   open(place, served) {
     const message = element("div", { "aria-live": "polite" });
     const others = element("div");

@@ -7,7 +7,7 @@ const LEAST_DRAG = 4; // pixels of the screen below which a drag is a click
 const INSIDE = [230, 60, 60, 140]; // red, green, blue and opacity of a segment
 const MARK_RADIUS = 4;
 
-/** Draws a mask, from its runs down the columns, at the image's own size. */
+/** Draws a mask from its run lengths by columns, at the image's size. */
 function drawMask(context, { counts = [], width, height }) {
   const pixels = context.createImageData(width, height);
   let at = 0;
@@ -23,7 +23,7 @@ export const segment = {
   id: "segment",
   title: "Cut out",
   tab: "Segments",
-  lead: "Choose a picture and click on something in it: a click is inside, shift and a click outside, and a drag makes a box.",
+  lead: "Choose an image and click: a click is a point inside, shift-click outside, a drag makes a box.",
   capabilities: ["segment_image"],
   open(place, served) {
     let file = null;
@@ -86,12 +86,12 @@ export const segment = {
         picture.node,
         field("Points inside", inside, "x,y in pixels; clicks write them here."),
         field("Points outside", outside, "A click with the shift key."),
-        field("Box", box, "left,top,right,bottom; a drag over the picture."),
+        field("Box", box, "left,top,right,bottom; a drag over the image."),
         again,
       ],
       label: "Cut out",
       async prepare() {
-        if (!file) throw new CallError("invalid_argument", "Choose a picture first.");
+        if (!file) throw new CallError("invalid_argument", "Choose an image first.");
         const points = [
           ...places(inside.value, 2).map(([x, y]) => ({ x, y })),
           ...places(outside.value, 2).map(([x, y]) => ({ x, y, outside: true })),
@@ -126,7 +126,7 @@ export const segment = {
         const { left = 0, top = 0, right = 0, bottom = 0 } = mask.box ?? {};
         const facts = [
           `${written(mask.area ?? 0)} pixels`,
-          `expected IoU ${written(mask.predictedIou ?? 0, 2)}`,
+          `predicted IoU ${written(mask.predictedIou ?? 0, 2)}`,
           `stability ${written(mask.stability ?? 0, 2)}`,
           `box ${left}, ${top}, ${right}, ${bottom}`,
         ];

@@ -5,14 +5,14 @@ import { drawn, duration, element, repeat, show, written } from "../dom.js";
 const EVERY_MS = 2000;
 const NUM_POINTS = 60;
 
-/** Models are listed for pages like this one, and again and again. */
+/** Excludes the calls by which pages like this one list models. */
 const isWork = ({ method = "" }) => !method.startsWith("headway.v1.ModelService/");
 
 function sum(samples, name, fits = () => true) {
   return samples.filter((sample) => sample.name === name && fits(sample.labels)).reduce((total, sample) => total + sample.value, 0);
 }
 
-/** Returns a percentile of what a histogram has counted between two looks, by its buckets' upper bounds. */
+/** Returns a percentile of a histogram between two scrapes, by its buckets' upper bounds. */
 function percentile(now, before, name, share) {
   const counts = new Map();
   for (const [samples, sign] of [[now, 1], [before, -1]]) {
@@ -43,13 +43,13 @@ function figures(now, before, seconds) {
   const items = rate("headway_batch_items_sum");
   const batches = rate("headway_batch_items_count");
   return [
-    ["Calls a second", rate("headway_calls_total", isWork), (value) => written(value, 1)],
-    ["Errors a second", rate("headway_calls_total", (labels) => labels.code !== "OK" && isWork(labels)), (value) => written(value, 1)],
+    ["Calls per second", rate("headway_calls_total", isWork), (value) => written(value, 1)],
+    ["Errors per second", rate("headway_calls_total", (labels) => labels.code !== "OK" && isWork(labels)), (value) => written(value, 1)],
     ["Median call", percentile(now, before, "headway_call_duration_seconds", 0.5), duration],
     ["99th percentile", percentile(now, before, "headway_call_duration_seconds", 0.99), duration],
     ["Inputs waiting", sum(now, "headway_inputs_waiting"), written],
-    ["Inputs a batch", batches ? items / batches : NaN, (value) => (Number.isFinite(value) ? written(value, 1) : "–")],
-    ["Tokens a second", rate("headway_output_tokens_total"), written],
+    ["Inputs per batch", batches ? items / batches : NaN, (value) => (Number.isFinite(value) ? written(value, 1) : "–")],
+    ["Tokens per second", rate("headway_output_tokens_total"), written],
     ["Slots in use", sum(now, "headway_slots_used"), (value) => `${written(value)} of ${written(sum(now, "headway_slots"))}`],
     ["Memory", sum(now, "process_resident_memory_bytes") / 2 ** 20, (value) => `${written(value)} MiB`],
   ];
@@ -66,7 +66,7 @@ function sparkline(values) {
 export const server = {
   id: "server",
   title: "Server",
-  lead: "What the server does now, of the last two minutes, from its metrics.",
+  lead: "The server's metrics over the last two minutes.",
   open(place) {
     const board = element("dl", { class: "board" });
     const message = element("div", { "aria-live": "polite" });

@@ -7,7 +7,7 @@ import { fromBase64 } from "../images.js";
 export const speak = {
   id: "speak",
   title: "Speak",
-  lead: "A text, spoken in one of the model's voices and heard as it is made.",
+  lead: "A text, spoken in one of the model's voices and played as it is generated.",
   capabilities: ["synthesize_speech"],
   open(place, served) {
     let url = ""; // of what was spoken
@@ -17,7 +17,7 @@ export const speak = {
     const longest = number({ min: 0, step: 0.01 });
     const offer = () => {
       const { labels = [], defaultParameters } = chosen(model, served);
-      show(voice, element("option", { value: "" }, "Whoever the model draws"), ...labels.map((label) => element("option", {}, label)));
+      show(voice, element("option", { value: "" }, "The model chooses"), ...labels.map((label) => element("option", {}, label)));
       sampled.expect(defaultParameters?.sampling);
     };
     const model = modelChoice(served, offer);
@@ -70,11 +70,11 @@ export const speak = {
               note.textContent = `first audio after ${duration(firstAfter)}, ${duration(seconds)} of audio`;
             }
             if (!result) continue;
-            if (result.finishReason === "FINISH_REASON_LENGTH") note.textContent += ", cut at that length";
+            if (result.finishReason === "FINISH_REASON_LENGTH") note.textContent += ", cut at the length limit";
             note.textContent += `; seed ${result.seed ?? "0"}`;
             URL.revokeObjectURL(url);
             url = URL.createObjectURL(wavOf(parts, result.samplingRate));
-            const again = element("audio", { controls: true, src: url, "aria-label": "What was spoken", onplay: () => form.stop() });
+            const again = element("audio", { controls: true, src: url, "aria-label": "Synthesized speech", onplay: () => form.stop() });
             const file = element("a", { href: url, download: `${prepared.request.model}-${result.seed ?? "0"}.wav` }, "Download WAV");
             output.append(element("div", { class: "heard" }, again, file), timings(message) ?? "");
           }

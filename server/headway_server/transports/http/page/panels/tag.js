@@ -26,7 +26,7 @@ export const tag = {
   id: "tag",
   title: "Tag words",
   tab: "Tag",
-  lead: "Marks the words or names of a text with their kinds.",
+  lead: "Labels the words or names of a text.",
   capabilities: ["classify_tokens"],
   open(place, served) {
     const model = modelChoice(served);

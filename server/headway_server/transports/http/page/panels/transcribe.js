@@ -18,13 +18,13 @@ function segments(result) {
 export const transcribe = {
   id: "transcribe",
   title: "Transcribe",
-  lead: "What is said: record it, or choose a file, and read it.",
+  lead: "Record speech or choose a file, and read the transcript.",
   capabilities: ["transcribe_speech"],
   open(place, served) {
     let recording = null; // under way
     let audio = null; // {blob, url}: what is transcribed
     const spoken = choice([]);
-    const times = check("When each part is said", false);
+    const times = check("Times of the segments", false);
     const offer = () => {
       const { targetLanguages: codes = [], capabilities } = chosen(model, served);
       const options = codes.map((code) => [code, language(code)]).sort((one, other) => one[1].localeCompare(other[1]));
@@ -36,7 +36,7 @@ export const transcribe = {
     };
     const model = modelChoice(served, offer);
     offer();
-    const player = element("audio", { controls: true, "aria-label": "What is transcribed" });
+    const player = element("audio", { controls: true, "aria-label": "Recording or file" });
     const heard = element("div", { class: "heard", hidden: true }, player);
     const take = (blob) => {
       if (audio) URL.revokeObjectURL(audio.url);
@@ -68,7 +68,7 @@ export const transcribe = {
 
     function tell() {
       button.setAttribute("aria-pressed", String(recording !== null));
-      button.textContent = recording ? "Stop and read" : "Record";
+      button.textContent = recording ? "Stop and transcribe" : "Record";
     }
 
     const form = caller({
@@ -101,7 +101,7 @@ export const transcribe = {
         const about = [duration(result.durationSeconds ?? 0), result.language && language(result.language)].filter(Boolean);
         show(
           output,
-          element("p", { class: "transcript", lang: result.language }, result.text || "Nothing was heard."),
+          element("p", { class: "transcript", lang: result.language }, result.text || "No speech was found."),
           prepared.request.includeTimestamps && segments(result),
           element("small", {}, about.join(" · ")),
           timings(answer),

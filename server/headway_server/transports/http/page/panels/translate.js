@@ -6,7 +6,7 @@ import { looked } from "../viewer.js";
 const EXAMPLES = { de: "Ein kleiner Junge springt in eine Pfütze.", en: "Two dogs are running along the beach." };
 const FAINTEST = 0.15; // attention that is not drawn
 
-/** Fills a choice of languages, by their names, and picks the first of `wanted` that is among them and not `avoided`. */
+/** Fills a choice of languages by name, and selects the first of `wanted` that is available and not `avoided`. */
 function offer(select, codes, wanted, avoided = "") {
   const named = codes.map((code) => [code, language(code)]).sort((one, other) => one[1].localeCompare(other[1]));
   show(select, ...named.map(([code, name]) => element("option", { value: code }, name)));
@@ -25,7 +25,7 @@ function words(text, spans) {
   return spans.map(({ start = 0, end = 0 }) => all.slice(start, end).join("") || "end");
 }
 
-/** Draws which source tokens each token of a translation looked at: two rows of words with lines between them. */
+/** Draws the attention of each translation token to the source tokens: two rows of words with lines between them. */
 function lines(source, target, weights) {
   const top = element("ol", { class: "words" }, ...source.map((word) => element("li", {}, word)));
   const bottom = element("ol", { class: "words" }, ...target.map((word) => element("li", {}, word)));
@@ -90,7 +90,7 @@ function aligned(text, translation, alignment) {
 export const translate = {
   id: "translate",
   title: "Translate",
-  lead: "A text in another language, with what else the model considered and where it looked.",
+  lead: "A text in another language, with alternatives and attention.",
   capabilities: ["translate_text"],
   open(place, served) {
     const isExample = (value) => Object.values(EXAMPLES).includes(value);
