@@ -365,7 +365,7 @@ async def test_what_changes_no_answer_is_accepted(calling):
     plain = [
         {"role": one["role"], "content": "sat" if one["role"] == "assistant" else one["content"]} for one in messages
     ]
-    async with calling() as (serving, _):
+    async with calling(max_length=2 * MAX_LENGTH) as (serving, _):
 
         async def ask(path, **body):
             answer = await serving.client.post(f"/v1/{path}", json=body)
@@ -634,11 +634,15 @@ async def test_images_are_drawn(calling, diffusion_store):
         assert answer.size == "8x8"
         again = await client.images.generate(model="squares", prompt="red", size="8x8", extra_body={**own, "seed": 6})
         assert base64.b64decode(again.data[0].b64_json) == pictures[1]
+        linked = await client.images.generate(
+            model="squares", prompt="red", response_format="url", extra_body={**own, "seed": 6}
+        )
+        assert linked.data[0].url == "data:image/png;base64," + again.data[0].b64_json
         for wrong, said in (
             ({"prompt": "pink"}, "this model knows red, green, blue"),
             ({"prompt": "red", "n": 17}, "n: is 17; it goes from 1 to 16"),
             ({"prompt": "red", "size": "256x256"}, "this model generates 8x8"),
-            ({"prompt": "red", "response_format": "url"}, "response_format"),
+            ({"prompt": "red", "response_format": "file"}, "response_format"),
             ({"prompt": "red", "extra_body": {"step_count": 0}}, "step_count: is 0"),
             ({"prompt": "red", "n": 10**400}, "n: is 1000"),
         ):

@@ -50,6 +50,16 @@ def name_in_completions(field: str) -> str:
     return _OF_COMPLETIONS.get(name, name)
 
 
+def name_in_ranking(field: str) -> str:
+    """Translates a task's field name to that of `/v1/rerank`."""
+    return re.sub(r"^texts\b", "documents", field).replace("query_text", "query")
+
+
+def name_in_scoring(field: str) -> str:
+    """Translates a task's field name to that of `/v1/score`."""
+    return re.sub(r"^texts\b", "text_2", field).replace("query_text", "text_1")
+
+
 class OpenAIForm:
     """Format of OpenAI's errors."""
 

@@ -48,6 +48,8 @@ from headway_server.transports.http.openai.form import (
     OPENAI_FORM,
     event,
     name_in_completions,
+    name_in_ranking,
+    name_in_scoring,
     name_of,
 )
 from headway_server.transports.http.openai.ranking import RERANK_PATHS, SCORE_PATHS, RankingEndpoint
@@ -192,11 +194,11 @@ def openai_routes(edge: Edge, host: ModelHost, settings: ServerSettings) -> list
         **dict.fromkeys(RERANK_PATHS, ranking.rerank),
         **dict.fromkeys(SCORE_PATHS, ranking.score),
     }
+    names = {"/v1/completions": name_in_completions}
+    names |= dict.fromkeys(RERANK_PATHS, name_in_ranking) | dict.fromkeys(SCORE_PATHS, name_in_scoring)
     endpoint = partial(Endpoint, edge, form=OPENAI_FORM)
     posted = {
-        path: endpoint(
-            path, handler, max_bytes=num_bytes, name_of=name_in_completions if path == "/v1/completions" else name_of
-        )
+        path: endpoint(path, handler, max_bytes=num_bytes, name_of=names.get(path, name_of))
         for path, handler in handlers.items()
     } | {
         path: endpoint(
