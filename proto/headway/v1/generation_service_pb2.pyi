@@ -521,8 +521,9 @@ class GenerateTextRequest(_message.Message):
 
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]:
-        """Tools that the model may call, for models whose chat template shows tools. Only with conversations, and not with
-        `parameters.constraint`. At most 128, each with a name of its own. Default: none.
+        """Tools that the model may call, for models whose chat template shows tools. Only with conversations. With
+        `parameters.constraint.json_schema` an answer without calls matches it; other constraints exclude tools. At most
+        128, each with a name of its own. Default: none.
         """
 
     def __init__(
@@ -809,8 +810,9 @@ class StreamGenerateTextRequest(_message.Message):
 
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]:
-        """Tools that the model may call, for models whose chat template shows tools. Only with conversations, and not with
-        `parameters.constraint`. At most 128, each with a name of its own. Default: none.
+        """Tools that the model may call, for models whose chat template shows tools. Only with conversations. With
+        `parameters.constraint.json_schema` an answer without calls matches it; other constraints exclude tools. At most
+        128, each with a name of its own. Default: none.
         """
 
     def __init__(

@@ -25,6 +25,9 @@ class Tool:
     description: str = ""
     parameters: str
     """JSON Schema of its arguments, an object, as JSON text."""
+    is_strict: bool = True
+    """True: a schema that cannot be enforced completely is refused. False: its unsupported keywords are left to the
+    model."""
 
     def shown(self, disguise: Callable[[Any], Any]) -> dict[str, Any]:
         """Returns the tool as templates expect it, with the caller's text disguised."""

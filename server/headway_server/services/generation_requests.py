@@ -102,7 +102,7 @@ def _read_tools(request: Request) -> ToolUse | None:
     """Reads the tools of a call, and the rules for calling them.
 
     Raises:
-        InvalidInputError: Tools are set without a conversation or together with a constraint, or see `use_tools`.
+        InvalidInputError: Tools are set without a conversation, or see `use_tools`.
     """
     choice = _CHOICES.read("tool_choice", request.tool_choice)
     if not request.tools:
@@ -118,8 +118,6 @@ def _read_tools(request: Request) -> ToolUse | None:
         allows_several=request.parallel_tool_calls or not request.HasField("parallel_tool_calls"),
         name_field="required_tool_name",
     )
-    if used is not None and request.parameters.HasField("constraint"):
-        raise InvalidInputError("parameters.constraint", "is set together with tools; leave one of the two out")
     if used is not None and request.echo:
         raise InvalidInputError("echo", "is set together with tools; leave one of the two out")
     return used

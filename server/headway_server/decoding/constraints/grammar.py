@@ -32,10 +32,19 @@ class CallRequest:
     form: CallForm
     tools: tuple[tuple[str, str], ...]
     """Names of the tools that may be called, and the JSON Schemas of their arguments."""
+    lenient: frozenset[str] = frozenset()
+    """Names of tools whose schemas may have keywords that are not supported; these are not enforced."""
+    text_schema: str | None = None
+    """A JSON Schema of a text without calls; None: any text."""
     allows_text: bool
     """True if the text may be, or begin with, anything but a call."""
     allows_several: bool
     """True if several calls may follow each other."""
+
+    @property
+    def schemas(self) -> list[str]:
+        """All JSON Schemas."""
+        return [schema for _, schema in self.tools] + ([] if self.text_schema is None else [self.text_schema])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +75,7 @@ class ConstraintRequest:
     @property
     def num_characters(self) -> int:
         """How long it is in all."""
-        schemas = () if self.calls is None else (schema for _, schema in self.calls.tools)
+        schemas = () if self.calls is None else self.calls.schemas
         texts = (self.json_schema or "", self.regex or "", *(self.choices or ()), *schemas)
         return sum(map(len, texts))
 
@@ -91,7 +100,7 @@ class ConstraintRequest:
         if self.choices is not None:
             _check_choices(f"{field}.choices.texts", self.choices)
         if self.calls is not None:
-            _check_bytes(f"{field}.calls", "".join(schema for _, schema in self.calls.tools), MAX_SCHEMA_BYTES)
+            _check_bytes(f"{field}.calls", "".join(self.calls.schemas), MAX_SCHEMA_BYTES)
 
 
 def _check_bytes(field: str, text: str, limit: int) -> None:
@@ -126,7 +135,6 @@ _JSON_OPTIONS = {
     "key_separator": ":",
     # oneOf as anyOf would allow texts that the schema forbids.
     "coerce_one_of": False,
-    "lenient": False,
 }
 """Set last, so that a schema cannot override them."""
 
@@ -165,13 +173,13 @@ def write_grammar(request: ConstraintRequest, vocabulary: Vocabulary, field: str
     return f"{_HEAD}{' | '.join(map(json.dumps, request.choices))}"
 
 
-def _write_schema(text: str, vocabulary: Vocabulary, field: str) -> str:
-    """Writes the rule of the values that a schema accepts."""
+def _write_schema(text: str, vocabulary: Vocabulary, field: str, *, lenient: bool = False) -> str:
+    """Writes the rule of the values that a schema accepts, apart from unsupported keywords if `lenient`."""
     schema = _read_schema(text, field)
     _check_multiples(schema, field)
     if not vocabulary.spells_everything:
         _check_spelling("".join(_JSON_CHARACTERS), vocabulary, field, "JSON")
-    return f"%json {json.dumps({**schema, 'x-guidance': _JSON_OPTIONS})}"
+    return f"%json {json.dumps({**schema, 'x-guidance': {**_JSON_OPTIONS, 'lenient': lenient}})}"
 
 
 def _write_calls(request: CallRequest, vocabulary: Vocabulary, field: str) -> str:
@@ -182,16 +190,23 @@ def _write_calls(request: CallRequest, vocabulary: Vocabulary, field: str) -> st
         literals = (piece for text in texts for piece, token in form.pieces(text) if token is None and piece != CALL_ID)
         _check_spelling("".join((*literals, *(name for name, _ in request.tools))), vocabulary, field, "calls")
     calls = [
-        f"{_write_literal(form, name + form.middle)} {_write_schema(schema, vocabulary, f'{field}[{index}]')}"
+        f"{_write_literal(form, name + form.middle)} "
+        + _write_schema(schema, vocabulary, f"{field}[{index}]", lenient=name in request.lenient)
         for index, (name, schema) in enumerate(request.tools)
     ]
     more = f"({_write_literal(form, form.between)} call)*" if request.allows_several and form.between else ""
     trigger, rest = form.trigger, form.head.removeprefix(form.trigger)
     opening = _write_literal(form, trigger)
-    start = "TEXT | opening calls" if request.allows_text else f"{opening} calls"
+    start, text = f"{opening} calls", []
+    if request.allows_text and request.text_schema is not None:
+        start = f"answer | {start}"
+        text = [f"answer: {_write_schema(request.text_schema, vocabulary, field.replace('calls', 'json_schema'))}"]
+    elif request.allows_text:
+        start = "TEXT | opening calls"
     return "\n".join(
         (
             start,
+            *text,
             f"calls: {_write_literal(form, rest)} call {more} {_write_literal(form, form.end)}",
             f"call: {' | '.join(calls)}",
             f"opening{'' if trigger in dict(form.special_tokens) else '[lazy]'}: TEXT {opening}",

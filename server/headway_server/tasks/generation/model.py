@@ -226,7 +226,8 @@ class GenerationModel(DecodingModel):
     def _plan(self, request: GenerationRequest) -> SamplingPlan:
         parameters = request.parameters
         if request.tools is not None:
-            parameters = {**parameters, "constraint": request.tools.constraint(self._call_form())}
+            answer = parameters.get("constraint")
+            parameters = {**parameters, "constraint": request.tools.constraint(self._call_form(), answer)}
         plan = plan_sampling(
             parameters,
             defaults=self.bundle.manifest.sampling_defaults,

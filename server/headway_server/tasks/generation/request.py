@@ -59,13 +59,28 @@ class ToolUse:
     allows_several: bool = True
     """True: the answer may have several calls, if the chat template supports it."""
 
-    def constraint(self, form: CallForm) -> ConstraintRequest:
-        """Returns the constraint that admits only calls of this form."""
+    def constraint(self, form: CallForm, answer: ConstraintRequest | None = None) -> ConstraintRequest:
+        """Returns the constraint that admits only calls of this form.
+
+        Args:
+            form: How the model calls tools.
+            answer: Constraint of an answer without calls, by a JSON schema.
+
+        Raises:
+            InvalidInputError: The answer has a constraint of another kind.
+        """
+        if answer is not None and answer.json_schema is None:
+            raise InvalidInputError(
+                "parameters.constraint",
+                "is set together with tools, and is no JSON schema; leave one of the two out",
+            )
         tools = tuple((tool.name, tool.parameters) for tool in self.tools if tool.name in self.callable_names)
         calls = CallRequest(
             form=form,
             tools=tools,
             allows_text=not self.is_required,
+            lenient=frozenset(tool.name for tool in self.tools if not tool.is_strict),
+            text_schema=None if answer is None else answer.json_schema,
             allows_several=self.allows_several,
         )
         return ConstraintRequest(calls=calls)

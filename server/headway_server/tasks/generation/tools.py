@@ -80,8 +80,10 @@ def _finite(text: str) -> float:
     return value
 
 
-def make_tool(name: str, description: str, schema: Mapping[str, Any], field: str) -> Tool:
+def make_tool(name: str, description: str, schema: Mapping[str, Any], field: str, *, is_strict: bool = True) -> Tool:
     """Makes a tool from the JSON Schema of its arguments; `field` is the schema's name in error messages.
+
+    See `Tool.is_strict`.
 
     Raises:
         InvalidInputError: The schema is not one of an object.
@@ -89,7 +91,7 @@ def make_tool(name: str, description: str, schema: Mapping[str, Any], field: str
     whole = {"type": "object", **(schema or {"properties": {}, "additionalProperties": False})}
     if whole["type"] != "object":
         raise InvalidInputError(field, "must be the schema of an object")
-    return Tool(name=name, description=description, parameters=json.dumps(whole))
+    return Tool(name=name, description=description, parameters=json.dumps(whole), is_strict=is_strict)
 
 
 def use_tools(

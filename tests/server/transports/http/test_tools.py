@@ -172,7 +172,7 @@ WRONG = {
     "tool_choice": {"tools": [], "tool_choice": "required"},
     "parallel_tool_calls": {"tools": [], "parallel_tool_calls": True},
     "tool_choice.function.name": {"tool_choice": {"type": "function", "function": {"name": "map"}}},
-    "response_format": {"response_format": {"type": "json_object"}},
+    "response_format": {"extra_body": {"guided_regex": "a"}},
     "tools": {"tools": [CLOCK, CLOCK]},
     "tools[0].function.parameters": {
         "tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "string"}}}]
@@ -182,6 +182,52 @@ WRONG = {
         "tools": [CLOCK, {"type": "function", "function": {"name": "a", "parameters": {"multipleOf": 99991}}}]
     },
 }
+
+
+UNSUPPORTED = [
+    {"type": "array", "items": {"type": "integer"}, "uniqueItems": True},
+    {"type": "object", "propertyNames": {"pattern": "a"}, "additionalProperties": False},
+    {"type": "string", "format": "color-hex", "maxLength": 3},
+]
+
+
+@pytest.mark.parametrize("schema", UNSUPPORTED, ids=str)
+async def test_a_schema_that_cannot_be_enforced_is_refused_if_it_is_strict_alone(calling, schema):
+    parameters = {
+        "properties": {"days": {"type": "integer", "minimum": 1, "maximum": 9}, "other": schema},
+        "required": ["days"],
+        "additionalProperties": False,
+    }
+    function = {"name": "weather", "parameters": parameters}
+    async with calling() as client:
+        ask = {**ASK, "seed": 1, "tool_choice": "required", "parallel_tool_calls": False}
+        answer = await client.chat.completions.create(**{**ask, "tools": [{"type": "function", "function": function}]})
+        [call] = answer.choices[0].message.tool_calls
+        assert 1 <= json.loads(call.function.arguments)["days"] <= 9
+        strict = {"type": "function", "function": function | {"strict": True}}
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.chat.completions.create(**{**ask, "tools": [strict]})
+        assert refused.value.param.startswith("tools")
+
+
+async def test_an_answer_beside_tools_has_its_own_schema(calling):
+    """As agents send both: the answer is an object, or calls of tools."""
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    schema["additionalProperties"] = False
+    wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    call_begins, answer_begins = (str(byte_tokenizer().token_to_id(character)) for character in "<{")
+    async with calling() as client:
+        for seed in range(4):
+            ask = {**ASK, "seed": seed, "response_format": wanted, "parallel_tool_calls": False}
+            called = await client.chat.completions.create(**ask, logit_bias={answer_begins: -100})
+            [call] = called.choices[0].message.tool_calls
+            check_call(call)
+            assert (called.choices[0].finish_reason, called.choices[0].message.content) == ("tool_calls", None)
+            answered = await client.chat.completions.create(**ask, logit_bias={call_begins: -100})
+            assert json.loads(answered.choices[0].message.content).keys() == {"ok"}
+            assert answered.choices[0].message.tool_calls is None
+        must = await client.chat.completions.create(**ASK, seed=1, response_format=wanted, tool_choice="required")
+        assert must.choices[0].finish_reason == "tool_calls"
 
 
 async def test_what_is_wrong_with_tools_is_named(calling):

@@ -341,12 +341,12 @@ class Message(Part):
 
 
 class Function(Part):
-    """A function as a tool; answers match its schema, strict or not."""
+    """A function as a tool. Answers match its schema; unless `strict`, unsupported keywords are left to the model."""
 
     name: _ToolName
     description: str = ""
     parameters: dict[str, Any] = Field(default_factory=dict)
-    strict: bool = True
+    strict: bool = False
 
 
 class ToolPart(Part):
@@ -362,7 +362,13 @@ class ToolPart(Part):
             InvalidInputError: Its schema is not one of an object.
         """
         function = self.function
-        return make_tool(function.name, function.description, function.parameters, field=f"{field}.function.parameters")
+        return make_tool(
+            function.name,
+            function.description,
+            function.parameters,
+            field=f"{field}.function.parameters",
+            is_strict=function.strict,
+        )
 
 
 class NamedFunction(Part):
@@ -455,16 +461,13 @@ class ChatBody(_GenerationBody):
                 if getattr(self, field) not in (None, "none"):
                     raise InvalidInputError(field, "is set without tools; give some, or leave it out")
             return None
-        used = use_tools(
+        return use_tools(
             [tool.tool(f"tools[{index}]") for index, tool in enumerate(self.tools)],
             choice=ToolChoice(choice) if isinstance(choice, str) else ToolChoice.AUTO,
             required_name=choice.function.name if isinstance(choice, NamedChoice) else "",
             allows_several=self.parallel_tool_calls is not False,
             name_field="tool_choice.function.name",
         )
-        if used is not None and self.response_format is not None and self.response_format.type != "text":
-            raise InvalidInputError("response_format", "is set together with tools; leave one out")
-        return used
 
     def _constraint(self) -> ConstraintRequest | None:
         wanted, structure = self.response_format, self._structure()
