@@ -28,6 +28,7 @@ from headway_server.serving.abilities import Ability, PairAbility, space_of
 from headway_server.serving.families import has_ability
 from headway_server.tasks.table import FAMILIES, RPCS
 from headway_server.transports.http import OPENAI_ABILITIES
+from headway_server.transports.http.openai.ranking import RERANK_PATHS, SCORE_PATHS
 
 from .conftest import Doors
 
@@ -284,6 +285,8 @@ OPENAI: dict[str, dict[str, Any]] = {
     "/v1/audio/speech": {"input": "one", "max_duration_seconds": 0.1},
     "/v1/audio/transcriptions": {},
     "/v1/audio/translations": {},
+    **dict.fromkeys(RERANK_PATHS, {"query": "goal", "documents": ["star", "goal"]}),
+    **dict.fromkeys(SCORE_PATHS, {"text_1": "goal", "text_2": ["star", "goal"]}),
 }
 
 
