@@ -118,7 +118,7 @@ class Tool(NamedTuple):
 class StreamGenerateTextOptions(ModelOptions, SamplingOptions, total=False):
     """Options of StreamGenerateText. Options left out take the model's defaults."""
 
-    max_new_tokens: Annotated[int | None, "Most tokens to generate. Default: the model's own, or 128."]
+    max_new_tokens: Annotated[int | None, "Most tokens to generate. Default: the model's own, or its maximum."]
     min_new_tokens: Annotated[int | None, "Tokens to generate before the text may end, 0 to max_new_tokens."]
     thinking_token_budget: Annotated[
         int | None, "Limit of reasoning tokens before the answer; 0: no reasoning. Default: no limit."

@@ -100,8 +100,8 @@ class GenerationParameters(_message.Message):
     CONSTRAINT_FIELD_NUMBER: _builtins.int
     THINKING_TOKEN_BUDGET_FIELD_NUMBER: _builtins.int
     max_new_tokens: _builtins.int
-    """Most tokens to generate. Range 1 to the model's maximum length less 1. Default 128. Prompt and new tokens together
-    must fit the model; the default is lowered where it would not fit.
+    """Most tokens to generate. Range 1 to the model's maximum length less 1. Default: until the text ends, or prompt and new
+    tokens together reach the model's maximum length.
     """
     min_new_tokens: _builtins.int
     """Tokens to generate before the end-of-sequence token or a stop token may follow. Range 0 to max_new_tokens.

@@ -27,7 +27,8 @@ MAX_STOP_STRINGS: Final = most_elements("GenerationParameters.stop_strings")
 MAX_STOP_LENGTH: Final = most_characters("GenerationParameters.stop_strings")
 MAX_STOP_IDS: Final = most_elements("GenerationParameters.stop_token_ids")
 MAX_LOGIT_BIASES: Final = most_elements("GenerationParameters.logit_biases")
-DEFAULT_NEW_TOKENS: Final = int(rules_of("GenerationParameters.max_new_tokens").default_number or 0)
+EXPECTED_NEW_TOKENS: Final = 128
+"""Estimated length of a text without a maximum, for admission, and for the room that truncation leaves."""
 
 _RULES: Final[Mapping[str, FieldRules]] = {
     f"parameters.{path}": rules_of(field)
@@ -69,16 +70,17 @@ class SamplingPlan:
     """Validated parameters of a call, before its prompts are known."""
 
     requested_new_tokens: int | None
-    default_new_tokens: int
+    default_new_tokens: int | None
+    """The model's own default; None: up to its maximum length."""
     seed: int | None
     constraint: ConstraintRequest | None
     parameters: SamplingParameters
     """Parameters that do not depend on the prompt."""
 
     @property
-    def new_tokens(self) -> int:
-        """Maximum new tokens of a prompt that leaves room for them."""
-        return self.requested_new_tokens or self.default_new_tokens
+    def expected_new_tokens(self) -> int:
+        """New tokens of a prompt that leaves room for them, estimated if there is no maximum."""
+        return self.requested_new_tokens or self.default_new_tokens or EXPECTED_NEW_TOKENS
 
     def for_samples(self, max_new_tokens: int, count: int) -> list[SamplingParameters]:
         """Returns the parameters of each sample of one prompt.
@@ -130,7 +132,7 @@ def plan_sampling(
         check_rules("log_probabilities.top_token_count", wanted.num_top_tokens, "LogProbabilityOptions.top_token_count")
     return SamplingPlan(
         requested_new_tokens=requested,
-        default_new_tokens=defaults.max_new_tokens or DEFAULT_NEW_TOKENS,
+        default_new_tokens=defaults.max_new_tokens,
         seed=seed,
         constraint=constraint,
         parameters=parameters,

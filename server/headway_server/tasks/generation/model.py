@@ -272,7 +272,7 @@ class GenerationModel(DecodingModel):
                 f"is {sample_count}, with {num_prompts} {self._noun} {count} texts; {name} takes at most "
                 f"{self._capacity} at once; ask for fewer, or send the {self._noun} in several calls",
             )
-        return self._begin(count, num_tokens=call.plan.new_tokens, num_bytes=0, deadline=call.request.deadline)
+        return self._begin(count, num_tokens=call.plan.expected_new_tokens, num_bytes=0, deadline=call.request.deadline)
 
     async def _prepare(self, job: DecodingJob, call: _Call) -> list[tuple[FittedPrompt, Sequence]]:
         """Makes the sequences of all samples of prompts, each with its fitted prompt."""

@@ -352,8 +352,9 @@ def fit_prompt(
     """Fits a prompt to the model's limits.
 
     A prompt may have `max_input_tokens`, and must leave room for `max_new_tokens`, or for one token if that is not set.
-    A longer prompt is refused or truncated. Without `max_new_tokens`, truncation leaves room for the default number
-    (at most half of the model's length).
+    A longer prompt is refused or truncated. Without `max_new_tokens`, the text may go on to the
+    model's default number or maximum length, and truncation leaves room for the expected number (at most half of the
+    model's length).
 
     Args:
         text: The prompt; None for a prompt of token ids.
@@ -375,11 +376,12 @@ def fit_prompt(
     if truncated and not truncate:
         raise _too_long(len(input_ids), limit, field, requested, limits)
     if truncated:
-        room = requested or min(plan.default_new_tokens, total // 2)
+        room = requested or min(plan.expected_new_tokens, total // 2)
         length = min(limit, total - room)
         kept = min(num_prefix_tokens, length)
         input_ids = np.concatenate([input_ids[:kept], input_ids[len(input_ids) - (length - kept) :]])
-    max_new_tokens = requested or min(plan.default_new_tokens, total - len(input_ids))
+    left = total - len(input_ids)
+    max_new_tokens = requested or min(plan.default_new_tokens or left, left)
     if plan.parameters.min_new_tokens > max_new_tokens:
         raise InvalidInputError(
             "parameters.min_new_tokens",

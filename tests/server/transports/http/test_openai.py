@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import numpy as np
 import openai
 import pytest
-from tiny_engine import MAX_LENGTH, TOKENIZER, slow_down
+from tiny_engine import EOS_ID, MAX_LENGTH, TOKENIZER, slow_down
 from waiting import until
 
 CHAT = {"model": "tiny-generation", "messages": [{"role": "user", "content": "the cat"}], "max_completion_tokens": 8}
@@ -386,6 +386,14 @@ async def test_a_text_goes_on_past_its_end_where_that_is_asked_for(calling):
     async with calling() as (_, client):
         answer = await client.completions.create(**COMPLETION | {"max_tokens": 40}, extra_body={"ignore_eos": True})
         assert answer.usage.completion_tokens == 40
+        assert answer.choices[0].finish_reason == "length"
+
+
+async def test_a_text_without_a_maximum_goes_on_to_the_models_length(calling):
+    async with calling() as (_, client):
+        never_ends = {str(EOS_ID): -100}
+        answer = await client.completions.create(model="tiny-generation", prompt="the cat", logit_bias=never_ends)
+        assert answer.usage.total_tokens == MAX_LENGTH
         assert answer.choices[0].finish_reason == "length"
 
 
