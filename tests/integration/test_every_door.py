@@ -285,8 +285,8 @@ OPENAI: dict[str, dict[str, Any]] = {
     "/v1/audio/speech": {"input": "one", "max_duration_seconds": 0.1},
     "/v1/audio/transcriptions": {},
     "/v1/audio/translations": {},
-    **dict.fromkeys(RERANK_PATHS, {"query": "goal", "documents": ["star", "goal"]}),
-    **dict.fromkeys(SCORE_PATHS, {"text_1": "goal", "text_2": ["star", "goal"]}),
+    **{key: {"query": "goal", "documents": ["star", "goal"]} for key in RERANK_PATHS},
+    **{key: {"text_1": "goal", "text_2": ["star", "goal"]} for key in SCORE_PATHS},
 }
 
 
