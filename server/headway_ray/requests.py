@@ -40,12 +40,12 @@ class HttpRequest:
         """Returns which method it is like, and what reads its fields. A body that is none has no fields."""
         if (method := _METHODS.get(self.path)) is not None:
             return RPCS[method.name], self._message(method)
-        if self.path.startswith("/v2"):
-            return self._open_inference()
         if (ability := OPENAI_ABILITIES.get(self.path)) is not None:
             is_form = self.content_type.lower().startswith("multipart/")
             fields = _form(self.content_type, self.body) if is_form else _fields(self.body)
             return Rpc(asked=ability), _of_openai(fields.get("model"))
+        if self.path.startswith("/v2"):
+            return self._open_inference()
         before, _, model = self.path.partition("/v1/models/")
         if model and not before:
             return _NAMED, _of_openai(model)

@@ -62,7 +62,7 @@ ENDLESS = {
 @pytest.mark.parametrize("name", ENDLESS)
 def test_a_file_of_endless_parts_is_refused_soon(name):
     began = time.thread_time()
-    with pytest.raises(InvalidInputError, match=r"images\[1\]: takes more than 100000 reads; save it anew") as caught:
+    with pytest.raises(InvalidInputError, match=r"images\[1\]: takes more than 100000 reads; save it again") as caught:
         decode_image(ENDLESS[name], field="images[1]", limits=LIMITS)
     assert caught.value.field == "images[1]"
     assert time.thread_time() - began < 2, "5 s and more if it is read to its end"
@@ -92,7 +92,7 @@ def with_scans(num_scans: int) -> bytes:
 
 
 def test_more_scans_than_the_limit_are_refused_by_name():
-    with pytest.raises(InvalidInputError, match=r"images\[2\]: has more than 100 scans.*save it anew") as caught:
+    with pytest.raises(InvalidInputError, match=r"images\[2\]: has more than 100 scans.*save it again") as caught:
         decode_image(with_scans(MAX_SCANS + 1), field="images[2]", limits=LIMITS)
     assert caught.value.field == "images[2]"
 

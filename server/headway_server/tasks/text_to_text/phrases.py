@@ -143,13 +143,13 @@ class PhraseEncoder:
         Returns:
             The tokens of every forbidden phrase that occurs as whole words; none for a valid output.
         """
-        spans = [span for phrase in phrases.asked.forbidden for span in find_words(text, phrase.strip())]
-        if not spans:
+        words = [span for phrase in phrases.asked.forbidden for span in find_words(text, phrase.strip())]
+        if not words:
             return ()
         spans = target_spans(text, token_ids, self._tokenizer)
         found = [
             tuple(token for token, (start, end) in zip(token_ids, spans, strict=True) if start < stop and end > begin)
-            for begin, stop in spans
+            for begin, stop in words
         ]
         return tuple(tokens for tokens in dict.fromkeys(found) if tokens)
 
