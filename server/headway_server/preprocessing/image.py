@@ -348,7 +348,7 @@ class _CountedFile(BytesIO):
         self._num_reads += 1
         if self._num_reads > MAX_READS:
             raise InvalidInputError(
-                self._field, f"takes more than {MAX_READS} reads; save it anew as a JPEG or PNG and send that"
+                self._field, f"takes more than {MAX_READS} reads; save it again as a JPEG or PNG and send that"
             )
         return super().read(size)
 
