@@ -213,7 +213,7 @@ def test_labels_that_the_caller_gives_are_chosen_by_entailment(folders, client):
 def test_given_labels_that_cannot_be_chosen_are_refused(client, options, message):
     with pytest.raises(InvalidArgumentError, match=message):
         client.classify_text(**{"texts": "rain"} | options)
-    with pytest.raises(InvalidArgumentError, match="has 4 elements, which with 65 texts make 260 pairs; the limit is 256"):
+    with pytest.raises(InvalidArgumentError, match="with 65 texts make 260 pairs; the limit is 256"):
         client.classify_text(["rain"] * 65, model="nli", candidate_labels=["a", "b", "c", "d"])
 
 

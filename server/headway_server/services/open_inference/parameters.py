@@ -57,6 +57,38 @@ def kinds_of(message: type[Message], *names: str) -> dict[str, Kind]:
     return found
 
 
+CONTENT_TYPE: Final = "content_type"
+BASE64: Final = "base64"
+_PLAIN_TYPES: Final = frozenset({"str", "np", "pd"})
+"""Content types of MLServer's clients that describe the caller's own objects."""
+_OF_BINARY_DATA: Final = frozenset({"binary_data_output", "binary_data_size", "binary_data"})
+"""Parameters of HTTP's binary data, which some clients send over gRPC too, where they have no effect."""
+
+
+def read_hints(field: str, given: Mapping[str, pb.InferParameter]) -> bool:
+    """Reads the parameters of a tensor; returns True if its elements are in base64.
+
+    Raises:
+        InvalidInputError: There is an unsupported one.
+    """
+    is_base64 = False
+    for name in given.keys() - _OF_BINARY_DATA:
+        value = given[name].string_param
+        is_base64 = name == CONTENT_TYPE and value == BASE64
+        if name != CONTENT_TYPE:
+            raise InvalidInputError(
+                f"{field}.parameters",
+                f"has {name[:64]!r}; tensors take no parameters here: shared memory is not supported, and the outputs "
+                "label and probability replace classification",
+            )
+        if value not in _PLAIN_TYPES and not is_base64:
+            raise InvalidInputError(
+                f"{field}.parameters.{CONTENT_TYPE}",
+                f"is {value[:64]!r}; must be {', '.join(sorted(_PLAIN_TYPES))} or {BASE64}",
+            )
+    return is_base64
+
+
 def read_parameters(given: Mapping[str, pb.InferParameter], known: Mapping[str, Kind]) -> dict[str, Any]:
     """Reads the parameters of a request, lists as tuples.
 
@@ -70,6 +102,9 @@ def read_parameters(given: Mapping[str, pb.InferParameter], known: Mapping[str, 
     values: dict[str, Any] = {}
     for name in given:
         kind = known.get(name)
+        is_plain = name == CONTENT_TYPE and given[name].string_param in _PLAIN_TYPES
+        if kind is None and (is_plain or name in _OF_BINARY_DATA):
+            continue
         if kind is None:
             raise InvalidInputError(
                 f"parameters.{name[:64]}", f"is unknown; this model's task has {', '.join(sorted(known))}"

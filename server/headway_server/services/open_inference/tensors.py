@@ -5,6 +5,7 @@ N inputs of a call: texts, prompts or images.
 
 from __future__ import annotations
 
+import binascii
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from headway.oip import grpc_predict_v2_pb2 as pb
 from headway_server.errors import InvalidInputError
+from headway_server.services.open_inference.parameters import BASE64, CONTENT_TYPE, read_hints
 
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 """Tensors by name. BYTES tensors have dtype object with elements `bytes`, or `str` for outputs."""
@@ -102,17 +104,25 @@ def read_inputs(request: pb.ModelInferRequest, specs: Sequence[TensorSpec], *, m
             raise InvalidInputError(f"{field}.name", f"is {_quoted(tensor.name)}; the model reads {', '.join(by_name)}")
         if spec.name in arrays:
             raise InvalidInputError(f"{field}.name", f"is {spec.name}, as is that of another input; give each once")
-        if tensor.parameters:
-            raise InvalidInputError(
-                f"{field}.parameters",
-                f"has {_quoted(min(tensor.parameters))}; inputs take no parameters here, and no shared memory",
-            )
+        is_base64 = read_hints(field, tensor.parameters)
         shape = _check_shape(field, tensor, spec, max_rows)
         if raw and tensor.HasField("contents"):
             raise InvalidInputError(f"{field}.contents", "is set together with raw_input_contents; send one of them")
         given = _read_raw(field, tensor, raw[index]) if raw else _read_typed(field, tensor)
-        arrays[spec.name] = _convert(field, given, spec, tensor.datatype).reshape(shape)
+        array = _convert(field, given, spec, tensor.datatype)
+        arrays[spec.name] = (_decoded(field, array) if is_base64 else array).reshape(shape)
     return arrays
+
+
+def _decoded(field: str, texts: NDArray[Any]) -> NDArray[Any]:
+    """Decodes elements in base64."""
+    if texts.dtype != object:
+        raise InvalidInputError(f"{field}.parameters.{CONTENT_TYPE}", f"is {BASE64}, which is for {BYTES} alone")
+    try:
+        decoded = [binascii.a2b_base64(text, strict_mode=True) for text in texts.ravel()]
+    except (ValueError, TypeError) as error:
+        raise InvalidInputError(field, f"is not in {BASE64} ({error})") from None
+    return np.array([*decoded, None], object)[:-1]  # an array of bytes alone would be one of their characters
 
 
 def _check_shape(

@@ -70,6 +70,9 @@ class InferBody(Body):
     """A request of `infer`, without its binary data."""
 
     id: str = ""
+    model_name: str = ""
+    """The name in the path, if it is given; KServe's client repeats it."""
+    model_version: str = ""
     parameters: Parameters = Field(default_factory=dict)
     inputs: Many[InputPart]
     outputs: Many[OutputPart] = Field(default_factory=list)
@@ -255,7 +258,15 @@ def _read(
     Raises:
         InvalidInputError: A tensor does not match its shape and datatype, or the binary data has another size.
     """
-    message = pb.ModelInferRequest(model_name=path["model"], model_version=path.get("version", ""), id=body.id)
+    for name, given, own in (
+        ("model_name", body.model_name, path["model"]),
+        ("model_version", body.model_version, path.get("version", body.model_version)),
+    ):
+        if given not in ("", own):
+            raise InvalidInputError(name, f"is {given[:64]!r}, and the path has {own!r}; leave it out")
+    message = pb.ModelInferRequest(
+        model_name=path["model"], model_version=path.get("version", body.model_version), id=body.id
+    )
     parameters = dict(body.parameters)
     by_default = parameters.pop("binary_data_output", False) is True
     _set_parameters(message.parameters, parameters)

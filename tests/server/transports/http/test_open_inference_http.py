@@ -1,6 +1,7 @@
 """The Open Inference Protocol over HTTP: JSON as anybody sends it, and Triton's own client with binary data."""
 
 import asyncio
+import base64
 import json
 import tracemalloc
 
@@ -96,6 +97,24 @@ async def test_a_prompt_is_continued(serve):
         assert outputs(answer)["seed"] == {"name": "seed", "datatype": "UINT64", "shape": [1], "data": [2**64 - 1]}
 
 
+async def test_what_kserves_and_mlservers_clients_add_changes_no_answer(serve):
+    body = {"inputs": [TEXT]}
+    added = {
+        "model_name": "topics",
+        "model_version": "1",
+        "parameters": {"content_type": "pd"},
+        "inputs": [TEXT | {"parameters": {"content_type": "str"}}],
+    }
+    encoded = TEXT | {"parameters": {"content_type": "base64"}}
+    encoded["data"] = [base64.b64encode(text.encode()).decode() for text in TEXT["data"]]
+    async with serve() as serving:
+        plain, more, decoded = [
+            (await serving.client.post("/v2/models/topics/infer", json=one)).json()["outputs"]
+            for one in (body, added, {"inputs": [encoded]})
+        ]
+    assert plain == more == decoded
+
+
 WRONG = [
     ({"inputs": []}, 400, "text"),
     ({}, 400, "inputs: is missing"),
@@ -112,7 +131,14 @@ WRONG = [
     ({"inputs": [IDS | {"datatype": "BF16"}]}, 400, "inputs[0].data: of BF16 has no form in JSON; send it in binary"),
     ({"inputs": [IDS | {"datatype": "FP32"}]}, 400, "inputs[0].datatype: is 'FP32'; input_ids must be INT64 or"),
     ({"inputs": [TEXT | {"name": "words"}]}, 400, "inputs[0].name: is 'words'; the model reads text"),
-    ({"inputs": [TEXT | {"parameters": {"shared_memory_region": "a"}}]}, 400, "inputs take no parameters here"),
+    ({"inputs": [TEXT | {"parameters": {"shared_memory_region": "a"}}]}, 400, "shared memory is not supported"),
+    (
+        {"inputs": [TEXT | {"parameters": {"content_type": "hg_jsonlist"}}]},
+        400,
+        "is 'hg_jsonlist'; must be np, pd, str",
+    ),
+    ({"inputs": [TEXT | {"parameters": {"content_type": "base64"}}]}, 400, "inputs[0]: is not in base64"),
+    ({"inputs": [TEXT], "model_name": "other"}, 400, "model_name: is 'other', and the path has"),
     ({"inputs": [TEXT | {"parameters": {"binary_data_size": 5}}]}, 400, "binary_data_size: is 5"),
     ({"inputs": [IDS | {"data": [[4, 5], [6]]}]}, 400, "its rows differ"),
     ({"inputs": [IDS | {"data": [4, 5.5, 6]}]}, 400, "inputs[0].data: has an element that is not of INT64"),

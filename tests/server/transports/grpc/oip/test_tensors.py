@@ -102,6 +102,13 @@ def test_inputs_are_given_once_and_one_way():
         read_inputs(request, [IDS], max_rows=1)
 
 
+def test_what_http_says_of_binary_data_has_no_effect_over_grpc():
+    """KServe's client sends it."""
+    request = raw("INT64", [1, 1], b"12345678")
+    request.inputs[0].parameters["binary_data_size"].int64_param = 8
+    assert read_inputs(request, [IDS], max_rows=1).keys() == {IDS.name}
+
+
 @given(st.lists(st.binary(max_size=20), min_size=1, max_size=8))
 def test_bytes_come_back_as_they_were_sent(elements):
     response = pb.ModelInferResponse()
