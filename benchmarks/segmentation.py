@@ -249,8 +249,7 @@ def _export_random(store: Path, *, tiny: bool) -> None:
     from headway_export.exporter import ExportOptions, export  # noqa: PLC0415
     from headway_export.source import ExportSource  # noqa: PLC0415
     from headway_server.bundles import Architecture, ImagePreprocessing, Limits, Precision, Task  # noqa: PLC0415
-    from headway_training.models import Segmenter  # noqa: PLC0415
-    from headway_training.models.architectures import NAMED_CONFIGURATIONS  # noqa: PLC0415
+    from headway_training.models import NAMED_CONFIGURATIONS, Segmenter  # noqa: PLC0415
     from headway_training.models.segmentation import SegmentationConfig  # noqa: PLC0415
 
     shape = NAMED_CONFIGURATIONS["segments-segmenter"].configuration

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from headway_training.checkpoint import (
+    HUGGINGFACE,
     Checkpoint,
     Evaluation,
     ImagePreprocessing,
@@ -26,7 +27,7 @@ from headway_training.checkpoint import (
     write_checkpoint,
 )
 from headway_training.errors import CheckpointError
-from headway_training.models import build_model
+from headway_training.models import ARCHITECTURES, build_model
 from headway_training.recipes import TokenizerSettings
 from headway_training.recipes.settings import LoraSettings
 from headway_training.tokenizers import train_tokenizer
@@ -172,6 +173,6 @@ def test_the_documents_name_every_field_and_choice():
     fields = Checkpoint.model_fields
     assert set(re.findall(r"^(\w+) {2,}\S", page.read_text(), flags=re.MULTILINE)) == set(fields)
     assert values_of(page, "task") == set(get_args(TaskName))
-    assert values_of(page, "architecture") == set(get_args(fields["architecture"].annotation))
+    assert values_of(page, "architecture") == {*ARCHITECTURES, HUGGINGFACE}
     assert values_of(page, "metric") == set(get_args(Metric))
     assert first_names(docs / "fine-tuning.md", "`[lora]`") == set(LoraSettings.model_fields)

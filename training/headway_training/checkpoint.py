@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from safetensors.torch import load_model as load_weights
@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from headway_training.errors import CheckpointError
-from headway_training.models import build_model
+from headway_training.models import build_model, find_architecture
 
 _NAMES_SHOWN = 20
 """Of tensors that are not loaded, in the line that says so."""
@@ -257,25 +257,8 @@ class Checkpoint(Record):
     task: TaskName
     description: str
     license: str
-    architecture: Literal[
-        "gpt",
-        "linear",
-        "transformer",
-        "recurrent",
-        "encoder",
-        "vit",
-        "image_encoder",
-        "clip",
-        "segmenter",
-        "captioner",
-        "transcriber",
-        "autoencoder",
-        "latent_diffusion",
-        "codec",
-        "speech_synthesizer",
-        "huggingface",
-    ]
-    """`huggingface`: the folder is one of `transformers` too, and holds its configuration."""
+    architecture: str
+    """A name of `ARCHITECTURES`, or `huggingface`: the folder is one of `transformers` too, with its configuration."""
     configuration: dict[str, Scalar]
     special_tokens: SpecialTokens | None = None
     labels: tuple[str, ...] = ()
@@ -297,6 +280,13 @@ class Checkpoint(Record):
     def reads_text(self) -> bool:
         """Whether it has a tokenizer."""
         return self.task not in TEXTLESS_TASKS or self.special_tokens is not None
+
+    @field_validator("architecture")
+    @classmethod
+    def _check_architecture(cls, name: str) -> str:
+        if name != HUGGINGFACE:
+            find_architecture(name)
+        return name
 
     @model_validator(mode="after")
     def _check_task(self) -> Checkpoint:

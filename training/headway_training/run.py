@@ -47,7 +47,7 @@ from headway_training.durable import replacing
 from headway_training.errors import RecipeError, ResumeError
 from headway_training.hardware import describe_hardware, keep_freed_memory, library_versions
 from headway_training.models import (
-    CONFIGURATIONS,
+    ARCHITECTURES,
     Configuration,
     Model,
     build_model,
@@ -60,7 +60,7 @@ from headway_training.sizing import Sizing, expected_throughput, size_up
 from headway_training.state import latest_state
 from headway_training.tasks import TOKENS_FILE, Task, make_task
 from headway_training.trainer import Trainer
-from headway_training.unread import WITHOUT_ATTENTION, check_settings, find_unread_of_run
+from headway_training.unread import check_settings, find_unread_of_run, shows_attention
 
 if TYPE_CHECKING:
     from headway_training.huggingface import FolderModel, ModelFolder
@@ -356,7 +356,7 @@ def _finish(options: RunOptions, recipe: Recipe, splits: Splits[Any], trainer: T
         license=recipe.license,
         architecture=recipe.model["architecture"],
         configuration=_configure(recipe, task).to_dict() if of_folder is None else of_folder.configuration,
-        attention=recipe.attention and recipe.architecture not in WITHOUT_ATTENTION,  # which --model may bring
+        attention=recipe.attention and shows_attention(recipe.architecture),  # which --model may bring
         evaluation=Evaluation(
             file=TEXT_EVALUATION_FILE if evaluation.texts is not None else IMAGE_EVALUATION_FILE,
             dataset=splits.test_name,
@@ -476,7 +476,7 @@ def _with_defaults(described: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
         recipe = Recipe.model_validate(described["recipe"])
         is_folder = recipe.architecture == HUGGINGFACE
-        fields = () if is_folder else dataclasses.fields(CONFIGURATIONS[recipe.architecture])
+        fields = () if is_folder else dataclasses.fields(ARCHITECTURES[recipe.architecture].configuration)
     except (KeyError, ValidationError):
         return described  # of settings that are not known: the comparison names them
     defaults = {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}

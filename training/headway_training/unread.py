@@ -12,6 +12,7 @@ from headway_training.checkpoint import CHECKPOINT_FILE, HUGGINGFACE, IMAGE_TASK
 from headway_training.data.conversations import holds_conversations
 from headway_training.data.sources import OwnData, find_dataset_of
 from headway_training.errors import RecipeError
+from headway_training.models import ARCHITECTURES
 from headway_training.recipes import (
     DataSettings,
     Recipe,
@@ -21,10 +22,13 @@ from headway_training.recipes import (
     section_kinds,
 )
 
-WITHOUT_ATTENTION = ("recurrent", "linear", HUGGINGFACE)
-"""Architectures whose attention weights are not exported."""
 _DRAWS_LABELS = "a model that draws labels reads no texts"
 _ROWS, _TOKENS = "optimization.batch_size", "optimization.batch_tokens"
+
+
+def shows_attention(architecture: str) -> bool:
+    """True if the attention weights of an architecture can be exported."""
+    return architecture in ARCHITECTURES and ARCHITECTURES[architecture].shows_attention
 
 
 def check_settings(recipe: Recipe, own: OwnData | None) -> None:
@@ -123,7 +127,7 @@ def takes_tokenizer(recipe: Recipe, start: Path) -> bool:
 
 def _of_model(recipe: Recipe, *, draws_labels: bool) -> Iterator[tuple[str, str]]:
     """What the recipe's model does not read."""
-    if recipe.architecture in WITHOUT_ATTENTION:
+    if not shows_attention(recipe.architecture):
         yield "attention", f"is not read, as the attention weights of {recipe.architecture!r} cannot be looked at"
     if recipe.architecture == HUGGINGFACE and recipe.task in IMAGE_TASKS:
         yield "model.max_length", "is not read by a model of images"

@@ -15,6 +15,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from headway_training.models.architectures import architecture
 from headway_training.models.base import AttentionKind, Model, check_length
 from headway_training.models.configuration import LayerConfig
 from headway_training.models.parts.attention import Attend, AttendCross, causal_attention, cross_attention
@@ -81,6 +82,7 @@ class CaptionerConfig(LayerConfig):
         )
 
 
+@architecture("captioner", CaptionerConfig, "captioning")
 class Captioner(Model):
     """Predicts the next token of a caption from an image and the caption so far.
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 
+from headway_training.models.architectures import architecture
 from headway_training.models.base import Model, check_length
 from headway_training.models.configuration import LayerConfig
 from headway_training.models.parts.attention import (
@@ -71,6 +72,7 @@ class TranscriberConfig(LayerConfig):
             )
 
 
+@architecture("transcriber", TranscriberConfig, "transcription")
 class Transcriber(Model):
     """Predicts the next token of a transcript from a window of audio and the transcript so far.
 

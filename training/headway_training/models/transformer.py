@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from headway_training.models.architectures import architecture
 from headway_training.models.base import Model, check_length
 from headway_training.models.configuration import LayerConfig
 from headway_training.models.parts.attention import (
@@ -55,6 +56,7 @@ class TransformerConfig(LayerConfig):
         self._check_flags("tie_embeddings")
 
 
+@architecture("transformer", TransformerConfig, "translation")
 class Transformer(Model):
     """Predicts the next target token from a source sentence and the target so far.
 

@@ -7,15 +7,15 @@ import difflib
 import tomllib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from pydantic import ValidationError
 
 from headway_training.checkpoint import CHECKPOINT_FILE, HUGGINGFACE, TaskName, read_checkpoint
 from headway_training.errors import RecipeError
-from headway_training.models import CONFIGURATIONS, NAMED_CONFIGURATIONS, named_configuration
+from headway_training.models import ARCHITECTURES, NAMED_CONFIGURATIONS, named_configuration
 from headway_training.recipes.reads import find_unread, refuse_unread, section_kinds
-from headway_training.recipes.settings import ARCHITECTURES, Recipe
+from headway_training.recipes.settings import Recipe
 
 FOLDER = Path(__file__).parent
 _FOLDER_FIELDS = ("max_length",)
@@ -75,7 +75,7 @@ def make_recipe(content: dict[str, Any], source: str = "recipe") -> Recipe:
     given = list(_keys_of(content))
     values = {**content, "model": _resolve_model(content.get("model", {}), source)}
     task = content.get("task")
-    is_known = isinstance(task, str) and task in ARCHITECTURES
+    is_known = task in get_args(TaskName)
     unread = find_unread(cast("TaskName", task), given) if is_known else {}
     try:
         recipe = Recipe.model_validate(values).noting(given)
@@ -185,14 +185,14 @@ def _resolve_model(section: Any, source: str) -> dict[str, Any]:
             raise RecipeError(f"{source}: model.configuration: {error}") from error
         values = {"architecture": named.architecture, **named.configuration.to_dict(), **values}
     architecture = str(values.get("architecture"))
-    if architecture not in (*CONFIGURATIONS, HUGGINGFACE):
+    if architecture not in (*ARCHITECTURES, HUGGINGFACE):
         raise RecipeError(
-            f"{source}: model.architecture is {architecture!r}; it must be one of {', '.join(CONFIGURATIONS)}, "
+            f"{source}: model.architecture is {architecture!r}; it must be one of {', '.join(ARCHITECTURES)}, "
             f"or model.configuration one of {', '.join(NAMED_CONFIGURATIONS)}"
         )
     fields: tuple[str, ...] = _FOLDER_FIELDS
     if architecture != HUGGINGFACE:
-        fields = tuple(field.name for field in dataclasses.fields(CONFIGURATIONS[architecture]))
+        fields = tuple(field.name for field in dataclasses.fields(ARCHITECTURES[architecture].configuration))
     known = [f"model.{name}" for name in ("architecture", "configuration", *fields)]
     for key in (f"model.{name}" for name in values):
         if key not in known:

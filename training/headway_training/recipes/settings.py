@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal, Self
 
 from pydantic import Field, PrivateAttr, field_validator, model_validator
@@ -21,26 +20,20 @@ from headway_training.checkpoint import (
     TaskName,
     TextPairUse,
 )
+from headway_training.models import architectures_of
 
-ARCHITECTURES: Mapping[TaskName, tuple[str, ...]] = MappingProxyType(
-    {
-        "generation": ("gpt", "linear", HUGGINGFACE),
-        "translation": ("transformer", "recurrent"),
-        "text_classification": ("encoder", HUGGINGFACE),
-        "token_classification": ("encoder", HUGGINGFACE),
-        "image_classification": ("vit", HUGGINGFACE),
-        "image_embedding": ("image_encoder",),
-        "image_text_embedding": ("clip",),
-        "segmentation": ("segmenter",),
-        "captioning": ("captioner",),
-        "transcription": ("transcriber",),
-        "autoencoding": ("autoencoder",),
-        "image_generation": ("latent_diffusion",),
-        "audio_coding": ("codec",),
-        "speech_synthesis": ("speech_synthesizer",),
-    }
+_OF_FOLDERS: tuple[TaskName, ...] = (
+    "generation",
+    "text_classification",
+    "token_classification",
+    "image_classification",
 )
-"""The architectures that can be trained for each task."""
+"""Tasks that model folders of `transformers` are trained for."""
+
+
+def trainable(task: TaskName) -> tuple[str, ...]:
+    """The architectures that can be trained for a task."""
+    return (*architectures_of(task), *([HUGGINGFACE] if task in _OF_FOLDERS else []))
 
 
 class DataSettings(Record):
@@ -350,7 +343,7 @@ class Recipe(Record):
 
     @property
     def architecture(self) -> str:
-        """A name of `ARCHITECTURES`, as `gpt`."""
+        """A name of `trainable`, as `gpt`."""
         return str(self.model["architecture"])
 
     @property
@@ -362,7 +355,7 @@ class Recipe(Record):
     def _check_task(self) -> Recipe:
         """Checks that model and sections fit the task."""
         architecture, head = self.model.get("architecture"), self.model.get("head", "sequence")
-        if architecture not in (known := ARCHITECTURES[self.task]):
+        if architecture not in (known := trainable(self.task)):
             needed = " or ".join(map(repr, known))
             raise ValueError(f"model.architecture is {architecture!r}; {self.task} needs {needed}")
         needed = "token" if self.task == "token_classification" else "sequence"
