@@ -232,7 +232,7 @@ def test_what_cannot_be_fine_tuned_is_told_in_one_line(root, data, tmp_path):
     assert "holds BertForSequenceClassification (bert), and a recipe for generation needs a decoder" in _fail(
         *_words("tiny-shakespeare", data["story"], root / "bert", run, short)
     )
-    assert "translation needs 'transformer' or 'recurrent'" in _fail(
+    assert "translation needs 'recurrent' or 'transformer'" in _fail(
         *_words("multi30k-en-de", data["story"], root / "bert", run)
     )
     assert f"model.max_length is 128, and the model in {root / 'bert'} takes at most 48 tokens" in _fail(

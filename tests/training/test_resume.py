@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -21,9 +20,9 @@ from safetensors.torch import load_file
 
 from headway_training import durable, hardware
 from headway_training.batches import StepPlan, step_seed
-from headway_training.checkpoint import TaskName
 from headway_training.data.sources import OwnData, read_splits
 from headway_training.errors import ResumeError, StoppedError
+from headway_training.kinds import task_names
 from headway_training.models import build_model
 from headway_training.optimization import learning_rate
 from headway_training.recipes import read_recipe
@@ -107,7 +106,7 @@ def test_every_task_is_tried_with_every_architecture():
         for tiny in tiny_tasks.TASKS.values()
         for recipe in [read_recipe(tiny.recipe)]
     }
-    assert tried == {(task, one) for task in get_args(TaskName) for one in trainable(task)}
+    assert tried == {(task, one) for task in task_names() for one in trainable(task)}
 
 
 RUN = ("optimization.epochs=4", "optimization.evaluations=3", "optimization.state_every_steps=5")

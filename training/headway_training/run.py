@@ -39,13 +39,13 @@ from headway_training.data.examples import Splits
 from headway_training.data.sources import (
     OwnData,
     data_folder,
-    describe_own_data,
     find_unchecked_files,
     read_splits,
 )
 from headway_training.durable import replacing
 from headway_training.errors import RecipeError, ResumeError
 from headway_training.hardware import describe_hardware, keep_freed_memory, library_versions
+from headway_training.kinds import find_task
 from headway_training.models import (
     ARCHITECTURES,
     Configuration,
@@ -58,7 +58,8 @@ from headway_training.processes import agree, first_process_first
 from headway_training.recipes import Recipe, parse_setting, read_recipe
 from headway_training.sizing import Sizing, expected_throughput, size_up
 from headway_training.state import latest_state
-from headway_training.tasks import TOKENS_FILE, Task, make_task
+from headway_training.tasks import Task, make_task
+from headway_training.tasks.generation import TOKENS_FILE
 from headway_training.trainer import Trainer
 from headway_training.unread import check_settings, find_unread_of_run, shows_attention
 
@@ -171,7 +172,9 @@ def run_training(options: RunOptions, console: Console) -> Path:
     recipe, source = _open_folder(recipe)
     splits, task = _read_data(options, recipe, accelerator, source)
     if options.own_data is not None and not any(setting.startswith("description=") for setting in options.settings):
-        recipe = recipe.model_copy(update={"description": describe_own_data(recipe, options.own_data, splits.labels)})
+        own = options.own_data
+        sentence = find_task(recipe.task).describe_own(own.train, splits.labels, own.train_name)
+        recipe = recipe.model_copy(update={"description": sentence})
     try:
         sizing = size_up(recipe, task, options.seed, accelerator.device, source)
         model = _build(recipe, task, options.seed, source)
@@ -360,7 +363,7 @@ def _finish(options: RunOptions, recipe: Recipe, splits: Splits[Any], trainer: T
         evaluation=Evaluation(
             file=TEXT_EVALUATION_FILE if evaluation.texts is not None else IMAGE_EVALUATION_FILE,
             dataset=splits.test_name,
-            metric=task.evaluation_metric,
+            metric=task.evaluation_metric or task.metric,
             higher_is_better=task.higher_is_better,
         ),
         training=record,

@@ -7,12 +7,13 @@ import difflib
 import tomllib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any
 
 from pydantic import ValidationError
 
-from headway_training.checkpoint import CHECKPOINT_FILE, HUGGINGFACE, TaskName, read_checkpoint
+from headway_training.checkpoint import CHECKPOINT_FILE, HUGGINGFACE, read_checkpoint
 from headway_training.errors import RecipeError
+from headway_training.kinds import task_names
 from headway_training.models import ARCHITECTURES, NAMED_CONFIGURATIONS, named_configuration
 from headway_training.recipes.reads import find_unread, refuse_unread, section_kinds
 from headway_training.recipes.settings import Recipe
@@ -75,8 +76,8 @@ def make_recipe(content: dict[str, Any], source: str = "recipe") -> Recipe:
     given = list(_keys_of(content))
     values = {**content, "model": _resolve_model(content.get("model", {}), source)}
     task = content.get("task")
-    is_known = task in get_args(TaskName)
-    unread = find_unread(cast("TaskName", task), given) if is_known else {}
+    is_known = task in task_names()
+    unread = find_unread(str(task), given) if is_known else {}
     try:
         recipe = Recipe.model_validate(values).noting(given)
     except ValidationError as error:

@@ -10,7 +10,6 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from headway_training.checkpoint import (
     HUGGINGFACE,
-    IMAGE_TASKS,
     AudioPreprocessing,
     ImagePreprocessing,
     Languages,
@@ -20,20 +19,13 @@ from headway_training.checkpoint import (
     TaskName,
     TextPairUse,
 )
+from headway_training.kinds import find_task
 from headway_training.models import architectures_of
-
-_OF_FOLDERS: tuple[TaskName, ...] = (
-    "generation",
-    "text_classification",
-    "token_classification",
-    "image_classification",
-)
-"""Tasks that model folders of `transformers` are trained for."""
 
 
 def trainable(task: TaskName) -> tuple[str, ...]:
     """The architectures that can be trained for a task."""
-    return (*architectures_of(task), *([HUGGINGFACE] if task in _OF_FOLDERS else []))
+    return (*architectures_of(task), *([HUGGINGFACE] if find_task(task).folder else []))
 
 
 class DataSettings(Record):
@@ -354,36 +346,19 @@ class Recipe(Record):
     @model_validator(mode="after")
     def _check_task(self) -> Recipe:
         """Checks that model and sections fit the task."""
-        architecture, head = self.model.get("architecture"), self.model.get("head", "sequence")
+        architecture = self.model.get("architecture")
         if architecture not in (known := trainable(self.task)):
             needed = " or ".join(map(repr, known))
             raise ValueError(f"model.architecture is {architecture!r}; {self.task} needs {needed}")
-        needed = "token" if self.task == "token_classification" else "sequence"
         is_folder = architecture == HUGGINGFACE
-        if head != needed and not is_folder:
-            raise ValueError(f"model.head is {head!r}; {self.task} needs {needed!r}")
         if is_folder and self.init.checkpoint is None:
             raise ValueError("model.architecture 'huggingface' starts from a model folder: give --init FOLDER")
         if self.lora is not None and not is_folder:
             raise ValueError("lora: is for a model folder of transformers, given with --init FOLDER")
-        if self.task == "image_generation" and self.init.checkpoint is None:
-            raise ValueError(
-                "image_generation draws latents of an autoencoder: train one first (task autoencoding), and give its "
-                "checkpoint with --init FOLDER"
-            )
-        if self.task == "speech_synthesis" and self.init.checkpoint is None:
-            raise ValueError(
-                "speech_synthesis writes codes of a codec: train one first (task audio_coding), and give its "
-                "checkpoint with --init FOLDER"
-            )
-        if self.task in IMAGE_TASKS and self.preprocessing is None:
-            raise ValueError(f"the section [preprocessing] is missing; {self.task} needs it")
         if self.preprocessing is not None and self.preprocessing.height != self.preprocessing.width:
             raise ValueError(
                 f"preprocessing.height is {self.preprocessing.height} and width {self.preprocessing.width}; "
                 "the models take square images"
             )
-        section = {"transcription": "audio", "translation": "languages"}.get(self.task)
-        if section is not None and getattr(self, section) is None:
-            raise ValueError(f"the section [{section}] is missing; {self.task} needs it")
+        find_task(self.task).check_recipe(self)
         return self

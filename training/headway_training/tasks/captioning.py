@@ -18,11 +18,12 @@ from torch import Tensor, nn
 
 from headway_training.batches import Batch, even_batches
 from headway_training.checkpoint import Baseline, load_model
-from headway_training.data.captions import CaptionedImages
+from headway_training.data.captions import CaptionedImages, language_token
 from headway_training.data.examples import Splits
 from headway_training.data.images import normalize, resize_and_crop
 from headway_training.data.views import random_coarseness, random_colours, random_crops, random_holes
 from headway_training.evaluation import pad, write_greedily
+from headway_training.kinds import PHOTOGRAPHS, ROWS, SMOOTHING, augmentation, register
 from headway_training.metrics import caption_bleu, caption_cider, caption_meteor
 from headway_training.models import CLIP, Captioner
 from headway_training.recipes import Recipe
@@ -32,7 +33,7 @@ from headway_training.tasks.base import (
     Metrics,
     Part,
     SpecialIds,
-    Task,
+    TextTask,
     TrainingBatch,
     language_token_id,
 )
@@ -43,19 +44,39 @@ _NUM_STARTS = 2
 """Tokens that a caption begins with: `bos`, and that of its language."""
 
 
-class CaptioningTask(Task):
+@register
+class CaptioningTask(TextTask):
     """Batches of photographs with captions of every language, and batches of captions alone, in random order."""
 
+    name = "captioning"
     unit = "images"
     metric = "cider"
     higher_is_better = True
+    settings = (
+        *(ROWS, SMOOTHING, "tokenizer", "preprocessing", "captioning"),
+        *augmentation("flip", "coarse", "holes"),
+        *PHOTOGRAPHS,
+    )
+    sections = ("preprocessing",)
+    described = ("image_preprocessing", "special_tokens", "language_tokens")
+    frame = "$A <eos>"
+    has_own_tokens = True
     uses_all_weights = False
+
+    @classmethod
+    def training_texts(cls, train: CaptionedImages) -> list[str]:
+        """The captions of every language."""
+        return [caption for language in train.captions for caption in train.all_texts(language)]
+
+    @classmethod
+    def marks(cls, recipe: Recipe, train: CaptionedImages) -> list[str]:  # noqa: ARG003 (as the base has it)
+        """Those of the languages."""
+        return [language_token(one) for one in train.captions]
 
     def __init__(self, recipe: Recipe, splits: Splits[Any], tokenizer: Tokenizer) -> None:
         assert recipe.preprocessing is not None
-        self.tokenizer: Tokenizer = tokenizer
-        self._recipe = recipe
-        self._splits: Splits[Any] = splits
+        super().__init__(recipe, splits)
+        self.tokenizer = tokenizer
         self._preprocessing = recipe.preprocessing
         self._special = SpecialIds(tokenizer)
         self._max_length = int(recipe.model["max_target_length"]) - _NUM_STARTS

@@ -19,7 +19,7 @@ from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 
 from headway_training.baselines import component_under_point, fill_box
 from headway_training.batches import Batch
-from headway_training.checkpoint import Baseline, Metric
+from headway_training.checkpoint import Baseline
 from headway_training.data.examples import Splits
 from headway_training.data.images import normalize, resize_and_crop
 from headway_training.data.pictures import opaque
@@ -35,6 +35,7 @@ from headway_training.data.segments import (
     crop_scene,
 )
 from headway_training.data.views import random_coarseness, random_colours
+from headway_training.kinds import PHOTOGRAPHS, ROWS, augmentation, register
 from headway_training.models.segmentation import (
     BOTTOM_RIGHT,
     INSIDE,
@@ -89,28 +90,28 @@ class MeasuredPicture:
         return bits
 
 
+@register
 class SegmentationTask(Task):
     """Batches of microscope pictures, photographs and composed pictures, in random order."""
 
+    name = "segmentation"
     unit = "images"
     metric = "mean_iou"
+    evaluation_metric = "first_mask_iou"  # of the mask that an answer has first: an exporter knows no kinds of pictures
     higher_is_better = True
+    settings = (ROWS, "preprocessing", "segmentation", *augmentation("coarse"), *PHOTOGRAPHS)
+    sections = ("preprocessing",)
+    described = ("image_preprocessing",)
 
     def __init__(self, recipe: Recipe, splits: Splits[Any]) -> None:
         assert recipe.preprocessing is not None
-        self._recipe = recipe
-        self._splits: Splits[Any] = splits
+        super().__init__(recipe, splits)
         self._preprocessing = recipe.preprocessing
         self._size = recipe.preprocessing.height
         self._mask_size = self._size // int(recipe.model.get("mask_stride", 4))
         train: SegmentedPictures = splits.train
         self._composer = _make_composer(train)
         self._measured: dict[Part, list[MeasuredPicture]] = {}
-
-    @property
-    def evaluation_metric(self) -> Metric:
-        """That of the mask which an answer has first, of all segments: an exporter does not know kinds of pictures."""
-        return "first_mask_iou"
 
     @property
     def num_train_examples(self) -> int:

@@ -18,10 +18,12 @@ from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 from headway_training.batches import Batch
 from headway_training.checkpoint import Baseline
 from headway_training.data.audio import LogMel, resample, to_float
+from headway_training.data.captions import language_token
 from headway_training.data.examples import Splits
 from headway_training.data.speech import Recordings
 from headway_training.errors import DataError, RecipeError
 from headway_training.evaluation import pad, write_greedily
+from headway_training.kinds import ROWS, SMOOTHING, register
 from headway_training.metrics import score_transcripts
 from headway_training.models import Transcriber
 from headway_training.recipes import Recipe
@@ -30,8 +32,9 @@ from headway_training.tasks.base import (
     EvaluationData,
     Metrics,
     Part,
+    RecordingsTask,
     SpecialIds,
-    Task,
+    TextTask,
     TrainingBatch,
     language_token_id,
 )
@@ -49,17 +52,40 @@ _BASELINE_FRAMES = 16
 """Frames that a recording is averaged to for the baseline."""
 
 
-class TranscriptionTask(Task):
+@register
+class TranscriptionTask(RecordingsTask, TextTask):
     """Windows of one recording or several, in random order."""
 
+    name = "transcription"
     unit = "windows"
     metric = "wer"
     higher_is_better = False
+    settings = (
+        *(ROWS, SMOOTHING, "tokenizer", "audio", "speech.language", "speech.least_source_share"),
+        *("speech.join_share", "speech.silence_share", "speech.speed_change", "speech.gain_change"),
+        *("speech.noise_share", "speech.hidden_bands", "speech.hidden_frames", "speech.alignment_share"),
+    )
+    sections = ("audio",)
+    described = ("special_tokens", "language_tokens", "audio_preprocessing")
+    sentence = "Writes what is said"
+    frame = "$A <eos>"
+    names_speakers = False
+
+    @classmethod
+    def training_texts(cls, train: Recordings) -> list[str]:
+        """The transcripts."""
+        return spaced(train.texts)
+
+    @classmethod
+    def marks(cls, recipe: Recipe, train: Recordings) -> list[str]:  # noqa: ARG003 (as the base has it)
+        """That of the language."""
+        return [language_token(recipe.speech.language)]
 
     def __init__(self, recipe: Recipe, splits: Splits[Any], tokenizer: Tokenizer) -> None:
         assert recipe.audio is not None, "the recipe demands it"
-        self.tokenizer: Tokenizer = tokenizer
-        self._recipe, self._splits, self._audio = recipe, splits, recipe.audio
+        super().__init__(recipe, splits)
+        self.tokenizer = tokenizer
+        self._audio = recipe.audio
         self._special = SpecialIds(tokenizer)
         self._mark = language_token_id(tokenizer, recipe.speech.language)
         self._log_mel = LogMel(recipe.audio)

@@ -17,25 +17,50 @@ from headway_training.baselines import copy_baseline
 from headway_training.batches import Batch, bucketed_batches, count_bucketed
 from headway_training.checkpoint import Baseline
 from headway_training.data.examples import ParallelTexts, Splits
+from headway_training.data.texts import read_parallel_texts
 from headway_training.evaluation import pad, token_mask, translate
+from headway_training.kinds import SMOOTHING, TOKENS, augmentation, register
 from headway_training.metrics import corpus_bleu
 from headway_training.models import RecurrentTranslator, Transformer
-from headway_training.recipes import Recipe
-from headway_training.tasks.base import IGNORED, EvaluationData, Metrics, Part, SpecialIds, Task, TrainingBatch
+from headway_training.recipes import ClassificationSettings, Recipe
+from headway_training.tasks.base import IGNORED, EvaluationData, Metrics, Part, SpecialIds, TextTask, TrainingBatch
 from headway_training.tokenizers import SubwordSplitter, encode_texts
 
 
-class TranslationTask(Task):
+@register
+class TranslationTask(TextTask):
     """Pairs of sentences in batches of similar length."""
 
+    name = "translation"
     unit = "tokens"
     metric = "sacrebleu"
     higher_is_better = True
+    settings = (TOKENS, SMOOTHING, "tokenizer", "languages", "attention", *augmentation("subword_splitting"))
+    sections = ("languages",)
+    described = ("special_tokens", "languages")
+    sentence = "Translates text"
+    frame = "$A <eos>"
+
+    @classmethod
+    def read(
+        cls,
+        file: str,
+        labels: tuple[str, ...] | None,  # noqa: ARG003 (there are none)
+        *,
+        classification: ClassificationSettings,  # noqa: ARG003 (of classifiers)
+        preprocessing: None = None,  # noqa: ARG003 (of images)
+    ) -> tuple[ParallelTexts, tuple[str, ...]]:
+        """Reads pairs of sentences, of one file or of two."""
+        return read_parallel_texts(file), ()
+
+    @classmethod
+    def training_texts(cls, train: ParallelTexts) -> list[str]:
+        """Both sides of all pairs."""
+        return [*train.sources, *train.targets]
 
     def __init__(self, recipe: Recipe, splits: Splits[ParallelTexts], tokenizer: Tokenizer) -> None:
-        self.tokenizer: Tokenizer = tokenizer
-        self._recipe = recipe
-        self._splits = splits
+        super().__init__(recipe, splits)
+        self.tokenizer = tokenizer
         self._special = SpecialIds(tokenizer)
         self._max_source = int(recipe.model["max_source_length"])
         self._sources = encode_texts(tokenizer, splits.train.sources, self._max_source)
