@@ -26,6 +26,7 @@ from headway_training.checkpoint import (
 from headway_training.errors import CheckpointError
 from headway_training.kinds import metric_names, task_names
 from headway_training.models import ARCHITECTURES, build_model
+from headway_training.models.own import MODULE
 from headway_training.recipes import TokenizerSettings
 from headway_training.recipes.settings import LoraSettings
 from headway_training.tokenizers import train_tokenizer
@@ -171,6 +172,6 @@ def test_the_documents_name_every_field_and_choice():
     fields = Checkpoint.model_fields
     assert set(re.findall(r"^(\w+) {2,}\S", page.read_text(), flags=re.MULTILINE)) == set(fields)
     assert values_of(page, "task") == set(task_names())
-    assert values_of(page, "architecture") == {*ARCHITECTURES, HUGGINGFACE}
+    assert values_of(page, "architecture") == {*ARCHITECTURES, HUGGINGFACE, MODULE}
     assert values_of(page, "metric") == metric_names()
     assert first_names(docs / "fine-tuning.md", "`[lora]`") == set(LoraSettings.model_fields)

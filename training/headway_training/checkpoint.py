@@ -27,6 +27,7 @@ from torch import nn
 from headway_training.errors import CheckpointError
 from headway_training.kinds import find_task, metric_names
 from headway_training.models import build_model, find_architecture
+from headway_training.models.own import MODULE, build_module, import_own
 
 _NAMES_SHOWN = 20
 """Of tensors that are not loaded, in the line that says so."""
@@ -215,12 +216,15 @@ class Checkpoint(Record):
     """`checkpoint.json`."""
 
     schema_version: Literal[1] = 1
+    modules: tuple[str, ...] = ()
+    """Python modules outside this package that register the task or the architecture."""
     name: Name
     task: TaskName
     description: str
     license: str
     architecture: str
-    """A name of `ARCHITECTURES`, or `huggingface`: the folder is one of `transformers` too, with its configuration."""
+    """A name of `ARCHITECTURES`. `huggingface`: the folder is one of `transformers` too, and has its configuration.
+    `module`: what `configuration` names, a `factory` and its arguments, makes it."""
     configuration: dict[str, Scalar]
     special_tokens: SpecialTokens | None = None
     labels: tuple[str, ...] = ()
@@ -246,7 +250,7 @@ class Checkpoint(Record):
     @field_validator("architecture")
     @classmethod
     def _check_architecture(cls, name: str) -> str:
-        if name != HUGGINGFACE:
+        if name not in (HUGGINGFACE, MODULE):
             find_architecture(name)
         return name
 
@@ -342,9 +346,13 @@ def read_checkpoint(path: Path) -> Checkpoint:
             "Train again, or use the version that wrote it."
         )
     try:
+        for module in content.get("modules", ()):
+            import_own(str(module))
         checkpoint = Checkpoint.model_validate(content)
     except ValidationError as error:
         raise CheckpointError(f"{file} is not a valid checkpoint: {_describe(error)}") from error
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{file}: modules: {error}") from error
     _check_files(path, checkpoint)
     return checkpoint
 
@@ -384,7 +392,11 @@ def load_model(path: Path) -> tuple[nn.Module, Checkpoint]:
     if checkpoint.architecture == HUGGINGFACE:
         raise CheckpointError(f"{path} holds a model of transformers, which transformers loads")
     try:
-        model = build_model(checkpoint.architecture, dict(checkpoint.configuration))
+        model = (
+            build_module(checkpoint.configuration)
+            if checkpoint.architecture == MODULE
+            else build_model(checkpoint.architecture, dict(checkpoint.configuration))
+        )
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{path / CHECKPOINT_FILE}: configuration: {error}") from error
     try:

@@ -66,6 +66,8 @@ class TaskKind:
     """Whether more of it is better."""
     evaluation_metric: ClassVar[str] = ""
     """What an exporter measures on the checkpoint's evaluation data; empty: `metric`."""
+    more_metrics: ClassVar[tuple[str, ...]] = ()
+    """Metrics of its variants for other data."""
 
     settings: ClassVar[tuple[str, ...]]
     """The settings of a recipe that runs read beside those that all tasks read: `section.key`, or a whole section."""
@@ -77,6 +79,8 @@ class TaskKind:
     """Fields that a checkpoint's description must have."""
     folder: ClassVar[FolderKind | None] = None
     """Which model folders of `transformers` can be trained; None: none."""
+    takes_modules: ClassVar[bool] = False
+    """Whether modules of the user's own can be trained (`docs/bring-your-own.md`)."""
 
     data_of: ClassVar[tuple[str, ...]] = ()
     """Names of the tasks whose data sets are read; none: its own."""
@@ -206,12 +210,6 @@ def find_task(name: str) -> type[TaskKind]:
 
 
 def metric_names() -> set[str]:
-    """The names of the metrics of all tasks and their variants."""
-    task_names()  # so that all are there
-    found: set[str] = set()
-    kinds: list[type[TaskKind]] = [TaskKind]
-    while kinds:
-        kind = kinds.pop()
-        found |= {getattr(kind, "metric", ""), kind.evaluation_metric} - {""}
-        kinds += kind.__subclasses__()
-    return found
+    """The names of the metrics of all tasks."""
+    kinds = [find_task(name) for name in task_names()]
+    return {one for kind in kinds for one in (kind.metric, kind.evaluation_metric, *kind.more_metrics) if one}

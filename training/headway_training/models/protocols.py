@@ -1,4 +1,17 @@
-"""What a model must offer to be exported, whether it is of this kit or not (docs/bring-your-own.md).
+"""What a model must offer to be trained and exported, whether it is of this kit or not (docs/bring-your-own.md).
+
+The protocols below say which methods it has. To be trained it must also fulfil these, which `contract.py` tries:
+
+1. It reads the tensors that the task's batch has, rows first, and gives a prediction for each target: logits with the
+   axes of the targets and, behind them, as many classes as the data has. Fresh weights give finite numbers.
+2. A row's answer depends on that row alone. So the loss of a batch is the sum over the targets of its rows, whichever
+   processes and parts have them, and rows without targets count for nothing.
+3. In evaluation mode it answers the same twice.
+4. Where tokens are predicted in their order, what comes later changes nothing.
+5. Padding behind a text changes nothing.
+6. Every weight that is trained gets a gradient from every batch.
+7. Forward changes no buffer: what a model is after a step follows from its weights and the batch.
+8. It computes on tensors without values (torch's device `meta`), on which memory is counted before a run.
 
 B rows, G rows of a sentence (its beams), T target tokens, S source tokens, D model width, H heads, K head width,
 V vocabulary, C classes.

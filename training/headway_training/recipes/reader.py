@@ -15,6 +15,7 @@ from headway_training.checkpoint import CHECKPOINT_FILE, HUGGINGFACE, read_check
 from headway_training.errors import RecipeError
 from headway_training.kinds import task_names
 from headway_training.models import ARCHITECTURES, NAMED_CONFIGURATIONS, named_configuration
+from headway_training.models.own import FACTORY, MODULE, Factory
 from headway_training.recipes.reads import find_unread, refuse_unread, section_kinds
 from headway_training.recipes.settings import Recipe
 
@@ -34,6 +35,7 @@ def read_recipe(
     *,
     configuration: str | None = None,
     model_folder: Path | None = None,
+    factory: str | None = None,
     replaced: Collection[str] = (),
 ) -> Recipe:
     """Reads a recipe by its name, or a file of the user's by its path.
@@ -44,6 +46,7 @@ def read_recipe(
         configuration: Name of a configuration that takes the place of the file's whole section [model].
         model_folder: A folder of `transformers` that takes the place of that section but for `max_length`, and of the
             licence; the task stays the recipe's.
+        factory: `package.module:function` that makes a module of the user's own, likewise.
         replaced: Sections that something else takes the place of: what the file has in them is not `Recipe.given`.
 
     Raises:
@@ -56,9 +59,12 @@ def read_recipe(
         raise RecipeError(f"recipe {file} cannot be read as TOML: {error}") from error
     if configuration is not None:
         content["model"] = {"configuration": configuration}
+    given = {"--model": configuration, "--module": factory, "--init": model_folder}
+    if len(named := [f"{flag} {value}" for flag, value in given.items() if value is not None]) > 1:
+        raise RecipeError(f"{' and '.join(named)} each give the model; leave one out")
+    if factory is not None:
+        content["model"] = {"architecture": MODULE, FACTORY: factory}
     if model_folder is not None:
-        if configuration is not None:
-            raise RecipeError(f"--model {configuration}: the model is that of --init {model_folder}; leave one out")
         content |= _take_folder(content, model_folder)
     for setting in settings:
         _apply(content, setting)
@@ -186,12 +192,19 @@ def _resolve_model(section: Any, source: str) -> dict[str, Any]:
             raise RecipeError(f"{source}: model.configuration: {error}") from error
         values = {"architecture": named.architecture, **named.configuration.to_dict(), **values}
     architecture = str(values.get("architecture"))
-    if architecture not in (*ARCHITECTURES, HUGGINGFACE):
+    if architecture not in (*ARCHITECTURES, HUGGINGFACE, MODULE):
         raise RecipeError(
             f"{source}: model.architecture is {architecture!r}; it must be one of {', '.join(ARCHITECTURES)}, "
             f"or model.configuration one of {', '.join(NAMED_CONFIGURATIONS)}"
         )
     fields: tuple[str, ...] = _FOLDER_FIELDS
+    if architecture == MODULE:
+        arguments = {name: value for name, value in values.items() if name not in ("architecture", FACTORY)}
+        try:
+            Factory(str(values.get(FACTORY, ""))).check(arguments)
+        except ValueError as error:
+            raise RecipeError(f"{source}: model: {error}") from error
+        return values
     if architecture != HUGGINGFACE:
         fields = tuple(field.name for field in dataclasses.fields(ARCHITECTURES[architecture].configuration))
     known = [f"model.{name}" for name in ("architecture", "configuration", *fields)]

@@ -21,11 +21,17 @@ from headway_training.checkpoint import (
 )
 from headway_training.kinds import find_task
 from headway_training.models import architectures_of
+from headway_training.models.own import MODULE
 
 
 def trainable(task: TaskName) -> tuple[str, ...]:
     """The architectures that can be trained for a task."""
-    return (*architectures_of(task), *([HUGGINGFACE] if find_task(task).folder else []))
+    kind = find_task(task)
+    return (
+        *architectures_of(task),
+        *([HUGGINGFACE] if kind.folder else []),
+        *([MODULE] if kind.takes_modules else []),
+    )
 
 
 class DataSettings(Record):

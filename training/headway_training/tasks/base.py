@@ -33,7 +33,9 @@ from headway_training.data.speech import Recordings, find_recordings, read_recor
 from headway_training.durable import replacing
 from headway_training.errors import RecipeError
 from headway_training.kinds import TaskKind
-from headway_training.models import Model
+from headway_training.models import Model, build_model, make_configuration
+from headway_training.models.own import FACTORY, MODULE, Factory, OwnModule, build_module
+from headway_training.models.parts.attention import Kernel
 from headway_training.recipes import ClassificationSettings, Recipe
 from headway_training.tokenizers import special_tokens, take_tokenizer, train_tokenizer
 from headway_training.unread import takes_tokenizer
@@ -92,6 +94,9 @@ class Task(TaskKind, ABC):
     """Whether every batch gives a gradient to every weight that is trained. Where some do not, the processes tell each
     other which weights have one."""
 
+    in_order: ClassVar[str] = ""
+    """Name of the tensor of tokens, (..., T), each predicted from those before it; empty: none is."""
+
     tokenizer: Tokenizer | None = None
     """The tokenizer; text only."""
     notes: tuple[str, ...] = ()
@@ -125,6 +130,30 @@ class Task(TaskKind, ABC):
     def checkpoint_fields(self) -> dict[str, Any]:
         """Fields of the checkpoint's description that belong to the task."""
 
+    @classmethod
+    def run_module(cls, module: nn.Module, kernel: Kernel, *inputs: Tensor) -> Tensor:  # noqa: ARG003 (of attention that is injected)
+        """Runs a module of the user's own on a batch's tensors, with a kernel for its attention -> logits."""
+        answer: Tensor | Mapping[str, Tensor] = module(*inputs)
+        return answer["logits"] if isinstance(answer, Mapping) else answer
+
+    def model_section(self, model: Mapping[str, Any]) -> dict[str, Any]:
+        """What a checkpoint says of the model of a recipe's section [model]: the fields of its configuration.
+
+        Raises:
+            ValueError: A field is unknown, missing or out of range.
+        """
+        values = {name: value for name, value in model.items() if name != "architecture"} | self.model_fields()
+        if model["architecture"] == MODULE:
+            return {FACTORY: values[FACTORY], **Factory(values[FACTORY]).arguments(values)}
+        return make_configuration(model["architecture"], values).to_dict()
+
+    def build(self, model: Mapping[str, Any]) -> Model:
+        """Makes the model of a recipe's section [model], with fresh weights; errors are those of `model_section`."""
+        section = self.model_section(model)
+        if model["architecture"] == MODULE:
+            return OwnModule(build_module(section), self.run_module)
+        return build_model(model["architecture"], section)
+
     @property
     def labels(self) -> tuple[str, ...]:
         """Names of the model's outputs; classifiers only."""
@@ -136,7 +165,7 @@ class Task(TaskKind, ABC):
 
     def finished(self, model: nn.Module) -> nn.Module:
         """What a checkpoint holds of that which was trained: a model of the recipe's architecture."""
-        return model
+        return model.module if isinstance(model, OwnModule) else model
 
     def before_step(self, model: nn.Module, step: int, num_steps: int) -> None:
         """Prepares step `step` of `num_steps`, counted from 0; what it sets is a function of these alone."""

@@ -62,6 +62,7 @@ class CaptioningTask(TextTask):
     frame = "$A <eos>"
     has_own_tokens = True
     uses_all_weights = False
+    in_order = "target_ids"
 
     @classmethod
     def training_texts(cls, train: CaptionedImages) -> list[str]:

@@ -109,6 +109,7 @@ class ImageClassificationTask(ImageFolderTask, ClassificationTask):
         inputs=("pixel_values",),
         noun="an image model",
     )
+    takes_modules = True
 
     @classmethod
     def make(cls, recipe: Recipe, splits: Splits[Any], folder: Path, source: ModelFolder | None) -> Task:
@@ -173,6 +174,7 @@ class TextClassificationTask(TextTask, ClassificationTask):
 
     name = "text_classification"
     unit = "tokens"
+    more_metrics = ("micro_f1",)
     settings = (TOKENS, SMOOTHING, "tokenizer", "classification", "attention", *augmentation("token_dropout"))
     described = ("labels", "special_tokens")
     sentence = "Tells which of {count} labels fits a text ({labels})"
@@ -182,6 +184,7 @@ class TextClassificationTask(TextTask, ClassificationTask):
         inputs=("input_ids", "attention_mask", "token_type_ids"),
         noun="a text model",
     )
+    takes_modules = True
 
     @classmethod
     def check_recipe(cls, recipe: Recipe) -> None:

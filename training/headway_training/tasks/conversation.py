@@ -42,6 +42,7 @@ class ConversationTask(Task):
     metric = "answer_nats_per_character"
     evaluation_metric = "nats_per_character"  # the text's, which an exporter can measure without a template
     higher_is_better = False
+    in_order = "input_ids"
 
     def __init__(self, recipe: Recipe, splits: Splits[Conversations], source: ModelFolder) -> None:
         super().__init__(recipe, splits)

@@ -25,6 +25,8 @@ from headway_training.data.token_file import PART_CHARACTERS, map_tokens
 from headway_training.errors import DataError
 from headway_training.evaluation import nats_per_character
 from headway_training.kinds import ROWS, SMOOTHING, TOKENS, FolderKind, augmentation, register
+from headway_training.models.parts.attention import Kernel, causal_attention
+from headway_training.models.protocols import is_stateful
 from headway_training.recipes import ClassificationSettings, Recipe
 from headway_training.tasks.base import EvaluationData, Metrics, Part, Task, TextTask, TrainingBatch
 from headway_training.tasks.conversation import ConversationTask
@@ -46,6 +48,7 @@ class GenerationTask(TextTask):
     name = "generation"
     unit = "tokens"
     metric = "nats_per_character"
+    more_metrics = ("answer_nats_per_character",)
     higher_is_better = False
     settings = (
         *(ROWS, TOKENS, SMOOTHING, "tokenizer", "sampling", "attention"),
@@ -54,6 +57,8 @@ class GenerationTask(TextTask):
     described = ("special_tokens",)
     sentence = "Continues text"
     frame = ""
+    takes_modules = True
+    in_order = "input_ids"
     folder = FolderKind(
         auto_class="AutoModelForCausalLM",
         model_types="MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
@@ -111,6 +116,19 @@ class GenerationTask(TextTask):
     def training_texts(cls, train: PlainText) -> Iterator[str]:
         """The text, part by part."""
         return train.parts(PART_CHARACTERS)
+
+    @classmethod
+    def run_module(cls, module: nn.Module, kernel: Kernel, *inputs: Tensor) -> Tensor:
+        """Reads texts, int64 (B, L), with a state or with causal attention."""
+        (input_ids,) = inputs
+        decoder: Any = module
+        if is_stateful(module):
+            hidden_states, _ = decoder.read(input_ids, decoder.first_states(len(input_ids)))
+        else:
+            positions = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
+            hidden_states = decoder.hidden_states(input_ids, positions, causal_attention(kernel))
+        logits: Tensor = decoder.logits(hidden_states)
+        return logits
 
     @classmethod
     def make(cls, recipe: Recipe, splits: Splits[Any], folder: Path, source: ModelFolder | None) -> Task:

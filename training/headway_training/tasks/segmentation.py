@@ -198,11 +198,11 @@ class SegmentationTask(Task):
         return (values - mean) / std
 
     def logits(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> Tensor:
-        """The masks of the prompts' first points, (N, M, S, S)."""
+        """The masks of the prompts' first points, (B, P, M, S, S)."""
         points = tensors["points"].flatten(0, 1)[:, None]  # (N, 1, 2)
         labels = torch.full(points.shape[:2], INSIDE, device=points.device)
         masks: Tensor = model(tensors["pixel_values"], _image_index(tensors), points, labels)[0]
-        return masks
+        return torch.unflatten(masks, 0, tuple(tensors["targets"].shape))
 
     def loss(self, model: nn.Module, tensors: Mapping[str, Tensor], label_smoothing: float = 0.0) -> Tensor:  # noqa: ARG002 (masks have no classes)
         """The loss summed over prompts: of each answer, the best of three masks, the single mask, and the IoU.

@@ -65,6 +65,7 @@ class SpeechSynthesisTask(RecordingsTask, TextTask):
     sentence = "Speaks"
     frame = f"<bos> $A {SPEECH}"
     has_own_tokens = True
+    in_order = "input_ids"
 
     @classmethod
     def training_texts(cls, train: Recordings) -> list[str]:

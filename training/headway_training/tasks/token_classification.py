@@ -75,6 +75,7 @@ class TokenClassificationTask(TextTask):
         inputs=("input_ids", "attention_mask"),
         noun="a text model",
     )
+    takes_modules = True
 
     @classmethod
     def check_recipe(cls, recipe: Recipe) -> None:

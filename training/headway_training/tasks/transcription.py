@@ -70,6 +70,7 @@ class TranscriptionTask(RecordingsTask, TextTask):
     sentence = "Writes what is said"
     frame = "$A <eos>"
     names_speakers = False
+    in_order = "target_ids"
 
     @classmethod
     def training_texts(cls, train: Recordings) -> list[str]:

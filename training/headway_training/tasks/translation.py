@@ -22,6 +22,9 @@ from headway_training.evaluation import pad, token_mask, translate
 from headway_training.kinds import SMOOTHING, TOKENS, augmentation, register
 from headway_training.metrics import corpus_bleu
 from headway_training.models import RecurrentTranslator, Transformer
+from headway_training.models.parts.attention import Kernel, causal_attention, cross_attention
+from headway_training.models.protocols import is_recurrent
+from headway_training.models.recurrent import recur_packed
 from headway_training.recipes import ClassificationSettings, Recipe
 from headway_training.tasks.base import IGNORED, EvaluationData, Metrics, Part, SpecialIds, TextTask, TrainingBatch
 from headway_training.tokenizers import SubwordSplitter, encode_texts
@@ -40,6 +43,28 @@ class TranslationTask(TextTask):
     described = ("special_tokens", "languages")
     sentence = "Translates text"
     frame = "$A <eos>"
+    takes_modules = True
+    in_order = "target_ids"
+
+    @classmethod
+    def run_module(cls, module: nn.Module, kernel: Kernel, *inputs: Tensor) -> Tensor:
+        """Reads sources and their mask, (B, S), and targets so far, (B, T), with a state or with attention."""
+        source_ids, source_mask, target_ids = inputs
+        translator: Any = module
+        if is_recurrent(module):
+            cross, firsts = translator.encode_source(source_ids, source_mask, recur_packed)
+            states, steps = tuple(one[:, None] for one in firsts), []
+            for place in range(target_ids.shape[1]):
+                answer, states, _ = translator.step(target_ids[:, place : place + 1], states, cross, source_mask)
+                steps.append(answer)
+            return torch.cat(steps, dim=1)
+        keys_values = translator.cross_keys_values(translator.encode(source_ids, source_mask))
+        positions = torch.arange(target_ids.shape[1], device=target_ids.device).expand_as(target_ids)
+        attend_cross = cross_attention(keys_values, source_mask, kernel)
+        logits: Tensor = translator.logits(
+            translator.decode(target_ids, positions, causal_attention(kernel), attend_cross)
+        )
+        return logits
 
     @classmethod
     def read(
