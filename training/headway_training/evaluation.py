@@ -20,6 +20,7 @@ from headway_training.models import Captioner, RecurrentTranslator, Transcriber,
 from headway_training.models.parts.attention import CachedAttention, cross_attention
 from headway_training.models.protocols import RecurrentEncoderDecoder, is_recurrent
 from headway_training.models.recurrent import recur_packed
+from headway_training.models.writer import Writer
 
 EVALUATION_TOKENS = 8192
 """Bound of longest x count of an evaluation batch."""
@@ -236,9 +237,7 @@ def _take_likeliest(step: _Step, starts: Tensor, steps: int, eos: int) -> list[l
     return [row[: row.index(eos)] if eos in row else row for row in written]
 
 
-def _transformer_step(
-    model: Transformer | Captioner | Transcriber, memory: Tensor, source_mask: Tensor, steps: int
-) -> _Step:
+def _transformer_step(model: Writer, memory: Tensor, source_mask: Tensor, steps: int) -> _Step:
     attend_cross = cross_attention(model.cross_keys_values(memory), source_mask, model.kernel)
     cache = CachedAttention(steps, model.kernel)
 

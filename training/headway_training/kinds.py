@@ -130,8 +130,8 @@ class TaskKind:
     @classmethod
     def read(
         cls,
-        file: str,
-        labels: tuple[str, ...] | None,  # noqa: ARG003 (of tasks that read files)
+        file: str,  # noqa: ARG003 (of tasks that read files)
+        labels: tuple[str, ...] | None,  # noqa: ARG003 (likewise)
         *,
         classification: Any,  # noqa: ARG003 (likewise)
         preprocessing: Any,  # noqa: ARG003 (likewise)
@@ -147,7 +147,7 @@ class TaskKind:
         Raises:
             DataError: Data is missing or malformed, a label is not known, or the task reads no files of the user's.
         """
-        raise DataError(f"{cls.name} reads its own data set; leave out --train, --valid and --test, and {file}")
+        raise DataError(f"{cls.name} reads its own data set; leave out --train, --valid and --test")
 
     @classmethod
     def read_own(cls, file: str, labels: tuple[str, ...] | None, recipe: Any) -> tuple[Any, tuple[str, ...]]:

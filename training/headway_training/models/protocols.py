@@ -62,53 +62,44 @@ class StatefulDecoder(Protocol):
         ...
 
 
-class EncoderDecoder(Protocol):
+class Writes(Protocol):
+    """A model that writes what it attends to in a memory of the source."""
+
+    max_target_length: int
+    """Most tokens that it writes, those that it begins with included."""
+
+    def cross_keys_values(self, memory: Tensor) -> Sequence[tuple[Tensor, Tensor]]:
+        """(B, S, D) -> the cross-attention keys and values of each layer, each (B, S, H, K)."""
+        ...
+
+    def decode(self, input_ids: Tensor, position_ids: Tensor, attend: Attend, attend_cross: AttendCross) -> Tensor:
+        """(B, T), (B, T) -> (B, T, D); each layer calls both functions once."""
+        ...
+
+    def logits(self, hidden_states: Tensor) -> Tensor:
+        """(..., D) -> (..., V)."""
+        ...
+
+
+class EncoderDecoder(Writes, Protocol):
     """A model that translates."""
 
     max_source_length: int
     """Most tokens of a source sentence."""
-    max_target_length: int
-    """Most tokens of a translation, its first token included."""
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """(B, S), (B, S) -> memory (B, S, D)."""
         ...
 
-    def cross_keys_values(self, memory: Tensor) -> Sequence[tuple[Tensor, Tensor]]:
-        """(B, S, D) -> the cross-attention keys and values of each layer, each (B, S, H, K)."""
-        ...
 
-    def decode(self, input_ids: Tensor, position_ids: Tensor, attend: Attend, attend_cross: AttendCross) -> Tensor:
-        """(B, T), (B, T) -> (B, T, D); each layer calls both functions once."""
-        ...
-
-    def logits(self, hidden_states: Tensor) -> Tensor:
-        """(..., D) -> (..., V)."""
-        ...
-
-
-class ImageToText(Protocol):
-    """A model that writes captions; `cross_keys_values`, `decode` and `logits` are those of an `EncoderDecoder`."""
+class ImageToText(Writes, Protocol):
+    """A model that writes captions."""
 
     grid: tuple[int, int]
     """Rows and columns of the patches of an image, which the memory holds row by row."""
-    max_target_length: int
-    """Most tokens of a caption, those that it begins with included."""
 
     def encode(self, pixel_values: Tensor) -> Tensor:
         """(B, 3, height, width) -> memory (B, S, D)."""
-        ...
-
-    def cross_keys_values(self, memory: Tensor) -> Sequence[tuple[Tensor, Tensor]]:
-        """(B, S, D) -> the cross-attention keys and values of each layer, each (B, S, H, K)."""
-        ...
-
-    def decode(self, input_ids: Tensor, position_ids: Tensor, attend: Attend, attend_cross: AttendCross) -> Tensor:
-        """(B, T), (B, T) -> (B, T, D); each layer calls both functions once."""
-        ...
-
-    def logits(self, hidden_states: Tensor) -> Tensor:
-        """(..., D) -> (..., V)."""
         ...
 
 
@@ -129,28 +120,14 @@ class PromptSegmenter(Protocol):
     `MaskDecoder` has them."""
 
 
-class SpeechToText(Protocol):
-    """A model that writes what is said; `cross_keys_values`, `decode` and `logits` are those of an `EncoderDecoder`."""
+class SpeechToText(Writes, Protocol):
+    """A model that writes what is said."""
 
     max_source_length: int
     """Positions of a window of audio, which the memory holds."""
-    max_target_length: int
-    """Most tokens of a transcript, those that it begins with included."""
 
     def encode(self, input_features: Tensor) -> Tensor:
         """(B, mel bins, frames) -> memory (B, S, D)."""
-        ...
-
-    def cross_keys_values(self, memory: Tensor) -> Sequence[tuple[Tensor, Tensor]]:
-        """(B, S, D) -> the cross-attention keys and values of each layer, each (B, S, H, K)."""
-        ...
-
-    def decode(self, input_ids: Tensor, position_ids: Tensor, attend: Attend, attend_cross: AttendCross) -> Tensor:
-        """(B, T), (B, T) -> (B, T, D); each layer calls both functions once."""
-        ...
-
-    def logits(self, hidden_states: Tensor) -> Tensor:
-        """(..., D) -> (..., V)."""
         ...
 
 
@@ -199,7 +176,10 @@ def _follows(model: object, protocol: type, other: type) -> bool:
     Raises:
         ValueError: It follows both, or neither.
     """
-    methods = {one: [name for name in vars(one) if not name.startswith("_")] for one in (protocol, other)}
+    methods = {
+        one: [name for base in one.__mro__ for name in vars(base) if not name.startswith("_")]
+        for one in (protocol, other)
+    }
     lacks = {one: [name for name in methods[one] if not callable(getattr(model, name, None))] for one in methods}
     followed = [one for one in methods if not lacks[one]]
     if len(followed) == 1:

@@ -198,7 +198,7 @@ class CaptioningTask(TextTask):
         for rows in torch.chunk((wanted != IGNORED).sum(dim=1).argsort(), count):
             read, predicted, chosen = _without_padding(given[rows], wanted[rows])
             images = rows // count
-            states = model.caption_states(read, [(key[images], value[images]) for key, value in keys_values])
+            states = model.target_states(read, [(key[images], value[images]) for key, value in keys_values])
             logits = model.logits(states[chosen]).float()  # (N, V)
             total = total + self.loss_of_logits(logits, predicted[chosen], label_smoothing)
         return total
