@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from headway_training.batches import Batch, even_batches
-from headway_training.kinds import ROWS, register
+from headway_training.kinds import ROWS, FileSettings, Labels, register
 from headway_training.models import Configuration, Model, architecture
 from headway_training.tasks.base import EvaluationData, Metrics, Part, Task, TrainingBatch
 
@@ -62,14 +62,7 @@ class SlopeTask(Task):
     sentence = "Finds a slope"
 
     @classmethod
-    def read(
-        cls,
-        file: str,
-        labels: tuple[str, ...] | None,  # noqa: ARG003 (there are none)
-        *,
-        classification: Any,  # noqa: ARG003 (of texts)
-        preprocessing: Any,  # noqa: ARG003 (of images)
-    ) -> tuple[Points, tuple[str, ...]]:
+    def read(cls, file: str, labels: Labels | None, settings: FileSettings) -> tuple[Points, Labels]:  # noqa: ARG003 (of tasks that need them)
         return Points(points=np.loadtxt(Path(file), dtype=np.float32)), ()
 
     @property

@@ -113,7 +113,7 @@ def test_a_decoder_that_looks_ahead_is_told(tmp_path, data):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"module": "nowhere:build"}, "nowhere: No module named 'nowhere'; give it as package.module:function"),
+        ({"module": "nowhere:build"}, "nowhere:build: No module named 'nowhere'; give it as package.module:function"),
         ({"module": "nowhere"}, "--module nowhere: No module named 'nowhere'"),
         ({"module": "own_models:nothing"}, "own_models has no function 'nothing'"),
         ({"module": "own_models:untold"}, "does not say that it returns a torch.nn.Module"),

@@ -53,6 +53,20 @@ class FolderKind:
         return "attention_mask" in self.inputs
 
 
+Labels = tuple[str, ...]
+"""Names of labels, in the order of their indices."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileSettings:
+    """What a recipe says of the files of the user's own data."""
+
+    classification: Any
+    """`ClassificationSettings`: what the rows of a text classifier hold."""
+    preprocessing: Any = None
+    """`ImagePreprocessing` with the size of images, or `AudioPreprocessing` with the rate of audio; None: neither."""
+
+
 class TaskKind:
     """What a task declares of itself. A class that is not registered is a base, or a variant for other data."""
 
@@ -117,7 +131,7 @@ class TaskKind:
                 raise ValueError(f"{field}: {cls.name} needs {'them' if field.endswith('s') else 'it'}")
 
     @classmethod
-    def unread(cls, recipe: Any, own: Any, dataset: Any) -> Iterator[tuple[str, str]]:  # noqa: ARG003 (most need none)
+    def unread(cls, recipe: Any, own: Any, dataset: Any) -> Iterator[tuple[str, str]]:
         """The settings, `section.key`, that a run does not read for its data or its model, each with why.
 
         Args:
@@ -128,21 +142,13 @@ class TaskKind:
         yield from ()
 
     @classmethod
-    def read(
-        cls,
-        file: str,  # noqa: ARG003 (of tasks that read files)
-        labels: tuple[str, ...] | None,  # noqa: ARG003 (likewise)
-        *,
-        classification: Any,  # noqa: ARG003 (likewise)
-        preprocessing: Any,  # noqa: ARG003 (likewise)
-    ) -> tuple[Any, tuple[str, ...]]:
+    def read(cls, file: str, labels: Labels | None, settings: FileSettings) -> tuple[Any, Labels]:
         """Reads a part of the user's own data: the examples, and the labels, of which tasks without labels have none.
 
         Args:
             file: A file, two files with a comma between them, or a folder.
             labels: Known labels in the order of their indices; None: those of the file.
-            classification: The recipe's `ClassificationSettings`.
-            preprocessing: The recipe's `ImagePreprocessing` or `AudioPreprocessing`, where it has one.
+            settings: What the recipe says of it.
 
         Raises:
             DataError: Data is missing or malformed, a label is not known, or the task reads no files of the user's.
@@ -150,11 +156,9 @@ class TaskKind:
         raise DataError(f"{cls.name} reads its own data set; leave out --train, --valid and --test")
 
     @classmethod
-    def read_own(cls, file: str, labels: tuple[str, ...] | None, recipe: Any) -> tuple[Any, tuple[str, ...]]:
-        """Reads a part of the data that a `Recipe` is trained on; arguments, result and errors as of `read`."""
-        return cls.read(
-            file, labels, classification=recipe.classification, preprocessing=recipe.preprocessing or recipe.audio
-        )
+    def read_own(cls, file: str, labels: Labels | None, settings: FileSettings) -> tuple[Any, Labels]:
+        """As `read`, of data to train on."""
+        return cls.read(file, labels, settings)
 
     @classmethod
     def files_behind(cls, path: Path) -> Iterable[Path]:
@@ -162,7 +166,7 @@ class TaskKind:
         return [path]
 
     @classmethod
-    def describe_own(cls, file: str, labels: tuple[str, ...], source: str) -> str:  # noqa: ARG003 (most need no file)
+    def describe_own(cls, file: str, labels: Labels, source: str) -> str:
         """One sentence about a model that is trained on the user's data.
 
         Args:

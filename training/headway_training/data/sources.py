@@ -12,7 +12,7 @@ from headway_training.data.examples import Splits
 from headway_training.data.public import DATASETS, Dataset
 from headway_training.data.speech import MOST_TEST_SECONDS, Recordings
 from headway_training.errors import DataError, RecipeError
-from headway_training.kinds import find_task
+from headway_training.kinds import FileSettings, find_task
 from headway_training.recipes import ClassificationSettings, Recipe
 
 DATA_DIR_VARIABLE = "HEADWAY_DATA_DIR"
@@ -113,9 +113,10 @@ def find_dataset_of(recipe: Recipe) -> Dataset:
 def _read_own(recipe: Recipe, own: OwnData) -> Splits[Any]:
     """Reads the user's files; labels are those of the training data."""
     kind = find_task(recipe.task)
-    train, labels = kind.read_own(own.train, None, recipe)
-    valid, _ = kind.read_own(own.valid, labels, recipe)
-    test = valid if own.test is None else kind.read_own(own.test, labels, recipe)[0]
+    settings = FileSettings(classification=recipe.classification, preprocessing=recipe.preprocessing or recipe.audio)
+    train, labels = kind.read_own(own.train, None, settings)
+    valid, _ = kind.read_own(own.valid, labels, settings)
+    test = valid if own.test is None else kind.read_own(own.test, labels, settings)[0]
     if isinstance(test, Recordings) and test.seconds > MOST_TEST_SECONDS:
         raise DataError(
             f"the test recordings are {test.seconds / 60:.0f} minutes long, and the checkpoint carries at most "
@@ -158,7 +159,7 @@ def read_examples(
     Raises:
         DataError: Data is missing or malformed, or a label is not known.
     """
-    return find_task(task).read(name, labels, classification=classification, preprocessing=preprocessing)
+    return find_task(task).read(name, labels, FileSettings(classification=classification, preprocessing=preprocessing))
 
 
 def file_names(name: str) -> str:

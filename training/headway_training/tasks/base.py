@@ -21,9 +21,7 @@ from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 from headway_training.batches import Batch
 from headway_training.checkpoint import (
     TOKENIZER_FILE,
-    AudioPreprocessing,
     Baseline,
-    ImagePreprocessing,
     SpecialTokens,
 )
 from headway_training.data.captions import language_token
@@ -32,11 +30,11 @@ from headway_training.data.images import find_images, read_image_folder
 from headway_training.data.speech import Recordings, find_recordings, read_recordings
 from headway_training.durable import replacing
 from headway_training.errors import RecipeError
-from headway_training.kinds import TaskKind
+from headway_training.kinds import FileSettings, Labels, TaskKind
 from headway_training.models import Model, build_model, make_configuration
 from headway_training.models.own import FACTORY, MODULE, Factory, OwnModule, build_module
 from headway_training.models.parts.attention import Kernel
-from headway_training.recipes import ClassificationSettings, Recipe
+from headway_training.recipes import Recipe
 from headway_training.tokenizers import special_tokens, take_tokenizer, train_tokenizer
 from headway_training.unread import takes_tokenizer
 
@@ -108,12 +106,12 @@ class Task(TaskKind, ABC):
         self._splits: Splits[Any] = splits
 
     @classmethod
-    def variant(cls, train: Any) -> type[Task]:  # noqa: ARG003 (of tasks that have one)
+    def variant(cls, train: Any) -> type[Task]:
         """The class that reads such training data: this one, or a subclass."""
         return cls
 
     @classmethod
-    def make(cls, recipe: Recipe, splits: Splits[Any], folder: Path, source: ModelFolder | None) -> Task:  # noqa: ARG003 (of tasks that have such)
+    def make(cls, recipe: Recipe, splits: Splits[Any], folder: Path, source: ModelFolder | None) -> Task:
         """Makes it; arguments and errors are those of `make_task`."""
         return cls(recipe, splits)
 
@@ -131,7 +129,7 @@ class Task(TaskKind, ABC):
         """Fields of the checkpoint's description that belong to the task."""
 
     @classmethod
-    def run_module(cls, module: nn.Module, kernel: Kernel, *inputs: Tensor) -> Tensor:  # noqa: ARG003 (of attention that is injected)
+    def run_module(cls, module: nn.Module, kernel: Kernel, *inputs: Tensor) -> Tensor:
         """Runs a module of the user's own on a batch's tensors, with a kernel for its attention -> logits."""
         answer: Tensor | Mapping[str, Tensor] = module(*inputs)
         return answer["logits"] if isinstance(answer, Mapping) else answer
@@ -173,7 +171,7 @@ class Task(TaskKind, ABC):
     def after_step(self, model: nn.Module, step: int, num_steps: int) -> None:
         """Follows the step's update of the weights; what it changes is in the model's state."""
 
-    def num_batches(self, seed: int, epoch: int) -> int:  # noqa: ARG002 (of tasks whose epochs differ)
+    def num_batches(self, seed: int, epoch: int) -> int:
         """How many batches an epoch has: as many as the first, unless a task counts each."""
         if self._num_batches is None:
             self._num_batches = len(self.epoch_batches(seed, 0))
@@ -246,7 +244,7 @@ class TextTask(Task):
         """The texts of the training part."""
 
     @classmethod
-    def marks(cls, recipe: Recipe, train: Any) -> Sequence[str]:  # noqa: ARG003 (of tasks that have some)
+    def marks(cls, recipe: Recipe, train: Any) -> Sequence[str]:
         """Tokens of the tokenizer that no text holds, such as those of languages."""
         return ()
 
@@ -284,16 +282,9 @@ class ImageFolderTask(Task):
     data_of: ClassVar[tuple[str, ...]] = ("image_classification",)
 
     @classmethod
-    def read(
-        cls,
-        file: str,
-        labels: tuple[str, ...] | None,
-        *,
-        classification: ClassificationSettings,  # noqa: ARG003 (of texts)
-        preprocessing: ImagePreprocessing,
-    ) -> tuple[LabeledImages, tuple[str, ...]]:
+    def read(cls, file: str, labels: Labels | None, settings: FileSettings) -> tuple[LabeledImages, Labels]:
         """Reads the images of a folder, brought to the size of `preprocessing`."""
-        return read_image_folder(Path(file), preprocessing, labels)
+        return read_image_folder(Path(file), settings.preprocessing, labels)
 
     @classmethod
     def files_behind(cls, path: Path) -> list[Path]:
@@ -308,16 +299,10 @@ class RecordingsTask(Task):
     """Whether the table must say who speaks."""
 
     @classmethod
-    def read(
-        cls,
-        file: str,
-        labels: tuple[str, ...] | None,  # noqa: ARG003 (there are none)
-        *,
-        classification: ClassificationSettings,  # noqa: ARG003 (of texts)
-        preprocessing: AudioPreprocessing | None,
-    ) -> tuple[Recordings, tuple[str, ...]]:
+    def read(cls, file: str, labels: Labels | None, settings: FileSettings) -> tuple[Recordings, Labels]:
         """Reads the recordings of a table, at the rate of `preprocessing`; None: that of the first one."""
-        rate = None if preprocessing is None else preprocessing.sampling_rate
+        audio = settings.preprocessing
+        rate = None if audio is None else audio.sampling_rate
         return read_recordings(Path(file), rate, with_speakers=cls.names_speakers), ()
 
     @classmethod

@@ -70,7 +70,7 @@ class CaptioningTask(TextTask):
         return [caption for language in train.captions for caption in train.all_texts(language)]
 
     @classmethod
-    def marks(cls, recipe: Recipe, train: CaptionedImages) -> list[str]:  # noqa: ARG003 (as the base has it)
+    def marks(cls, recipe: Recipe, train: CaptionedImages) -> list[str]:
         """Those of the languages."""
         return [language_token(one) for one in train.captions]
 

@@ -33,9 +33,9 @@ from headway_training.data.public import Dataset
 from headway_training.data.sources import OwnData
 from headway_training.data.texts import read_labeled_texts, read_multi_labeled_texts
 from headway_training.evaluation import image_logits, pad, text_logits, token_mask
-from headway_training.kinds import ROWS, SMOOTHING, TOKENS, FolderKind, augmentation, register
+from headway_training.kinds import ROWS, SMOOTHING, TOKENS, FileSettings, FolderKind, Labels, augmentation, register
 from headway_training.metrics import accuracy, macro_f1, multi_label_f1
-from headway_training.recipes import ClassificationSettings, Recipe
+from headway_training.recipes import Recipe
 from headway_training.tasks.base import (
     IGNORED,
     EvaluationData,
@@ -193,7 +193,7 @@ class TextClassificationTask(TextTask, ClassificationTask):
         check_head(recipe, "sequence")
 
     @classmethod
-    def unread(cls, recipe: Recipe, own: OwnData | None, dataset: Dataset | None) -> Iterator[tuple[str, str]]:  # noqa: ARG003 (as the base has it)
+    def unread(cls, recipe: Recipe, own: OwnData | None, dataset: Dataset | None) -> Iterator[tuple[str, str]]:
         """What the texts of a data set do not have."""
         if own is None:
             for name in ("multi_label", "label_separator", "text_pairs"):
@@ -206,14 +206,10 @@ class TextClassificationTask(TextTask, ClassificationTask):
 
     @classmethod
     def read(
-        cls,
-        file: str,
-        labels: tuple[str, ...] | None,
-        *,
-        classification: ClassificationSettings,
-        preprocessing: None = None,  # noqa: ARG003 (of images)
-    ) -> tuple[LabeledTexts | MultiLabeledTexts, tuple[str, ...]]:
+        cls, file: str, labels: Labels | None, settings: FileSettings
+    ) -> tuple[LabeledTexts | MultiLabeledTexts, Labels]:
         """Reads texts with their labels."""
+        classification = settings.classification
         pairs = classification.text_pairs
         if not classification.multi_label:
             return read_labeled_texts(Path(file), labels, text_pairs=pairs)

@@ -66,12 +66,12 @@ class AudioCodingTask(RecordingsTask):
         """None."""
         return {}
 
-    def before_step(self, model: nn.Module, step: int, num_steps: int) -> None:  # noqa: ARG002 (all steps are alike)
+    def before_step(self, model: nn.Module, step: int, num_steps: int) -> None:
         """Forgets what measurements have shown the books."""
         assert isinstance(model, Codec)
         model.quantizer.begin_step()
 
-    def after_step(self, model: nn.Module, step: int, num_steps: int) -> None:  # noqa: ARG002 (all steps are alike)
+    def after_step(self, model: nn.Module, step: int, num_steps: int) -> None:
         """Moves the books."""
         assert isinstance(model, Codec)
         model.quantizer.end_step()
@@ -107,7 +107,7 @@ class AudioCodingTask(RecordingsTask):
         losses: Tensor = spectral_loss(found, samples, self._shape.sampling_rate) + quantizer_loss.float()
         return losses
 
-    def loss(self, model: nn.Module, tensors: Mapping[str, Tensor], label_smoothing: float = 0.0) -> Tensor:  # noqa: ARG002 (no classes are predicted)
+    def loss(self, model: nn.Module, tensors: Mapping[str, Tensor], label_smoothing: float = 0.0) -> Tensor:
         """The loss summed over rows."""
         return self.logits(model, tensors).masked_fill(tensors["targets"] == IGNORED, 0.0).sum()
 

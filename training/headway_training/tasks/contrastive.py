@@ -81,7 +81,7 @@ class ContrastiveTask(TextTask):
     _temperature = 1.0
 
     @classmethod
-    def unread(cls, recipe: Recipe, own: OwnData | None, dataset: Dataset | None) -> Iterator[tuple[str, str]]:  # noqa: ARG003 (as the base has it)
+    def unread(cls, recipe: Recipe, own: OwnData | None, dataset: Dataset | None) -> Iterator[tuple[str, str]]:
         """A loss of pairs smooths no labels."""
         if recipe.configuration.get("loss") == "sigmoid":
             yield SMOOTHING, "is not read with model.loss 'sigmoid'"

@@ -54,7 +54,7 @@ class ConversationTask(Task):
         self._measured: dict[Part, list[Row]] = {}
 
     @classmethod
-    def make(cls, recipe: Recipe, splits: Splits[Any], folder: Path, source: ModelFolder | None) -> Task:  # noqa: ARG003 (it has its tokenizer)
+    def make(cls, recipe: Recipe, splits: Splits[Any], folder: Path, source: ModelFolder | None) -> Task:
         """As `Task.make`."""
         if source is None:
             raise DataError("conversations are written by the chat template of a model folder: give it with --init")
@@ -81,7 +81,7 @@ class ConversationTask(Task):
         """Batches of conversations of similar length."""
         return bucketed_batches(self._lengths, self._recipe.optimization.batch_tokens, seed=seed, epoch=epoch)
 
-    def collate(self, batch: Batch, generator: torch.Generator) -> TrainingBatch:  # noqa: ARG002 (nothing is random)
+    def collate(self, batch: Batch, generator: torch.Generator) -> TrainingBatch:
         """Inputs and targets, (B, T)."""
         tensors = _to_tensors([self._rows[i] for i in batch])
         return TrainingBatch(tensors=tensors, num_units=sum(self._lengths[i] for i in batch))

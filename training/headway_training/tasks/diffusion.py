@@ -93,7 +93,7 @@ class _ImageTask(ImageFolderTask, Generic[Images]):
         """The loss of each image, (B): what is predicted are numbers, not classes."""
         return self._losses(model, tensors)
 
-    def loss(self, model: nn.Module, tensors: Mapping[str, Tensor], label_smoothing: float = 0.0) -> Tensor:  # noqa: ARG002 (no classes are predicted)
+    def loss(self, model: nn.Module, tensors: Mapping[str, Tensor], label_smoothing: float = 0.0) -> Tensor:
         """The loss summed over images."""
         losses = self._losses(model, tensors)
         return losses.masked_fill(tensors["targets"] == IGNORED, 0.0).sum()
@@ -211,7 +211,7 @@ class _DenoisingTask(_ImageTask[Images]):
             raise ValueError("image_generation draws labels, or texts and then has special_tokens: one of the two")
 
     @classmethod
-    def unread(cls, recipe: Recipe, own: OwnData | None, dataset: Dataset | None) -> Iterator[tuple[str, str]]:  # noqa: ARG003 (as the base has it)
+    def unread(cls, recipe: Recipe, own: OwnData | None, dataset: Dataset | None) -> Iterator[tuple[str, str]]:
         """A model that draws labels has no tokenizer and no encoder of texts."""
         if dataset is not None and dataset.has_texts:
             return
@@ -308,7 +308,7 @@ class DiffusionTask(_DenoisingTask[LabeledImages]):
     def _measured(self, part: LabeledImages) -> dict[str, Tensor]:
         return {"label": torch.from_numpy(part.labels)}
 
-    def _condition(self, model: LatentDiffusion, tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:  # noqa: ARG002 (labels are read as they are)
+    def _condition(self, model: LatentDiffusion, tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         return (tensors["label"],)
 
     def evaluation_data(self) -> EvaluationData:

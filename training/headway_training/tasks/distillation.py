@@ -132,7 +132,7 @@ class DistillationTask(ImageFolderTask):
         losses: Tensor = model(tensors["global_views"], tensors["local_views"], tensors["targets"] != IGNORED)
         return losses
 
-    def loss(self, model: nn.Module, tensors: Mapping[str, Tensor], label_smoothing: float = 0.0) -> Tensor:  # noqa: ARG002 (there are no labels)
+    def loss(self, model: nn.Module, tensors: Mapping[str, Tensor], label_smoothing: float = 0.0) -> Tensor:
         """The cross-entropy of student and teacher, summed over images."""
         return self.logits(model, tensors).masked_fill(tensors["targets"] == IGNORED, 0.0).sum()
 

@@ -24,10 +24,10 @@ from headway_training.data.sources import OwnData
 from headway_training.data.token_file import PART_CHARACTERS, map_tokens
 from headway_training.errors import DataError
 from headway_training.evaluation import nats_per_character
-from headway_training.kinds import ROWS, SMOOTHING, TOKENS, FolderKind, augmentation, register
+from headway_training.kinds import ROWS, SMOOTHING, TOKENS, FileSettings, FolderKind, Labels, augmentation, register
 from headway_training.models.parts.attention import Kernel, causal_attention
 from headway_training.models.protocols import is_stateful
-from headway_training.recipes import ClassificationSettings, Recipe
+from headway_training.recipes import Recipe
 from headway_training.tasks.base import EvaluationData, Metrics, Part, Task, TextTask, TrainingBatch
 from headway_training.tasks.conversation import ConversationTask
 from headway_training.tokenizers import SubwordSplitter, special_tokens
@@ -68,7 +68,7 @@ class GenerationTask(TextTask):
     )
 
     @classmethod
-    def unread(cls, recipe: Recipe, own: OwnData | None, dataset: Dataset | None) -> Iterator[tuple[str, str]]:  # noqa: ARG003 (as the base has it)
+    def unread(cls, recipe: Recipe, own: OwnData | None, dataset: Dataset | None) -> Iterator[tuple[str, str]]:
         """Batches of conversations are bounded by tokens, those of running text have so many rows."""
         if own is not None and holds_conversations(Path(own.train)):
             yield ROWS, f"is not read on conversations; a batch of them is bounded by {TOKENS}"
@@ -77,14 +77,7 @@ class GenerationTask(TextTask):
             yield TOKENS, f"is not read on running text; a batch of it has {ROWS} windows"
 
     @classmethod
-    def read(
-        cls,
-        file: str,
-        labels: tuple[str, ...] | None,  # noqa: ARG003 (there are none)
-        *,
-        classification: ClassificationSettings,  # noqa: ARG003 (of classifiers)
-        preprocessing: None = None,  # noqa: ARG003 (of images)
-    ) -> tuple[PlainText, tuple[str, ...]]:
+    def read(cls, file: str, labels: Labels | None, settings: FileSettings) -> tuple[PlainText, Labels]:
         """Takes a file as running text."""
         text = PlainText(Path(file))
         if len(text) < MIN_CHARACTERS:
@@ -93,13 +86,14 @@ class GenerationTask(TextTask):
 
     @classmethod
     def read_own(
-        cls, file: str, labels: tuple[str, ...] | None, recipe: Recipe
-    ) -> tuple[PlainText | Conversations, tuple[str, ...]]:
+        cls, file: str, labels: Labels | None, settings: FileSettings
+    ) -> tuple[PlainText | Conversations, Labels]:
         """Reads conversations, or running text."""
-        if holds_conversations(Path(file)):
-            return read_conversations(Path(file)), ()
-        text: PlainText = super().read_own(file, labels, recipe)[0]
-        return text, ()
+        return (
+            (read_conversations(Path(file)), ())
+            if holds_conversations(Path(file))
+            else cls.read(file, labels, settings)
+        )
 
     @classmethod
     def describe_own(cls, file: str, labels: tuple[str, ...], source: str) -> str:

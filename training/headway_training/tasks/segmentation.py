@@ -204,7 +204,7 @@ class SegmentationTask(Task):
         masks: Tensor = model(tensors["pixel_values"], _image_index(tensors), points, labels)[0]
         return torch.unflatten(masks, 0, tuple(tensors["targets"].shape))
 
-    def loss(self, model: nn.Module, tensors: Mapping[str, Tensor], label_smoothing: float = 0.0) -> Tensor:  # noqa: ARG002 (masks have no classes)
+    def loss(self, model: nn.Module, tensors: Mapping[str, Tensor], label_smoothing: float = 0.0) -> Tensor:
         """The loss summed over prompts: of each answer, the best of three masks, the single mask, and the IoU.
 
         A prompt begins with a point or a box. After each answer a point is added where the mask that was given is

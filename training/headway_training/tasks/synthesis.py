@@ -73,7 +73,7 @@ class SpeechSynthesisTask(RecordingsTask, TextTask):
         return train.texts
 
     @classmethod
-    def marks(cls, recipe: Recipe, train: Recordings) -> list[str]:  # noqa: ARG003 (as the base has it)
+    def marks(cls, recipe: Recipe, train: Recordings) -> list[str]:
         """What comes between text and codes."""
         return [SPEECH]
 

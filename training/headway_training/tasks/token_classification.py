@@ -23,9 +23,9 @@ from headway_training.data.examples import SpanLabeledTexts, Splits
 from headway_training.data.public import Dataset
 from headway_training.data.sources import OwnData
 from headway_training.evaluation import pad, text_logits, token_mask
-from headway_training.kinds import SMOOTHING, TOKENS, FolderKind, augmentation, register
+from headway_training.kinds import SMOOTHING, TOKENS, FileSettings, FolderKind, Labels, augmentation, register
 from headway_training.metrics import accuracy, span_scores
-from headway_training.recipes import ClassificationSettings, Recipe
+from headway_training.recipes import Recipe
 from headway_training.tagging import (
     TagScheme,
     find_subwords,
@@ -84,19 +84,12 @@ class TokenClassificationTask(TextTask):
         check_head(recipe, "token")
 
     @classmethod
-    def unread(cls, recipe: Recipe, own: OwnData | None, dataset: Dataset | None) -> Iterator[tuple[str, str]]:  # noqa: ARG003 (as the base has it)
+    def unread(cls, recipe: Recipe, own: OwnData | None, dataset: Dataset | None) -> Iterator[tuple[str, str]]:
         """Nothing is pooled."""
         yield "model.pooling", "is not read by a model that classifies every token"
 
     @classmethod
-    def read(
-        cls,
-        file: str,
-        labels: tuple[str, ...] | None,
-        *,
-        classification: ClassificationSettings,  # noqa: ARG003 (of whole texts)
-        preprocessing: None = None,  # noqa: ARG003 (of images)
-    ) -> tuple[SpanLabeledTexts, tuple[str, ...]]:
+    def read(cls, file: str, labels: Labels | None, settings: FileSettings) -> tuple[SpanLabeledTexts, Labels]:
         """Reads tagged words."""
         return read_span_labeled_texts(Path(file), labels)
 

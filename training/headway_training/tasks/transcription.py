@@ -78,7 +78,7 @@ class TranscriptionTask(RecordingsTask, TextTask):
         return spaced(train.texts)
 
     @classmethod
-    def marks(cls, recipe: Recipe, train: Recordings) -> list[str]:  # noqa: ARG003 (as the base has it)
+    def marks(cls, recipe: Recipe, train: Recordings) -> list[str]:
         """That of the language."""
         return [language_token(recipe.speech.language)]
 

@@ -19,13 +19,13 @@ from headway_training.checkpoint import Baseline
 from headway_training.data.examples import ParallelTexts, Splits
 from headway_training.data.texts import read_parallel_texts
 from headway_training.evaluation import pad, token_mask, translate
-from headway_training.kinds import SMOOTHING, TOKENS, augmentation, register
+from headway_training.kinds import SMOOTHING, TOKENS, FileSettings, Labels, augmentation, register
 from headway_training.metrics import corpus_bleu
 from headway_training.models import RecurrentTranslator, Transformer
 from headway_training.models.parts.attention import Kernel, causal_attention, cross_attention
 from headway_training.models.protocols import is_recurrent
 from headway_training.models.recurrent import recur_packed
-from headway_training.recipes import ClassificationSettings, Recipe
+from headway_training.recipes import Recipe
 from headway_training.tasks.base import IGNORED, EvaluationData, Metrics, Part, SpecialIds, TextTask, TrainingBatch
 from headway_training.tokenizers import SubwordSplitter, encode_texts
 
@@ -67,14 +67,7 @@ class TranslationTask(TextTask):
         return logits
 
     @classmethod
-    def read(
-        cls,
-        file: str,
-        labels: tuple[str, ...] | None,  # noqa: ARG003 (there are none)
-        *,
-        classification: ClassificationSettings,  # noqa: ARG003 (of classifiers)
-        preprocessing: None = None,  # noqa: ARG003 (of images)
-    ) -> tuple[ParallelTexts, tuple[str, ...]]:
+    def read(cls, file: str, labels: Labels | None, settings: FileSettings) -> tuple[ParallelTexts, Labels]:
         """Reads pairs of sentences, of one file or of two."""
         return read_parallel_texts(file), ()
 
