@@ -53,16 +53,22 @@ def test_every_architecture_keeps_to_what_is_asked_of_modules(name, tmp_path, da
     assert all(torch.equal(one, before[key]) for key, one in trainer.model.state_dict().items())
 
 
+KITS_ALONE = {"captioning": ("captioning.text_share=0",), "transcription": ("speech.alignment_share=0",)}
+"""What is learned by the kit's models alone, and left out."""
+
+
 @pytest.mark.parametrize(
     "name",
     [
         *("generation", "linear generation", "translation", "recurrent translation", "text classification"),
-        *("several labels", "token classification", "image classification"),
+        *("several labels", "token classification", "image classification", "captioning", "transcription"),
+        "segmentation",
     ],
 )
 def test_a_module_learns_by_its_protocol_what_the_kit_learns_of_it(name, tmp_path, data, monkeypatch):
-    exact = ("optimization.epsilon=1", "optimization.optimizer=adamw")
-    kits = run(data, tmp_path / "kits", name, *exact, "model.dropout=0")
+    monkeypatch.setattr(segmentation, "_NUM_COMPOSITES", {"valid": 2, "test": 2})
+    exact = ("optimization.epsilon=1", "optimization.optimizer=adamw", *KITS_ALONE.get(name, ()))
+    kits = run(data, tmp_path / "kits", name, *exact, *(() if name == "segmentation" else ("model.dropout=0",)))
     expected, described = load_model(kits)
     monkeypatch.setattr(own_models, "MIRRORED", [(described.architecture, described.configuration)])
     found, checkpoint = load_model(run(data, tmp_path / "own", name, *exact, module="own_models:mirrored"))
@@ -132,8 +138,10 @@ def test_what_is_no_factory_or_not_taken_by_one_is_refused(options, message):
 
 
 def test_a_task_that_trains_the_kits_models_alone_takes_no_module():
-    with pytest.raises(RecipeError, match=r"model.architecture is 'module'; segmentation needs 'segmenter'"):
-        RunOptions(recipe="segment", module="own_models:gpt").read_recipe()
+    with pytest.raises(RecipeError, match=r"model.architecture is 'module'; image_embedding needs 'image_encoder'"):
+        RunOptions(recipe="cifar10-dino", module="own_models:gpt").read_recipe()
+    with pytest.raises(RecipeError, match=r"captioning.text_share must be 0: a module of your own"):
+        RunOptions(recipe="caption", module="own_models:gpt").read_recipe()
 
 
 @pytest.mark.parametrize("factory", ["subprocess:run", "os:system", "torch:load"])

@@ -68,8 +68,8 @@ if TYPE_CHECKING:
 CHECKPOINT_FOLDER = "checkpoint"
 RUN_FILE = "run.json"
 _NO_TRACKER = "none"
-_STATED = ("max_length", "window", "max_source_length", "max_target_length", "num_token_types")
-"""What a module says of the texts it takes."""
+_STATED = ("max_length", "window", "max_source_length", "max_target_length", "num_token_types", "mask_size")
+"""What a module says of the texts it takes, and of the masks it makes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from headway_training.models.base import Model, check_length
-from headway_training.models.parts.attention import Attend, AttendCross, causal_attention, cross_attention
+from headway_training.models.parts.attention import Attend, AttendCross, Kernel, causal_attention, cross_attention
 from headway_training.models.parts.embeddings import PositionedEmbedding, TokenEmbedding
 from headway_training.models.parts.layer import Stack
+from headway_training.models.protocols import Writes
 
 KeysValues = Sequence[tuple[Tensor, Tensor]]
 """The cross-attention keys and values of each layer of a decoder, each (B, S, H, K)."""
@@ -75,10 +76,16 @@ class Writer(Model):
         Raises:
             ValueError: a target is longer than its limit.
         """
-        rows, length = target_ids.shape
-        check_length(self.target_name, length, self.max_target_length)
-        if source_mask is None:
-            source_mask = torch.ones(rows, keys_values[0][0].shape[1], device=target_ids.device)
-        position_ids = torch.arange(length, device=target_ids.device)
-        attend_cross = cross_attention(keys_values, source_mask, self.kernel)
-        return self.decode(target_ids, position_ids, causal_attention(self.kernel), attend_cross)
+        check_length(self.target_name, target_ids.shape[1], self.max_target_length)
+        return target_states(self, self.kernel, target_ids, keys_values, source_mask)
+
+
+def target_states(
+    model: Writes, kernel: Kernel, target_ids: Tensor, keys_values: KeysValues, source_mask: Tensor | None = None
+) -> Tensor:
+    """As `Writer.target_states`, of any model that writes: attention is computed by `kernel`."""
+    if source_mask is None:
+        source_mask = torch.ones(len(target_ids), keys_values[0][0].shape[1], device=target_ids.device)
+    position_ids = torch.arange(target_ids.shape[1], device=target_ids.device).expand_as(target_ids)
+    attend_cross = cross_attention(keys_values, source_mask, kernel)
+    return model.decode(target_ids, position_ids, causal_attention(kernel), attend_cross)

@@ -42,7 +42,6 @@ from headway_training.models.segmentation import (
     OUTSIDE,
     PADDING,
     TOP_LEFT,
-    Segmenter,
     mask_iou,
     mask_losses,
 )
@@ -102,13 +101,14 @@ class SegmentationTask(Task):
     settings = (ROWS, "preprocessing", "segmentation", *augmentation("coarse"), *PHOTOGRAPHS)
     sections = ("preprocessing",)
     described = ("image_preprocessing",)
+    takes_modules = True
 
     def __init__(self, recipe: Recipe, splits: Splits[Any]) -> None:
         assert recipe.preprocessing is not None
         super().__init__(recipe, splits)
         self._preprocessing = recipe.preprocessing
         self._size = recipe.preprocessing.height
-        self._mask_size = self._size // int(recipe.model.get("mask_stride", 4))
+        self._mask_size = int(recipe.model.get("mask_size") or self._size // int(recipe.model.get("mask_stride", 4)))
         train: SegmentedPictures = splits.train
         self._composer = _make_composer(train)
         self._measured: dict[Part, list[MeasuredPicture]] = {}
@@ -201,7 +201,7 @@ class SegmentationTask(Task):
         """The masks of the prompts' first points, (B, P, M, S, S)."""
         points = tensors["points"].flatten(0, 1)[:, None]  # (N, 1, 2)
         labels = torch.full(points.shape[:2], INSIDE, device=points.device)
-        masks: Tensor = model(tensors["pixel_values"], _image_index(tensors), points, labels)[0]
+        masks, _ = _decode(model, _embed(model, tensors["pixel_values"]), _image_index(tensors), points, labels)
         return torch.unflatten(masks, 0, tuple(tensors["targets"].shape))
 
     def loss(self, model: nn.Module, tensors: Mapping[str, Tensor], label_smoothing: float = 0.0) -> Tensor:
@@ -210,10 +210,9 @@ class SegmentationTask(Task):
         A prompt begins with a point or a box. After each answer a point is added where the mask that was given is
         wrong, and that mask goes in with it; of such answers the single mask counts alone.
         """
-        assert isinstance(model, Segmenter)
         coverage = tensors["coverage"].flatten(0, 1)[:, None].float() / 255  # (N, 1, S, S)
         counts = (tensors["targets"] != IGNORED).flatten().float()  # (N)
-        embedding, image_index = model.embed(tensors["pixel_values"]), _image_index(tensors)
+        embedding, image_index = _embed(model, tensors["pixel_values"]), _image_index(tensors)
         chances = tensors["chances"].flatten(0, 1)  # (N, rounds, 3)
         points, labels = _first_prompts(
             tensors["points"].flatten(0, 1), tensors["boxes"].flatten(0, 1), is_boxed=chances[:, 0, 0] < _BOXES
@@ -221,7 +220,7 @@ class SegmentationTask(Task):
         earlier, total = None, counts.new_zeros(())
         rounds = self._recipe.segmentation.click_rounds
         for number in range(rounds):
-            masks, predicted = model.decode(embedding, image_index, points, labels, earlier_mask=earlier)
+            masks, predicted = _decode(model, embedding, image_index, points, labels, earlier)
             losses = mask_losses(masks, coverage)  # (N, M)
             iou = mask_iou(masks > 0, coverage > 0.5)  # (N, M)
             answer = losses[:, 0]
@@ -263,18 +262,17 @@ class SegmentationTask(Task):
         mean of nuclei, and of the best of three for composed pictures and photographs. `iou_error` is the mean distance
         of the predicted IoU from the true one.
         """
-        assert isinstance(model, Segmenter)
         device = next(model.parameters()).device
         pictures = self.measured(part)
         found: dict[str, list[float]] = {}
         for start in range(0, len(pictures), _EVALUATION_IMAGES):
             chosen = pictures[start : start + _EVALUATION_IMAGES]
             pixels = np.stack([resize_and_crop(Image.fromarray(one.image), self._preprocessing) for one in chosen])
-            embedding = model.embed(torch.from_numpy(normalize(pixels, self._preprocessing)).to(device))
+            embedding = _embed(model, torch.from_numpy(normalize(pixels, self._preprocessing)).to(device))
             counts = torch.tensor([len(one.points) for one in chosen])
             image_index = torch.arange(len(chosen)).repeat_interleave(counts).to(device)
             for name, points, labels in _prompts_of(chosen):
-                masks, predicted = model.decode(embedding, image_index, points.to(device), labels.to(device))
+                masks, predicted = _decode(model, embedding, image_index, points.to(device), labels.to(device))
                 order = answer_order(predicted, is_box=name == "box")  # (N, 3)
                 masks = masks.gather(1, order[..., None, None].expand(-1, -1, *masks.shape[2:]))
                 of_pictures = (torch.split(one, counts.tolist()) for one in (masks, predicted.gather(1, order)))
@@ -321,6 +319,20 @@ class SegmentationTask(Task):
                 "masks": np.packbits(np.stack([np.asarray(mask) for mask in resized]).reshape(len(masks), -1), axis=1),
             }
         )
+
+
+def _embed(model: Any, pixel_values: Tensor) -> Tensor:
+    """Of a `PromptSegmenter`: float (B, 3, I, I), normalised -> the bank of embeddings, (B, L, E)."""
+    embedding: Tensor = model.encoder(pixel_values)["embedding"]
+    return embedding
+
+
+def _decode(  # noqa: PLR0917 (the tensors of a decoder)
+    model: Any, embedding: Tensor, image_index: Tensor, points: Tensor, labels: Tensor, earlier: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Of a `PromptSegmenter`: the masks of prompts, (N, M, S, S), and their predicted IoU, (N, M)."""
+    found = model.decoder(embedding, image_index, points, labels, earlier_mask=earlier, has_earlier_mask=None)
+    return found["masks"], found["predicted_iou"]
 
 
 def answer_order(predicted_iou: Tensor, *, is_box: bool) -> Tensor:

@@ -6,7 +6,7 @@ B windows, N samples, M mel bins, F frames, T tokens of a transcript, V vocabula
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -26,6 +26,9 @@ from headway_training.evaluation import pad, write_greedily
 from headway_training.kinds import ROWS, SMOOTHING, register
 from headway_training.metrics import score_transcripts
 from headway_training.models import Transcriber
+from headway_training.models.own import MODULE, OwnModule
+from headway_training.models.parts.attention import Kernel
+from headway_training.models.writer import target_states
 from headway_training.recipes import Recipe
 from headway_training.tasks.base import (
     IGNORED,
@@ -70,7 +73,24 @@ class TranscriptionTask(RecordingsTask, TextTask):
     sentence = "Writes what is said"
     frame = "$A <eos>"
     names_speakers = False
+    takes_modules = True
     in_order = "target_ids"
+
+    @classmethod
+    def check_recipe(cls, recipe: Recipe) -> None:
+        """Of a module of one's own the positions of the encoder spell nothing."""
+        super().check_recipe(recipe)
+        if recipe.architecture == MODULE and recipe.speech.alignment_share:
+            raise ValueError("speech.alignment_share must be 0: it is for the kit's own encoder")
+
+    @classmethod
+    def run_module(cls, module: nn.Module, kernel: Kernel, *inputs: Tensor) -> Tensor:
+        """Hears windows, (B, M, F), and reads transcripts so far, (B, T)."""
+        input_features, target_ids = inputs
+        writer: Any = module
+        keys_values = writer.cross_keys_values(writer.encode(input_features))
+        logits: Tensor = writer.logits(target_states(writer, kernel, target_ids, keys_values))
+        return logits
 
     @classmethod
     def training_texts(cls, train: Recordings) -> list[str]:
@@ -233,6 +253,8 @@ class TranscriptionTask(RecordingsTask, TextTask):
         said where before the decoder has found where to look (Watanabe et al. 2017, section II.C). It does so with the
         decoder's output matrix, in which `pad` means none.
         """
+        if isinstance(model, OwnModule):
+            return super().loss(model, tensors, label_smoothing)
         assert isinstance(model, Transcriber)
         share = self._recipe.speech.alignment_share
         memory = model.encode(tensors["input_features"])
@@ -261,12 +283,13 @@ class TranscriptionTask(RecordingsTask, TextTask):
 
     def evaluate(self, model: nn.Module, part: Part) -> Metrics:
         """Word error rates of greedy transcripts in percent, of all recordings and of each source."""
-        assert isinstance(model, Transcriber)
         measured: Recordings = getattr(self._splits, part)
         if part not in self._features:
             self._features[part] = torch.stack([self._log_mel.of_recording(one) for one in measured.samples])
         special = self._special
-        written = write_greedily(model, self._features[part], (special.bos, self._mark), special.eos, batch_size=64)
+        written = write_greedily(
+            cast("Transcriber", model), self._features[part], (special.bos, self._mark), special.eos, batch_size=64
+        )
         transcripts = self.tokenizer.decode_batch(written)
         return {**score_transcripts(transcripts, measured.texts, measured.sources)}
 

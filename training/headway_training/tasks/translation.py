@@ -22,9 +22,10 @@ from headway_training.evaluation import pad, token_mask, translate
 from headway_training.kinds import SMOOTHING, TOKENS, FileSettings, Labels, augmentation, register
 from headway_training.metrics import corpus_bleu
 from headway_training.models import RecurrentTranslator, Transformer
-from headway_training.models.parts.attention import Kernel, causal_attention, cross_attention
+from headway_training.models.parts.attention import Kernel
 from headway_training.models.protocols import is_recurrent
 from headway_training.models.recurrent import recur_packed
+from headway_training.models.writer import target_states
 from headway_training.recipes import Recipe
 from headway_training.tasks.base import IGNORED, EvaluationData, Metrics, Part, SpecialIds, TextTask, TrainingBatch
 from headway_training.tokenizers import SubwordSplitter, encode_texts
@@ -59,11 +60,7 @@ class TranslationTask(TextTask):
                 steps.append(answer)
             return torch.cat(steps, dim=1)
         keys_values = translator.cross_keys_values(translator.encode(source_ids, source_mask))
-        positions = torch.arange(target_ids.shape[1], device=target_ids.device).expand_as(target_ids)
-        attend_cross = cross_attention(keys_values, source_mask, kernel)
-        logits: Tensor = translator.logits(
-            translator.decode(target_ids, positions, causal_attention(kernel), attend_cross)
-        )
+        logits: Tensor = translator.logits(target_states(translator, kernel, target_ids, keys_values, source_mask))
         return logits
 
     @classmethod
