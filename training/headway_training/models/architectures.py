@@ -64,7 +64,7 @@ def architecture(
 
 def architectures_of(task: str) -> tuple[str, ...]:
     """The names of the architectures that can be trained for a task."""
-    return tuple(name for name, one in ARCHITECTURES.items() if task in one.tasks)
+    return tuple(sorted(name for name, one in ARCHITECTURES.items() if task in one.tasks))
 
 
 def architecture_of(configuration: Configuration) -> str:
@@ -81,7 +81,7 @@ def find_architecture(name: str) -> Architecture:
     if name not in ARCHITECTURES:
         raise ValueError(
             f"there is no architecture {name!r}; did you mean {nearest(name, ARCHITECTURES)!r}? "
-            f"Known are {', '.join(ARCHITECTURES)}"
+            f"Known are {', '.join(sorted(ARCHITECTURES))}"
         )
     return ARCHITECTURES[name]
 

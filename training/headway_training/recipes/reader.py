@@ -194,7 +194,7 @@ def _resolve_model(section: Any, source: str) -> dict[str, Any]:
     architecture = str(values.get("architecture"))
     if architecture not in (*ARCHITECTURES, HUGGINGFACE, MODULE):
         raise RecipeError(
-            f"{source}: model.architecture is {architecture!r}; it must be one of {', '.join(ARCHITECTURES)}, "
+            f"{source}: model.architecture is {architecture!r}; it must be one of {', '.join(sorted(ARCHITECTURES))}, "
             f"or model.configuration one of {', '.join(NAMED_CONFIGURATIONS)}"
         )
     fields: tuple[str, ...] = _FOLDER_FIELDS
