@@ -6,9 +6,7 @@ N examples, C labels, T tokens.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
-import sys
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -62,6 +60,7 @@ from headway_training.checkpoint import (
 )
 from headway_training.errors import TrainingError
 from headway_training.models import CLIP, LatentDiffusion, SpeechSynthesizer
+from headway_training.models.own import find_factory
 from headway_training.models.protocols import PromptSegmenter
 from headway_training.tokenizers import encode_texts
 
@@ -704,17 +703,11 @@ def _build(factory: str, weights: Path) -> nn.Module:
     Raises:
         SourceError: There is no such factory, it makes no module, or the weights are not the module's.
     """
-    module_name, _, function_name = factory.partition(":")
-    sys.path.insert(0, str(Path.cwd()))
     try:
-        function: Callable[[], Any] = getattr(importlib.import_module(module_name), function_name or "build")
-    except (ImportError, AttributeError, ValueError) as error:
-        raise SourceError(
-            f"--model {factory}: {error}; give it as package.module:function, importable from here"
-        ) from error
-    finally:
-        sys.path.pop(0)
-    module = function()
+        make = find_factory(factory)
+    except ValueError as error:
+        raise SourceError(f"--model {error}") from error
+    module = make()
     if not isinstance(module, nn.Module):
         raise SourceError(f"--model {factory}: returned {type(module).__name__}; it must return a torch.nn.Module")
     try:

@@ -1,4 +1,4 @@
-"""The whole modules of docs/bring-your-own.md: exported by the page's commands, served, and called by them."""
+"""The whole modules of docs/bring-your-own.md: trained, exported, served and called by the page's commands."""
 
 import importlib
 import json
@@ -15,12 +15,21 @@ from typer.testing import CliRunner
 
 from headway_client.cli import app as client_app
 from headway_export.cli import app as export_app
+from headway_training.cli import app as training_app
 
 from .conftest import serve
 
 PAGE = (Path(__file__).parents[2] / "docs" / "bring-your-own.md").read_text(encoding="utf-8")
 SPECIAL = ("<pad>", "<bos>", "<eos>")
 PHOTO, COPY = (320, 240), "photo-2.jpg"
+TRAINED = ("mine.gpt", "mine.reader", "mine.pictures")
+BRIEF = ("--max-steps", "2", "--set", "tracker=none", "--set", "optimization.evaluations=1")
+TINY = {
+    "tiny-shakespeare": ("tokenizer.vocabulary_size=280", "optimization.batch_size=4", "model.width=32"),
+    "ag-news": ("tokenizer.vocabulary_size=300", "optimization.batch_tokens=64", "model.width=32"),
+    "cifar10": ("optimization.batch_size=4", "model.width=16"),
+}
+"""What makes the page's runs take a moment."""
 
 
 def blocks(kind: str) -> list[str]:
@@ -51,7 +60,28 @@ def folder(tmp_path_factory):
     tokenizer.save(str(made / "tokenizer.json"))
     for number, name in enumerate(("photo.jpg", COPY)):
         Image.linear_gradient("L").resize(PHOTO).rotate(180 * number).convert("RGB").save(made / name)
+    for part in ("", "-valid"):
+        (made / f"story{part}.txt").write_text("once upon a time there was a king and he was old\n" * 40)
+        rows = [f"{number} {film},{label}" for number in range(8) for film, label in (("good", "yes"), ("bad", "no"))]
+        (made / f"reviews{part}.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+        for label, colour in (("red", "darkred"), ("blue", "navy")):
+            (made / f"photos{part}" / label).mkdir(parents=True)
+            for number in range(4):
+                Image.new("RGB", (40 + number, 40), colour).save(made / f"photos{part}" / label / f"{number}.png")
     return made
+
+
+def train_and_export(folder):
+    """Runs the page's commands that train modules, each tiny, and export their checkpoints."""
+    for about in TRAINED:
+        [arguments] = commands("headway-train", about)
+        given = [word for setting in TINY[arguments[1]] for word in ("--set", setting)]
+        result = CliRunner().invoke(training_app, [*arguments, *given, *BRIEF])
+        assert result.exit_code == 0, result.output
+        [arguments] = commands("headway-export", about)
+        result = CliRunner().invoke(export_app, [*arguments, "--precision", "fp32"])
+        assert result.exit_code == 0, result.output
+    assert {file.name for file in (folder / "store").iterdir()} >= {"my-gpt", "my-reader", "my-pictures"}
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +102,7 @@ def address(folder, tmp_path_factory):
             save_model(getattr(importlib.import_module(module), build)(), given["--weights"])
             result = CliRunner().invoke(export_app, arguments)
             assert result.exit_code == 0, result.output
+        train_and_export(folder)
         yield from serve(folder / "store", "fp32", tmp_path_factory.mktemp("log") / "server.log")
 
 
@@ -113,3 +144,12 @@ def test_a_segmenter_cuts_out_what_is_pointed_at(call, folder):
     assert len(lines) == 1 + 3  # the masks of one point
     with Image.open(folder / "overlay.png") as drawn:
         assert drawn.size == PHOTO
+
+
+def test_modules_that_a_recipe_trained_answer(call):
+    [lines] = call("mine.gpt", "--json")
+    assert json.loads(lines[-1])["model"]["name"] == "my-gpt"
+    [[text]] = call("mine.reader", "--json")
+    assert {label["label"] for label in json.loads(text)["labels"]} == {"yes", "no"}
+    [[image]] = call("mine.pictures", "--json")
+    assert {label["label"] for label in json.loads(image)["labels"]} == {"red", "blue"}

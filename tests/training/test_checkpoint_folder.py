@@ -3,7 +3,6 @@
 import json
 import re
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -14,19 +13,20 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from headway_training.checkpoint import (
+    HUGGINGFACE,
     Checkpoint,
     Evaluation,
     ImagePreprocessing,
-    Metric,
     SpecialTokens,
-    TaskName,
     load_model,
     load_tokenizer,
     read_checkpoint,
     write_checkpoint,
 )
 from headway_training.errors import CheckpointError
-from headway_training.models import build_model
+from headway_training.kinds import metric_names, task_names
+from headway_training.models import ARCHITECTURES, build_model
+from headway_training.models.own import MODULE
 from headway_training.recipes import TokenizerSettings
 from headway_training.recipes.settings import LoraSettings
 from headway_training.tokenizers import train_tokenizer
@@ -171,7 +171,7 @@ def test_the_documents_name_every_field_and_choice():
     page = docs / "checkpoint.md"
     fields = Checkpoint.model_fields
     assert set(re.findall(r"^(\w+) {2,}\S", page.read_text(), flags=re.MULTILINE)) == set(fields)
-    assert values_of(page, "task") == set(get_args(TaskName))
-    assert values_of(page, "architecture") == set(get_args(fields["architecture"].annotation))
-    assert values_of(page, "metric") == set(get_args(Metric))
+    assert values_of(page, "task") == set(task_names())
+    assert values_of(page, "architecture") == {*ARCHITECTURES, HUGGINGFACE, MODULE}
+    assert values_of(page, "metric") == metric_names()
     assert first_names(docs / "fine-tuning.md", "`[lora]`") == set(LoraSettings.model_fields)

@@ -8,7 +8,7 @@ import pytest
 from documents import pages_of_today
 
 from headway_training.errors import RecipeError
-from headway_training.models import CONFIGURATIONS
+from headway_training.models import ARCHITECTURES
 from headway_training.recipes import Recipe, list_recipes, read_recipe, section_kinds
 
 NAMES = [file.stem for file in list_recipes()]
@@ -23,7 +23,7 @@ def test_a_recipe_is_valid_and_carries_its_command(name):
     recipe = read_recipe(name)
     text = next(file for file in list_recipes() if file.stem == name).read_text(encoding="utf-8")
     assert f"headway-train run {name}" in text
-    assert recipe.model["architecture"] in CONFIGURATIONS
+    assert recipe.model["architecture"] in ARCHITECTURES
 
 
 STARTS = {
@@ -92,7 +92,7 @@ def test_a_setting_without_a_value_leaves_out_what_the_file_has():
         ("optimization.learning_rate=fast", "optimization.learning_rate: .* valid number.*'fast'"),
         ("optimization.optimizer=lion", "optimization.optimizer: .*'adamw' or 'muon'.*'lion'"),
         ("model.configuration=vit-b-61", "did you mean 'vit-b-16'?"),
-        ("model.architecture=gtp", "model.architecture is 'gtp'; it must be one of gpt, transformer, recurrent"),
+        ("model.architecture=gtp", "architecture is 'gtp'; it must be one of autoencoder, captioner, clip, codec, enc"),
         ("epochs", "expected section.key=value"),
         ("a.b.c=1", "expected section.key=value"),
         ("task.x=1", "task is not a section"),
@@ -166,7 +166,7 @@ def test_settings_that_documents_name_exist():
     root = Path(__file__).parents[2]
     known = set(Recipe.model_fields)
     known |= {f"{section}.{name}" for section, kind in section_kinds().items() for name in kind.model_fields}
-    known |= {f"model.{field.name}" for kind in CONFIGURATIONS.values() for field in fields(kind)}
+    known |= {f"model.{field.name}" for one in ARCHITECTURES.values() for field in fields(one.configuration)}
     sections = "|".join({*section_kinds(), "model"} - {"sampling"})  # which requests have too
     named = {
         (str(page), name)

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from headway_training.cli import app
 from headway_training.errors import RecipeError, StoppedError
-from headway_training.models import CONFIGURATIONS
+from headway_training.models import GPTConfig
 from headway_training.recipes import read_recipe
 from headway_training.scaling import ScalingLaw, fit_law, parse_budget, plan, study
 from headway_training.scaling.plan import MOST_EPOCHS, Data, plan_pilots, shapes
@@ -90,7 +90,7 @@ def test_sizes_keep_the_width_of_heads_and_their_groups(name):
             return {"vocabulary_size": 300}
 
     recipe = read_recipe(name)
-    kind = CONFIGURATIONS["gpt"]
+    kind = GPTConfig
     whole = kind.from_dict(recipe.configuration)
     made = [kind.from_dict({**recipe.configuration, **fields}) for fields in shapes(recipe, Vocabulary())]
     assert whole in made

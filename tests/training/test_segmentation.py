@@ -288,5 +288,5 @@ def test_a_tiny_model_learns_a_handful_of_pictures(tmp_path: Path, segment_data:
         loss.backward()
         optimizer.step()
     truth = batch.tensors["coverage"].flatten(0, 1)[:, None] > 127
-    found = mask_iou(task.logits(model.eval(), batch.tensors)[:, 1:] > 0, truth).amax(dim=1)
+    found = mask_iou(task.logits(model.eval(), batch.tensors).flatten(0, 1)[:, 1:] > 0, truth).amax(dim=1)
     assert found.mean() > 0.8

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from safetensors.torch import load_model as load_weights
@@ -25,7 +25,9 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from headway_training.errors import CheckpointError
-from headway_training.models import build_model
+from headway_training.kinds import find_task, metric_names
+from headway_training.models import build_model, find_architecture
+from headway_training.models.own import MODULE, build_module, import_own
 
 _NAMES_SHOWN = 20
 """Of tensors that are not loaded, in the line that says so."""
@@ -38,59 +40,20 @@ TOKENIZER_FILE = "tokenizer.json"
 TEXT_EVALUATION_FILE = "evaluation.jsonl"
 IMAGE_EVALUATION_FILE = "evaluation.npz"
 
-TaskName = Literal[
-    "generation",
-    "translation",
-    "text_classification",
-    "token_classification",
-    "image_classification",
-    "image_embedding",
-    "image_text_embedding",
-    "segmentation",
-    "captioning",
-    "transcription",
-    "autoencoding",
-    "image_generation",
-    "audio_coding",
-    "speech_synthesis",
-]
-IMAGE_TASKS: tuple[TaskName, ...] = (
-    "image_classification",
-    "image_embedding",
-    "image_text_embedding",
-    "segmentation",
-    "captioning",
-    "autoencoding",
-    "image_generation",
-)
-"""Tasks whose models read images."""
-TEXTLESS_TASKS: tuple[TaskName, ...] = (
-    "image_classification",
-    "image_embedding",
-    "segmentation",
-    "autoencoding",
-    "image_generation",
-    "audio_coding",
-)
-"""Tasks whose models read no text, and have no tokenizer, but for those that draw what a text says."""
-Metric = Literal[
-    "accuracy",
-    "micro_f1",
-    "span_f1",
-    "sacrebleu",
-    "nats_per_character",
-    "answer_nats_per_character",
-    "knn_accuracy",
-    "mean_recall",
-    "mean_iou",
-    "first_mask_iou",
-    "cider",
-    "wer",
-    "psnr",
-    "velocity_error",
-    "mel_cepstral_distortion",
-    "nats_per_code",
-]
+
+def _check_task_name(name: str) -> str:
+    find_task(name)
+    return name
+
+
+def _check_metric(name: str) -> str:
+    if name not in (known := metric_names()):
+        raise ValueError(f"{name!r} is the metric of no task; these are: {', '.join(sorted(known))}")
+    return name
+
+
+TaskName = Annotated[str, AfterValidator(_check_task_name)]
+"""A name that a task is registered under (`headway_training.kinds`)."""
 TextPairUse = Literal["never", "optional", "required"]
 """Whether a text model reads two texts as one input: never, if a second one is given, or always."""
 Scalar = str | int | float | bool | None
@@ -213,7 +176,7 @@ class Evaluation(Record):
 
     file: str
     dataset: str
-    metric: Metric
+    metric: Annotated[str, AfterValidator(_check_metric)]
     higher_is_better: bool
 
 
@@ -253,29 +216,15 @@ class Checkpoint(Record):
     """`checkpoint.json`."""
 
     schema_version: Literal[1] = 1
+    modules: tuple[str, ...] = ()
+    """Python modules outside this package that register the task or the architecture."""
     name: Name
     task: TaskName
     description: str
     license: str
-    architecture: Literal[
-        "gpt",
-        "linear",
-        "transformer",
-        "recurrent",
-        "encoder",
-        "vit",
-        "image_encoder",
-        "clip",
-        "segmenter",
-        "captioner",
-        "transcriber",
-        "autoencoder",
-        "latent_diffusion",
-        "codec",
-        "speech_synthesizer",
-        "huggingface",
-    ]
-    """`huggingface`: the folder is one of `transformers` too, and holds its configuration."""
+    architecture: str
+    """A name of `ARCHITECTURES`. `huggingface`: the folder is one of `transformers` too, and has its configuration.
+    `module`: what `configuration` names, a `factory` and its arguments, makes it."""
     configuration: dict[str, Scalar]
     special_tokens: SpecialTokens | None = None
     labels: tuple[str, ...] = ()
@@ -296,15 +245,19 @@ class Checkpoint(Record):
     @property
     def reads_text(self) -> bool:
         """Whether it has a tokenizer."""
-        return self.task not in TEXTLESS_TASKS or self.special_tokens is not None
+        return self.special_tokens is not None
+
+    @field_validator("architecture")
+    @classmethod
+    def _check_architecture(cls, name: str) -> str:
+        if name not in (HUGGINGFACE, MODULE):
+            find_architecture(name)
+        return name
 
     @model_validator(mode="after")
     def _check_task(self) -> Checkpoint:
         """Checks that the parts the task needs are there."""
-        if self.task.endswith("classification") and not self.labels:
-            raise ValueError(f"labels: {self.task} needs them")
-        if self.task == "image_generation" and bool(self.labels) == (self.special_tokens is not None):
-            raise ValueError("image_generation draws labels, or texts and then has special_tokens: one of the two")
+        find_task(self.task).check_description(self)
         if self.classification is not None:
             needed = len(self.labels) if self.classification.kind == "multi_label" else 0
             if len(self.classification.thresholds) != needed:
@@ -312,16 +265,6 @@ class Checkpoint(Record):
                     f"classification.thresholds: there are {len(self.classification.thresholds)}; "
                     f"{self.classification.kind} with {len(self.labels)} labels needs {needed}"
                 )
-        if self.task in IMAGE_TASKS and self.image_preprocessing is None:
-            raise ValueError(f"image_preprocessing: {self.task} needs it")
-        if self.task not in TEXTLESS_TASKS and self.special_tokens is None:
-            raise ValueError(f"special_tokens: {self.task} needs them")
-        if self.task == "translation" and self.languages is None:
-            raise ValueError("languages: translation needs them")
-        if self.task in {"captioning", "transcription"} and not self.language_tokens:
-            raise ValueError(f"language_tokens: {self.task} needs them")
-        if self.task == "transcription" and self.audio_preprocessing is None:
-            raise ValueError("audio_preprocessing: transcription needs it")
         return self
 
 
@@ -403,9 +346,13 @@ def read_checkpoint(path: Path) -> Checkpoint:
             "Train again, or use the version that wrote it."
         )
     try:
+        for module in content.get("modules", ()):
+            import_own(str(module))
         checkpoint = Checkpoint.model_validate(content)
     except ValidationError as error:
         raise CheckpointError(f"{file} is not a valid checkpoint: {_describe(error)}") from error
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{file}: modules: {error}") from error
     _check_files(path, checkpoint)
     return checkpoint
 
@@ -445,7 +392,11 @@ def load_model(path: Path) -> tuple[nn.Module, Checkpoint]:
     if checkpoint.architecture == HUGGINGFACE:
         raise CheckpointError(f"{path} holds a model of transformers, which transformers loads")
     try:
-        model = build_model(checkpoint.architecture, dict(checkpoint.configuration))
+        model = (
+            build_module(checkpoint.configuration)
+            if checkpoint.architecture == MODULE
+            else build_model(checkpoint.architecture, dict(checkpoint.configuration))
+        )
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{path / CHECKPOINT_FILE}: configuration: {error}") from error
     try:

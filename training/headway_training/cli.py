@@ -58,6 +58,13 @@ def run(
         str | None,
         typer.Option(help="Named configuration in place of the recipe's model, such as gpt3-small or bert-base."),
     ] = None,
+    module: Annotated[
+        str | None,
+        typer.Option(
+            help="Your own model in its place, as package.module:function (docs/bring-your-own.md); or package.module, "
+            "which is imported for the architectures and tasks that it registers."
+        ),
+    ] = None,
     init: Annotated[
         Path | None,
         typer.Option(
@@ -91,6 +98,7 @@ def run(
             data_dir=data_dir,
             own_data=check_own_data(train, valid, test),
             model=model,
+            module=module,
             init=init,
             output=output,
             seed=seed,

@@ -6,6 +6,7 @@ B rows, I image size, L window, N tokens of a text, T tokens of a row, S source 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import cast
 
 import numpy as np
 import torch
@@ -17,6 +18,9 @@ from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 from headway_training.batches import sorted_batches
 from headway_training.models import Captioner, RecurrentTranslator, Transcriber, Transformer
 from headway_training.models.parts.attention import CachedAttention, cross_attention
+from headway_training.models.protocols import RecurrentEncoderDecoder, is_recurrent
+from headway_training.models.recurrent import recur_packed
+from headway_training.models.writer import Writer
 
 EVALUATION_TOKENS = 8192
 """Bound of longest x count of an evaluation batch."""
@@ -179,10 +183,11 @@ def translate_greedily(
         The tokens of every translation, without `bos` and `eos`.
     """
     steps = min(max_length or model.max_target_length, model.max_target_length)
-    if isinstance(model, RecurrentTranslator):
-        step = _recurrent_step(model, source_ids, source_mask)
+    if is_recurrent(model):
+        step = _recurrent_step(cast("RecurrentEncoderDecoder", model), source_ids, source_mask)
     else:
-        step = _transformer_step(model, model.encode(source_ids, source_mask), source_mask, steps)
+        attending = cast("Transformer", model)
+        step = _transformer_step(attending, attending.encode(source_ids, source_mask), source_mask, steps)
     return _take_likeliest(step, source_ids.new_full((len(source_ids), 1), bos), steps, eos)
 
 
@@ -232,9 +237,7 @@ def _take_likeliest(step: _Step, starts: Tensor, steps: int, eos: int) -> list[l
     return [row[: row.index(eos)] if eos in row else row for row in written]
 
 
-def _transformer_step(
-    model: Transformer | Captioner | Transcriber, memory: Tensor, source_mask: Tensor, steps: int
-) -> _Step:
+def _transformer_step(model: Writer, memory: Tensor, source_mask: Tensor, steps: int) -> _Step:
     attend_cross = cross_attention(model.cross_keys_values(memory), source_mask, model.kernel)
     cache = CachedAttention(steps, model.kernel)
 
@@ -245,9 +248,9 @@ def _transformer_step(
     return step
 
 
-def _recurrent_step(model: RecurrentTranslator, source_ids: Tensor, source_mask: Tensor) -> _Step:
-    cross, (first_state,) = model.encode_source(source_ids, source_mask)
-    states = (first_state[:, None],)  # (B, 1, H)
+def _recurrent_step(model: RecurrentEncoderDecoder, source_ids: Tensor, source_mask: Tensor) -> _Step:
+    cross, first_states = model.encode_source(source_ids, source_mask, recur_packed)
+    states = tuple(one[:, None] for one in first_states)  # (B, 1, H) each
 
     def step(tokens: Tensor, _position: int) -> Tensor:
         nonlocal states

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from transformers.models.auto import modeling_auto
 from transformers.pytorch_utils import Conv1D
 
-from headway_training.checkpoint import ImagePreprocessing, SpecialTokens, TaskName
+from headway_training.checkpoint import ImagePreprocessing, SpecialTokens
 from headway_training.data.images import normalize
 from headway_training.errors import CheckpointError, DataError, RecipeError
 from headway_training.folders import (
@@ -48,6 +48,7 @@ from headway_training.folders import (
     read_configuration,
     read_tokenizer,
 )
+from headway_training.kinds import FolderKind, find_task
 from headway_training.models import AttentionKind, Model
 from headway_training.recipes import LoraSettings
 
@@ -55,43 +56,18 @@ _PREPROCESSOR_FILE: Final = "preprocessor_config.json"
 _LEVEL: Final = 1 / 255
 """Largest difference of a channel, in 0 to 1, between the pixels of a recipe and those of a folder."""
 _ATTENTION: Final[Mapping[AttentionKind, str]] = {"plain": "eager", "fused": "sdpa"}
-_TEXT_CLASSIFIERS: Final = ("text_classification", "token_classification")
 _GENERATION_MARK: Final = re.compile(r"\{%-?\+?\s*generation\b")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Kind:
-    """What models of a task are made by."""
-
-    auto_class: Any
-    model_types: Mapping[str, object]
-    """Model types that have such a model."""
-    inputs: tuple[str, ...]
-    """Names of the tensors that the task gives, in their order."""
+def _kind_of(task: str) -> FolderKind:
+    """Which models are trained for a task that model folders can be trained for."""
+    kind = find_task(task).folder
+    assert kind is not None, "the folder's kind was checked"
+    return kind
 
 
-_KINDS: Final[Mapping[TaskName, _Kind]] = {
-    "generation": _Kind(
-        auto_class=transformers.AutoModelForCausalLM,
-        model_types=modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-        inputs=("input_ids",),
-    ),
-    "text_classification": _Kind(
-        auto_class=transformers.AutoModelForSequenceClassification,
-        model_types=modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
-        inputs=("input_ids", "attention_mask", "token_type_ids"),
-    ),
-    "token_classification": _Kind(
-        auto_class=transformers.AutoModelForTokenClassification,
-        model_types=modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
-        inputs=("input_ids", "attention_mask"),
-    ),
-    "image_classification": _Kind(
-        auto_class=transformers.AutoModelForImageClassification,
-        model_types=modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
-        inputs=("pixel_values",),
-    ),
-}
+def _auto_class(task: str) -> Any:
+    return getattr(transformers, _kind_of(task).auto_class)
 
 
 class FolderModel(Model):
@@ -174,7 +150,7 @@ class ModelFolder:
     """A folder that a run of a task starts from."""
 
     path: Path
-    task: TaskName
+    task: str
     config: Any
     """The configuration as `transformers` parses it."""
     processor: Any
@@ -223,13 +199,13 @@ class ModelFolder:
             CheckpointError: The weights cannot be read, or are not those of the model.
             RecipeError: `lora` names modules that the model does not have.
         """
-        config, kind = self._configure(labels, multi_label=multi_label), _KINDS[self.task]
+        config, kind = self._configure(labels, multi_label=multi_label), _kind_of(self.task)
         start, fresh = "", frozenset[str]()
         if has_weights:
             model, fresh = self._load(config, keeps_head=not labels or tuple(labels) == labels_of(self.config))
             start = f"weights of {self.path}: {self._describe(labels, fresh)}"
         else:
-            model = kind.auto_class.from_config(config, attn_implementation="eager")
+            model = _auto_class(self.task).from_config(config, attn_implementation="eager")
         if lora is not None:
             model = _add_lora(model, lora, fresh, is_classifier=bool(labels))
         made = FolderModel(
@@ -264,14 +240,14 @@ class ModelFolder:
 
     def _load(self, config: Any, *, keeps_head: bool) -> tuple[Any, frozenset[str]]:
         """Loads the weights: the model, and the names of its tensors that start fresh."""
-        auto_class = _KINDS[self.task].auto_class
+        auto_class = _auto_class(self.task)
         loaded = load_model(self.path, config, auto_class, self.task)
         model, fresh = loaded.model, {*loaded.missing, *loaded.mismatched}
         if not hasattr(model, model.base_model_prefix or "-"):
             raise CheckpointError(f"{self.path}: {type(model).__name__} does not part its body from its head")
         inside = model.base_model_prefix + "."
         wrong = [name for name in fresh if name.startswith(inside) and "pooler" not in name]
-        if wrong or (fresh and self.task == "generation"):
+        if wrong or (fresh and _kind_of(self.task).heads):
             first = min(wrong or fresh)
             raise CheckpointError(
                 f"{self.path}: {len(wrong or fresh)} weights of {type(model).__name__} are not there or of another "
@@ -329,7 +305,7 @@ def _of_size(processor: Any) -> str:
 # Reading a folder
 
 
-def open_folder(path: Path, task: TaskName, max_length: int | None = None) -> ModelFolder:
+def open_folder(path: Path, task: str, max_length: int | None = None) -> ModelFolder:
     """Reads what a folder says of its model.
 
     Args:
@@ -344,12 +320,13 @@ def open_folder(path: Path, task: TaskName, max_length: int | None = None) -> Mo
     config = parse_configuration(path, read_configuration(path))
     _check_kind(path, config, task)
     count_weights(path)
-    if task == "image_classification":
+    kind = _kind_of(task)
+    if kind.reads_images:
         return ModelFolder(path=path, task=task, config=config, processor=_read_processor(path), max_length=0)
     tokenizer = read_tokenizer(path, config)
-    if task in _TEXT_CLASSIFIERS and padding_of(config, tokenizer) is None:
+    if kind.needs_padding and padding_of(config, tokenizer) is None:
         raise CheckpointError(f"the tokenizer of {path} has no pad_token, which {task} needs: name one and save it")
-    if task in _TEXT_CLASSIFIERS:  # a decoder that classifies finds a text's end by it
+    if kind.needs_padding:  # a decoder that classifies finds a text's end by it
         config.get_text_config().pad_token_id = padding_of(config, tokenizer)
     length = _length(path, config, task)
     if max_length is not None and length.limit is not None and max_length > length.limit:
@@ -367,7 +344,7 @@ def open_folder(path: Path, task: TaskName, max_length: int | None = None) -> Mo
     )
 
 
-def _length(path: Path, config: Any, task: TaskName) -> TextLength:
+def _length(path: Path, config: Any, task: str) -> TextLength:
     """How long texts a folder's model reads, told without its weights.
 
     Raises:
@@ -375,33 +352,28 @@ def _length(path: Path, config: Any, task: TaskName) -> TextLength:
     """
     try:
         with quiet(), init_empty_weights(include_buffers=False):  # positions are computed of buffers
-            model = _KINDS[task].auto_class.from_config(config, attn_implementation="eager").eval()
+            model = _auto_class(task).from_config(config, attn_implementation="eager").eval()
     except Exception as error:  # whatever its code raises
         raise CheckpointError(f"{path}: has no model for {task} ({first_line(error)})") from error
     return length_of(model, config)
 
 
-def _check_kind(path: Path, config: Any, task: TaskName) -> None:
+def _check_kind(path: Path, config: Any, task: str) -> None:
     """Checks that a folder's model can be trained for a task.
 
     Raises:
         CheckpointError: It cannot.
     """
-    if task not in _KINDS:
+    kind = find_task(task).folder
+    if kind is None:
         raise CheckpointError(f"{path} is a folder of transformers; {task} is trained by the kit's own models alone")
     names = [str(name) for name in config.architectures or []]
     what = f"{path} holds {' and '.join(names) or 'a model'} ({config.model_type})"
     if getattr(config, "is_encoder_decoder", False):
         raise CheckpointError(f"{what}, an encoder-decoder, which is not fine-tuned")
-    writes = any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names)
-    if config.model_type not in _KINDS[task].model_types or (task == "generation" and not writes):
-        kinds = {
-            "generation": "a decoder",
-            "text_classification": "a text model",
-            "token_classification": "a text model",
-            "image_classification": "an image model",
-        }
-        raise CheckpointError(f"{what}, and a recipe for {task} needs {kinds[task]}")
+    has_head = not kind.heads or any(name.endswith(kind.heads) for name in names)
+    if config.model_type not in getattr(modeling_auto, kind.model_types) or not has_head:
+        raise CheckpointError(f"{what}, and a recipe for {task} needs {kind.noun}")
 
 
 def _read_processor(path: Path) -> Any:

@@ -34,33 +34,33 @@ from headway_training.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
+from headway_training.contract import check_contract
 from headway_training.data.checksums import Checksums
 from headway_training.data.examples import Splits
 from headway_training.data.sources import (
     OwnData,
     data_folder,
-    describe_own_data,
     find_unchecked_files,
     read_splits,
 )
 from headway_training.durable import replacing
-from headway_training.errors import RecipeError, ResumeError
+from headway_training.errors import RecipeError, ResumeError, TrainingError
 from headway_training.hardware import describe_hardware, keep_freed_memory, library_versions
+from headway_training.kinds import find_task
 from headway_training.models import (
-    CONFIGURATIONS,
-    Configuration,
+    ARCHITECTURES,
     Model,
-    build_model,
     count_parameters,
-    make_configuration,
 )
+from headway_training.models.own import FACTORY, MODULE, Factory, OwnModule, import_own, is_own
 from headway_training.processes import agree, first_process_first
 from headway_training.recipes import Recipe, parse_setting, read_recipe
 from headway_training.sizing import Sizing, expected_throughput, size_up
 from headway_training.state import latest_state
-from headway_training.tasks import TOKENS_FILE, Task, make_task
+from headway_training.tasks import Task, make_task
+from headway_training.tasks.generation import TOKENS_FILE
 from headway_training.trainer import Trainer
-from headway_training.unread import WITHOUT_ATTENTION, check_settings, find_unread_of_run
+from headway_training.unread import check_settings, find_unread_of_run, shows_attention
 
 if TYPE_CHECKING:
     from headway_training.huggingface import FolderModel, ModelFolder
@@ -68,6 +68,8 @@ if TYPE_CHECKING:
 CHECKPOINT_FOLDER = "checkpoint"
 RUN_FILE = "run.json"
 _NO_TRACKER = "none"
+_STATED = ("max_length", "window", "max_source_length", "max_target_length", "num_token_types", "mask_size")
+"""What a module says of the texts it takes, and of the masks it makes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +86,8 @@ class RunOptions:
     """The user's own files instead."""
     model: str | None = None
     """A named configuration in place of the recipe's model."""
+    module: str | None = None
+    """`package.module:function`, a factory of a module in its place; or `package.module`, which registers more."""
     init: Path | None = None
     """Folder to start from in place of the recipe's: of a checkpoint, or of a model of `transformers`."""
     output: Path | None = None
@@ -104,6 +108,7 @@ class RunOptions:
         """The command that trains this model again; folders of data sets and output are left out."""
         words = ["headway-train", "run", self.recipe]
         words += ["--model", self.model] if self.model is not None else []
+        words += ["--module", self.module] if self.module is not None else []
         words += ["--init", str(self.init)] if self.init is not None else []
         if self.own_data is not None:
             words += ["--train", self.own_data.train, "--valid", self.own_data.valid]
@@ -138,12 +143,30 @@ class RunOptions:
             settings.append(f"init.checkpoint={json.dumps(str(self.init))}")
         if self.max_steps is not None:
             settings.append(f"optimization.max_steps={self.max_steps}")
-        replaced = {"attention"} if self.model is not None or folder is not None else set()
+        factory = self._own_factory()
+        named = [one for one in (self.model, factory, folder) if one is not None]
+        replaced = {"attention"} if named else set()
         replaced |= {"data"} if self.own_data is not None else set()
         replaced |= {"tokenizer"} if self.init is not None or "init.checkpoint" in own else set()
-        recipe = read_recipe(self.recipe, settings, configuration=self.model, model_folder=folder, replaced=replaced)
+        recipe = read_recipe(
+            self.recipe, settings, configuration=self.model, model_folder=folder, factory=factory, replaced=replaced
+        )
         check_settings(recipe, self.own_data)
         return recipe
+
+    def _own_factory(self) -> str | None:
+        """The factory that `module` names; a Python module alone is imported for what it registers.
+
+        Raises:
+            RecipeError: It cannot be imported.
+        """
+        if self.module is None or ":" in self.module:
+            return self.module
+        try:
+            import_own(self.module)
+        except ValueError as error:
+            raise RecipeError(f"--module {error}") from error
+        return None
 
     def _model_name(self, own: OwnData) -> str:
         """A name in a store, from the run's folder or from the recipe and the training data."""
@@ -168,15 +191,19 @@ def run_training(options: RunOptions, console: Console) -> Path:
     accelerator = _make_accelerator(options, recipe)
     checksums, note = _check_data(options, recipe, accelerator, stored)
     described |= {"data_sha256": checksums.whole} if checksums.files else {}
-    recipe, source = _open_folder(recipe)
+    recipe, source = _open_folder(_open_module(recipe))
     splits, task = _read_data(options, recipe, accelerator, source)
     if options.own_data is not None and not any(setting.startswith("description=") for setting in options.settings):
-        recipe = recipe.model_copy(update={"description": describe_own_data(recipe, options.own_data, splits.labels)})
+        own = options.own_data
+        sentence = find_task(recipe.task).describe_own(own.train, splits.labels, own.train_name)
+        recipe = recipe.model_copy(update={"description": sentence})
     try:
-        sizing = size_up(recipe, task, options.seed, accelerator.device, source)
+        sizing = _size_up(options, recipe, task, accelerator, source)
         model = _build(recipe, task, options.seed, source)
     except (TypeError, ValueError) as error:
         raise RecipeError(f"model: {error}") from error
+    if is_own(model):
+        check_contract(task, task.wrap(model), options.seed)
     if sizing.leaves_room and accelerator.device.type == "cpu":
         keep_freed_memory()
     start = _take_weights(recipe, model, task)  # of a resumed run too, whose state lacks what is not trained
@@ -269,6 +296,41 @@ def _open_folder(recipe: Recipe) -> tuple[Recipe, ModelFolder | None]:
     return recipe.model_copy(update={"model": fields}), source
 
 
+def _open_module(recipe: Recipe) -> Recipe:
+    """Asks the module of the user's own that a recipe trains, where it does, how long texts it reads and writes.
+
+    Raises:
+        RecipeError: It cannot be made.
+    """
+    if recipe.architecture != MODULE:
+        return recipe
+    try:
+        with torch.device("meta"):
+            module = Factory(recipe.model[FACTORY]).build(recipe.configuration)
+    except Exception as error:  # whatever its code raises
+        raise RecipeError(f"--module {recipe.model[FACTORY]}: {error}") from error
+    stated = {name: getattr(module, name) for name in _STATED if isinstance(getattr(module, name, None), int)}
+    return recipe.model_copy(update={"model": {**stated, **recipe.model}})
+
+
+def _size_up(
+    options: RunOptions, recipe: Recipe, task: Task, accelerator: Accelerator, source: ModelFolder | None
+) -> Sizing:
+    """Counts what the run needs; a module of one's own that cannot be counted is told what it lacks.
+
+    Raises:
+        RecipeError: As `size_up`, or as `check_contract`.
+    """
+    try:
+        return size_up(recipe, task, options.seed, accelerator.device, source)
+    except TrainingError:
+        raise
+    except Exception:  # whatever the module's code raises
+        if recipe.architecture == MODULE:
+            check_contract(task, _build(recipe, task, options.seed, None), options.seed)
+        raise
+
+
 def _take_weights(recipe: Recipe, model: Model, task: Task) -> str:
     """Loads the weights that a fresh run starts from, where there are any, and says which."""
     path = recipe.init.checkpoint
@@ -276,7 +338,8 @@ def _take_weights(recipe: Recipe, model: Model, task: Task) -> str:
         return ""
     if recipe.architecture == HUGGINGFACE:
         return f"{cast('FolderModel', model).start}\n"
-    return f"weights of {path}: {load_matching_weights(model, path, task.labels).describe()}\n"
+    into = model.module if isinstance(model, OwnModule) else model
+    return f"weights of {path}: {load_matching_weights(into, path, task.labels).describe()}\n"
 
 
 def _build(recipe: Recipe, task: Task, seed: int, source: ModelFolder | None) -> Model:
@@ -289,12 +352,7 @@ def _build(recipe: Recipe, task: Task, seed: int, source: ModelFolder | None) ->
     torch.manual_seed(seed)
     if source is not None:
         return source.build(task.labels, multi_label=recipe.classification.multi_label, lora=recipe.lora)
-    return build_model(recipe.architecture, _configure(recipe, task))
-
-
-def _configure(recipe: Recipe, task: Task) -> Configuration:
-    """The model's configuration: what the recipe says, and what the data decides."""
-    return make_configuration(recipe.architecture, {**recipe.configuration, **task.model_fields()})
+    return task.build(recipe.model)
 
 
 def _introduction(recipe: Recipe, splits: Splits[Any], trainer: Trainer, sizing: Sizing) -> str:
@@ -349,18 +407,20 @@ def _finish(options: RunOptions, recipe: Recipe, splits: Splits[Any], trainer: T
         history=tuple(progress.history),
     )
     evaluation = task.evaluation_data()
+    kinds = (type(task), type(task.finished(model))) if recipe.architecture != MODULE and of_folder is None else ()
     checkpoint = Checkpoint(
+        modules=tuple(dict.fromkeys(one.__module__ for one in kinds if is_own(one))),
         name=recipe.name,
         task=recipe.task,
         description=recipe.description,
         license=recipe.license,
         architecture=recipe.model["architecture"],
-        configuration=_configure(recipe, task).to_dict() if of_folder is None else of_folder.configuration,
-        attention=recipe.attention and recipe.architecture not in WITHOUT_ATTENTION,  # which --model may bring
+        configuration=task.model_section(recipe.model) if of_folder is None else of_folder.configuration,
+        attention=recipe.attention and shows_attention(recipe.architecture),  # which --model may bring
         evaluation=Evaluation(
             file=TEXT_EVALUATION_FILE if evaluation.texts is not None else IMAGE_EVALUATION_FILE,
             dataset=splits.test_name,
-            metric=task.evaluation_metric,
+            metric=task.evaluation_metric or task.metric,
             higher_is_better=task.higher_is_better,
         ),
         training=record,
@@ -475,8 +535,8 @@ def _with_defaults(described: Mapping[str, Any]) -> Mapping[str, Any]:
     """A description with the default of every setting that it lacks."""
     try:
         recipe = Recipe.model_validate(described["recipe"])
-        is_folder = recipe.architecture == HUGGINGFACE
-        fields = () if is_folder else dataclasses.fields(CONFIGURATIONS[recipe.architecture])
+        known = ARCHITECTURES.get(recipe.architecture)  # of a folder or a module of one's own there are none
+        fields = () if known is None else dataclasses.fields(known.configuration)
     except (KeyError, ValidationError):
         return described  # of settings that are not known: the comparison names them
     defaults = {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}

@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from headway_training.checkpoint import HUGGINGFACE
 from headway_training.errors import RecipeError
 from headway_training.hardware import available_bytes, matrix_flops
-from headway_training.models import NAMED_CONFIGURATIONS, AttentionKind, build_model, count_parameters
+from headway_training.models import NAMED_CONFIGURATIONS, AttentionKind, count_parameters
 from headway_training.optimization import layer_matrices, layers_of
 from headway_training.recipes import OptimizationSettings, Recipe
 from headway_training.tasks import Task, TrainingBatch
@@ -147,17 +147,12 @@ def _footprint(
     *,
     source: ModelFolder | None = None,
 ) -> Footprint:
-    fields = {name: value for name, value in model.items() if name != "architecture"}
-
     def make_model() -> nn.Module:
         if source is not None:
             several = recipe.classification.multi_label
             empty = source.build(task.labels, multi_label=several, lora=recipe.lora, has_weights=False)
             return empty.use_attention(attention_kind(device, model))
-        architecture = str(model["architecture"])
-        return task.wrap(build_model(architecture, {**fields, **task.model_fields()})).use_attention(
-            attention_kind(device, model)
-        )
+        return task.wrap(task.build(model)).use_attention(attention_kind(device, model))
 
     def loss(module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         return task.loss(module, batch, recipe.optimization.label_smoothing)

@@ -15,8 +15,9 @@ from tokenizers import Encoding, Regex, Tokenizer, decoders, normalizers, pre_to
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 
-from headway_training.checkpoint import SpecialTokens, TaskName, load_tokenizer, read_checkpoint
+from headway_training.checkpoint import SpecialTokens, load_tokenizer, read_checkpoint
 from headway_training.errors import CheckpointError, RecipeError
+from headway_training.kinds import find_task
 from headway_training.recipes import TokenizerSettings
 
 PAD, UNK, BOS, EOS = "<pad>", "<unk>", "<bos>", "<eos>"
@@ -33,7 +34,7 @@ _NONE = -1
 
 
 def train_tokenizer(
-    texts: Iterable[str], settings: TokenizerSettings, task: TaskName, marks: Sequence[str] = ()
+    texts: Iterable[str], settings: TokenizerSettings, task: str, marks: Sequence[str] = ()
 ) -> Tokenizer:
     """Trains byte-pair encoding over bytes (Sennrich et al. 2016; Radford et al. 2019) on the training text.
 
@@ -52,7 +53,7 @@ def train_tokenizer(
         vocab_size=settings.vocabulary_size,
         min_frequency=settings.min_frequency,
         # A running text has neither beginning nor end, and bytes can spell everything.
-        special_tokens=[] if task == "generation" else [PAD, UNK, BOS, EOS, *marks],
+        special_tokens=[PAD, UNK, BOS, EOS, *marks] if find_task(task).frame else [],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
@@ -61,27 +62,20 @@ def train_tokenizer(
     return tokenizer
 
 
-def _frame(tokenizer: Tokenizer, task: TaskName) -> None:
-    """Sets the special tokens around a text.
+def _frame(tokenizer: Tokenizer, task: str) -> None:
+    """Sets the special tokens around a text: those of the task's `frame`.
 
-    A translation's source, a caption and a transcript are `... <eos>`; a classifier's text is `<bos> ... <eos>`, and a
-    pair is `<bos> ... <eos> ... <eos>`, in which all after the first `<eos>` is of type 1. A text that is spoken is
-    `<bos> ... <speech>`. A running text has none.
+    Where a text ends with `<eos>` a pair does so twice, and all after the first one is of type 1.
     """
-    if task == "generation":
+    frame = find_task(task).frame
+    if not frame:
         return
-    if task == "speech_synthesis":
-        ids = [(token, tokenizer.token_to_id(token)) for token in (BOS, SPEECH)]
-        tokenizer.post_processor = processors.TemplateProcessing(single=f"{BOS} $A {SPEECH}", special_tokens=ids)
-        return
-    frame = "$A <eos>" if task in {"translation", "captioning", "transcription"} else "<bos> $A <eos>"
-    ids = [(token, tokenizer.token_to_id(token)) for token in (BOS, EOS)]
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=frame, pair=f"{frame} $B:1 <eos>:1", special_tokens=ids
-    )
+    pair = f"{frame} $B:1 {EOS}:1" if frame.endswith(EOS) else None
+    ids = [(token, tokenizer.token_to_id(token)) for token in (BOS, EOS, SPEECH) if token in frame]
+    tokenizer.post_processor = processors.TemplateProcessing(single=frame, pair=pair, special_tokens=ids)
 
 
-def take_tokenizer(folder: Path, task: TaskName) -> Tokenizer:
+def take_tokenizer(folder: Path, task: str) -> Tokenizer:
     """Takes the tokenizer of a checkpoint for a training run.
 
     Raises:
@@ -89,7 +83,7 @@ def take_tokenizer(folder: Path, task: TaskName) -> Tokenizer:
     """
     tokenizer = load_tokenizer(folder)
     missing = [token for token in (PAD, UNK, BOS, EOS) if tokenizer.token_to_id(token) is None]
-    if missing and task != "generation":
+    if missing and find_task(task).frame:
         raise CheckpointError(f"the tokenizer of {folder} has no {', '.join(missing)}; {task} needs it")
     if read_checkpoint(folder).task != task:
         _frame(tokenizer, task)

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from headway_training.checkpoint import CHECKPOINT_FILE, HUGGINGFACE, IMAGE_TASKS, is_model_folder, read_checkpoint
-from headway_training.data.conversations import holds_conversations
+from headway_training.checkpoint import CHECKPOINT_FILE, HUGGINGFACE, is_model_folder, read_checkpoint
+from headway_training.data.public import Dataset
 from headway_training.data.sources import OwnData, find_dataset_of
 from headway_training.errors import RecipeError
+from headway_training.kinds import find_task
+from headway_training.models import ARCHITECTURES
 from headway_training.recipes import (
     DataSettings,
     Recipe,
@@ -21,10 +23,10 @@ from headway_training.recipes import (
     section_kinds,
 )
 
-WITHOUT_ATTENTION = ("recurrent", "linear", HUGGINGFACE)
-"""Architectures whose attention weights are not exported."""
-_DRAWS_LABELS = "a model that draws labels reads no texts"
-_ROWS, _TOKENS = "optimization.batch_size", "optimization.batch_tokens"
+
+def shows_attention(architecture: str) -> bool:
+    """True if the attention weights of an architecture can be exported."""
+    return architecture in ARCHITECTURES and ARCHITECTURES[architecture].shows_attention
 
 
 def check_settings(recipe: Recipe, own: OwnData | None) -> None:
@@ -45,12 +47,13 @@ def check_settings(recipe: Recipe, own: OwnData | None) -> None:
 
 def find_unread_of_run(recipe: Recipe, own: OwnData | None) -> dict[str, str]:
     """The settings, `section.key`, that a run does not read, each with why; arguments as in `check_settings`."""
-    draws_labels = recipe.task == "image_generation" and (own is not None or not find_dataset_of(recipe).has_texts)
+    dataset = None if own is not None else find_dataset_of(recipe)
     every = (f"{section}.{name}" for section, kind in section_kinds().items() for name in kind.model_fields)
     found = find_unread(recipe.task, (*every, "attention"))
-    found |= dict(_of_data(recipe, own))
-    found |= dict(_of_tokenizer(recipe, draws_labels=draws_labels))
-    return found | dict(_of_model(recipe, draws_labels=draws_labels))
+    found |= dict(_of_data(recipe, dataset))
+    found |= dict(_of_tokenizer(recipe))
+    found |= dict(_of_model(recipe))
+    return found | dict(find_task(recipe.task).unread(recipe, own, dataset))
 
 
 def check_decided(recipe: Recipe, decided: dict[str, object]) -> None:
@@ -70,19 +73,12 @@ def check_decided(recipe: Recipe, decided: dict[str, object]) -> None:
             )
 
 
-def _of_data(recipe: Recipe, own: OwnData | None) -> Iterator[tuple[str, str]]:
-    """What is not read on the run's data."""
-    is_chat = recipe.task == "generation" and own is not None and holds_conversations(Path(own.train))
-    if is_chat:
-        yield _ROWS, f"is not read on conversations; a batch of them is bounded by {_TOKENS}"
-        yield "augmentation.subword_splitting", "is not read on conversations"
-    elif recipe.task == "generation":
-        yield _TOKENS, f"is not read on running text; a batch of it has {_ROWS} windows"
-    if own is not None:
+def _of_data(recipe: Recipe, dataset: Dataset | None) -> Iterator[tuple[str, str]]:
+    """What is not read on the run's data: the user's own, or a data set."""
+    if dataset is None:
         for name in DataSettings.model_fields:
             yield f"data.{name}", "is not read, as the data is that of --train, --valid and --test"
     else:
-        dataset = find_dataset_of(recipe)
         reads = ("dataset", *dataset.settings(recipe.data))
         for name in DataSettings.model_fields:
             if name not in reads:
@@ -94,12 +90,10 @@ def _of_data(recipe: Recipe, own: OwnData | None) -> Iterator[tuple[str, str]]:
         yield "classification.label_separator", "is not read without classification.multi_label=true"
 
 
-def _of_tokenizer(recipe: Recipe, *, draws_labels: bool) -> Iterator[tuple[str, str]]:
+def _of_tokenizer(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """All settings of a tokenizer, if the run trains none."""
     start, why = recipe.init.checkpoint, ""
-    if draws_labels:
-        why = _DRAWS_LABELS
-    elif start is not None and _is_there(start) and takes_tokenizer(recipe, start):
+    if start is not None and _is_there(start) and takes_tokenizer(recipe, start):
         why = f"the tokenizer is that of {start}"
     for name in TokenizerSettings.model_fields if why else ():
         yield f"tokenizer.{name}", f"is not read, as {why}"
@@ -117,19 +111,13 @@ def takes_tokenizer(recipe: Recipe, start: Path) -> bool:
     """
     if is_model_folder(start):
         return True
-    has_own_tokens = recipe.task in {"captioning", "image_generation", "speech_synthesis"}
-    return not (has_own_tokens and read_checkpoint(start).task != recipe.task)
+    return not (find_task(recipe.task).has_own_tokens and read_checkpoint(start).task != recipe.task)
 
 
-def _of_model(recipe: Recipe, *, draws_labels: bool) -> Iterator[tuple[str, str]]:
+def _of_model(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """What the recipe's model does not read."""
-    if recipe.architecture in WITHOUT_ATTENTION:
+    if not shows_attention(recipe.architecture):
         yield "attention", f"is not read, as the attention weights of {recipe.architecture!r} cannot be looked at"
-    if recipe.architecture == HUGGINGFACE and recipe.task in IMAGE_TASKS:
+    folder = find_task(recipe.task).folder
+    if recipe.architecture == HUGGINGFACE and folder is not None and folder.reads_images:
         yield "model.max_length", "is not read by a model of images"
-    if recipe.task == "image_text_embedding" and recipe.configuration.get("loss") == "sigmoid":
-        yield "optimization.label_smoothing", "is not read with model.loss 'sigmoid'"
-    if recipe.task == "token_classification":
-        yield "model.pooling", "is not read by a model that classifies every token"
-    for name in ("max_length", "text_num_layers", "text_dropout") if draws_labels else ():
-        yield f"model.{name}", f"is not read, as {_DRAWS_LABELS}"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from headway_training.models import (
-    CONFIGURATIONS,
+    ARCHITECTURES,
     GPT,
     NAMED_CONFIGURATIONS,
     Encoder,
@@ -131,8 +131,8 @@ def test_a_configuration_survives_json(name: str) -> None:
 
 
 def test_configurations_are_immutable_and_keyword_only() -> None:
-    for configuration_class in CONFIGURATIONS.values():
-        assert all(field.kw_only for field in dataclasses.fields(configuration_class))
+    for one in ARCHITECTURES.values():
+        assert all(field.kw_only for field in dataclasses.fields(one.configuration))
     configuration = GPTConfig.from_dict(GPT_FIELDS)
     with pytest.raises(dataclasses.FrozenInstanceError):
         configuration.num_layers = 3  # type: ignore[misc]  # the point of the test

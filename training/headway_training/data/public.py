@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from headway_training.checkpoint import TaskName
 from headway_training.data import synthesis
 from headway_training.data.captions import CAPTION_LANGUAGES, read_captioned_images
 from headway_training.data.conll import read_span_labeled_texts
@@ -90,7 +89,7 @@ class Dataset:
 
     name: str
     """As recipes and `headway-train data` name it."""
-    task: TaskName
+    task: str
     """The task it is for."""
     folder: str
     """Its folder below the data folder."""

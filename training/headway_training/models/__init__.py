@@ -1,12 +1,12 @@
 """Transformers and a recurrent model in plain PyTorch, made of one kit of parts (protocol: docs/bring-your-own.md)."""
 
 from headway_training.models.architectures import (
-    CONFIGURATIONS,
-    NAMED_CONFIGURATIONS,
-    NamedConfiguration,
+    ARCHITECTURES,
+    architecture,
+    architectures_of,
     build_model,
+    find_architecture,
     make_configuration,
-    named_configuration,
 )
 from headway_training.models.autoencoder import Autoencoder, AutoencoderConfig
 from headway_training.models.base import AttentionKind, Model, count_parameters
@@ -21,14 +21,15 @@ from headway_training.models.gpt import GPT, GPTConfig
 from headway_training.models.linear import LinearConfig, LinearDecoder
 from headway_training.models.recurrent import RecurrentConfig, RecurrentTranslator
 from headway_training.models.segmentation import MaskDecoder, SegmentationConfig, Segmenter
+from headway_training.models.sizes import NAMED_CONFIGURATIONS, NamedConfiguration, named_configuration
 from headway_training.models.synthesis import SpeechSynthesizer, SpeechSynthesizerConfig
 from headway_training.models.transcription import Transcriber, TranscriberConfig
 from headway_training.models.transformer import Transformer, TransformerConfig
 from headway_training.models.vit import ImageEmbedder, ImageEncoderConfig, ViT, ViTConfig
 
 __all__ = [
+    "ARCHITECTURES",
     "CLIP",
-    "CONFIGURATIONS",
     "DINO",
     "GPT",
     "NAMED_CONFIGURATIONS",
@@ -67,8 +68,11 @@ __all__ = [
     "TransformerConfig",
     "ViT",
     "ViTConfig",
+    "architecture",
+    "architectures_of",
     "build_model",
     "count_parameters",
+    "find_architecture",
     "make_configuration",
     "named_configuration",
 ]

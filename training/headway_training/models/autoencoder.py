@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 
+from headway_training.models.architectures import architecture
 from headway_training.models.base import Model
 from headway_training.models.configuration import Configuration
 
@@ -128,6 +129,7 @@ class LatentDecoder(nn.Module):
         return images
 
 
+@architecture("autoencoder", AutoencoderConfig, "autoencoding")
 class Autoencoder(Model):
     """Images to latents of about zero mean and unit variance, and back."""
 

@@ -15,13 +15,14 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from headway_training.models.base import AttentionKind, Model, check_length
+from headway_training.models.architectures import architecture
+from headway_training.models.base import AttentionKind
 from headway_training.models.configuration import LayerConfig
-from headway_training.models.parts.attention import Attend, AttendCross, causal_attention, cross_attention
 from headway_training.models.parts.embeddings import PositionedEmbedding, TokenEmbedding
 from headway_training.models.parts.initialisation import initialise_truncated_normal, initialise_xavier
 from headway_training.models.parts.layer import Stack
 from headway_training.models.vit import ImageEncoder, ImageEncoderConfig, ImageStem
+from headway_training.models.writer import Writer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,12 +82,15 @@ class CaptionerConfig(LayerConfig):
         )
 
 
-class Captioner(Model):
+@architecture("captioner", CaptionerConfig, "captioning")
+class Captioner(Writer):
     """Predicts the next token of a caption from an image and the caption so far.
 
     The decoder starts as that of a `Transformer` does, the image encoder as a `ViT`'s. What the decoder reads in place
     of an image, where captions are learned without one, is a state of its own that starts from zero.
     """
+
+    target_name = "a caption"
 
     def __init__(self, configuration: CaptionerConfig) -> None:
         super().__init__()
@@ -120,21 +124,6 @@ class Captioner(Model):
         memory: Tensor = self.bridge(self.image_tower.hidden_states(pixel_values))
         return memory
 
-    def cross_keys_values(self, memory: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """(B, S, D) -> the cross-attention keys and values of each decoder layer, each (B, S, H, K)."""
-        return self.decoder.cross_keys_values(memory)
-
-    def decode(self, input_ids: Tensor, position_ids: Tensor, attend: Attend, attend_cross: AttendCross) -> Tensor:
-        """Computes the decoder's last states, as `Transformer.decode` does: (B, T) -> float (B, T, D)."""
-        embedded = self.target_embedding(self.tokens(input_ids), position_ids)  # (B, T, D)
-        attend = self.target_embedding.attention(attend, position_ids)
-        hidden_states: Tensor = self.decoder(embedded, attend, attend_cross)
-        return hidden_states
-
-    def logits(self, hidden_states: Tensor) -> Tensor:
-        """(..., D) -> (..., V)."""
-        return self.tokens.logits(hidden_states)
-
     def forward(self, target_ids: Tensor, pixel_values: Tensor | None = None) -> Tensor:
         """Predicts, at every token of a caption, the one that follows it.
 
@@ -153,26 +142,9 @@ class Captioner(Model):
             (key.repeat_interleave(captions, dim=0), value.repeat_interleave(captions, dim=0))
             for key, value in self.cross_keys_values(self.read(pixel_values, rows))
         ]
-        hidden_states = self.caption_states(target_ids.flatten(0, 1), keys_values)
+        hidden_states = self.target_states(target_ids.flatten(0, 1), keys_values)
         return torch.unflatten(self.logits(hidden_states), 0, (rows, captions))
 
     def read(self, pixel_values: Tensor | None, rows: int) -> Tensor:
         """What the decoder attends to in training: the memory of images, (B, S, D), or of none, (rows, 1, D)."""
         return self.nothing.expand(rows, -1, -1) if pixel_values is None else self.encode(pixel_values)
-
-    def caption_states(self, target_ids: Tensor, keys_values: list[tuple[Tensor, Tensor]]) -> Tensor:
-        """The decoder's last states at every token of a caption, float (B, T, D).
-
-        Args:
-            target_ids: int64 (B, T), one caption of each image, padded on the right.
-            keys_values: Those of the images, as `cross_keys_values` returns them.
-
-        Raises:
-            ValueError: a caption is longer than its limit.
-        """
-        rows, length = target_ids.shape
-        check_length("a caption", length, self.max_target_length)
-        everything = torch.ones(rows, keys_values[0][0].shape[1], device=target_ids.device)
-        attend_cross = cross_attention(keys_values, everything, self.kernel)
-        position_ids = torch.arange(length, device=target_ids.device)
-        return self.decode(target_ids, position_ids, causal_attention(self.kernel), attend_cross)

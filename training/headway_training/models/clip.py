@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 
+from headway_training.models.architectures import architecture
 from headway_training.models.base import AttentionKind, Model
 from headway_training.models.configuration import Configuration
 from headway_training.models.encoder import TextEncoder, TextEncoderConfig, masked_mean
@@ -145,6 +146,7 @@ class TextTower(TextEncoder):
         return {"embedding": F.normalize(self.projection(pooled).float(), dim=-1)}
 
 
+@architecture("clip", CLIPConfig, "image_text_embedding")
 class CLIP(Model):
     """Embeds images and texts so that what belongs together is near.
 

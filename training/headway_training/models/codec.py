@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 
+from headway_training.models.architectures import architecture
 from headway_training.models.base import Model
 from headway_training.models.configuration import Configuration
 from headway_training.processes import gather_rows, sum_over_processes
@@ -287,6 +288,7 @@ def _largest(drawn: Tensor, count: int) -> Tensor:
     return drawn[drawn[:, 0].topk(min(count, len(drawn))).indices]
 
 
+@architecture("codec", CodecConfig, "audio_coding")
 class Codec(Model):
     """Samples to codes and back."""
 

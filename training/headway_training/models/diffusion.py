@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 
+from headway_training.models.architectures import architecture
 from headway_training.models.autoencoder import Autoencoder, AutoencoderConfig
 from headway_training.models.base import AttentionKind, Model
 from headway_training.models.configuration import LayerConfig
@@ -239,6 +240,7 @@ class Denoiser(Model):
         return apart.permute(0, 3, 1, 4, 2, 5).reshape(-1, *shape.latent_shape)
 
 
+@architecture("latent_diffusion", LatentDiffusionConfig, "image_generation")
 class LatentDiffusion(Autoencoder):
     """An autoencoder, whose weights an autoencoder's checkpoint gives, and a denoiser of its latents."""
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 
+from headway_training.models.architectures import architecture
 from headway_training.models.base import Model
 from headway_training.models.configuration import LayerConfig
 from headway_training.models.parts.attention import padding_attention
@@ -133,6 +134,7 @@ class EncoderConfig(TextEncoderConfig):
         self._check_choice("pooling", TextPooling)
 
 
+@architecture("encoder", EncoderConfig, "text_classification", "token_classification")
 class Encoder(TextEncoder):
     """Classifies a text or its tokens."""
 

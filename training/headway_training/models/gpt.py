@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from headway_training.models.architectures import architecture
 from headway_training.models.base import Model, check_length
 from headway_training.models.configuration import LayerConfig
 from headway_training.models.parts.attention import Attend, causal_attention
@@ -46,6 +47,7 @@ class GPTConfig(LayerConfig):
         self._check_flags("tie_embeddings")
 
 
+@architecture("gpt", GPTConfig, "generation")
 class GPT(Model):
     """Predicts the next token at every position.
 

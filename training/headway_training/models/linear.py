@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from headway_training.models.architectures import architecture
 from headway_training.models.base import Model, check_length
 from headway_training.models.configuration import LayerConfig, PositionKind
 from headway_training.models.parts.embeddings import TokenEmbedding
@@ -84,6 +85,7 @@ class LinearLayer(nn.Module):
         return result, earlier, memory
 
 
+@architecture("linear", LinearConfig, "generation", shows_attention=False)
 class LinearDecoder(Model):
     """Predicts the next token at every position, from a state of fixed size.
 

@@ -1,4 +1,17 @@
-"""What a model must offer to be exported, whether it is of this kit or not (docs/bring-your-own.md).
+"""What a model must offer to be trained and exported, whether it is of this kit or not (docs/bring-your-own.md).
+
+The protocols below say which methods it has. To be trained it must also fulfil these, which `contract.py` tries:
+
+1. It reads the tensors that the task's batch has, rows first, and gives a prediction for each target: logits with the
+   axes of the targets and, behind them, as many classes as the data has. Fresh weights give finite numbers.
+2. A row's answer depends on that row alone. So the loss of a batch is the sum over the targets of its rows, whichever
+   processes and parts have them, and rows without targets count for nothing.
+3. In evaluation mode it answers the same twice.
+4. Where tokens are predicted in their order, what comes later changes nothing.
+5. Padding behind a text changes nothing.
+6. Every weight that is trained gets a gradient from every batch.
+7. Forward changes no buffer: what a model is after a step follows from its weights and the batch.
+8. It computes on tensors without values (torch's device `meta`), on which memory is counted before a run.
 
 B rows, G rows of a sentence (its beams), T target tokens, S source tokens, D model width, H heads, K head width,
 V vocabulary, C classes.
@@ -49,53 +62,44 @@ class StatefulDecoder(Protocol):
         ...
 
 
-class EncoderDecoder(Protocol):
+class Writes(Protocol):
+    """A model that writes what it attends to in a memory of the source."""
+
+    max_target_length: int
+    """Most tokens that it writes, those that it begins with included."""
+
+    def cross_keys_values(self, memory: Tensor) -> Sequence[tuple[Tensor, Tensor]]:
+        """(B, S, D) -> the cross-attention keys and values of each layer, each (B, S, H, K)."""
+        ...
+
+    def decode(self, input_ids: Tensor, position_ids: Tensor, attend: Attend, attend_cross: AttendCross) -> Tensor:
+        """(B, T), (B, T) -> (B, T, D); each layer calls both functions once."""
+        ...
+
+    def logits(self, hidden_states: Tensor) -> Tensor:
+        """(..., D) -> (..., V)."""
+        ...
+
+
+class EncoderDecoder(Writes, Protocol):
     """A model that translates."""
 
     max_source_length: int
     """Most tokens of a source sentence."""
-    max_target_length: int
-    """Most tokens of a translation, its first token included."""
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """(B, S), (B, S) -> memory (B, S, D)."""
         ...
 
-    def cross_keys_values(self, memory: Tensor) -> Sequence[tuple[Tensor, Tensor]]:
-        """(B, S, D) -> the cross-attention keys and values of each layer, each (B, S, H, K)."""
-        ...
 
-    def decode(self, input_ids: Tensor, position_ids: Tensor, attend: Attend, attend_cross: AttendCross) -> Tensor:
-        """(B, T), (B, T) -> (B, T, D); each layer calls both functions once."""
-        ...
-
-    def logits(self, hidden_states: Tensor) -> Tensor:
-        """(..., D) -> (..., V)."""
-        ...
-
-
-class ImageToText(Protocol):
-    """A model that writes captions; `cross_keys_values`, `decode` and `logits` are those of an `EncoderDecoder`."""
+class ImageToText(Writes, Protocol):
+    """A model that writes captions."""
 
     grid: tuple[int, int]
     """Rows and columns of the patches of an image, which the memory holds row by row."""
-    max_target_length: int
-    """Most tokens of a caption, those that it begins with included."""
 
     def encode(self, pixel_values: Tensor) -> Tensor:
         """(B, 3, height, width) -> memory (B, S, D)."""
-        ...
-
-    def cross_keys_values(self, memory: Tensor) -> Sequence[tuple[Tensor, Tensor]]:
-        """(B, S, D) -> the cross-attention keys and values of each layer, each (B, S, H, K)."""
-        ...
-
-    def decode(self, input_ids: Tensor, position_ids: Tensor, attend: Attend, attend_cross: AttendCross) -> Tensor:
-        """(B, T), (B, T) -> (B, T, D); each layer calls both functions once."""
-        ...
-
-    def logits(self, hidden_states: Tensor) -> Tensor:
-        """(..., D) -> (..., V)."""
         ...
 
 
@@ -116,28 +120,14 @@ class PromptSegmenter(Protocol):
     `MaskDecoder` has them."""
 
 
-class SpeechToText(Protocol):
-    """A model that writes what is said; `cross_keys_values`, `decode` and `logits` are those of an `EncoderDecoder`."""
+class SpeechToText(Writes, Protocol):
+    """A model that writes what is said."""
 
     max_source_length: int
     """Positions of a window of audio, which the memory holds."""
-    max_target_length: int
-    """Most tokens of a transcript, those that it begins with included."""
 
     def encode(self, input_features: Tensor) -> Tensor:
         """(B, mel bins, frames) -> memory (B, S, D)."""
-        ...
-
-    def cross_keys_values(self, memory: Tensor) -> Sequence[tuple[Tensor, Tensor]]:
-        """(B, S, D) -> the cross-attention keys and values of each layer, each (B, S, H, K)."""
-        ...
-
-    def decode(self, input_ids: Tensor, position_ids: Tensor, attend: Attend, attend_cross: AttendCross) -> Tensor:
-        """(B, T), (B, T) -> (B, T, D); each layer calls both functions once."""
-        ...
-
-    def logits(self, hidden_states: Tensor) -> Tensor:
-        """(..., D) -> (..., V)."""
         ...
 
 
@@ -186,7 +176,10 @@ def _follows(model: object, protocol: type, other: type) -> bool:
     Raises:
         ValueError: It follows both, or neither.
     """
-    methods = {one: [name for name in vars(one) if not name.startswith("_")] for one in (protocol, other)}
+    methods = {
+        one: [name for base in one.__mro__ for name in vars(base) if not name.startswith("_")]
+        for one in (protocol, other)
+    }
     lacks = {one: [name for name in methods[one] if not callable(getattr(model, name, None))] for one in methods}
     followed = [one for one in methods if not lacks[one]]
     if len(followed) == 1:

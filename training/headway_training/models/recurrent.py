@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from headway_training.models.architectures import architecture
 from headway_training.models.base import Model, check_length
 from headway_training.models.configuration import Configuration
 from headway_training.models.parts.attention import MASKED_SCORE
@@ -75,6 +76,7 @@ class RecurrentConfig(Configuration):
         self._check_share("dropout")
 
 
+@architecture("recurrent", RecurrentConfig, "translation", shows_attention=False)
 class RecurrentTranslator(Model):
     """Predicts the next target token from a source sentence and the target so far, one token after another.
 

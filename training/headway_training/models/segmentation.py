@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 
+from headway_training.models.architectures import architecture
 from headway_training.models.base import AttentionKind, Model
 from headway_training.models.configuration import Configuration, LayerConfig
 from headway_training.models.parts.attention import Kernel
@@ -468,6 +469,7 @@ class MaskDecoder(Model):
         return apart.permute(0, 3 + 2 * times, *rows, *columns).reshape(-1, NUM_MASKS, size, size)
 
 
+@architecture("segmenter", SegmentationConfig, "segmentation")
 class Segmenter(Model):
     """Cuts out of images what prompts point at."""
 

@@ -18,6 +18,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from headway_training.models.architectures import architecture
 from headway_training.models.base import AttentionKind
 from headway_training.models.codec import Codec, CodecConfig
 from headway_training.models.gpt import GPT, GPTConfig
@@ -78,6 +79,7 @@ class SpeechSynthesizerConfig(CodecConfig):
         )
 
 
+@architecture("speech_synthesizer", SpeechSynthesizerConfig, "speech_synthesis")
 class SpeechSynthesizer(Codec):
     """A codec, whose weights a codec's checkpoint gives, and a language model of texts and its codes."""
 

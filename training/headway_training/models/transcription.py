@@ -18,18 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 
-from headway_training.models.base import Model, check_length
+from headway_training.models.architectures import architecture
 from headway_training.models.configuration import LayerConfig
-from headway_training.models.parts.attention import (
-    Attend,
-    AttendCross,
-    causal_attention,
-    cross_attention,
-    full_attention,
-)
+from headway_training.models.parts.attention import full_attention
 from headway_training.models.parts.embeddings import PositionedEmbedding, SinusoidalPositions, TokenEmbedding
 from headway_training.models.parts.initialisation import initialise_truncated_normal, initialise_xavier
 from headway_training.models.parts.layer import Stack
+from headway_training.models.writer import Writer
 
 STRIDES: Mapping[int, tuple[int, int]] = MappingProxyType({2: (1, 2), 4: (2, 2)})
 """Of both convolutions, by the frames that a position stands for."""
@@ -71,11 +66,14 @@ class TranscriberConfig(LayerConfig):
             )
 
 
-class Transcriber(Model):
+@architecture("transcriber", TranscriberConfig, "transcription")
+class Transcriber(Writer):
     """Predicts the next token of a transcript from a window of audio and the transcript so far.
 
     Starts as a `Transformer` does; convolutions start as He et al. (2015) have it.
     """
+
+    target_name = "a transcript"
 
     def __init__(self, configuration: TranscriberConfig) -> None:
         super().__init__()
@@ -122,21 +120,6 @@ class Transcriber(Model):
         memory: Tensor = self.encoder(self.source_dropout(states), full_attention(self.kernel))
         return memory
 
-    def cross_keys_values(self, memory: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """(B, S, D) -> the cross-attention keys and values of each decoder layer, each (B, S, H, K)."""
-        return self.decoder.cross_keys_values(memory)
-
-    def decode(self, input_ids: Tensor, position_ids: Tensor, attend: Attend, attend_cross: AttendCross) -> Tensor:
-        """Computes the decoder's last states, as `Transformer.decode` does: (B, T) -> float (B, T, D)."""
-        embedded = self.target_embedding(self.tokens(input_ids), position_ids)  # (B, T, D)
-        attend = self.target_embedding.attention(attend, position_ids)
-        hidden_states: Tensor = self.decoder(embedded, attend, attend_cross)
-        return hidden_states
-
-    def logits(self, hidden_states: Tensor) -> Tensor:
-        """(..., D) -> (..., V)."""
-        return self.tokens.logits(hidden_states)
-
     def forward(self, input_features: Tensor, target_ids: Tensor) -> Tensor:
         """Predicts, at every token of a transcript, the one that follows it.
 
@@ -154,8 +137,4 @@ class Transcriber(Model):
 
     def write(self, memory: Tensor, target_ids: Tensor) -> Tensor:
         """As `forward`, of windows that have been heard: (B, S, D), int64 (B, T) -> (B, T, V)."""
-        check_length("a transcript", target_ids.shape[1], self.max_target_length)
-        everything = torch.ones(memory.shape[:2], device=memory.device)
-        position_ids = torch.arange(target_ids.shape[1], device=target_ids.device)
-        attend_cross = cross_attention(self.cross_keys_values(memory), everything, self.kernel)
-        return self.logits(self.decode(target_ids, position_ids, causal_attention(self.kernel), attend_cross))
+        return self.logits(self.target_states(target_ids, self.cross_keys_values(memory)))

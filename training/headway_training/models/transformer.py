@@ -13,18 +13,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from headway_training.models.base import Model, check_length
+from headway_training.models.architectures import architecture
+from headway_training.models.base import check_length
 from headway_training.models.configuration import LayerConfig
-from headway_training.models.parts.attention import (
-    Attend,
-    AttendCross,
-    causal_attention,
-    cross_attention,
-    padding_attention,
-)
+from headway_training.models.parts.attention import padding_attention
 from headway_training.models.parts.embeddings import PositionedEmbedding, TokenEmbedding
 from headway_training.models.parts.initialisation import initialise_xavier
 from headway_training.models.parts.layer import Stack
+from headway_training.models.writer import Writer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +51,15 @@ class TransformerConfig(LayerConfig):
         self._check_flags("tie_embeddings")
 
 
-class Transformer(Model):
+@architecture("transformer", TransformerConfig, "translation")
+class Transformer(Writer):
     """Predicts the next target token from a source sentence and the target so far.
 
     Starts from Xavier-uniform matrices and embeddings of N(0, 1/D), which are scaled by sqrt(D) on the way in (section
     3.4).
     """
+
+    target_name = "a target sentence"
 
     def __init__(self, configuration: TransformerConfig) -> None:
         super().__init__()
@@ -95,32 +94,6 @@ class Transformer(Model):
         memory: Tensor = self.encoder(embedded, self.source_embedding.attention(attend, position_ids))
         return memory
 
-    def cross_keys_values(self, memory: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """(B, S, D) -> the cross-attention keys and values of each decoder layer, each (B, S, H, K)."""
-        return self.decoder.cross_keys_values(memory)
-
-    def decode(self, input_ids: Tensor, position_ids: Tensor, attend: Attend, attend_cross: AttendCross) -> Tensor:
-        """Computes the decoder's last states.
-
-        Args:
-            input_ids: int64 (B, T), target tokens.
-            position_ids: int64 (B, T) or (T), from 0.
-            attend: attention among target tokens; each layer calls it once.
-            attend_cross: attention to the source; each layer calls it once.
-
-        Returns:
-            float (B, T, D).
-        """
-        embedded = self.target_embedding(self.tokens(input_ids), position_ids)  # (B, T, D)
-        attend = self.target_embedding.attention(attend, position_ids)
-        hidden_states: Tensor = self.decoder(embedded, attend, attend_cross)
-        return hidden_states
-
-    def logits(self, hidden_states: Tensor) -> Tensor:
-        """(..., D) -> (..., V)."""
-        logits: Tensor = self.tokens.logits(hidden_states) if self.output is None else self.output(hidden_states)
-        return logits
-
     def forward(self, source_ids: Tensor, source_mask: Tensor, target_ids: Tensor) -> Tensor:
         """Predicts, at every target token, the one that follows it.
 
@@ -136,8 +109,5 @@ class Transformer(Model):
             ValueError: a sentence is longer than its limit.
         """
         check_length("a source sentence", source_ids.shape[1], self.max_source_length)
-        check_length("a target sentence", target_ids.shape[1], self.max_target_length)
         keys_values = self.cross_keys_values(self.encode(source_ids, source_mask))
-        position_ids = torch.arange(target_ids.shape[1], device=target_ids.device)
-        attend_cross = cross_attention(keys_values, source_mask, self.kernel)
-        return self.logits(self.decode(target_ids, position_ids, causal_attention(self.kernel), attend_cross))
+        return self.logits(self.target_states(target_ids, keys_values, source_mask))

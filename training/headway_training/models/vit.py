@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 
+from headway_training.models.architectures import architecture
 from headway_training.models.base import Model
 from headway_training.models.configuration import LayerConfig
 from headway_training.models.parts.attention import full_attention
@@ -200,6 +201,7 @@ class ViTConfig(ImageEncoderConfig):
         self._check_integers("num_classes")
 
 
+@architecture("vit", ViTConfig, "image_classification")
 class ViT(ImageEncoder):
     """Classifies images by the state that stands for them."""
 
@@ -218,6 +220,7 @@ class ViT(ImageEncoder):
         return self.output(pooled), pooled
 
 
+@architecture("image_encoder", ImageEncoderConfig, "image_embedding")
 class ImageEmbedder(ImageEncoder):
     """Embeds images by the state that stands for them."""
 

@@ -7,15 +7,17 @@ import difflib
 import tomllib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from pydantic import ValidationError
 
-from headway_training.checkpoint import CHECKPOINT_FILE, HUGGINGFACE, TaskName, read_checkpoint
+from headway_training.checkpoint import CHECKPOINT_FILE, HUGGINGFACE, read_checkpoint
 from headway_training.errors import RecipeError
-from headway_training.models import CONFIGURATIONS, NAMED_CONFIGURATIONS, named_configuration
+from headway_training.kinds import task_names
+from headway_training.models import ARCHITECTURES, NAMED_CONFIGURATIONS, named_configuration
+from headway_training.models.own import FACTORY, MODULE, Factory
 from headway_training.recipes.reads import find_unread, refuse_unread, section_kinds
-from headway_training.recipes.settings import ARCHITECTURES, Recipe
+from headway_training.recipes.settings import Recipe
 
 FOLDER = Path(__file__).parent
 _FOLDER_FIELDS = ("max_length",)
@@ -33,6 +35,7 @@ def read_recipe(
     *,
     configuration: str | None = None,
     model_folder: Path | None = None,
+    factory: str | None = None,
     replaced: Collection[str] = (),
 ) -> Recipe:
     """Reads a recipe by its name, or a file of the user's by its path.
@@ -43,6 +46,7 @@ def read_recipe(
         configuration: Name of a configuration that takes the place of the file's whole section [model].
         model_folder: A folder of `transformers` that takes the place of that section but for `max_length`, and of the
             licence; the task stays the recipe's.
+        factory: `package.module:function` that makes a module of the user's own, likewise.
         replaced: Sections that something else takes the place of: what the file has in them is not `Recipe.given`.
 
     Raises:
@@ -55,9 +59,12 @@ def read_recipe(
         raise RecipeError(f"recipe {file} cannot be read as TOML: {error}") from error
     if configuration is not None:
         content["model"] = {"configuration": configuration}
+    given = {"--model": configuration, "--module": factory, "--init": model_folder}
+    if len(named := [f"{flag} {value}" for flag, value in given.items() if value is not None]) > 1:
+        raise RecipeError(f"{' and '.join(named)} each give the model; leave one out")
+    if factory is not None:
+        content["model"] = {"architecture": MODULE, FACTORY: factory}
     if model_folder is not None:
-        if configuration is not None:
-            raise RecipeError(f"--model {configuration}: the model is that of --init {model_folder}; leave one out")
         content |= _take_folder(content, model_folder)
     for setting in settings:
         _apply(content, setting)
@@ -75,8 +82,8 @@ def make_recipe(content: dict[str, Any], source: str = "recipe") -> Recipe:
     given = list(_keys_of(content))
     values = {**content, "model": _resolve_model(content.get("model", {}), source)}
     task = content.get("task")
-    is_known = isinstance(task, str) and task in ARCHITECTURES
-    unread = find_unread(cast("TaskName", task), given) if is_known else {}
+    is_known = task in task_names()
+    unread = find_unread(str(task), given) if is_known else {}
     try:
         recipe = Recipe.model_validate(values).noting(given)
     except ValidationError as error:
@@ -185,14 +192,21 @@ def _resolve_model(section: Any, source: str) -> dict[str, Any]:
             raise RecipeError(f"{source}: model.configuration: {error}") from error
         values = {"architecture": named.architecture, **named.configuration.to_dict(), **values}
     architecture = str(values.get("architecture"))
-    if architecture not in (*CONFIGURATIONS, HUGGINGFACE):
+    if architecture not in (*ARCHITECTURES, HUGGINGFACE, MODULE):
         raise RecipeError(
-            f"{source}: model.architecture is {architecture!r}; it must be one of {', '.join(CONFIGURATIONS)}, "
+            f"{source}: model.architecture is {architecture!r}; it must be one of {', '.join(sorted(ARCHITECTURES))}, "
             f"or model.configuration one of {', '.join(NAMED_CONFIGURATIONS)}"
         )
     fields: tuple[str, ...] = _FOLDER_FIELDS
+    if architecture == MODULE:
+        arguments = {name: value for name, value in values.items() if name not in ("architecture", FACTORY)}
+        try:
+            Factory(str(values.get(FACTORY, ""))).check(arguments)
+        except ValueError as error:
+            raise RecipeError(f"{source}: model: {error}") from error
+        return values
     if architecture != HUGGINGFACE:
-        fields = tuple(field.name for field in dataclasses.fields(CONFIGURATIONS[architecture]))
+        fields = tuple(field.name for field in dataclasses.fields(ARCHITECTURES[architecture].configuration))
     known = [f"model.{name}" for name in ("architecture", "configuration", *fields)]
     for key in (f"model.{name}" for name in values):
         if key not in known:

@@ -12,85 +12,22 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from headway_training.checkpoint import TaskName
 from headway_training.errors import RecipeError
+from headway_training.kinds import ROWS, SMOOTHING, TOKENS, find_task
 from headway_training.recipes.settings import OptimizationSettings, Recipe
 
-_OF_SOME_TASKS = ("batch_size", "batch_tokens", "label_smoothing")
 _EVERY_TASK = (
     *("name", "task", "description", "license", "tracker", "data", "model", "init", "lora", "result"),
-    *(f"optimization.{name}" for name in OptimizationSettings.model_fields if name not in _OF_SOME_TASKS),
-)
-_ROWS = "optimization.batch_size"
-_TOKENS = "optimization.batch_tokens"
-_SMOOTHING = "optimization.label_smoothing"
-
-
-def _augmentation(*names: str) -> tuple[str, ...]:
-    return tuple(f"augmentation.{name}" for name in names)
-
-
-_PHOTOGRAPHS = _augmentation("least_crop_area", "colour_change", "grey")
-_OF_TASK: Mapping[TaskName, tuple[str, ...]] = MappingProxyType(
-    {
-        "generation": (
-            *(_ROWS, _TOKENS, _SMOOTHING, "tokenizer", "sampling", "attention"),
-            *_augmentation("subword_splitting"),
-        ),
-        "translation": (
-            *(_TOKENS, _SMOOTHING, "tokenizer", "languages", "attention"),
-            *_augmentation("subword_splitting"),
-        ),
-        "text_classification": (
-            *(_TOKENS, _SMOOTHING, "tokenizer", "classification", "attention"),
-            *_augmentation("token_dropout"),
-        ),
-        "token_classification": (
-            *(_TOKENS, _SMOOTHING, "tokenizer", "attention"),
-            *_augmentation("token_dropout", "subword_splitting", "join_texts"),
-        ),
-        "image_classification": (
-            *(_ROWS, _SMOOTHING, "preprocessing", "attention"),
-            *_augmentation("flip", "crop_padding"),
-        ),
-        "image_embedding": (
-            *(_ROWS, "preprocessing", "distillation", "attention"),
-            *_augmentation("flip"),
-            *_PHOTOGRAPHS,
-        ),
-        "image_text_embedding": (
-            *(_ROWS, _SMOOTHING, "tokenizer", "preprocessing", "attention"),
-            *_augmentation("token_dropout", "white_background", "photograph_background", "coarse", "holes"),
-            *_PHOTOGRAPHS,
-        ),
-        "segmentation": (_ROWS, "preprocessing", "segmentation", *_augmentation("coarse"), *_PHOTOGRAPHS),
-        "captioning": (
-            *(_ROWS, _SMOOTHING, "tokenizer", "preprocessing", "captioning"),
-            *_augmentation("flip", "coarse", "holes"),
-            *_PHOTOGRAPHS,
-        ),
-        "transcription": (
-            *(_ROWS, _SMOOTHING, "tokenizer", "audio", "speech.language", "speech.least_source_share"),
-            *("speech.join_share", "speech.silence_share", "speech.speed_change", "speech.gain_change"),
-            *("speech.noise_share", "speech.hidden_bands", "speech.hidden_frames", "speech.alignment_share"),
-        ),
-        "autoencoding": (_ROWS, "preprocessing", *_augmentation("flip", "crop_padding")),
-        "image_generation": (_ROWS, "tokenizer", "preprocessing", *_augmentation("flip", "crop_padding")),
-        "audio_coding": (_ROWS,),
-        "speech_synthesis": (
-            *(_ROWS, _SMOOTHING, "tokenizer", "sampling", "speech.first_book_weight"),
-            *_augmentation("join_texts", "other_speeds"),
-        ),
-    }
+    *({f"optimization.{name}": "" for name in OptimizationSettings.model_fields}.keys() - {ROWS, TOKENS, SMOOTHING}),
 )
 
 
-def reads_of(task: TaskName) -> tuple[str, ...]:
+def reads_of(task: str) -> tuple[str, ...]:
     """What runs of a task read: names of settings, `section.key` or, of whole sections, `section`."""
-    return (*_EVERY_TASK, *_OF_TASK[task])
+    return (*_EVERY_TASK, *find_task(task).settings)
 
 
-def find_unread(task: TaskName, given: Iterable[str]) -> dict[str, str]:
+def find_unread(task: str, given: Iterable[str]) -> dict[str, str]:
     """The settings that runs of a task do not read, each with what they read in its place.
 
     Args:

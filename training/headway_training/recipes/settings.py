@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal, Self
 
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from headway_training.checkpoint import (
     HUGGINGFACE,
-    IMAGE_TASKS,
     AudioPreprocessing,
     ImagePreprocessing,
     Languages,
@@ -21,26 +19,19 @@ from headway_training.checkpoint import (
     TaskName,
     TextPairUse,
 )
+from headway_training.kinds import find_task
+from headway_training.models import architectures_of
+from headway_training.models.own import MODULE
 
-ARCHITECTURES: Mapping[TaskName, tuple[str, ...]] = MappingProxyType(
-    {
-        "generation": ("gpt", "linear", HUGGINGFACE),
-        "translation": ("transformer", "recurrent"),
-        "text_classification": ("encoder", HUGGINGFACE),
-        "token_classification": ("encoder", HUGGINGFACE),
-        "image_classification": ("vit", HUGGINGFACE),
-        "image_embedding": ("image_encoder",),
-        "image_text_embedding": ("clip",),
-        "segmentation": ("segmenter",),
-        "captioning": ("captioner",),
-        "transcription": ("transcriber",),
-        "autoencoding": ("autoencoder",),
-        "image_generation": ("latent_diffusion",),
-        "audio_coding": ("codec",),
-        "speech_synthesis": ("speech_synthesizer",),
-    }
-)
-"""The architectures that can be trained for each task."""
+
+def trainable(task: TaskName) -> tuple[str, ...]:
+    """The architectures that can be trained for a task."""
+    kind = find_task(task)
+    return (
+        *architectures_of(task),
+        *([HUGGINGFACE] if kind.folder else []),
+        *([MODULE] if kind.takes_modules else []),
+    )
 
 
 class DataSettings(Record):
@@ -350,7 +341,7 @@ class Recipe(Record):
 
     @property
     def architecture(self) -> str:
-        """A name of `ARCHITECTURES`, as `gpt`."""
+        """A name of `trainable`, as `gpt`."""
         return str(self.model["architecture"])
 
     @property
@@ -361,36 +352,19 @@ class Recipe(Record):
     @model_validator(mode="after")
     def _check_task(self) -> Recipe:
         """Checks that model and sections fit the task."""
-        architecture, head = self.model.get("architecture"), self.model.get("head", "sequence")
-        if architecture not in (known := ARCHITECTURES[self.task]):
+        architecture = self.model.get("architecture")
+        if architecture not in (known := trainable(self.task)):
             needed = " or ".join(map(repr, known))
             raise ValueError(f"model.architecture is {architecture!r}; {self.task} needs {needed}")
-        needed = "token" if self.task == "token_classification" else "sequence"
         is_folder = architecture == HUGGINGFACE
-        if head != needed and not is_folder:
-            raise ValueError(f"model.head is {head!r}; {self.task} needs {needed!r}")
         if is_folder and self.init.checkpoint is None:
             raise ValueError("model.architecture 'huggingface' starts from a model folder: give --init FOLDER")
         if self.lora is not None and not is_folder:
             raise ValueError("lora: is for a model folder of transformers, given with --init FOLDER")
-        if self.task == "image_generation" and self.init.checkpoint is None:
-            raise ValueError(
-                "image_generation draws latents of an autoencoder: train one first (task autoencoding), and give its "
-                "checkpoint with --init FOLDER"
-            )
-        if self.task == "speech_synthesis" and self.init.checkpoint is None:
-            raise ValueError(
-                "speech_synthesis writes codes of a codec: train one first (task audio_coding), and give its "
-                "checkpoint with --init FOLDER"
-            )
-        if self.task in IMAGE_TASKS and self.preprocessing is None:
-            raise ValueError(f"the section [preprocessing] is missing; {self.task} needs it")
         if self.preprocessing is not None and self.preprocessing.height != self.preprocessing.width:
             raise ValueError(
                 f"preprocessing.height is {self.preprocessing.height} and width {self.preprocessing.width}; "
                 "the models take square images"
             )
-        section = {"transcription": "audio", "translation": "languages"}.get(self.task)
-        if section is not None and getattr(self, section) is None:
-            raise ValueError(f"the section [{section}] is missing; {self.task} needs it")
+        find_task(self.task).check_recipe(self)
         return self

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from headway_training.errors import RecipeError
-from headway_training.models import CONFIGURATIONS, build_model, count_parameters
+from headway_training.models import ARCHITECTURES, build_model, count_parameters
 from headway_training.models.configuration import LayerConfig
 from headway_training.optimization import layers_of, make_optimizers
 from headway_training.recipes import Recipe
@@ -127,13 +127,13 @@ def shapes(recipe: Recipe, task: Task) -> Iterator[dict[str, Any]]:
     Raises:
         RecipeError: The architecture has no width and no layers that could be scaled.
     """
-    kind = CONFIGURATIONS.get(recipe.architecture)
-    if kind is None or not issubclass(kind, LayerConfig) or "num_layers" not in kind.__dataclass_fields__:
-        scalable = [
-            name
-            for name, one in CONFIGURATIONS.items()
-            if issubclass(one, LayerConfig) and "num_layers" in one.__dataclass_fields__
-        ]
+    scalable = {
+        name: one.configuration
+        for name, one in ARCHITECTURES.items()
+        if issubclass(one.configuration, LayerConfig) and "num_layers" in one.configuration.__dataclass_fields__
+    }
+    kind = scalable.get(recipe.architecture)
+    if kind is None:
         raise RecipeError(
             f"{recipe.name}: the sizes of {recipe.architecture!r} cannot be varied; those of {', '.join(scalable)} can"
         )

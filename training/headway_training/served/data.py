@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from headway_client import Model
-from headway_training.checkpoint import TaskName
 from headway_training.data.captions import CaptionedImages
 from headway_training.data.examples import (
     LabeledImages,
@@ -25,6 +24,7 @@ from headway_training.data.pictures import DescribedImages, Pictures
 from headway_training.data.sources import file_names, read_examples, read_splits
 from headway_training.data.speech import read_recordings
 from headway_training.errors import DataError, EvaluationError
+from headway_training.kinds import task_names
 from headway_training.recipes import ClassificationSettings, Recipe, list_recipes, read_recipe
 
 if TYPE_CHECKING:
@@ -220,8 +220,9 @@ def read_file(
         text_pairs=manifest.get("text_pairs") or "never",
         label_separator=label_separator,
     )
-    task = cast("TaskName", model.task)
-    examples, labels = read_examples(task, file, model.labels, classification=classification)
+    if model.task not in task_names():
+        raise EvaluationError(f"--file: {model.task} is measured on no file of your own")
+    examples, labels = read_examples(model.task, file, model.labels, classification=classification)
     return TestData(file_names(file), examples, labels)
 
 

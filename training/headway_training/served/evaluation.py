@@ -33,36 +33,42 @@ TOLERANCES = {"nats_per_character": 0.005}
 """Largest difference from the card that still agrees; a text is not cut quite as for the card (`_score_text`)."""
 DEFAULT_TOLERANCE = 0.05
 """Of other metrics, in points: what rounding to one decimal hides."""
-_CALL_OPTIONS: Mapping[str, type] = {
-    "translation": TranslateTextOptions,
-    "text_classification": ClassifyTextOptions,
-    "token_classification": ClassifyTokensOptions,
-    "image_classification": ClassifyImageOptions,
-    "captioning": CaptionImageOptions,
-    "transcription": TranscribeSpeechOptions,
-    "speech_synthesis": SynthesizeSpeechOptions,
-    "segmentation": SegmentImageOptions,
-    "image_generation": GenerateImageOptions,
-}
-"""Options of the client's call; those of generation do not bear on how likely a text is."""
 _SET_BY_MEASUREMENT = {"model", "model_version", "top_k", "text_pairs", "image_id", "image_ids", "mask_format"}
-_SET_OF_A_TASK = {
-    "image_generation": {"seed", "image_count", "image", "mask", "strength"},
-    "speech_synthesis": {"seed", "voice", "format"},
-}
-"""Options that the measurement sets, and of a drawing those that would draw over an image."""
+"""Options that the measurement sets."""
 _OTHER_LABELS = {"candidate_labels", "hypothesis_template", "independent_labels"}
 """Options that would have a model choose among other labels than the data's."""
-_UNITS = {
-    "image_embedding": "pictures",
-    "translation": "sentences",
-    "image_classification": "images",
-    "captioning": "images",
-    "transcription": "recordings",
-    "segmentation": "pictures",
-    "image_generation": "images",
-    "generation": "characters",
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Measured:
+    """How the models of a task are measured."""
+
+    unit: str = "texts"
+    """What an example is."""
+    options: type | None = None
+    """Options of the client's call; None: there are none that bear on the figure."""
+    sets: frozenset[str] = frozenset()
+    """Those that the measurement sets, and of a drawing those that would draw over an image."""
+
+
+_TASKS: Mapping[str, _Measured] = {
+    "generation": _Measured(unit="characters"),
+    "translation": _Measured(unit="sentences", options=TranslateTextOptions),
+    "text_classification": _Measured(options=ClassifyTextOptions),
+    "token_classification": _Measured(options=ClassifyTokensOptions),
+    "image_classification": _Measured(unit="images", options=ClassifyImageOptions),
+    "image_embedding": _Measured(unit="pictures"),
+    "captioning": _Measured(unit="images", options=CaptionImageOptions),
+    "transcription": _Measured(unit="recordings", options=TranscribeSpeechOptions),
+    "segmentation": _Measured(unit="pictures", options=SegmentImageOptions),
+    "speech_synthesis": _Measured(options=SynthesizeSpeechOptions, sets=frozenset({"seed", "voice", "format"})),
+    "image_generation": _Measured(
+        unit="images",
+        options=GenerateImageOptions,
+        sets=frozenset({"seed", "image_count", "image", "mask", "strength"}),
+    ),
 }
+"""By the name that a server has for it; of any other nothing is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +124,7 @@ class Report:
     @property
     def unit(self) -> str:
         """What an example is."""
-        return _UNITS.get(self.model.task, "texts")
+        return _TASKS.get(self.model.task, _Measured()).unit
 
     @property
     def card(self) -> QualityFigure | None:
@@ -242,8 +248,8 @@ def _parse_option(setting: str) -> tuple[str, Any]:
 
 def _check_settings(settings: Mapping[str, Any], model: Model, *, of_file: bool) -> None:
     """Checks that the client's call takes the options."""
-    kind = _CALL_OPTIONS.get(model.task)
-    set_here = _SET_BY_MEASUREMENT | _SET_OF_A_TASK.get(model.task, set())
+    measured = _TASKS.get(model.task, _Measured())
+    kind, set_here = measured.options, _SET_BY_MEASUREMENT | measured.sets
     if model.task == "captioning" and not of_file:  # a data set says the languages of its captions
         set_here = set_here | {"language"}
     known = sorted(set(get_type_hints(kind)) - set_here - _OTHER_LABELS) if kind else []

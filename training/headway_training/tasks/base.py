@@ -6,9 +6,10 @@ B rows, T tokens.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -18,11 +19,27 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 
 from headway_training.batches import Batch
-from headway_training.checkpoint import Baseline, Metric, SpecialTokens
+from headway_training.checkpoint import (
+    TOKENIZER_FILE,
+    Baseline,
+    SpecialTokens,
+)
 from headway_training.data.captions import language_token
+from headway_training.data.examples import LabeledImages, Splits
+from headway_training.data.images import find_images, read_image_folder
+from headway_training.data.speech import Recordings, find_recordings, read_recordings
+from headway_training.durable import replacing
 from headway_training.errors import RecipeError
-from headway_training.models import Model
-from headway_training.tokenizers import special_tokens
+from headway_training.kinds import FileSettings, Labels, TaskKind
+from headway_training.models import Model, build_model, make_configuration
+from headway_training.models.own import FACTORY, MODULE, Factory, OwnModule, build_module
+from headway_training.models.parts.attention import Kernel
+from headway_training.recipes import Recipe
+from headway_training.tokenizers import special_tokens, take_tokenizer, train_tokenizer
+from headway_training.unread import takes_tokenizer
+
+if TYPE_CHECKING:
+    from headway_training.huggingface import ModelFolder
 
 Metrics = dict[str, float | str]
 Part = Literal["valid", "test"]
@@ -65,15 +82,8 @@ class EvaluationData:
     """What a task of images without labels is measured on, by name."""
 
 
-class Task(ABC):
+class Task(TaskKind, ABC):
     """Data, loss and metrics of one training run."""
-
-    unit: ClassVar[Literal["tokens", "images", "clips", "windows"]]
-    """What the throughput counts."""
-    metric: ClassVar[Metric]
-    """What the best weights are selected by."""
-    higher_is_better: ClassVar[bool]
-    """Whether more of it is better."""
 
     compares_rows: ClassVar[bool] = False
     """Whether the loss of a row depends on the other rows of its batch. The processes then gather what it needs of all
@@ -82,11 +92,28 @@ class Task(ABC):
     """Whether every batch gives a gradient to every weight that is trained. Where some do not, the processes tell each
     other which weights have one."""
 
+    in_order: ClassVar[str] = ""
+    """Name of the tensor of tokens, (..., T), each predicted from those before it; empty: none is."""
+
     tokenizer: Tokenizer | None = None
     """The tokenizer; text only."""
     notes: tuple[str, ...] = ()
     """What is to be known of how the data is read, a sentence each."""
     _num_batches: int | None = None
+
+    def __init__(self, recipe: Recipe, splits: Splits[Any]) -> None:
+        self._recipe = recipe
+        self._splits: Splits[Any] = splits
+
+    @classmethod
+    def variant(cls, train: Any) -> type[Task]:
+        """The class that reads such training data: this one, or a subclass."""
+        return cls
+
+    @classmethod
+    def make(cls, recipe: Recipe, splits: Splits[Any], folder: Path, source: ModelFolder | None) -> Task:
+        """Makes it; arguments and errors are those of `make_task`."""
+        return cls(recipe, splits)
 
     @property
     @abstractmethod
@@ -101,15 +128,34 @@ class Task(ABC):
     def checkpoint_fields(self) -> dict[str, Any]:
         """Fields of the checkpoint's description that belong to the task."""
 
+    @classmethod
+    def run_module(cls, module: nn.Module, kernel: Kernel, *inputs: Tensor) -> Tensor:
+        """Runs a module of the user's own on a batch's tensors, with a kernel for its attention -> logits."""
+        answer: Tensor | Mapping[str, Tensor] = module(*inputs)
+        return answer["logits"] if isinstance(answer, Mapping) else answer
+
+    def model_section(self, model: Mapping[str, Any]) -> dict[str, Any]:
+        """What a checkpoint says of the model of a recipe's section [model]: the fields of its configuration.
+
+        Raises:
+            ValueError: A field is unknown, missing or out of range.
+        """
+        values = {name: value for name, value in model.items() if name != "architecture"} | self.model_fields()
+        if model["architecture"] == MODULE:
+            return {FACTORY: values[FACTORY], **Factory(values[FACTORY]).arguments(values)}
+        return make_configuration(model["architecture"], values).to_dict()
+
+    def build(self, model: Mapping[str, Any]) -> Model:
+        """Makes the model of a recipe's section [model], with fresh weights; errors are those of `model_section`."""
+        section = self.model_section(model)
+        if model["architecture"] == MODULE:
+            return OwnModule(build_module(section), self.run_module)
+        return build_model(model["architecture"], section)
+
     @property
     def labels(self) -> tuple[str, ...]:
         """Names of the model's outputs; classifiers only."""
         return tuple(self.checkpoint_fields().get("labels", ()))
-
-    @property
-    def evaluation_metric(self) -> Metric:
-        """What an exporter measures on `evaluation_data`."""
-        return self.metric
 
     def wrap(self, model: Model) -> Model:
         """What is trained: the model, or a module that holds it and what training alone needs."""
@@ -117,15 +163,15 @@ class Task(ABC):
 
     def finished(self, model: nn.Module) -> nn.Module:
         """What a checkpoint holds of that which was trained: a model of the recipe's architecture."""
-        return model
+        return model.module if isinstance(model, OwnModule) else model
 
-    def before_step(self, model: nn.Module, step: int, num_steps: int) -> None:  # noqa: B027 (most tasks have nothing to do)
+    def before_step(self, model: nn.Module, step: int, num_steps: int) -> None:
         """Prepares step `step` of `num_steps`, counted from 0; what it sets is a function of these alone."""
 
-    def after_step(self, model: nn.Module, step: int, num_steps: int) -> None:  # noqa: B027 (most tasks have nothing to do)
+    def after_step(self, model: nn.Module, step: int, num_steps: int) -> None:
         """Follows the step's update of the weights; what it changes is in the model's state."""
 
-    def num_batches(self, seed: int, epoch: int) -> int:  # noqa: ARG002 (of tasks whose epochs differ)
+    def num_batches(self, seed: int, epoch: int) -> int:
         """How many batches an epoch has: as many as the first, unless a task counts each."""
         if self._num_batches is None:
             self._num_batches = len(self.epoch_batches(seed, 0))
@@ -147,7 +193,7 @@ class Task(ABC):
     def evaluate(self, model: nn.Module, part: Part) -> Metrics:
         """Measures the model, in evaluation mode, on a part of the data; `metric` is among the names."""
 
-    def calibrate(self, model: nn.Module) -> None:  # noqa: B027 (most tasks have nothing to fit)
+    def calibrate(self, model: nn.Module) -> None:
         """Fits, on the validation part, how logits become probabilities and decisions.
 
         Args:
@@ -182,6 +228,98 @@ class Task(ABC):
     def is_better(self, value: float, best: float | None) -> bool:
         """Whether a value of `metric` is better than the best so far."""
         return best is None or (value > best if self.higher_is_better else value < best)
+
+
+class TextTask(Task):
+    """A task whose model reads or writes text, with a tokenizer that is trained on the training part.
+
+    Args of subclasses: a recipe, its data, the tokenizer, and the special tokens of a model folder where it has one.
+    """
+
+    tokenizer: Tokenizer
+
+    @classmethod
+    @abstractmethod
+    def training_texts(cls, train: Any) -> Iterable[str]:
+        """The texts of the training part."""
+
+    @classmethod
+    def marks(cls, recipe: Recipe, train: Any) -> Sequence[str]:
+        """Tokens of the tokenizer that no text holds, such as those of languages."""
+        return ()
+
+    @classmethod
+    def make(cls, recipe: Recipe, splits: Splits[Any], folder: Path, source: ModelFolder | None) -> Task:
+        """As `Task.make`."""
+        tokenizer = cls.make_tokenizer(recipe, splits.train, folder / TOKENIZER_FILE, source)
+        make: Callable[..., Task] = cls
+        return make(recipe, splits, tokenizer, *([] if source is None else [source.special_tokens]))
+
+    @classmethod
+    def make_tokenizer(cls, recipe: Recipe, train: Any, file: Path, source: ModelFolder | None) -> Tokenizer:
+        """Reads the tokenizer from a run's file, or takes or trains it and writes it there.
+
+        Raises:
+            CheckpointError: That of the checkpoint which the recipe starts from cannot be taken.
+        """
+        if file.is_file():
+            return Tokenizer.from_file(str(file))
+        if source is not None:
+            tokenizer = source.tokenizer
+        elif recipe.init.checkpoint is not None and takes_tokenizer(recipe, recipe.init.checkpoint):
+            tokenizer = take_tokenizer(recipe.init.checkpoint, recipe.task)
+        else:
+            texts, marks = cls.training_texts(train), cls.marks(recipe, train)
+            tokenizer = train_tokenizer(texts, recipe.tokenizer, recipe.task, marks)
+        with replacing(file) as staging:
+            tokenizer.save(str(staging))
+        return tokenizer
+
+
+class ImageFolderTask(Task):
+    """A task that reads a folder with a folder of images for each label, and the data sets of image classifiers."""
+
+    data_of: ClassVar[tuple[str, ...]] = ("image_classification",)
+
+    @classmethod
+    def read(cls, file: str, labels: Labels | None, settings: FileSettings) -> tuple[LabeledImages, Labels]:
+        """Reads the images of a folder, brought to the size of `preprocessing`."""
+        return read_image_folder(Path(file), settings.preprocessing, labels)
+
+    @classmethod
+    def files_behind(cls, path: Path) -> list[Path]:
+        """The images of a folder."""
+        return [file for file, _ in find_images(path)] if path.is_dir() else [path]
+
+
+class RecordingsTask(Task):
+    """A task that reads a table of recordings."""
+
+    names_speakers: ClassVar[bool] = True
+    """Whether the table must say who speaks."""
+
+    @classmethod
+    def read(cls, file: str, labels: Labels | None, settings: FileSettings) -> tuple[Recordings, Labels]:
+        """Reads the recordings of a table, at the rate of `preprocessing`; None: that of the first one."""
+        audio = settings.preprocessing
+        rate = None if audio is None else audio.sampling_rate
+        return read_recordings(Path(file), rate, with_speakers=cls.names_speakers), ()
+
+    @classmethod
+    def files_behind(cls, path: Path) -> list[Path]:
+        """The table and its recordings."""
+        return [path, *(find_recordings(path) if path.is_file() else [])]
+
+
+def check_head(recipe: Recipe, needed: str) -> None:
+    """Checks what an encoder of texts answers: `sequence`, a whole text, or `token`.
+
+    Raises:
+        ValueError: It is the other.
+    """
+    head = recipe.model.get("head", "sequence")
+    if head != needed and recipe.architecture == "encoder":
+        raise ValueError(f"model.head is {head!r}; {recipe.task} needs {needed!r}")
 
 
 class SpecialIds:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -18,13 +18,17 @@ from torch import Tensor, nn
 
 from headway_training.batches import Batch, even_batches
 from headway_training.checkpoint import Baseline, load_model
-from headway_training.data.captions import CaptionedImages
+from headway_training.data.captions import CaptionedImages, language_token
 from headway_training.data.examples import Splits
 from headway_training.data.images import normalize, resize_and_crop
 from headway_training.data.views import random_coarseness, random_colours, random_crops, random_holes
 from headway_training.evaluation import pad, write_greedily
+from headway_training.kinds import PHOTOGRAPHS, ROWS, SMOOTHING, augmentation, register
 from headway_training.metrics import caption_bleu, caption_cider, caption_meteor
 from headway_training.models import CLIP, Captioner
+from headway_training.models.own import MODULE, OwnModule
+from headway_training.models.parts.attention import Kernel
+from headway_training.models.writer import target_states
 from headway_training.recipes import Recipe
 from headway_training.tasks.base import (
     IGNORED,
@@ -32,7 +36,7 @@ from headway_training.tasks.base import (
     Metrics,
     Part,
     SpecialIds,
-    Task,
+    TextTask,
     TrainingBatch,
     language_token_id,
 )
@@ -43,19 +47,60 @@ _NUM_STARTS = 2
 """Tokens that a caption begins with: `bos`, and that of its language."""
 
 
-class CaptioningTask(Task):
+@register
+class CaptioningTask(TextTask):
     """Batches of photographs with captions of every language, and batches of captions alone, in random order."""
 
+    name = "captioning"
     unit = "images"
     metric = "cider"
     higher_is_better = True
+    settings = (
+        *(ROWS, SMOOTHING, "tokenizer", "preprocessing", "captioning"),
+        *augmentation("flip", "coarse", "holes"),
+        *PHOTOGRAPHS,
+    )
+    sections = ("preprocessing",)
+    described = ("image_preprocessing", "special_tokens", "language_tokens")
+    frame = "$A <eos>"
+    has_own_tokens = True
+    takes_modules = True
     uses_all_weights = False
+    in_order = "target_ids"
+
+    @classmethod
+    def check_recipe(cls, recipe: Recipe) -> None:
+        """A module of one's own reads no captions without a photograph."""
+        super().check_recipe(recipe)
+        if recipe.architecture == MODULE and recipe.captioning.text_share:
+            raise ValueError("captioning.text_share must be 0: a module of your own has nothing to read for an image")
+
+    @classmethod
+    def run_module(cls, module: nn.Module, kernel: Kernel, *inputs: Tensor) -> Tensor:
+        """Reads captions so far, (B, C, T), of images, (B, 3, I, I)."""
+        target_ids, pixel_values = inputs
+        writer: Any = module
+        keys_values = [
+            (key.repeat_interleave(target_ids.shape[1], dim=0), value.repeat_interleave(target_ids.shape[1], dim=0))
+            for key, value in writer.cross_keys_values(writer.encode(pixel_values))
+        ]
+        states = target_states(writer, kernel, target_ids.flatten(0, 1), keys_values)
+        return torch.unflatten(writer.logits(states), 0, tuple(target_ids.shape[:2]))
+
+    @classmethod
+    def training_texts(cls, train: CaptionedImages) -> list[str]:
+        """The captions of every language."""
+        return [caption for language in train.captions for caption in train.all_texts(language)]
+
+    @classmethod
+    def marks(cls, recipe: Recipe, train: CaptionedImages) -> list[str]:
+        """Those of the languages."""
+        return [language_token(one) for one in train.captions]
 
     def __init__(self, recipe: Recipe, splits: Splits[Any], tokenizer: Tokenizer) -> None:
         assert recipe.preprocessing is not None
-        self.tokenizer: Tokenizer = tokenizer
-        self._recipe = recipe
-        self._splits: Splits[Any] = splits
+        super().__init__(recipe, splits)
+        self.tokenizer = tokenizer
         self._preprocessing = recipe.preprocessing
         self._special = SpecialIds(tokenizer)
         self._max_length = int(recipe.model["max_target_length"]) - _NUM_STARTS
@@ -168,6 +213,8 @@ class CaptioningTask(Task):
 
         Captions are read in as many parts as an image has, by their length, and no logits are computed of padding.
         """
+        if isinstance(model, OwnModule):
+            return super().loss(model, tensors, label_smoothing)
         assert isinstance(model, Captioner)
         num_images, count = tensors["targets"].shape[:2]
         keys_values = model.cross_keys_values(model.read(tensors.get("pixel_values"), num_images))
@@ -176,17 +223,18 @@ class CaptioningTask(Task):
         for rows in torch.chunk((wanted != IGNORED).sum(dim=1).argsort(), count):
             read, predicted, chosen = _without_padding(given[rows], wanted[rows])
             images = rows // count
-            states = model.caption_states(read, [(key[images], value[images]) for key, value in keys_values])
+            states = model.target_states(read, [(key[images], value[images]) for key, value in keys_values])
             logits = model.logits(states[chosen]).float()  # (N, V)
             total = total + self.loss_of_logits(logits, predicted[chosen], label_smoothing)
         return total
 
     def evaluate(self, model: nn.Module, part: Part) -> Metrics:
         """`cider`, `bleu` and `meteor` of greedy captions in percent, of each language, and their means."""
-        assert isinstance(model, Captioner)
         pixels, special = self._measured_pixels(part), self._special
         captions = {
-            language: self.tokenizer.decode_batch(write_greedily(model, pixels, (special.bos, mark), special.eos))
+            language: self.tokenizer.decode_batch(
+                write_greedily(cast("Captioner", model), pixels, (special.bos, mark), special.eos)
+            )
             for language, mark in self._marks.items()
         }
         return {**self._score(captions, part)}

@@ -6,8 +6,9 @@ B rows, N examples, T tokens, H height, W width, C labels.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,35 +26,41 @@ from headway_training.calibration import (
     fit_temperature,
     to_probabilities,
 )
-from headway_training.checkpoint import Baseline, Classification, Metric, SpecialTokens
+from headway_training.checkpoint import Baseline, Classification, SpecialTokens
 from headway_training.data.examples import LabeledImages, LabeledTexts, MultiLabeledTexts, Splits
 from headway_training.data.images import augment, normalize
+from headway_training.data.public import Dataset
+from headway_training.data.sources import OwnData
+from headway_training.data.texts import read_labeled_texts, read_multi_labeled_texts
 from headway_training.evaluation import image_logits, pad, text_logits, token_mask
+from headway_training.kinds import ROWS, SMOOTHING, TOKENS, FileSettings, FolderKind, Labels, augmentation, register
 from headway_training.metrics import accuracy, macro_f1, multi_label_f1
 from headway_training.recipes import Recipe
 from headway_training.tasks.base import (
     IGNORED,
     EvaluationData,
     Frame,
+    ImageFolderTask,
     Metrics,
     Part,
     Task,
+    TextTask,
     TrainingBatch,
+    check_head,
     hide_tokens,
 )
 from headway_training.tokenizers import encode_pairs, encode_texts
+
+if TYPE_CHECKING:
+    from headway_training.huggingface import ModelFolder
 
 
 class ClassificationTask(Task):
     """One label for each example; the temperature of its probabilities is fitted at the end."""
 
-    metric: ClassVar[Metric] = "accuracy"
+    metric = "accuracy"
     higher_is_better = True
     _temperature = 1.0
-
-    def __init__(self, recipe: Recipe, splits: Splits[Any]) -> None:
-        self._recipe = recipe
-        self._splits = splits
 
     @abstractmethod
     def _logits_of(self, model: nn.Module, examples: Any) -> NDArray[np.float32]:
@@ -86,10 +93,30 @@ class ClassificationTask(Task):
         return Classification(temperature=self._temperature)
 
 
-class ImageClassificationTask(ClassificationTask):
+@register
+class ImageClassificationTask(ImageFolderTask, ClassificationTask):
     """Images of one size, mirrored and shifted at random."""
 
+    name = "image_classification"
     unit = "images"
+    settings = (ROWS, SMOOTHING, "preprocessing", "attention", *augmentation("flip", "crop_padding"))
+    sections = ("preprocessing",)
+    described = ("labels", "image_preprocessing")
+    sentence = "Tells which of {count} labels fits an image ({labels})"
+    folder = FolderKind(
+        auto_class="AutoModelForImageClassification",
+        model_types="MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+        inputs=("pixel_values",),
+        noun="an image model",
+    )
+    takes_modules = True
+
+    @classmethod
+    def make(cls, recipe: Recipe, splits: Splits[Any], folder: Path, source: ModelFolder | None) -> Task:
+        """As `Task.make`; images must be prepared as a folder's processor does."""
+        if source is not None and recipe.preprocessing is not None:
+            source.check_images(splits.train.images, recipe.preprocessing)
+        return super().make(recipe, splits, folder, source)
 
     def __init__(self, recipe: Recipe, splits: Splits[LabeledImages]) -> None:
         super().__init__(recipe, splits)
@@ -141,10 +168,62 @@ class ImageClassificationTask(ClassificationTask):
         return image_logits(model, torch.from_numpy(normalize(examples.images, self._preprocessing)))
 
 
-class TextClassificationTask(ClassificationTask):
+@register
+class TextClassificationTask(TextTask, ClassificationTask):
     """Texts, or pairs of texts, in batches of similar length."""
 
+    name = "text_classification"
     unit = "tokens"
+    more_metrics = ("micro_f1",)
+    settings = (TOKENS, SMOOTHING, "tokenizer", "classification", "attention", *augmentation("token_dropout"))
+    described = ("labels", "special_tokens")
+    sentence = "Tells which of {count} labels fits a text ({labels})"
+    folder = FolderKind(
+        auto_class="AutoModelForSequenceClassification",
+        model_types="MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
+        inputs=("input_ids", "attention_mask", "token_type_ids"),
+        noun="a text model",
+    )
+    takes_modules = True
+
+    @classmethod
+    def check_recipe(cls, recipe: Recipe) -> None:
+        """The head is that of whole texts."""
+        super().check_recipe(recipe)
+        check_head(recipe, "sequence")
+
+    @classmethod
+    def unread(cls, recipe: Recipe, own: OwnData | None, dataset: Dataset | None) -> Iterator[tuple[str, str]]:
+        """What the texts of a data set do not have."""
+        if own is None:
+            for name in ("multi_label", "label_separator", "text_pairs"):
+                yield (
+                    f"classification.{name}",
+                    "is not read by a data set, which has a text and a label; it is for --train",
+                )
+        if not recipe.classification.multi_label:
+            yield "classification.label_separator", "is not read without classification.multi_label=true"
+
+    @classmethod
+    def read(
+        cls, file: str, labels: Labels | None, settings: FileSettings
+    ) -> tuple[LabeledTexts | MultiLabeledTexts, Labels]:
+        """Reads texts with their labels."""
+        classification = settings.classification
+        pairs = classification.text_pairs
+        if not classification.multi_label:
+            return read_labeled_texts(Path(file), labels, text_pairs=pairs)
+        return read_multi_labeled_texts(Path(file), labels, separator=classification.label_separator, text_pairs=pairs)
+
+    @classmethod
+    def variant(cls, train: LabeledTexts | MultiLabeledTexts) -> type[Task]:
+        """Where several labels may apply each is a decision of its own."""
+        return MultiLabelTask if isinstance(train, MultiLabeledTexts) else cls
+
+    @classmethod
+    def training_texts(cls, train: LabeledTexts | MultiLabeledTexts) -> list[str]:
+        """The texts, and those that they are paired with."""
+        return [*train.texts, *(train.text_pairs or ())]
 
     def __init__(
         self,
@@ -154,7 +233,7 @@ class TextClassificationTask(ClassificationTask):
         special: SpecialTokens | None = None,
     ) -> None:
         super().__init__(recipe, splits)
-        self.tokenizer: Tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._special = Frame(tokenizer, special, recipe.augmentation.token_dropout)
         self._max_length = int(recipe.model["max_length"])
         self._has_types = int(recipe.model.get("num_token_types", 0)) > 1

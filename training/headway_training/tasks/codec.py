@@ -6,7 +6,7 @@ B recordings of a batch, N samples of a crop, F frames, K books.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from headway_training.batches import Batch, even_batches
-from headway_training.checkpoint import Metric
 from headway_training.data.audio import to_float
 from headway_training.data.examples import Splits
 from headway_training.errors import DataError
+from headway_training.kinds import ROWS, register
 from headway_training.models import Codec, make_configuration
 from headway_training.models.codec import CodecConfig
 from headway_training.recipes import Recipe
 from headway_training.spectra import mel_cepstral_distortion, spectral_loss
-from headway_training.tasks.base import IGNORED, EvaluationData, Metrics, Part, Task, TrainingBatch
+from headway_training.tasks.base import IGNORED, EvaluationData, Metrics, Part, RecordingsTask, TrainingBatch
 
 MEASURED_RECORDINGS = 128
 """Recordings that a validation and a checkpoint take of a part."""
@@ -30,16 +30,20 @@ _CROP_FRAMES = 50
 """Longest crop."""
 
 
-class AudioCodingTask(Task):
+@register
+class AudioCodingTask(RecordingsTask):
     """Random crops of recordings; the loss of a batch is the sum of its rows' losses."""
 
+    name = "audio_coding"
     unit = "clips"
-    metric: ClassVar[Metric] = "mel_cepstral_distortion"
+    metric = "mel_cepstral_distortion"
     higher_is_better = False
+    settings = (ROWS,)
+    data_of = ("speech_synthesis",)
+    sentence = "Turns speech into codes and back"
 
     def __init__(self, recipe: Recipe, splits: Splits[Any]) -> None:
-        self._recipe = recipe
-        self._splits = splits
+        super().__init__(recipe, splits)
         made = make_configuration(recipe.architecture, recipe.configuration)
         assert isinstance(made, CodecConfig)
         self._shape = made
@@ -62,12 +66,12 @@ class AudioCodingTask(Task):
         """None."""
         return {}
 
-    def before_step(self, model: nn.Module, step: int, num_steps: int) -> None:  # noqa: ARG002 (all steps are alike)
+    def before_step(self, model: nn.Module, step: int, num_steps: int) -> None:
         """Forgets what measurements have shown the books."""
         assert isinstance(model, Codec)
         model.quantizer.begin_step()
 
-    def after_step(self, model: nn.Module, step: int, num_steps: int) -> None:  # noqa: ARG002 (all steps are alike)
+    def after_step(self, model: nn.Module, step: int, num_steps: int) -> None:
         """Moves the books."""
         assert isinstance(model, Codec)
         model.quantizer.end_step()
@@ -103,7 +107,7 @@ class AudioCodingTask(Task):
         losses: Tensor = spectral_loss(found, samples, self._shape.sampling_rate) + quantizer_loss.float()
         return losses
 
-    def loss(self, model: nn.Module, tensors: Mapping[str, Tensor], label_smoothing: float = 0.0) -> Tensor:  # noqa: ARG002 (no classes are predicted)
+    def loss(self, model: nn.Module, tensors: Mapping[str, Tensor], label_smoothing: float = 0.0) -> Tensor:
         """The loss summed over rows."""
         return self.logits(model, tensors).masked_fill(tensors["targets"] == IGNORED, 0.0).sum()
 

@@ -5,7 +5,7 @@ B rows, N images, M texts, T tokens, I image size in pixels, D width of the spac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,8 @@ from headway_training.checkpoint import Baseline, Classification, load_model
 from headway_training.data.examples import LabeledImages, Splits
 from headway_training.data.images import normalize, resize_and_crop
 from headway_training.data.pictures import CaptionedPhotographs, Drawings, Pictures, opaque
+from headway_training.data.public import Dataset
+from headway_training.data.sources import OwnData
 from headway_training.data.views import (
     plain_backgrounds,
     random_coarseness,
@@ -30,6 +32,7 @@ from headway_training.data.views import (
     random_placements,
 )
 from headway_training.evaluation import pad, token_mask
+from headway_training.kinds import PHOTOGRAPHS, ROWS, SMOOTHING, augmentation, register
 from headway_training.metrics import recall_at
 from headway_training.models.clip import CLIP, contrastive_loss
 from headway_training.processes import gather_rows, num_exchanging
@@ -40,7 +43,7 @@ from headway_training.tasks.base import (
     Metrics,
     Part,
     SpecialIds,
-    Task,
+    TextTask,
     TrainingBatch,
     hide_tokens,
 )
@@ -56,24 +59,43 @@ _CUTOFFS = (1, 5, 10)
 _EVALUATION_ROWS = 250
 
 
-class ContrastiveTask(Task):
+@register
+class ContrastiveTask(TextTask):
     """Batches of drawings with names, and batches of photographs with captions, in random order.
 
     A drawing lies on white, on colours or on a photograph, and its text is its name, or search words, or both.
     """
 
+    name = "image_text_embedding"
     unit = "images"
     metric = "mean_recall"
     higher_is_better = True
+    settings = (
+        *(ROWS, SMOOTHING, "tokenizer", "preprocessing", "attention"),
+        *augmentation("token_dropout", "white_background", "photograph_background", "coarse", "holes"),
+        *PHOTOGRAPHS,
+    )
+    sections = ("preprocessing",)
+    described = ("image_preprocessing", "special_tokens")
     compares_rows = True
     _temperature = 1.0
 
+    @classmethod
+    def unread(cls, recipe: Recipe, own: OwnData | None, dataset: Dataset | None) -> Iterator[tuple[str, str]]:
+        """A loss of pairs smooths no labels."""
+        if recipe.configuration.get("loss") == "sigmoid":
+            yield SMOOTHING, "is not read with model.loss 'sigmoid'"
+
+    @classmethod
+    def training_texts(cls, train: Pictures) -> list[str]:
+        """Names, search words and captions."""
+        return train.all_texts()
+
     def __init__(self, recipe: Recipe, splits: Splits[Any], tokenizer: Tokenizer) -> None:
         assert recipe.preprocessing is not None
-        self._recipe = recipe
-        self._splits: Splits[Any] = splits
+        super().__init__(recipe, splits)
         self._preprocessing = recipe.preprocessing
-        self.tokenizer: Tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._special = SpecialIds(tokenizer)
         self._max_length = int(recipe.model["max_length"])
         train: Pictures = splits.train

@@ -6,6 +6,7 @@ N conversations, B rows, T tokens, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +23,6 @@ from headway_training.recipes import Recipe
 from headway_training.tasks.base import IGNORED, EvaluationData, Metrics, Part, Task, TrainingBatch
 
 if TYPE_CHECKING:
-    from headway_training.checkpoint import Metric
     from headway_training.huggingface import ModelFolder
 
 Row = tuple[list[int], list[int]]
@@ -40,17 +40,25 @@ class ConversationTask(Task):
 
     unit = "tokens"
     metric = "answer_nats_per_character"
+    evaluation_metric = "nats_per_character"  # the text's, which an exporter can measure without a template
     higher_is_better = False
+    in_order = "input_ids"
 
     def __init__(self, recipe: Recipe, splits: Splits[Conversations], source: ModelFolder) -> None:
+        super().__init__(recipe, splits)
         self.tokenizer: Tokenizer = source.tokenizer
-        self._recipe = recipe
-        self._splits = splits
         self._source = source
         self._chat = source.chat_format()
         self._rows = self._encode(splits.train, "training")
         self._lengths = [len(ids) for ids, _ in self._rows]
         self._measured: dict[Part, list[Row]] = {}
+
+    @classmethod
+    def make(cls, recipe: Recipe, splits: Splits[Any], folder: Path, source: ModelFolder | None) -> Task:
+        """As `Task.make`."""
+        if source is None:
+            raise DataError("conversations are written by the chat template of a model folder: give it with --init")
+        return cls(recipe, splits, source)
 
     @property
     def num_train_examples(self) -> int:
@@ -60,11 +68,6 @@ class ConversationTask(Task):
     def model_fields(self) -> dict[str, int]:
         """Nothing: the folder has its vocabulary."""
         return {}
-
-    @property
-    def evaluation_metric(self) -> Metric:
-        """The likelihood of the conversations' text, which an exporter can measure without a template."""
-        return "nats_per_character"
 
     def checkpoint_fields(self) -> dict[str, Any]:
         """Special tokens, and defaults of sampling."""
@@ -78,7 +81,7 @@ class ConversationTask(Task):
         """Batches of conversations of similar length."""
         return bucketed_batches(self._lengths, self._recipe.optimization.batch_tokens, seed=seed, epoch=epoch)
 
-    def collate(self, batch: Batch, generator: torch.Generator) -> TrainingBatch:  # noqa: ARG002 (nothing is random)
+    def collate(self, batch: Batch, generator: torch.Generator) -> TrainingBatch:
         """Inputs and targets, (B, T)."""
         tensors = _to_tensors([self._rows[i] for i in batch])
         return TrainingBatch(tensors=tensors, num_units=sum(self._lengths[i] for i in batch))

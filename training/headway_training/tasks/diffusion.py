@@ -6,9 +6,9 @@ B images of a batch, N images of a part, C channels and S side of a latent, I im
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -19,15 +19,28 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 
 from headway_training.batches import Batch, even_batches
-from headway_training.checkpoint import Metric
+from headway_training.checkpoint import Checkpoint
 from headway_training.data.examples import LabeledImages, Splits
 from headway_training.data.images import augment, normalize, resize_and_crop
 from headway_training.data.pictures import DescribedImages
+from headway_training.data.public import Dataset
+from headway_training.data.sources import OwnData
 from headway_training.evaluation import pad, token_mask
+from headway_training.kinds import ROWS, augmentation, register
 from headway_training.models import Autoencoder, LatentDiffusion, Model
 from headway_training.models.diffusion import mix
-from headway_training.recipes import Recipe
-from headway_training.tasks.base import IGNORED, EvaluationData, Metrics, Part, SpecialIds, Task, TrainingBatch
+from headway_training.recipes import Recipe, TokenizerSettings
+from headway_training.tasks.base import (
+    IGNORED,
+    EvaluationData,
+    ImageFolderTask,
+    Metrics,
+    Part,
+    SpecialIds,
+    Task,
+    TextTask,
+    TrainingBatch,
+)
 from headway_training.tokenizers import encode_texts
 
 DIVERGENCE_WEIGHT = 1e-3
@@ -39,22 +52,25 @@ MEASURED_IMAGES = 512
 """Images that a checkpoint carries to measure the denoiser again."""
 _EVALUATION_BATCH = 250
 _NOISE_SEED = 11
+_DRAWS_LABELS = "is not read, as a model that draws labels reads no texts"
 
 
 Images = TypeVar("Images", LabeledImages, DescribedImages)
 
 
-class _ImageTask(Task, Generic[Images]):
+class _ImageTask(ImageFolderTask, Generic[Images]):
     """Images with labels or descriptions in random order; the loss of a batch is the sum of its images' losses."""
 
     unit = "images"
+    sections = ("preprocessing",)
+    described = ("image_preprocessing",)
+    data_of = ("image_generation", "image_classification")
 
     def __init__(self, recipe: Recipe, splits: Splits[Any]) -> None:
         assert recipe.preprocessing is not None
-        self._recipe = recipe
         self._preprocessing = recipe.preprocessing
         sized: dict[str, Any] = {part: self._resize(getattr(splits, part)) for part in ("train", "valid", "test")}
-        self._splits: Splits[Any] = replace(splits, **sized)
+        super().__init__(recipe, replace(splits, **sized))
 
     def _resize(self, part: Images) -> Images:
         """Brings images to the recipe's size, where they have another."""
@@ -77,7 +93,7 @@ class _ImageTask(Task, Generic[Images]):
         """The loss of each image, (B): what is predicted are numbers, not classes."""
         return self._losses(model, tensors)
 
-    def loss(self, model: nn.Module, tensors: Mapping[str, Tensor], label_smoothing: float = 0.0) -> Tensor:  # noqa: ARG002 (no classes are predicted)
+    def loss(self, model: nn.Module, tensors: Mapping[str, Tensor], label_smoothing: float = 0.0) -> Tensor:
         """The loss summed over images."""
         losses = self._losses(model, tensors)
         return losses.masked_fill(tensors["targets"] == IGNORED, 0.0).sum()
@@ -116,11 +132,15 @@ class _ImageTask(Task, Generic[Images]):
         return pixel_values * std + mean
 
 
+@register
 class AutoencodingTask(_ImageTask[Images]):
     """Images to latents and back. At the end it is found what latents are scaled by."""
 
-    metric: ClassVar[Metric] = "psnr"
+    name = "autoencoding"
+    metric = "psnr"
     higher_is_better = True
+    settings = (ROWS, "preprocessing", *augmentation("flip", "crop_padding"))
+    sentence = "Turns images into small latents and back"
 
     def model_fields(self) -> dict[str, int]:
         """The size that images are brought to."""
@@ -175,8 +195,30 @@ class AutoencodingTask(_ImageTask[Images]):
 class _DenoisingTask(_ImageTask[Images]):
     """Velocities of noisy latents, whose autoencoder stays as it is."""
 
-    metric: ClassVar[Metric] = "velocity_error"
+    name = "image_generation"
+    metric = "velocity_error"
     higher_is_better = False
+    settings = (ROWS, "tokenizer", "preprocessing", *augmentation("flip", "crop_padding"))
+    starts_from = "draws latents of an autoencoder: train one first (task autoencoding)"
+    sentence = "Draws images of {count} labels ({labels})"
+    has_own_tokens = True
+
+    @classmethod
+    def check_description(cls, checkpoint: Checkpoint) -> None:
+        """It has labels or reads texts."""
+        super().check_description(checkpoint)
+        if bool(checkpoint.labels) == (checkpoint.special_tokens is not None):
+            raise ValueError("image_generation draws labels, or texts and then has special_tokens: one of the two")
+
+    @classmethod
+    def unread(cls, recipe: Recipe, own: OwnData | None, dataset: Dataset | None) -> Iterator[tuple[str, str]]:
+        """A model that draws labels has no tokenizer and no encoder of texts."""
+        if dataset is not None and dataset.has_texts:
+            return
+        for name in TokenizerSettings.model_fields:
+            yield f"tokenizer.{name}", _DRAWS_LABELS
+        for name in ("max_length", "text_num_layers", "text_dropout"):
+            yield f"model.{name}", _DRAWS_LABELS
 
     def wrap(self, model: Model) -> Model:
         """The model, of which the denoiser alone is trained."""
@@ -240,8 +282,14 @@ class _DenoisingTask(_ImageTask[Images]):
         return {"velocity_error": total / len(examples)}
 
 
+@register
 class DiffusionTask(_DenoisingTask[LabeledImages]):
     """Images of labels."""
+
+    @classmethod
+    def variant(cls, train: LabeledImages | DescribedImages) -> type[Task]:
+        """What has descriptions is drawn by texts."""
+        return TextDiffusionTask if isinstance(train, DescribedImages) else cls
 
     def model_fields(self) -> dict[str, int]:
         """The labels, and the size that images are brought to."""
@@ -260,7 +308,7 @@ class DiffusionTask(_DenoisingTask[LabeledImages]):
     def _measured(self, part: LabeledImages) -> dict[str, Tensor]:
         return {"label": torch.from_numpy(part.labels)}
 
-    def _condition(self, model: LatentDiffusion, tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:  # noqa: ARG002 (labels are read as they are)
+    def _condition(self, model: LatentDiffusion, tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         return (tensors["label"],)
 
     def evaluation_data(self) -> EvaluationData:
@@ -270,12 +318,17 @@ class DiffusionTask(_DenoisingTask[LabeledImages]):
         )
 
 
-class TextDiffusionTask(_DenoisingTask[DescribedImages]):
+class TextDiffusionTask(TextTask, _DenoisingTask[DescribedImages]):
     """Images of texts, which an encoder reads that is trained with the denoiser."""
+
+    @classmethod
+    def training_texts(cls, train: DescribedImages) -> list[str]:
+        """Names and search words."""
+        return train.all_texts()
 
     def __init__(self, recipe: Recipe, splits: Splits[Any], tokenizer: Tokenizer) -> None:
         super().__init__(recipe, splits)
-        self.tokenizer: Tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._special = SpecialIds(tokenizer)
         self._max_length = int(recipe.model["max_length"])
 

@@ -19,27 +19,33 @@ from headway_training.data.examples import LabeledImages, Splits
 from headway_training.data.images import normalize
 from headway_training.data.views import random_colours, random_crops
 from headway_training.errors import RecipeError
+from headway_training.kinds import PHOTOGRAPHS, ROWS, augmentation, register
 from headway_training.metrics import accuracy, nearest_neighbour_labels
 from headway_training.models import DINO, DINOConfig, ImageEmbedder, Model
 from headway_training.models.dino import NUM_GLOBAL_VIEWS, cosine_momentum
 from headway_training.recipes import Recipe
-from headway_training.tasks.base import IGNORED, EvaluationData, Metrics, Part, Task, TrainingBatch
+from headway_training.tasks.base import IGNORED, EvaluationData, ImageFolderTask, Metrics, Part, TrainingBatch
 
 _EVALUATION_ROWS = 250
 
 
-class DistillationTask(Task):
+@register
+class DistillationTask(ImageFolderTask):
     """Views of images; labels are read when a model is measured, and by nothing that trains."""
 
+    name = "image_embedding"
     unit = "images"
     metric = "knn_accuracy"
     higher_is_better = True
+    settings = (ROWS, "preprocessing", "distillation", "attention", *augmentation("flip"), *PHOTOGRAPHS)
+    sections = ("preprocessing",)
+    described = ("image_preprocessing",)
+    sentence = "Turns an image into a vector"
 
     def __init__(self, recipe: Recipe, splits: Splits[LabeledImages]) -> None:
         assert recipe.preprocessing is not None
-        self._recipe = recipe
+        super().__init__(recipe, splits)
         self._settings = recipe.distillation
-        self._splits = splits
         self._preprocessing = recipe.preprocessing
         self._images = torch.from_numpy(np.ascontiguousarray(splits.train.images.transpose(0, 3, 1, 2)))
         size, patch_size = self._settings.local_size, int(recipe.model["patch_size"])
@@ -126,7 +132,7 @@ class DistillationTask(Task):
         losses: Tensor = model(tensors["global_views"], tensors["local_views"], tensors["targets"] != IGNORED)
         return losses
 
-    def loss(self, model: nn.Module, tensors: Mapping[str, Tensor], label_smoothing: float = 0.0) -> Tensor:  # noqa: ARG002 (there are no labels)
+    def loss(self, model: nn.Module, tensors: Mapping[str, Tensor], label_smoothing: float = 0.0) -> Tensor:
         """The cross-entropy of student and teacher, summed over images."""
         return self.logits(model, tensors).masked_fill(tensors["targets"] == IGNORED, 0.0).sum()
 
@@ -158,7 +164,8 @@ class DistillationTask(Task):
 
     @property
     def _train_labels(self) -> NDArray[np.int64]:
-        return self._splits.train.labels
+        labels: NDArray[np.int64] = self._splits.train.labels
+        return labels
 
     def _cut(
         self, images: Tensor, count: int, size: int, *, areas: tuple[float, float], generator: torch.Generator

@@ -19,7 +19,7 @@ from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 
 from headway_training.baselines import component_under_point, fill_box
 from headway_training.batches import Batch
-from headway_training.checkpoint import Baseline, Metric
+from headway_training.checkpoint import Baseline
 from headway_training.data.examples import Splits
 from headway_training.data.images import normalize, resize_and_crop
 from headway_training.data.pictures import opaque
@@ -35,13 +35,13 @@ from headway_training.data.segments import (
     crop_scene,
 )
 from headway_training.data.views import random_coarseness, random_colours
+from headway_training.kinds import PHOTOGRAPHS, ROWS, augmentation, register
 from headway_training.models.segmentation import (
     BOTTOM_RIGHT,
     INSIDE,
     OUTSIDE,
     PADDING,
     TOP_LEFT,
-    Segmenter,
     mask_iou,
     mask_losses,
 )
@@ -89,28 +89,29 @@ class MeasuredPicture:
         return bits
 
 
+@register
 class SegmentationTask(Task):
     """Batches of microscope pictures, photographs and composed pictures, in random order."""
 
+    name = "segmentation"
     unit = "images"
     metric = "mean_iou"
+    evaluation_metric = "first_mask_iou"  # of the mask that an answer has first: an exporter knows no kinds of pictures
     higher_is_better = True
+    settings = (ROWS, "preprocessing", "segmentation", *augmentation("coarse"), *PHOTOGRAPHS)
+    sections = ("preprocessing",)
+    described = ("image_preprocessing",)
+    takes_modules = True
 
     def __init__(self, recipe: Recipe, splits: Splits[Any]) -> None:
         assert recipe.preprocessing is not None
-        self._recipe = recipe
-        self._splits: Splits[Any] = splits
+        super().__init__(recipe, splits)
         self._preprocessing = recipe.preprocessing
         self._size = recipe.preprocessing.height
-        self._mask_size = self._size // int(recipe.model.get("mask_stride", 4))
+        self._mask_size = int(recipe.model.get("mask_size") or self._size // int(recipe.model.get("mask_stride", 4)))
         train: SegmentedPictures = splits.train
         self._composer = _make_composer(train)
         self._measured: dict[Part, list[MeasuredPicture]] = {}
-
-    @property
-    def evaluation_metric(self) -> Metric:
-        """That of the mask which an answer has first, of all segments: an exporter does not know kinds of pictures."""
-        return "first_mask_iou"
 
     @property
     def num_train_examples(self) -> int:
@@ -197,22 +198,21 @@ class SegmentationTask(Task):
         return (values - mean) / std
 
     def logits(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> Tensor:
-        """The masks of the prompts' first points, (N, M, S, S)."""
+        """The masks of the prompts' first points, (B, P, M, S, S)."""
         points = tensors["points"].flatten(0, 1)[:, None]  # (N, 1, 2)
         labels = torch.full(points.shape[:2], INSIDE, device=points.device)
-        masks: Tensor = model(tensors["pixel_values"], _image_index(tensors), points, labels)[0]
-        return masks
+        masks, _ = _decode(model, _embed(model, tensors["pixel_values"]), _image_index(tensors), points, labels)
+        return torch.unflatten(masks, 0, tuple(tensors["targets"].shape))
 
-    def loss(self, model: nn.Module, tensors: Mapping[str, Tensor], label_smoothing: float = 0.0) -> Tensor:  # noqa: ARG002 (masks have no classes)
+    def loss(self, model: nn.Module, tensors: Mapping[str, Tensor], label_smoothing: float = 0.0) -> Tensor:
         """The loss summed over prompts: of each answer, the best of three masks, the single mask, and the IoU.
 
         A prompt begins with a point or a box. After each answer a point is added where the mask that was given is
         wrong, and that mask goes in with it; of such answers the single mask counts alone.
         """
-        assert isinstance(model, Segmenter)
         coverage = tensors["coverage"].flatten(0, 1)[:, None].float() / 255  # (N, 1, S, S)
         counts = (tensors["targets"] != IGNORED).flatten().float()  # (N)
-        embedding, image_index = model.embed(tensors["pixel_values"]), _image_index(tensors)
+        embedding, image_index = _embed(model, tensors["pixel_values"]), _image_index(tensors)
         chances = tensors["chances"].flatten(0, 1)  # (N, rounds, 3)
         points, labels = _first_prompts(
             tensors["points"].flatten(0, 1), tensors["boxes"].flatten(0, 1), is_boxed=chances[:, 0, 0] < _BOXES
@@ -220,7 +220,7 @@ class SegmentationTask(Task):
         earlier, total = None, counts.new_zeros(())
         rounds = self._recipe.segmentation.click_rounds
         for number in range(rounds):
-            masks, predicted = model.decode(embedding, image_index, points, labels, earlier_mask=earlier)
+            masks, predicted = _decode(model, embedding, image_index, points, labels, earlier)
             losses = mask_losses(masks, coverage)  # (N, M)
             iou = mask_iou(masks > 0, coverage > 0.5)  # (N, M)
             answer = losses[:, 0]
@@ -262,18 +262,17 @@ class SegmentationTask(Task):
         mean of nuclei, and of the best of three for composed pictures and photographs. `iou_error` is the mean distance
         of the predicted IoU from the true one.
         """
-        assert isinstance(model, Segmenter)
         device = next(model.parameters()).device
         pictures = self.measured(part)
         found: dict[str, list[float]] = {}
         for start in range(0, len(pictures), _EVALUATION_IMAGES):
             chosen = pictures[start : start + _EVALUATION_IMAGES]
             pixels = np.stack([resize_and_crop(Image.fromarray(one.image), self._preprocessing) for one in chosen])
-            embedding = model.embed(torch.from_numpy(normalize(pixels, self._preprocessing)).to(device))
+            embedding = _embed(model, torch.from_numpy(normalize(pixels, self._preprocessing)).to(device))
             counts = torch.tensor([len(one.points) for one in chosen])
             image_index = torch.arange(len(chosen)).repeat_interleave(counts).to(device)
             for name, points, labels in _prompts_of(chosen):
-                masks, predicted = model.decode(embedding, image_index, points.to(device), labels.to(device))
+                masks, predicted = _decode(model, embedding, image_index, points.to(device), labels.to(device))
                 order = answer_order(predicted, is_box=name == "box")  # (N, 3)
                 masks = masks.gather(1, order[..., None, None].expand(-1, -1, *masks.shape[2:]))
                 of_pictures = (torch.split(one, counts.tolist()) for one in (masks, predicted.gather(1, order)))
@@ -320,6 +319,20 @@ class SegmentationTask(Task):
                 "masks": np.packbits(np.stack([np.asarray(mask) for mask in resized]).reshape(len(masks), -1), axis=1),
             }
         )
+
+
+def _embed(model: Any, pixel_values: Tensor) -> Tensor:
+    """Of a `PromptSegmenter`: float (B, 3, I, I), normalised -> the bank of embeddings, (B, L, E)."""
+    embedding: Tensor = model.encoder(pixel_values)["embedding"]
+    return embedding
+
+
+def _decode(  # noqa: PLR0917 (the tensors of a decoder)
+    model: Any, embedding: Tensor, image_index: Tensor, points: Tensor, labels: Tensor, earlier: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Of a `PromptSegmenter`: the masks of prompts, (N, M, S, S), and their predicted IoU, (N, M)."""
+    found = model.decoder(embedding, image_index, points, labels, earlier_mask=earlier, has_earlier_mask=None)
+    return found["masks"], found["predicted_iou"]
 
 
 def answer_order(predicted_iou: Tensor, *, is_box: bool) -> Tensor:

@@ -6,7 +6,7 @@ B rows, T tokens, F frames, K books, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,16 +16,26 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 
 from headway_training.batches import Batch, even_batches, sorted_batches
-from headway_training.checkpoint import Metric, load_model
+from headway_training.checkpoint import load_model
 from headway_training.data.audio import resample, to_float
 from headway_training.data.examples import Splits
 from headway_training.data.speech import Recordings
 from headway_training.errors import DataError, RecipeError
+from headway_training.kinds import ROWS, SMOOTHING, augmentation, register
 from headway_training.models import Codec, Model, SpeechSynthesizer
 from headway_training.recipes import Recipe
-from headway_training.tasks.base import IGNORED, EvaluationData, Metrics, Part, SpecialIds, Task, TrainingBatch
+from headway_training.tasks.base import (
+    IGNORED,
+    EvaluationData,
+    Metrics,
+    Part,
+    RecordingsTask,
+    SpecialIds,
+    TextTask,
+    TrainingBatch,
+)
 from headway_training.tasks.codec import padded
-from headway_training.tokenizers import encode_texts
+from headway_training.tokenizers import SPEECH, encode_texts
 
 HISTORY_DROPOUT = 0.1
 """Share of the examples that bring no voice, so that a model speaks where none is asked for."""
@@ -38,12 +48,34 @@ _CHANGED_SHARE = 0.5
 """Of the examples, those at another speed, where a recipe has other speeds."""
 
 
-class SpeechSynthesisTask(Task):
+@register
+class SpeechSynthesisTask(RecordingsTask, TextTask):
     """Recordings of one speaker joined at random, each code predicted from voice, text and the codes before it."""
 
+    name = "speech_synthesis"
     unit = "tokens"
-    metric: ClassVar[Metric] = "nats_per_code"
+    metric = "nats_per_code"
     higher_is_better = False
+    settings = (
+        *(ROWS, SMOOTHING, "tokenizer", "sampling", "speech.first_book_weight"),
+        *augmentation("join_texts", "other_speeds"),
+    )
+    starts_from = "writes codes of a codec: train one first (task audio_coding)"
+    described = ("special_tokens",)
+    sentence = "Speaks"
+    frame = f"<bos> $A {SPEECH}"
+    has_own_tokens = True
+    in_order = "input_ids"
+
+    @classmethod
+    def training_texts(cls, train: Recordings) -> list[str]:
+        """The transcripts."""
+        return train.texts
+
+    @classmethod
+    def marks(cls, recipe: Recipe, train: Recordings) -> list[str]:
+        """What comes between text and codes."""
+        return [SPEECH]
 
     def __init__(self, recipe: Recipe, splits: Splits[Any], tokenizer: Tokenizer) -> None:
         assert recipe.init.checkpoint is not None, "the recipe was checked"
@@ -53,8 +85,8 @@ class SpeechSynthesisTask(Task):
                 f"init.checkpoint holds a model of {described.task}; speech_synthesis needs the checkpoint of a codec, "
                 "or of a model that speaks"
             )
-        self.tokenizer: Tokenizer = tokenizer
-        self._recipe = recipe
+        super().__init__(recipe, splits)
+        self.tokenizer = tokenizer
         self._codec = codec.configuration.codec()
         if self._codec.sampling_rate != splits.train.sampling_rate:
             raise DataError(

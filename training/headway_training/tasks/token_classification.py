@@ -5,7 +5,8 @@ N examples, B rows, T tokens, C tags.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,12 @@ from torch import Tensor, nn
 from headway_training.baselines import known_words_baseline, seen_spans_baseline
 from headway_training.batches import Batch, bucketed_batches, count_bucketed
 from headway_training.checkpoint import Baseline, SpecialTokens
+from headway_training.data.conll import read_span_labeled_texts
 from headway_training.data.examples import SpanLabeledTexts, Splits
+from headway_training.data.public import Dataset
+from headway_training.data.sources import OwnData
 from headway_training.evaluation import pad, text_logits, token_mask
+from headway_training.kinds import SMOOTHING, TOKENS, FileSettings, FolderKind, Labels, augmentation, register
 from headway_training.metrics import accuracy, span_scores
 from headway_training.recipes import Recipe
 from headway_training.tagging import (
@@ -35,8 +40,9 @@ from headway_training.tasks.base import (
     Frame,
     Metrics,
     Part,
-    Task,
+    TextTask,
     TrainingBatch,
+    check_head,
     hide_tokens,
 )
 from headway_training.tokenizers import SubwordSplitter, encode_spans
@@ -45,16 +51,52 @@ Row = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Ids and tags of a text, (T,) each, without the special tokens around it."""
 
 
-class TokenClassificationTask(Task):
+@register
+class TokenClassificationTask(TextTask):
     """Texts in batches of similar length; a tag for every subword (`headway_training.tagging`).
 
     An example is a text, or, with `augmentation.join_texts`, a few neighbouring ones joined by spaces: a caller's text
     has any number of sentences, a treebank's has one. Example `i + N * (k - 1)` is `k` texts from text `i` on.
     """
 
+    name = "token_classification"
     unit = "tokens"
     metric = "span_f1"
     higher_is_better = True
+    settings = (
+        *(TOKENS, SMOOTHING, "tokenizer", "attention"),
+        *augmentation("token_dropout", "subword_splitting", "join_texts"),
+    )
+    described = ("labels", "special_tokens")
+    sentence = "Finds the parts of a text with one of {count} labels ({labels})"
+    folder = FolderKind(
+        auto_class="AutoModelForTokenClassification",
+        model_types="MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",
+        inputs=("input_ids", "attention_mask"),
+        noun="a text model",
+    )
+    takes_modules = True
+
+    @classmethod
+    def check_recipe(cls, recipe: Recipe) -> None:
+        """The head is that of tokens."""
+        super().check_recipe(recipe)
+        check_head(recipe, "token")
+
+    @classmethod
+    def unread(cls, recipe: Recipe, own: OwnData | None, dataset: Dataset | None) -> Iterator[tuple[str, str]]:
+        """Nothing is pooled."""
+        yield "model.pooling", "is not read by a model that classifies every token"
+
+    @classmethod
+    def read(cls, file: str, labels: Labels | None, settings: FileSettings) -> tuple[SpanLabeledTexts, Labels]:
+        """Reads tagged words."""
+        return read_span_labeled_texts(Path(file), labels)
+
+    @classmethod
+    def training_texts(cls, train: SpanLabeledTexts) -> list[str]:
+        """The texts."""
+        return train.texts
 
     def __init__(
         self,
@@ -63,9 +105,8 @@ class TokenClassificationTask(Task):
         tokenizer: Tokenizer,
         special: SpecialTokens | None = None,
     ) -> None:
-        self.tokenizer: Tokenizer = tokenizer
-        self._recipe = recipe
-        self._splits = splits
+        super().__init__(recipe, splits)
+        self.tokenizer = tokenizer
         self._scheme = TagScheme(splits.labels, splits.train.covering)
         self._special = Frame(tokenizer, special, recipe.augmentation.token_dropout)
         self._num_framing = len(self._special.before) + len(self._special.after)

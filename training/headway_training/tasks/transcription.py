@@ -6,7 +6,7 @@ B windows, N samples, M mel bins, F frames, T tokens of a transcript, V vocabula
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -18,20 +18,26 @@ from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 from headway_training.batches import Batch
 from headway_training.checkpoint import Baseline
 from headway_training.data.audio import LogMel, resample, to_float
+from headway_training.data.captions import language_token
 from headway_training.data.examples import Splits
 from headway_training.data.speech import Recordings
 from headway_training.errors import DataError, RecipeError
 from headway_training.evaluation import pad, write_greedily
+from headway_training.kinds import ROWS, SMOOTHING, register
 from headway_training.metrics import score_transcripts
 from headway_training.models import Transcriber
+from headway_training.models.own import MODULE, OwnModule
+from headway_training.models.parts.attention import Kernel
+from headway_training.models.writer import target_states
 from headway_training.recipes import Recipe
 from headway_training.tasks.base import (
     IGNORED,
     EvaluationData,
     Metrics,
     Part,
+    RecordingsTask,
     SpecialIds,
-    Task,
+    TextTask,
     TrainingBatch,
     language_token_id,
 )
@@ -49,17 +55,58 @@ _BASELINE_FRAMES = 16
 """Frames that a recording is averaged to for the baseline."""
 
 
-class TranscriptionTask(Task):
+@register
+class TranscriptionTask(RecordingsTask, TextTask):
     """Windows of one recording or several, in random order."""
 
+    name = "transcription"
     unit = "windows"
     metric = "wer"
     higher_is_better = False
+    settings = (
+        *(ROWS, SMOOTHING, "tokenizer", "audio", "speech.language", "speech.least_source_share"),
+        *("speech.join_share", "speech.silence_share", "speech.speed_change", "speech.gain_change"),
+        *("speech.noise_share", "speech.hidden_bands", "speech.hidden_frames", "speech.alignment_share"),
+    )
+    sections = ("audio",)
+    described = ("special_tokens", "language_tokens", "audio_preprocessing")
+    sentence = "Writes what is said"
+    frame = "$A <eos>"
+    names_speakers = False
+    takes_modules = True
+    in_order = "target_ids"
+
+    @classmethod
+    def check_recipe(cls, recipe: Recipe) -> None:
+        """Of a module of one's own the positions of the encoder spell nothing."""
+        super().check_recipe(recipe)
+        if recipe.architecture == MODULE and recipe.speech.alignment_share:
+            raise ValueError("speech.alignment_share must be 0: it is for the kit's own encoder")
+
+    @classmethod
+    def run_module(cls, module: nn.Module, kernel: Kernel, *inputs: Tensor) -> Tensor:
+        """Hears windows, (B, M, F), and reads transcripts so far, (B, T)."""
+        input_features, target_ids = inputs
+        writer: Any = module
+        keys_values = writer.cross_keys_values(writer.encode(input_features))
+        logits: Tensor = writer.logits(target_states(writer, kernel, target_ids, keys_values))
+        return logits
+
+    @classmethod
+    def training_texts(cls, train: Recordings) -> list[str]:
+        """The transcripts."""
+        return spaced(train.texts)
+
+    @classmethod
+    def marks(cls, recipe: Recipe, train: Recordings) -> list[str]:
+        """That of the language."""
+        return [language_token(recipe.speech.language)]
 
     def __init__(self, recipe: Recipe, splits: Splits[Any], tokenizer: Tokenizer) -> None:
         assert recipe.audio is not None, "the recipe demands it"
-        self.tokenizer: Tokenizer = tokenizer
-        self._recipe, self._splits, self._audio = recipe, splits, recipe.audio
+        super().__init__(recipe, splits)
+        self.tokenizer = tokenizer
+        self._audio = recipe.audio
         self._special = SpecialIds(tokenizer)
         self._mark = language_token_id(tokenizer, recipe.speech.language)
         self._log_mel = LogMel(recipe.audio)
@@ -206,6 +253,8 @@ class TranscriptionTask(Task):
         said where before the decoder has found where to look (Watanabe et al. 2017, section II.C). It does so with the
         decoder's output matrix, in which `pad` means none.
         """
+        if isinstance(model, OwnModule):
+            return super().loss(model, tensors, label_smoothing)
         assert isinstance(model, Transcriber)
         share = self._recipe.speech.alignment_share
         memory = model.encode(tensors["input_features"])
@@ -234,12 +283,13 @@ class TranscriptionTask(Task):
 
     def evaluate(self, model: nn.Module, part: Part) -> Metrics:
         """Word error rates of greedy transcripts in percent, of all recordings and of each source."""
-        assert isinstance(model, Transcriber)
         measured: Recordings = getattr(self._splits, part)
         if part not in self._features:
             self._features[part] = torch.stack([self._log_mel.of_recording(one) for one in measured.samples])
         special = self._special
-        written = write_greedily(model, self._features[part], (special.bos, self._mark), special.eos, batch_size=64)
+        written = write_greedily(
+            cast("Transcriber", model), self._features[part], (special.bos, self._mark), special.eos, batch_size=64
+        )
         transcripts = self.tokenizer.decode_batch(written)
         return {**score_transcripts(transcripts, measured.texts, measured.sources)}
 

@@ -17,25 +17,65 @@ from headway_training.baselines import copy_baseline
 from headway_training.batches import Batch, bucketed_batches, count_bucketed
 from headway_training.checkpoint import Baseline
 from headway_training.data.examples import ParallelTexts, Splits
+from headway_training.data.texts import read_parallel_texts
 from headway_training.evaluation import pad, token_mask, translate
+from headway_training.kinds import SMOOTHING, TOKENS, FileSettings, Labels, augmentation, register
 from headway_training.metrics import corpus_bleu
 from headway_training.models import RecurrentTranslator, Transformer
+from headway_training.models.parts.attention import Kernel
+from headway_training.models.protocols import is_recurrent
+from headway_training.models.recurrent import recur_packed
+from headway_training.models.writer import target_states
 from headway_training.recipes import Recipe
-from headway_training.tasks.base import IGNORED, EvaluationData, Metrics, Part, SpecialIds, Task, TrainingBatch
+from headway_training.tasks.base import IGNORED, EvaluationData, Metrics, Part, SpecialIds, TextTask, TrainingBatch
 from headway_training.tokenizers import SubwordSplitter, encode_texts
 
 
-class TranslationTask(Task):
+@register
+class TranslationTask(TextTask):
     """Pairs of sentences in batches of similar length."""
 
+    name = "translation"
     unit = "tokens"
     metric = "sacrebleu"
     higher_is_better = True
+    settings = (TOKENS, SMOOTHING, "tokenizer", "languages", "attention", *augmentation("subword_splitting"))
+    sections = ("languages",)
+    described = ("special_tokens", "languages")
+    sentence = "Translates text"
+    frame = "$A <eos>"
+    takes_modules = True
+    in_order = "target_ids"
+
+    @classmethod
+    def run_module(cls, module: nn.Module, kernel: Kernel, *inputs: Tensor) -> Tensor:
+        """Reads sources and their mask, (B, S), and targets so far, (B, T), with a state or with attention."""
+        source_ids, source_mask, target_ids = inputs
+        translator: Any = module
+        if is_recurrent(module):
+            cross, firsts = translator.encode_source(source_ids, source_mask, recur_packed)
+            states, steps = tuple(one[:, None] for one in firsts), []
+            for place in range(target_ids.shape[1]):
+                answer, states, _ = translator.step(target_ids[:, place : place + 1], states, cross, source_mask)
+                steps.append(answer)
+            return torch.cat(steps, dim=1)
+        keys_values = translator.cross_keys_values(translator.encode(source_ids, source_mask))
+        logits: Tensor = translator.logits(target_states(translator, kernel, target_ids, keys_values, source_mask))
+        return logits
+
+    @classmethod
+    def read(cls, file: str, labels: Labels | None, settings: FileSettings) -> tuple[ParallelTexts, Labels]:
+        """Reads pairs of sentences, of one file or of two."""
+        return read_parallel_texts(file), ()
+
+    @classmethod
+    def training_texts(cls, train: ParallelTexts) -> list[str]:
+        """Both sides of all pairs."""
+        return [*train.sources, *train.targets]
 
     def __init__(self, recipe: Recipe, splits: Splits[ParallelTexts], tokenizer: Tokenizer) -> None:
-        self.tokenizer: Tokenizer = tokenizer
-        self._recipe = recipe
-        self._splits = splits
+        super().__init__(recipe, splits)
+        self.tokenizer = tokenizer
         self._special = SpecialIds(tokenizer)
         self._max_source = int(recipe.model["max_source_length"])
         self._sources = encode_texts(tokenizer, splits.train.sources, self._max_source)
