@@ -29,21 +29,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, ndtri, stdtrit
 
-from headway_export.candidate import (
-    Candidate,
-    encode_sources,
-    open_sources,
-)
+from headway_export.candidate import Candidate, encode_sources, open_sources
 from headway_export.errors import ParityError
 from headway_export.given import flag_of
 from headway_export.inputs import DecoderText, Drawn, Inputs
 from headway_export.source import ExportSource, has_metric
 from headway_export.tasks.table import task_of
-from headway_server.bundles import (
-    AgreementFigures,
-    ClassificationScheme,
-    Precision,
-)
+from headway_server.bundles import AgreementFigures, ClassificationScheme, Precision
 from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_server.tasks.outputs import log_softmax
 from headway_server.tasks.segmentation.decoder import PREDICTED_IOU

@@ -19,20 +19,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headway_export.candidate import (
-    Candidate,
-    run_batch,
-)
+from headway_export.candidate import Candidate, run_batch
 from headway_export.differences import relative_errors
 from headway_export.errors import ParityError
 from headway_export.reference import Reference
 from headway_export.source import ExportSource
 from headway_export.tasks.table import task_of
-from headway_server.bundles import (
-    AttentionFigures,
-    ParityFigures,
-    Precision,
-)
+from headway_server.bundles import AttentionFigures, ParityFigures, Precision
 from headway_server.decoding.interfaces import Ranking
 from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_server.decoding.runner.encoder import CrossTensors
@@ -67,7 +60,7 @@ def check(candidate: Candidate, reference: Reference) -> ParityFigures:
     comparison = Comparison(
         bound=LOGIT_BOUND if candidate.precision is Precision.FP32 else None,
         recorded=exported.recorded,
-        of_softmax="logits" if exported.makes_probabilities(source) else None,
+        of_softmax="logits" if exported.kind(source) == "choice" else None,
     )
     exported.compare(candidate, reference, comparison)
     if candidate.precision is Precision.FP32:

@@ -15,12 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from headway_export.candidate import (
-    NUM_ROWS,
-    Candidate,
-    encode_sources,
-    open_sources,
-)
+from headway_export.candidate import NUM_ROWS, Candidate, encode_sources, open_sources
 from headway_export.errors import ParityError
 from headway_export.source import EvaluationData
 from headway_export.tasks.table import task_of

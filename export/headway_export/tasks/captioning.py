@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
 from headway_export.candidate import NUM_ROWS, Candidate, pixel_values_of
 from headway_export.inputs import DecoderText, Draw
@@ -15,20 +17,43 @@ from headway_export.quality import NUM_EXAMPLES, Quality, figure_of, quoted, wri
 from headway_export.source import EvaluationData, ExportSource
 from headway_export.tasks.task import Metric
 from headway_export.tasks.text_to_text import EncoderDecoder, framed
+from headway_export.tracing import Traceable
+from headway_server.bundles import Limits, PatchGrid, TensorSpec
 from headway_training.metrics import caption_cider, caption_meteor
+from headway_training.models.protocols import ImageToText
 
 
 class Captioning(EncoderDecoder):
     """Captions of images, in one language or several."""
 
+    needed_flags = ("--tokenizer", "--preprocessing")
     metrics = (Metric(name="cider", allowed_loss=1.0),)
 
-    def source_batches(
-        self,
-        source: ExportSource,
-        vocab_size: int,  # noqa: ARG002
-        limit: int,  # noqa: ARG002
-    ) -> Iterator[list[NDArray[Any]]]:
+    shows_no_attention = "each caption brings its attention to the image"
+
+    def limits(self, module: nn.Module) -> Limits:
+        """Reads the grid of an image, and the length of captions."""
+        rows, columns = cast("Any", module).grid
+        length = int(cast("Any", module).max_target_length)
+        return Limits(max_input_tokens=int(rows) * int(columns), max_total_tokens=length)
+
+    def read_examples(self, file: Path, num_labels: int) -> dict[str, Any]:
+        """Reads images, and captions by language."""
+        with np.load(file) as arrays:
+            captions = arrays["captions"].swapaxes(0, 1).tolist()
+            of_languages = zip(arrays["languages"].tolist(), captions, strict=True)
+            return {"images": arrays["images"], "captions": dict(of_languages)}
+
+    def described(self, source: ExportSource) -> dict[str, Any]:
+        """The patches that a caption attends to."""
+        rows, columns = cast("ImageToText", source.module).grid
+        return {"patches": PatchGrid(rows=rows, columns=columns, has_class_token=False)}
+
+    def encoder_inputs(self, asked: Traceable) -> list[TensorSpec]:
+        """Pixels."""
+        return [asked.pixels]
+
+    def source_batches(self, source: ExportSource, vocab_size: int, limit: int) -> Iterator[list[NDArray[Any]]]:
         """Yields the pixels of images."""
         images = pixel_values_of(source, sample_images(source, max(BATCH_SIZES)))
         yield from (list(images[:batch_size]) for batch_size in BATCH_SIZES)
@@ -45,7 +70,7 @@ class Captioning(EncoderDecoder):
             for image, ids in zip(pixels, source.encode([several[0] for several in captions]), strict=True):
                 yield framed(source, start, ids, image)
 
-    def draw_sources(self, draw: Draw, count: int, most: int) -> list[tuple[NDArray[Any], NDArray[np.int64]]]:  # noqa: ARG002
+    def draw_sources(self, draw: Draw, count: int, most: int) -> list[tuple[NDArray[Any], NDArray[np.int64]]]:
         """Returns images, in drawn languages."""
         return [(item["pixel_values"], draw.source.caption_start(draw.languages()[1])) for item in draw.pixels(count)]
 

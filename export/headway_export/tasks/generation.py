@@ -7,16 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from onnx_ir.passes import InPlacePass
+from torch import nn
 
-from headway_export import synthetic
+from headway_export import parity, synthetic, tracing
 from headway_export.agreement import Rows, distributions
 from headway_export.candidate import Candidate, open_verifier
 from headway_export.differences import relative_errors
-from headway_export.errors import ParityError
+from headway_export.errors import ParityError, SourceError
+from headway_export.graphs import DecoderAttentionGraph, DecoderGraph, StatefulDecoderGraph
 from headway_export.inputs import (
     HELD_OUT_SHARE,
     LENGTHS,
@@ -29,23 +33,18 @@ from headway_export.inputs import (
     evenly,
     write_on,
 )
-from headway_export.parity import (
-    DECODED_TOKENS,
-    Comparison,
-    asked_positions,
-    attention_texts,
-    batches,
-    read_text,
-    sample_tokens,
-)
 from headway_export.quality import NUM_EXAMPLES, Quality, figure_of, nats_of_window, quoted
 from headway_export.reference import Reference
-from headway_export.source import EvaluationData, ExportSource
+from headway_export.rewriting import AddVerification
+from headway_export.source import EvaluationData, ExportSource, TextRow, find_chat_template, read_rows, validated
 from headway_export.tasks.task import ExportTask, Metric
 from headway_server.batching import Tensors
+from headway_server.bundles import Limits, StateTensor, TensorSpec
 from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_server.decoding.runner.state import SlotState
+from headway_training.checkpoint import Checkpoint
 from headway_training.evaluation import evaluation_windows
+from headway_training.models.protocols import StatefulDecoder, is_stateful
 
 _NUM_PREDICTIONS = (384, 2048)
 """The least and the most."""
@@ -59,8 +58,46 @@ class Generation(ExportTask):
     """A decoder, with a cache of keys and values or with a state."""
 
     metrics = (Metric(name="nats_per_character", allowed_loss=0.02, higher_is_better=False),)
+    needed_flags = ("--tokenizer",)
+    optional_flags: ClassVar[tuple[str, ...]] = ("--chat-template",)
+    takes_int4: ClassVar[bool] = True
+    has_cache = True
+    attends_by_operator = False
+    attention_graph = DecoderAttentionGraph
+    more_outputs: ClassVar[type[InPlacePass] | None] = AddVerification  # of drafts
+    inspection = "inspect-generation TEXT"
 
-    def compare(self, candidate: Candidate, reference: Reference, comparison: Comparison) -> None:
+    def limits(self, module: nn.Module) -> Limits:
+        """Reads those of prompts and of all."""
+        length = int(cast("Any", module).max_length)
+        return Limits(max_input_tokens=int(getattr(module, "max_prompt_length", length - 1)), max_total_tokens=length)
+
+    def parts_of_checkpoint(self, path: Path, module: nn.Module, checkpoint: Checkpoint) -> dict[str, Any]:
+        """Adds the chat template."""
+        return super().parts_of_checkpoint(path, module, checkpoint) | {"chat_template": find_chat_template(path)}
+
+    def read_examples(self, file: Path, num_labels: int) -> dict[str, Any]:
+        """Reads texts."""
+        return {"texts": [row.text for row in validated(TextRow, read_rows(file))]}
+
+    def trace(self, asked: tracing.Traceable) -> tracing.TracedModel:
+        """Traces a decoder, with a cache or with a state."""
+        with tracing.following_the_protocol(asked.module):
+            has_state = is_stateful(asked.module)
+        return trace_stateful(asked.module) if has_state else trace_decoder(asked.module)
+
+    def check_attention(self, module: nn.Module) -> None:
+        """Refuses a decoder with a state."""
+        if is_stateful(module):
+            raise SourceError(
+                f"{type(module).__name__}: has a state in place of attention to its tokens; leave out --attention"
+            )
+
+    def attention_inputs(self, asked: tracing.Traceable) -> list[TensorSpec]:
+        """Texts."""
+        return [tracing.make_spec("input_ids", "int64", "batch", "length")]
+
+    def compare(self, candidate: Candidate, reference: Reference, comparison: parity.Comparison) -> None:
         """Holds prompts, read in chunks, and what is decoded after them, against PyTorch; and drafts that are verified.
 
         The longest text, which is alone, is compared at all its positions; others from the end of the prompt on.
@@ -68,17 +105,19 @@ class Generation(ExportTask):
         max_length = candidate.source.limits.max_total_tokens
         assert max_length is not None, "the source has read the module's length"
         runner: DecoderRunner | None = None
-        num_steps = min(DECODED_TOKENS, max_length - 1)
+        num_steps = min(parity.DECODED_TOKENS, max_length - 1)
         texts: Sequence[NDArray[np.int64]] = ()
-        for rows in batches(max_length - num_steps):
+        for rows in parity.batches(max_length - num_steps):
             runner = candidate.open_decoder(len(rows), max_length=max(rows) + num_steps, beside=runner)
-            texts = texts or sample_tokens(candidate.source, runner.vocab_size, max_length, frame=False)
+            texts = texts or parity.sample_tokens(candidate.source, runner.vocab_size, max_length, frame=False)
             prompts = [texts[row % len(texts)][:length] for row, length in enumerate(rows)]
             asked = [
-                asked_positions(len(prompt), runner.vocab_size) if len(rows) == 1 else np.array([len(prompt) - 1])
+                parity.asked_positions(len(prompt), runner.vocab_size)
+                if len(rows) == 1
+                else np.array([len(prompt) - 1])
                 for prompt in prompts
             ]
-            first = [read_text(runner, slot, prompt, asked[slot]) for slot, prompt in enumerate(prompts)]
+            first = [parity.read_text(runner, slot, prompt, asked[slot]) for slot, prompt in enumerate(prompts)]
             steps = [np.stack([logits[-1] for logits in first])]  # (R, V)
             positions = np.array([len(prompt) for prompt in prompts])
             for _ in range(num_steps):
@@ -105,7 +144,7 @@ class Generation(ExportTask):
 
     def attention_items(self, candidate: Candidate) -> Iterator[list[Tensors]]:
         """Yields texts."""
-        for batch, _ in attention_texts(candidate, frame=False):
+        for batch, _ in parity.attention_texts(candidate, frame=False):
             yield [{"input_ids": text} for text in batch]
 
     def answers(self, candidate: Candidate, inputs: Inputs) -> Iterator[Rows]:
@@ -113,11 +152,7 @@ class Generation(ExportTask):
         return distributions(candidate, inputs.texts)
 
     def inputs_of(
-        self,
-        source: ExportSource,
-        data: EvaluationData,
-        most: int | None,
-        candidate: Candidate | None,  # noqa: ARG002
+        self, source: ExportSource, data: EvaluationData, most: int | None, candidate: Candidate | None
     ) -> Inputs:
         """Returns windows of the model's length."""
         texts = list(self._windows(source, data))
@@ -175,7 +210,7 @@ def _compare_drafts(
     candidate: Candidate,
     state: SlotState,
     written: Sequence[tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]],
-    comparison: Comparison,
+    comparison: parity.Comparison,
 ) -> None:
     """Verifies the last tokens of texts as drafts, if the graph can, against decoding them and against PyTorch.
 
@@ -287,3 +322,40 @@ def weak_stretches(stretches: Sequence[tuple[str, float]]) -> tuple[str, ...]:
     rates = [(nats / len(text), text) for text, nats in stretches if text]
     worst = sorted(rates, key=lambda pair: -pair[0])[:NUM_EXAMPLES]
     return tuple(f"{rate:.2f} nats per character: {quoted(text)}" for rate, text in worst)
+
+
+# Graphs
+
+_STATEFUL_INPUTS = ("input_ids", "logits_positions")
+"""Of a step, what a decoder reads whose state has no positions."""
+
+
+def trace_decoder(module: nn.Module) -> tracing.TracedModel:
+    """Traces a decoder with a cache."""
+    past = tracing.past_specs(module, has_source=False)
+    inputs = [*(tracing.make_spec(*step) for step in tracing.STEP_INPUTS), *past]
+    decoder = tracing.trace_graph("decoder", module, DecoderGraph(module), inputs)
+    return tracing.TracedModel(graphs=(decoder,), state=tracing.in_place(past))
+
+
+def trace_stateful(module: nn.Module) -> tracing.TracedModel:
+    """Traces a decoder with a state."""
+    with tracing.following_the_protocol(module):
+        first = cast("StatefulDecoder", module).first_states(2)
+    states = tuple(
+        StateTensor(past=f"past_state_{number}", present=f"present_state_{number}", update="replace")
+        for number in range(len(first))
+    )
+    past = [
+        tracing.make_spec(state.past, str(tensor.dtype).removeprefix("torch."), "slots", *tensor.shape[1:])
+        for state, tensor in zip(states, first, strict=True)
+    ]
+    inputs = [tracing.make_spec(*step) for step in tracing.STEP_INPUTS if step[0] in _STATEFUL_INPUTS]
+    _, *present = tracing.declare_outputs(module, StatefulDecoderGraph(module), [*inputs, *past])
+    if not past or [spec.shape for spec in present] != [spec.shape for spec in past]:
+        raise SourceError(
+            f"{type(module).__name__}: read was given states {[spec.shape for spec in past]} and returned "
+            f"{[spec.shape for spec in present]}; it returns at least one, each of the shape it was given"
+        )
+    decoder = tracing.trace_graph("decoder", module, StatefulDecoderGraph(module), [*inputs, *past])
+    return tracing.TracedModel(graphs=(decoder,), state=states)

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, Literal, cast
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
-from headway_export.agreement import Kind, Rows
+from headway_export.agreement import Rows
 from headway_export.candidate import NUM_ROWS, Candidate, pixel_values_of, run_batch
-from headway_export.graphs import DenoiserGraph, DiffusionTextGraph, LatentDecoderGraph, LatentEncoderGraph
+from headway_export.graphs import Outputs, float_dtype
 from headway_export.inputs import NUM_MASKED, Inputs, affordable, image_positions, places
 from headway_export.parity import BATCH_SIZES, SEED, Comparison, sample_images
 from headway_export.quality import Quality, figure_of
 from headway_export.reference import Reference
 from headway_export.source import EvaluationData, ExportSource
-from headway_export.tasks.task import ExportTask, Metric
+from headway_export.tasks.task import NOT_LOOKED_AT, ExportTask, Metric
+from headway_export.tracing import Traceable, TracedGraph, TracedModel, make_spec, trace_graph
 from headway_server.batching import BatchGraph, Tensors
+from headway_server.bundles import Diffusion, Limits, Manifest, demanded
 from headway_server.diffusion import mix
 from headway_server.tasks.image_generation.prompts import text_row
 from headway_training.models import LatentDiffusion
@@ -29,6 +32,63 @@ class ImageGeneration(ExportTask):
 
     metrics = (Metric(name="velocity_error", allowed_loss=0.005, higher_is_better=False),)
     recorded = "velocity"
+    own_kind = "vector"
+    names_columns = False
+    takes_fixed_scales = False
+    needs_evaluation = True
+    is_of_the_kit = True
+    is_evaluated_served = False
+    needed_flags = ("--preprocessing",)
+    shows_no_attention = NOT_LOOKED_AT
+    attends_by_operator = False
+
+    def limits(self, module: nn.Module) -> Limits:
+        """Reads that of texts, where such are drawn."""
+        drawn = module.configuration if isinstance(module, LatentDiffusion) else None
+        return Limits(max_input_tokens=drawn.max_length or None if drawn else None)
+
+    def read_examples(self, file: Path, num_labels: int) -> dict[str, Any]:
+        """Reads images, and their texts or labels."""
+        with np.load(file) as arrays:
+            shows = {"texts": arrays["texts"].tolist()} if "texts" in arrays else {"labels": arrays["labels"]}
+            return {"images": arrays["images"], **shows}
+
+    def described(self, source: ExportSource) -> dict[str, Any]:
+        """What is drawn, and how."""
+        condition: Literal["text", "label"] = "label" if source.tokenizer is None else "text"
+        return {"diffusion": Diffusion(schedule="trigonometric", prediction="velocity", condition=condition)}
+
+    def image_limits(self, manifest: Manifest) -> list[str]:
+        """Says how large what it draws is, and how long a prompt may be."""
+        image, limit = demanded(manifest.image_preprocessing), manifest.limits.max_input_tokens
+        prompts = [] if limit is None else [f"A prompt is any text of at most {limit} tokens."]
+        return [f"It draws images of {image.height} x {image.width} pixels.", *prompts]
+
+    def trace(self, asked: Traceable) -> TracedModel:
+        """Traces all graphs."""
+        module = cast("LatentDiffusion", asked.module)
+        shape = module.configuration
+        latent = make_spec("latent", "float32", "batch", *shape.latent_shape)
+        pixels = make_spec("pixel_values", "float32", "batch", 3, shape.image_size, shape.image_size)
+        rows = [latent, make_spec("timestep", "float32", "batch")]
+        graphs: tuple[TracedGraph, ...] = ()
+        if module.text_encoder is None:
+            rows.append(make_spec("label", "int64", "batch"))
+        else:
+            ids, mask, text_mask = (
+                make_spec(name, "int64", "batch", shape.max_length)
+                for name in ("input_ids", "attention_mask", "text_mask")
+            )
+            graphs = (trace_graph("text_encoder", module, DiffusionTextGraph(module), [ids, mask]),)
+            rows += [make_spec("text", "float32", "batch", shape.max_length, shape.d_model), text_mask]
+        return TracedModel(
+            graphs=(
+                trace_graph("denoiser", module, DenoiserGraph(module), rows),
+                trace_graph("vae_decoder", module, LatentDecoderGraph(module), [latent]),
+                trace_graph("vae_encoder", module, LatentEncoderGraph(module), [pixels]),
+                *graphs,
+            )
+        )
 
     def compare(self, candidate: Candidate, reference: Reference, comparison: Comparison) -> None:
         """Holds all graphs against PyTorch's, rows at drawn times, of drawn labels or evaluation texts."""
@@ -64,10 +124,6 @@ class ImageGeneration(ExportTask):
                     for name, expected in reference.row_outputs(role, exact, item).items():
                         comparison.add(name, found[name].ravel(), expected.ravel(), f"batch {batch_size}")
         comparison.num_shapes += len(BATCH_SIZES)
-
-    def kind(self, source: ExportSource) -> Kind:  # noqa: ARG002
-        """A velocity."""
-        return "vector"
 
     def answers(self, candidate: Candidate, inputs: Inputs) -> Iterator[Rows]:
         """Yields the velocity of each latent, (1, C)."""
@@ -164,3 +220,58 @@ def _noisy_latents(candidate: Candidate, data: EvaluationData) -> Iterator[Tenso
     noise, times = measured_noise(len(latents), latents[0].shape)
     for latent, own, time in zip(latents, noise, times, strict=True):
         yield {"latent": mix(latent, own, time), "timestep": time}
+
+
+# Graphs
+
+
+class DenoiserGraph(nn.Module):
+    """Graph `denoiser`: velocities of noisy latents, each row at a time of its own."""
+
+    def __init__(self, module: LatentDiffusion) -> None:
+        super().__init__()
+        self.module = module.denoiser
+
+    def forward(self, latent: Tensor, timestep: Tensor, what: Tensor, *text_mask: Tensor) -> Outputs:
+        """The inputs of `Denoiser`, floats as float32 -> float32 `velocity`."""
+        dtype = float_dtype(self.module)
+        if what.is_floating_point():
+            what = what.to(dtype)
+        return {"velocity": self.module(latent.to(dtype), timestep, what, *text_mask).float()}
+
+
+class DiffusionTextGraph(nn.Module):
+    """Graph `text_encoder`: the states of texts, all padded to the same length."""
+
+    def __init__(self, module: LatentDiffusion) -> None:
+        super().__init__()
+        self.module = module.text_encoder
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Outputs:
+        """int64 (B, T), and int64 (B, T), 1 at tokens and 0 at padding -> float32 (B, T, D)."""
+        assert self.module is not None, "only a model that draws texts has this graph"
+        return {"text": self.module(input_ids, attention_mask).float()}
+
+
+class LatentDecoderGraph(nn.Module):
+    """Graph `vae_decoder`: images of latents."""
+
+    def __init__(self, module: LatentDiffusion) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, latent: Tensor) -> Outputs:
+        """Float32 (B, C, S, S) -> RGB values of 0 to 1, float32 (B, 3, height, width)."""
+        return {"pixel_values": self.module.decode(latent.to(float_dtype(self.module))).float().clamp(0, 1)}
+
+
+class LatentEncoderGraph(nn.Module):
+    """Graph `vae_encoder`: latents of images."""
+
+    def __init__(self, module: LatentDiffusion) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, pixel_values: Tensor) -> Outputs:
+        """Float32 (B, 3, height, width), normalised -> float32 (B, C, S, S)."""
+        return {"latent": self.module.encode(pixel_values.to(float_dtype(self.module))).float()}

@@ -6,27 +6,35 @@ M masks of a prompt, S side of a mask.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
-from headway_export.agreement import Kind, Rows
+from headway_export.agreement import Rows
 from headway_export.candidate import NUM_ROWS, Candidate, pixel_values_of, run_batch
+from headway_export.graphs import Outputs, StatelessGraph, float_dtype
 from headway_export.inputs import NUM_MASKED, Inputs
 from headway_export.parity import BATCH_SIZES, SEED, Comparison, sample_images
 from headway_export.quality import Quality, figure_of
 from headway_export.reference import Reference
-from headway_export.source import EvaluationData, ExportSource
+from headway_export.source import EvaluationData, Segments
 from headway_export.tasks.images import ImageTask
-from headway_export.tasks.task import Metric
+from headway_export.tasks.task import NOT_LOOKED_AT, Metric
+from headway_export.tracing import Traceable, TracedModel, make_spec, trace_graph
 from headway_server.batching import BatchGraph, Tensors
+from headway_server.bundles import Limits, Manifest
 from headway_server.preprocessing.image import ImageTransform
 from headway_server.tasks.segmentation.decoder import (
     BOTTOM_RIGHT,
     EMBEDDING,
     INSIDE,
     MASKS,
+    MAX_POINTS,
+    MAX_PROMPTS,
     PADDING,
     PREDICTED_IOU,
     TOP_LEFT,
@@ -36,6 +44,7 @@ from headway_server.tasks.segmentation.decoder import (
     as_item,
 )
 from headway_server.tasks.segmentation.masks import PixelMask
+from headway_training.models.protocols import PromptSegmenter
 
 
 class Segmentation(ImageTask):
@@ -43,7 +52,51 @@ class Segmentation(ImageTask):
 
     metrics = (Metric(name="first_mask_iou", allowed_loss=0.5),)
     recorded = MASKS
+    own_kind = "mask"
+    names_columns = False
+    takes_fixed_scales = False
+    is_evaluated_served = False
     num_items = NUM_MASKED
+    shows_no_attention = NOT_LOOKED_AT
+    attends_by_operator = False
+
+    def limits(self, module: nn.Module) -> Limits:
+        """None; a module says what its masks are."""
+        segmenter = cast("PromptSegmenter", module)
+        _ = segmenter.encoder, segmenter.decoder, int(segmenter.mask_size)
+        return Limits()
+
+    def read_examples(self, file: Path, num_labels: int) -> dict[str, Any]:
+        """Reads images and the segments in them."""
+        with np.load(file) as arrays:
+            segments = Segments(**{name: arrays[name] for name in ("image_index", "points", "boxes", "masks")})
+            return {"images": arrays["images"], "segments": segments}
+
+    def more_limits(self, manifest: Manifest) -> list[str]:
+        """Says how fine masks are, and how much a call may ask."""
+        _, _, cells, _ = next(iter(manifest.variants.values())).graphs["decoder"].outputs[0].shape
+        most = f"{MAX_PROMPTS} prompts about an image, and a prompt {MAX_POINTS} points"
+        return [
+            f"Masks are found in {cells} x {cells} cells, and brought to the image's pixels between them.",
+            f"A call has at most {most}.",
+        ]
+
+    def trace(self, asked: Traceable) -> TracedModel:
+        """Traces images to embeddings, and prompts about embedded images to masks."""
+        module, segmenter = asked.module, cast("PromptSegmenter", asked.module)
+        encoder_module, decoder_module = cast("nn.Module", segmenter.encoder), cast("nn.Module", segmenter.decoder)
+        encoder = trace_graph("encoder", module, StatelessGraph(encoder_module), [asked.pixels])
+        shapes = {spec.name: spec.shape[1:] for spec in encoder.outputs}
+        cells = segmenter.mask_size
+        prompts = [
+            make_spec("embedding", "float32", "prompts", *shapes["embedding"]),
+            make_spec("points", "float32", "prompts", "points", 2),
+            make_spec("point_labels", "int64", "prompts", "points"),
+            make_spec("earlier_mask", "float32", "prompts", cells, cells),
+            make_spec("has_earlier_mask", "int64", "prompts"),
+        ]
+        decoder = trace_graph("decoder", module, PromptDecoderGraph(decoder_module), prompts)
+        return TracedModel(graphs=(encoder, decoder))
 
     def compare(self, candidate: Candidate, reference: Reference, comparison: Comparison) -> None:
         """Holds embeddings against PyTorch's, and masks of drawn prompts: their images, kinds and numbers of points."""
@@ -67,10 +120,6 @@ class Segmentation(ImageTask):
                 comparison.add(MASKS, found[MASKS].reshape(len(exact[MASKS]), -1), exact[MASKS], where)
                 comparison.add(PREDICTED_IOU, found[PREDICTED_IOU], exact[PREDICTED_IOU], where)
             comparison.num_shapes += 1
-
-    def kind(self, source: ExportSource) -> Kind:  # noqa: ARG002
-        """Logits of pixels."""
-        return "mask"
 
     def answers(self, candidate: Candidate, inputs: Inputs) -> Iterator[Rows]:
         """Yields what the model gives for one place of each image: logits of M masks, and their predicted IoU.
@@ -156,3 +205,28 @@ def embed_images(graph: BatchGraph, pixel_values: NDArray[np.float32]) -> list[N
     """Embeds images for a mask decoder: (N, 3, height, width) -> N of (L, E)."""
     found = run_batch(graph, [{"pixel_values": pixels} for pixels in pixel_values])
     return [outputs[EMBEDDING] for outputs in found]
+
+
+# Graphs
+
+
+class PromptDecoderGraph(nn.Module):
+    """Graph `decoder` of a segmentation model: prompts, each with the embedding of its image."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, embedding: Tensor, *prompts: Tensor) -> Outputs:
+        """An embedding of each prompt, (N, L, E), and the inputs of `MaskDecoder` in turn -> its outputs."""
+        points, point_labels, earlier_mask, has_earlier_mask = prompts
+        dtype = float_dtype(self.module)
+        outputs: Outputs = self.module(
+            embedding.to(dtype),
+            torch.arange(len(points)),
+            points,
+            point_labels,
+            earlier_mask=earlier_mask.to(dtype),
+            has_earlier_mask=has_earlier_mask,
+        )
+        return outputs

@@ -7,18 +7,25 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 from sklearn.metrics import confusion_matrix, f1_score, recall_score
+from torch import nn
 
 from headway_export.agreement import Rows
 from headway_export.candidate import NUM_ROWS, Candidate, run_batch
-from headway_export.inputs import Inputs
+from headway_export.errors import SourceError
+from headway_export.graphs import StatelessGraph
+from headway_export.inputs import NUM_ITEMS, NUM_VECTORS, Inputs, affordable, places
 from headway_export.quality import NUM_EXAMPLES, Quality, figure_of, quoted
-from headway_export.source import EvaluationData
+from headway_export.source import EvaluationData, ExportSource
 from headway_export.tasks.task import ExportTask
-from headway_server.bundles import CalibrationFigures, ClassificationScheme
+from headway_export.tracing import Traceable, TracedModel, trace_graph
+from headway_server.batching import Tensors
+from headway_server.bundles import CalibrationFigures, ClassificationScheme, Space, Task
 from headway_server.tasks.outputs import log_softmax
 from headway_training.calibration import NUM_BINS, calibration_metrics, to_probabilities
 
@@ -27,6 +34,33 @@ _POSITIONS_AT_A_TIME = 1 << 14
 
 class Stateless(ExportTask):
     """A graph `model` of inputs of one kind."""
+
+    num_items: ClassVar[tuple[int, int]] = NUM_ITEMS
+    """The least and the most inputs that judge."""
+
+    def trace(self, asked: Traceable) -> TracedModel:
+        """Traces the graph."""
+        inputs = self.attention_inputs(asked)
+        return TracedModel(graphs=(trace_graph("model", asked.module, StatelessGraph(asked.served), inputs),))
+
+    @abstractmethod
+    def items(self, source: ExportSource, data: EvaluationData) -> Sequence[Tensors]:
+        """Makes the graph's inputs of examples."""
+
+    @abstractmethod
+    def positions(self, source: ExportSource) -> float:
+        """Returns how many positions an input has, about."""
+
+    def num_inputs(self, source: ExportSource) -> int:
+        """Returns how many inputs judge."""
+        return affordable(source, self.positions(source), *self.num_items)
+
+    def inputs_of(
+        self, source: ExportSource, data: EvaluationData, most: int | None, candidate: Candidate | None
+    ) -> Inputs:
+        """Returns inputs of the graph."""
+        rows = data.take(places(len(data), most or self.num_inputs(source)))
+        return Inputs(dataset=data.dataset, items=tuple(self.items(source, rows)))
 
     @abstractmethod
     def logits(self, candidate: Candidate, data: EvaluationData) -> NDArray[np.float32]:
@@ -58,6 +92,39 @@ class Stateless(ExportTask):
         """Measures how a classifier does, and its calibration."""
         measured = _micro_f1 if data.metric == "micro_f1" else _accuracy
         return measured(candidate, data, self.logits(candidate, data))
+
+
+class Embedding(Stateless):
+    """A model of vectors."""
+
+    recorded = "embedding"
+    own_kind = "vector"
+    num_items = NUM_VECTORS
+
+    def parts_of_factory(self, factory: str, module: nn.Module) -> dict[str, Any]:
+        """Reads the space that a module says its vectors are in."""
+        return {"space": _read_space(module, factory, self.task)}
+
+
+def _read_space(module: nn.Module, factory: str, task: Task) -> Space | None:
+    """Returns the space that a module says its vectors are in; None where it says nothing.
+
+    Raises:
+        SourceError: What it says is none, or its vectors have no pooling's name.
+    """
+    if not isinstance(getattr(module, "pooling", None), str):
+        raise SourceError(
+            f"--model {factory}: has no attribute pooling, a name for the manifest; {task} needs it "
+            "(docs/bring-your-own.md)"
+        )
+    stated = getattr(module, "space", None)
+    if stated is None or callable(stated):  # a method or a layer of that name is a helper
+        return None
+    try:
+        return Space.model_validate(stated)
+    except ValidationError as error:
+        what = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+        raise SourceError(f"--model {factory}: its space is wrong ({what}); see docs/bring-your-own.md") from error
 
 
 # Classifiers

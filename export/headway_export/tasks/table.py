@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Final, cast
@@ -33,6 +34,11 @@ TASKS: Final[dict[Task, str]] = {
 def task_of(task: Task) -> ExportTask:
     """Returns what export does with the models of a task."""
     return _load(TASKS[task], task)
+
+
+def tasks_where(holds: Callable[[ExportTask], bool]) -> list[Task]:
+    """Returns the tasks of which something holds, in order."""
+    return [task for task in TASKS if holds(task_of(task))]
 
 
 @cache

@@ -6,42 +6,41 @@ N examples, C labels, T tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import NonNegativeInt
+from torch import nn
 
-from headway_export.agreement import Kind
 from headway_export.candidate import Candidate, run_batch
-from headway_export.inputs import (
-    FULL_SHARE,
-    LENGTHS,
-    NUM_CALIBRATED,
-    NUM_ITEMS,
-    NUM_VECTORS,
-    Draw,
-    Inputs,
-    affordable,
-    apart,
-    evenly,
-    places,
-    text_items,
-)
+from headway_export.inputs import FULL_SHARE, LENGTHS, NUM_CALIBRATED, Draw, apart, evenly, text_items
 from headway_export.parity import Comparison, attention_texts, batches, sample_tokens
 from headway_export.quality import by_length
 from headway_export.reference import Reference
-from headway_export.source import EvaluationData, ExportSource
-from headway_export.tasks.stateless import Stateless
+from headway_export.source import EvaluationData, ExportSource, TextRow, read_rows, validated
+from headway_export.tasks.stateless import Embedding, Stateless
 from headway_export.tasks.task import Metric
+from headway_export.tracing import Traceable, make_spec
 from headway_server.batching import Tensors
+from headway_server.bundles import Limits, TensorSpec
 from headway_server.tasks.text.model import text_tensors
 
 
 class TextTask(Stateless):
     """A model of texts."""
 
-    num_items: ClassVar[tuple[int, int]] = NUM_ITEMS
-    """The least and the most inputs that judge."""
+    needed_flags: ClassVar[tuple[str, ...]] = ("--tokenizer",)
+
+    def limits(self, module: nn.Module) -> Limits:
+        """Reads that of texts."""
+        return Limits(max_input_tokens=int(cast("Any", module).max_length))
+
+    def attention_inputs(self, asked: Traceable) -> list[TensorSpec]:
+        """Tokens and their mask, and their types where the model reads such."""
+        names = ("input_ids", "attention_mask", *(("token_type_ids",) if asked.has_token_types else ()))
+        return [make_spec(name, "int64", "batch", "length") for name in names]
 
     def compare(self, candidate: Candidate, reference: Reference, comparison: Comparison) -> None:
         """Compares batches of texts, long and short together."""
@@ -65,33 +64,27 @@ class TextTask(Stateless):
         for batch, _ in attention_texts(candidate, frame=True):
             yield [text_tensors(text, _halved(text), has_types=has_types) for text in batch]
 
-    def inputs_of(
-        self,
-        source: ExportSource,
-        data: EvaluationData,
-        most: int | None,
-        candidate: Candidate | None,  # noqa: ARG002
-    ) -> Inputs:
-        """Returns texts, or pairs of them."""
-        rows = data.take(places(len(data), most or self._num_texts(source)))
-        return Inputs(dataset=data.dataset, items=tuple(text_items(source, rows.texts, rows.text_pairs)))
+    def items(self, source: ExportSource, data: EvaluationData) -> Sequence[Tensors]:
+        """Makes them of texts, or of pairs."""
+        return text_items(source, data.texts, data.text_pairs)
 
     def draw(self, draw: Draw) -> tuple[list[Any], list[Any]]:
         """Returns texts that are given or drawn, with second ones where the model reads such."""
-        source, count = draw.source, self._num_texts(draw.source)
+        source, count = draw.source, self.num_inputs(draw.source)
         if source.texts:
             return apart(text_items(source, *_paired(draw, evenly(source.texts, count))))
         items = text_items(source, *_paired(draw, draw.texts(count + NUM_CALIBRATED)))
         return items[:count], items[count:]
 
-    def _num_texts(self, source: ExportSource) -> int:
+    def positions(self, source: ExportSource) -> float:
+        """Tokens."""
         limit = source.limits.max_input_tokens or LENGTHS[1]
-        return affordable(source, min(limit, 24 + limit / FULL_SHARE), *self.num_items)
+        return min(limit, 24 + limit / FULL_SHARE)
 
     def logits(self, candidate: Candidate, data: EvaluationData) -> NDArray[np.float32]:
         """Logits of the examples, (N, C)."""
         graph, logits = candidate.open_stateless(), np.empty((len(data), len(candidate.source.labels)), np.float32)
-        items = text_items(candidate.source, data.texts, data.text_pairs)
+        items = self.items(candidate.source, data)
         for rows in by_length([item["input_ids"] for item in items]):
             logits[rows] = [found["logits"] for found in run_batch(graph, [items[row] for row in rows])]
         return logits
@@ -100,30 +93,51 @@ class TextTask(Stateless):
 class TextClassification(TextTask):
     """Labels of texts, one each or several."""
 
+    needed_flags = ("--tokenizer", "--labels")
+    optional_flags = ("--multi-label", "--text-pairs")
     metrics = (Metric(name="accuracy", allowed_loss=0.5), Metric(name="micro_f1", allowed_loss=0.5))
+
+    def read_examples(self, file: Path, num_labels: int) -> dict[str, Any]:
+        """Reads texts with a label each, or with several: `labels` in place of `label`.
+
+        Raises:
+            ValueError: The model does not have a label.
+        """
+        rows = read_rows(file)
+        several = any("labels" in row for row in rows)
+        read: list[_LabelsRow] | list[_LabelRow] = (
+            validated(_LabelsRow, rows) if several else validated(_LabelRow, rows)
+        )
+        labels = [row.labels if isinstance(row, _LabelsRow) else [row.label] for row in read]
+        if (largest := max((label for own in labels for label in own), default=0)) >= num_labels:
+            raise ValueError(f"label {largest}: the model has {num_labels} labels, numbered from 0")
+        pairs = [row.text_pair or "" for row in read] if any(row.text_pair is not None for row in read) else None
+        examples = {"texts": [row.text for row in read], "text_pairs": pairs}
+        if not several:
+            return examples | {"labels": np.array(labels, np.int64)[:, 0]}
+        truth = np.array([[label in own for label in range(num_labels)] for own in labels], np.int64)  # (N, C)
+        return examples | {"metric": "micro_f1", "labels": truth}
 
 
 class TextScoring(TextTask):
     """Numbers of texts, or of pairs."""
 
-    def makes_probabilities(self, source: ExportSource) -> bool:  # noqa: ARG002
-        """False: a score is one logit."""
-        return False
-
-    def kind(self, source: ExportSource) -> Kind:  # noqa: ARG002
-        """A logit."""
-        return "score"
+    is_read = False
+    own_kind = "score"
 
 
-class TextEmbedding(TextTask):
+class TextEmbedding(Embedding, TextTask):
     """Vectors of texts."""
 
-    recorded = "embedding"
-    num_items = NUM_VECTORS
 
-    def kind(self, source: ExportSource) -> Kind:  # noqa: ARG002
-        """A vector."""
-        return "vector"
+class _LabelRow(TextRow):
+    text_pair: str | None = None
+    label: NonNegativeInt
+
+
+class _LabelsRow(TextRow):
+    text_pair: str | None = None
+    labels: list[NonNegativeInt]
 
 
 def _halved(text: NDArray[np.int64]) -> NDArray[np.int64]:

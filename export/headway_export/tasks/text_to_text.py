@@ -8,37 +8,38 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import sacrebleu
 from numpy.typing import NDArray
+from pydantic import BaseModel
+from torch import nn
 
+from headway_export import parity, tracing
 from headway_export.agreement import Rows, distributions
 from headway_export.candidate import NUM_ROWS, Candidate, encode_sources, open_sources
-from headway_export.errors import ParityError
-from headway_export.inputs import LENGTHS, DecoderText, Draw, Inputs, affordable, apart, evenly, places, write_on
-from headway_export.parity import (
-    BATCH_SIZES,
-    DECODED_TOKENS,
-    SEED,
-    WEIGHT_BOUND,
-    Comparison,
-    asked_positions,
-    attention_texts,
-    batches,
-    check_ranking,
-    read_text,
-    sample_tokens,
+from headway_export.errors import ParityError, SourceError
+from headway_export.graphs import (
+    CrossDecoderGraph,
+    EncoderDecoderAttentionGraph,
+    EncoderGraph,
+    RecurrentDecoderGraph,
+    RecurrentEncoderGraph,
 )
+from headway_export.inputs import LENGTHS, DecoderText, Draw, Inputs, affordable, apart, evenly, places, write_on
 from headway_export.quality import NUM_EXAMPLES, Quality, by_length, decode_greedily, figure_of, quoted
 from headway_export.reference import Reference, TargetAnswers
-from headway_export.source import EvaluationData, ExportSource
+from headway_export.rewriting import RankLogits
+from headway_export.source import EvaluationData, ExportSource, read_rows, validated
 from headway_export.tasks.task import ExportTask, Metric
 from headway_server.batching import Tensors
+from headway_server.bundles import Limits, StateTensor, TensorSpec
 from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_server.decoding.runner.encoder import CrossTensors
 from headway_server.tasks.text.model import text_tensors
+from headway_training.models.protocols import is_recurrent
 
 _NUM_BEAMS = 2
 _NUM_LIKELIEST = 8
@@ -50,9 +51,33 @@ _SOURCES_AT_A_TIME = 4
 class EncoderDecoder(ExportTask):
     """An encoder and a decoder, whatever the source is."""
 
-    def compare(self, candidate: Candidate, reference: Reference, comparison: Comparison) -> None:
+    needed_flags: ClassVar[tuple[str, ...]] = ("--tokenizer",)
+    has_cache = True
+    more_outputs = RankLogits  # which nearly every step needs
+    words_of_total = "What it writes has"
+
+    def limits(self, module: nn.Module) -> Limits:
+        """Reads those of sources and of what is written."""
+        source = int(cast("Any", module).max_source_length)
+        return Limits(max_input_tokens=source, max_total_tokens=int(cast("Any", module).max_target_length))
+
+    def check_source(self, source: ExportSource) -> None:
+        """Checks that there are tokens to begin and to end with."""
+        tokens = source.special_tokens
+        if tokens is None or tokens.bos is None or tokens.eos is None:
+            raise SourceError(f"{self.task} needs the ids of bos and eos; give them with --bos-token and --eos-token")
+
+    def trace(self, asked: tracing.Traceable) -> tracing.TracedModel:
+        """Traces encoder and decoder."""
+        return trace_encoder_decoder(asked.served, self.encoder_inputs(asked), asked.known)
+
+    @abstractmethod
+    def encoder_inputs(self, asked: tracing.Traceable) -> list[TensorSpec]:
+        """Declares what the encoder reads."""
+
+    def compare(self, candidate: Candidate, reference: Reference, comparison: parity.Comparison) -> None:
         """Compares what is decoded of batches of sources, and what is answered to targets that are given."""
-        runner, encoder = candidate.open_decoder(max(BATCH_SIZES)), candidate.open_encoder()
+        runner, encoder = candidate.open_decoder(max(parity.BATCH_SIZES)), candidate.open_encoder()
         limits, tokens = candidate.source.limits, candidate.source.special_tokens
         assert limits.max_input_tokens is not None, "the source has read the module's lengths"
         assert tokens is not None, "a text model has its special tokens"
@@ -64,7 +89,7 @@ class EncoderDecoder(ExportTask):
         references = () if evaluation is None else self.references(evaluation)
         written = _sample_targets(candidate.source, references, runner, never)
         read = self.source_batches(candidate.source, runner.vocab_size, limits.max_input_tokens)
-        for sources, lengths in zip(read, batches(runner.max_length), strict=True):
+        for sources, lengths in zip(read, parity.batches(runner.max_length), strict=True):
             batch = _SourceBatch(
                 runner=runner,
                 reference=reference,
@@ -92,11 +117,7 @@ class EncoderDecoder(ExportTask):
         return distributions(candidate, inputs.texts)
 
     def inputs_of(
-        self,
-        source: ExportSource,
-        data: EvaluationData,
-        most: int | None,
-        candidate: Candidate | None,  # noqa: ARG002
+        self, source: ExportSource, data: EvaluationData, most: int | None, candidate: Candidate | None
     ) -> Inputs:
         """Returns sources with what is to be written of them."""
         rows = data.take(places(len(data), most or self._num_sources(source)))
@@ -157,7 +178,7 @@ class EncoderDecoder(ExportTask):
             texts.append(_repeated(texts[0], limit))
         return texts
 
-    def first_tokens(self, draw: Draw, runner: DecoderRunner, starts: NDArray[np.int64]) -> NDArray[np.int64]:  # noqa: ARG002
+    def first_tokens(self, draw: Draw, runner: DecoderRunner, starts: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns what rows, (R, P), begin with once their sources are known."""
         return starts
 
@@ -170,15 +191,43 @@ class EncoderDecoder(ExportTask):
 class TextToText(EncoderDecoder):
     """Texts of texts."""
 
+    is_read: ClassVar[bool] = False
+    attention_graph = EncoderDecoderAttentionGraph
+    inspection = "inspect-translation TEXT"
+
+    def trace(self, asked: tracing.Traceable) -> tracing.TracedModel:
+        """Traces encoder and decoder, which may have a recurrent state."""
+        with tracing.following_the_protocol(asked.module):
+            has_state = is_recurrent(asked.module)
+        return trace_recurrent(asked.module) if has_state else super().trace(asked)
+
+    def encoder_inputs(self, asked: tracing.Traceable) -> list[TensorSpec]:
+        """Tokens of sources, and their mask."""
+        return [tracing.make_spec(*spec) for spec in _ENCODER_INPUTS]
+
+    def check_attention(self, module: nn.Module) -> None:
+        """Refuses a recurrent model, and one whose kernel cannot be replaced."""
+        if is_recurrent(module):
+            raise SourceError(
+                f"{type(module).__name__}: has a recurrent state in place of attention to its own tokens; leave out "
+                "--attention. Its attention to the source comes with each translation as its alignment"
+            )
+        super().check_attention(module)
+
+    def attention_inputs(self, asked: tracing.Traceable) -> list[TensorSpec]:
+        """Sources, and targets from their first token on."""
+        sources = [_as_read(spec, "batch") for spec in self.encoder_inputs(asked)]
+        return [*sources, tracing.make_spec("target_ids", "int64", "batch", "length")]
+
     def source_batches(self, source: ExportSource, vocab_size: int, limit: int) -> Iterator[list[NDArray[Any]]]:
         """Yields tokens of several lengths."""
-        texts = sample_tokens(source, vocab_size, limit, frame=True)
-        for rows in batches(limit):
+        texts = parity.sample_tokens(source, vocab_size, limit, frame=True)
+        for rows in parity.batches(limit):
             yield [texts[row % len(texts)][:length] for row, length in enumerate(rows)]
 
     def attention_items(self, candidate: Candidate) -> Iterator[list[Tensors]]:
         """Yields sources and targets."""
-        for batch, others in attention_texts(candidate, frame=True):
+        for batch, others in parity.attention_texts(candidate, frame=True):
             targets = [other[: 1 + len(text) // 2] for text, other in zip(batch, others, strict=True)]
             yield [{**text_tensors(text), "target_ids": target} for text, target in zip(batch, targets, strict=True)]
 
@@ -201,7 +250,19 @@ class TextToText(EncoderDecoder):
 class Translation(TextToText):
     """Texts in another language."""
 
+    is_read = True
+    needed_flags = ("--tokenizer", "--languages")
     metrics = (Metric(name="sacrebleu", allowed_loss=0.5),)
+
+    def read_examples(self, file: Path, num_labels: int) -> dict[str, Any]:
+        """Reads sources and targets."""
+        pairs = validated(_TranslationRow, read_rows(file))
+        languages = [(row.source_language, row.target_language) for row in pairs]
+        return {
+            "texts": [row.source for row in pairs],
+            "references": [row.target for row in pairs],
+            "languages": languages if any(map(any, languages)) else [],
+        }
 
     def measure(self, candidate: Candidate, data: EvaluationData) -> Quality:
         """Measures BLEU of greedy translations."""
@@ -214,13 +275,20 @@ class Translation(TextToText):
         )
 
 
+class _TranslationRow(BaseModel):
+    source: str
+    target: str
+    source_language: str = ""
+    target_language: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SourceBatch:
     """Encoded sources, and what a decoder makes of them."""
 
     runner: DecoderRunner
     reference: Reference
-    comparison: Comparison
+    comparison: parity.Comparison
     sources: Sequence[NDArray[Any]]
     encoded: Sequence[CrossTensors]
 
@@ -233,7 +301,7 @@ class _SourceBatch:
         """
         runner, num_sources = self.runner, len(self.sources)
         num_beams = _NUM_BEAMS if 1 < num_sources <= runner.num_slots // _NUM_BEAMS else 1
-        num_steps, count = min(2 * DECODED_TOKENS, runner.max_length), min(_NUM_LIKELIEST, runner.vocab_size)
+        num_steps, count = min(2 * parity.DECODED_TOKENS, runner.max_length), min(_NUM_LIKELIEST, runner.vocab_size)
         num_rows = num_sources * num_beams
         where = f"batch {num_sources}, sources {[source.shape for source in self.sources]}, {num_beams} rows each"
         runner.set_sources(self.encoded)
@@ -242,7 +310,7 @@ class _SourceBatch:
         chosen, steps = [np.full(num_rows, bos, np.int64)], list[NDArray[np.float32]]()
         for position in range(num_steps):
             logits = runner.decode(chosen[-1], np.full(num_rows, position), num_likeliest=count)
-            check_ranking(runner.ranking, logits, where)
+            parity.check_ranking(runner.ranking, logits, where)
             steps.append(logits.copy())
             logits[:, never] = -np.inf
             following = logits.argmax(axis=-1)
@@ -263,13 +331,13 @@ class _SourceBatch:
         """
         runner = self.runner
         where = f"batch {len(self.sources)}, targets of {[len(target) for target in targets]} tokens"
-        num_steps = np.array([min(DECODED_TOKENS, len(target) - 1) for target in targets])
+        num_steps = np.array([min(parity.DECODED_TOKENS, len(target) - 1) for target in targets])
         firsts = np.array([len(target) for target in targets]) - num_steps
-        asked = [asked_positions(first, runner.vocab_size) for first in firsts.tolist()]
+        asked = [parity.asked_positions(first, runner.vocab_size) for first in firsts.tolist()]
         found = []
         for slot, (target, source) in enumerate(zip(targets, self.encoded, strict=True)):
             runner.begin(slot, source)
-            found.append([read_text(runner, slot, target[: firsts[slot]], asked[slot], source)])
+            found.append([parity.read_text(runner, slot, target[: firsts[slot]], asked[slot], source)])
         runner.set_sources(self.encoded)
         for step in range(int(num_steps.max())):
             # A row that has ended reads its last token once more, where it was.
@@ -291,10 +359,10 @@ class _SourceBatch:
         for slot, (encoded, target, expected) in enumerate(zip(self.encoded, targets, alignments, strict=True)):
             found = self.runner.align(slot, encoded, target)
             error = float(np.abs(found - expected / expected.sum(axis=-1, keepdims=True)).max())
-            if not (error <= WEIGHT_BOUND or (self.comparison.bound is None and np.isfinite(error))):
+            if not (error <= parity.WEIGHT_BOUND or (self.comparison.bound is None and np.isfinite(error))):
                 raise ParityError(
                     f"alignment {found.shape} of a target of {len(target)} tokens: {error:.2e} from PyTorch's weights, "
-                    f"bound {WEIGHT_BOUND:.0e}"
+                    f"bound {parity.WEIGHT_BOUND:.0e}"
                 )
 
     def _compare(
@@ -316,13 +384,13 @@ def _sample_targets(
     source: ExportSource, references: Sequence[str], runner: DecoderRunner, never: Sequence[int]
 ) -> list[NDArray[np.int64]]:
     """Returns tokens that a decoder is given, up to its limit: of evaluation data, or drawn among those it takes."""
-    rows, length = max(BATCH_SIZES), runner.max_length
+    rows, length = max(parity.BATCH_SIZES), runner.max_length
     if references and source.tokenizer is not None:
         tokens = np.concatenate(source.encode(references[: rows * length], frame=False))
         if len(tokens) > 1:
             return list(np.resize(tokens, (rows, length)))
     allowed = np.setdiff1d(np.arange(runner.vocab_size), never)
-    return list(np.random.default_rng(SEED).choice(allowed, (rows, length)))
+    return list(np.random.default_rng(parity.SEED).choice(allowed, (rows, length)))
 
 
 def framed(source: ExportSource, start: NDArray[np.int64], ids: NDArray[np.int64], read: NDArray[Any]) -> DecoderText:
@@ -370,3 +438,95 @@ def weak_translations(
         f"expected {quoted(references[index])}."
         for index in worst
     )
+
+
+# Graphs
+
+_ENCODER_INPUTS = (
+    ("input_ids", "int64", "batch", "length"),
+    ("attention_mask", "int64", "batch", "length"),
+)
+_SOURCE_MASK = ("source_mask", "int64", "sources", "source_length")
+
+
+def trace_encoder_decoder(
+    module: nn.Module, encoder_inputs: Sequence[TensorSpec], known: tracing.TracedModel | None
+) -> tracing.TracedModel:
+    """Traces an encoder, and a decoder with a cache."""
+    past = tracing.past_specs(module, has_source=True)
+    encoder = tracing.trace_graph("encoder", module, EncoderGraph(module), encoder_inputs)
+    cross = encoder.outputs
+    inputs = [*(tracing.make_spec(*spec) for spec in (*tracing.STEP_INPUTS, _SOURCE_MASK))]
+    inputs[len(tracing.STEP_INPUTS) : len(tracing.STEP_INPUTS)] = past
+    # The decoder reads sources of any length, those of an image or of audio too, which have always as many positions.
+    inputs += [
+        tracing.make_spec(spec.name, spec.dtype, "sources", spec.shape[1], "source_length", spec.shape[3])
+        for spec in cross
+    ]
+    aligned_layer = tracing.alignment_layer(len(cross) // 2)
+    if known is not None:  # its attention is given to a decoder, whatever the kernel
+        decoder = known.graphs[-1]
+    else:
+        decoder = tracing.trace_graph("decoder", module, CrossDecoderGraph(module, len(past), aligned_layer), inputs)
+    return tracing.TracedModel(
+        graphs=(encoder, decoder),
+        state=tracing.in_place(past),
+        cross=tuple(spec.name for spec in cross),
+        alignment_layer=aligned_layer,
+    )
+
+
+def trace_recurrent(module: nn.Module) -> tracing.TracedModel:
+    """Traces an encoder, and a decoder with a recurrent state."""
+    graph = RecurrentEncoderGraph(module)
+    encoder = tracing.trace_graph("encoder", module, graph, [tracing.make_spec(*spec) for spec in _ENCODER_INPUTS])
+    cross = [spec for spec in encoder.outputs if spec.name.startswith("cross_")]
+    states = tuple(
+        StateTensor(
+            past=f"past_state_{number}",
+            present=f"present_state_{number}",
+            update="replace",
+            initial=f"initial_state_{number}",
+        )
+        for number in range(len(encoder.outputs) - len(cross))
+    )
+    past = [
+        _as_read(spec, "slots").model_copy(update={"name": state.past})
+        for spec, state in zip(encoder.outputs[len(cross) :], states, strict=True)
+    ]
+    inputs = [
+        tracing.make_spec("input_ids", "int64", "slots", 1),
+        *past,
+        tracing.make_spec(*_SOURCE_MASK),
+        *(_as_read(spec, "sources") for spec in cross),
+    ]
+    decoder_graph = RecurrentDecoderGraph(module, len(past))
+    _check_step(module, past, tracing.declare_outputs(module, decoder_graph, inputs))
+    decoder = tracing.trace_graph("decoder", module, decoder_graph, inputs)
+    names = tuple(spec.name for spec in cross)
+    return tracing.TracedModel(graphs=(encoder, decoder), state=states, cross=names, alignment_layer=0)
+
+
+def _check_step(module: nn.Module, past: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
+    """Checks that a step of a recurrent model returns its states, and a weight for each source token.
+
+    Raises:
+        SourceError: It does not.
+    """
+    _, alignment, *present = outputs
+    if not past or [spec.shape for spec in present] != [spec.shape for spec in past]:
+        raise SourceError(
+            f"{type(module).__name__}: step was given states {[spec.shape for spec in past]} and returned "
+            f"{[spec.shape for spec in present]}; it returns at least one, each of the shape it was given"
+        )
+    if alignment.shape != (expected := ("slots", 1, "source_length")):
+        raise SourceError(
+            f"{type(module).__name__}: step returned attention of {alignment.shape}; it returns {expected}, a weight a "
+            "source token"
+        )
+
+
+def _as_read(spec: TensorSpec, rows: str) -> TensorSpec:
+    """Returns an encoder's output as a decoder declares it."""
+    axes = {"batch": rows, "length": "source_length"}
+    return spec.model_copy(update={"shape": tuple(axes.get(str(axis), axis) for axis in spec.shape)})

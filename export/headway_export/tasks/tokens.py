@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from headway_export.candidate import Candidate, run_batch
+from headway_export.errors import SourceError
 from headway_export.inputs import NUM_ITEMS
 from headway_export.quality import NUM_EXAMPLES, Quality, by_length, figure_of
-from headway_export.source import EvaluationData
+from headway_export.source import EvaluationData, TextRow, read_rows, validated
 from headway_export.tasks.task import Metric
 from headway_export.tasks.text import TextTask
+from headway_server.bundles import Manifest
 from headway_server.bundles.tags import TagSet
 from headway_server.tasks.text.model import text_tensors
 from headway_server.tasks.tokens.spans import SpanDecoder
@@ -25,11 +29,32 @@ Spans = list[tuple[int, int, int]]
 """Start, end and number of the label."""
 
 
+class _SpansRow(TextRow):
+    spans: list[tuple[int, int, str]]
+
+
 class TokenClassification(TextTask):
     """Tags of tokens."""
 
+    needed_flags = ("--tokenizer", "--labels")
     metrics = (Metric(name="span_f1", allowed_loss=0.5),)
     num_items = (NUM_ITEMS[0], NUM_ITEMS[1] // 8)  # a text is many predictions
+
+    def check_labels(self, labels: Sequence[str]) -> None:
+        """Checks that they are tags."""
+        try:
+            TagSet.parse(labels)
+        except ValueError as error:
+            raise SourceError(f"labels: {error}") from error
+
+    def read_examples(self, file: Path, num_labels: int) -> dict[str, Any]:
+        """Reads texts and their spans."""
+        tagged = validated(_SpansRow, read_rows(file))
+        return {"texts": [row.text for row in tagged], "spans": [row.spans for row in tagged]}
+
+    def names(self, manifest: Manifest) -> Sequence[str]:
+        """Returns the labels of spans."""
+        return TagSet.parse(manifest.labels).labels
 
     def measure(self, candidate: Candidate, data: EvaluationData) -> Quality:
         """Measures F1 of spans."""

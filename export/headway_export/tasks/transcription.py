@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,10 @@ from headway_export.inputs import DecoderText, Draw, evenly
 from headway_export.parity import BATCH_SIZES, SEED
 from headway_export.quality import NUM_EXAMPLES, Quality, figure_of, quoted, write_greedily
 from headway_export.source import EvaluationData, ExportSource
-from headway_export.tasks.task import Metric
+from headway_export.tasks.task import NOT_LOOKED_AT, Metric
 from headway_export.tasks.text_to_text import EncoderDecoder, framed
+from headway_export.tracing import Traceable, make_spec
+from headway_server.bundles import TensorSpec
 from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_server.preprocessing.audio import LogMel
 from headway_training.metrics import score_transcripts, transcript_words, word_errors
@@ -24,14 +27,34 @@ from headway_training.metrics import score_transcripts, transcript_words, word_e
 class Transcription(EncoderDecoder):
     """Transcripts of windows of audio."""
 
+    is_of_the_kit = True
     metrics = (Metric(name="wer", allowed_loss=0.5, higher_is_better=False),)
 
-    def source_batches(
-        self,
-        source: ExportSource,
-        vocab_size: int,  # noqa: ARG002
-        limit: int,  # noqa: ARG002
-    ) -> Iterator[list[NDArray[Any]]]:
+    shows_no_attention = NOT_LOOKED_AT
+
+    def read_examples(self, file: Path, num_labels: int) -> dict[str, Any]:
+        """Reads recordings and their transcripts.
+
+        Raises:
+            ValueError: Recordings have other lengths than their samples.
+        """
+        with np.load(file) as arrays:
+            ends = np.cumsum(arrays["lengths"])
+            if len(ends) != len(arrays["transcripts"]) or ends[-1:].tolist() != [len(arrays["samples"])]:
+                raise ValueError("lengths are not those of the transcripts' samples")
+            return {
+                "recordings": np.split(arrays["samples"], ends[:-1]),
+                "rate": int(arrays["rate"]),
+                "references": arrays["transcripts"].tolist(),
+                "groups": arrays["sources"].tolist(),
+            }
+
+    def encoder_inputs(self, asked: Traceable) -> list[TensorSpec]:
+        """Features of windows of audio."""
+        assert asked.audio_size is not None, "a model of audio has its preprocessing"
+        return [make_spec("input_features", "float32", "batch", *asked.audio_size)]
+
+    def source_batches(self, source: ExportSource, vocab_size: int, limit: int) -> Iterator[list[NDArray[Any]]]:
         """Yields windows of audio."""
         audio = source.audio_preprocessing
         assert audio is not None, "a model of audio has its preprocessing"
