@@ -29,31 +29,16 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, ndtri, stdtrit
 
-from headway_export.candidate import (
-    NUM_ROWS,
-    Candidate,
-    answer_prompts,
-    drawing_conditions,
-    embed_images,
-    encode_sources,
-    open_sources,
-    run_batch,
-)
+from headway_export.candidate import Candidate, encode_sources, open_sources
 from headway_export.errors import ParityError
 from headway_export.given import flag_of
 from headway_export.inputs import DecoderText, Drawn, Inputs
 from headway_export.source import ExportSource, has_metric
-from headway_server.bundles import (
-    EMBEDDING_TASKS,
-    ENCODER_DECODER_TASKS,
-    AgreementFigures,
-    ClassificationScheme,
-    Precision,
-    Task,
-)
+from headway_export.tasks.table import task_of
+from headway_server.bundles import AgreementFigures, ClassificationScheme, Precision
 from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_server.tasks.outputs import log_softmax
-from headway_server.tasks.segmentation.decoder import INSIDE, MASKS, PREDICTED_IOU, as_item
+from headway_server.tasks.segmentation.decoder import PREDICTED_IOU
 
 Kind: TypeAlias = Literal["choice", "choices", "score", "vector", "mask"]
 """What a row is: logits of which one is chosen, or each by itself, a logit, a vector, or logits of pixels."""
@@ -99,11 +84,10 @@ _MOST_COLUMNS: Final = 1024
 """Whose variation is compared, evenly from all of them."""
 _CONSTANT: Final = 0.05
 """A column varies if its standard deviation in fp32 is more than this share of the median column's that is not 0."""
-_POSITIONS_AT_A_TIME: Final = 1 << 14
-_SEED: Final = 0
+SEED: Final = 0
 
 
-class _Rows(NamedTuple):
+class Rows(NamedTuple):
     """Answers to some inputs or tokens."""
 
     values: NDArray[np.float32]
@@ -130,7 +114,7 @@ class Judge:
         """Notes what fp32, the candidate, answers."""
         rows = list[NDArray[np.float32]]()
         spool, end = None, 0
-        for found in _answers(candidate, drawn.judged):
+        for found in task_of(candidate.source.task).answers(candidate, drawn.judged):
             if drawn.judged.texts:  # logits of a vocabulary take much memory
                 spool = _spool(candidate, drawn.judged, found.values.shape[1]) if spool is None else spool
                 spool[end : end + len(found.values)] = found.values
@@ -139,7 +123,7 @@ class Judge:
                 rows.append(found.values)
         return cls(
             drawn=drawn,
-            kind=_kind_of(candidate.source),
+            kind=task_of(candidate.source.task).kind(candidate.source),
             is_beside_a_metric=candidate.source.evaluation is not None,
             answers=np.concatenate(rows) if spool is None else spool,
         )
@@ -160,7 +144,7 @@ class Judge:
             num_masks=int(outputs[PREDICTED_IOU].shape[-1]) if self.kind == "mask" else 0,
         )
         end = 0
-        for found in _answers(candidate, judged):
+        for found in task_of(source.task).answers(candidate, judged):
             start, end = end, end + len(found.values)
             comparison.add(self.answers[start:end].astype(np.float32), found)
         figures, intervals = comparison.figures()
@@ -227,21 +211,6 @@ def _calibrated_on(candidate: Candidate, drawn: Drawn) -> Literal["other inputs"
     return "other inputs" if drawn.is_disjoint else "these inputs"
 
 
-def _kind_of(source: ExportSource) -> Kind:
-    match source.task:
-        case Task.TEXT_SCORING:
-            return "score"
-        case Task.SEGMENTATION:
-            return "mask"
-        case Task.IMAGE_GENERATION:
-            return "vector"
-        case task if task in EMBEDDING_TASKS:
-            return "vector"
-        case _:
-            several = source.classification is not None and source.classification.kind == "multi_label"
-            return "choices" if several else "choice"
-
-
 # Answers
 
 
@@ -255,22 +224,11 @@ def _spool(candidate: Candidate, inputs: Inputs, num_columns: int) -> NDArray[np
         return np.memmap(file, np.float16, "w+", shape=(count, num_columns))
 
 
-def _answers(candidate: Candidate, inputs: Inputs) -> Iterator[_Rows]:
-    """Yields a variant's answers, always in the same order."""
-    if inputs.texts:
-        return _distributions(candidate, inputs.texts)
-    if candidate.source.task is Task.SEGMENTATION:
-        return _masks(candidate, inputs)
-    if candidate.source.task is Task.IMAGE_GENERATION:
-        return _velocities(candidate, inputs)
-    return _outputs(candidate, inputs)
-
-
-def _distributions(candidate: Candidate, texts: Sequence[DecoderText]) -> Iterator[_Rows]:
+def distributions(candidate: Candidate, texts: Sequence[DecoderText]) -> Iterator[Rows]:
     """Yields logarithms of the probabilities, (R, V), of what may follow each token of a text, from the last given."""
     source = candidate.source
     runner = candidate.open_decoder(1, max_length=max(len(text.token_ids) for text in texts))
-    encoder = candidate.open_encoder() if source.task in ENCODER_DECODER_TASKS else None
+    encoder = candidate.open_encoder() if "encoder" in candidate.variant.graphs else None
     read = None
     for number, text in enumerate(texts):
         if encoder is not None:
@@ -288,7 +246,7 @@ def _distributions(candidate: Candidate, texts: Sequence[DecoderText]) -> Iterat
                 continue
             logits = logits[skipped:]
             logits[:, list(source.suppressed_tokens)] = -1e4  # a server never takes them
-            yield _Rows(log_softmax(logits), start + skipped + np.arange(len(logits)), number)
+            yield Rows(log_softmax(logits), start + skipped + np.arange(len(logits)), number)
 
 
 def _decoded(runner: DecoderRunner, token_ids: NDArray[np.int64], start: int) -> NDArray[np.float32]:
@@ -297,54 +255,6 @@ def _decoded(runner: DecoderRunner, token_ids: NDArray[np.int64], start: int) ->
     return np.concatenate(
         [runner.decode(token_ids[at : at + 1], places[at : at + 1]).copy() for at in range(len(places))]
     )
-
-
-def _outputs(candidate: Candidate, inputs: Inputs) -> Iterator[_Rows]:
-    """Yields the logits or the embeddings of inputs, those of similar length run together."""
-    source, graph = candidate.source, candidate.open_stateless()
-    name = "embedding" if source.task in EMBEDDING_TASKS else "logits"
-    lengths = [max(array.shape[-1] for array in item.values()) for item in inputs.items]
-    order = sorted(range(len(lengths)), key=lengths.__getitem__)
-    scheme = source.classification or ClassificationScheme()
-    is_choice = _kind_of(source) == "choice"
-    while order:
-        costs = [_num_positions(source, lengths[place]) for place in order[:NUM_ROWS]]
-        count = max(1, sum(number * cost <= _POSITIONS_AT_A_TIME for number, cost in enumerate(costs, 1)))
-        batch, order = order[:count], order[count:]
-        for place, found in zip(batch, run_batch(graph, [inputs.items[place] for place in batch]), strict=True):
-            rows = np.atleast_2d(found[name]).astype(np.float32)  # (1, C), or (T, C) of tokens
-            rows = rows / np.float32(scheme.temperature) if name == "logits" else rows
-            positions = np.arange(len(rows)) if len(rows) > 1 else np.array([lengths[place] - 1])
-            yield _Rows(log_softmax(rows) if is_choice else rows, positions, place)
-
-
-def _num_positions(source: ExportSource, length: int) -> int:
-    """Returns about how many positions a graph computes of an input whose last axis has a length."""
-    return length if source.image_preprocessing is None else max(1, length * length // 256)
-
-
-def _masks(candidate: Candidate, inputs: Inputs) -> Iterator[_Rows]:
-    """Yields what a segmentation model gives for one place of each image: logits of M masks, and their predicted IoU.
-
-    In one row, (1, M S S + M).
-    """
-    encoder, decoder = candidate.open_segmenter()
-    random = np.random.default_rng(_SEED)
-    for number, item in enumerate(inputs.items):
-        [embedding] = embed_images(encoder, item["pixel_values"][np.newaxis])
-        prompt = as_item(embedding, random.random((1, 2), np.float32), np.array([INSIDE]))
-        [found] = answer_prompts(decoder, [prompt])
-        row = np.concatenate([found[MASKS].ravel(), found[PREDICTED_IOU].ravel()]).astype(np.float32)
-        yield _Rows(row[np.newaxis], np.zeros(1, np.int64), number)
-
-
-def _velocities(candidate: Candidate, inputs: Inputs) -> Iterator[_Rows]:
-    """Yields the velocity of each latent, (1, C)."""
-    graphs = candidate.open_diffusion()
-    conditions = drawing_conditions(candidate, graphs, inputs.prompts)
-    for number, (item, condition) in enumerate(zip(inputs.items, conditions, strict=True)):
-        [found] = run_batch(graphs["denoiser"], [{**item, **condition}])
-        yield _Rows(found["velocity"].reshape(1, -1).astype(np.float32), np.zeros(1, np.int64), number)
 
 
 # Figures
@@ -374,7 +284,7 @@ class _Comparison:
     _units: list[NDArray[np.int64]] = field(default_factory=list)
     """(R,), what counts as one in an interval."""
 
-    def add(self, expected: NDArray[np.float32], found: _Rows) -> None:
+    def add(self, expected: NDArray[np.float32], found: Rows) -> None:
         """Adds rows, (R, C), of fp32 and of the variant."""
         values = found.values
         self._positions.append(found.positions)

@@ -5,7 +5,7 @@ N images, T tokens, S source tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,8 +26,6 @@ from headway_server.decoding.speculation.verifier import Verifier
 from headway_server.preprocessing.audio import LogMel
 from headway_server.preprocessing.image import normalize
 from headway_server.runtime import Runtime
-from headway_server.tasks.image_generation.prompts import text_row
-from headway_server.tasks.segmentation.decoder import EMBEDDING, MASKS, PREDICTED_IOU, PromptGraph
 from headway_server.tasks.text.model import text_graph
 from headway_training.data.audio import to_float
 
@@ -69,23 +67,6 @@ class Candidate:
         """Opens the graph of the attention weights."""
         return BatchGraph(self.runtime.open(self.bundle, self.variant.graphs["attention"]))
 
-    def open_segmenter(self) -> tuple[BatchGraph, PromptGraph]:
-        """Opens encoder and decoder of a segmentation model."""
-        encoder, decoder = (
-            self.runtime.open(self.bundle, self.variant.graphs[role]) for role in ("encoder", "decoder")
-        )
-        return BatchGraph(encoder), PromptGraph(decoder)
-
-    def open_diffusion(self) -> dict[str, BatchGraph]:
-        """Opens the graphs of a model that draws images, by their names."""
-        return {
-            str(role): BatchGraph(self.runtime.open(self.bundle, graph)) for role, graph in self.variant.graphs.items()
-        }
-
-    def open_codec(self) -> BatchGraph:
-        """Opens what makes samples of a speaking model's codes."""
-        return BatchGraph(self.runtime.open(self.bundle, self.variant.graphs["codec_decoder"]))
-
     def open_stateless(self) -> BatchGraph:
         """Opens the graph of a model without state."""
         session = self.runtime.open(self.bundle, self.variant.graphs["model"])
@@ -97,34 +78,6 @@ class Candidate:
 def run_batch(graph: BatchGraph, items: Sequence[Tensors]) -> list[dict[str, NDArray[Any]]]:
     """Runs items of any sizes in one batch and returns all outputs of each, as a server does."""
     return graph.split(graph.session.run(graph.collate(items)), items)
-
-
-def drawing_conditions(candidate: Candidate, graphs: Mapping[str, BatchGraph], prompts: Sequence[Any]) -> list[Tensors]:
-    """Returns the denoiser's inputs of what is drawn, as a server does, for labels' numbers or for texts."""
-    if "text_encoder" not in graphs:
-        return [{"label": np.array(label, np.int64)} for label in prompts]
-    rows = drawing_texts(candidate.source, prompts)
-    states = [found for row in rows for found in run_batch(graphs["text_encoder"], [row])]
-    return [{**found, "text_mask": row["attention_mask"]} for found, row in zip(states, rows, strict=True)]
-
-
-def drawing_texts(source: ExportSource, texts: Sequence[str]) -> list[Tensors]:
-    """Returns the inputs of the text encoder of a model that draws images: longer texts are cut."""
-    limit, tokens = source.limits.max_input_tokens, source.special_tokens
-    assert limit is not None, "the source has read the module's lengths"
-    pad = 0 if tokens is None or tokens.pad is None else tokens.pad
-    return [text_row(ids.tolist(), limit, pad) for ids in source.encode(texts, limit)]
-
-
-def answer_prompts(graph: PromptGraph, items: Sequence[Tensors]) -> list[dict[str, NDArray[Any]]]:
-    """Runs prompts of any images in one batch and returns the outputs of each, as a server does."""
-    return graph.split(graph.run(graph.collate(items), [MASKS, PREDICTED_IOU]), items)
-
-
-def embed_images(graph: BatchGraph, pixel_values: NDArray[np.float32]) -> list[NDArray[np.float32]]:
-    """Embeds images for a mask decoder: (N, 3, height, width) -> N of (L, E)."""
-    found = run_batch(graph, [{"pixel_values": pixels} for pixels in pixel_values])
-    return [outputs[EMBEDDING] for outputs in found]
 
 
 def open_verifier(candidate: Candidate, state: SlotState) -> Verifier | None:

@@ -11,28 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway_export.source import ExportSource
+from headway_export.tasks.table import task_of
 from headway_server.bundles import (
     CHAT_TEMPLATE_FILE,
-    ENCODER_DECODER_TASKS,
     LEARNING_CURVE_FILE,
     ClassificationScheme,
     Manifest,
     Precision,
-    Task,
     Variant,
 )
-from headway_server.bundles.tags import TagSet
-from headway_server.tasks.segmentation import decoder as prompts
 from headway_training.checkpoint import TrainingRecord
-
-_INSPECTIONS = {
-    Task.GENERATION: "inspect-generation TEXT",
-    Task.TRANSLATION: "inspect-translation TEXT",
-    Task.TEXT_TO_TEXT: "inspect-translation TEXT",
-    Task.IMAGE_CLASSIFICATION: "inspect-image FILE",
-    Task.IMAGE_EMBEDDING: "inspect-image FILE",
-}
-"""Commands that show what a model of a task attends to; `inspect-text TEXT` for the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,15 +69,13 @@ def write_card(file: Path, source: ExportSource, manifest: Manifest, proofs: Seq
 
 
 def _facts(source: ExportSource, manifest: Manifest) -> str:
-    architecture = manifest.architecture
-    of_tokens = manifest.task is Task.TOKEN_CLASSIFICATION
-    labels = TagSet.parse(manifest.labels).labels if of_tokens else manifest.labels
+    architecture, exported = manifest.architecture, task_of(manifest.task)
     facts = {
         "Task": manifest.task,
         "Licence": manifest.license,
         "Architecture": f"{architecture.kind}, {architecture.parameter_count:,} parameters",
         "Languages": str(manifest.languages) if manifest.languages else "",
-        "Voices" if manifest.task is Task.SPEECH_SYNTHESIS else "Labels": ", ".join(labels),
+        exported.words_of_names: ", ".join(exported.names(manifest)),
         "Fetched from": f"{manifest.origin.id} at commit {manifest.origin.commit}" if manifest.origin else "",
         "Came with it": ", ".join(f"[{name}]({name})" for name in source.documents),
         "Conversations": "yes, by the chat template" if CHAT_TEMPLATE_FILE in manifest.files else "",
@@ -147,7 +133,7 @@ def _variant(proof: Proof) -> str:
 
 def _how_to_check(manifest: Manifest) -> str:
     is_measured = any(variant.quality for variant in manifest.variants.values())
-    if not is_measured or manifest.task in (Task.SEGMENTATION, Task.IMAGE_GENERATION, Task.SPEECH_SYNTHESIS):
+    if not is_measured or not task_of(manifest.task).is_evaluated_served:
         return ""
     return f"Measure it yourself on a server that has it: `headway-train evaluate {manifest.name} --server ADDRESS`."
 
@@ -219,10 +205,9 @@ def attention_section(manifest: Manifest) -> list[str]:
     ]
     if not rows:
         return []
-    command = _INSPECTIONS.get(manifest.task, "inspect-text TEXT")
     text = (
         "The attention weights of every layer and head can be looked at, with "
-        f"`headway {command} --model {manifest.name}`. A weight is from 0 to 1."
+        f"`headway {task_of(manifest.task).inspection} --model {manifest.name}`. A weight is from 0 to 1."
     )
     head = ("variant", "largest difference from PyTorch's", "bound", "largest difference of a row's sum from 1")
     return ["## Attention", text, _table(head, rows)]
@@ -257,39 +242,18 @@ def _weak_points(proofs: Sequence[Proof]) -> list[str]:
 
 
 def _limits(manifest: Manifest) -> str:
-    limits = manifest.limits
+    limits, exported = manifest.limits, task_of(manifest.task)
     sentences = []
     audio = manifest.audio_preprocessing
     if limits.max_input_tokens is not None and manifest.image_preprocessing is None and audio is None:
         sentences.append(f"An input has at most {limits.max_input_tokens} tokens.")
     if limits.max_total_tokens is not None:
-        what = (
-            "What it writes has" if manifest.task in ENCODER_DECODER_TASKS else "Prompt and continuation together have"
-        )
-        sentences.append(f"{what} at most {limits.max_total_tokens} tokens.")
+        sentences.append(f"{exported.words_of_total} at most {limits.max_total_tokens} tokens.")
     if manifest.image_preprocessing is not None:
-        image = manifest.image_preprocessing
-        if manifest.task is Task.IMAGE_GENERATION:
-            sentences.append(f"It draws images of {image.height} x {image.width} pixels.")
-            if limits.max_input_tokens is not None:
-                sentences.append(f"A prompt is any text of at most {limits.max_input_tokens} tokens.")
-        else:
-            sentences.append(f"Every image is resized to {image.height} x {image.width} pixels.")
+        sentences += exported.image_limits(manifest)
     if audio is not None:
         sentences.append(f"It hears {audio.window_s:g} seconds of mono audio of {audio.sampling_rate} Hz at once.")
-    if (codec := manifest.codec) is not None:
-        assert limits.max_total_tokens is not None, "the manifest's validator demands it"
-        assert limits.max_input_tokens is not None, "the manifest's validator demands it"
-        seconds = (limits.max_total_tokens - limits.max_input_tokens) / codec.num_books * codec.hop_length
-        sentences.append(
-            f"It speaks mono audio of {codec.sampling_rate} Hz, {seconds / codec.sampling_rate:.1f} seconds after the "
-            "longest text."
-        )
-    if manifest.task is Task.SEGMENTATION:
-        _, _, cells, _ = next(iter(manifest.variants.values())).graphs["decoder"].outputs[0].shape
-        sentences.append(f"Masks are found in {cells} x {cells} cells, and brought to the image's pixels between them.")
-        most = f"{prompts.MAX_PROMPTS} prompts about an image, and a prompt {prompts.MAX_POINTS} points"
-        sentences.append(f"A call has at most {most}.")
+    sentences += exported.more_limits(manifest)
     sentences.append("The model knows what its training data holds and nothing else; measure it on your own data.")
     return " ".join(sentences)
 

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeAlias, cast
+from typing import Literal, TypeAlias
 
 import onnx_ir as ir
 from torch import nn
@@ -20,28 +20,17 @@ from headway_export.card import Proof, write_card, write_learning_curve
 from headway_export.errors import ParityError, SourceError
 from headway_export.graphs import shows_attention
 from headway_export.reference import Reference, cache_ranges
-from headway_export.rewriting import (
-    AddVerification,
-    FixScales,
-    LayerRange,
-    QuantizeBlocks,
-    QuantizeCache,
-    QuantizeProducts,
-    RankLogits,
-    rewrite,
-)
+from headway_export.rewriting import FixScales, LayerRange, QuantizeBlocks, QuantizeCache, QuantizeProducts, rewrite
 from headway_export.source import ExportSource, check_chat_template
+from headway_export.tasks.table import task_of, tasks_where
 from headway_export.tracing import Role, TracedGraph, TracedModel, trace
 from headway_export.weights import WrittenWeights, save
 from headway_server.bundles import (
     CARD_FILE,
     CHAT_TEMPLATE_FILE,
-    EMBEDDING_TASKS,
-    ENCODER_DECODER_TASKS,
     TOKENIZER_FILE,
     Bundle,
     BundleFile,
-    Diffusion,
     Embedding,
     Graph,
     Manifest,
@@ -49,7 +38,6 @@ from headway_server.bundles import (
     PatchGrid,
     Precision,
     QualityFigure,
-    Task,
     Variant,
     describe_files,
     publish,
@@ -57,7 +45,6 @@ from headway_server.bundles import (
     write_manifest,
 )
 from headway_server.runtime import Runtime
-from headway_training.models.protocols import ImageToText
 
 EXTERNAL_DATA_THRESHOLD_BYTES = 1 << 26
 """Size of a graph's weights from which they go to a file of their own; a protocol buffer holds 2 GiB at most."""
@@ -75,7 +62,6 @@ _DEVICES: dict[Precision, Literal["cpu", "cuda"]] = {
 }
 NOISE_GROWTHS = (float("inf"), 16.0, 4.0)
 """Of an activation whose scale is fixed, tried in turn until the variant passes its proof (`noise_growth`)."""
-_WITHOUT_FIXED_SCALES = (Task.SEGMENTATION, Task.IMAGE_GENERATION, Task.SPEECH_SYNTHESIS)
 _UNPROVED = ParityFigures(max_relative_logit_error=0.0, bound=None, checked_shape_count=0, provider="")
 
 
@@ -112,11 +98,11 @@ def export(source: ExportSource, options: ExportOptions, progress: Progress = la
         BundleError: That version exists already.
     """
     _check_source(source)
-    if Precision.INT4 in options.precisions and source.task is not Task.GENERATION:
-        raise SourceError(
-            f"int4 is a precision of {Task.GENERATION}, and {source.name} does {source.task}; leave it out"
-        )
-    if Precision.INT8_STATIC in options.precisions and source.task in _WITHOUT_FIXED_SCALES:
+    exported = task_of(source.task)
+    if Precision.INT4 in options.precisions and not exported.takes_int4:
+        those = ", ".join(tasks_where(lambda one: one.takes_int4))
+        raise SourceError(f"int4 is a precision of {those}, and {source.name} does {source.task}; leave it out")
+    if Precision.INT8_STATIC in options.precisions and not exported.takes_fixed_scales:
         raise SourceError(f"{source.name} does {source.task}, which has no int8-static; leave it out")
     with staging_folder(options.store) as folder:
         if source.tokenizer is not None:
@@ -136,12 +122,10 @@ def export(source: ExportSource, options: ExportOptions, progress: Progress = la
 
 
 def _check_source(source: ExportSource) -> None:
-    if source.task in (Task.IMAGE_GENERATION, Task.SPEECH_SYNTHESIS) and source.evaluation is None:
+    exported = task_of(source.task)
+    if exported.needs_evaluation and source.evaluation is None:
         raise SourceError(f"{source.name}: its checkpoint carries no evaluation data; {source.task} needs some")
-    if source.task in ENCODER_DECODER_TASKS:
-        tokens = source.special_tokens
-        if tokens is None or tokens.bos is None or tokens.eos is None:
-            raise SourceError(f"{source.task} needs the ids of bos and eos; give them with --bos-token and --eos-token")
+    exported.check_source(source)
     if source.chat_template is not None:
         assert source.tokenizer is not None, "a generation model has one"
         assert source.special_tokens is not None, "a generation model has them"
@@ -150,11 +134,11 @@ def _check_source(source: ExportSource) -> None:
 
 def _check_outputs(source: ExportSource, traced: TracedModel) -> None:
     """Checks that labels or tokenizer belong to the model: its logits have a column for each."""
-    graph = traced.graphs[-1]
+    graph, exported = traced.graphs[-1], task_of(source.task)
     shapes = {output.name: output.shape for output in graph.outputs}
-    if source.task in (Task.SEGMENTATION, Task.IMAGE_GENERATION):
+    if not exported.names_columns:
         return
-    needed = "embedding" if source.task in EMBEDDING_TASKS else "logits"
+    needed = exported.recorded
     if needed not in shapes:
         raise SourceError(f"the model gives {', '.join(shapes) or 'nothing'}; {source.task} needs an output {needed}")
     columns = shapes[needed][-1]
@@ -205,9 +189,7 @@ class _Prover:
         variants = {Precision.FP32: fp32}
         if {Precision.INT8, Precision.INT8_STATIC} & set(wanted):
             for_cpu = traced
-            # These gain nothing by the operator for the CPU.
-            without = (Task.GENERATION, *_WITHOUT_FIXED_SCALES)
-            if self._source.task not in without and shows_attention(self._source.module):
+            if task_of(self._source.task).attends_by_operator and shows_attention(self._source.module):
                 self._progress("int8: tracing")
                 for_cpu = self._trace(self._source.module, known=traced)
             quantized = self._quantize(for_cpu, Precision.INT8)
@@ -365,17 +347,12 @@ class _Prover:
         )
 
     def _with_more_outputs(self, precision: Precision, graph: TracedGraph) -> TracedGraph:
-        """Returns the graph as it is written.
-
-        On the CPU a decoder of prompts can verify drafts, and one of translations ranks its logits, which nearly every
-        step of a translation needs.
-        """
-        if graph.role != "decoder" or _DEVICES[precision] != "cpu" or self._source.task is Task.SEGMENTATION:
+        """Returns the graph as it is written."""
+        more = task_of(self._source.task).more_outputs
+        if graph.role != "decoder" or _DEVICES[precision] != "cpu" or more is None:
             return graph
         model = graph.model.clone()
-        if self._source.task is Task.SPEECH_SYNTHESIS:  # codes repeat nothing that could be looked up
-            return graph
-        rewrite(model, AddVerification() if self._source.task is Task.GENERATION else RankLogits())
+        rewrite(model, more())
         return replace(graph, model=model)
 
     def _trace(self, module: nn.Module, *, known: TracedModel | None = None) -> TracedModel:
@@ -395,8 +372,7 @@ class _Prover:
 
 def _takes_scales(source: ExportSource, options: ExportOptions) -> bool:
     """True if a variant has scales that inputs are read for: of fixed activations, or of an int8 cache."""
-    has_cache = source.task in (Task.GENERATION, Task.SPEECH_SYNTHESIS, *ENCODER_DECODER_TASKS)
-    cached = {Precision.INT8, Precision.INT4} if has_cache and options.cache == "int8" else set()
+    cached = {Precision.INT8, Precision.INT4} if task_of(source.task).has_cache and options.cache == "int8" else set()
     return bool({Precision.INT8_STATIC, *cached} & set(options.precisions))
 
 
@@ -447,20 +423,10 @@ def _manifest(
         embedding=_embedding(source, variants),
         scoring=source.scoring,
         image_preprocessing=source.image_preprocessing,
-        patches=_patches(source, variants),
         audio_preprocessing=source.audio_preprocessing,
         speech=source.speech,
         codec=source.codec,
         languages=source.languages,
-        diffusion=(
-            Diffusion(
-                schedule="trigonometric",
-                prediction="velocity",
-                condition="text" if source.tokenizer is not None else "label",
-            )
-            if source.task is Task.IMAGE_GENERATION
-            else None
-        ),
         sampling_defaults=source.sampling_defaults,
         truncation_side=source.truncation_side,
         prompt_prefix=source.prompt_prefix,
@@ -468,6 +434,7 @@ def _manifest(
         opset=opset,
         libraries=_libraries(("torch", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu", "headway-export")),
         files=files,
+        **{"patches": _patches(source, variants), **task_of(source.task).described(source)},
     )
 
 
@@ -489,9 +456,6 @@ def _patches(source: ExportSource, variants: dict[Precision, Variant]) -> PatchG
         SourceError: As many tokens are neither a grid of square patches nor one more.
     """
     image = source.image_preprocessing
-    if source.task is Task.CAPTIONING:
-        rows, columns = cast("ImageToText", source.module).grid
-        return PatchGrid(rows=rows, columns=columns, has_class_token=False)
     graphs = [variant.graphs["attention"] for variant in variants.values() if "attention" in variant.graphs]
     if image is None or not graphs:
         return None

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from headway_export.errors import SourceError
 from headway_export.rewriting import MASKED_ATTENTION, MASKED_ATTENTION_DOMAIN
-from headway_server.bundles import ALIGNMENT, Task
-from headway_training.models import Codec, LatentDiffusion
+from headway_server.bundles import ALIGNMENT
 from headway_training.models.parts.attention import (
     Kernel,
     RecordingKernel,
@@ -352,106 +351,6 @@ def _logits_at(module: Decoder | EncoderDecoder | StatefulDecoder, hidden: Tenso
     return module.logits(hidden.gather(1, index)).float()
 
 
-# Segmentation
-
-
-class PromptDecoderGraph(nn.Module):
-    """Graph `decoder` of a segmentation model: prompts, each with the embedding of its image."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, embedding: Tensor, *prompts: Tensor) -> Outputs:
-        """An embedding of each prompt, (N, L, E), and the inputs of `MaskDecoder` in turn -> its outputs."""
-        points, point_labels, earlier_mask, has_earlier_mask = prompts
-        dtype = float_dtype(self.module)
-        outputs: Outputs = self.module(
-            embedding.to(dtype),
-            torch.arange(len(points)),
-            points,
-            point_labels,
-            earlier_mask=earlier_mask.to(dtype),
-            has_earlier_mask=has_earlier_mask,
-        )
-        return outputs
-
-
-# Latent diffusion
-
-
-class DenoiserGraph(nn.Module):
-    """Graph `denoiser`: velocities of noisy latents, each row at a time of its own."""
-
-    def __init__(self, module: LatentDiffusion) -> None:
-        super().__init__()
-        self.module = module.denoiser
-
-    def forward(self, latent: Tensor, timestep: Tensor, what: Tensor, *text_mask: Tensor) -> Outputs:
-        """The inputs of `Denoiser`, floats as float32 -> float32 `velocity`."""
-        dtype = float_dtype(self.module)
-        if what.is_floating_point():
-            what = what.to(dtype)
-        return {"velocity": self.module(latent.to(dtype), timestep, what, *text_mask).float()}
-
-
-class DiffusionTextGraph(nn.Module):
-    """Graph `text_encoder`: the states of texts, all padded to the same length."""
-
-    def __init__(self, module: LatentDiffusion) -> None:
-        super().__init__()
-        self.module = module.text_encoder
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Outputs:
-        """int64 (B, T), and int64 (B, T), 1 at tokens and 0 at padding -> float32 (B, T, D)."""
-        assert self.module is not None, "only a model that draws texts has this graph"
-        return {"text": self.module(input_ids, attention_mask).float()}
-
-
-class LatentDecoderGraph(nn.Module):
-    """Graph `vae_decoder`: images of latents."""
-
-    def __init__(self, module: LatentDiffusion) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, latent: Tensor) -> Outputs:
-        """Float32 (B, C, S, S) -> RGB values of 0 to 1, float32 (B, 3, height, width)."""
-        return {"pixel_values": self.module.decode(latent.to(float_dtype(self.module))).float().clamp(0, 1)}
-
-
-class LatentEncoderGraph(nn.Module):
-    """Graph `vae_encoder`: latents of images."""
-
-    def __init__(self, module: LatentDiffusion) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, pixel_values: Tensor) -> Outputs:
-        """Float32 (B, 3, height, width), normalised -> float32 (B, C, S, S)."""
-        return {"latent": self.module.encode(pixel_values.to(float_dtype(self.module))).float()}
-
-
-# Speech
-
-
-FRAMES_PER_RUN = 5
-"""Frames of a stream whose samples are computed together: 100 ms at 50 frames a second."""
-
-
-class CodecDecoderGraph(nn.Module):
-    """Graph `codec_decoder`: the next samples of streams whose codes come frame by frame."""
-
-    def __init__(self, module: Codec) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, codes: Tensor, state: Tensor) -> Outputs:
-        """Int64 (B, F, K), float32 (B, state) -> samples, float32 (B, F hop), and the next state."""
-        samples, present = self.module.decode(codes, state.to(float_dtype(self.module)))
-        return {"samples": samples.float(), "present_state": present.float()}
-
-
 # Recurrent encoder-decoders
 
 
@@ -702,17 +601,6 @@ class EncoderDecoderAttentionGraph(AttentionGraph):
         found |= self._recorded("decoder_attention")
         self.recorder.weights = cross.weights
         return found | self._recorded("cross_attention")
-
-
-def attention_graph(module: nn.Module, task: Task) -> AttentionGraph:
-    """Returns the graph `attention` of a module."""
-    match task:
-        case Task.GENERATION:
-            return DecoderAttentionGraph(module)
-        case Task.TRANSLATION | Task.TEXT_TO_TEXT:
-            return EncoderDecoderAttentionGraph(module)
-        case _:
-            return StatelessAttentionGraph(module)
 
 
 def _positions_of(ids: Tensor) -> Tensor:

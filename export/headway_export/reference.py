@@ -22,10 +22,11 @@ from torch import Tensor, nn
 
 from headway_export.differences import relative_errors
 from headway_export.errors import ParityError, SourceError
-from headway_export.graphs import attention_graph, outputs_of
+from headway_export.graphs import outputs_of
 from headway_export.inputs import Inputs
 from headway_export.rewriting import LayerRange
 from headway_export.source import ExportSource
+from headway_export.tasks.table import task_of
 from headway_export.tracing import alignment_layer
 from headway_server.batching import Tensors
 from headway_training.models.parts.attention import (
@@ -181,7 +182,7 @@ class Reference:
                 layers = self.module.text_attention(tensors["input_ids"])
                 found = {f"attention_{number}": weights for number, weights in enumerate(layers)}
             else:
-                found = attention_graph(self.module, self.source.task)(*tensors.values())
+                found = task_of(self.source.task).attention_graph(self.module)(*tensors.values())
             return {name: weights[0].float().numpy() for name, weights in found.items()}
 
     def check_is_steady(self) -> None:

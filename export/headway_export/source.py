@@ -15,19 +15,18 @@ from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, NonNegativeInt, TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_model as load_weights
 from tokenizers import Tokenizer
 from torch import nn
 
 from headway_export.errors import SourceError
-from headway_export.graphs import FRAMES_PER_RUN, parameter_count
+from headway_export.graphs import parameter_count
+from headway_export.tasks.table import task_of, tasks_where
 from headway_server.bundles import (
     CHAT_TEMPLATE_FILE,
-    EMBEDDING_TASKS,
     TOKENIZER_FILE,
-    VOICES_FILE,
     Architecture,
     AudioCodec,
     AudioPreprocessing,
@@ -43,7 +42,6 @@ from headway_server.bundles import (
     SpeechTokens,
     Task,
 )
-from headway_server.bundles.tags import TagSet
 from headway_server.errors import BundleError
 from headway_server.preprocessing import ChatTemplate
 from headway_training.checkpoint import (
@@ -59,50 +57,12 @@ from headway_training.checkpoint import (
     read_checkpoint,
 )
 from headway_training.errors import TrainingError
-from headway_training.models import CLIP, LatentDiffusion, SpeechSynthesizer
+from headway_training.models import CLIP
 from headway_training.models.own import find_factory
-from headway_training.models.protocols import PromptSegmenter
 from headway_training.tokenizers import encode_texts
 
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 """Where model hubs put a chat template that is not a file of its own."""
-
-_METRICS = {
-    Task.GENERATION: "nats_per_character",
-    Task.TRANSLATION: "sacrebleu",
-    Task.CAPTIONING: "cider",
-    Task.TEXT_CLASSIFICATION: "accuracy",
-    Task.TOKEN_CLASSIFICATION: "span_f1",
-    Task.IMAGE_CLASSIFICATION: "accuracy",
-    Task.SEGMENTATION: "first_mask_iou",
-    Task.IMAGE_GENERATION: "velocity_error",
-    Task.SPEECH_SYNTHESIS: "nats_per_code",
-    Task.TRANSCRIPTION: "wer",
-}
-_OF_ARRAYS = (
-    Task.IMAGE_CLASSIFICATION,
-    Task.IMAGE_GENERATION,
-    Task.SPEECH_SYNTHESIS,
-    Task.CAPTIONING,
-    Task.TRANSCRIPTION,
-    Task.SEGMENTATION,
-)
-"""The tasks whose evaluation data is arrays (docs/checkpoint.md)."""
-_CLASSIFIERS = (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.IMAGE_CLASSIFICATION)
-_IMAGES = (Task.IMAGE_CLASSIFICATION, Task.IMAGE_EMBEDDING, Task.SEGMENTATION, Task.IMAGE_GENERATION)
-_NEEDED_FLAGS = {
-    "--tokenizer": tuple(task for task in (*_METRICS, Task.TEXT_EMBEDDING) if task not in _IMAGES),
-    "--labels": _CLASSIFIERS,
-    "--languages": (Task.TRANSLATION,),
-    "--preprocessing": (*_IMAGES, Task.CAPTIONING),
-}
-"""Tasks that need what a flag gives; no other takes it."""
-_OPTIONAL_FLAGS = {
-    "--multi-label": (Task.TEXT_CLASSIFICATION,),
-    "--text-pairs": (Task.TEXT_CLASSIFICATION,),
-    "--chat-template": (Task.GENERATION,),
-}
-"""Tasks that take what a flag gives."""
 
 RecordType = TypeVar("RecordType", bound=BaseModel)
 RowType = TypeVar("RowType", bound=BaseModel)
@@ -412,13 +372,13 @@ def _read_pairs(path: Path, checkpoint: Checkpoint) -> tuple[tuple[str, ...], ND
         return (), None
     try:
         lines = (path / checkpoint.evaluation.file).read_text(encoding="utf-8").split("\n")
-        texts = tuple(_TextRow.model_validate_json(line).text for line in lines if line.strip())
+        texts = tuple(TextRow.model_validate_json(line).text for line in lines if line.strip())
     except (OSError, ValueError, KeyError) as error:
         raise SourceError(f"{path}: its evaluation data cannot be read ({error}); see docs/checkpoint.md") from error
-    return texts, _read_images(path)
+    return texts, read_images(path)
 
 
-def _read_images(path: Path) -> NDArray[np.uint8]:
+def read_images(path: Path) -> NDArray[np.uint8]:
     """Reads the images of a checkpoint's evaluation data: those of vectors judge no more than how near they stay."""
     try:
         with np.load(path / IMAGE_EVALUATION_FILE) as arrays:
@@ -431,9 +391,8 @@ def _read_images(path: Path) -> NDArray[np.uint8]:
 def _from_loaded(path: Path, module: nn.Module, checkpoint: Checkpoint, name: str | None) -> ExportSource:
     tokenizer = _load_tokenizer(path) if checkpoint.reads_text else None
     task = _exportable(checkpoint.task)
-    check_tags(task, checkpoint.labels)
-    evaluation = checkpoint.evaluation
-    embeds_images = task is Task.IMAGE_EMBEDDING and evaluation is not None
+    exported = task_of(task)
+    exported.check_labels(checkpoint.labels)
     return ExportSource(
         name=name or checkpoint.name,
         task=task,
@@ -449,7 +408,6 @@ def _from_loaded(path: Path, module: nn.Module, checkpoint: Checkpoint, name: st
         limits=limits_of(module, task),
         tokenizer=tokenizer,
         special_tokens=_convert(SpecialTokens, checkpoint.special_tokens),
-        chat_template=find_chat_template(path) if task is Task.GENERATION else None,
         labels=checkpoint.labels,
         classification=_convert(ClassificationScheme, checkpoint.classification),
         text_pairs=checkpoint.text_pairs,
@@ -462,35 +420,9 @@ def _from_loaded(path: Path, module: nn.Module, checkpoint: Checkpoint, name: st
         ),
         sampling_defaults=_convert(SamplingDefaults, checkpoint.sampling_defaults),
         attention=checkpoint.attention,
-        evaluation=(
-            read_evaluation(path / evaluation.file, task, evaluation.dataset, len(checkpoint.labels))
-            if evaluation and not embeds_images
-            else None
-        ),
-        images=_read_images(path) if embeds_images else None,
-        texts_name=evaluation.dataset if evaluation and embeds_images else "",
         training=checkpoint.training,
-        codec=_codec_of(module) if isinstance(module, SpeechSynthesizer) else None,
-        documents={VOICES_FILE: _voices_of(module, checkpoint.labels)} if isinstance(module, SpeechSynthesizer) else {},
+        **exported.parts_of_checkpoint(path, module, checkpoint),
     )
-
-
-def _codec_of(module: SpeechSynthesizer) -> AudioCodec:
-    shape = module.configuration
-    return AudioCodec(
-        sampling_rate=shape.sampling_rate,
-        hop_length=shape.hop_length,
-        num_books=shape.num_books,
-        codebook_size=shape.codebook_size,
-        first_code=shape.vocabulary_size,
-        frames_per_run=FRAMES_PER_RUN,
-    )
-
-
-def _voices_of(module: SpeechSynthesizer, names: Sequence[str]) -> bytes:
-    """Returns the codes of voices, by name, as JSON: a line for each."""
-    lines = [f"{json.dumps(name)}: {voice.tolist()}" for name, voice in zip(names, module.voices, strict=True)]
-    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 
 def checkpoint_beside(path: Path) -> Checkpoint | None:
@@ -562,7 +494,8 @@ def from_factory(
         SourceError: Something is missing or does not fit.
     """
     exportable = _exportable(task)
-    if exportable in (Task.IMAGE_GENERATION, Task.SPEECH_SYNTHESIS, Task.TRANSCRIPTION):
+    exported = task_of(exportable)
+    if exported.is_of_the_kit:
         raise SourceError(f"--task {task}: such a model is exported from a checkpoint of the kit; give its folder")
     _check_flags(
         exportable,
@@ -576,7 +509,7 @@ def from_factory(
             "--chat-template": chat_template_file is not None,
         },
     )
-    check_tags(exportable, labels)
+    exported.check_labels(labels)
     chat_template = read_chat_template(chat_template_file) if chat_template_file else None
     if chat_template_file is not None and chat_template is None:
         raise SourceError(f"{chat_template_file}: holds no chat_template")
@@ -593,7 +526,7 @@ def from_factory(
         ),
         limits=limits_of(module, exportable),
         tokenizer=open_tokenizer(tokenizer_file) if tokenizer_file else None,
-        special_tokens=None if exportable in _IMAGES else special_tokens or SpecialTokens(),
+        special_tokens=special_tokens or SpecialTokens() if "--tokenizer" in exported.needed_flags else None,
         chat_template=chat_template,
         labels=tuple(labels),
         classification=(
@@ -602,34 +535,11 @@ def from_factory(
         text_pairs=text_pairs,
         image_preprocessing=image_preprocessing,
         languages=languages,
-        space=_read_space(module, factory, exportable),
         evaluation=(
             read_evaluation(evaluation_file, exportable, evaluation_file.name, len(labels)) if evaluation_file else None
         ),
+        **exported.parts_of_factory(factory, module),
     )
-
-
-def _read_space(module: nn.Module, factory: str, task: Task) -> Space | None:
-    """Returns the space that a module says its vectors are in; None where it says nothing.
-
-    Raises:
-        SourceError: What it says is none, or its vectors have no pooling's name.
-    """
-    if task not in EMBEDDING_TASKS:
-        return None
-    if not isinstance(getattr(module, "pooling", None), str):
-        raise SourceError(
-            f"--model {factory}: has no attribute pooling, a name for the manifest; {task} needs it "
-            "(docs/bring-your-own.md)"
-        )
-    stated = getattr(module, "space", None)
-    if stated is None or callable(stated):  # a method or a layer of that name is a helper
-        return None
-    try:
-        return Space.model_validate(stated)
-    except ValidationError as error:
-        what = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
-        raise SourceError(f"--model {factory}: its space is wrong ({what}); see docs/bring-your-own.md") from error
 
 
 def limits_of(module: nn.Module, task: Task) -> Limits:
@@ -639,36 +549,13 @@ def limits_of(module: nn.Module, task: Task) -> Limits:
         SourceError: It does not state them.
     """
     try:
-        match task:
-            case Task.GENERATION | Task.SPEECH_SYNTHESIS:
-                length = int(cast("Any", module).max_length)
-                return Limits(
-                    max_input_tokens=int(getattr(module, "max_prompt_length", length - 1)), max_total_tokens=length
-                )
-            case Task.TRANSLATION | Task.TEXT_TO_TEXT | Task.TRANSCRIPTION:
-                source = int(cast("Any", module).max_source_length)
-                return Limits(max_input_tokens=source, max_total_tokens=int(cast("Any", module).max_target_length))
-            case Task.CAPTIONING:
-                rows, columns = cast("Any", module).grid
-                return Limits(
-                    max_input_tokens=int(rows) * int(columns),
-                    max_total_tokens=int(cast("Any", module).max_target_length),
-                )
-            case Task.SEGMENTATION:
-                segmenter = cast("PromptSegmenter", module)
-                _ = segmenter.encoder, segmenter.decoder, int(segmenter.mask_size)
-                return Limits()
-            case _ if task in _IMAGES:
-                drawn = module.configuration if isinstance(module, LatentDiffusion) else None
-                return Limits(max_input_tokens=drawn.max_length or None if drawn else None)
-            case _:
-                return Limits(max_input_tokens=int(cast("Any", module).max_length))
+        return task_of(task).limits(module)
     except (AttributeError, TypeError) as error:
         raise SourceError(f"{type(module).__name__}: {error}; {task} needs it (docs/bring-your-own.md)") from error
 
 
 def _exportable(task: str) -> Task:
-    known = (*_METRICS, *EMBEDDING_TASKS)
+    known = tasks_where(lambda one: one.is_read)
     if task not in map(str, known):
         raise SourceError(f"task {task}: cannot be exported; this version exports {', '.join(known)}")
     return Task(task)
@@ -676,20 +563,13 @@ def _exportable(task: str) -> Task:
 
 def _check_flags(task: Task, given: Mapping[str, bool]) -> None:
     """Checks that everything the task needs is given, and nothing that it does not take."""
-    if missing := [flag for flag, tasks in _NEEDED_FLAGS.items() if task in tasks and not given[flag]]:
+    exported = task_of(task)
+    if missing := [flag for flag, is_given in given.items() if flag in exported.needed_flags and not is_given]:
         raise SourceError(f"--task {task} needs {', '.join(missing)}")
-    for flag, tasks in (_NEEDED_FLAGS | _OPTIONAL_FLAGS).items():
-        if given[flag] and task not in tasks:
+    for flag, is_given in given.items():
+        if is_given and flag not in exported.flags:
+            tasks = [one for one in tasks_where(lambda one: one.is_read) if flag in task_of(one).flags]
             raise SourceError(f"{flag} is for {', '.join(tasks)}, not for {task}; leave it out")
-
-
-def check_tags(task: Task, labels: Sequence[str]) -> None:
-    """Checks that the labels of a token classifier are tags."""
-    if task is Task.TOKEN_CLASSIFICATION:
-        try:
-            TagSet.parse(labels)
-        except ValueError as error:
-            raise SourceError(f"labels: {error}") from error
 
 
 def _convert(record: type[RecordType], value: BaseModel | None) -> RecordType | None:
@@ -802,29 +682,10 @@ def check_chat_template(template: str, tokenizer: Tokenizer, special_tokens: Spe
 # Evaluation data
 
 
-class _TextRow(BaseModel):
+class TextRow(BaseModel):
+    """A text of evaluation data."""
+
     text: str
-
-
-class _TranslationRow(BaseModel):
-    source: str
-    target: str
-    source_language: str = ""
-    target_language: str = ""
-
-
-class _SpansRow(_TextRow):
-    spans: list[tuple[int, int, str]]
-
-
-class _LabelRow(_TextRow):
-    text_pair: str | None = None
-    label: NonNegativeInt
-
-
-class _LabelsRow(_TextRow):
-    text_pair: str | None = None
-    labels: list[NonNegativeInt]
 
 
 def read_evaluation(file: Path, task: Task, dataset: str, num_labels: int) -> EvaluationData:
@@ -833,14 +694,13 @@ def read_evaluation(file: Path, task: Task, dataset: str, num_labels: int) -> Ev
     Raises:
         SourceError: The file cannot be read, or does not hold data of the task.
     """
-    if task not in _METRICS:
+    exported = task_of(task)
+    if not exported.metrics:
         raise SourceError(f"{file}: no metric of {task} is known, so it is not judged on evaluation data")
     try:
-        if task in _OF_ARRAYS:
-            with np.load(file) as arrays:
-                return _evaluation(task, dataset, **_read_arrays(task, arrays))
-        lines = file.read_text(encoding="utf-8").split("\n")  # not splitlines: a text may hold other ends of lines
-        return _text_evaluation(task, dataset, [json.loads(line) for line in lines if line.strip()], num_labels)
+        examples = exported.read_examples(file, num_labels)
+        metric = exported.metric(examples.pop("metric", exported.metrics[0].name))
+        return EvaluationData(dataset=dataset, metric=metric.name, higher_is_better=metric.higher_is_better, **examples)
     except (OSError, ValueError, KeyError) as error:
         raise SourceError(
             f"{file}: cannot be read as evaluation data of {task} ({error}); see docs/checkpoint.md"
@@ -849,77 +709,16 @@ def read_evaluation(file: Path, task: Task, dataset: str, num_labels: int) -> Ev
 
 def has_metric(task: Task) -> bool:
     """True if evaluation data of a task can be read and judged on."""
-    return task in _METRICS
+    return bool(task_of(task).metrics)
 
 
-def _read_arrays(task: Task, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """The fields of `EvaluationData` that a task has in arrays.
-
-    Raises:
-        KeyError: An array is missing.
-        ValueError: Recordings have other lengths than their samples.
-    """
-    match task:
-        case Task.SPEECH_SYNTHESIS:
-            sequences = np.split(arrays["input_ids"], np.cumsum(arrays["lengths"])[:-1])
-            return {"sequences": sequences, "prompt_lengths": arrays["prompt_lengths"].tolist()}
-        case Task.CAPTIONING:
-            captions = arrays["captions"].swapaxes(0, 1).tolist()
-            of_languages = zip(arrays["languages"].tolist(), captions, strict=True)
-            return {"images": arrays["images"], "captions": dict(of_languages)}
-        case Task.TRANSCRIPTION:
-            ends = np.cumsum(arrays["lengths"])
-            if len(ends) != len(arrays["transcripts"]) or ends[-1:].tolist() != [len(arrays["samples"])]:
-                raise ValueError("lengths are not those of the transcripts' samples")
-            return {
-                "recordings": np.split(arrays["samples"], ends[:-1]),
-                "rate": int(arrays["rate"]),
-                "references": arrays["transcripts"].tolist(),
-                "groups": arrays["sources"].tolist(),
-            }
-        case Task.SEGMENTATION:
-            segments = Segments(**{name: arrays[name] for name in ("image_index", "points", "boxes", "masks")})
-            return {"images": arrays["images"], "segments": segments}
-    if "texts" in arrays:  # what is drawn; labels otherwise
-        return {"images": arrays["images"], "texts": arrays["texts"].tolist()}
-    return {"images": arrays["images"], "labels": arrays["labels"]}
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    """Reads lines of JSON."""
+    lines = file.read_text(encoding="utf-8").split("\n")  # not splitlines: a text may hold other ends of lines
+    return [json.loads(line) for line in lines if line.strip()]
 
 
-def _text_evaluation(task: Task, dataset: str, rows: list[dict[str, Any]], num_labels: int) -> EvaluationData:
-    match task:
-        case Task.GENERATION:
-            return _evaluation(task, dataset, texts=[row.text for row in _validated(_TextRow, rows)])
-        case Task.TRANSLATION:
-            pairs = _validated(_TranslationRow, rows)
-            sources, targets = [row.source for row in pairs], [row.target for row in pairs]
-            languages = [(row.source_language, row.target_language) for row in pairs]
-            languages = languages if any(map(any, languages)) else []
-            return _evaluation(task, dataset, texts=sources, references=targets, languages=languages)
-        case Task.TOKEN_CLASSIFICATION:
-            tagged = _validated(_SpansRow, rows)
-            texts, spans = [row.text for row in tagged], [row.spans for row in tagged]
-            return _evaluation(task, dataset, texts=texts, spans=spans)
-        case _:
-            return _classified_texts(dataset, rows, num_labels)
-
-
-def _classified_texts(dataset: str, rows: list[dict[str, Any]], num_labels: int) -> EvaluationData:
-    """Reads texts with a label each, or with several: `labels` in place of `label`."""
-    task = Task.TEXT_CLASSIFICATION
-    several = any("labels" in row for row in rows)
-    read: list[_LabelsRow] | list[_LabelRow] = _validated(_LabelsRow, rows) if several else _validated(_LabelRow, rows)
-    labels = [row.labels if isinstance(row, _LabelsRow) else [row.label] for row in read]
-    if (largest := max((label for own in labels for label in own), default=0)) >= num_labels:
-        raise ValueError(f"label {largest}: the model has {num_labels} labels, numbered from 0")
-    texts = [row.text for row in read]
-    pairs = [row.text_pair or "" for row in read] if any(row.text_pair is not None for row in read) else None
-    if not several:
-        return _evaluation(task, dataset, texts=texts, text_pairs=pairs, labels=np.array(labels, np.int64)[:, 0])
-    truth = np.array([[label in own for label in range(num_labels)] for own in labels], np.int64)  # (N, C)
-    return _evaluation(task, dataset, metric="micro_f1", texts=texts, text_pairs=pairs, labels=truth)
-
-
-def _validated(row: type[RowType], rows: list[dict[str, Any]]) -> list[RowType]:
+def validated(row: type[RowType], rows: list[dict[str, Any]]) -> list[RowType]:
     """Checks the rows of a file.
 
     Raises:
@@ -933,9 +732,3 @@ def _validated(row: type[RowType], rows: list[dict[str, Any]]) -> list[RowType]:
             what = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
             raise ValueError(f"example {number}: {what}") from error
     return read
-
-
-def _evaluation(task: Task, dataset: str, metric: str = "", **examples: Any) -> EvaluationData:
-    metric = metric or _METRICS[task]
-    higher_is_better = metric not in {"nats_per_character", "velocity_error", "nats_per_code", "wer"}
-    return EvaluationData(dataset=dataset, metric=metric, higher_is_better=higher_is_better, **examples)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass, replace
 from io import StringIO
@@ -23,38 +23,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from headway_export.errors import SourceError, TraceError, reason_of
-from headway_export.graphs import (
-    FRAMES_PER_RUN,
-    CodecDecoderGraph,
-    CrossDecoderGraph,
-    DecoderGraph,
-    DenoiserGraph,
-    DiffusionTextGraph,
-    EncoderGraph,
-    LatentDecoderGraph,
-    LatentEncoderGraph,
-    OperatorKernel,
-    PromptDecoderGraph,
-    RecurrentDecoderGraph,
-    RecurrentEncoderGraph,
-    StatefulDecoderGraph,
-    StatelessGraph,
-    attention_graph,
-    float_dtype,
-    kernel_problem,
-    with_kernel,
-)
+from headway_export.graphs import OperatorKernel, float_dtype, with_kernel
 from headway_export.rewriting import ChooseAttention, Declare, FuseAttention, GatherAsked, rewrite
-from headway_server.bundles import ENCODER_DECODER_TASKS, GraphRole, StateTensor, Task, TensorSpec, attention_layers
-from headway_training.models import Codec, LatentDiffusion
-from headway_training.models.protocols import (
-    Decoder,
-    EncoderDecoder,
-    PromptSegmenter,
-    StatefulDecoder,
-    is_recurrent,
-    is_stateful,
-)
+from headway_export.tasks.table import task_of
+from headway_export.tasks.task import ExportTask
+from headway_server.bundles import GraphRole, StateTensor, Task, TensorSpec, attention_layers
+from headway_training.models.protocols import Decoder, EncoderDecoder
 
 OPSET = 21
 Role: TypeAlias = GraphRole
@@ -71,14 +45,6 @@ _TRACED_SIZES = {
     "points": 4,
 }
 """Sizes that a graph is traced at. Not 0 or 1, which PyTorch would take for fixed."""
-_SHOW_NO_ATTENTION: Mapping[Task, str] = {
-    Task.CAPTIONING: "each caption brings its attention to the image",
-    Task.TRANSCRIPTION: "its attention weights cannot be looked at",
-    Task.SEGMENTATION: "its attention weights cannot be looked at",
-    Task.IMAGE_GENERATION: "its attention weights cannot be looked at",
-    Task.SPEECH_SYNTHESIS: "its attention weights cannot be looked at",
-}
-"""Tasks without a graph of attention weights, and why."""
 _OTHER_SIZES = {
     "batch": 3,
     "length": 4,
@@ -124,6 +90,25 @@ class TracedModel:
     alignment_layer: int | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traceable:
+    """What is traced; the fields are the arguments of `trace`."""
+
+    module: nn.Module
+    served: nn.Module
+    """The module, whose layers attend by an operator for the CPU where that was asked for."""
+    image_size: tuple[int, int] | None
+    audio_size: tuple[int, int] | None
+    has_token_types: bool
+    known: TracedModel | None
+
+    @property
+    def pixels(self) -> TensorSpec:
+        """The images that it reads."""
+        assert self.image_size is not None, "a model of images has its preprocessing"
+        return make_spec("pixel_values", "float32", "batch", 3, *self.image_size)
+
+
 def trace(
     module: nn.Module,
     task: Task,
@@ -151,198 +136,48 @@ def trace(
         SourceError: The module does not follow the protocol.
         TraceError: PyTorch cannot trace it.
     """
-    if attention and task in _SHOW_NO_ATTENTION:
-        raise SourceError(f"{task}: {_SHOW_NO_ATTENTION[task]}; leave out --attention")
-    served = with_kernel(module, OperatorKernel()) if for_cpu else module
-    inputs = [] if image_size is None else [make_spec("pixel_values", "float32", "batch", 3, *image_size)]
-    if task is Task.GENERATION:
-        with _following_the_protocol(module):
-            has_state = is_stateful(module)
-        traced = _trace_stateful(module) if has_state else _trace_decoder(module)
-        inputs = [make_spec("input_ids", "int64", "batch", "length")]
-    elif task is Task.CAPTIONING:
-        traced = _trace_encoder_decoder(served, inputs, known)
-    elif task is Task.TRANSCRIPTION:
-        assert audio_size is not None, "a model of audio has its preprocessing"
-        inputs = [make_spec("input_features", "float32", "batch", *audio_size)]
-        traced = _trace_encoder_decoder(served, inputs, known)
-    elif task in ENCODER_DECODER_TASKS:
-        encoder_inputs = [make_spec(*spec) for spec in _ENCODER_INPUTS]
-        with _following_the_protocol(module):
-            has_state = is_recurrent(module)
-        traced = _trace_recurrent(module) if has_state else _trace_encoder_decoder(served, encoder_inputs, known)
-        inputs = [_as_read(make_spec(*spec), "batch") for spec in _ENCODER_INPUTS]
-        inputs.append(make_spec("target_ids", "int64", "batch", "length"))
-    elif task is Task.SEGMENTATION:
-        traced = _trace_segmenter(module, inputs)
-    elif task in _TRACERS:
-        traced = _TRACERS[task](module)
-    else:
-        if image_size is None:
-            names = ("input_ids", "attention_mask", *(("token_type_ids",) if has_token_types else ()))
-            inputs = [make_spec(name, "int64", "batch", "length") for name in names]
-        traced = TracedModel(graphs=(_trace_graph("model", module, StatelessGraph(served), inputs),))
+    exported = task_of(task)
+    if attention and exported.shows_no_attention is not None:
+        raise SourceError(f"{task}: {exported.shows_no_attention}; leave out --attention")
+    asked = Traceable(
+        module=module,
+        served=with_kernel(module, OperatorKernel()) if for_cpu else module,
+        image_size=image_size,
+        audio_size=audio_size,
+        has_token_types=has_token_types,
+        known=known,
+    )
+    traced = exported.trace(asked)
     if not attention:
         return traced
     shown = known.attention if known is not None else None
-    return replace(traced, attention=shown or _trace_attention(module, task, inputs))
+    return replace(traced, attention=shown or _trace_attention(exported, asked))
 
 
-def _trace_attention(module: nn.Module, task: Task, inputs: Sequence[TensorSpec]) -> TracedGraph:
+def _trace_attention(exported: ExportTask, asked: Traceable) -> TracedGraph:
     """Traces what gives the attention weights.
 
     Raises:
         SourceError: Its layers cannot be made to show them.
     """
-    name = type(module).__name__
-    if task is Task.GENERATION and is_stateful(module):
-        raise SourceError(f"{name}: has a state in place of attention to its tokens; leave out --attention")
-    if task in ENCODER_DECODER_TASKS and is_recurrent(module):
-        raise SourceError(
-            f"{name}: has a recurrent state in place of attention to its own tokens; leave out --attention. Its "
-            "attention to the source comes with each translation as its alignment"
-        )
-    if task is not Task.GENERATION and (problem := kernel_problem(module)) is not None:
-        raise SourceError(
-            f"{name}: {problem}; the attention of its encoder is computed by a function kernel of query, key and "
-            "value: give it one (docs/bring-your-own.md), or leave out --attention"
-        )
-    traced = _trace_graph("attention", module, attention_graph(module, task), inputs)
+    module = asked.module
+    exported.check_attention(module)
+    traced = trace_graph("attention", module, exported.attention_graph(module), exported.attention_inputs(asked))
     if not attention_layers(traced.outputs):
+        name = type(module).__name__
         raise SourceError(f"{name}: never called its kernel with (B, T, H, K), so there is no attention to show")
     return traced
 
 
 # Models with state
 
-_ENCODER_INPUTS = (
-    ("input_ids", "int64", "batch", "length"),
-    ("attention_mask", "int64", "batch", "length"),
-)
-_STEP_INPUTS = (
+STEP_INPUTS = (
     ("input_ids", "int64", "slots", "length"),
     ("position_ids", "int64", "slots", "length"),
     ("logits_positions", "int64", "slots", "logits_length"),
     ("seqlens_k", "int32", "slots"),
     ("total_sequence_length", "int32"),
 )
-_STATEFUL_INPUTS = ("input_ids", "logits_positions")
-"""Of a step, what a decoder reads whose state has no positions."""
-_SOURCE_MASK = ("source_mask", "int64", "sources", "source_length")
-
-
-def _trace_decoder(module: nn.Module) -> TracedModel:
-    past = _past_specs(module, Task.GENERATION)
-    inputs = [*(make_spec(*step) for step in _STEP_INPUTS), *past]
-    decoder = _trace_graph("decoder", module, DecoderGraph(module), inputs)
-    return TracedModel(graphs=(decoder,), state=_in_place(past))
-
-
-def _trace_stateful(module: nn.Module) -> TracedModel:
-    with _following_the_protocol(module):
-        first = cast("StatefulDecoder", module).first_states(2)
-    states = tuple(
-        StateTensor(past=f"past_state_{number}", present=f"present_state_{number}", update="replace")
-        for number in range(len(first))
-    )
-    past = [
-        make_spec(state.past, str(tensor.dtype).removeprefix("torch."), "slots", *tensor.shape[1:])
-        for state, tensor in zip(states, first, strict=True)
-    ]
-    inputs = [make_spec(*step) for step in _STEP_INPUTS if step[0] in _STATEFUL_INPUTS]
-    _, *present = _declare_outputs(module, StatefulDecoderGraph(module), [*inputs, *past])
-    if not past or [spec.shape for spec in present] != [spec.shape for spec in past]:
-        raise SourceError(
-            f"{type(module).__name__}: read was given states {[spec.shape for spec in past]} and returned "
-            f"{[spec.shape for spec in present]}; it returns at least one, each of the shape it was given"
-        )
-    decoder = _trace_graph("decoder", module, StatefulDecoderGraph(module), [*inputs, *past])
-    return TracedModel(graphs=(decoder,), state=states)
-
-
-def _trace_encoder_decoder(
-    module: nn.Module, encoder_inputs: Sequence[TensorSpec], known: TracedModel | None
-) -> TracedModel:
-    past = _past_specs(module, Task.TRANSLATION)
-    encoder = _trace_graph("encoder", module, EncoderGraph(module), encoder_inputs)
-    cross = encoder.outputs
-    inputs = [*(make_spec(*spec) for spec in (*_STEP_INPUTS, _SOURCE_MASK))]
-    inputs[len(_STEP_INPUTS) : len(_STEP_INPUTS)] = past
-    # The decoder reads sources of any length, those of an image or of audio too, which have always as many positions.
-    inputs += [
-        make_spec(spec.name, spec.dtype, "sources", spec.shape[1], "source_length", spec.shape[3]) for spec in cross
-    ]
-    aligned_layer = alignment_layer(len(cross) // 2)
-    if known is not None:  # its attention is given to a decoder, whatever the kernel
-        decoder = known.graphs[-1]
-    else:
-        decoder = _trace_graph("decoder", module, CrossDecoderGraph(module, len(past), aligned_layer), inputs)
-    return TracedModel(
-        graphs=(encoder, decoder),
-        state=_in_place(past),
-        cross=tuple(spec.name for spec in cross),
-        alignment_layer=aligned_layer,
-    )
-
-
-def _trace_segmenter(module: nn.Module, encoder_inputs: Sequence[TensorSpec]) -> TracedModel:
-    """Traces images to embeddings, and prompts about embedded images to masks."""
-    segmenter = cast("PromptSegmenter", module)
-    encoder_module, decoder_module = cast("nn.Module", segmenter.encoder), cast("nn.Module", segmenter.decoder)
-    encoder = _trace_graph("encoder", module, StatelessGraph(encoder_module), encoder_inputs)
-    shapes = {spec.name: spec.shape[1:] for spec in encoder.outputs}
-    cells = segmenter.mask_size
-    prompts = [
-        make_spec("embedding", "float32", "prompts", *shapes["embedding"]),
-        make_spec("points", "float32", "prompts", "points", 2),
-        make_spec("point_labels", "int64", "prompts", "points"),
-        make_spec("earlier_mask", "float32", "prompts", cells, cells),
-        make_spec("has_earlier_mask", "int64", "prompts"),
-    ]
-    decoder = _trace_graph("decoder", module, PromptDecoderGraph(decoder_module), prompts)
-    return TracedModel(graphs=(encoder, decoder))
-
-
-def _trace_diffusion(module: nn.Module) -> TracedModel:
-    module = cast("LatentDiffusion", module)
-    shape = module.configuration
-    latent = make_spec("latent", "float32", "batch", *shape.latent_shape)
-    pixels = make_spec("pixel_values", "float32", "batch", 3, shape.image_size, shape.image_size)
-    rows = [latent, make_spec("timestep", "float32", "batch")]
-    graphs: tuple[TracedGraph, ...] = ()
-    if module.text_encoder is None:
-        rows.append(make_spec("label", "int64", "batch"))
-    else:
-        ids, mask, text_mask = (
-            make_spec(name, "int64", "batch", shape.max_length) for name in ("input_ids", "attention_mask", "text_mask")
-        )
-        graphs = (_trace_graph("text_encoder", module, DiffusionTextGraph(module), [ids, mask]),)
-        rows += [make_spec("text", "float32", "batch", shape.max_length, shape.d_model), text_mask]
-    return TracedModel(
-        graphs=(
-            _trace_graph("denoiser", module, DenoiserGraph(module), rows),
-            _trace_graph("vae_decoder", module, LatentDecoderGraph(module), [latent]),
-            _trace_graph("vae_encoder", module, LatentEncoderGraph(module), [pixels]),
-            *graphs,
-        )
-    )
-
-
-def _trace_speaker(module: nn.Module) -> TracedModel:
-    codec, decoder = cast("Codec", module), _trace_decoder(module)
-    inputs = [
-        make_spec("codes", "int64", "batch", FRAMES_PER_RUN, codec.configuration.num_books),
-        make_spec("state", "float32", "batch", codec.decoder.state_size),
-    ]
-    traced = _trace_graph("codec_decoder", module, CodecDecoderGraph(codec), inputs)
-    return replace(decoder, graphs=(traced, *decoder.graphs))
-
-
-_TRACERS: Mapping[Task, Callable[[nn.Module], TracedModel]] = {
-    Task.IMAGE_GENERATION: _trace_diffusion,
-    Task.SPEECH_SYNTHESIS: _trace_speaker,
-}
-"""Tasks whose models are of the kit alone."""
 
 
 def alignment_layer(num_layers: int) -> int:
@@ -353,93 +188,38 @@ def alignment_layer(num_layers: int) -> int:
     return max(num_layers - 2, 0)
 
 
-def _trace_recurrent(module: nn.Module) -> TracedModel:
-    graph = RecurrentEncoderGraph(module)
-    encoder = _trace_graph("encoder", module, graph, [make_spec(*spec) for spec in _ENCODER_INPUTS])
-    cross = [spec for spec in encoder.outputs if spec.name.startswith("cross_")]
-    states = tuple(
-        StateTensor(
-            past=f"past_state_{number}",
-            present=f"present_state_{number}",
-            update="replace",
-            initial=f"initial_state_{number}",
-        )
-        for number in range(len(encoder.outputs) - len(cross))
-    )
-    past = [
-        _as_read(spec, "slots").model_copy(update={"name": state.past})
-        for spec, state in zip(encoder.outputs[len(cross) :], states, strict=True)
-    ]
-    inputs = [
-        make_spec("input_ids", "int64", "slots", 1),
-        *past,
-        make_spec(*_SOURCE_MASK),
-        *(_as_read(spec, "sources") for spec in cross),
-    ]
-    decoder_graph = RecurrentDecoderGraph(module, len(past))
-    _check_step(module, past, _declare_outputs(module, decoder_graph, inputs))
-    decoder = _trace_graph("decoder", module, decoder_graph, inputs)
-    names = tuple(spec.name for spec in cross)
-    return TracedModel(graphs=(encoder, decoder), state=states, cross=names, alignment_layer=0)
-
-
-def _check_step(module: nn.Module, past: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
-    """Checks that a step of a recurrent model returns its states, and a weight for each source token.
-
-    Raises:
-        SourceError: It does not.
-    """
-    _, alignment, *present = outputs
-    if not past or [spec.shape for spec in present] != [spec.shape for spec in past]:
-        raise SourceError(
-            f"{type(module).__name__}: step was given states {[spec.shape for spec in past]} and returned "
-            f"{[spec.shape for spec in present]}; it returns at least one, each of the shape it was given"
-        )
-    if alignment.shape != (expected := ("slots", 1, "source_length")):
-        raise SourceError(
-            f"{type(module).__name__}: step returned attention of {alignment.shape}; it returns {expected}, a weight a "
-            "source token"
-        )
-
-
-def _as_read(spec: TensorSpec, rows: str) -> TensorSpec:
-    """Returns an encoder's output as a decoder declares it."""
-    axes = {"batch": rows, "length": "source_length"}
-    return spec.model_copy(update={"shape": tuple(axes.get(str(axis), axis) for axis in spec.shape)})
-
-
-def _past_specs(module: nn.Module, task: Task) -> list[TensorSpec]:
+def past_specs(module: nn.Module, *, has_source: bool) -> list[TensorSpec]:
     """Declares the key and the value of each layer's cache."""
     dtype = str(float_dtype(module)).removeprefix("torch.")
     return [
         make_spec(f"past_{part}_{layer}", dtype, "slots", heads, "cache_length", width)
-        for layer, (heads, width) in enumerate(probe_attention(module, task))
+        for layer, (heads, width) in enumerate(probe_attention(module, has_source=has_source))
         for part in ("key", "value")
     ]
 
 
-def _in_place(past: Sequence[TensorSpec]) -> tuple[StateTensor, ...]:
+def in_place(past: Sequence[TensorSpec]) -> tuple[StateTensor, ...]:
     """Describes a state whose past and present share their memory."""
     return tuple(
         StateTensor(past=spec.name, present=spec.name.replace("past", "present"), update="in_place") for spec in past
     )
 
 
-def probe_attention(module: nn.Module, task: Task) -> list[tuple[int, int]]:
+def probe_attention(module: nn.Module, *, has_source: bool) -> list[tuple[int, int]]:
     """Runs a decoder once and returns the key/value heads and head width of every layer.
 
     Raises:
         SourceError: It does not follow the protocol, or a head width is not a multiple of 8.
     """
-    probe = _Probe(takes_bias=task in ENCODER_DECODER_TASKS)
+    probe = _Probe(takes_bias=has_source)
     ids, positions = torch.zeros(1, 2, dtype=torch.int64), torch.arange(2).unsqueeze(0)
-    with _following_the_protocol(module):
-        if task is Task.GENERATION:
-            cast("Decoder", module).hidden_states(ids, positions, probe)
-        else:
+    with following_the_protocol(module):
+        if has_source:
             cast("EncoderDecoder", module).decode(ids, positions, probe, probe)
+        else:
+            cast("Decoder", module).hidden_states(ids, positions, probe)
     calls = {"attend": [layer for layer, _ in probe.layers]}
-    if task in ENCODER_DECODER_TASKS:
+    if has_source:
         calls["attend_cross"] = probe.cross_layers
     for name, layers in calls.items():
         if not layers or sorted(layers) != list(range(len(layers))):
@@ -505,7 +285,7 @@ def _spec_of(value: ir.Value) -> TensorSpec:
 
 
 @contextmanager
-def _following_the_protocol(module: nn.Module) -> Iterator[None]:
+def following_the_protocol(module: nn.Module) -> Iterator[None]:
     """Runs a module without gradients.
 
     Raises:
@@ -534,13 +314,13 @@ def _example_of(specs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> tuple[
     )
 
 
-def _declare_outputs(module: nn.Module, graph: nn.Module, inputs: Sequence[TensorSpec]) -> list[TensorSpec]:
+def declare_outputs(module: nn.Module, graph: nn.Module, inputs: Sequence[TensorSpec]) -> list[TensorSpec]:
     """Runs a graph at two sets of sizes and declares what it gives.
 
     Raises:
         SourceError: The module does not follow its protocol, or an axis is neither fixed nor one of the inputs'.
     """
-    with _following_the_protocol(module):
+    with following_the_protocol(module):
         traced, other = (graph(*_example_of(inputs, sizes)) for sizes in (_TRACED_SIZES, _OTHER_SIZES))
     names = {axis for spec in inputs for axis in spec.shape if isinstance(axis, str)}
     by_sizes = {(_TRACED_SIZES[name], _OTHER_SIZES[name]): name for name in names}
@@ -570,7 +350,7 @@ class _Positional(nn.Module):
         return tuple(self.traced(*inputs).values())
 
 
-def _trace_graph(role: Role, module: nn.Module, graph: nn.Module, inputs: Sequence[TensorSpec]) -> TracedGraph:
+def trace_graph(role: Role, module: nn.Module, graph: nn.Module, inputs: Sequence[TensorSpec]) -> TracedGraph:
     """Traces a graph of a module whose inputs are, in order, those that are declared.
 
     Raises:
@@ -578,7 +358,7 @@ def _trace_graph(role: Role, module: nn.Module, graph: nn.Module, inputs: Sequen
         TraceError: PyTorch cannot trace it.
     """
     graph = graph.eval()
-    outputs = _declare_outputs(module, graph, inputs)
+    outputs = declare_outputs(module, graph, inputs)
     dynamic = torch.export.Dim.DYNAMIC
     shapes = tuple({axis: dynamic for axis, size in enumerate(spec.shape) if isinstance(size, str)} for spec in inputs)
     try:

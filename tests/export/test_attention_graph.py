@@ -219,7 +219,7 @@ def test_weights_that_are_not_pytorchs_are_refused(tiny_store, tiny_checkpoints,
 
 def test_models_without_attention_to_show_are_refused_with_the_reason(monkeypatch):
     # Their serving graphs are traced first; those of a recurrent model take longest, and other tests trace them.
-    monkeypatch.setattr("headway_export.tracing._trace_recurrent", lambda _: TracedModel(graphs=()))
+    monkeypatch.setattr("headway_export.tasks.text_to_text.trace_recurrent", lambda _: TracedModel(graphs=()))
     shape = {"vocabulary_size": 20, "max_source_length": 8, "max_target_length": 8}
     recurrent = build_model("recurrent", {**shape, "d_embedding": 8, "d_state": 8, "d_attention": 8}).eval()
     with pytest.raises(SourceError, match="recurrent state in place of attention"):

@@ -14,6 +14,8 @@ from headway_export.errors import ParityError
 from headway_export.exporter import ExportOptions, export
 from headway_export.rewriting import FixScales, QuantizeProducts, rewrite, scaled_products
 from headway_export.source import from_checkpoint
+from headway_export.tasks.task import Metric
+from headway_export.tasks.text import TextClassification
 from headway_export.tracing import trace
 from headway_server.bundles import Precision, Task
 from headway_server.runtime import Runtime
@@ -133,7 +135,7 @@ def test_a_variant_with_fixed_scales_is_proved_and_served_first(tiny_checkpoints
 
 
 def test_no_variant_is_written_where_the_proof_allows_no_fixed_scales(tiny_checkpoints, tmp_path, monkeypatch):
-    monkeypatch.setattr("headway_export.quality.ALLOWED_LOSS", {"accuracy": -101.0})
+    monkeypatch.setattr(TextClassification, "metrics", (Metric(name="accuracy", allowed_loss=-101.0),))
     options = ExportOptions(store=tmp_path, precisions=(Precision.INT8_STATIC,))
     with pytest.raises(ParityError, match="int8-static: accuracy"):
         export(from_checkpoint(tiny_checkpoints["text_classification"]), options)

@@ -10,6 +10,9 @@ from headway_export import quality
 from headway_export.card import MAX_POINTS, attention_section, draw_learning_curve
 from headway_export.exporter import ExportOptions, export
 from headway_export.source import from_checkpoint
+from headway_export.tasks.generation import weak_stretches
+from headway_export.tasks.stateless import weak_classes
+from headway_export.tasks.text_to_text import weak_translations
 from headway_server.bundles import LEARNING_CURVE_FILE, AttentionFigures, Precision, open_bundle
 from headway_training.checkpoint import CHECKPOINT_FILE, Checkpoint, TrainingRecord
 
@@ -93,18 +96,18 @@ def test_a_learning_curve_stays_small():
 def test_confusions_are_counted_and_the_surest_mistakes_come_first():
     logits = np.array([[4, 0, 0], [0, 9, 0], [0, 2, 0], [0, 0, 3], [0, 1, 0]], np.float32)
     labels = np.array([0, 0, 0, 2, 2])
-    lines = quality.weak_classes(logits, labels, ("cat", "dog", "owl"), ["a", "b *", "c", "d", "e"])
+    lines = weak_classes(logits, labels, ("cat", "dog", "owl"), ["a", "b *", "c", "d", "e"])
     assert lines[0] == "Most frequent confusions: cat for dog (2), owl for dog (1)."
     assert lines[1] == "Found least often: cat, 33.3 % of its examples."
     assert lines[2] == "“b \\*”: predicted dog with probability 1.00; it is cat."
     assert [line[:3] for line in lines[3:]] == ["“c”", "“e”"]
-    assert quality.weak_classes(logits, logits.argmax(axis=-1), ("cat", "dog", "owl")) == ()
-    assert "Example 2: predicted dog" in quality.weak_classes(logits, labels, ("cat", "dog", "owl"))[2]
+    assert weak_classes(logits, logits.argmax(axis=-1), ("cat", "dog", "owl")) == ()
+    assert "Example 2: predicted dog" in weak_classes(logits, labels, ("cat", "dog", "owl"))[2]
 
 
 def test_the_worst_translations_and_stretches_come_first():
-    lines = quality.weak_translations(["one", "two"], ["eins", "falsch"], ["eins", "zwei"])
+    lines = weak_translations(["one", "two"], ["eins", "falsch"], ["eins", "zwei"])
     assert lines[0].startswith("chrF 0.0: “two” became “falsch”; expected “zwei”")
     assert lines[1].startswith("chrF 100.0")
-    assert quality.weak_stretches([("easy", 1.0), ("hard", 8.0), ("", 1.0)])[0] == "2.00 nats per character: “hard”"
-    assert quality._quoted("x" * 500) == f"“{'x' * (quality.MAX_CHARACTERS - 1)}…”"
+    assert weak_stretches([("easy", 1.0), ("hard", 8.0), ("", 1.0)])[0] == "2.00 nats per character: “hard”"
+    assert quality.quoted("x" * 500) == f"“{'x' * (quality.MAX_CHARACTERS - 1)}…”"

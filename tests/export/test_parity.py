@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from headway_export.differences import relative_errors
-from headway_export.parity import LOGIT_BOUND, _batches
+from headway_export.parity import LOGIT_BOUND, batches
 
 LOGITS = np.array([2.0, -1.0, 0.5, 4.0])
 
@@ -81,7 +81,7 @@ def test_many_rows_are_compared_like_a_few(monkeypatch):
 
 @pytest.mark.parametrize("limit", [1, 2, 5, 48, 257, 512, 2048])
 def test_the_plan_of_lengths_reaches_the_limit_alone_and_in_company(limit):
-    alone, few, many = _batches(limit)
+    alone, few, many = batches(limit)
     assert (len(alone), len(few), len(many)) == (1, 3, 8)
     assert alone == [limit] == [max(few)]
     assert min(few) == 1

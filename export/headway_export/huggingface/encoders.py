@@ -15,7 +15,8 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 
 from headway_export.errors import SourceError
 from headway_export.huggingface.folder import ModelFolder, as_source_error
-from headway_export.source import ExportSource, check_tags
+from headway_export.source import ExportSource
+from headway_export.tasks.table import task_of
 from headway_server.bundles import ClassificationScheme, Scoring, SpecialTokens, Task
 from headway_training.folders import check_reading, labels_of, padding_of, plain_tokenizer
 
@@ -114,7 +115,7 @@ def _labels_of(folder: ModelFolder) -> tuple[tuple[str, ...], ClassificationSche
     config = folder.config
     labels = labels_of(config)
     try:
-        check_tags(folder.task, labels)
+        task_of(folder.task).check_labels(labels)
     except SourceError as error:
         raise SourceError(f"{folder.path}: {error}; token classifiers are served as spans (docs/spans.md)") from error
     if folder.task is Task.TEXT_CLASSIFICATION and config.problem_type == "multi_label_classification":

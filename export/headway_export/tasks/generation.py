@@ -1,0 +1,361 @@
+"""Texts that go on from a beginning.
+
+T tokens, V vocabulary, R rows of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx_ir.passes import InPlacePass
+from torch import nn
+
+from headway_export import parity, synthetic, tracing
+from headway_export.agreement import Rows, distributions
+from headway_export.candidate import Candidate, open_verifier
+from headway_export.differences import relative_errors
+from headway_export.errors import ParityError, SourceError
+from headway_export.graphs import DecoderAttentionGraph, DecoderGraph, StatefulDecoderGraph
+from headway_export.inputs import (
+    HELD_OUT_SHARE,
+    LENGTHS,
+    NUM_CALIBRATED,
+    DecoderText,
+    Draw,
+    Inputs,
+    affordable,
+    apart,
+    evenly,
+    write_on,
+)
+from headway_export.quality import NUM_EXAMPLES, Quality, figure_of, nats_of_window, quoted
+from headway_export.reference import Reference
+from headway_export.rewriting import AddVerification
+from headway_export.source import EvaluationData, ExportSource, TextRow, find_chat_template, read_rows, validated
+from headway_export.tasks.task import ExportTask, Metric
+from headway_server.batching import Tensors
+from headway_server.bundles import Limits, StateTensor, TensorSpec
+from headway_server.decoding.runner.decoder import DecoderRunner
+from headway_server.decoding.runner.state import SlotState
+from headway_training.checkpoint import Checkpoint
+from headway_training.evaluation import evaluation_windows
+from headway_training.models.protocols import StatefulDecoder, is_stateful
+
+_NUM_PREDICTIONS = (384, 2048)
+"""The least and the most."""
+_START = 4
+"""Tokens of a beginning that a generator goes on from."""
+_VERIFIED_BOUND = 1e-2
+"""Relative difference of logits between verifying drafts and decoding; most variants have none at all."""
+
+
+class Generation(ExportTask):
+    """A decoder, with a cache of keys and values or with a state."""
+
+    metrics = (Metric(name="nats_per_character", allowed_loss=0.02, higher_is_better=False),)
+    needed_flags = ("--tokenizer",)
+    optional_flags: ClassVar[tuple[str, ...]] = ("--chat-template",)
+    takes_int4: ClassVar[bool] = True
+    has_cache = True
+    attends_by_operator = False
+    attention_graph = DecoderAttentionGraph
+    more_outputs: ClassVar[type[InPlacePass] | None] = AddVerification  # of drafts
+    inspection = "inspect-generation TEXT"
+
+    def limits(self, module: nn.Module) -> Limits:
+        """Reads those of prompts and of all."""
+        length = int(cast("Any", module).max_length)
+        return Limits(max_input_tokens=int(getattr(module, "max_prompt_length", length - 1)), max_total_tokens=length)
+
+    def parts_of_checkpoint(self, path: Path, module: nn.Module, checkpoint: Checkpoint) -> dict[str, Any]:
+        """Adds the chat template."""
+        return super().parts_of_checkpoint(path, module, checkpoint) | {"chat_template": find_chat_template(path)}
+
+    def read_examples(self, file: Path, num_labels: int) -> dict[str, Any]:
+        """Reads texts."""
+        return {"texts": [row.text for row in validated(TextRow, read_rows(file))]}
+
+    def trace(self, asked: tracing.Traceable) -> tracing.TracedModel:
+        """Traces a decoder, with a cache or with a state."""
+        with tracing.following_the_protocol(asked.module):
+            has_state = is_stateful(asked.module)
+        return trace_stateful(asked.module) if has_state else trace_decoder(asked.module)
+
+    def check_attention(self, module: nn.Module) -> None:
+        """Refuses a decoder with a state."""
+        if is_stateful(module):
+            raise SourceError(
+                f"{type(module).__name__}: has a state in place of attention to its tokens; leave out --attention"
+            )
+
+    def attention_inputs(self, asked: tracing.Traceable) -> list[TensorSpec]:
+        """Texts."""
+        return [tracing.make_spec("input_ids", "int64", "batch", "length")]
+
+    def compare(self, candidate: Candidate, reference: Reference, comparison: parity.Comparison) -> None:
+        """Holds prompts, read in chunks, and what is decoded after them, against PyTorch; and drafts that are verified.
+
+        The longest text, which is alone, is compared at all its positions; others from the end of the prompt on.
+        """
+        max_length = candidate.source.limits.max_total_tokens
+        assert max_length is not None, "the source has read the module's length"
+        runner: DecoderRunner | None = None
+        num_steps = min(parity.DECODED_TOKENS, max_length - 1)
+        texts: Sequence[NDArray[np.int64]] = ()
+        for rows in parity.batches(max_length - num_steps):
+            runner = candidate.open_decoder(len(rows), max_length=max(rows) + num_steps, beside=runner)
+            texts = texts or parity.sample_tokens(candidate.source, runner.vocab_size, max_length, frame=False)
+            prompts = [texts[row % len(texts)][:length] for row, length in enumerate(rows)]
+            asked = [
+                parity.asked_positions(len(prompt), runner.vocab_size)
+                if len(rows) == 1
+                else np.array([len(prompt) - 1])
+                for prompt in prompts
+            ]
+            first = [parity.read_text(runner, slot, prompt, asked[slot]) for slot, prompt in enumerate(prompts)]
+            steps = [np.stack([logits[-1] for logits in first])]  # (R, V)
+            positions = np.array([len(prompt) for prompt in prompts])
+            for _ in range(num_steps):
+                logits = runner.decode(steps[-1].argmax(axis=-1), positions).copy()
+                steps.append(logits)
+                positions = positions + 1
+            where = f"batch {len(rows)}, prompt lengths {rows}"
+            written: list[tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]] = []
+            for row, prompt in enumerate(prompts):
+                decoded = np.stack([step[row] for step in steps])  # (T, V), after the prompt and after each token
+                text = np.concatenate([prompt, decoded[:-1].argmax(axis=-1)])
+                found = np.concatenate([first[row][:-1], decoded])
+                expected = reference.text_logits(
+                    text, np.concatenate([asked[row][:-1], np.arange(len(prompt) - 1, len(text))])
+                )
+                comparison.add("logits", found, expected, where)
+                comparison.add_greedy(found.argmax(axis=-1), expected, where)
+                written.append((text, decoded, expected[-len(decoded) :]))
+            comparison.num_shapes += len(set(rows))
+        assert runner is not None, "there is a batch"
+        state = runner.state
+        del runner  # and its session: that of the drafts holds the weights again
+        _compare_drafts(candidate, state, written, comparison)
+
+    def attention_items(self, candidate: Candidate) -> Iterator[list[Tensors]]:
+        """Yields texts."""
+        for batch, _ in parity.attention_texts(candidate, frame=False):
+            yield [{"input_ids": text} for text in batch]
+
+    def answers(self, candidate: Candidate, inputs: Inputs) -> Iterator[Rows]:
+        """Yields logarithms of the probabilities of tokens."""
+        return distributions(candidate, inputs.texts)
+
+    def inputs_of(
+        self, source: ExportSource, data: EvaluationData, most: int | None, candidate: Candidate | None
+    ) -> Inputs:
+        """Returns windows of the model's length."""
+        texts = list(self._windows(source, data))
+        needed = _num_predictions(source) // max(1, sum(len(text.token_ids) for text in texts) // len(texts)) + 1
+        return Inputs(dataset=data.dataset, texts=tuple(evenly(texts, most or needed)))
+
+    def _windows(self, source: ExportSource, data: EvaluationData) -> Iterator[DecoderText]:
+        limit = source.limits.max_total_tokens
+        assert limit is not None, "a decoder has a length"
+        for ids in source.encode(data.texts, frame=False):
+            for start, end, _ in evaluation_windows(len(ids), limit):
+                yield DecoderText(token_ids=ids[start:end])
+
+    def draw(self, draw: Draw) -> tuple[list[Any], list[Any]]:
+        """Returns windows of texts that are given, or texts that the model writes."""
+        return _windows_of_given(draw) if draw.source.texts else _written(draw)
+
+    def hold_out(self, source: ExportSource, data: EvaluationData) -> tuple[EvaluationData, EvaluationData] | None:
+        """Takes the end of each of a few long texts."""
+        length = source.limits.max_total_tokens
+        if length is None:
+            return None
+        num_tokens = sum(map(len, source.encode(data.texts, frame=False)))
+        share = NUM_CALIBRATED * length / max(num_tokens, 1)
+        if share * HELD_OUT_SHARE > 1:
+            return None
+        ends = [len(text) - int(len(text) * share) for text in data.texts]
+        parts = list(zip(data.texts, ends, strict=True))
+        return (
+            replace(data, texts=[text[:end] for text, end in parts]),
+            replace(data, texts=[text[end:] for text, end in parts]),
+        )
+
+    def measure(self, candidate: Candidate, data: EvaluationData) -> Quality:
+        """Reads texts in windows of the model's length that overlap by half, counting each token once."""
+        tokenizer = candidate.source.tokenizer
+        assert tokenizer is not None, "a text model has its tokenizer"
+        runner = candidate.open_decoder(1)
+        characters = 0
+        stretches: list[tuple[str, float]] = []
+        for text in data.texts:
+            (ids,) = candidate.source.encode([text], frame=False)
+            for start, end, predicted in evaluation_windows(len(ids), runner.max_length):
+                stretch = tokenizer.decode(ids[predicted:end].tolist(), skip_special_tokens=False)
+                stretches.append((stretch, nats_of_window(runner, ids[start:end], predicted - start)))
+            characters += len(text) - len(tokenizer.decode(ids[:1].tolist(), skip_special_tokens=False))
+        nats = sum(nats for _, nats in stretches)
+        return Quality(figure=figure_of(data, nats / characters), weak_points=weak_stretches(stretches))
+
+
+# Parity
+
+
+def _compare_drafts(
+    candidate: Candidate,
+    state: SlotState,
+    written: Sequence[tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]],
+    comparison: parity.Comparison,
+) -> None:
+    """Verifies the last tokens of texts as drafts, if the graph can, against decoding them and against PyTorch.
+
+    Args:
+        candidate: The variant.
+        state: Slots that hold the texts.
+        written: Each text, (T,), what decoding gave for its end, and what PyTorch gives for the same, (., V) each.
+        comparison: Where the figures go.
+
+    Raises:
+        ParityError: They differ.
+    """
+    verifier = open_verifier(candidate, state)
+    if verifier is None or len(written[0][1]) <= verifier.width:
+        return
+    width = verifier.width
+    drafts = np.stack([text[-width:] for text, _, _ in written])
+    starts = np.array([len(text) - width for text, _, _ in written])
+    verified = verifier.verify(drafts, starts)  # (R, width, V)
+    for row, (text, decoded, expected) in enumerate(written):
+        where = f"drafts of {width} tokens verified at position {len(text) - width} of a batch of {len(written)}"
+        comparison.add("logits", verified[row], expected[-width:], where)
+        error = relative_errors(verified[row], decoded[-width:], of_softmax=True).max()
+        if not error <= _VERIFIED_BOUND:
+            raise ParityError(
+                f"{candidate.precision}: {where}: logits differ by {error:.2e} from those of decoding one by one, "
+                f"bound {_VERIFIED_BOUND:.0e}"
+            )
+
+
+# Inputs
+
+
+def _num_predictions(source: ExportSource) -> int:
+    """Returns how many tokens a generator predicts, each of which it may have to write first."""
+    return affordable(source, 2, *_NUM_PREDICTIONS)
+
+
+def _windows_of_given(draw: Draw) -> tuple[list[Any], list[Any]]:
+    """Cuts the texts that are given into windows."""
+    source, limit = draw.source, draw.source.limits.max_total_tokens
+    assert limit is not None, "a decoder has a length"
+    prefix = np.array(source.prompt_prefix, np.int64)
+    texts = [np.concatenate([prefix, ids]) for ids in source.encode(source.texts, frame=False)]
+    windows = [text[start : start + limit] for text in texts for start in range(0, len(text), limit)]
+    windows = [window for window in windows if len(window) > 1] or texts[:1]
+    judged, calibration = apart([DecoderText(token_ids=window) for window in windows])
+    length = max(1, sum(len(text.token_ids) for text in judged) // len(judged))
+    few = evenly(judged, _num_predictions(source) // length + 1)
+    return few, few if judged is calibration else calibration
+
+
+def _written(draw: Draw) -> tuple[list[Any], list[Any]]:
+    """Lets the model write: short texts, and as many predictions in texts of the model's length."""
+    source, limit = draw.source, draw.source.limits.max_total_tokens
+    assert limit is not None, "a decoder has a length"
+    assert source.tokenizer is not None, "a text model has its tokenizer"
+    prefix = np.array(source.prompt_prefix, np.int64)
+    length = min(limit, LENGTHS[1] + len(prefix))
+    total = _num_predictions(source)
+    half = total // 2 if limit > length else total
+    count = -(-half // length)
+    num_calibrated = max(8, count // 4)
+    beginnings = _beginnings(draw, count + num_calibrated, min(_START, length - 1))
+    starts = np.stack([np.concatenate([prefix, one])[:length] for one in beginnings])
+    tokens = source.special_tokens
+    ends = () if tokens is None or tokens.eos is None else (tokens.eos, *tokens.more_eos)
+    written: list[NDArray[np.int64]] = []
+    runner: DecoderRunner | None = None
+    for at in range(0, len(starts), NUM_CALIBRATED):
+        some = starts[at : at + NUM_CALIBRATED]
+        runner = draw.candidate.open_decoder(len(some), max_length=length, beside=runner)
+        forbidden = (*source.suppressed_tokens, *ends)
+        written += write_on(runner, some, length, np.ones(len(some), bool), (), forbidden, draw.generator)
+    judged, calibration = written[:count], written[count:]
+    return _with_long(draw, judged, len(prefix), half), _with_long(draw, calibration, len(prefix), 1)
+
+
+def _with_long(draw: Draw, texts: list[NDArray[np.int64]], num_prefix: int, wanted: int) -> list[DecoderText]:
+    """Adds texts of the model's length that are joined from the others, of `wanted` tokens in all, one at least."""
+    limit = draw.source.limits.max_total_tokens
+    assert limit is not None, "a decoder has a length"
+    found = [*texts]
+    for _ in range(max(1, wanted // limit) if limit > len(texts[0]) else 0):
+        order = draw.generator.permutation(len(texts))
+        joined = np.concatenate([texts[place][num_prefix:] for place in order])
+        found.append(np.concatenate([texts[0][:num_prefix], np.resize(joined, limit)])[:limit])
+    return [DecoderText(token_ids=ids) for ids in found]
+
+
+def _beginnings(draw: Draw, count: int, length: int) -> list[NDArray[np.int64]]:
+    """Draws the first tokens of texts."""
+    assert draw.source.tokenizer is not None, "a text model has its tokenizer"
+    texts = synthetic.draw_texts(draw.source.tokenizer, [4 * length] * count, draw.generator)
+    common = np.array(synthetic.common_tokens(draw.source.tokenizer)[: 4 * length])
+    encoded = draw.source.encode(texts, frame=False)  # may be of fewer tokens than were drawn
+    return [np.concatenate([ids, draw.generator.choice(common, length)])[:length] for ids in encoded]
+
+
+# The card
+
+
+def weak_stretches(stretches: Sequence[tuple[str, float]]) -> tuple[str, ...]:
+    """The stretches of text that a model expects least.
+
+    Args:
+        stretches: Text and its negative log-likelihood in nats.
+    """
+    rates = [(nats / len(text), text) for text, nats in stretches if text]
+    worst = sorted(rates, key=lambda pair: -pair[0])[:NUM_EXAMPLES]
+    return tuple(f"{rate:.2f} nats per character: {quoted(text)}" for rate, text in worst)
+
+
+# Graphs
+
+_STATEFUL_INPUTS = ("input_ids", "logits_positions")
+"""Of a step, what a decoder reads whose state has no positions."""
+
+
+def trace_decoder(module: nn.Module) -> tracing.TracedModel:
+    """Traces a decoder with a cache."""
+    past = tracing.past_specs(module, has_source=False)
+    inputs = [*(tracing.make_spec(*step) for step in tracing.STEP_INPUTS), *past]
+    decoder = tracing.trace_graph("decoder", module, DecoderGraph(module), inputs)
+    return tracing.TracedModel(graphs=(decoder,), state=tracing.in_place(past))
+
+
+def trace_stateful(module: nn.Module) -> tracing.TracedModel:
+    """Traces a decoder with a state."""
+    with tracing.following_the_protocol(module):
+        first = cast("StatefulDecoder", module).first_states(2)
+    states = tuple(
+        StateTensor(past=f"past_state_{number}", present=f"present_state_{number}", update="replace")
+        for number in range(len(first))
+    )
+    past = [
+        tracing.make_spec(state.past, str(tensor.dtype).removeprefix("torch."), "slots", *tensor.shape[1:])
+        for state, tensor in zip(states, first, strict=True)
+    ]
+    inputs = [tracing.make_spec(*step) for step in tracing.STEP_INPUTS if step[0] in _STATEFUL_INPUTS]
+    _, *present = tracing.declare_outputs(module, StatefulDecoderGraph(module), [*inputs, *past])
+    if not past or [spec.shape for spec in present] != [spec.shape for spec in past]:
+        raise SourceError(
+            f"{type(module).__name__}: read was given states {[spec.shape for spec in past]} and returned "
+            f"{[spec.shape for spec in present]}; it returns at least one, each of the shape it was given"
+        )
+    decoder = tracing.trace_graph("decoder", module, StatefulDecoderGraph(module), [*inputs, *past])
+    return tracing.TracedModel(graphs=(decoder,), state=states)

@@ -1,0 +1,277 @@
+"""Images that are drawn, of labels or of texts, by diffusion of latents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+from torch import Tensor, nn
+
+from headway_export.agreement import Rows
+from headway_export.candidate import NUM_ROWS, Candidate, pixel_values_of, run_batch
+from headway_export.graphs import Outputs, float_dtype
+from headway_export.inputs import NUM_MASKED, Inputs, affordable, image_positions, places
+from headway_export.parity import BATCH_SIZES, SEED, Comparison, sample_images
+from headway_export.quality import Quality, figure_of
+from headway_export.reference import Reference
+from headway_export.source import EvaluationData, ExportSource
+from headway_export.tasks.task import NOT_LOOKED_AT, ExportTask, Metric
+from headway_export.tracing import Traceable, TracedGraph, TracedModel, make_spec, trace_graph
+from headway_server.batching import BatchGraph, Tensors
+from headway_server.bundles import Diffusion, Limits, Manifest, demanded
+from headway_server.diffusion import mix
+from headway_server.tasks.image_generation.prompts import text_row
+from headway_training.models import LatentDiffusion
+from headway_training.tasks.diffusion import measured_noise
+
+
+class ImageGeneration(ExportTask):
+    """A denoiser of latents, an autoencoder, and an encoder of texts where texts are drawn."""
+
+    metrics = (Metric(name="velocity_error", allowed_loss=0.005, higher_is_better=False),)
+    recorded = "velocity"
+    own_kind = "vector"
+    names_columns = False
+    takes_fixed_scales = False
+    needs_evaluation = True
+    is_of_the_kit = True
+    is_evaluated_served = False
+    needed_flags = ("--preprocessing",)
+    shows_no_attention = NOT_LOOKED_AT
+    attends_by_operator = False
+
+    def limits(self, module: nn.Module) -> Limits:
+        """Reads that of texts, where such are drawn."""
+        drawn = module.configuration if isinstance(module, LatentDiffusion) else None
+        return Limits(max_input_tokens=drawn.max_length or None if drawn else None)
+
+    def read_examples(self, file: Path, num_labels: int) -> dict[str, Any]:
+        """Reads images, and their texts or labels."""
+        with np.load(file) as arrays:
+            shows = {"texts": arrays["texts"].tolist()} if "texts" in arrays else {"labels": arrays["labels"]}
+            return {"images": arrays["images"], **shows}
+
+    def described(self, source: ExportSource) -> dict[str, Any]:
+        """What is drawn, and how."""
+        condition: Literal["text", "label"] = "label" if source.tokenizer is None else "text"
+        return {"diffusion": Diffusion(schedule="trigonometric", prediction="velocity", condition=condition)}
+
+    def image_limits(self, manifest: Manifest) -> list[str]:
+        """Says how large what it draws is, and how long a prompt may be."""
+        image, limit = demanded(manifest.image_preprocessing), manifest.limits.max_input_tokens
+        prompts = [] if limit is None else [f"A prompt is any text of at most {limit} tokens."]
+        return [f"It draws images of {image.height} x {image.width} pixels.", *prompts]
+
+    def trace(self, asked: Traceable) -> TracedModel:
+        """Traces all graphs."""
+        module = cast("LatentDiffusion", asked.module)
+        shape = module.configuration
+        latent = make_spec("latent", "float32", "batch", *shape.latent_shape)
+        pixels = make_spec("pixel_values", "float32", "batch", 3, shape.image_size, shape.image_size)
+        rows = [latent, make_spec("timestep", "float32", "batch")]
+        graphs: tuple[TracedGraph, ...] = ()
+        if module.text_encoder is None:
+            rows.append(make_spec("label", "int64", "batch"))
+        else:
+            ids, mask, text_mask = (
+                make_spec(name, "int64", "batch", shape.max_length)
+                for name in ("input_ids", "attention_mask", "text_mask")
+            )
+            graphs = (trace_graph("text_encoder", module, DiffusionTextGraph(module), [ids, mask]),)
+            rows += [make_spec("text", "float32", "batch", shape.max_length, shape.d_model), text_mask]
+        return TracedModel(
+            graphs=(
+                trace_graph("denoiser", module, DenoiserGraph(module), rows),
+                trace_graph("vae_decoder", module, LatentDecoderGraph(module), [latent]),
+                trace_graph("vae_encoder", module, LatentEncoderGraph(module), [pixels]),
+                *graphs,
+            )
+        )
+
+    def compare(self, candidate: Candidate, reference: Reference, comparison: Comparison) -> None:
+        """Holds all graphs against PyTorch's, rows at drawn times, of drawn labels or evaluation texts."""
+        source, graphs = candidate.source, open_diffusion(candidate)
+        module = cast("LatentDiffusion", reference.module)
+        random, num_classes = np.random.default_rng(SEED), len(source.labels)
+        images = pixel_values_of(source, sample_images(source, max(BATCH_SIZES)))
+        latents = random.standard_normal((len(images), *module.configuration.latent_shape), np.float32)
+        times = random.random(len(images), np.float32)
+        prompts: Sequence[Any] = random.integers(
+            0, num_classes + 1, len(images)
+        ).tolist()  # the last one stands for none
+        checked: dict[str, tuple[nn.Module, list[Tensors]]] = {
+            "vae_decoder": (LatentDecoderGraph(module), [{"latent": latent} for latent in latents]),
+            "vae_encoder": (LatentEncoderGraph(module), [{"pixel_values": image} for image in images]),
+        }
+        if module.text_encoder is not None:
+            assert source.evaluation is not None, "such a model is exported with some"
+            prompts = ["", *source.evaluation.texts[: len(images) - 1]]
+            prompts = [prompts[row % len(prompts)] for row in range(len(images))]
+            checked["text_encoder"] = (DiffusionTextGraph(module), drawing_texts(source, prompts))
+        rows: list[Tensors] = [
+            {"latent": latent, "timestep": time, **condition}
+            for latent, time, condition in zip(
+                latents, times, drawing_conditions(candidate, graphs, prompts), strict=True
+            )
+        ]
+        checked["denoiser"] = (DenoiserGraph(module), rows)
+        for role, (exact, items) in checked.items():
+            for batch_size in BATCH_SIZES:
+                some = items[:batch_size]
+                for item, found in zip(some, run_batch(graphs[role], some), strict=True):
+                    for name, expected in reference.row_outputs(role, exact, item).items():
+                        comparison.add(name, found[name].ravel(), expected.ravel(), f"batch {batch_size}")
+        comparison.num_shapes += len(BATCH_SIZES)
+
+    def answers(self, candidate: Candidate, inputs: Inputs) -> Iterator[Rows]:
+        """Yields the velocity of each latent, (1, C)."""
+        graphs = open_diffusion(candidate)
+        conditions = drawing_conditions(candidate, graphs, inputs.prompts)
+        for number, (item, condition) in enumerate(zip(inputs.items, conditions, strict=True)):
+            [found] = run_batch(graphs["denoiser"], [{**item, **condition}])
+            yield Rows(found["velocity"].reshape(1, -1).astype(np.float32), np.zeros(1, np.int64), number)
+
+    def inputs_of(
+        self, source: ExportSource, data: EvaluationData, most: int | None, candidate: Candidate | None
+    ) -> Inputs:
+        """Returns noisy latents of images, and what the images show."""
+        count = most or affordable(source, image_positions(source), *NUM_MASKED)
+        rows = data.take(places(len(data), count))
+        assert candidate is not None, "the caller gives it"
+        items = tuple(_noisy_latents(candidate, rows))
+        return Inputs(dataset=data.dataset, items=items, prompts=tuple(rows.texts or rows.labels.tolist()))
+
+    def measure(self, candidate: Candidate, data: EvaluationData) -> Quality:
+        """Mean squared error of velocities of the images' noisy latents, with the noise and times of training."""
+        source, graphs = candidate.source, open_diffusion(candidate)
+        prompts: Sequence[Any] = data.texts or data.labels.tolist()
+        errors = np.empty(len(data))
+        squares = 0.0
+        for start in range(0, len(data), NUM_ROWS):
+            pixels = pixel_values_of(source, data.images[start : start + NUM_ROWS])
+            latents = np.stack(
+                [
+                    found["latent"]
+                    for found in run_batch(graphs["vae_encoder"], [{"pixel_values": one} for one in pixels])
+                ]
+            )
+            if not start:
+                noise, times = measured_noise(len(data), latents.shape[1:])
+            rows = range(start, start + len(latents))
+            items = [
+                {"latent": mix(latent, noise[row], times[row]), "timestep": times[row], **condition}
+                for row, latent, condition in zip(
+                    rows, latents, drawing_conditions(candidate, graphs, prompts[rows[0] : rows[-1] + 1]), strict=True
+                )
+            ]
+            for row, latent, found in zip(rows, latents, run_batch(graphs["denoiser"], items), strict=True):
+                angle = float(times[row]) * np.pi / 2
+                velocity = np.cos(angle) * noise[row] - np.sin(angle) * latent
+                errors[row] = np.square(found["velocity"] - velocity).mean()
+            images = run_batch(graphs["vae_decoder"], [{"latent": latent} for latent in latents])
+            shown = np.stack([found["pixel_values"] for found in images]).transpose(0, 2, 3, 1)
+            squares += float(np.square(shown - data.images[start : start + NUM_ROWS] / 255).mean(axis=(1, 2, 3)).sum())
+        psnr = -10 * np.log10(max(squares / len(data), 1e-10))
+        parts = ", ".join(
+            f"{errors[(times >= low) & (times < low + 0.25)].mean():.3f} ({low:g} to {low + 0.25:g})"
+            for low in (0.0, 0.25, 0.5, 0.75)
+            if ((times >= low) & (times < low + 0.25)).any()
+        )
+        return Quality(
+            figure=figure_of(data, float(errors.mean())),
+            weak_points=(
+                f"Squared error of the velocity by the time, from 0, an image, to 1, noise: {parts}.",
+                "An image that goes through the autoencoder comes back with a peak signal-to-noise ratio of "
+                f"{psnr:.1f} dB; no drawing can be finer than that.",
+            ),
+        )
+
+
+def open_diffusion(candidate: Candidate) -> dict[str, BatchGraph]:
+    """Opens all graphs, by their names."""
+    runtime, graphs = candidate.runtime, candidate.variant.graphs
+    return {str(role): BatchGraph(runtime.open(candidate.bundle, graph)) for role, graph in graphs.items()}
+
+
+def drawing_conditions(candidate: Candidate, graphs: Mapping[str, BatchGraph], prompts: Sequence[Any]) -> list[Tensors]:
+    """Returns the denoiser's inputs of what is drawn, as a server does, for labels' numbers or for texts."""
+    if "text_encoder" not in graphs:
+        return [{"label": np.array(label, np.int64)} for label in prompts]
+    rows = drawing_texts(candidate.source, prompts)
+    states = [found for row in rows for found in run_batch(graphs["text_encoder"], [row])]
+    return [{**found, "text_mask": row["attention_mask"]} for found, row in zip(states, rows, strict=True)]
+
+
+def drawing_texts(source: ExportSource, texts: Sequence[str]) -> list[Tensors]:
+    """Returns the inputs of the text encoder of a model that draws images: longer texts are cut."""
+    limit, tokens = source.limits.max_input_tokens, source.special_tokens
+    assert limit is not None, "the source has read the module's lengths"
+    pad = 0 if tokens is None or tokens.pad is None else tokens.pad
+    return [text_row(ids.tolist(), limit, pad) for ids in source.encode(texts, limit)]
+
+
+def _noisy_latents(candidate: Candidate, data: EvaluationData) -> Iterator[Tensors]:
+    """Yields what a denoiser reads beside its condition, of the images' latents."""
+    encoder = open_diffusion(candidate)["vae_encoder"]
+    pixels = pixel_values_of(candidate.source, data.images)
+    latents = [run_batch(encoder, [{"pixel_values": image}])[0]["latent"] for image in pixels]
+    noise, times = measured_noise(len(latents), latents[0].shape)
+    for latent, own, time in zip(latents, noise, times, strict=True):
+        yield {"latent": mix(latent, own, time), "timestep": time}
+
+
+# Graphs
+
+
+class DenoiserGraph(nn.Module):
+    """Graph `denoiser`: velocities of noisy latents, each row at a time of its own."""
+
+    def __init__(self, module: LatentDiffusion) -> None:
+        super().__init__()
+        self.module = module.denoiser
+
+    def forward(self, latent: Tensor, timestep: Tensor, what: Tensor, *text_mask: Tensor) -> Outputs:
+        """The inputs of `Denoiser`, floats as float32 -> float32 `velocity`."""
+        dtype = float_dtype(self.module)
+        if what.is_floating_point():
+            what = what.to(dtype)
+        return {"velocity": self.module(latent.to(dtype), timestep, what, *text_mask).float()}
+
+
+class DiffusionTextGraph(nn.Module):
+    """Graph `text_encoder`: the states of texts, all padded to the same length."""
+
+    def __init__(self, module: LatentDiffusion) -> None:
+        super().__init__()
+        self.module = module.text_encoder
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Outputs:
+        """int64 (B, T), and int64 (B, T), 1 at tokens and 0 at padding -> float32 (B, T, D)."""
+        assert self.module is not None, "only a model that draws texts has this graph"
+        return {"text": self.module(input_ids, attention_mask).float()}
+
+
+class LatentDecoderGraph(nn.Module):
+    """Graph `vae_decoder`: images of latents."""
+
+    def __init__(self, module: LatentDiffusion) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, latent: Tensor) -> Outputs:
+        """Float32 (B, C, S, S) -> RGB values of 0 to 1, float32 (B, 3, height, width)."""
+        return {"pixel_values": self.module.decode(latent.to(float_dtype(self.module))).float().clamp(0, 1)}
+
+
+class LatentEncoderGraph(nn.Module):
+    """Graph `vae_encoder`: latents of images."""
+
+    def __init__(self, module: LatentDiffusion) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, pixel_values: Tensor) -> Outputs:
+        """Float32 (B, 3, height, width), normalised -> float32 (B, C, S, S)."""
+        return {"latent": self.module.encode(pixel_values.to(float_dtype(self.module))).float()}

@@ -1,0 +1,157 @@
+"""Texts, or pairs of them, that a model without state reads.
+
+N examples, C labels, T tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import NonNegativeInt
+from torch import nn
+
+from headway_export.candidate import Candidate, run_batch
+from headway_export.inputs import FULL_SHARE, LENGTHS, NUM_CALIBRATED, Draw, apart, evenly, text_items
+from headway_export.parity import Comparison, attention_texts, batches, sample_tokens
+from headway_export.quality import by_length
+from headway_export.reference import Reference
+from headway_export.source import EvaluationData, ExportSource, TextRow, read_rows, validated
+from headway_export.tasks.stateless import Embedding, Stateless
+from headway_export.tasks.task import Metric
+from headway_export.tracing import Traceable, make_spec
+from headway_server.batching import Tensors
+from headway_server.bundles import Limits, TensorSpec
+from headway_server.tasks.text.model import text_tensors
+
+
+class TextTask(Stateless):
+    """A model of texts."""
+
+    needed_flags: ClassVar[tuple[str, ...]] = ("--tokenizer",)
+
+    def limits(self, module: nn.Module) -> Limits:
+        """Reads that of texts."""
+        return Limits(max_input_tokens=int(cast("Any", module).max_length))
+
+    def attention_inputs(self, asked: Traceable) -> list[TensorSpec]:
+        """Tokens and their mask, and their types where the model reads such."""
+        names = ("input_ids", "attention_mask", *(("token_type_ids",) if asked.has_token_types else ()))
+        return [make_spec(name, "int64", "batch", "length") for name in names]
+
+    def compare(self, candidate: Candidate, reference: Reference, comparison: Comparison) -> None:
+        """Compares batches of texts, long and short together."""
+        source, graph = candidate.source, candidate.open_stateless()
+        limit = source.limits.max_input_tokens
+        assert limit is not None, "the source has read the module's length"
+        assert source.tokenizer is not None, "a text model has its tokenizer"
+        texts = sample_tokens(source, source.tokenizer.get_vocab_size(), limit, frame=True)
+        for lengths in batches(limit):
+            batch = [texts[row % len(texts)][:length] for row, length in enumerate(lengths)]
+            items = [text_tensors(text, _halved(text), has_types=source.has_token_types) for text in batch]
+            for item, found in zip(items, run_batch(graph, items), strict=True):
+                read = [item[name] for name in graph.input_names if name != "attention_mask"]
+                expected = reference.outputs(*read)
+                comparison.add_outputs(found, expected, f"batch {len(lengths)}, lengths {lengths}")
+            comparison.num_shapes += len(set(lengths))
+
+    def attention_items(self, candidate: Candidate) -> Iterator[list[Tensors]]:
+        """Yields texts."""
+        has_types = candidate.source.has_token_types
+        for batch, _ in attention_texts(candidate, frame=True):
+            yield [text_tensors(text, _halved(text), has_types=has_types) for text in batch]
+
+    def items(self, source: ExportSource, data: EvaluationData) -> Sequence[Tensors]:
+        """Makes them of texts, or of pairs."""
+        return text_items(source, data.texts, data.text_pairs)
+
+    def draw(self, draw: Draw) -> tuple[list[Any], list[Any]]:
+        """Returns texts that are given or drawn, with second ones where the model reads such."""
+        source, count = draw.source, self.num_inputs(draw.source)
+        if source.texts:
+            return apart(text_items(source, *_paired(draw, evenly(source.texts, count))))
+        items = text_items(source, *_paired(draw, draw.texts(count + NUM_CALIBRATED)))
+        return items[:count], items[count:]
+
+    def positions(self, source: ExportSource) -> float:
+        """Tokens."""
+        limit = source.limits.max_input_tokens or LENGTHS[1]
+        return min(limit, 24 + limit / FULL_SHARE)
+
+    def logits(self, candidate: Candidate, data: EvaluationData) -> NDArray[np.float32]:
+        """Logits of the examples, (N, C)."""
+        graph, logits = candidate.open_stateless(), np.empty((len(data), len(candidate.source.labels)), np.float32)
+        items = self.items(candidate.source, data)
+        for rows in by_length([item["input_ids"] for item in items]):
+            logits[rows] = [found["logits"] for found in run_batch(graph, [items[row] for row in rows])]
+        return logits
+
+
+class TextClassification(TextTask):
+    """Labels of texts, one each or several."""
+
+    needed_flags = ("--tokenizer", "--labels")
+    optional_flags = ("--multi-label", "--text-pairs")
+    metrics = (Metric(name="accuracy", allowed_loss=0.5), Metric(name="micro_f1", allowed_loss=0.5))
+
+    def read_examples(self, file: Path, num_labels: int) -> dict[str, Any]:
+        """Reads texts with a label each, or with several: `labels` in place of `label`.
+
+        Raises:
+            ValueError: The model does not have a label.
+        """
+        rows = read_rows(file)
+        several = any("labels" in row for row in rows)
+        read: list[_LabelsRow] | list[_LabelRow] = (
+            validated(_LabelsRow, rows) if several else validated(_LabelRow, rows)
+        )
+        labels = [row.labels if isinstance(row, _LabelsRow) else [row.label] for row in read]
+        if (largest := max((label for own in labels for label in own), default=0)) >= num_labels:
+            raise ValueError(f"label {largest}: the model has {num_labels} labels, numbered from 0")
+        pairs = [row.text_pair or "" for row in read] if any(row.text_pair is not None for row in read) else None
+        examples = {"texts": [row.text for row in read], "text_pairs": pairs}
+        if not several:
+            return examples | {"labels": np.array(labels, np.int64)[:, 0]}
+        truth = np.array([[label in own for label in range(num_labels)] for own in labels], np.int64)  # (N, C)
+        return examples | {"metric": "micro_f1", "labels": truth}
+
+
+class TextScoring(TextTask):
+    """Numbers of texts, or of pairs."""
+
+    is_read = False
+    own_kind = "score"
+
+
+class TextEmbedding(Embedding, TextTask):
+    """Vectors of texts."""
+
+
+class _LabelRow(TextRow):
+    text_pair: str | None = None
+    label: NonNegativeInt
+
+
+class _LabelsRow(TextRow):
+    text_pair: str | None = None
+    labels: list[NonNegativeInt]
+
+
+def _halved(text: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Types of a text's tokens, (T,), as if it were a pair of two halves."""
+    return (np.arange(len(text)) >= len(text) // 2).astype(np.int64)
+
+
+def _paired(draw: Draw, texts: Sequence[str]) -> tuple[Sequence[str], Sequence[str] | None]:
+    """Adds second texts, if the model reads such: another one, the same, a part of it, or one of both in turn."""
+    if draw.source.text_pairs == "never":
+        return texts, None
+    pairs = []
+    for number, text in enumerate(texts):
+        words, other = text.split(), texts[(number + 1) % len(texts)]
+        half = " ".join(words[: (len(words) + 1) // 2])
+        pairs.append((other, text, half, f"{half} {other}")[number % 4] or other)
+    return texts, pairs
