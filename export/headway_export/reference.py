@@ -353,9 +353,7 @@ def prompt_outputs(module: nn.Module, item: Tensors) -> dict[str, NDArray[np.flo
     """
     tensors = {name: torch.from_numpy(np.asarray(array)).unsqueeze(0) for name, array in item.items()}
     with torch.inference_mode():
-        found = cast("PromptSegmenter", module).decoder(
-            image_index=torch.zeros(1, dtype=torch.int64), earlier_mask=tensors.pop("earlier_mask", None), **tensors
-        )
+        found = cast("PromptSegmenter", module).decoder(earlier_mask=tensors.pop("earlier_mask", None), **tensors)
         return {"masks": found["masks"][0].flatten(1).numpy(), "predicted_iou": found["predicted_iou"][0].numpy()}
 
 

@@ -58,12 +58,12 @@ def model() -> Segmenter:
 def test_padded_points_and_rows_beside_it_change_no_prompt(model: Segmenter) -> None:
     bank = model.embed(torch.randn(3, 3, 32, 32))
     points, labels = torch.rand(2, 3, 2), torch.tensor([[1, 0, -1], [2, 3, 1]])
-    masks, iou = model.decode(bank, torch.tensor([2, 0]), points, labels)
-    alone = model.decode(bank[2:], torch.tensor([0]), points[:1, :2], labels[:1, :2])
+    masks, iou = model.decode(bank[[2, 0]], points, labels)
+    alone = model.decode(bank[2:], points[:1, :2], labels[:1, :2])
     torch.testing.assert_close(alone[0][0], masks[0], atol=1e-6, rtol=1e-6)
     torch.testing.assert_close(alone[1][0], iou[0], atol=1e-6, rtol=1e-6)
     moved = torch.cat((points[:, :2], points[:, 2:] + torch.tensor([[[9.0]], [[0.0]]])), dim=1)
-    assert torch.equal(model.decode(bank, torch.tensor([2, 0]), moved, labels)[0], masks)
+    assert torch.equal(model.decode(bank[[2, 0]], moved, labels)[0], masks)
     assert masks.shape == (2, 4, 16, 16)
     assert ((iou > 0) & (iou < 1)).all()
 
@@ -75,12 +75,10 @@ def test_an_earlier_mask_is_read_where_there_is_one(model: Segmenter) -> None:
         torch.rand(2, 1, 2),
         torch.ones(2, 1, dtype=torch.int64),
     )
-    image_index, earlier = torch.zeros(2, dtype=torch.int64), torch.randn(2, 16, 16)
-    without, _ = model.decode(bank, image_index, points, labels)
-    with_both, _ = model.decode(bank, image_index, points, labels, earlier_mask=earlier)
-    mixed = model.decoder(
-        bank, image_index, points, labels, earlier_mask=earlier, has_earlier_mask=torch.tensor([0, 1])
-    )["masks"]
+    bank, earlier = bank.expand(2, -1, -1), torch.randn(2, 16, 16)
+    without, _ = model.decode(bank, points, labels)
+    with_both, _ = model.decode(bank, points, labels, earlier_mask=earlier)
+    mixed = model.decoder(bank, points, labels, earlier_mask=earlier, has_earlier_mask=torch.tensor([0, 1]))["masks"]
     torch.testing.assert_close(mixed[0], without[0], atol=1e-6, rtol=1e-6)
     torch.testing.assert_close(mixed[1], with_both[1], atol=1e-6, rtol=1e-6)
     assert not torch.allclose(without[1], with_both[1])

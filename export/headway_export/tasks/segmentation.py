@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -223,7 +222,6 @@ class PromptDecoderGraph(nn.Module):
         dtype = float_dtype(self.module)
         outputs: Outputs = self.module(
             embedding.to(dtype),
-            torch.arange(len(points)),
             points,
             point_labels,
             earlier_mask=earlier_mask.to(dtype),

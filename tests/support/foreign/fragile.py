@@ -98,8 +98,8 @@ class Prompts(nn.Module):
         self.iou = Head(WIDTH, segmenter.NUM_MASKS)
         self.outlier = outlier
 
-    def forward(self, embedding, image_index, points, point_labels, *, earlier_mask=None, has_earlier_mask=None):
-        image = self.image(embedding.index_select(0, image_index).mean(1))
+    def forward(self, embedding, points, point_labels, *, earlier_mask=None, has_earlier_mask=None):
+        image = self.image(embedding.mean(1))
         there = (point_labels >= 0).unsqueeze(-1).float()
         asked = F.gelu(image + (self.place(4 * points) * there).sum(1))
         if earlier_mask is not None:

@@ -26,8 +26,7 @@ class Prompts(nn.Module):
         self.iou = nn.Linear(WIDTH, NUM_MASKS)
         self.earlier = nn.Linear(GRID * GRID, WIDTH)
 
-    def forward(self, embedding, image_index, points, point_labels, *, earlier_mask=None, has_earlier_mask=None):
-        image = embedding.index_select(0, image_index)
+    def forward(self, embedding, points, point_labels, *, earlier_mask=None, has_earlier_mask=None):
         there = (point_labels >= 0).unsqueeze(-1)  # a padded point changes nothing
         asked = self.place(points) + self.kinds(point_labels.clamp(min=0))
         prompt = torch.where(there, asked, 0.0).sum(1)
@@ -35,7 +34,7 @@ class Prompts(nn.Module):
             read = self.earlier(earlier_mask.flatten(1))
             prompt = prompt + (read if has_earlier_mask is None else read * has_earlier_mask[:, None])
         queries = self.queries(F.gelu(prompt)).unflatten(-1, (NUM_MASKS, WIDTH))
-        masks = (queries @ image.transpose(1, 2)).unflatten(-1, (GRID, GRID))
+        masks = (queries @ embedding.transpose(1, 2)).unflatten(-1, (GRID, GRID))
         return {"masks": masks, "predicted_iou": self.iou(prompt).sigmoid()}
 
 

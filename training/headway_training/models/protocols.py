@@ -115,7 +115,7 @@ class PromptSegmenter(Protocol):
     encoder: Callable[[Tensor], dict[str, Tensor]]
     """Float (B, 3, height, width) -> `embedding`, (B, L, E)."""
     decoder: Callable[..., dict[str, Tensor]]
-    """`embedding` (B, L, E), `image_index` (N,), `points` (N, Q, 2), `point_labels` (N, Q), and by keyword
+    """`embedding` (N, L, E) of each prompt's image, `points` (N, Q, 2), `point_labels` (N, Q), and by keyword
     `earlier_mask` (N, S, S) and `has_earlier_mask` (N,) or None -> `masks` (N, M, S, S) and `predicted_iou` (N, M), as
     `MaskDecoder` has them."""
 

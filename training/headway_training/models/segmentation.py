@@ -343,7 +343,6 @@ class MaskDecoder(Model):
     def forward(
         self,
         embedding: Tensor,
-        image_index: Tensor,
         points: Tensor,
         point_labels: Tensor,
         *,
@@ -353,8 +352,7 @@ class MaskDecoder(Model):
         """Computes the masks of prompts.
 
         Args:
-            embedding: float (B, L, E), the bank.
-            image_index: int64 (N,), which of the bank's images each prompt is about.
+            embedding: float (N, L, E), that of each prompt's image.
             points: float (N, Q, 2), x and y as shares of the image's width and height, 0 to 1.
             point_labels: int64 (N, Q): 1 inside, 0 outside, 2 and 3 the top left and bottom right corner of a box, and
                 -1 padding, which changes nothing.
@@ -365,8 +363,7 @@ class MaskDecoder(Model):
         Returns:
             `masks`, float (N, M, S, S): logits, above 0 in what is cut out. `predicted_iou`, float (N, M), 0 to 1.
         """
-        bank = embedding.index_select(0, image_index)  # (N, L, E)
-        image, detail = torch.split(bank, [self.configuration.d_model, self.configuration.detail_width], dim=-1)
+        image, detail = torch.split(embedding, [self.configuration.d_model, self.configuration.detail_width], dim=-1)
         drawn = self._draw(points, point_labels, earlier_mask, has_earlier_mask).to(image.dtype)
         image = image + self.drawn_patches(self._by_patch(drawn))
         detail = torch.unflatten(detail, -1, (-1, self.configuration.d_detail)).flatten(1, 2)  # (N, cells, C)
@@ -487,28 +484,27 @@ class Segmenter(Model):
         return super().use_attention(kind)
 
     def embed(self, pixel_values: Tensor) -> Tensor:
-        """Float (B, 3, I, I), normalised -> the bank of embeddings, (B, L, E)."""
+        """Float (B, 3, I, I), normalised -> embeddings, (B, L, E)."""
         embedding: Tensor = self.encoder(pixel_values)["embedding"]
         return embedding
 
     def decode(
         self,
         embedding: Tensor,
-        image_index: Tensor,
         points: Tensor,
         point_labels: Tensor,
         *,
         earlier_mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Masks and their predicted IoU, as `MaskDecoder.forward` gives them."""
-        outputs = self.decoder(embedding, image_index, points, point_labels, earlier_mask=earlier_mask)
+        outputs = self.decoder(embedding, points, point_labels, earlier_mask=earlier_mask)
         return outputs["masks"], outputs["predicted_iou"]
 
     def forward(
         self, pixel_values: Tensor, image_index: Tensor, points: Tensor, point_labels: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Masks and predicted IoU of prompts without an earlier mask."""
-        return self.decode(self.embed(pixel_values), image_index, points, point_labels)
+        """Masks and predicted IoU of prompts without an earlier mask; `image_index` (N,) has the image of each."""
+        return self.decode(self.embed(pixel_values).index_select(0, image_index), points, point_labels)
 
 
 def mask_losses(logits: Tensor, coverage: Tensor) -> Tensor:

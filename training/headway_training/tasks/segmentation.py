@@ -201,7 +201,7 @@ class SegmentationTask(Task):
         """The masks of the prompts' first points, (B, P, M, S, S)."""
         points = tensors["points"].flatten(0, 1)[:, None]  # (N, 1, 2)
         labels = torch.full(points.shape[:2], INSIDE, device=points.device)
-        masks, _ = _decode(model, _embed(model, tensors["pixel_values"]), _image_index(tensors), points, labels)
+        masks, _ = _decode(model, _embed_prompts(model, tensors), points, labels)
         return torch.unflatten(masks, 0, tuple(tensors["targets"].shape))
 
     def loss(self, model: nn.Module, tensors: Mapping[str, Tensor], label_smoothing: float = 0.0) -> Tensor:
@@ -212,7 +212,7 @@ class SegmentationTask(Task):
         """
         coverage = tensors["coverage"].flatten(0, 1)[:, None].float() / 255  # (N, 1, S, S)
         counts = (tensors["targets"] != IGNORED).flatten().float()  # (N)
-        embedding, image_index = _embed(model, tensors["pixel_values"]), _image_index(tensors)
+        embedding = _embed_prompts(model, tensors)
         chances = tensors["chances"].flatten(0, 1)  # (N, rounds, 3)
         points, labels = _first_prompts(
             tensors["points"].flatten(0, 1), tensors["boxes"].flatten(0, 1), is_boxed=chances[:, 0, 0] < _BOXES
@@ -220,7 +220,7 @@ class SegmentationTask(Task):
         earlier, total = None, counts.new_zeros(())
         rounds = self._recipe.segmentation.click_rounds
         for number in range(rounds):
-            masks, predicted = _decode(model, embedding, image_index, points, labels, earlier)
+            masks, predicted = _decode(model, embedding, points, labels, earlier)
             losses = mask_losses(masks, coverage)  # (N, M)
             iou = mask_iou(masks > 0, coverage > 0.5)  # (N, M)
             answer = losses[:, 0]
@@ -230,7 +230,7 @@ class SegmentationTask(Task):
                 total + ((answer + F.mse_loss(predicted, iou, reduction="none").mean(dim=1)) * counts).sum() / rounds
             )
             if number + 1 < rounds:
-                given = predicted[:, 1:].argmax(dim=1) + 1 if number == 0 else torch.zeros_like(image_index)
+                given = predicted[:, 1:].argmax(dim=1) + 1 if number == 0 else torch.zeros_like(labels[:, 0])
                 given = given.masked_fill(labels[:, 0] == TOP_LEFT, 0)  # as `answer_order` has it
                 earlier = masks.detach().gather(1, given[:, None, None, None].expand(-1, 1, *masks.shape[-2:]))[:, 0]
                 point, label = _next_point(earlier > 0, coverage[:, 0] > 0.5, chances[:, number + 1])
@@ -270,9 +270,9 @@ class SegmentationTask(Task):
             pixels = np.stack([resize_and_crop(Image.fromarray(one.image), self._preprocessing) for one in chosen])
             embedding = _embed(model, torch.from_numpy(normalize(pixels, self._preprocessing)).to(device))
             counts = torch.tensor([len(one.points) for one in chosen])
-            image_index = torch.arange(len(chosen)).repeat_interleave(counts).to(device)
+            embedding = embedding.repeat_interleave(counts.to(device), dim=0)
             for name, points, labels in _prompts_of(chosen):
-                masks, predicted = _decode(model, embedding, image_index, points.to(device), labels.to(device))
+                masks, predicted = _decode(model, embedding, points.to(device), labels.to(device))
                 order = answer_order(predicted, is_box=name == "box")  # (N, 3)
                 masks = masks.gather(1, order[..., None, None].expand(-1, -1, *masks.shape[2:]))
                 of_pictures = (torch.split(one, counts.tolist()) for one in (masks, predicted.gather(1, order)))
@@ -322,16 +322,21 @@ class SegmentationTask(Task):
 
 
 def _embed(model: Any, pixel_values: Tensor) -> Tensor:
-    """Of a `PromptSegmenter`: float (B, 3, I, I), normalised -> the bank of embeddings, (B, L, E)."""
+    """Of a `PromptSegmenter`: float (B, 3, I, I), normalised -> embeddings, (B, L, E)."""
     embedding: Tensor = model.encoder(pixel_values)["embedding"]
     return embedding
 
 
-def _decode(  # noqa: PLR0917 (the tensors of a decoder)
-    model: Any, embedding: Tensor, image_index: Tensor, points: Tensor, labels: Tensor, earlier: Tensor | None = None
+def _embed_prompts(model: Any, tensors: Mapping[str, Tensor]) -> Tensor:
+    """The embedding of each prompt's image, (N, L, E)."""
+    return _embed(model, tensors["pixel_values"]).repeat_interleave(tensors["targets"].shape[1], dim=0)
+
+
+def _decode(
+    model: Any, embedding: Tensor, points: Tensor, labels: Tensor, earlier: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Of a `PromptSegmenter`: the masks of prompts, (N, M, S, S), and their predicted IoU, (N, M)."""
-    found = model.decoder(embedding, image_index, points, labels, earlier_mask=earlier, has_earlier_mask=None)
+    found = model.decoder(embedding, points, labels, earlier_mask=earlier, has_earlier_mask=None)
     return found["masks"], found["predicted_iou"]
 
 
@@ -348,12 +353,6 @@ def answer_order(predicted_iou: Tensor, *, is_box: bool) -> Tensor:
 def _make_composer(pictures: SegmentedPictures) -> Composer:
     drawings = pictures.drawings
     return Composer(drawings, opaque(drawings.images), [one.image for one in pictures.photographs])
-
-
-def _image_index(tensors: Mapping[str, Tensor]) -> Tensor:
-    """(N,): the image of each prompt."""
-    count, prompts = tensors["targets"].shape
-    return torch.arange(count, device=tensors["targets"].device).repeat_interleave(prompts)
 
 
 def _shake(boxes: NDArray[np.float32], random: np.random.Generator) -> NDArray[np.float32]:
