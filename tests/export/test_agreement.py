@@ -1,15 +1,25 @@
 """int8 is judged by how near its answers are to fp32's, on inputs that its scales were not taken from."""
 
 import dataclasses
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from documents import rows
 from foreign import fragile
 from safetensors.torch import save_model
 
 from headway_export import agreement, inputs
-from headway_export.agreement import LIMITS, LIMITS_BESIDE_A_METRIC, interval_of_mean, interval_of_share
+from headway_export.agreement import (
+    LIMITS,
+    LIMITS_BESIDE_A_METRIC,
+    LIMITS_OF_INT4,
+    LIMITS_OF_KINDS,
+    interval_of_mean,
+    interval_of_share,
+)
 from headway_export.errors import ParityError
 from headway_export.exporter import ExportOptions, export
 from headway_export.source import EvaluationData, ExportSource, from_checkpoint, from_factory
@@ -107,6 +117,28 @@ def test_a_variant_that_answers_otherwise_is_refused_and_nothing_is_written(tiny
     ):
         judged(source, tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_page_of_exports_has_these_limits():
+    rows_of = {
+        "mean_kl_divergence": 0,
+        "worst_kl_divergence": 1,
+        "top_agreement": 2,
+        "correlation": 3,
+        "least_correlation": 4,
+        "mean_mask_iou": 7,
+        "iou_correlation": 8,
+    }
+    table = rows(Path(__file__).parents[2] / "docs" / "export.md", "outputs | figure")
+    numbers = [
+        [float(number) for number in re.findall(r"\d\.?\d*(?=[; ]|$)", row[2].replace("int4", ""))] for row in table
+    ]
+    for name, place in rows_of.items():
+        others = [LIMITS_OF_INT4[name]] if name in LIMITS_OF_INT4 else []
+        others += [LIMITS_OF_KINDS["score"][name]] if name in LIMITS_OF_KINDS["score"] else []
+        assert numbers[place] == [LIMITS[name], *others], name
+    assert numbers[5] == [LIMITS["mean_cosine"], LIMITS["least_cosine"]]
+    assert numbers[6] == [LIMITS_OF_KINDS["choices"]["mean_cosine"]]
 
 
 # Variants that are broken

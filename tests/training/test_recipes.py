@@ -5,7 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from documents import pages_of_today
+from documents import pages_of_today, rows
 
 from headway_training.errors import RecipeError
 from headway_training.models import ARCHITECTURES
@@ -181,3 +181,12 @@ def test_settings_that_documents_name_exist():
     }
     assert len(named) > 30
     assert {(page, name) for page, name in named if name not in known} == set()
+
+
+def test_the_settings_that_the_page_explains_exist() -> None:
+    for row in rows(Path(__file__).parents[2] / "docs" / "training.md", "setting | effect"):
+        section = ""
+        for name in re.findall(r"`([\w.]+)[^`]*`", row[0]):
+            section, setting = name.rsplit(".", 1) if "." in name else (section, name)
+            fields = Recipe.model_fields[section].annotation.model_fields
+            assert setting in fields, (section, setting)
