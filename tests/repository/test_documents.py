@@ -233,7 +233,9 @@ _TABLES: Mapping[str, tuple[Callable[[Path], Listed], Callable[[Path], Listed]]]
             first_names(root / "docs/export.md", "file | content") - names(_row(root, "`huggingface/`"))
             | {"huggingface/"}
         ),
-        lambda root: {file.name for file in (root / "export/headway_export").glob("[a-z]*.py")} | {"huggingface/"},
+        lambda root: (
+            {file.name for file in (root / "export/headway_export").glob("[a-z]*.py")} | {"huggingface/", "tasks/"}
+        ),
     ),
     "files of the benchmarks": (
         lambda root: first_names(root / "benchmarks/README.md", "file | holds"),
