@@ -498,6 +498,8 @@ WRONG = [
     ("rerank", {"query": "a"}, 400, "documents", "must be given, or texts"),
     ("rerank", {"query": "a", "documents": ["b", ""]}, 400, "documents[1]", "is empty"),
     ("rerank", {"query": "", "documents": ["b"]}, 400, "query", "is empty"),
+    ("score", {"text_1": ["a"] * 257, "text_2": ["a"] * 257}, 400, "text_1", "the limit is 256"),
+    ("score", {"text_1": "a", "text_2": []}, 400, "text_2", "is empty"),
     ("score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, 400, "text_1", "has 2 elements, and text_2 3"),
 ]
 

@@ -6,11 +6,14 @@ import asyncio
 import time
 from typing import Any, ClassVar
 
+from headway_server.batching.settings import MAX_TEXTS
 from headway_server.errors import InvalidInputError
 from headway_server.observers import current_call
 from headway_server.serving.host import ModelHost
+from headway_server.serving.limits import check_count
 from headway_server.tasks.ranking import rank
 from headway_server.tasks.table import RANK_TEXTS
+from headway_server.tasks.text.labels import MAX_LABELS
 from headway_server.transports.http.body import Many, Part
 from headway_server.transports.http.edge import Reply, Request, to_json
 from headway_server.transports.http.openai.requests import ModelBody
@@ -65,9 +68,11 @@ class ScoreBody(ModelBody):
         """Returns the indices of the second texts by their first text.
 
         Raises:
-            InvalidInputError: There is neither one first text nor one for each second text.
+            InvalidInputError: There are none or too many, or neither one first text nor one for each second text.
         """
         first, second = _texts(self.text_1), _texts(self.text_2)
+        check_count("text_1", len(first), MAX_TEXTS)
+        check_count("text_2", len(second), MAX_LABELS)
         if len(first) not in (1, len(second)):
             raise InvalidInputError(
                 "text_1", f"has {len(first)} elements, and text_2 {len(second)}; give one, or as many"
