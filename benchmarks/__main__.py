@@ -317,6 +317,8 @@ class _Run:
         self.file_name = "-".join([*name.split(), *filter(None, [options.get("model")])])
         self.settings = options | ({"rounds": 1, "seconds": 0.1} if self.quick else {})
         self.settings["threads"] = self.threads = options["threads"] or usable_cores()
+        if "peers" in options:  # before models are made, which takes minutes
+            self._peers(options["peers"])
         self.data = Path(os.environ["HEADWAY_DATA_DIR"]) if os.environ.get("HEADWAY_DATA_DIR") else None
         self.cases: list[Case] = []
         self.contestants: list[Contestant] = []
@@ -374,11 +376,16 @@ class _Run:
             self.add(f"headway {name}, bare loop", "bare", bare, precision=name)
         return self.servers[precisions[0]].address
 
+    def _peers(self, peers: str) -> list[str]:
+        """Returns the rows of the named peers."""
+        known = (*FRAMEWORKS.get(self.name, {}), *LIBRARIES[self.name])
+        return _chosen("peers", "none" if self.quick and peers == "all" else peers, known)
+
     def add_peers(self, peers: str) -> None:
         """Adds the peers that were asked for; of those that cannot be installed or started, the report says why."""
         frameworks, libraries = FRAMEWORKS.get(self.name, {}), LIBRARIES[self.name]
         threads = str(self.threads)
-        for name in _chosen("peers", "none" if self.quick and peers == "all" else peers, (*frameworks, *libraries)):
+        for name in self._peers(peers):
             try:
                 if name in frameworks:
                     precision = self.settings.get("precision", "int8")
