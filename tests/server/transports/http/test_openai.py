@@ -495,6 +495,8 @@ WRONG = [
     ("embeddings", {"input": "star", "task": "query"}, 400, "task", "is not supported"),
     ("embeddings", {"input": ["star"] * 2049}, 400, "input", "the limit is 2048"),
     ("embeddings", {"input": [[3]] * 300 + [[5000]]}, 400, "input[300][0]", "is 5000; must be from 0 to"),
+    ("rerank", {"query": "a", "documents": ["b"], "raw_scores": True}, 400, "raw_scores", "input should be False"),
+    ("rerank", {"query": "a", "documents": ["b"], "top_n": -1}, 400, "top_n", "is -1 of 1 candidates"),
     ("rerank", {"query": "a"}, 400, "documents", "must be given, or texts"),
     ("rerank", {"query": "a", "documents": ["b", ""]}, 400, "documents[1]", "is empty"),
     ("rerank", {"query": "", "documents": ["b"]}, 400, "query", "is empty"),

@@ -52,12 +52,12 @@ def name_in_completions(field: str) -> str:
 
 def name_in_ranking(field: str) -> str:
     """Translates a task's field name to that of `/v1/rerank`."""
-    return re.sub(r"^texts\b", "documents", field).replace("query_text", "query")
+    return {"query_text": "query", "top_k": "top_n"}.get(field, re.sub(r"^texts\b", "documents", field))
 
 
 def name_in_scoring(field: str) -> str:
     """Translates a task's field name to that of `/v1/score`."""
-    return re.sub(r"^texts\b", "text_2", field).replace("query_text", "text_1")
+    return {"query_text": "text_1"}.get(field, re.sub(r"^texts\b", "text_2", field))
 
 
 class OpenAIForm:

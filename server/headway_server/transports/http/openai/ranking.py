@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from headway_server.batching.settings import MAX_TEXTS
 from headway_server.errors import InvalidInputError
@@ -32,8 +32,6 @@ class RerankBody(ModelBody):
     """A request of `/v1/rerank`. `texts`, `return_text` and `raw_scores` are Text Embeddings Inference's."""
 
     union_names: ClassVar = ModelBody.union_names | {"Document"}
-    without_effect: ClassVar = ModelBody.without_effect | {"raw_scores"}
-    """Scores are the model's own either way."""
 
     model: str = ""
     query: str
@@ -42,6 +40,8 @@ class RerankBody(ModelBody):
     top_n: int | None = None
     return_documents: bool = True
     return_text: bool = False
+    raw_scores: Literal[False] = False
+    """Scores are those that the model is trained for; logits are not returned."""
     truncate: bool = False
 
     def candidates(self) -> list[str]:
