@@ -39,13 +39,14 @@ def import_own(name: str) -> ModuleType:
     Raises:
         ValueError: It cannot be imported.
     """
-    sys.path.insert(0, str(Path.cwd()))
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
     try:
         return import_module(name.partition(":")[0])
     except (ImportError, ValueError) as error:
         raise ValueError(f"{name}: {error}; {_FORM}") from error
     finally:
-        sys.path.pop(0)
+        sys.path.remove(here)  # the first of that name, wherever the module has put others
 
 
 def find_factory(name: str) -> Callable[..., Any]:
