@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.metadata
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -14,13 +14,13 @@ import onnx_ir as ir
 from torch import nn
 
 from headway_export import agreement, inputs, parity, quality
-from headway_export.activations import noise_growth, row_maxima
+from headway_export.activations import RowMaxima, noise_growth, row_maxima
 from headway_export.candidate import Candidate
 from headway_export.card import Proof, write_card, write_learning_curve
 from headway_export.errors import ParityError, SourceError
 from headway_export.graphs import shows_attention
 from headway_export.reference import Reference, cache_ranges
-from headway_export.rewriting import FixScales, LayerRange, QuantizeBlocks, QuantizeCache, QuantizeProducts, rewrite
+from headway_export.rewriting import LayerRange, QuantizeBlocks, QuantizeCache, QuantizeProducts, rewrite
 from headway_export.source import ExportSource, check_chat_template
 from headway_export.tasks.table import task_of, tasks_where
 from headway_export.tracing import Role, TracedGraph, TracedModel, trace
@@ -196,7 +196,9 @@ class _Prover:
             if Precision.INT8 in wanted:
                 variants[Precision.INT8] = self._prove(Precision.INT8, quantized)
             if Precision.INT8_STATIC in wanted:
-                variants[Precision.INT8_STATIC] = self._prove_static(quantized)
+                self._progress("int8-static: reading what activations reach")
+                maxima = row_maxima(self._source, quantized, self._calibration)
+                variants[Precision.INT8_STATIC] = self._prove_static(for_cpu, maxima)
         if Precision.INT4 in wanted:
             variants[Precision.INT4] = self._prove(Precision.INT4, self._quantize(traced, Precision.INT4))
         if Precision.FP16 in wanted:
@@ -208,14 +210,23 @@ class _Prover:
             del variants[Precision.FP32]
         return variants
 
-    def _quantize(self, traced: TracedModel, precision: Precision) -> TracedModel:
-        """Returns a traced model in int8 or int4."""
+    def _quantize(
+        self, traced: TracedModel, precision: Precision, ranges: Mapping[str, Mapping[str, float]] | None = None
+    ) -> TracedModel:
+        """Returns a traced model in int8 or int4.
+
+        Args:
+            traced: The model in fp32.
+            precision: What becomes of its weights.
+            ranges: The largest magnitudes of activations with one scale for all rows, by name, by role of a graph.
+        """
         self._progress(f"{precision}: quantizing")
         quantized = _copied(traced)
         for graph in _all_graphs(quantized):
             if precision is Precision.INT4:
                 rewrite(graph.model, QuantizeBlocks())
-            rewrite(graph.model, QuantizeProducts(many_rows=graph.role == "denoiser"))
+            fixed = {} if ranges is None else ranges.get(graph.role, {})
+            rewrite(graph.model, QuantizeProducts(many_rows=graph.role == "denoiser", ranges=fixed))
         has_cache = any(tensor.update == "in_place" for tensor in traced.state)
         if has_cache and self._options.cache == "int8":
             if self._cache_ranges is None:
@@ -223,26 +234,23 @@ class _Prover:
             rewrite(quantized.graphs[-1].model, QuantizeCache(self._cache_ranges))
         return quantized
 
-    def _prove_static(self, quantized: TracedModel) -> Variant:
+    def _prove_static(self, traced: TracedModel, maxima: Mapping[str, RowMaxima]) -> Variant:
         """Proves an int8 model with fixed scales, for as many activations as the proof allows.
+
+        Args:
+            traced: The model in fp32.
+            maxima: What its activations reach in each row, by role of a graph.
 
         Raises:
             ParityError: It allows too few for any gain.
         """
-        self._progress("int8-static: reading what activations reach")
-        maxima = row_maxima(self._source, quantized, self._calibration)
         for most in NOISE_GROWTHS:
-            graphs = []
-            for graph in quantized.graphs:
-                reaches = {name: float(rows.max()) for name, rows in maxima[graph.role].items()}
-                fixed = {
-                    name: reach for name, reach in reaches.items() if noise_growth(maxima[graph.role][name]) <= most
-                }
-                model = graph.model.clone()
-                rewrite(model, FixScales(fixed))
-                graphs.append(replace(graph, model=model))
+            ranges = {
+                role: {name: float(rows.max()) for name, rows in some.items() if noise_growth(rows) <= most}
+                for role, some in maxima.items()
+            }
             try:
-                return self._prove(Precision.INT8_STATIC, replace(quantized, graphs=tuple(graphs)))
+                return self._prove(Precision.INT8_STATIC, self._quantize(traced, Precision.INT8_STATIC, ranges))
             except ParityError as error:
                 failure = error
         raise failure

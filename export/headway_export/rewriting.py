@@ -6,7 +6,6 @@
 `GatherAsked`        computes what follows the last attention for the positions alone whose logits are asked for
 `QuantizeBlocks`     stores the weights of matrix products in 4 bits
 `QuantizeProducts`   turns matrix products and embedding tables into int8
-`FixScales`          gives the activations of int8 products one scale for all rows
 `QuantizeCache`      turns the key/value cache of a decoder into int8
 `AddVerification`    lets a decoder read drafted tokens, bit for bit as it decodes them one by one
 `RankLogits`         lets a decoder find the likeliest tokens of each row itself
@@ -19,8 +18,9 @@ head width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -418,15 +418,29 @@ class QuantizeProducts(InPlacePass):
 
     Embedding tables are stored in int8 with a scale a row. A table that is tied to the output projection is stored
     once.
+
+    An activation whose value range is given has one scale for all rows, which is known when the graph is made. Of the
+    nine passes over memory two are left:
+
+        q_x = round(positive x / c) + zero, clipped to 0 .. 255       QuantizeLinear
+        y = (q_x - zero) q_w  (scale_w / positive)  c + bias          MatMulIntegerToFloat, which ONNX Runtime alone has
+
+    c is the end of the range. A row cannot depend on its neighbours. A row that reaches less than c has fewer levels,
+    and what lies beyond c is clipped, so that answers are others than with a scale a row. Clipping at level 0 is what
+    ReLU does, which goes where only products read it.
     """
 
-    def __init__(self, *, many_rows: bool = False) -> None:
-        """Takes True for a graph whose runs have hundreds of rows, always.
+    def __init__(self, *, many_rows: bool = False, ranges: Mapping[str, float] = MappingProxyType({})) -> None:
+        """Takes what is known of a graph.
 
-        There `MatMulIntegerToFloat`, ONNX Runtime's own, casts and scales the sums, to the same bits and without two
-        passes over them; for few rows it is as slow (docs/decisions/int8-products.md).
+        Args:
+            many_rows: Its runs have hundreds of rows, always. There `MatMulIntegerToFloat` casts and scales the sums,
+                to the same bits and without two passes over them; for few rows it is as slow
+                (docs/decisions/int8-products.md).
+            ranges: The largest magnitude of activations by name. Other activations have a scale a row.
         """
         self._many_rows = many_rows
+        self._ranges = ranges
         self._weights: dict[tuple[str | None, bool], tuple[ir.Value, NDArray[np.float32]]] = {}
 
     def call(self, model: ir.Model) -> PassResult:
@@ -434,29 +448,41 @@ class QuantizeProducts(InPlacePass):
         modified = False
         for node in list(model.graph):
             tape = Tape()
-            if (output := self._rewritten(node, tape)) is not None:
-                _replace(node, tape, [output])
+            if (rewritten := self._rewritten(node, tape)) is not None:
+                replaced, output = rewritten
+                _replace(replaced, tape, [output])
                 modified = True
-        if self._many_rows:
+        if self._many_rows or self._ranges:
             model.graph.opset_imports["com.microsoft"] = 1
         return PassResult(model, modified)
 
-    def _rewritten(self, node: ir.Node, tape: Tape) -> ir.Value | None:
-        """Records what stands for a product with a weight or a look-up in a table; None for any other node."""
+    def _rewritten(self, node: ir.Node, tape: Tape) -> tuple[ir.Node, ir.Value] | None:
+        """Records what stands for a product with a weight or a look-up in a table; None for any other node.
+
+        Returns:
+            The last of the nodes that go, and the value in place of its output.
+        """
         if (product := _weight_product(node)) is not None:
             return self._product(node, product, tape)
         if node.op_type == "Gather" and not node.attributes.get_int("axis", 0):
             return self._look_up(node, tape)
         return None
 
-    def _product(self, node: ir.Node, product: _WeightProduct, tape: Tape) -> ir.Value | None:
+    def _product(self, node: ir.Node, product: _WeightProduct, tape: Tape) -> tuple[ir.Node, ir.Value] | None:
         if (quantized := self._quantize_weight(node, product.weight, by_row=product.transposed)) is None:
             return None
         right, scale = quantized
         if product.transposed:  # folded by ONNX Runtime when it loads the graph, so that a tied table is stored once
             right = tape.op("Transpose", [right], {"perm": [1, 0]})
-        rows, maximum, levels = _quantize_rows(tape, product.activation)
-        zero_point, factors = _zero_point(tape, levels), _constant(tape, scale / np.float32(levels.positive))
+        levels = _levels_of(product.activation)
+        zero_point = _constant(tape, np.uint8(levels.zero_point))
+        factors = _constant(tape, scale / np.float32(levels.positive))
+        if (largest := self._ranges.get(str(product.activation.name))) is not None:
+            last, bias = (node, product.bias) if product.bias is not None else _with_bias(node)
+            rows = _quantize_by_range(tape, product.activation, np.float32(largest), levels)
+            right_side = [right, _constant(tape, np.float32(largest)), factors, zero_point, None, bias]
+            return last, tape.op("MatMulIntegerToFloat", [rows, *right_side], domain="com.microsoft")
+        rows, maximum = _quantize_rows(tape, product.activation, levels)
         if self._many_rows:
             scales = [_constant(tape, np.float32(1)), factors]
             result = tape.op("MatMulIntegerToFloat", [rows, right, *scales, zero_point], domain="com.microsoft")
@@ -464,16 +490,16 @@ class QuantizeProducts(InPlacePass):
             sums = tape.op("MatMulInteger", [rows, right, zero_point])
             result = tape.op("Mul", [tape.op("Cast", [sums], {"to": ir.DataType.FLOAT}), factors])
         result = tape.op("Mul", [result, maximum])
-        return result if product.bias is None else tape.op("Add", [result, product.bias])
+        return node, result if product.bias is None else tape.op("Add", [result, product.bias])
 
-    def _look_up(self, node: ir.Node, tape: Tape) -> ir.Value | None:
+    def _look_up(self, node: ir.Node, tape: Tape) -> tuple[ir.Node, ir.Value] | None:
         table, indices = _input(node, 0), _input(node, 1)
         if (quantized := self._quantize_weight(node, table, by_row=True)) is None:
             return None
         rows = tape.op("Gather", [quantized[0], indices], {"axis": 0})
         scales = tape.op("Gather", [_constant(tape, quantized[1]), indices], {"axis": 0})
         scales = tape.op("Unsqueeze", [scales, _constant(tape, np.array([-1]))])
-        return tape.op("Mul", [tape.op("Cast", [rows], {"to": ir.DataType.FLOAT}), scales])
+        return node, tape.op("Mul", [tape.op("Cast", [rows], {"to": ir.DataType.FLOAT}), scales])
 
     def _quantize_weight(
         self, reader: ir.Node, weight: ir.Value, *, by_row: bool
@@ -493,27 +519,58 @@ class QuantizeProducts(InPlacePass):
         return self._weights[key]
 
 
-def _quantize_rows(tape: Tape, activation: ir.Value) -> tuple[ir.Value, ir.Value, _Levels]:
-    """Quantizes an activation (..., D): uint8 (..., D), the value of the highest level (..., 1), and the levels."""
+_MAXIMUM_OF = "headway.maximum_of"
+"""Note of a node that gives the largest value of each row: the name of the activation. Copies of a graph keep it."""
+
+
+def row_maxima_of(graph: ir.Graph) -> dict[str, ir.Value]:
+    """Returns what the highest level stands for in each row, (..., 1), by the names of activations.
+
+    Args:
+        graph: As `QuantizeProducts` left it.
+    """
+    return {node.meta[_MAXIMUM_OF]: node.outputs[0] for node in graph if _MAXIMUM_OF in node.meta}
+
+
+def _levels_of(activation: ir.Value) -> _Levels:
     producer = activation.producer()
-    levels = _ONE_SIDED.get(producer.op_type, _SYMMETRIC) if producer is not None else _SYMMETRIC
+    return _SYMMETRIC if producer is None else _ONE_SIDED.get(producer.op_type, _SYMMETRIC)
+
+
+def _quantize_rows(tape: Tape, activation: ir.Value, levels: _Levels) -> tuple[ir.Value, ir.Value]:
+    """Quantizes an activation (..., D): uint8 (..., D), and the value of the highest level (..., 1)."""
     bounded = tape.op("Abs", [activation]) if levels.least_maximum is None else activation
     maximum = tape.op("ReduceMax", [bounded, _constant(tape, np.array([-1]))], {"keepdims": 1})
     if levels.least_maximum:
         maximum = tape.op("Max", [maximum, _constant(tape, np.float32(levels.least_maximum))])
+    tape.nodes[-1].meta[_MAXIMUM_OF] = str(activation.name)
     relative = tape.op("Div", [activation, maximum])
-    step = _constant(tape, np.float32(1 / levels.positive))
-    return tape.op("QuantizeLinear", [relative, step, _zero_point(tape, levels)]), maximum, levels
+    step, zero_point = np.float32(1 / levels.positive), np.uint8(levels.zero_point)
+    return tape.op("QuantizeLinear", [relative, _constant(tape, step), _constant(tape, zero_point)]), maximum
+
+
+def _quantize_by_range(tape: Tape, activation: ir.Value, largest: np.float32, levels: _Levels) -> ir.Value:
+    """Quantizes an activation (..., D) with one scale: uint8 (..., D)."""
+    producer = activation.producer()
+    source = _input(producer, 0) if producer is not None and producer.op_type == "Relu" else activation
+    scale = _constant(tape, largest * np.float32(1 / levels.positive))
+    return tape.op("QuantizeLinear", [source, scale, _constant(tape, np.uint8(levels.zero_point))])
+
+
+def _with_bias(product: ir.Node) -> tuple[ir.Node, ir.Value | None]:
+    """Returns the addition of a bias, (N,), that alone reads a product, and the bias; else the product and None."""
+    output, readers = product.outputs[0], product.outputs[0].consumers()
+    if len(readers) == 1 and readers[0].op_type == "Add" and not output.is_graph_output():
+        other = next(value for value in readers[0].inputs if value is not output)
+        if other is not None and other.const_value is not None and len(other.const_value.shape) == 1:
+            return readers[0], other
+    return product, None
 
 
 _LEAST_SCALE = np.float32(1e-12)
 """For weights that are all zeros."""
 _ROWS_AT_A_TIME = 256
 """Of a weight that are quantized together, so that hardly any memory is needed beside the result."""
-
-
-def _zero_point(tape: Tape, levels: _Levels) -> ir.Value:
-    return _constant(tape, np.uint8(levels.zero_point))
 
 
 def quantize_matrix(matrix: NDArray[np.float32], *, axis: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
@@ -565,94 +622,6 @@ def quantize_blocks(
         code = np.clip(np.round(blocks / scale[..., np.newaxis]) + zero[..., np.newaxis], 0, 15).astype(np.uint8)
         codes[rows], scales[rows], zeros[rows, :num_blocks] = code[..., ::2] | code[..., 1::2] << 4, scale, zero
     return codes, scales, zeros[:, ::2] | zeros[:, 1::2] << 4
-
-
-@dataclass(frozen=True, slots=True)
-class ScaledProduct:
-    """The values around a product as `QuantizeProducts` writes it."""
-
-    activation: ir.Value
-    maximum: ir.Value
-    """(..., 1), what the highest level stands for in each row of the activation."""
-    step: ir.Value
-    """One over the highest level."""
-    zero_point: ir.Value
-    weight: ir.Value
-    scale: ir.Value
-    """(N,), of the weight's columns, divided by the highest level."""
-    bias: ir.Value | None
-    result: ir.Node
-    """The last node of the product, the addition of the bias where there is one."""
-
-
-def scaled_products(graph: ir.Graph) -> Iterator[ScaledProduct]:
-    """Yields the products that `QuantizeProducts` has written into a graph."""
-    for product in graph:
-        if product.op_type != "MatMulInteger":
-            continue
-        rows, weight, zero_point = (_input(product, index) for index in range(3))
-        quantize = rows.producer()
-        assert quantize is not None, "rows are quantized in the graph"
-        relative = _input(quantize, 0).producer()
-        assert relative is not None, "rows are divided by their maxima"
-        by_scale = _only_reader(_only_reader(product))  # after the cast
-        result = _only_reader(by_scale)
-        bias, readers = None, result.outputs[0].consumers()
-        if len(readers) == 1 and readers[0].op_type == "Add" and not result.outputs[0].is_graph_output():
-            other = next(value for value in readers[0].inputs if value is not result.outputs[0])
-            if other is not None and other.const_value is not None and len(other.const_value.shape) == 1:
-                bias, result = other, readers[0]
-        yield ScaledProduct(
-            activation=_input(relative, 0),
-            maximum=_input(relative, 1),
-            step=_input(quantize, 1),
-            zero_point=zero_point,
-            weight=weight,
-            scale=_input(by_scale, 1),
-            bias=bias,
-            result=result,
-        )
-
-
-def _only_reader(node: ir.Node) -> ir.Node:
-    (reader,) = node.outputs[0].consumers()
-    return reader
-
-
-class FixScales(InPlacePass):
-    """Gives the activations of int8 products one scale for all rows, which is known when the graph is made.
-
-    Of the nine passes over memory that `QuantizeProducts` spends on a product two are left:
-
-        q_x = round(positive x / c) + zero, clipped to 0 .. 255       QuantizeLinear
-        y = (q_x - zero) q_w  (scale_w / positive)  c + bias          MatMulIntegerToFloat, which ONNX Runtime alone has
-
-    c is what the activation reaches. A row cannot depend on its neighbours. A row that reaches less than c has fewer
-    levels, and what lies beyond c is clipped, so that answers are others than with a scale a row. Clipping at level 0
-    is what ReLU does, which goes where only products read it.
-    """
-
-    def __init__(self, reaches: Mapping[str, float]) -> None:
-        """Takes c by the names of activations; an activation that has none keeps a scale a row."""
-        self._reaches = reaches
-
-    def call(self, model: ir.Model) -> PassResult:
-        """Rewrites a graph after `QuantizeProducts`, in place."""
-        products = [product for product in scaled_products(model.graph) if product.activation.name in self._reaches]
-        for product in products:
-            reach = np.float32(self._reaches[str(product.activation.name)])
-            assert product.step.const_value is not None, "it is a constant"
-            tape = Tape()
-            source, producer = product.activation, product.activation.producer()
-            if producer is not None and producer.op_type == "Relu":
-                source = _input(producer, 0)
-            scale = _constant(tape, reach * product.step.const_value.numpy())
-            rows = tape.op("QuantizeLinear", [source, scale, product.zero_point])
-            right = [product.weight, _constant(tape, reach), product.scale, product.zero_point, None, product.bias]
-            output = tape.op("MatMulIntegerToFloat", [rows, *right], domain="com.microsoft")
-            _replace(product.result, tape, [output])
-        model.graph.opset_imports["com.microsoft"] = 1
-        return PassResult(model, modified=bool(products))
 
 
 @dataclass(slots=True)

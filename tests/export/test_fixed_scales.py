@@ -12,7 +12,7 @@ from torch import nn
 from headway_export.activations import noise_growth
 from headway_export.errors import ParityError
 from headway_export.exporter import ExportOptions, export
-from headway_export.rewriting import FixScales, QuantizeProducts, rewrite, scaled_products
+from headway_export.rewriting import QuantizeProducts, rewrite, row_maxima_of
 from headway_export.source import from_checkpoint
 from headway_export.tasks.task import Metric
 from headway_export.tasks.text import TextClassification
@@ -48,27 +48,29 @@ def answers(model, pixels):
 
 
 @pytest.fixture(scope="module", params=[nn.Identity(), nn.ReLU(), nn.GELU()], ids=["none", "relu", "gelu"])
-def quantized(request):
-    """A module, and its graph with a scale a row."""
+def traced(request):
+    """A module and its graph in fp32."""
     torch.manual_seed(2)
     module = Activated(request.param).eval()
-    model = trace(module, Task.IMAGE_CLASSIFICATION, image_size=(8, 8)).graphs[0].model
-    rewrite(model, QuantizeProducts())
-    return module, model
+    return module, trace(module, Task.IMAGE_CLASSIFICATION, image_size=(8, 8)).graphs[0].model
 
 
-def with_fixed_scales(model, reach):
-    fixed = model.clone()
-    rewrite(fixed, FixScales({str(product.activation.name): reach for product in scaled_products(fixed.graph)}))
-    return fixed
+def quantized(model, ranges=None):
+    model = model.clone()
+    rewrite(model, QuantizeProducts(ranges=ranges or {}))
+    return model
+
+
+def with_fixed_scales(model, largest):
+    return quantized(model, dict.fromkeys(row_maxima_of(quantized(model).graph), largest))
 
 
 def pixels_of(rows, seed=0):
     return np.random.default_rng(seed).normal(size=(rows, 3, 8, 8)).astype(np.float32)
 
 
-def test_a_product_is_one_operator_and_its_quantization_another(quantized):
-    module, model = quantized
+def test_a_product_is_one_operator_and_its_quantization_another(traced):
+    module, model = traced
     operators = Counter(node.op_type for node in with_fixed_scales(model, 4.0).graph)
     assert (operators["QuantizeLinear"], operators["MatMulIntegerToFloat"]) == (1, 2)
     assert not {"MatMulInteger", "ReduceMax", "Cast", "Mul", "Relu"} & set(operators)
@@ -76,8 +78,8 @@ def test_a_product_is_one_operator_and_its_quantization_another(quantized):
     assert operators["Gelu"] == isinstance(module.activation, nn.GELU)
 
 
-def test_answers_are_as_near_as_the_reach_allows(quantized):
-    module, model = quantized
+def test_answers_are_as_near_as_the_reach_allows(traced):
+    module, model = traced
     pixels, reach = pixels_of(16), 5.0
     with torch.inference_mode():
         expected = module(torch.from_numpy(pixels)).numpy()
@@ -89,8 +91,8 @@ def test_answers_are_as_near_as_the_reach_allows(quantized):
     assert (np.abs(answers(with_fixed_scales(model, reach), pixels) - expected) <= of_activation + of_weights).all()
 
 
-def test_what_lies_beyond_the_reach_is_clipped(quantized):
-    module, model = quantized
+def test_what_lies_beyond_the_reach_is_clipped(traced):
+    module, model = traced
     pixels = pixels_of(4)
     with torch.inference_mode():
         clipped = module.activation(torch.from_numpy(pixels).flatten(1)).clip(-1, 1)
@@ -98,8 +100,8 @@ def test_what_lies_beyond_the_reach_is_clipped(quantized):
     np.testing.assert_allclose(answers(with_fixed_scales(model, 1.0), pixels), expected, atol=0.05)
 
 
-def test_an_answer_does_not_depend_on_its_neighbours(quantized):
-    _, model = quantized
+def test_an_answer_does_not_depend_on_its_neighbours(traced):
+    _, model = traced
     session = session_of(with_fixed_scales(model, 4.0))
     pixels = pixels_of(9)
     together = session.run(None, {"pixel_values": pixels})[0]
@@ -107,11 +109,18 @@ def test_an_answer_does_not_depend_on_its_neighbours(quantized):
         np.testing.assert_array_equal(session.run(None, {"pixel_values": pixels[row : row + 1]})[0][0], together[row])
 
 
-def test_an_activation_of_which_nothing_is_known_keeps_a_scale_a_row(quantized):
-    _, model = quantized
-    same = model.clone()
-    rewrite(same, FixScales({}))
-    np.testing.assert_array_equal(answers(same, pixels_of(3)), answers(model, pixels_of(3)))
+def test_an_activation_of_which_nothing_is_known_keeps_a_scale_a_row(traced):
+    _, model = traced
+    unknown = quantized(model, {"another": 1.0})
+    np.testing.assert_array_equal(answers(unknown, pixels_of(3)), answers(quantized(model), pixels_of(3)))
+
+
+def test_a_copy_of_a_graph_still_tells_its_maxima(traced):
+    _, model = traced
+    maxima = row_maxima_of(quantized(model).graph)
+    copied = row_maxima_of(quantized(model).clone().graph)
+    assert len(maxima) == 1
+    assert {name: value.name for name, value in copied.items()} == {name: one.name for name, one in maxima.items()}
 
 
 def test_noise_grows_with_the_square_of_how_far_rows_differ():
