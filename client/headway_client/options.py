@@ -284,6 +284,7 @@ class AudioFormat(StrEnum):
     """Of 16 bits."""
     OPUS = "opus"
     """In OGG."""
+    MP3 = "mp3"
 
 
 class StreamSynthesizeSpeechOptions(ModelOptions, SamplingOptions, total=False):
@@ -296,7 +297,7 @@ class StreamSynthesizeSpeechOptions(ModelOptions, SamplingOptions, total=False):
 class SynthesizeSpeechOptions(StreamSynthesizeSpeechOptions, total=False):
     """Options of SynthesizeSpeech."""
 
-    format: Annotated[AudioFormat | str | None, "Encoding of the audio: wav, flac or opus. Default: wav."]
+    format: Annotated[AudioFormat | str | None, "Encoding of the audio: wav, flac, opus or mp3. Default: wav."]
 
 
 class _TextOptions(ModelOptions, total=False):

@@ -8,11 +8,13 @@ page's panels offer is held by `tests/repository/test_ways_in.py`, and which dep
 from __future__ import annotations
 
 import json
+from io import BytesIO
 from typing import Any
 
 import grpc
 import httpx2
 import pytest
+import soundfile
 from google.protobuf.json_format import MessageToJson
 from google.protobuf.message_factory import GetMessageClass
 from google.rpc import error_details_pb2
@@ -307,6 +309,33 @@ def test_openai_answers_for_every_model_that_can(doors: Doors, http: Any, path: 
             assert path == "/v1/chat/completions", (name, answer.text)
             assert answer.json()["error"]["code"] == "no_chat_template", (name, answer.text)
     assert answered or path == "/v1/audio/translations"  # which test_served_speech.py has a model for
+
+
+def test_openai_gives_one_segment_of_a_transcriber_without_times(doors: Doors, http: Any) -> None:
+    audio = (doors.folder / "speech.wav").read_bytes()
+    [name] = (one for one, manifest in doors.manifests.items() if manifest.task == Task.TRANSCRIPTION)
+
+    def post(form: str) -> Any:
+        data, files = {"model": name, "response_format": form}, {"file": ("speech.wav", audio)}
+        return http.post("/v1/audio/transcriptions", data=data, files=files)
+
+    verbose, subtitles = post("verbose_json").json(), post("srt")
+    assert [(one["start"], one["text"].strip()) for one in verbose["segments"]] == [(0, verbose["text"])]
+    assert verbose["segments"][0]["end"] <= round(verbose["duration"], 3) + 0.1
+    assert (subtitles.status_code, subtitles.json()["error"]["param"]) == (400, "response_format")
+
+
+def test_openai_speaks_mp3_unless_asked_for_another_format(doors: Doors, http: Any) -> None:
+    [name] = (one for one, manifest in doors.manifests.items() if manifest.task == Task.SPEECH_SYNTHESIS)
+    body = {"model": name, "input": "one", "max_duration_seconds": 0.1, "seed": 1}
+    plain, asked, wav = (
+        http.post("/v1/audio/speech", json={**body, **more})
+        for more in ({}, {"response_format": "mp3"}, {"response_format": "wav"})
+    )
+    assert plain.headers["content-type"] == "audio/mpeg"
+    assert plain.content == asked.content
+    (heard, rate), (exact, exact_rate) = (soundfile.read(BytesIO(one.content)) for one in (plain, wav))
+    assert (len(heard), rate) == (len(exact), exact_rate)
 
 
 def test_openai_embeds_with_the_prompt_of_an_embedder(doors: Doors, http: Any) -> None:

@@ -117,7 +117,7 @@ def _play(client: Client, text: str, options: StreamSynthesizeSpeechOptions) -> 
 
 def _format_of(file: str) -> AudioFormat:
     """The format that a file's name ends in."""
-    formats = {".wav": AudioFormat.WAV, ".flac": AudioFormat.FLAC, ".opus": AudioFormat.OPUS, ".ogg": AudioFormat.OPUS}
+    formats = {f".{form}": form for form in AudioFormat} | {".ogg": AudioFormat.OPUS}
     suffix = Path(file).suffix.lower()
     if suffix not in formats:
         raise typer.BadParameter(

@@ -58,6 +58,8 @@ class _AudioFormatEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AudioForm
     """FLAC of 16 bits."""
     AUDIO_FORMAT_OPUS: _AudioFormat.ValueType  # 3
     """Opus in OGG, of models of 8, 12, 16, 24 or 48 kHz."""
+    AUDIO_FORMAT_MP3: _AudioFormat.ValueType  # 4
+    """MP3, of models of 8, 11.025, 12, 16, 22.05, 24, 32, 44.1 or 48 kHz."""
 
 class AudioFormat(_AudioFormat, metaclass=_AudioFormatEnumTypeWrapper):
     """What spoken audio is encoded as."""
@@ -70,6 +72,8 @@ AUDIO_FORMAT_FLAC: AudioFormat.ValueType  # 2
 """FLAC of 16 bits."""
 AUDIO_FORMAT_OPUS: AudioFormat.ValueType  # 3
 """Opus in OGG, of models of 8, 12, 16, 24 or 48 kHz."""
+AUDIO_FORMAT_MP3: AudioFormat.ValueType  # 4
+"""MP3, of models of 8, 11.025, 12, 16, 22.05, 24, 32, 44.1 or 48 kHz."""
 Global___AudioFormat: _TypeAlias = AudioFormat  # noqa: Y015
 
 @_typing.final

@@ -224,6 +224,11 @@ class SpeechModel(DecodingModel):
         self._frames_a_step = round(self._tokens.timestamp_s * self._audio.sampling_rate / self._audio.hop_length)
         self._frame_s = self._audio.hop_length / self._audio.sampling_rate
 
+    @property
+    def writes_times(self) -> bool:
+        """True if segments can have timestamps."""
+        return self._tokens.first_timestamp is not None
+
     async def transcribe(self, audios: Elements[bytes], *, request: SpeechRequest) -> Answer[Transcript]:
         """Transcribes audios; all of them, or none.
 
@@ -269,7 +274,7 @@ class SpeechModel(DecodingModel):
             )
         if request.task is SpeechTask.TRANSLATE and tokens.translate is None:
             raise InvalidInputError("task", f"is translate, and {name} only writes what is said; leave it out")
-        if request.timestamps and tokens.first_timestamp is None:
+        if request.timestamps and not self.writes_times:
             raise InvalidInputError("include_timestamps", f"is set, and {name} writes no times; leave it out")
         if request.condition_on_previous and tokens.start_of_previous is None:
             raise InvalidInputError(

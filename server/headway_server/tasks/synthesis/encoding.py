@@ -19,9 +19,14 @@ class AudioFormat(Enum):
     WAV = ("WAV", "PCM_16")
     FLAC = ("FLAC", "PCM_16")
     OPUS = ("OGG", "OPUS")
+    MP3 = ("MP3", "MPEG_LAYER_III")
 
 
-_OPUS_RATES: Final = (8_000, 12_000, 16_000, 24_000, 48_000)
+_RATES: Final = {
+    AudioFormat.OPUS: (8_000, 12_000, 16_000, 24_000, 48_000),
+    AudioFormat.MP3: (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000),
+}
+"""Sampling rates in Hz of formats that do not take every one."""
 
 
 class AudioWriter:
@@ -46,9 +51,8 @@ class AudioWriter:
             InvalidInputError: It does not write the format, or not at this rate.
         """
         container, encoding = form.value
-        if not self._soundfile.check_format(container, encoding) or (
-            form is AudioFormat.OPUS and self._sampling_rate not in _OPUS_RATES
-        ):
+        rates = _RATES.get(form, (self._sampling_rate,))
+        if not self._soundfile.check_format(container, encoding) or self._sampling_rate not in rates:
             raise InvalidInputError(
                 "format",
                 f"is {form.name}, which this server cannot write at {self._sampling_rate} Hz; ask for WAV or FLAC",

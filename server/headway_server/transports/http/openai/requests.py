@@ -522,7 +522,7 @@ class SpeechBody(ModelBody):
 
     input: str
     voice: str = ""
-    response_format: Literal["wav", "flac", "opus", "pcm"] = "wav"
+    response_format: Literal["mp3", "wav", "flac", "opus", "pcm"] = "mp3"
     stream_format: Literal["audio"] = "audio"
     speed: Literal[1] = 1
     temperature: float | None = None

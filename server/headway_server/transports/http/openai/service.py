@@ -83,7 +83,7 @@ _SPEECH: Final = {
     "/v1/audio/transcriptions": SpeechTask.TRANSCRIBE,
     "/v1/audio/translations": SpeechTask.TRANSLATE,
 }
-_AUDIO: Final = {"wav": b"audio/wav", "flac": b"audio/flac", "opus": b"audio/ogg"}
+_AUDIO: Final = {"mp3": b"audio/mpeg", "wav": b"audio/wav", "flac": b"audio/flac", "opus": b"audio/ogg"}
 _MAX_NUMBERS_ON_LOOP: Final = 5_000
 """Maximum numbers formatted on the event loop, a few milliseconds."""
 

@@ -6,7 +6,7 @@ import asyncio
 import zlib
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from python_multipart import FormParser
@@ -107,7 +107,8 @@ class TranscriptionEndpoint:
         model = self._host.find_able(_ABILITIES[self._task], name, version)
         if asked.stream:
             return Stream(parts=_events(model, asked), media_type=EVENT_STREAM)
-        answer = await model.transcribe([asked.file], request=asked.request)
+        has_times = asked.request.timestamps and (model.writes_times or asked.response_format != "verbose_json")
+        answer = await model.transcribe([asked.file], request=replace(asked.request, timestamps=has_times))
         return _reply(answer.results[0], asked)
 
     def __repr__(self) -> str:
