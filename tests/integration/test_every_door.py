@@ -8,13 +8,11 @@ page's panels offer is held by `tests/repository/test_ways_in.py`, and which dep
 from __future__ import annotations
 
 import json
-from io import BytesIO
 from typing import Any
 
 import grpc
 import httpx2
 import pytest
-import soundfile
 from google.protobuf.json_format import MessageToJson
 from google.protobuf.message_factory import GetMessageClass
 from google.rpc import error_details_pb2
@@ -287,6 +285,8 @@ OPENAI: dict[str, dict[str, Any]] = {
     "/v1/audio/speech": {"input": "one", "max_duration_seconds": 0.1},
     "/v1/audio/transcriptions": {},
     "/v1/audio/translations": {},
+    "/tokenize": {"prompt": "ROMEO:"},
+    "/detokenize": {"tokens": [1, 2]},
     **{key: {"query": "goal", "documents": ["star", "goal"]} for key in RERANK_PATHS},
     **{key: {"text_1": "goal", "text_2": ["star", "goal"]} for key in SCORE_PATHS},
 }
@@ -323,19 +323,6 @@ def test_openai_gives_one_segment_of_a_transcriber_without_times(doors: Doors, h
     assert [(one["start"], one["text"].strip()) for one in verbose["segments"]] == [(0, verbose["text"])]
     assert verbose["segments"][0]["end"] <= round(verbose["duration"], 3) + 0.1
     assert (subtitles.status_code, subtitles.json()["error"]["param"]) == (400, "response_format")
-
-
-def test_openai_speaks_mp3_unless_asked_for_another_format(doors: Doors, http: Any) -> None:
-    [name] = (one for one, manifest in doors.manifests.items() if manifest.task == Task.SPEECH_SYNTHESIS)
-    body = {"model": name, "input": "one", "max_duration_seconds": 0.1, "seed": 1}
-    plain, asked, wav = (
-        http.post("/v1/audio/speech", json={**body, **more})
-        for more in ({}, {"response_format": "mp3"}, {"response_format": "wav"})
-    )
-    assert plain.headers["content-type"] == "audio/mpeg"
-    assert plain.content == asked.content
-    (heard, rate), (exact, exact_rate) = (soundfile.read(BytesIO(one.content)) for one in (plain, wav))
-    assert (len(heard), rate) == (len(exact), exact_rate)
 
 
 def test_openai_embeds_with_the_prompt_of_an_embedder(doors: Doors, http: Any) -> None:

@@ -216,6 +216,14 @@ class TextTokenizer:
         with no_panics():
             return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
+    def decode_whole(self, token_ids: Sequence[int]) -> str:
+        """Decodes `token_ids` with the names of all special tokens, on the caller's thread."""
+        return self.decode_with(self._special_ids, token_ids)
+
+    def piece(self, token_id: int) -> str:
+        """Returns a token as the vocabulary spells it; empty text if the tokenizer does not know it."""
+        return self._tokenizer.id_to_token(token_id) or ""
+
     def is_text(self, token_id: int) -> bool:
         """Returns False for a special token, which `decode` leaves out."""
         return token_id not in self._special_ids

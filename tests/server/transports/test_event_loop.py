@@ -274,6 +274,11 @@ ROUTES: dict[str, list[Any]] = {
     ],
     "/v1/images/generations": [{"model": "fashion-mnist-diffusion", "prompt": "Sneaker", "n": 10}],
     "/v1/audio/speech": [{"model": "telephone-speech", "input": LONG, "voice": "george"}],
+    "/tokenize": [
+        {"model": "shakespeare", "prompt": LONG, "return_token_strs": True},
+        {"model": "shakespeare", "prompt": "To be, or not to be. " * 12_000},
+    ],
+    "/detokenize": [{"model": "shakespeare", "tokens": [40, 41, 42] * 10_000}],
     "/v1/audio/transcriptions": [sound(60)],
     "/v1/audio/translations": [sound(60)],
     "/headway.v1.TextClassificationService/ClassifyText": [{"model": "ag-news", "texts": TEXTS, "truncate": True}],

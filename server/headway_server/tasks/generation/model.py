@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from collections.abc import Sequence as Elements
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, repeat
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headway_server.bundles import CHAT_TEMPLATE_FILE, TOKENIZER_FILE, Bundle, demanded
 from headway_server.decoding.constraints import (
@@ -25,11 +26,11 @@ from headway_server.decoding.parameters import SamplingParameters
 from headway_server.decoding.rules import TokenRule
 from headway_server.decoding.sequence import Delta, Sequence, SequenceResult, share_prompt
 from headway_server.errors import FieldName, InvalidInputError
-from headway_server.preprocessing import AnswerReader, CallForm, ChatTemplate, ReasoningForm
+from headway_server.preprocessing import AnswerReader, CallForm, ChatTemplate, ReasoningForm, Tool
 from headway_server.preprocessing.pool import constraint_pool, text_pool
 from headway_server.serving.answers import Answer
 from headway_server.serving.calls import cache_scope, current_caller
-from headway_server.serving.limits import check_text
+from headway_server.serving.limits import check_text, check_token_ids
 from headway_server.tasks.decoding import DecodingJob, DecodingModel, ModelParts
 from headway_server.tasks.generation.request import (
     FittedPrompt,
@@ -110,6 +111,55 @@ class GenerationModel(DecodingModel):
     def token_bytes(self, token_id: int) -> bytes | None:
         """Returns the bytes of a token by itself; None if it is part of a character and its bytes are unknown."""
         return self._tokenizer.token_bytes(token_id)
+
+    async def tokenize(
+        self,
+        prompt: Prompt,
+        *,
+        field: str,
+        add_special_tokens: bool,
+        tools: Elements[Tool] = (),
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Returns the tokens of a prompt as `generate` reads it, and of any length.
+
+        Args:
+            prompt: A text or a conversation.
+            field: Its name in the request.
+            add_special_tokens: True puts the model's first tokens before a text.
+            tools: Tools of a conversation.
+            variables: Variables of the chat template.
+
+        Raises:
+            RequestError: As `generate`.
+        """
+        check_prompts([prompt], [field], self._max_text_bytes)
+        self._reader.check_kind([prompt])
+        self._reader.check_variables(variables or {}, _VARIABLES_FIELD)
+        if tools:
+            self._reader.call_form()
+        with self._begin(1, num_tokens=0, num_bytes=0, deadline=None) as job, job.preparing():
+            input_ids = await self._reader.tokenize(
+                prompt, field=field, add_special_tokens=add_special_tokens, tools=tools, variables=variables
+            )
+        token_ids: list[int] = input_ids.tolist()
+        return token_ids
+
+    async def detokenize(self, token_ids: NDArray[np.int64], *, field: str) -> str:
+        """Returns the text of tokens, with the names of special tokens.
+
+        Raises:
+            RequestError: A token is not in the vocabulary, or there are too many, or as `generate`.
+        """
+        check_prompts([token_ids], [field], self._max_text_bytes)
+        check_token_ids(field, token_ids, self.limits.vocab_size - 1)
+        with self._begin(1, num_tokens=0, num_bytes=0, deadline=None) as job, job.preparing():
+            decode = partial(self._tokenizer.decode_whole, token_ids.tolist())
+            return await asyncio.get_running_loop().run_in_executor(text_pool(len(token_ids)), decode)
+
+    def token_piece(self, token_id: int) -> str:
+        """Returns a token as the vocabulary spells it."""
+        return self._tokenizer.piece(token_id)
 
     async def inspect(
         self, text: str, *, request: AttentionRequest, truncate: bool, deadline: float | None

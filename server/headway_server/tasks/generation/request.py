@@ -249,6 +249,25 @@ class PromptReader:
                 )
         return fitted
 
+    async def tokenize(
+        self,
+        prompt: Prompt,
+        *,
+        field: str,
+        add_special_tokens: bool,
+        tools: Sequence[Tool] = (),
+        variables: Mapping[str, Any] | None = None,
+    ) -> NDArray[np.int64]:
+        """Returns the tokens of a prompt, (T,), of any length; args and errors: `read`.
+
+        `add_special_tokens` puts the model's first tokens before a text, as generation does.
+        """
+        async with aclosing(self._encode([prompt], [field], tools, variables)) as encoded:
+            async for _, input_ids in encoded:
+                skipped = len(self._prefix) if isinstance(prompt, str) and not add_special_tokens else 0
+                return input_ids[skipped:]
+        raise AssertionError("a prompt is encoded or refused")
+
     async def _encode(
         self,
         prompts: Sequence[Prompt],

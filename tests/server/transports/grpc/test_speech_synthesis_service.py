@@ -110,7 +110,9 @@ async def test_all_texts_of_a_call_are_spoken_as_each_alone(speaking):
         assert result.audio == expected.audio
 
 
-@pytest.mark.parametrize(("form", "beginning"), [("WAV", b"RIFF"), ("FLAC", b"fLaC"), ("OPUS", b"OggS"), ("MP3", b"\xff")])
+@pytest.mark.parametrize(
+    ("form", "beginning"), [("WAV", b"RIFF"), ("FLAC", b"fLaC"), ("OPUS", b"OggS"), ("MP3", b"\xff")]
+)
 async def test_formats_hold_the_same_speech(speaking, form, beginning):
     request = pb.SynthesizeSpeechRequest(
         texts=["low"], voice="ann", parameters=parameters(), format=f"AUDIO_FORMAT_{form}"

@@ -5,10 +5,12 @@ import base64
 import json
 import re
 from contextlib import asynccontextmanager
+from io import BytesIO
 
 import numpy as np
 import openai
 import pytest
+import soundfile
 from tiny_engine import EOS_ID, MAX_LENGTH, TOKENIZER, slow_down
 from waiting import until
 
@@ -91,6 +93,36 @@ async def test_a_chat_streams_what_it_answers_at_once_and_counts_its_tokens(call
 
 def whole_none():
     return type("_None", (), {"content": ()})
+
+
+async def test_tokens_are_those_that_generation_reads_and_their_text_is_the_prompt(calling):
+    async with calling() as (serving, client):
+
+        async def ask(path, **fields):
+            answer = await serving.client.post(path, json={"model": "tiny-generation", **fields})
+            assert answer.status_code == 200, answer.text
+            return answer.json()
+
+        found = await ask("/tokenize", prompt="the cat", return_token_strs=True)
+        assert found["count"] == len(found["tokens"]) == len(found["token_strs"])
+        assert found["tokens"] == TOKENIZER.encode("the cat", add_special_tokens=False).ids
+        assert found["token_strs"] == [TOKENIZER.id_to_token(token) for token in found["tokens"]]
+        assert found["max_model_len"] == MAX_LENGTH
+        assert await ask("/detokenize", tokens=found["tokens"]) == {"prompt": "the cat"}
+        by_text, by_tokens = [
+            await client.completions.create(**COMPLETION | {"prompt": prompt}, seed=1)
+            for prompt in ("the cat", found["tokens"])
+        ]
+        assert by_text.usage == by_tokens.usage
+        assert by_text.choices[0].text == by_tokens.choices[0].text
+
+        chat = await ask("/tokenize", messages=CHAT["messages"])
+        answer = await client.chat.completions.create(**CHAT)
+        assert chat["count"] == answer.usage.prompt_tokens
+        rendered = (await ask("/detokenize", tokens=chat["tokens"]))["prompt"]
+        assert rendered == "<bos>user: the cat\n<bos>assistant:"
+        long = await ask("/tokenize", prompt="the cat " * 2_000)  # longer than the model takes
+        assert long["count"] > MAX_LENGTH
 
 
 async def test_samples_differ_and_a_seed_gives_them_again(calling):
@@ -498,6 +530,18 @@ WRONG = [
     ("rerank", {"query": "a", "documents": ["b"], "raw_scores": True}, 400, "raw_scores", "input should be False"),
     ("rerank", {"query": "a", "documents": ["b"], "top_n": -1}, 400, "top_n", "is -1 of 1 candidates"),
     ("rerank", {"query": "a"}, 400, "documents", "must be given, or texts"),
+    ("/tokenize", {}, 400, "prompt", "is missing; give it, or messages"),
+    ("/tokenize", {"prompt": ""}, 400, "prompt", "is empty"),
+    ("/tokenize", {"prompt": "a", "messages": CHAT["messages"]}, 400, "prompt", "is set together with messages"),
+    (
+        "/tokenize",
+        {"prompt": "a", "chat_template_kwargs": {"a": 1}},
+        400,
+        "chat_template_kwargs",
+        "is set with a prompt",
+    ),
+    ("/detokenize", {"tokens": [1, 2**31 - 1]}, 400, "tokens[1]", "is 2147483647"),
+    ("/detokenize", {"tokens": [-1]}, 400, "tokens[0]", "greater than or equal to 0"),
     ("rerank", {"query": "a", "documents": ["b", ""]}, 400, "documents[1]", "is empty"),
     ("rerank", {"query": "", "documents": ["b"]}, 400, "query", "is empty"),
     ("score", {"text_1": ["a"] * 257, "text_2": ["a"] * 257}, 400, "text_1", "the limit is 256"),
@@ -508,9 +552,11 @@ WRONG = [
 
 async def test_what_is_wrong_is_named(serve):
     bodies = {"chat/completions": CHAT, "completions": COMPLETION}
+    bodies |= {key: {"model": "tiny-generation"} for key in ("/tokenize", "/detokenize")}
     async with serve() as serving:
         for path, changes, status, param, message in WRONG:
-            answer = await serving.client.post(f"/v1/{path}", json=bodies.get(path, {"model": "topics"}) | changes)
+            url = path if path.startswith("/") else f"/v1/{path}"
+            answer = await serving.client.post(url, json=bodies.get(path, {"model": "topics"}) | changes)
             error = answer.json()["error"]
             assert (answer.status_code, error["param"]) == (status, param), (changes, error)
             assert message in error["message"], (changes, error)
@@ -672,10 +718,14 @@ async def test_texts_are_spoken(calling, voice_store):
             pcm = b"".join([part async for part in answer.iter_bytes()])
         assert whole.endswith(pcm)
         assert len(pcm) > 0
+        by_default = await client.audio.speech.create(**asked)
+        assert by_default.response.headers["content-type"] == "audio/mpeg"
+        heard, rate = soundfile.read(BytesIO(by_default.content))
+        assert (len(heard), rate) == (len(pcm) // 2, 8_000)
         for wrong, said in (
             ({"voice": "eve"}, "voice: is 'eve'; the model has ann, bob"),
-            ({"input": "low " * 9}, r"input\[0\]: has 38 tokens, the model speaks at most 24"),
-            ({"response_format": "mp3"}, "response_format"),
+            ({"input": "low " * 9}, "input: has 38 tokens, the model speaks at most 24"),
+            ({"response_format": "aac"}, "response_format"),
             (
                 {"extra_body": {"max_duration_seconds": 9}},
                 "max_duration_seconds: is 9 seconds; must be from 0.02 to 0.94",

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from headway_server.preprocessing.pool import text_pool
 from headway_server.transports.http.edge import Headers, Reply, to_json
 from headway_server.transports.http.status import Failure
 
 EVENT_STREAM: Final = b"text/event-stream"
 DONE: Final = b"data: [DONE]\n\n"
+MAX_NUMBERS_ON_LOOP: Final = 5_000
+"""Maximum numbers formatted on the event loop, a few milliseconds."""
 
 _NAMES: Final = (
     (re.compile(r"^parameters\.(?:sampling\.)?"), ""),
@@ -28,7 +32,7 @@ _NAMES: Final = (
     (re.compile(r"^log_probabilities\.top_token_count\b"), "top_logprobs"),
     (re.compile(r"^(?:sample|image)_count\b"), "n"),
     (re.compile(r"^audios(?:\[0\])?"), "file"),
-    (re.compile(r"^texts\b"), "input"),
+    (re.compile(r"^texts(?:\[0\])?"), "input"),
     (re.compile(r"^(?:format|include_timestamps)$"), "response_format"),
     (re.compile(r"^max_new_tokens\b"), "max_completion_tokens"),
 )
@@ -99,3 +103,11 @@ OPENAI_FORM: Final = OpenAIForm()
 def event(value: Any) -> bytes:
     """Writes an event of a stream."""
     return b"data: " + to_json(value) + b"\n\n"
+
+
+async def formatted(make: Callable[[], dict[str, Any]], *, is_long: bool) -> Reply:
+    """Formats an answer, off the event loop if it is long."""
+    if not is_long:
+        return Reply(body=to_json(make()))
+    body = await asyncio.get_running_loop().run_in_executor(text_pool(), lambda: to_json(make()))
+    return Reply(body=body)

@@ -28,8 +28,8 @@ from headway_server.tasks.synthesis.request import SynthesisRequest
 from headway_server.tasks.text.model import TextInputs, TokenInputs
 from headway_server.transports.http.body import Body, Many, Part
 
-_TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-_Tokens = Annotated[Many[_TokenId], Field(min_length=1)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+_Tokens = Annotated[Many[TokenId], Field(min_length=1)]
 _ToolName = Annotated[str, StringConstraints(pattern=TOOL_NAME)]
 
 _ROLES: Final[dict[str, Role]] = {
@@ -131,7 +131,7 @@ class _GenerationBody(ModelBody):
     repetition_penalty: float | None = None
     min_tokens: int | None = None
     thinking_token_budget: int | None = None
-    stop_token_ids: Many[_TokenId] = Field(default_factory=list)
+    stop_token_ids: Many[TokenId] = Field(default_factory=list)
     cache_salt: str = ""
     priority: int = 0
     truncate: bool = False

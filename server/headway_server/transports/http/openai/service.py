@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any, Final
@@ -45,8 +45,10 @@ from headway_server.transports.http.edge import FORM_DATA, Edge, Endpoint, Handl
 from headway_server.transports.http.openai.form import (
     DONE,
     EVENT_STREAM,
+    MAX_NUMBERS_ON_LOOP,
     OPENAI_FORM,
     event,
+    formatted,
     name_in_completions,
     name_in_ranking,
     name_in_scoring,
@@ -60,6 +62,7 @@ from headway_server.transports.http.openai.requests import (
     ImageBody,
     SpeechBody,
 )
+from headway_server.transports.http.openai.tokens import DETOKENIZE_PATH, TOKENIZE_PATH, TokenEndpoint
 from headway_server.transports.http.openai.transcription import TranscriptionEndpoint
 
 _REASONS: Final = {
@@ -77,6 +80,7 @@ OPENAI_ABILITIES: Final[Mapping[str, Ability[Any]]] = {
     "/v1/audio/speech": SYNTHESIZE_SPEECH,
     "/v1/audio/transcriptions": TRANSCRIBE_SPEECH,
     "/v1/audio/translations": TRANSLATE_SPEECH,
+    **dict.fromkeys((TOKENIZE_PATH, DETOKENIZE_PATH), GENERATE_TEXTS),
 }
 """Abilities by path; calls of other paths need no model."""
 _SPEECH: Final = {
@@ -84,10 +88,6 @@ _SPEECH: Final = {
     "/v1/audio/translations": SpeechTask.TRANSLATE,
 }
 _AUDIO: Final = {"mp3": b"audio/mpeg", "wav": b"audio/wav", "flac": b"audio/flac", "opus": b"audio/ogg"}
-_MAX_NUMBERS_ON_LOOP: Final = 5_000
-"""Maximum numbers formatted on the event loop, a few milliseconds."""
-
-
 _MAX_CHARACTERS_ON_LOOP: Final = 100_000
 
 
@@ -117,7 +117,7 @@ class OpenAIService:
             parts = model.stream(prompts[0], field=fields[0], request=wanted)
             return Stream(parts=_events(parts, writer, body), media_type=EVENT_STREAM)
         answer = await model.generate(prompts, fields=fields, request=wanted)
-        return await _reply(lambda: writer.whole(answer), is_long=_is_long(answer, body.logprobs is not None))
+        return await formatted(lambda: writer.whole(answer), is_long=_is_long(answer, body.logprobs is not None))
 
     async def chat(self, request: Request) -> Reply | Stream:
         """Continues a conversation."""
@@ -128,7 +128,7 @@ class OpenAIService:
             parts = model.stream(conversation, field="messages", request=wanted)
             return Stream(parts=_events(parts, writer, body), media_type=EVENT_STREAM)
         answer = await model.generate([conversation], fields=["messages"], request=wanted)
-        return await _reply(lambda: writer.whole(answer), is_long=_is_long(answer, body.logprobs))
+        return await formatted(lambda: writer.whole(answer), is_long=_is_long(answer, body.logprobs))
 
     async def embed(self, request: Request) -> Reply:
         """Embeds texts as vectors of length 1."""
@@ -142,14 +142,14 @@ class OpenAIService:
             body.inputs(), normalize=body.dimensions is None, prompt_name=body.prompt_name, deadline=None
         )
         num_numbers = len(answer.results) * embedding.dimension
-        return await _reply(lambda: _embeddings(answer, model, body), is_long=num_numbers > _MAX_NUMBERS_ON_LOOP)
+        return await formatted(lambda: _embeddings(answer, model, body), is_long=num_numbers > MAX_NUMBERS_ON_LOOP)
 
     async def generate_images(self, request: Request) -> Reply:
         """Generates images."""
         body = await request.parse(ImageBody.read)
         model = self._host.find_able(GENERATE_IMAGES, *body.name_and_version)
         answer = await model.generate(body.request(*model.size), deadline=None)
-        return await _reply(lambda: _images(answer, as_url=body.response_format == "url"), is_long=True)
+        return await formatted(lambda: _images(answer, as_url=body.response_format == "url"), is_long=True)
 
     async def speak(self, request: Request) -> Reply | Stream:
         """Synthesizes the speech of a text: complete, or as streamed samples."""
@@ -183,7 +183,7 @@ async def _samples(model: SynthesisModel, body: SpeechBody) -> AsyncGenerator[by
 
 def openai_routes(edge: Edge, host: ModelHost, settings: ServerSettings) -> list[BaseRoute]:
     """Returns the routes of the API."""
-    service, ranking = OpenAIService(host), RankingEndpoint(host)
+    service, ranking, tokens = OpenAIService(host), RankingEndpoint(host), TokenEndpoint(host)
     num_bytes = settings.max_text_request_bytes
     handlers: dict[str, Handler] = {
         "/v1/chat/completions": service.chat,
@@ -193,6 +193,8 @@ def openai_routes(edge: Edge, host: ModelHost, settings: ServerSettings) -> list
         "/v1/audio/speech": service.speak,
         **dict.fromkeys(RERANK_PATHS, ranking.rerank),
         **dict.fromkeys(SCORE_PATHS, ranking.score),
+        TOKENIZE_PATH: tokens.tokenize,
+        DETOKENIZE_PATH: tokens.detokenize,
     }
     names = {"/v1/completions": name_in_completions}
     names |= dict.fromkeys(RERANK_PATHS, name_in_ranking) | dict.fromkeys(SCORE_PATHS, name_in_scoring)
@@ -431,14 +433,6 @@ async def _events(
 
 def _is_long(answer: Answer[GeneratedText], has_log_probabilities: bool) -> bool:
     return has_log_probabilities or sum(len(text.text) for text in answer.results) > _MAX_CHARACTERS_ON_LOOP
-
-
-async def _reply(make: Callable[[], dict[str, Any]], *, is_long: bool) -> Reply:
-    """Formats an answer, off the event loop if it is long."""
-    if not is_long:
-        return Reply(body=to_json(make()))
-    body = await asyncio.get_running_loop().run_in_executor(text_pool(), lambda: to_json(make()))
-    return Reply(body=body)
 
 
 def _usage(texts: Iterable[GeneratedText]) -> dict[str, Any]:
