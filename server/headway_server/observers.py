@@ -75,6 +75,8 @@ class Call:
     """Which connection it came by; empty where `caller` says so."""
     rights: Rights | None = None
     """What the caller may do; None: everything, where there is no access control."""
+    num_truncated: int = 0
+    """Texts that were shortened to what the model reads."""
     callbacks: list[Callable[[], None]] = field(default_factory=list)
     """What is called on the event loop when the call has ended, however it ends."""
 
@@ -119,6 +121,12 @@ _current: ContextVar[Call | None] = ContextVar("current_call", default=None)
 def current_call() -> Call | None:
     """Returns the call that the present task answers; None outside of every call."""
     return _current.get()
+
+
+def note_truncated() -> None:
+    """Counts a shortened text of the call that the present task answers."""
+    if (call := current_call()) is not None:
+        call.num_truncated += 1
 
 
 def set_current_call(call: Call | None) -> None:

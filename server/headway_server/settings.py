@@ -74,6 +74,8 @@ class ModelSettings(EngineSettings, BatchingSettings):
 
     precision: Precision | None = None
     """Variant to run."""
+    truncate_texts: bool = False
+    """Shorten texts and prompts that are too long, as with `truncate` of a request."""
     lanes: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Concurrent runs of the model; at most the server's."""
     priority: Annotated[int, Field(ge=-19, le=0)] = 0
@@ -185,6 +187,9 @@ class ServerSettings(BaseSettings):
     max_text_kib: Annotated[int, Field(ge=1, le=1024 * 1024)] = DEFAULT_MAX_TEXT_KIB
     """Largest text or prompt, in KiB of UTF-8; larger ones are refused before tokenization. The limit of a whole call
     is 16 times as much."""
+    truncate_texts: bool = False
+    """Shorten texts and prompts that are too long, as with `truncate` of a request, for clients that send whole
+    documents. Answers say so: `truncated` in gRPC, the header `x-truncated-texts` over HTTP."""
     max_image_mib: Annotated[float, Field(gt=0, le=1024)] = 16
     """Largest encoded image, in MiB."""
     max_image_megapixels: Annotated[float, Field(gt=0, le=_PIXELS_THAT_PILLOW_DECODES / 1e6)] = 20
@@ -301,7 +306,9 @@ class ServerSettings(BaseSettings):
             )
             for group, kind in (("engine", EngineSettings), ("batching", BatchingSettings))
         }
-        return self.model_copy(update=groups | {name: given[name] for name in ("precision", "lanes") if name in given})
+        return self.model_copy(
+            update=groups | {name: given[name] for name in ("precision", "truncate_texts", "lanes") if name in given}
+        )
 
     @property
     def tls_files(self) -> tuple[Path, Path, Path | None] | None:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
 from headway_server.errors import BundleError, ContextLengthError, InvalidInputError, no_panics
+from headway_server.observers import note_truncated
 from headway_server.preprocessing.pool import LONG_TEXT, text_pool
 
 REPLACEMENT: Final = "\ufffd"
@@ -79,8 +80,12 @@ def open_tokenizer(file: Path) -> Tokenizer:
 class TextTokenizer:
     """The tokenizer of a bundle. Thread-safe: after loading, only a cache of tokens' texts changes."""
 
-    def __init__(self, tokenizer: Tokenizer, *, truncation_side: Literal["left", "right"] = "right") -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, truncation_side: Literal["left", "right"] = "right", truncates: bool = False
+    ) -> None:
         self._truncation_side = truncation_side
+        self.truncates = truncates
+        """True if texts that are too long are shortened unless asked otherwise."""
         # Saved settings of truncation and padding must not apply here.
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -94,17 +99,20 @@ class TextTokenizer:
         self._token_texts: dict[int, str] = {}
 
     @classmethod
-    def load(cls, file: Path, *, truncation_side: Literal["left", "right"] = "right") -> TextTokenizer:
+    def load(
+        cls, file: Path, *, truncation_side: Literal["left", "right"] = "right", truncates: bool = False
+    ) -> TextTokenizer:
         """Loads a `tokenizer.json`.
 
         Args:
             file: The file.
             truncation_side: Default side of truncation.
+            truncates: True to shorten texts that are too long.
 
         Raises:
             BundleError: The file cannot be read as a tokenizer.
         """
-        return cls(open_tokenizer(file), truncation_side=truncation_side)
+        return cls(open_tokenizer(file), truncation_side=truncation_side, truncates=truncates)
 
     @property
     def vocabulary_size(self) -> int:
@@ -187,6 +195,7 @@ class TextTokenizer:
                     continue
                 if not truncate:
                     raise _too_long(fields[index], len(text), max_tokens, is_pair=text_pairs is not None)
+                note_truncated()
                 shorten = partial(
                     self._shorten,
                     texts[index],

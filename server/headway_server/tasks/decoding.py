@@ -151,7 +151,11 @@ class DecodingModel(ServedModel):
         parts = ModelParts(
             precision=chosen,
             device=runtime.device,
-            tokenizer=TextTokenizer.load(bundle.file(TOKENIZER_FILE), truncation_side=bundle.manifest.truncation_side),
+            tokenizer=TextTokenizer.load(
+                bundle.file(TOKENIZER_FILE),
+                truncation_side=bundle.manifest.truncation_side,
+                truncates=settings.truncate_texts,
+            ),
             decoders=decoders,
             encoder=EncoderRunner(runtime, bundle, variant) if has_encoder else None,
             verifier=open_verifier(runtime, bundle, variant, decoders[0]) if speculates else None,

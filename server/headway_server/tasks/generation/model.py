@@ -177,7 +177,7 @@ class GenerationModel(DecodingModel):
                     [text],
                     fields=["text"],
                     max_tokens=self.limits.max_total_tokens - len(prefix),
-                    truncate=truncate,
+                    truncate=truncate or self._tokenizer.truncates,
                     add_special_tokens=False,
                     truncation_side="left",
                     with_offsets=True,
@@ -332,7 +332,7 @@ class GenerationModel(DecodingModel):
                 call.prompts,
                 fields=call.fields,
                 plan=call.plan,
-                truncate=call.request.truncate,
+                truncate=call.request.truncate or self._tokenizer.truncates,
                 tools=() if call.request.tools is None else call.request.tools.tools,
                 variables=call.request.variables,
             )

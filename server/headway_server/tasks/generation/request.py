@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from headway_server.decoding.constraints import CallRequest, ConstraintRequest
 from headway_server.errors import ContextLengthError, FieldName, InvalidInputError, NoChatTemplateError
 from headway_server.field_rules import most_characters, most_elements
+from headway_server.observers import note_truncated
 from headway_server.preprocessing import (
     CallForm,
     ChatTemplate,
@@ -395,6 +396,7 @@ def fit_prompt(
     if truncated and not truncate:
         raise _too_long(len(input_ids), limit, field, requested, limits)
     if truncated:
+        note_truncated()
         room = requested or min(plan.expected_new_tokens, total // 2)
         length = min(limit, total - room)
         kept = min(num_prefix_tokens, length)

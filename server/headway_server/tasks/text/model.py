@@ -150,7 +150,11 @@ class TextModel(StatelessModel):
         """
         manifest = bundle.manifest
         precision, variant = runtime.choose_variant(manifest, settings.precision)
-        tokenizer = TextTokenizer.load(bundle.file(TOKENIZER_FILE), truncation_side=bundle.manifest.truncation_side)
+        tokenizer = TextTokenizer.load(
+            bundle.file(TOKENIZER_FILE),
+            truncation_side=bundle.manifest.truncation_side,
+            truncates=settings.truncate_texts,
+        )
         session = runtime.open(bundle, variant.graphs["model"])
         graph = text_graph(session, manifest.special_tokens, cls._postprocess(manifest))
         length = min(_WARM_UP_LENGTH, manifest.limits.max_input_tokens or 1)
@@ -335,7 +339,7 @@ class TextModel(StatelessModel):
                     [text],
                     fields=["text"],
                     max_tokens=self.max_input_tokens,
-                    truncate=truncate,
+                    truncate=truncate or self._tokenizer.truncates,
                     text_pairs=None if text_pair is None else [text_pair],
                     with_offsets=True,
                 )
@@ -376,7 +380,7 @@ class TextModel(StatelessModel):
                     [inputs.prompt + text for text in texts] if inputs.prompt else texts,
                     fields=fields,
                     max_tokens=self.max_input_tokens,
-                    truncate=inputs.truncate,
+                    truncate=inputs.truncate or self._tokenizer.truncates,
                     text_pairs=inputs.text_pairs,
                     with_offsets=with_offsets,
                 )

@@ -55,7 +55,7 @@ class TextReader:
                 [passage.text for passage in passages],
                 fields=[str(number) for number in range(len(passages))],
                 max_tokens=self._max_tokens - len(call.source_prefix),
-                truncate=call.request.truncate,
+                truncate=call.request.truncate or self._tokenizer.truncates,
                 with_offsets=call.request.wants_alignment,
             )
         except InvalidInputError as error:

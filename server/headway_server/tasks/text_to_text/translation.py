@@ -59,7 +59,7 @@ class TranslationModel(TextToTextModel):
                     [text],
                     fields=["text"],
                     max_tokens=self.limits.max_input_tokens,
-                    truncate=truncate,
+                    truncate=truncate or self._tokenizer.truncates,
                     with_offsets=True,
                 )
                 target = EncodedText(input_ids=np.empty(0, np.int64))

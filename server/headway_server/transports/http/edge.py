@@ -49,6 +49,7 @@ MAX_ELEMENTS: Final = 65_536
 """Limit of elements in a JSON body, of all arrays and objects."""
 _READ_TO_ITS_END_BYTES: Final = 64 * 2**10
 """Limit up to which the rest of a refused request is read, so that its connection can be reused."""
+_TRUNCATED: Final = b"x-truncated-texts"
 _JSON: Final = b"application/json"
 FORM_DATA: Final = b"multipart/form-data"
 _SENT_UNASKED: Final = frozenset({b"", b"text/plain", b"application/x-www-form-urlencoded", FORM_DATA})
@@ -207,6 +208,7 @@ class Endpoint:
                     request_id=exchange.request_id,
                 ) as call,
             ):
+                exchange.call = call
                 with no_panics():
                     reply = await self._handler(request)
                     if isinstance(reply, Stream):
@@ -277,6 +279,8 @@ class _Exchange:
         self._has_started = self._has_read = False
         self.is_over = False
         """True if the client disconnected."""
+        self.call: Call | None = None
+        """The call, once it is admitted."""
         self.pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
         self.headers = dict(self.pairs)
         self.request_id = request_id_of(self.headers.get(REQUEST_ID, ""))
@@ -416,6 +420,8 @@ class _Exchange:
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self._has_started = True
         headers.append((REQUEST_ID.encode(), self.request_id.encode()))
+        if self.call is not None and self.call.num_truncated:
+            headers.append((_TRUNCATED, str(self.call.num_truncated).encode()))
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     def _rest_bytes(self) -> float:

@@ -125,6 +125,32 @@ async def test_tokens_are_those_that_generation_reads_and_their_text_is_the_prom
         assert long["count"] > MAX_LENGTH
 
 
+@pytest.mark.parametrize("options", [{"truncate_texts": True}, {"models": {"topics": {"truncate_texts": True}}}])
+async def test_a_server_that_truncates_shortens_what_is_too_long_and_says_so(calling, options):
+    long = "star goal " * 100
+    async with calling(**options) as (serving, _):
+        [writer] = (one for one in serving.host.models if one.bundle.manifest.name == "tiny-generation")
+        writer._tokenizer.truncates = True  # which the settings of a model that is loaded from a store say
+
+        async def ask(path, **fields):
+            answer = await serving.client.post(f"/v1/{path}", json=fields)
+            assert answer.status_code == 200, answer.text
+            body = answer.json()
+            return {key: body[key] for key in ("data", "results", "choices") if key in body}, answer.headers.get(
+                "x-truncated-texts"
+            )
+
+        for path, fields, count in (
+            ("embeddings", {"model": "topics", "input": [long, "star", long]}, "2"),
+            ("rerank", {"model": "topics", "query": "star", "documents": ["goal", long]}, "1"),
+            ("completions", COMPLETION | {"prompt": long, "seed": 1}, "1"),
+        ):
+            implied, asked = await ask(path, **fields), await ask(path, **fields, truncate=True)
+            assert implied == asked
+            assert implied[1] == count
+        assert (await ask("embeddings", model="topics", input="star"))[1] is None
+
+
 async def test_samples_differ_and_a_seed_gives_them_again(calling):
     async with calling() as (_, client):
         ask = {**CHAT, "n": 3, "seed": -7, "temperature": 1.5}
