@@ -306,9 +306,8 @@ class ServerSettings(BaseSettings):
             )
             for group, kind in (("engine", EngineSettings), ("batching", BatchingSettings))
         }
-        return self.model_copy(
-            update=groups | {name: given[name] for name in ("precision", "truncate_texts", "lanes") if name in given}
-        )
+        shared = {field: value for field, value in given.items() if field in ServerSettings.model_fields}
+        return self.model_copy(update=groups | shared)
 
     @property
     def tls_files(self) -> tuple[Path, Path, Path | None] | None:
