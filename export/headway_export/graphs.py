@@ -132,16 +132,21 @@ class CachedAttention:
         layer: int,
         bias: Tensor | None = None,
         scale: float | None = None,
+        softcap: float | None = None,
+        sinks: Tensor | None = None,
+        window: int | None = None,
     ) -> Tensor:
         """(R, T, H, K), (R, T, G, K), (R, T, G, K) -> (R, T, H, K)."""
         past_key, past_value = self._past[2 * layer : 2 * layer + 2]
         inputs = (query.flatten(2), key.flatten(2), value.flatten(2), past_key, past_value)
         lengths: tuple[Tensor | None, ...] = (self._seqlens_k, self._total_sequence_length)
-        if bias is not None:
-            lengths += (None, None, None, self._of_keys(bias))
+        if bias is not None or sinks is not None:
+            lengths += (None, None, None, None if bias is None else self._of_keys(bias))
+        if sinks is not None:
+            lengths += (sinks,)
         attributes: dict[str, Any] = {"num_heads": query.shape[2], "kv_num_heads": key.shape[2]}
-        if scale is not None:
-            attributes["scale"] = scale
+        given = {"scale": scale, "softcap": softcap, "local_window_size": window}
+        attributes |= {name: value for name, value in given.items() if value is not None}
         context, *present = torch.onnx.ops.symbolic_multi_out(
             "com.microsoft::GroupQueryAttention",
             (*inputs, *lengths),
@@ -184,9 +189,9 @@ class CrossAttention:
         self.alignment = torch.empty(0)
         """(R, T, S) float32: the weights of one layer, averaged over its heads; 0 at padding."""
 
-    def __call__(self, query: Tensor, *, layer: int, bias: Tensor | None = None, scale: float | None = None) -> Tensor:
-        """(R, T, H, K) -> (R, T, H, K); an `AttendCross` that takes no bias."""
-        assert bias is None, "the probe has refused it"
+    def __call__(self, query: Tensor, *, layer: int, **scoring: Unpack[Scoring]) -> Tensor:
+        """(R, T, H, K) -> (R, T, H, K); an `AttendCross` that takes a scale alone."""
+        scale = scoring.get("scale")
         key, value = self._cross[2 * layer : 2 * layer + 2]
         rows, length, heads, width = query.shape
         grouped = query.reshape(key.shape[0], -1, heads, width).transpose(1, 2)  # (N, H, R/N * T, K)
@@ -222,7 +227,8 @@ class OperatorKernel:
         rows, length, num_heads, width = query.shape
         of_same_tokens = key.shape == value.shape and list(key.shape) == [rows, length, key.shape[2], width]
         masks_keys = mask is None or (mask.dtype is torch.bool and list(mask.shape) == [rows, 1, 1, length])
-        if causal or scoring.get("bias") is not None or width % 8 or not (of_same_tokens and masks_keys):
+        is_plain = all(scoring.get(name) is None for name in ("bias", "softcap", "sinks"))
+        if causal or not is_plain or width % 8 or not (of_same_tokens and masks_keys):
             return scaled_dot_product_attention(query, key, value, mask, causal=causal, **scoring)
         attributes: dict[str, Any] = {"num_heads": num_heads, "kv_num_heads": key.shape[2], "causal": 0}
         if (scale := scoring.get("scale")) is not None:

@@ -32,6 +32,7 @@ from headway_server.batching import Tensors
 from headway_training.models.parts.attention import (
     Attend,
     Scoring,
+    TextScoring,
     attention_weights,
     causal_attention,
     cross_attention,
@@ -395,7 +396,9 @@ class _Recorder:
     def __init__(self) -> None:
         self.ranges: defaultdict[int, LayerRange] = defaultdict(LayerRange)
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, *, layer: int, **scoring: Unpack[Scoring]) -> Tensor:
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, *, layer: int, **scoring: Unpack[TextScoring]
+    ) -> Tensor:
         """(1, T, ., K), (1, T, G, K), (1, T, G, K) -> (1, T, ., K)."""
         found = self.ranges[layer]
         found.key = max(found.key, float(key.abs().max()))

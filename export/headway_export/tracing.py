@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass, replace
 from io import StringIO
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, Unpack, cast
 
 import numpy as np
 import onnx_ir as ir
@@ -28,6 +28,7 @@ from headway_export.rewriting import ChooseAttention, Declare, FuseAttention, Ga
 from headway_export.tasks.table import task_of
 from headway_export.tasks.task import ExportTask
 from headway_server.bundles import GraphRole, StateTensor, Task, TensorSpec, attention_layers
+from headway_training.models.parts.attention import TextScoring
 from headway_training.models.protocols import Decoder, EncoderDecoder
 
 OPSET = 21
@@ -139,6 +140,8 @@ def trace(
     exported = task_of(task)
     if attention and exported.shows_no_attention is not None:
         raise SourceError(f"{task}: {exported.shows_no_attention}; leave out --attention")
+    if attention:
+        exported.check_attention(module)
     asked = Traceable(
         module=module,
         served=with_kernel(module, OperatorKernel()) if for_cpu else module,
@@ -161,7 +164,6 @@ def _trace_attention(exported: ExportTask, asked: Traceable) -> TracedGraph:
         SourceError: Its layers cannot be made to show them.
     """
     module = asked.module
-    exported.check_attention(module)
     traced = trace_graph("attention", module, exported.attention_graph(module), exported.attention_inputs(asked))
     if not attention_layers(traced.outputs):
         name = type(module).__name__
@@ -248,12 +250,16 @@ class _Probe:
         value: Tensor | None = None,
         *,
         layer: int,
-        bias: Tensor | None = None,
-        scale: float | None = None,  # noqa: ARG002 (any will do)
+        **scoring: Unpack[TextScoring],
     ) -> Tensor:
         is_cross = key is None or value is None
-        if bias is not None and (is_cross or not self._takes_bias):
+        given = [name for name, value in scoring.items() if value is not None]
+        if "bias" in given and (is_cross or not self._takes_bias):
             raise SourceError("attention was called with a bias; the exported graph of a decoder takes none")
+        if further := [name for name in given if name != "scale"] if is_cross else []:
+            raise SourceError(
+                f"attention to a source was called with {further[0]}; the exported graph of a decoder takes none"
+            )
         if key is None or value is None:
             self.cross_layers.append(layer)
             return query

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol, Unpack, cast
 
 import numpy as np
 import transformers
@@ -20,11 +20,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from headway_export.errors import SourceError
+from headway_training.models.parts.attention import TextScoring
 
 ATTENTION: Final = "headway"
 """Name that models are made with whose attention is given from outside."""
 
 
+_NAMES: Final = {"bias": "position_bias", "window": "sliding_window"}
+"""What `transformers` calls a parameter of attention where it is another name."""
 _LOGIT_BOUND: Final = 1e-4
 """Largest relative difference of logits between injected attention and the library's own."""
 
@@ -33,7 +36,7 @@ class LayerAttention(Protocol):
     """Attention of one layer, which is told by its module."""
 
     def __call__(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, bias: Tensor | None
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **scoring: Unpack[TextScoring]
     ) -> Tensor:
         """(B, T, H, K), twice (B, S, G, K) -> (B, T, H, K)."""
         ...
@@ -72,8 +75,10 @@ def _injected_attention(
     attention_mask: Tensor | None,  # noqa: ARG001 (the attention that is injected has its own)
     *,
     scaling: float | None = None,
-    sliding_window: int | None = None,  # noqa: ARG001 (`ModelFolder.length` has compared it with the length)
+    sliding_window: int | None = None,
     position_bias: Tensor | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **further: Any,
 ) -> tuple[Tensor, None]:
     """Attention of a layer of `transformers`: (B, H, T, K), twice (B, G, S, K) -> (B, T, H, K).
@@ -81,11 +86,30 @@ def _injected_attention(
     Raises:
         SourceError: The layer asks for something that injected attention does not take.
     """
-    for name in ("softcap", "s_aux", "alibi"):
-        if further.get(name) is not None:
-            raise SourceError(f"its attention has {name}, which the key/value cache's operator is not given")
+    if further.get("alibi") is not None:
+        raise SourceError("its attention has alibi, which the key/value cache's operator is not given")
     query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
-    return _given.get()(module, query, key, value, scale=scaling, bias=position_bias), None
+    given: TextScoring = {
+        "bias": position_bias,
+        "scale": scaling,
+        "softcap": softcap,
+        "sinks": s_aux,
+        "window": sliding_window,
+    }
+    return _given.get()(module, query, key, value, **given), None
+
+
+def without(scoring: TextScoring, *names: str) -> None:
+    """Checks that a layer of attention does without some of its parameters.
+
+    Raises:
+        SourceError: It has one, which the exported graph would leave out.
+    """
+    for name, value in scoring.items():
+        if name in names and value is not None:
+            raise SourceError(
+                f"its attention has {_NAMES.get(name, name)}, which the key/value cache's operator is not given"
+            )
 
 
 transformers.AttentionInterface.register(ATTENTION, _injected_attention)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from headway_export.errors import SourceError
-from headway_export.huggingface.attention import ATTENTION, asked_logits, attending, check_logits, layer_of
+from headway_export.huggingface.attention import ATTENTION, asked_logits, attending, check_logits, layer_of, without
 from headway_export.huggingface.conversations import read_chat_template
 from headway_export.huggingface.folder import ModelFolder, as_ids
 from headway_export.huggingface.settings import SAMPLING, generation_notes
@@ -32,7 +32,7 @@ from headway_export.reference import CAUSAL, OwnText, generation_logits
 from headway_export.source import ExportSource
 from headway_server.bundles import SamplingDefaults, SpecialTokens
 from headway_training.folders import first_line, plain_tokenizer, quiet
-from headway_training.models.parts.attention import Attend, Scoring
+from headway_training.models.parts.attention import Attend, TextScoring
 
 _ATTENTION_LAYERS: Final = frozenset(("full_attention", "sliding_attention"))
 _APPLIED: Final = ("do_sample", *SAMPLING, "max_new_tokens", "repetition_penalty")
@@ -56,16 +56,15 @@ class HuggingFaceDecoder(nn.Module):
         """(B, T), (B, T) -> (B, T, D)."""
 
         def attend_layer(
-            module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, bias: Tensor | None
+            module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **scoring: Unpack[TextScoring]
         ) -> Tensor:
-            if bias is not None:
-                raise SourceError("its attention has position_bias, which the key/value cache's operator is not given")
+            without(scoring, "bias")
             if value.shape[-1] != key.shape[-1]:
                 raise SourceError(
                     f"the values of its attention are {value.shape[-1]} wide and the keys {key.shape[-1]}, and a "
                     "key/value cache has one width"
                 )
-            return attend(query, key, value, layer=layer_of(module), scale=scale)
+            return attend(query, key, value, layer=layer_of(module), **scoring)
 
         with attending(attend_layer):
             output = cast("Any", self.model).base_model(
@@ -114,7 +113,7 @@ def read_decoder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
     special_tokens, defaults, more_notes = _generation_settings(folder, tokenizer)
     chat_template, chat_notes = read_chat_template(folder, own, tokenizer, special_tokens)
     model = folder.load(AutoModelForCausalLM, attention=ATTENTION)
-    length, notes = folder.length(model, _window_of(folder.config))
+    length, notes = folder.length(model)
     module = HuggingFaceDecoder(model, max_length=length)
     _check_against_own_attention(folder, module)
     return (
@@ -147,10 +146,6 @@ def check_decoder(path: Path, config: Any) -> None:
             f"{path}: has layers that keep a recurrent state ({config.model_type}: a state-space model, linear "
             "attention or the like); a bundle's decoder keeps keys and values, so this family is not supported"
         )
-    if getattr(config, "attn_logit_softcapping", None) is not None:
-        raise SourceError(
-            f"{path}: {config.model_type}: its attention has softcap, which the key/value cache's operator is not given"
-        )
     rope = getattr(config, "rope_parameters", None) or {}
     settings: Sequence[Any] = [rope, *(part for part in rope.values() if isinstance(part, Mapping))]
     kinds = {part.get("rope_type", part.get("type")) for part in settings}
@@ -169,11 +164,11 @@ def _check_against_own_attention(folder: ModelFolder, decoder: HuggingFaceDecode
     """
     model = cast("Any", decoder.model)
     kind = type(model).__name__
-    length = min(48, decoder.max_length)
+    length = min(max(48, (_window_of(model.config) or 0) + 16), decoder.max_length)
     ids = np.random.default_rng(0).integers(0, model.config.get_text_config().vocab_size, length)
     attending: set[int] = set()
 
-    def noting(query: Tensor, key: Tensor, value: Tensor, *, layer: int, **scoring: Unpack[Scoring]) -> Tensor:
+    def noting(query: Tensor, key: Tensor, value: Tensor, *, layer: int, **scoring: Unpack[TextScoring]) -> Tensor:
         attending.add(layer)
         return CAUSAL(query, key, value, layer=layer, **scoring)
 
@@ -203,6 +198,7 @@ def _check_against_own_attention(folder: ModelFolder, decoder: HuggingFaceDecode
 
 def _window_of(config: Any) -> int | None:
     """Returns the sliding window of a decoder's attention, in tokens; None: it has none."""
+    config = config.get_text_config()
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
     if window is None or (kinds is not None and "sliding_attention" not in kinds):

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar, Unpack, cast
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from transformers import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, AutoModelForSeq2SeqLM
 
 from headway_export.errors import SourceError
-from headway_export.huggingface.attention import ATTENTION, asked_logits, attending, check_logits, layer_of
+from headway_export.huggingface.attention import ATTENTION, asked_logits, attending, check_logits, layer_of, without
 from headway_export.huggingface.folder import (
     ModelFolder,
     as_ids,
@@ -37,10 +37,12 @@ from headway_export.source import ExportSource
 from headway_export.tracing import alignment_layer
 from headway_server.bundles import Languages, SpecialTokens
 from headway_training.folders import first_line, quiet
-from headway_training.models.parts.attention import Attend, AttendCross, padding_attention
+from headway_training.models.parts.attention import Attend, AttendCross, TextScoring, padding_attention
 from headway_training.positions import is_position_name
 
 _MARK: Final = "attends_to_source"
+_UNTRIED: Final = ("softcap", "sinks", "window")
+"""Parameters of attention that no encoder-decoder was tried with."""
 Adapted = TypeVar("Adapted", bound="HuggingFaceEncoderDecoder")
 _positions: ContextVar[Tensor] = ContextVar("positions")
 
@@ -75,9 +77,10 @@ class HuggingFaceEncoderDecoder(nn.Module):
         attend = padding_attention(mask)
 
         def attend_layer(
-            module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, bias: Tensor | None
+            module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **scoring: Unpack[TextScoring]
         ) -> Tensor:
-            return attend(query, key, value, layer=getattr(module, "layer_idx", None) or 0, scale=scale, bias=bias)
+            without(scoring, *_UNTRIED)
+            return attend(query, key, value, layer=getattr(module, "layer_idx", None) or 0, **scoring)
 
         with attending(attend_layer):
             output = cast("Any", self.model).get_encoder()(**inputs, return_dict=True)
@@ -92,16 +95,17 @@ class HuggingFaceEncoderDecoder(nn.Module):
         biases = {layer: _bias_of(table, position_ids) for layer, table in self._distances.items()}
 
         def attend_layer(
-            module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *, scale: float | None, bias: Tensor | None
+            module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **scoring: Unpack[TextScoring]
         ) -> Tensor:
+            without(scoring, *_UNTRIED)
             layer = layer_of(module)
-            if getattr(module, _MARK, False):
-                return attend_cross(query, layer=layer, scale=scale)  # a bias is for the empty source, and zeros
-            if bias is not None:  # for positions 0, 1, 2; layers without a table have the first one's
+            if getattr(module, _MARK, False):  # a bias is for the empty source, and zeros
+                return attend_cross(query, layer=layer, scale=scoring.get("scale"))
+            if scoring.get("bias") is not None:  # for positions 0, 1, 2; layers without a table have the first one's
                 if not biases:
                     raise SourceError("its attention has position_bias of a kind that is not known")
-                bias = biases.get(str(layer), biases["0"])
-            return attend(query, key, value, layer=layer, scale=scale, bias=bias)
+                scoring["bias"] = biases.get(str(layer), biases["0"])
+            return attend(query, key, value, layer=layer, **scoring)
 
         width = self._cross[0].width
         nothing = torch.zeros(input_ids.shape[0], 1, width, dtype=next(self.model.parameters()).dtype)

@@ -272,13 +272,12 @@ class ModelFolder:
             )
 
     def length(
-        self, model: nn.Module, window: int | None = None, read: Callable[[Tensor, Tensor], object] | None = None
+        self, model: nn.Module, read: Callable[[Tensor, Tensor], object] | None = None
     ) -> tuple[int, tuple[str, ...]]:
         """Returns the most tokens of the bundle, and a note if the model could take more.
 
         Args:
             model: The model.
-            window: Tokens that its attention sees; None: all.
             read: Runs it on ids and mask, where it is not called as models of texts are.
 
         Raises:
@@ -288,10 +287,8 @@ class ModelFolder:
         whole = found.limit or asked or found.usual
         length, limit = whole, f"the model takes {whole} tokens"
         if (dense := _dense_length(self.config)) is not None and dense < length:
-            length, window = dense, dense
+            length = dense
             limit = f"its attention is block-sparse for more than {dense} tokens, and the bundle's is not"
-        if window is not None and window < length:
-            length, limit = window, f"its attention sees a window of {window} tokens, and the bundle has no windows"
         if asked is not None:
             if asked > length:
                 raise SourceError(f"{self.path}: --max-length {asked}: {limit}")
@@ -299,7 +296,7 @@ class ModelFolder:
         chosen = min(length, folders.MAX_LENGTH)
         if length > chosen:
             return chosen, (f"texts of at most {chosen} tokens: {limit}; --max-length N changes it",)
-        if window == length and whole > length:
+        if whole > length:
             return chosen, (f"texts of at most {chosen} tokens: {limit}",)
         return chosen, ()
 

@@ -33,9 +33,21 @@ class Scoring(TypedDict, total=False):
     """What a layer may say of its scores, which otherwise are Q K^T / sqrt(K)."""
 
     bias: Tensor | None
-    """float, broadcastable to (B, H, T, S), added to the scores; what it has past the S keys is not read."""
+    """float, broadcastable to (B, H, T, S), added to the scores; what it has past the S keys is not read, so that it
+    may be for all positions that there may be."""
     scale: float | None
     """Factor of Q K^T in place of 1 / sqrt(K)."""
+    softcap: float | None
+    """Bound c of the scores, which become c tanh(score / c) (Bello et al. 2016, arXiv 1611.09940, section 4)."""
+    sinks: Tensor | None
+    """float (H,), a further score of each head in the softmax, of no key (gpt-oss, arXiv 2508.10925, section 2.1)."""
+
+
+class TextScoring(Scoring, total=False):
+    """The same of a text's attention to itself."""
+
+    window: int | None
+    """Keys that a query sees, up to its own (Beltagy et al. 2020, arXiv 2004.05150); of causal attention alone."""
 
 
 class Attend(Protocol):
@@ -48,8 +60,7 @@ class Attend(Protocol):
         value: Tensor,
         *,
         layer: int,
-        bias: Tensor | None = None,
-        scale: float | None = None,
+        **scoring: Unpack[TextScoring],
     ) -> Tensor:
         """Lets the tokens of a layer attend to each other, and to what a cache holds of earlier ones.
 
@@ -58,9 +69,7 @@ class Attend(Protocol):
             key: float (B, T, G, K), of the same tokens.
             value: float (B, T, G, K), of the same tokens.
             layer: number of the calling layer, from 0.
-            bias: float, broadcastable to (B, H, T, S), added to the scores; None: nothing is added. What it has past
-                the S keys is not read, so that it may be for all positions that there may be.
-            scale: factor of Q K^T; None: 1 / sqrt(K).
+            scoring: what differs from softmax(Q K^T / sqrt(K)) V.
 
         Returns:
             The context, (B, T, H, K).
@@ -71,7 +80,7 @@ class Attend(Protocol):
 class AttendCross(Protocol):
     """Attention of target tokens to a source, whose keys and values the function already holds."""
 
-    def __call__(self, query: Tensor, *, layer: int, bias: Tensor | None = None, scale: float | None = None) -> Tensor:
+    def __call__(self, query: Tensor, *, layer: int, **scoring: Unpack[Scoring]) -> Tensor:
         """(B, T, H, K) -> (B, T, H, K); the arguments are those of `Attend`."""
         ...
 
@@ -102,6 +111,8 @@ def scaled_dot_product_attention(
     causal: bool = False,
     bias: Tensor | None = None,
     scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Computes softmax(scale Q K^T + bias) V in plain operators (Vaswani et al. 2017, equation 1).
 
@@ -113,11 +124,14 @@ def scaled_dot_product_attention(
         causal: the query at i sees only the keys at 0..i; S must equal T.
         bias: float, broadcastable to (B, H, T, S); None: nothing is added.
         scale: None: 1 / sqrt(K).
+        softcap: None: scores are unbounded.
+        sinks: float (H,); None: the weights of a query sum to 1.
 
     Returns:
-        The context, (B, T, H, K). A query that may see nothing gets the mean of the values.
+        The context, (B, T, H, K). A query that may see nothing gets the mean of the values, or zeros beside a sink.
     """
-    return _weigh(attention_weights(query, key, mask, causal=causal, bias=bias, scale=scale), value)
+    weights = attention_weights(query, key, mask, causal=causal, bias=bias, scale=scale, softcap=softcap, sinks=sinks)
+    return _weigh(weights, value)
 
 
 def attention_weights(
@@ -128,20 +142,27 @@ def attention_weights(
     causal: bool = False,
     bias: Tensor | None = None,
     scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Computes softmax(scale Q K^T + bias), (B, H, T, S); the arguments are those of `scaled_dot_product_attention`.
 
-    A row sums to 1 and is exactly 0 where the query may not see the key.
+    A row sums to 1, or less with a sink, and is exactly 0 where the query may not see the key.
     """
     query, key = query.transpose(1, 2), _by_query_head(key, query.shape[2])  # (B, H, ., K)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     scores = query @ key.transpose(-2, -1) * scale  # (B, H, T, S)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
     if bias is not None:
         scores = scores + bias[..., : scores.shape[-1]]
     visible = _visible(mask, query.shape[2], causal, query.device)
     if visible is not None:
         scores = torch.where(visible, scores, MASKED_SCORE)
-    return scores.softmax(dim=-1)
+    if sinks is None:
+        return scores.softmax(dim=-1)
+    of_heads = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:3], 1)  # (B, H, T, 1)
+    return torch.cat([scores, of_heads], dim=-1).softmax(dim=-1)[..., :-1]
 
 
 def _weigh(weights: Tensor, value: Tensor) -> Tensor:
@@ -195,11 +216,17 @@ def fused_attention(
     causal: bool = False,
     bias: Tensor | None = None,
     scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """Computes `scaled_dot_product_attention` with torch's fused kernels.
+    """Computes `scaled_dot_product_attention` with torch's fused kernels, which have neither caps nor sinks.
 
     The arguments and result are the same, but a query that may see nothing gets zeros.
     """
+    if softcap is not None or sinks is not None:
+        return scaled_dot_product_attention(
+            query, key, value, mask, causal=causal, bias=bias, scale=scale, softcap=softcap, sinks=sinks
+        )
     if causal and (mask is not None or bias is not None):  # torch takes either a mask or is_causal
         mask, causal = _visible(mask, query.shape[1], causal, query.device), False
     if bias is not None:
@@ -242,8 +269,21 @@ def padding_attention(attention_mask: Tensor, kernel: Kernel = scaled_dot_produc
 
 
 def _whole_text_attention(kernel: Kernel, mask: Tensor | None = None, *, causal: bool = False) -> Attend:
-    def attend(query: Tensor, key: Tensor, value: Tensor, *, layer: int, **scoring: Unpack[Scoring]) -> Tensor:  # noqa: ARG001 (all layers attend alike)
-        return kernel(query, key, value, mask, causal=causal, **scoring)
+    def attend(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        layer: int,  # noqa: ARG001 (all layers attend alike)
+        window: int | None = None,
+        **scoring: Unpack[Scoring],
+    ) -> Tensor:
+        if window is None or window >= query.shape[1]:
+            return kernel(query, key, value, mask, causal=causal, **scoring)
+        if not causal:
+            raise ValueError(f"window is {window}, and attention is not causal; leave it out")
+        positions = torch.arange(query.shape[1], device=query.device)
+        return kernel(query, key, value, _window(positions, positions, window), **scoring)
 
     return attend
 
@@ -304,13 +344,22 @@ class CachedAttention:
         cached = torch.arange(self._max_length, device=position_ids.device)  # (L)
         mask = (cached <= position_ids[..., None])[:, None]  # (B, 1, T, L)
 
-        def attend(query: Tensor, key: Tensor, value: Tensor, *, layer: int, **scoring: Unpack[Scoring]) -> Tensor:
+        def attend(
+            query: Tensor,
+            key: Tensor,
+            value: Tensor,
+            *,
+            layer: int,
+            window: int | None = None,
+            **scoring: Unpack[Scoring],
+        ) -> Tensor:
             if layer not in self._keys_values:
                 self._keys_values[layer] = self._empty(key), self._empty(value)
             keys, values = self._keys_values[layer]
             keys[rows, position_ids] = key
             values[rows, position_ids] = value
-            return self._kernel(query, keys, values, mask, **scoring)
+            seen = mask if window is None else _window(position_ids, cached, window)[:, None]  # (B, 1, T, L)
+            return self._kernel(query, keys, values, seen, **scoring)
 
         return attend
 
@@ -321,6 +370,12 @@ class CachedAttention:
 
 def _key_mask(attention_mask: Tensor) -> Tensor:
     return attention_mask.bool()[:, None, None, :]  # (B, 1, 1, S)
+
+
+def _window(positions: Tensor, keys: Tensor, window: int) -> Tensor:
+    """Returns where queries at `positions`, (..., T), see keys at the positions `keys`, (S,): bool (..., T, S)."""
+    distances = positions[..., None] - keys
+    return (distances >= 0) & (distances < window)
 
 
 def _visible(mask: Tensor | None, length: int, causal: bool, device: torch.device) -> Tensor | None:

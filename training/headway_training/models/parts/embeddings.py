@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 
 from headway_training.models.configuration import LayerConfig
-from headway_training.models.parts.attention import Attend, Scoring
+from headway_training.models.parts.attention import Attend, TextScoring
 from headway_training.models.parts.layer import make_norm
 
 
@@ -112,7 +112,7 @@ class RotaryPositions(nn.Module):
             return (heads * cosines + torch.cat((second, first), dim=-1) * sines).to(heads.dtype)
 
         def attend_rotated(
-            query: Tensor, key: Tensor, value: Tensor, *, layer: int, **scoring: Unpack[Scoring]
+            query: Tensor, key: Tensor, value: Tensor, *, layer: int, **scoring: Unpack[TextScoring]
         ) -> Tensor:
             return attend(rotate(query), rotate(key), value, layer=layer, **scoring)
 
