@@ -76,11 +76,11 @@ def test_an_encoder_decoder_may_scale_its_scores_too(run, tmp_path):
     assert variant.parity.max_relative_logit_error < 1e-5
 
 
-def test_a_decoder_may_scale_its_scores_and_number_its_layers_in_any_order(run, tmp_path):
+def test_a_decoder_may_have_scores_of_its_own_and_number_its_layers_in_any_order(run, tmp_path):
     evaluation = tmp_path / "texts.jsonl"
     ids = np.random.default_rng(0).integers(3, 80, 400)
     evaluation.write_text(json.dumps({"text": " ".join(f"t{index}" for index in ids)}) + "\n")
-    result = run("decoder", *ARGUMENTS["decoder"], "--evaluation", str(evaluation), build="build_scaled")
+    result = run("decoder", *ARGUMENTS["decoder"], "--evaluation", str(evaluation), build="build_scored")
     assert result.exit_code == 0, result.output
     variants = open_bundle(tmp_path / "store" / "mine" / "1").manifest.variants
     assert variants[Precision.FP32].parity.max_relative_logit_error < 1e-5

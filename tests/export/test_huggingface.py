@@ -179,17 +179,6 @@ def test_answers_that_no_call_gives_are_refused(tmp_path, head, values, message)
     assert message in refusal(folder)
 
 
-def test_a_sliding_window_bounds_the_length(tmp_path):
-    sizes = {name: value for name, value in tiny.DECODERS["llama"][1].items() if name != "num_hidden_layers"}
-    config = transformers.MistralConfig(**sizes, num_hidden_layers=1, sliding_window=24)
-    transformers.MistralForCausalLM(config).save_pretrained(tmp_path / "mistral")
-    tiny.write_tokenizer(tmp_path / "mistral", frame="<s> $A")
-    source, notes = from_folder(tmp_path / "mistral", FolderOptions())
-    assert source.limits.max_total_tokens == 24
-    assert "sees a window of 24 tokens" in notes[0]
-    assert "--max-length 40: its attention sees a window" in refusal(tmp_path / "mistral", "--max-length", "40")
-
-
 def test_sampling_defaults_and_end_tokens_come_from_the_generation_config(llama):
     draws = {"do_sample": True, "temperature": 0.6, "top_p": 0.9}
     others = {"no_repeat_ngram_size": 3, "stop_strings": ["x"], "min_new_tokens": 2, "num_beams": 4}
@@ -228,7 +217,8 @@ def test_further_decoders_follow_injected_attention(tmp_path, family):
     """`from_folder` holds them against their own attention; tests/integration exports those of the table."""
     folder = tiny.write_model(tmp_path / "model", family)
     tiny.write_tokenizer(folder)
-    assert from_folder(folder, FolderOptions())[0].task is Task.GENERATION
+    source, _ = from_folder(folder, FolderOptions())
+    assert (source.task, source.limits.max_total_tokens) == (Task.GENERATION, tiny.LENGTH)
 
 
 def test_several_labels_may_apply_to_a_text(tmp_path):

@@ -10,7 +10,6 @@ import transformers
 from typer.testing import CliRunner
 
 from headway_export.cli import app
-from headway_export.huggingface import FolderOptions, from_folder
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "huggingface.md"
 SIZES = {"vocab_size": tiny.WORDS, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
@@ -41,7 +40,6 @@ FAMILIES = {
     "RecurrentGemma": ("RecurrentGemma", {}),
     "Falcon-H1": ("FalconH1", {}),
     "Qwen3.5": ("Qwen3_5Text", {}),
-    "Gemma 2": ("Gemma2", {}),
     "Llama with dynamic scaling": (
         "Llama",
         {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
@@ -109,30 +107,6 @@ def test_a_family_of_the_table_is_refused_with_its_sentence(tmp_path, family, wo
     assert words in result.output
     assert len(result.output.strip().splitlines()) == 1, result.output
     assert not (tmp_path / "store").exists()
-
-
-WINDOWS = {
-    "Mistral": {},
-    "Gemma3": {"head_dim": 8, "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
-    "Cohere2": {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
-    "Olmo3": {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
-    "Phi3": {},
-}
-
-
-@pytest.mark.parametrize("family", WINDOWS)
-def test_a_model_with_a_sliding_window_is_read_up_to_it(tmp_path, family):
-    classes = {"Gemma3": "Gemma3Text"}
-    sizes = {**tiny.SIZES, "num_key_value_heads": 2, "sliding_window": 24, **WINDOWS[family]}
-    config = getattr(transformers, f"{classes.get(family, family)}Config")(**sizes)
-    folder = tmp_path / family
-    getattr(transformers, f"{family}ForCausalLM")(config).save_pretrained(folder)
-    tiny.write_tokenizer(folder, frame="<s> $A")
-    source, notes = from_folder(folder, FolderOptions())
-    assert source.limits.max_total_tokens == 24
-    assert "sees a window of 24 tokens" in notes[0]
-    asked = CliRunner().invoke(app, ["hf", str(folder), "--store", str(tmp_path / "store"), "--max-length", "40"])
-    assert (asked.exit_code, "--max-length 40: its attention sees a window" in asked.output) == (2, True), asked.output
 
 
 # Files that are damaged

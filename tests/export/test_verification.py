@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -10,6 +11,7 @@ import pytest
 import torch
 from shared_traces import trace
 from tiny_models import LLAMA_PARTS
+from torch import nn
 
 from headway_export.rewriting import AddVerification, LayerRange, QuantizeCache, QuantizeProducts, rewrite
 from headway_export.tracing import TracedModel
@@ -54,7 +56,26 @@ class Exported:
         }
 
 
-@pytest.fixture(scope="module", params=["fp32", "int8", "int8, int8 cache", "llama, int8, int8 cache"])
+class Bounded(nn.Module):
+    """A decoder whose attention has a window, a cap and sinks."""
+
+    def __init__(self, decoder):
+        super().__init__()
+        self.decoder, self.max_length = decoder, decoder.max_length
+        self.sinks = nn.Parameter(torch.randn(4))
+
+    def hidden_states(self, input_ids, position_ids, attend):
+        bounded = partial(attend, window=9, softcap=4.0, sinks=self.sinks)
+        return self.decoder.hidden_states(input_ids, position_ids, bounded)
+
+    def logits(self, hidden_states):
+        return self.decoder.logits(hidden_states)
+
+
+@pytest.fixture(
+    scope="module",
+    params=["fp32", "int8", "int8, int8 cache", "llama, int8, int8 cache", "bounded, int8, int8 cache"],
+)
 def exported(request, tmp_path_factory):
     torch.manual_seed(3)
     sizes = {"num_layers": NUM_LAYERS, "d_model": 64, "num_heads": 4, "d_ff": 128}
@@ -62,6 +83,7 @@ def exported(request, tmp_path_factory):
     model = build_model("gpt", {"vocabulary_size": VOCAB_SIZE, "max_length": MAX_LENGTH, **sizes, **parts})
     for parameter in model.parameters():
         parameter.data *= 3  # so that attention looks at something
+    model = Bounded(model) if "bounded" in request.param else model
     traced = trace(model.eval(), Task.GENERATION)
     if request.param != "fp32":
         rewrite(traced.graphs[0].model, QuantizeProducts())

@@ -32,6 +32,9 @@ _OPT = {"ffn_dim": 48, "word_embed_proj_dim": 32}
 _ENCODER = {**SIZES, "num_labels": 3}
 _DISTIL = {"dim": 32, "n_layers": 1, "n_heads": 4, "hidden_dim": 48}
 
+_WINDOW = {"sliding_window": 8}
+_WINDOWS = {**_WINDOW, **_TWO_LAYERS, "layer_types": ["sliding_attention", "full_attention"]}
+
 DECODERS = {
     "gpt2": ("GPT2", {**_GPT2, "bos_token_id": 1, "eos_token_id": 2}),
     "llama": ("Llama", {**_GROUPED, **_TWO_LAYERS}),
@@ -42,6 +45,7 @@ DECODERS = {
     "phi3": ("Phi3", _GROUPED),
     "olmo2": ("Olmo2", _GROUPED),
     "smollm3": ("SmolLM3", {**_GROUPED, **_TWO_LAYERS, "no_rope_layer_interval": 2}),
+    "gemma2": ("Gemma2", {**_GROUPED, **_WINDOWS, "head_dim": 8, "attn_logit_softcapping": 5.0}),
 }
 """Prefix of the classes of a family and its configuration, by model type."""
 _SCALED = {"logits_scaling": 3.0, "embedding_multiplier": 2.0, "attention_multiplier": 0.3, "residual_multiplier": 0.5}
@@ -57,14 +61,24 @@ FURTHER_DECODERS = {
     "granite": ("Granite", {**_GROUPED, **_SCALED}),
     "granitemoehybrid": ("GraniteMoeHybrid", {**_GROUPED, **_SCALED, **_ATTENTION_ALONE}),
     "stablelm": ("StableLm", _GROUPED),
-    "starcoder2": ("Starcoder2", {**_GROUPED, "sliding_window": None}),
-    "mistral": ("Mistral", {**_GROUPED, "sliding_window": None}),
+    "starcoder2": ("Starcoder2", {**_GROUPED, **_WINDOW}),
+    "mistral": ("Mistral", {**_GROUPED, **_WINDOW}),
+    "qwen2, windows": ("Qwen2", {**_GROUPED, **_WINDOW, "use_sliding_window": True, "max_window_layers": 0}),
+    "phi3, windows": ("Phi3", {**_GROUPED, **_WINDOW}),
+    "gemma3_text": ("Gemma3", {**_GROUPED, **_WINDOWS, "head_dim": 8}),
+    "gemma4_text": ("Gemma4", {**_GROUPED, **_WINDOWS, "head_dim": 8}),
+    "vaultgemma": ("VaultGemma", {**_GROUPED, **_WINDOWS, "head_dim": 8, "attn_logit_softcapping": 5.0}),
+    "cohere2": ("Cohere2", {**_GROUPED, **_WINDOWS}),
+    "olmo3": ("Olmo3", {**_GROUPED, **_WINDOWS}),
+    "exaone4": ("Exaone4", {**_GROUPED, **_WINDOWS}),
     "gemma": ("Gemma", {**_GROUPED, "head_dim": 8}),
     "cohere": ("Cohere", _GROUPED),
     "phi": ("Phi", _GROUPED),
     "nanochat": ("NanoChat", _GROUPED),
 }
 """Decoders that are held against `transformers` and not exported in the tests."""
+_WITH_IMAGES = ("Gemma3", "Gemma4")
+"""Families whose configuration of a decoder alone has a name of its own."""
 ENCODERS = {
     "bert": ("Bert", _ENCODER),
     "roberta": ("Roberta", {**_ENCODER, "max_position_embeddings": LENGTH + 1, "type_vocab_size": 1}),
@@ -113,7 +127,8 @@ def write_tokenizer(
 def write_model(folder: Path, family: str, head: str = "", **changes) -> Path:
     """Writes a model with random weights, drawn wide enough that greedy answers do not repeat one word."""
     prefix, values = {**DECODERS, **FURTHER_DECODERS, **ENCODERS}[family]
-    config = getattr(transformers, f"{prefix}Config")(**{**values, **changes})
+    text = "Text" if prefix in _WITH_IMAGES else ""
+    config = getattr(transformers, f"{prefix}{text}Config")(**{**values, **changes})
     name = head or {"gpt2": "LMHeadModel"}.get(family, "ForCausalLM")
     torch.manual_seed(7)
     model = getattr(transformers, prefix + name)(config).eval()

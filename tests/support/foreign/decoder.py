@@ -17,9 +17,10 @@ def rotate(tensor, position_ids):
 
 
 class Layer(nn.Module):
-    def __init__(self, number, scale):
+    def __init__(self, number, **scoring):
         super().__init__()
-        self.number, self.scale = number, scale
+        self.number, self.scoring = number, scoring
+        self.sinks = nn.Parameter(torch.randn(HEADS)) if scoring else None
         self.attention_norm, self.mlp_norm = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)
         self.query = nn.Linear(WIDTH, HEADS * HEAD, bias=False)
         self.key = nn.Linear(WIDTH, KV_HEADS * HEAD, bias=False)
@@ -33,7 +34,8 @@ class Layer(nn.Module):
         query = rotate(self.query(normed).unflatten(-1, (HEADS, HEAD)), position_ids)
         key = rotate(self.key(normed).unflatten(-1, (KV_HEADS, HEAD)), position_ids)
         value = self.value(normed).unflatten(-1, (KV_HEADS, HEAD))
-        hidden = hidden + self.output(attend(query, key, value, layer=self.number, scale=self.scale).flatten(2))
+        context = attend(query, key, value, layer=self.number, **self.scoring, sinks=self.sinks)
+        hidden = hidden + self.output(context.flatten(2))
         normed = self.mlp_norm(hidden)
         return hidden + self.down(functional.silu(self.gate(normed)) * self.up(normed))
 
@@ -41,10 +43,10 @@ class Layer(nn.Module):
 class ForeignDecoder(nn.Module):
     max_length = LENGTH
 
-    def __init__(self, numbers=range(LAYERS), scale=None):
+    def __init__(self, *layers):
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, WIDTH)
-        self.layers = nn.ModuleList(Layer(number, scale) for number in numbers)
+        self.layers = nn.ModuleList(layers or map(Layer, range(LAYERS)))
         self.norm = nn.RMSNorm(WIDTH)
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
 
@@ -66,6 +68,6 @@ def build():
     return ForeignDecoder()
 
 
-def build_scaled():
-    """Scales its scores by another factor than 1 / sqrt(K), and numbers its layers from the last to the first."""
-    return ForeignDecoder(numbers=reversed(range(LAYERS)), scale=0.8)
+def build_scored():
+    """Has scores of its own, a window in one of two layers, and numbers its layers from the last to the first."""
+    return ForeignDecoder(Layer(1, scale=0.8, softcap=3.0, window=12), Layer(0, scale=0.5))

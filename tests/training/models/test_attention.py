@@ -112,6 +112,27 @@ def test_plain_attention_is_the_formula_query_by_query(size: dict[str, Any]) -> 
         torch.testing.assert_close(context[row, position, head], expected, atol=1e-5, rtol=1e-5)
 
 
+@both_kernels
+@pytest.mark.parametrize("window", [None, 1, 3])
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_windows_caps_and_sinks_are_the_formula_query_by_query(kernel: Kernel, window: int, has_sinks: bool) -> None:
+    torch.manual_seed(5)
+    query, key, value = torch.randn(2, 6, 4, 8), torch.randn(2, 6, 2, 8), torch.randn(2, 6, 2, 8)
+    sinks, softcap = torch.randn(4) if has_sinks else None, 1.5
+    context = causal_attention(kernel)(query, key, value, layer=0, window=window, softcap=softcap, sinks=sinks)
+    for row, position, head in torch.cartesian_prod(torch.arange(2), torch.arange(6), torch.arange(4)).tolist():
+        first = 0 if window is None else max(0, position + 1 - window)
+        keys, values = (tensor[row, first : position + 1, head // 2] for tensor in (key, value))
+        exponentials = (softcap * torch.tanh(keys @ query[row, position, head] / math.sqrt(8) / softcap)).exp()
+        total = exponentials.sum() + (sinks[head].exp() if sinks is not None else 0)
+        torch.testing.assert_close(context[row, position, head], exponentials / total @ values, atol=1e-5, rtol=1e-5)
+
+
+def test_a_window_is_for_causal_attention() -> None:
+    with pytest.raises(ValueError, match="window is 2, and attention is not causal"):
+        full_attention()(*torch.randn(3, 1, 4, 1, 8), layer=0, window=2)
+
+
 @settings(max_examples=40, deadline=None)
 @given(sizes, st.booleans(), st.booleans())
 def test_plain_attention_is_torchs_own(size: dict[str, Any], masked: bool, causal: bool) -> None:

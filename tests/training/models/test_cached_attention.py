@@ -67,6 +67,20 @@ def test_target_tokens_may_be_read_one_by_one(tiny_model: BuildTiny, parts: dict
         torch.testing.assert_close(model.logits(hidden_states)[:, 0], full[:, position], atol=1e-4, rtol=1e-5)
 
 
+@torch.inference_mode()
+@pytest.mark.parametrize("cuts", [[1] * LENGTH, [7, 1, 5, 7], [LENGTH]], ids=str)
+def test_a_window_is_the_same_of_a_cache_and_of_a_whole_text(cuts: list[int]) -> None:
+    torch.manual_seed(0)
+    query, key, value = torch.randn(3, 2, LENGTH, 2, 8)
+    bounded = {"window": 5, "softcap": 2.0, "sinks": torch.randn(2)}
+    whole = causal_attention()(query, key, value, layer=0, **bounded)
+    cache, chunks = CachedAttention(LENGTH + 3), []
+    for position_ids in torch.arange(LENGTH).split(cuts):
+        chunk = (tensor[:, position_ids] for tensor in (query, key, value))
+        chunks.append(cache.at(position_ids.expand(2, -1))(*chunk, layer=0, **bounded))
+    torch.testing.assert_close(torch.cat(chunks, dim=1), whole, atol=1e-5, rtol=1e-5)
+
+
 def test_each_layer_has_a_cache_of_its_own_whatever_the_order_of_calls() -> None:
     query, key, value = (torch.randn(3, 2, 6, 2, 8) for _ in range(3))  # of three layers
     attend = CachedAttention(9).at(torch.arange(6).expand(2, 6))
