@@ -20,7 +20,15 @@ from headway_export.card import Proof, write_card, write_learning_curve
 from headway_export.errors import ParityError, SourceError
 from headway_export.graphs import shows_attention
 from headway_export.reference import Reference, cache_ranges
-from headway_export.rewriting import LayerRange, QuantizeBlocks, QuantizeCache, QuantizeProducts, rewrite
+from headway_export.rewriting import (
+    LayerRange,
+    QuantizeBlocks,
+    QuantizeCache,
+    QuantizeExperts,
+    QuantizeProducts,
+    SeparateRows,
+    rewrite,
+)
 from headway_export.source import ExportSource, check_chat_template
 from headway_export.tasks.table import task_of, tasks_where
 from headway_export.tracing import Role, TracedGraph, TracedModel, trace
@@ -225,6 +233,7 @@ class _Prover:
         for graph in _all_graphs(quantized):
             if precision is Precision.INT4:
                 rewrite(graph.model, QuantizeBlocks())
+            rewrite(graph.model, QuantizeExperts(4 if precision is Precision.INT4 else 8))
             fixed = {} if ranges is None else ranges.get(graph.role, {})
             rewrite(graph.model, QuantizeProducts(many_rows=graph.role == "denoiser", ranges=fixed))
         has_cache = any(tensor.update == "in_place" for tensor in traced.state)
@@ -360,7 +369,7 @@ class _Prover:
         if graph.role != "decoder" or _DEVICES[precision] != "cpu" or more is None:
             return graph
         model = graph.model.clone()
-        rewrite(model, more())
+        rewrite(model, SeparateRows(), more())
         return replace(graph, model=model)
 
     def _trace(self, module: nn.Module, *, known: TracedModel | None = None) -> TracedModel:

@@ -5,6 +5,8 @@
 `FuseAttention`      hands attention the product of query, key and value unsliced
 `GatherAsked`        computes what follows the last attention for the positions alone whose logits are asked for
 `QuantizeBlocks`     stores the weights of matrix products in 4 bits
+`SeparateRows`       lets a decode step compute the experts of each row by itself
+`QuantizeExperts`    stores the weights of experts in 8 or 4 bits
 `QuantizeProducts`   turns matrix products and embedding tables into int8
 `QuantizeCache`      turns the key/value cache of a decoder into int8
 `AddVerification`    lets a decoder read drafted tokens, bit for bit as it decodes them one by one
@@ -21,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final, Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -37,6 +39,8 @@ ATTENTION = "GroupQueryAttention"
 """The operator that attends to a cache. Inputs: query, key, value, past key, past value, lengths, longest length, and
 optional ones. Outputs: context, present key, present value."""
 _PAST_KEY, _PAST_VALUE, _LENGTHS, _LONGEST, _KEY_SCALE = 3, 4, 5, 6, 12
+EXPERTS: Final = frozenset(("MoE", "QMoE"))
+"""The operators of experts. Inputs: hidden states, (N, D), scores, (N, E), and weights."""
 MASKED_ATTENTION_DOMAIN, MASKED_ATTENTION = "headway", "MaskedAttention"
 """What stands for attention to masked keys until `ChooseAttention` has seen the mask. Inputs: query, key and value,
 (B, T, .), the mask, bool (B, 1, 1, T), the length T, int32, and the context as plain operators compute it. Attributes
@@ -399,6 +403,95 @@ class QuantizeBlocks(InPlacePass):
         return self._weights[key]
 
 
+class SeparateRows(InPlacePass):
+    """Lets a decode step compute the experts of each row by itself, so that no row changes another's last bits.
+
+    The operator multiplies the rows of an expert together, and sums them in another order than one alone. A step of one
+    token a row therefore scans its rows. With 8 of 64 experts of OLMoE's shape in int8, 8 rows take as long so
+    (docs/decisions/experts.md). A chunk has one row, whose tokens are computed together: the cuts of a prompt are the
+    same in any batch.
+    """
+
+    def call(self, model: ir.Model) -> PassResult:
+        """Rewrites the experts of a decoder in place."""
+        graph = model.graph
+        if not (nodes := _nodes_of_experts(model)):
+            return PassResult(model, modified=False)
+        tape = Tape()
+        (input_ids,) = (value for value in graph.inputs if value.name == "input_ids")
+        one = _constant(tape, np.array([1]))
+        is_chunk = tape.op("Greater", [tape.op("Shape", [input_ids], {"start": 1, "end": 2}), one])  # (1,)
+        graph.insert_before(graph[0], tape.nodes)
+        for node in nodes:
+            tape = Tape()
+            rows, rest = [_input(node, index) for index in range(2)], node.inputs[2:]
+            count = tape.op("Shape", [rows[0]], {"start": 0, "end": 1})
+            size = tape.op("Where", [is_chunk, count, one])  # of a part
+            parted = []
+            for value in rows:
+                width = tape.op("Shape", [value], {"start": 1, "end": 2})
+                shape = tape.op("Concat", [_constant(tape, np.array([-1])), size, width], {"axis": 0})
+                parted.append(tape.op("Reshape", [value, shape]))
+            mixed = tape.op("Scan", parted, {"body": _experts_of_part(node, rest), "num_scan_inputs": 2})
+            whole = tape.op("Reshape", [mixed, tape.op("Shape", [rows[0]])])
+            _replace(node, tape, [whole])
+        return PassResult(model, modified=True)
+
+
+def _nodes_of_experts(model: ir.Model) -> list[ir.Node]:
+    return [node for node in ir.traversal.RecursiveGraphIterator(model.graph) if node.op_type in EXPERTS]
+
+
+def _experts_of_part(node: ir.Node, weights: Sequence[ir.Value | None]) -> ir.Graph:
+    """Returns a graph that computes the experts of some rows."""
+    inputs = [ir.val(f"part_{name}", ir.DataType.FLOAT) for name in ("hidden", "scores")]
+    tape = Tape()
+    output = tape.op(node.op_type, [*inputs, *weights], dict(node.attributes), domain=node.domain)
+    output.type = ir.TensorType(ir.DataType.FLOAT)
+    return ir.Graph(inputs, [output], nodes=tape.nodes, name="experts")
+
+
+class QuantizeExperts(InPlacePass):
+    """Stores the weights of experts in 8 or 4 bits: `com.microsoft::MoE` becomes `QMoE`.
+
+    Blocks of 32 weights along the axis that is summed have a scale each, and the middle code is zero. Where a width is
+    no multiple of 32, a row has one scale.
+    """
+
+    BLOCK_SIZE = 32
+
+    def __init__(self, bits: Literal[4, 8]) -> None:
+        """Takes the bits of a weight."""
+        self._bits: Literal[4, 8] = bits
+
+    def call(self, model: ir.Model) -> PassResult:
+        """Rewrites the experts of the model in place."""
+        nodes = [node for node in _nodes_of_experts(model) if node.op_type == "MoE"]
+        for node in nodes:
+            hidden, scores, up, up_bias, down, down_bias = (*node.inputs, None, None)[:6]
+            matrices = [_experts_of(up), _experts_of(down)]
+            has_blocks = all(matrix.shape[-1] % self.BLOCK_SIZE == 0 for matrix in matrices)
+            tape, stored = Tape(), list[ir.Value]()
+            for matrix in matrices:
+                size = self.BLOCK_SIZE if has_blocks else matrix.shape[-1]
+                codes, scales = quantize_experts(matrix, bits=self._bits, block_size=size)
+                stored += [_constant(tape, codes), _constant(tape, scales if has_blocks else scales[..., 0])]
+            attributes: dict[str, Any] = {**node.attributes, "expert_weight_bits": self._bits}
+            if has_blocks:
+                attributes["block_size"] = self.BLOCK_SIZE
+            inputs = [hidden, scores, stored[0], stored[1], up_bias, stored[2], stored[3], down_bias]
+            while inputs[-1] is None:
+                inputs.pop()
+            _replace(node, tape, [tape.op("QMoE", inputs, attributes, domain=node.domain)])
+        return PassResult(model, modified=bool(nodes))
+
+
+def _experts_of(weight: ir.Value | None) -> NDArray[np.float32]:
+    assert weight is not None, "an operator of experts has weights"
+    assert weight.const_value is not None, "weights of experts are constants"
+    return np.asarray(weight.const_value.numpy(), np.float32)
+
+
 class QuantizeProducts(InPlacePass):
     """Makes an fp32 graph int8: weights are stored in int8, activations are quantized as they come.
 
@@ -517,6 +610,32 @@ class QuantizeProducts(InPlacePass):
             name = f"{weight.name}.int8_{'rows' if by_row else 'columns'}"
             self._weights[key] = Tape(reader.graph).initializer(ir.tensor(values, name=name)), scale
         return self._weights[key]
+
+
+def quantize_experts(
+    experts: NDArray[np.float32], *, bits: Literal[4, 8], block_size: int
+) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """Quantizes matrices symmetrically, a scale for each block of a row.
+
+    Args:
+        experts: (E, N, K), a matrix of each expert.
+        bits: Of a code, whose middle is zero.
+        block_size: Weights with one scale, a divisor of K.
+
+    Returns:
+        Codes (E, N, K), or two of 4 bits in a byte, (E, N, K / 2), the first in its lower half; scales (E, N, blocks).
+    """
+    num_experts, num_rows, width = experts.shape
+    middle = 1 << (bits - 1)
+    codes = np.empty((num_experts, num_rows, width * bits // 8), np.uint8)
+    scales = np.empty((num_experts, num_rows, width // block_size), np.float32)
+    for index, matrix in enumerate(experts):  # so that hardly any memory is needed beside the result
+        blocks = matrix.reshape(num_rows, -1, block_size)
+        scales[index] = np.maximum(np.abs(blocks).max(axis=-1) / (middle - 1), _LEAST_SCALE)
+        code = np.round(blocks / scales[index][..., np.newaxis]) + middle
+        code = np.clip(code, 0, 2 * middle - 1).astype(np.uint8).reshape(num_rows, width)
+        codes[index] = code if bits == 8 else code[:, ::2] | code[:, 1::2] << 4
+    return codes, scales
 
 
 _MAXIMUM_OF = "headway.maximum_of"
@@ -753,6 +872,8 @@ class AddVerification(InPlacePass):
         graph = model.graph
         layers = [(node, operator) for node in graph if (operator := _one_token_operator(node)) is not None]
         if not layers:  # of state without positions, which a wrong draft would be left in
+            return PassResult(model, modified=False)
+        if _nodes_of_experts(model):  # which compute the drafted tokens of a row together
             return PassResult(model, modified=False)
         first, operator = layers[0]
         verifies = ir.val(VERIFIES, ir.DataType.INT64, [VERIFIES])

@@ -79,6 +79,27 @@ FURTHER_DECODERS = {
 """Decoders that are held against `transformers` and not exported in the tests."""
 _WITH_IMAGES = ("Gemma3", "Gemma4")
 """Families whose configuration of a decoder alone has a name of its own."""
+_MIXED = {**_GROUPED, "num_experts": 4, "num_experts_per_tok": 2}
+_MIXED_LOCALLY = {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}
+MIXTURES = {
+    "mixtral": ("Mixtral", {**_MIXED_LOCALLY, "intermediate_size": 32}),
+    "qwen2_moe": ("Qwen2Moe", {**_MIXED, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 24}),
+    "qwen3_moe": ("Qwen3Moe", {**_MIXED, "moe_intermediate_size": 24, "head_dim": 8}),
+    "olmoe": ("Olmoe", _MIXED),
+    "gpt_oss": (
+        "GptOss",
+        {
+            **_MIXED_LOCALLY,
+            **_WINDOWS,
+            "head_dim": 8,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    ),
+    "granitemoe": ("GraniteMoe", _MIXED_LOCALLY),
+    "phimoe": ("Phimoe", _MIXED_LOCALLY),
+    "flex_olmo": ("FlexOlmo", _MIXED),
+}
+"""Decoders with experts."""
 ENCODERS = {
     "bert": ("Bert", _ENCODER),
     "roberta": ("Roberta", {**_ENCODER, "max_position_embeddings": LENGTH + 1, "type_vocab_size": 1}),
@@ -126,7 +147,7 @@ def write_tokenizer(
 
 def write_model(folder: Path, family: str, head: str = "", **changes) -> Path:
     """Writes a model with random weights, drawn wide enough that greedy answers do not repeat one word."""
-    prefix, values = {**DECODERS, **FURTHER_DECODERS, **ENCODERS}[family]
+    prefix, values = {**DECODERS, **FURTHER_DECODERS, **MIXTURES, **ENCODERS}[family]
     text = "Text" if prefix in _WITH_IMAGES else ""
     config = getattr(transformers, f"{prefix}{text}Config")(**{**values, **changes})
     name = head or {"gpt2": "LMHeadModel"}.get(family, "ForCausalLM")

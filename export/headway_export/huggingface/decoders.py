@@ -26,7 +26,8 @@ from transformers import AutoModelForCausalLM
 from headway_export.errors import SourceError
 from headway_export.huggingface.attention import ATTENTION, asked_logits, attending, check_logits, layer_of, without
 from headway_export.huggingface.conversations import read_chat_template
-from headway_export.huggingface.folder import ModelFolder, as_ids
+from headway_export.huggingface.experts import give_experts, has_experts
+from headway_export.huggingface.folder import ModelFolder, as_ids, check_is_dense
 from headway_export.huggingface.settings import SAMPLING, generation_notes
 from headway_export.reference import CAUSAL, OwnText, generation_logits
 from headway_export.source import ExportSource
@@ -60,10 +61,7 @@ class HuggingFaceDecoder(nn.Module):
         ) -> Tensor:
             without(scoring, "bias")
             if value.shape[-1] != key.shape[-1]:
-                raise SourceError(
-                    f"the values of its attention are {value.shape[-1]} wide and the keys {key.shape[-1]}, and a "
-                    "key/value cache has one width"
-                )
+                raise SourceError(_two_widths(key.shape[-1], value.shape[-1]))
             return attend(query, key, value, layer=layer_of(module), **scoring)
 
         with attending(attend_layer):
@@ -113,6 +111,7 @@ def read_decoder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
     special_tokens, defaults, more_notes = _generation_settings(folder, tokenizer)
     chat_template, chat_notes = read_chat_template(folder, own, tokenizer, special_tokens)
     model = folder.load(AutoModelForCausalLM, attention=ATTENTION)
+    give_experts(model, str(folder.path))
     length, notes = folder.length(model)
     module = HuggingFaceDecoder(model, max_length=length)
     _check_against_own_attention(folder, module)
@@ -132,6 +131,10 @@ def read_decoder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
     )
 
 
+def _two_widths(key: int, value: int) -> str:
+    return f"the values of its attention are {value} wide and the keys {key}, and a key/value cache has one width"
+
+
 def check_decoder(path: Path, config: Any) -> None:
     """Checks what can be told of a causal language model by its configuration alone.
 
@@ -139,13 +142,20 @@ def check_decoder(path: Path, config: Any) -> None:
         SourceError: The model needs something that the exported graph does not compute.
     """
     config = config.get_text_config()
+    model_class = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if model_class is None or not has_experts(model_class):
+        check_is_dense(path, config)
     layers = set(getattr(config, "layer_types", None) or ())
-    may_keep_state = getattr(transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), "_is_stateful", False)
-    if may_keep_state and not (layers and layers <= _ATTENTION_LAYERS):  # a class may have both kinds of layers
+    may_keep_state = getattr(model_class, "_is_stateful", False)
+    may_keep_state = may_keep_state and not (layers and layers <= _ATTENTION_LAYERS)  # a class may have both kinds
+    if may_keep_state or "linear_attention" in layers:
         raise SourceError(
             f"{path}: has layers that keep a recurrent state ({config.model_type}: a state-space model, linear "
             "attention or the like); a bundle's decoder keeps keys and values, so this family is not supported"
         )
+    key_width, value_width = (getattr(config, name, None) for name in ("qk_head_dim", "v_head_dim"))
+    if key_width is not None and value_width is not None and key_width != value_width:
+        raise SourceError(f"{path}: {_two_widths(key_width, value_width)}")
     rope = getattr(config, "rope_parameters", None) or {}
     settings: Sequence[Any] = [rope, *(part for part in rope.values() if isinstance(part, Mapping))]
     kinds = {part.get("rope_type", part.get("type")) for part in settings}

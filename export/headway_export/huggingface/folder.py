@@ -399,8 +399,8 @@ def check_is_dense(path: Path, config: Any) -> None:
         for name in ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"):
             if isinstance(count := getattr(part, name, None), int) and count > 1:
                 raise SourceError(
-                    f"{path}: is a mixture of {count} experts ({config.model_type}), which is not supported: the graph "
-                    "would hold the experts that a traced text takes, or run them all"
+                    f"{path}: is a mixture of {count} experts ({config.model_type}) that are not computed through the "
+                    "interface of transformers, so the graph would hold those of a traced text; this is not supported"
                 )
 
 

@@ -48,7 +48,7 @@ class Kind:
     """True for models of an encoder and a decoder."""
     read: Callable[[ModelFolder], tuple[ExportSource, tuple[str, ...]]]
     """Returns what is exported, and notes for the user, a sentence each."""
-    check: Callable[[Path, Any], None] = lambda _path, _config: None
+    check: Callable[[Path, Any], None] = check_is_dense
     """Raises `SourceError` if a configuration tells that the model cannot be served."""
 
 
@@ -165,7 +165,6 @@ class _Description:
         if options.prompts and kind.task is not Task.TEXT_EMBEDDING:
             raise SourceError(f"--prompt is for {Task.TEXT_EMBEDDING}, and the task is {kind.task}")
         config = parse_configuration(weights, content)
-        check_is_dense(path, config)
         kind.check(path, config)
         return cls(path=path, weights=weights, content=content, config=config, kind=kind)
 

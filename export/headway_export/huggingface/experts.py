@@ -1,0 +1,133 @@
+"""Mixtures of experts of `transformers`, a layer as one operator.
+
+`transformers` has one interface for the experts of its families: a router has chosen the experts of each token and
+weighed them, and one module computes them. `give_experts` puts `Experts` in the place of that module.
+
+N tokens, k experts of a token, E experts, D model width, I inner width.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from headway_export.errors import SourceError
+
+_UNCHOSEN = -1e9
+"""Score of an expert that the router has not chosen: its share is exactly 0."""
+
+
+_LANES = 16
+"""Numbers that a processor takes the logarithm of together. A remainder of fewer has other last bits, so each number is
+repeated so often that its bits do not depend on its place."""
+
+
+class Experts(nn.Module):
+    """Gated experts: down (silu(gate x) up x), or gpt-oss' form of it with a limit and biases (arXiv 2508.10925)."""
+
+    def __init__(self, experts: nn.Module) -> None:
+        """Takes over the weights of a module of `transformers`."""
+        super().__init__()
+        given = cast("Any", experts)
+        is_limited = hasattr(given, "alpha") and hasattr(given, "limit")
+        self.alpha, self.shift = (float(given.alpha), 1.0) if is_limited else (1.0, 0.0)
+        self.limit = float(given.limit) if is_limited else None
+        up, down = given.gate_up_proj.detach(), given.down_proj.detach()
+        up_bias, down_bias = (given.gate_up_proj_bias, given.down_proj_bias) if given.has_bias else (None, None)
+        if given.is_transposed:
+            up, down = up.transpose(1, 2), down.transpose(1, 2)
+        if given.is_concatenated:  # gates before ups; the operator takes them in turns
+            up = up.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+            up_bias = None if up_bias is None else up_bias.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+        self.up, self.down = nn.Parameter(up.contiguous()), nn.Parameter(down.contiguous())  # (E, 2 I, D), (E, D, I)
+        self.up_bias = None if up_bias is None else nn.Parameter(up_bias.detach().contiguous())  # (E, 2 I)
+        self.down_bias = None if down_bias is None else nn.Parameter(down_bias.detach())  # (E, D)
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """(N, D), int64 (N, k), (N, k) -> (N, D)."""
+        if torch.onnx.is_in_onnx_export():
+            return self._operator(hidden_states, top_k_index, top_k_weights)
+        output = torch.zeros_like(hidden_states)
+        for expert in torch.unique(top_k_index).tolist():
+            tokens, places = (top_k_index == expert).nonzero(as_tuple=True)
+            inner = hidden_states[tokens] @ self.up[expert].T
+            if self.up_bias is not None:
+                inner = inner + self.up_bias[expert]
+            gate, up = inner[:, ::2], inner[:, 1::2]
+            if self.limit is not None:
+                gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+            result = gate * torch.sigmoid(self.alpha * gate) * (up + self.shift) @ self.down[expert].T
+            if self.down_bias is not None:
+                result = result + self.down_bias[expert]
+            output.index_add_(0, tokens, result * top_k_weights[tokens, places, None].to(result.dtype))
+        return output
+
+    def _operator(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """`com.microsoft::MoE`, which takes the softmax of scores and keeps the k highest."""
+        weights = top_k_weights.float()
+        scores = torch.full((hidden_states.shape[0], self.up.shape[0]), _UNCHOSEN)
+        aligned = weights[..., None].expand(-1, -1, _LANES).log()[..., 0]
+        scores = scores.scatter(1, top_k_index, aligned)  # (N, E)
+        attributes: dict[str, Any] = {
+            "k": top_k_index.shape[1],
+            "activation_type": "swiglu",
+            "swiglu_fusion": 1,
+            "normalize_routing_weights": 1,
+            "activation_alpha": self.alpha,
+            "activation_beta": self.shift,
+        }
+        if self.limit is not None:
+            attributes["swiglu_limit"] = self.limit
+        inputs = [hidden_states, scores.to(hidden_states.dtype), self.up, self.up_bias, self.down, self.down_bias]
+        while inputs[-1] is None:
+            inputs.pop()
+        mixed = torch.onnx.ops.symbolic(
+            "com.microsoft::MoE",
+            inputs,
+            attributes,
+            dtype=hidden_states.dtype,
+            shape=hidden_states.shape,
+            version=1,
+        )
+        return mixed * weights.sum(dim=-1, keepdim=True).to(hidden_states.dtype)
+
+
+def _is_the_same(own: nn.Module, experts: Experts) -> bool:
+    """Compares experts with those of `transformers` on a few random tokens."""
+    random = torch.Generator().manual_seed(0)
+    num_experts, _, width = experts.up.shape
+    hidden = torch.randn(4, width, generator=random)
+    index = torch.stack([torch.randperm(num_experts, generator=random)[:2] for _ in range(4)])
+    weights = torch.rand(4, index.shape[1], generator=random)
+    with torch.inference_mode():
+        expected, found = own(hidden, index, weights), experts(hidden, index, weights)
+    return bool(torch.allclose(found, expected, rtol=1e-3, atol=1e-5 * float(expected.abs().max())))
+
+
+def has_experts(model_class: type) -> bool:
+    """Returns True if the experts of a class of models go through the interface of `transformers`."""
+    return any(hasattr(part, "_apply_gate") for part in vars(sys.modules[model_class.__module__]).values())
+
+
+def give_experts(model: nn.Module, owner: str) -> None:
+    """Puts `Experts` in the place of the experts of a model of `transformers`.
+
+    Raises:
+        SourceError: Some experts of `owner` compute something else.
+    """
+    found = [
+        (parent, name, part)
+        for parent in model.modules()
+        for name, part in parent.named_children()
+        if hasattr(part, "gate_up_proj") and hasattr(part, "is_concatenated")
+    ]
+    for parent, name, part in found:
+        experts = Experts(part)
+        if cast("Any", part).has_post_expert_norm or not _is_the_same(part, experts):
+            raise SourceError(
+                f"{owner}: its experts ({type(part).__name__}) are not gated by SiLU alone, as the operator for them is"
+            )
+        setattr(parent, name, experts)
