@@ -111,6 +111,10 @@ class GenerationModel(DecodingModel):
         """Returns the bytes of a token by itself; None if it is part of a character and its bytes are unknown."""
         return self._tokenizer.token_bytes(token_id)
 
+    def count_tokens(self, text: str) -> int:
+        """Returns the number of tokens of a text by itself, on the caller's thread."""
+        return len(self._tokenizer.encode_now(text).input_ids)
+
     async def inspect(
         self, text: str, *, request: AttentionRequest, truncate: bool, deadline: float | None
     ) -> InspectedText:
@@ -170,24 +174,23 @@ class GenerationModel(DecodingModel):
         with self._begin_samples(call) as job:
             continued = await self._prepare(job, call)
             fitted, sequences = continued[0][0], [sequence for _, sequence in continued]
+            num_read = len(fitted.input_ids)
             text_offsets = [self._text_offsets(call, fitted) for _ in sequences]
             unread = set[int]()  # samples whose prompt is repeated with its log-probabilities, known with a first token
             if fitted.shown and request.echo and call.plan.parameters.wants_prompt_log_probabilities:
                 unread.update(range(len(sequences)))
             elif fitted.shown:
                 for sample in range(len(sequences)):
-                    yield Delta(output=fitted.shown, num_new_tokens=0, sample=sample)
+                    yield Delta(output=fitted.shown, num_new_tokens=0, num_prompt_tokens=num_read, sample=sample)
             async with aclosing(job.stream(sequences, are_last=True)) as deltas:
                 async for delta in deltas:
                     if delta.sample in unread:
                         unread.remove(delta.sample)
                         yield await self._echo(fitted, sequences[delta.sample])
+                    offsets: tuple[int, ...] = ()
                     if delta.tokens:
-                        delta = replace(  # noqa: PLW2901 (the same delta with its offsets)
-                            delta,
-                            text_offsets=text_offsets[delta.sample].push([token.token_id for token in delta.tokens]),
-                        )
-                    yield delta
+                        offsets = text_offsets[delta.sample].push([token.token_id for token in delta.tokens])
+                    yield replace(delta, text_offsets=offsets, num_prompt_tokens=num_read)
             for sample in sorted(unread):
                 yield await self._echo(fitted, sequences[sample])
             yield job.answer([self._generated(call, *one) for one in continued])
@@ -285,6 +288,8 @@ class GenerationModel(DecodingModel):
                 truncate=call.request.truncate,
                 tools=() if call.request.tools is None else call.request.tools.tools,
                 variables=call.request.variables,
+                hints=call.request.hints,
+                end=call.request.end,
             )
             fitted = await self._opened(call, fitted)
             states = await self._start_constraint(call, constraint, fitted)
@@ -432,6 +437,7 @@ class GenerationModel(DecodingModel):
             num_new_tokens=0,
             prompt_tokens=tuple(sequence.prompt_tokens),
             text_offsets=text_offsets,
+            num_prompt_tokens=len(prompt.input_ids),
             sample=sequence.parameters.sample,
         )
 

@@ -22,6 +22,7 @@ from headway_server.preprocessing import (
     ChatTemplate,
     ChatTurn,
     NoToolsError,
+    PromptEnd,
     ReasoningForm,
     TextTokenizer,
     Tool,
@@ -110,6 +111,10 @@ class GenerationRequest:
     """Tools; only with a conversation and without a constraint."""
     variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """JSON values by variable name, for the chat template of a conversation."""
+    hints: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Further such values, for a template that reads these variables; others are not given them."""
+    end: PromptEnd = PromptEnd.NEW_TURN
+    """How the prompt of a conversation ends."""
     shows_reasoning: bool = False
     """True: texts include the delimiters of reasoning, also a start delimiter at the end of the prompt."""
 
@@ -216,6 +221,8 @@ class PromptReader:
         truncate: bool,
         tools: Sequence[Tool] = (),
         variables: Mapping[str, Any] | None = None,
+        hints: Mapping[str, Any] | None = None,
+        end: PromptEnd = PromptEnd.NEW_TURN,
     ) -> list[FittedPrompt]:
         """Tokenizes prompts and fits them to the model's limits; stops at the first invalid prompt.
 
@@ -226,6 +233,8 @@ class PromptReader:
             truncate: True cuts the beginning off a prompt that is too long; False refuses it.
             tools: Tools of a conversation.
             variables: Variables of the chat template, checked by `check_variables`.
+            hints: Further variables, which only a template that reads them is given.
+            end: How the prompt of a conversation ends.
 
         Raises:
             InvalidInputError: The chat template rejects a conversation, `fit_prompt` rejects a prompt, or a token id is
@@ -233,7 +242,12 @@ class PromptReader:
             in the vocabulary.
         """
         fitted: list[FittedPrompt] = []
-        async with aclosing(self._encode(prompts, fields, tools, variables)) as encoded:
+        if hints and self._chat_template is not None:
+            variables = {
+                **{name: value for name, value in hints.items() if name in self._chat_template.variables},
+                **(variables or {}),
+            }
+        async with aclosing(self._encode(prompts, fields, tools, variables, end)) as encoded:
             async for text, input_ids in encoded:
                 index = len(fitted)
                 fitted.append(
@@ -255,6 +269,7 @@ class PromptReader:
         fields: Sequence[str],
         tools: Sequence[Tool],
         variables: Mapping[str, Any] | None,
+        end: PromptEnd,
     ) -> AsyncGenerator[tuple[str | None, NDArray[np.int64]], None]:
         """Yields the text and the tokens (T,) of each prompt.
 
@@ -274,7 +289,7 @@ class PromptReader:
         for conversation, field in zip(conversations, fields, strict=False):
             assert self._chat_template is not None, "see check_kind"
             (prompt,) = await self._chat_template.encode(
-                [conversation], fields=[field], tools=tools, variables=variables
+                [conversation], fields=[field], tools=tools, variables=variables, end=end
             )
             yield prompt.text, prompt.input_ids
         for input_ids, field in zip(prompts, fields, strict=True):

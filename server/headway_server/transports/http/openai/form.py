@@ -50,6 +50,24 @@ def name_in_completions(field: str) -> str:
     return _OF_COMPLETIONS.get(name, name)
 
 
+_OF_RESPONSES: Final = (
+    (re.compile(r"^max_completion_tokens\b"), "max_output_tokens"),
+    (re.compile(r"^response_format\.json_schema\.schema\b"), "text.format.schema"),
+    (re.compile(r"^response_format\b"), "text.format"),
+    (re.compile(r"^reasoning_effort\b"), "reasoning.effort"),
+    (re.compile(r"^(tools\[\d+\]|tool_choice)\.function\b"), r"\1"),
+)
+"""Names of chat completions' fields in responses, where they differ."""
+
+
+def name_in_responses(field: str) -> str:
+    """Translates a task's field name to that of `/v1/responses`."""
+    field = name_of(field)
+    for pattern, name in _OF_RESPONSES:
+        field = pattern.sub(name, field)
+    return field
+
+
 def name_in_ranking(field: str) -> str:
     """Translates a task's field name to that of `/v1/rerank`."""
     return {"query_text": "query", "top_k": "top_n"}.get(field, re.sub(r"^texts\b", "documents", field))
