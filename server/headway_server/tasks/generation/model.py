@@ -308,7 +308,11 @@ class GenerationModel(DecodingModel):
             return repeat(None)
         end_ids = self._end_ids(call.plan.parameters)
         started = (
-            constraint.start(end_ids=end_ids, follows_text=bool(self._tokenizer.decode(prompt.context_ids)))
+            constraint.start(
+                end_ids=end_ids,
+                follows_text=bool(self._tokenizer.decode(prompt.context_ids)),
+                max_tokens=prompt.max_new_tokens,
+            )
             for prompt in prompts
             for _ in range(call.request.sample_count)
         )

@@ -274,6 +274,21 @@ async def test_an_answer_is_held_to_its_schema(calling):
         assert refused.value.param == "response_format.json_schema.schema"
 
 
+@pytest.mark.parametrize("most", [4, 24])
+async def test_an_object_of_json_ends_within_the_maximum_of_tokens(calling, most):
+    never_closes = {str(TOKENIZER.token_to_id(text)): -100 for text in ("}", "]")}
+    async with calling() as (_, client):
+        for seed in range(4):
+            answer = await client.chat.completions.create(
+                **CHAT | {"max_completion_tokens": most, "temperature": 1.0},
+                seed=seed,
+                response_format={"type": "json_object"},
+                logit_bias=never_closes,
+            )
+            assert isinstance(json.loads(answer.choices[0].message.content), dict)
+            assert (answer.choices[0].finish_reason, answer.usage.completion_tokens <= most) == ("stop", True)
+
+
 async def test_embeddings_are_unit_vectors_as_floats_or_bytes(calling):
     async with calling() as (serving, client):
         texts = ["star goal atom", "team"]

@@ -520,11 +520,12 @@ class ResponseWriter:
     def _ended(self, text: GeneratedText) -> dict[str, Any]:
         counts = TokenCounts.of([text])
         thoughts = "".join(item.text for item in self._items if item.kind == "reasoning")
+        num_thought = min(self._model.count_tokens(thoughts), counts.num_new) if thoughts else 0
         usage = {
             "input_tokens": counts.num_read,
             "input_tokens_details": {"cached_tokens": counts.num_cached, "cache_write_tokens": 0},
             "output_tokens": counts.num_new,
-            "output_tokens_details": {"reasoning_tokens": self._model.count_tokens(thoughts) if thoughts else 0},
+            "output_tokens_details": {"reasoning_tokens": num_thought},
             "total_tokens": counts.num_read + counts.num_new,
         }
         if _is_cut(text):
