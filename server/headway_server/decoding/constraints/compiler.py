@@ -272,9 +272,19 @@ class ConstraintCompiler:
         return constraint
 
     def _check(self, parts: _ModelParts, request: ConstraintRequest, field: str) -> tuple[_Grammar, CompiledConstraint]:
-        """Compiles a constraint that is not known yet, and tries its first step."""
+        """Compiles a constraint that is not known yet; of several schemas, an error names the wrong one."""
         request.check_size(field)
-        field = f"{field}.{request.kind}"
+        try:
+            return self._compile(parts, request, f"{field}.{request.kind}")
+        except InvalidInputError:
+            for name, part in request.parts(field):
+                self._compile(parts, part, name)
+            raise
+
+    def _compile(
+        self, parts: _ModelParts, request: ConstraintRequest, field: str
+    ) -> tuple[_Grammar, CompiledConstraint]:
+        """Compiles a constraint and tries its first step; `field` is its name in the request with its kind."""
         text = write_grammar(request, parts.vocabulary, field)
         tried = write_grammar(without_tokens(request), parts.vocabulary, field)
         grammar = _Grammar(text, _check_cost(tried, field), request.special_ids, growth_of(request))

@@ -17,7 +17,6 @@ from headway_server.bundles import CHAT_TEMPLATE_FILE, TOKENIZER_FILE, Bundle, d
 from headway_server.decoding.constraints import (
     CompiledConstraint,
     ConstraintCompiler,
-    ConstraintRequest,
     ConstraintState,
 )
 from headway_server.decoding.output.text import Decode, TextAssembly, TextOffsets
@@ -280,7 +279,7 @@ class GenerationModel(DecodingModel):
     async def _prepare(self, job: DecodingJob, call: _Call) -> list[tuple[FittedPrompt, Sequence]]:
         """Makes the sequences of all samples of prompts, each with its fitted prompt."""
         with job.preparing():
-            constraint = await self._compile(call.plan.constraint)
+            constraint = await self._compile(call)
             fitted = await self._reader.read(
                 call.prompts,
                 fields=call.fields,
@@ -295,10 +294,15 @@ class GenerationModel(DecodingModel):
             states = await self._start_constraint(call, constraint, fitted)
             return [(prompt, sequence) for prompt in fitted for sequence in self._sequences(call, prompt, states)]
 
-    async def _compile(self, constraint: ConstraintRequest | None) -> CompiledConstraint | None:
-        if constraint is None:
+    async def _compile(self, call: _Call) -> CompiledConstraint | None:
+        if call.plan.constraint is None:
             return None
-        return await self._constraints.compile_off_loop(constraint, field="parameters.constraint")
+        try:
+            return await self._constraints.compile_off_loop(call.plan.constraint, field="parameters.constraint")
+        except InvalidInputError as error:
+            if call.request.tools is None:
+                raise
+            raise error.renamed(call.request.tools.name_of) from error
 
     async def _start_constraint(
         self, call: _Call, constraint: CompiledConstraint | None, prompts: Elements[FittedPrompt]

@@ -6,6 +6,7 @@ Shapes: T tokens of a prompt.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -85,6 +86,16 @@ class ToolUse:
             allows_several=self.allows_several,
         )
         return ConstraintRequest(calls=calls)
+
+    def name_of(self, field: str) -> str:
+        """Returns the name in a request of a field of its constraint, `parameters.constraint.calls`."""
+        found = re.fullmatch(r"parameters\.constraint\.calls(?:\[(\d+)\])?", field)
+        if found is None:
+            return field
+        if found[1] is None:
+            return "tools"
+        indices = [index for index, tool in enumerate(self.tools) if tool.name in self.callable_names]
+        return f"tools[{indices[int(found[1])]}].parameters_json_schema"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

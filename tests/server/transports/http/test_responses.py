@@ -316,7 +316,7 @@ WRONG = {
         {"tools": [{"type": "function", "name": "a", "parameters": {"type": "string"}}]},
         "schema of an object",
     ),
-    "tools[1]": (
+    "tools[1].parameters": (
         {"tools": [TOOLS[1], {"type": "function", "name": "a", "parameters": {"multipleOf": 99991}}]},
         "multipleOf",
     ),

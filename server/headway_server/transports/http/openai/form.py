@@ -19,7 +19,7 @@ _NAMES: Final = (
     (re.compile(r"^chat_template_kwargs_json\b"), "chat_template_kwargs"),
     (re.compile(r"\.reasoning$"), ".reasoning_content"),
     (re.compile(r"(\.tool_calls\[\d+\])\.arguments_json$"), r"\1.function.arguments"),
-    (re.compile(r"^constraint\.calls\b"), "tools"),
+    (re.compile(r"^(tools\[\d+\])\.parameters_json_schema\b"), r"\1.function.parameters"),
     (re.compile(r"^constraint\.json_schema\b"), "response_format.json_schema.schema"),
     (re.compile(r"^constraint$"), "response_format"),
     (re.compile(r"^logit_biases\[\d+\](?:\.token_id|\.bias)?"), "logit_bias"),
