@@ -20,7 +20,7 @@ import json
 import re
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 from itertools import chain
@@ -331,6 +331,11 @@ class ChatTemplate:
     ) -> str:
         """Renders the prompt, with twins in users' text, and a mark at the end of the last turn's content."""
         people, model = self._tokens.disguise, self._tokens.disguise_own
+        called = {call.call_id: call.name for turn in turns for call in turn.tool_calls}
+        turns = [  # callers tell a result's call alone, and some templates read its name
+            replace(turn, name=turn.name or called.get(turn.tool_call_id, "")) if turn.role == "tool" else turn
+            for turn in turns
+        ]
         messages = [
             turn.shown(partial(_disguised, disguise=model if turn.role == "assistant" else people)) for turn in turns
         ]

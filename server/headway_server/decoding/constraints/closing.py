@@ -1,8 +1,9 @@
 """How a JSON text is ended within its maximum of tokens.
 
-A model may open brackets, or write a string, until its tokens are used up. When no more are left than it takes to close
-what is open, only the tokens of that end may follow. The end is found by a walk through the grammar with a preference
-for tokens that close something. It is short, and not always the shortest.
+A model may open brackets, or write a string, until its tokens are used up. When few more are left than it takes to
+close what is open, nothing more may be opened. When no more are left, only the tokens of that end may follow. The end
+is found by a walk through the grammar with a preference for tokens that close something. It is short, and not always
+the shortest.
 
 Shapes: V logits of the model, W = ceil(V / 32) words of a mask.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -21,12 +22,16 @@ from numpy.typing import NDArray
 
 from headway_server.decoding.constraints.grammar import ConstraintRequest
 from headway_server.decoding.constraints.vocabulary import Vocabulary
-from headway_server.decoding.rules import WORD_BITS, Mask, unpack
+from headway_server.decoding.rules import WORD_BITS, Mask, has_bit, mask_of, unpack
 
 MAX_END = 128
 """Maximum tokens of an end that is looked for."""
 _MAX_LOOK_S = 0.01
 """Processor time of a look for an end, which the step's other sequences wait for."""
+_MAX_CHOICES = 16
+"""Maximum tokens, of words, that are compared with each other."""
+_DENSITY = 0.5
+"""Least tokens a byte of JSON, of which the text itself may show more."""
 _SPARE = 8
 """Tokens that an end is begun early, at least: one token may open several things at once."""
 
@@ -44,7 +49,15 @@ class ClosingTokens:
         self._brace, self._quote, self._colon, self._comma = (
             [by_text[text]] if text in by_text else [] for text in (b"}", b'"', b":", b",")
         )
-        self._sizes = [len(token) for token in vocabulary.tokens]
+        self.content = vocabulary.mask(_is_content)
+        """(W,) tokens of whole characters after which a string is still open."""
+        self.plain = vocabulary.mask(lambda token: not _OPENING.intersection(token))
+        """(W,) tokens that open nothing outside of a string."""
+        self.numbers = vocabulary.mask(bytes.isdigit)
+        """(W,)"""
+        self.literals = vocabulary.mask(lambda token: not _STRUCTURE.intersection(token)) & ~self.numbers
+        """(W,) parts of words, such as true."""
+        self._texts = vocabulary.tokens
         self._digits = [by_text[text] for digit in range(10) if (text := str(digit).encode()) in by_text]
         self._openers = [by_text[text] for text in (b"[", b"{") if text in by_text]
         # Of tokens that close nothing the longest, with white space and what opens something last.
@@ -52,30 +65,38 @@ class ClosingTokens:
 
     def choose(self, words: Mask) -> int | None:
         """Returns the allowed token (W,) that leads to an end soonest; None if none is allowed."""
-        brace, colon = (self._first(ids, words) for ids in (self._brace, self._colon))
-        # Where both may follow, they are characters of a string.
         kinds = (
             (self._quote,)
-            if brace is not None and colon is not None
+            if self.is_within_string(words)
             else (self._brackets, self._colon, self._comma, self._digits, self._quote, self._openers)
         )
-        for ids in kinds:
-            if (found := self._first(ids, words)) is not None:
-                return found
+        found: int | None = next((index for index in chain(*kinds) if has_bit(words, index)), None)
+        if found is not None:
+            return found
         lengths = self._lengths * unpack(words)[: len(self._lengths)]
         longest = int(lengths.argmax())
-        return longest if lengths[longest] else None
+        return longest if lengths[longest] > 0 else None
 
-    @staticmethod
-    def _first(ids: Iterable[int], words: Mask) -> int | None:
-        """Returns the first of some tokens that is allowed (W,)."""
-        return next((index for index in ids if int(words[index // WORD_BITS]) >> index % WORD_BITS & 1), None)
+    def is_within_string(self, words: Mask) -> bool:
+        """Returns True if a brace and a colon may follow (W,): as characters of a string, or of text beside JSON."""
+        return all(any(has_bit(words, index) for index in ids) for ids in (self._brace, self._colon))
 
-    def num_tokens(self, num_bytes: int, text: list[int]) -> int:
-        """Estimates the tokens of some bytes of JSON by those of a text."""
-        return math.ceil(num_bytes * len(text) / sum(self._sizes[token_id] for token_id in text))
+    def num_bytes(self, text: list[int]) -> int:
+        """Returns the bytes of a text."""
+        return sum(len(self._texts[token_id]) for token_id in text)
 
-    def end(self, matcher: LLMatcher, words: Mask, allowed: Mask, most: int) -> list[int] | None:
+    def longest_of(self, ids: list[int]) -> list[int]:
+        """Returns the tokens that do not begin another one of them."""
+        texts = [self._texts[index] for index in ids]
+        return [
+            index
+            for index, text in zip(ids, texts, strict=True)
+            if not any(other.startswith(text) and other != text for other in texts)
+        ]
+
+    def end(
+        self, matcher: LLMatcher, words: Mask, allowed: Mask, most: int, first: int | None = None
+    ) -> list[int] | None:
         """Finds an end of a text that is not complete.
 
         Args:
@@ -83,6 +104,7 @@ class ClosingTokens:
             words: (W,) tokens that may follow the text.
             allowed: (W,) tokens that may be part of it at all.
             most: Maximum tokens of the end.
+            first: Token that it begins with; None: any.
 
         Returns:
             The tokens of the end; None if none was found.
@@ -90,7 +112,7 @@ class ClosingTokens:
         matcher, found, began = matcher.deep_copy(), list[int](), time.thread_time()
         library_words: NDArray[np.int32] = np.zeros(len(allowed) + 1, np.int32)
         while len(found) < most and time.thread_time() - began < _MAX_LOOK_S:
-            token_id = self.choose(words)
+            token_id = self.choose(words) if first is None or found else first
             if token_id is None or not matcher.consume_token(token_id):
                 return None
             found.append(token_id)
@@ -107,6 +129,17 @@ class ClosingTokens:
         return f"ClosingTokens({len(self._brackets)} of brackets)"
 
 
+_OPENING = frozenset(b'{["\\,')
+_STRUCTURE = _OPENING.union(b"]}:")
+
+
+def _is_content(token: bytes) -> bool:
+    try:
+        return token.decode().isprintable() and b'"' not in token and b"\\" not in token
+    except UnicodeDecodeError:
+        return False
+
+
 def _length(token: bytes) -> int:
     opens = not token.strip() or b"{" in token or b"[" in token
     return min(1, len(token)) if opens else 1 + len(token)
@@ -115,44 +148,82 @@ def _length(token: bytes) -> int:
 class Closing:
     """The end of one text within its maximum of tokens."""
 
-    __slots__ = ("_growth", "_look_at", "_path", "_tokens", "num_left")
+    __slots__ = ("_density", "_end", "_growth", "_is_string", "_look_at", "_spare", "_tokens", "num_left")
 
     def __init__(self, tokens: ClosingTokens, num_left: int, growth: int) -> None:
         """Begins a text.
 
         Args:
             tokens: Those of the vocabulary.
-            num_left: Maximum tokens of the text.
+            num_left: Maximum tokens of the text, the end of the sequence included.
             growth: Most bytes by which a token makes the end longer (`growth_of`).
         """
         self._tokens = tokens
         self._growth = growth
-        self._path: list[int] = []
-        self._look_at = min(num_left, MAX_END)
-        self.num_left = num_left
+        self._density = _DENSITY
+        self._spare = max(_SPARE, growth)  # at first, as if each byte were a token
+        self._end: list[int] = []  # of the text so far, if it is near
+        self._is_string = False
+        self.num_left = num_left - 1  # without the end of the sequence
+        self._look_at = min(self.num_left, MAX_END)
 
-    def next_token(self, matcher: LLMatcher, words: Mask, allowed: Mask) -> int | None:
-        """Returns the token that has to follow a text; None if others may too. See `ClosingTokens.end`."""
-        if not self._path and self.num_left <= self._look_at:
-            end = self._tokens.end(matcher, words, allowed, min(self.num_left, MAX_END))
-            if end is None:
-                self._look_at = self.num_left * 3 // 4
-                return None
-            spare = max(_SPARE, self._tokens.num_tokens(self._growth, end))
-            if len(end) + spare >= self.num_left:
-                self._path = end
-            else:  # the end becomes longer by a token for each of the text, apart from what `spare` is for
-                self._look_at = self.num_left - max(1, (self.num_left - len(end) - spare) // 2)
-        return self._path[0] if self._path else None
+    def restrict(self, matcher: LLMatcher, words: Mask, allowed: Mask) -> Mask | None:
+        """Returns the tokens (W,) after which a text still ends within its maximum; None while all do.
+
+        Args:
+            matcher: State of the text, which may not end here.
+            words: (W,) tokens that may follow it.
+            allowed: (W,) tokens that may be part of it at all.
+        """
+        if self.num_left > self._look_at or not (self._end or self._look(matcher, words, allowed)):
+            return None
+        first, is_exact = mask_of(self._end[:1], len(words)), self.num_left <= len(self._end)
+        self._is_string = self._tokens.is_within_string(words)
+        if self._is_string:
+            return first if is_exact else first | words & self._tokens.content
+        ids = np.flatnonzero(unpack(words & self._tokens.literals)).tolist()
+        if has_bit(self._tokens.literals, self._end[0]) and len(ids) <= _MAX_CHOICES:
+            whole = self._tokens.longest_of(ids)
+            if is_exact:
+                whole = [one for one in whole if self._tokens.end(matcher, words, allowed, self.num_left, first=one)]
+            return first | mask_of(whole, len(words))
+        if not is_exact:
+            return first | words & self._tokens.plain
+        return words & self._tokens.numbers if has_bit(self._tokens.numbers, self._end[0]) else first
+
+    def restrict_complete(self, words: Mask) -> Mask | None:
+        """Returns the tokens (W,) beside those that end it which may follow a text that may end; None: all."""
+        if self.num_left > self._spare or self._tokens.is_within_string(words):
+            return None
+        return words & self._tokens.numbers
+
+    def _look(self, matcher: LLMatcher, words: Mask, allowed: Mask) -> bool:
+        """Looks for the end; returns True if it is near."""
+        end = self._tokens.end(matcher, words, allowed, min(self.num_left, MAX_END))
+        if end is None:
+            self._look_at = self.num_left * 3 // 4
+            return False
+        self._density = max(self._density, len(end) / self._tokens.num_bytes(end))
+        self._spare = max(_SPARE, math.ceil(self._growth * self._density))
+        if len(end) + self._spare >= self.num_left:
+            self._end = end
+            return True
+        # The end becomes longer by a token for each of the text, apart from what `_spare` is for.
+        self._look_at = self.num_left - max(1, (self.num_left - len(end) - self._spare) // 2)
+        return False
 
     def follow(self, token_id: int | None = None) -> None:
         """Takes the next token; None: one that is not part of the constrained text."""
         self.num_left -= 1
-        if self._path and self._path.pop(0) != token_id:
-            self._path.clear()
+        if not self._end:
+            return
+        if token_id == self._end[0]:
+            del self._end[0]
+        elif token_id is None or not self._is_string or not has_bit(self._tokens.content, token_id):
+            self._end.clear()
 
     def __repr__(self) -> str:
-        return f"Closing({self.num_left} tokens left, {len(self._path)} of an end)"
+        return f"Closing({self.num_left} tokens left, {len(self._end)} of an end)"
 
 
 def growth_of(request: ConstraintRequest) -> int | None:

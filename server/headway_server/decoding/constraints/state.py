@@ -105,16 +105,19 @@ class ConstraintState(TokenRule):
         words = words[: len(mask)] & (self._allowed if self._first is None else self._allowed & self._first)
         may_end = self._may_end
         mask &= words | self._end_bits if may_end else words
-        if may_end:
-            return
-        if not mask.any():
+        if not may_end and not mask.any():
             self.failure = _DEAD_END
-        elif (
-            self._closing is not None
-            and (token_id := self._closing.next_token(self._matcher, words, self._allowed)) is not None
-            and (last := mask & mask_of((token_id,), len(mask))).any()
-        ):
-            mask[:] = last
+        elif self._closing is not None:
+            self._close(self._closing, mask, words, may_end=may_end)
+
+    def _close(self, closing: Closing, mask: Mask, words: Mask, *, may_end: bool) -> None:
+        """Leaves the tokens in the mask (W,) after which the text ends within its maximum, if there are any."""
+        if not may_end:
+            some = closing.restrict(self._matcher, words, self._allowed)
+        elif (some := closing.restrict_complete(words)) is not None:
+            some = some | self._end_bits
+        if some is not None and (some := some & mask).any():
+            mask[:] = some
 
     def follow(self, token_id: int) -> ConstraintState:
         """Takes the next token, an allowed one that does not end the text, and returns itself.

@@ -236,6 +236,24 @@ def test_no_token_is_forced_while_there_are_enough_left(
         assert walks[0] == walks[1]
 
 
+@pytest.mark.parametrize("schema", [{"type": "boolean"}, {"enum": ["ja", "nein"]}, {"type": "integer"}], ids=str)
+def test_a_short_maximum_leaves_the_choice_of_a_value(
+    schema: dict[str, Any], compiler: ConstraintCompiler, tokenizer: Tokenizer, vocab_size: int, eos_id: int
+) -> None:
+    constraint = _compile(compiler, "json_schema", schema)
+    found = set()
+    for seed in range(60):
+        state = constraint.start(max_tokens=6)
+        token_ids, _ = vocabularies.walk(
+            state, vocabularies.random_choice(seed, vocab_size), vocab_size, {eos_id}, max_tokens=6
+        )
+        found.add(tokenizer.decode(token_ids))
+    if schema == {"type": "integer"}:
+        assert len({text for text in found if len(text) > 1}) > 5
+    else:
+        assert {json.dumps(value) for value in schema.get("enum", (True, False))} <= found
+
+
 def test_a_text_may_be_written_in_any_tokens(compiler: ConstraintCompiler, tokenizer: Tokenizer) -> None:
     pieces = {tokenizer.decode([token_id]): token_id for token_id in range(2, tokenizer.get_vocab_size())}
     ways = 0
