@@ -280,7 +280,7 @@ class PromptReader:
         fields: Sequence[str],
         tools: Sequence[Tool],
         variables: Mapping[str, Any] | None,
-        end: PromptEnd,
+        end: PromptEnd = PromptEnd.NEW_TURN,
     ) -> AsyncGenerator[tuple[str | None, NDArray[np.int64]], None]:
         """Yields the text and the tokens (T,) of each prompt.
 

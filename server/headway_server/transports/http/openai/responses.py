@@ -47,7 +47,7 @@ from headway_server.transports.http.openai.requests import (
     ToolName,
     ToolPart,
 )
-from headway_server.transports.http.openai.tokens import TokenCounts, TokenWriter
+from headway_server.transports.http.openai.written_tokens import TokenCounts, TokenWriter
 from headway_server.transports.http.status import Failure
 
 NOTHING_STORED: Final = "answers are not stored; keep the answer to POST /v1/responses"

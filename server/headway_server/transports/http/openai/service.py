@@ -62,8 +62,8 @@ from headway_server.transports.http.openai.requests import (
     SpeechBody,
 )
 from headway_server.transports.http.openai.responses import NOTHING_STORED, ResponseBody, ResponseWriter
-from headway_server.transports.http.openai.tokens import TokenCounts, TokenWriter
 from headway_server.transports.http.openai.transcription import TranscriptionEndpoint
+from headway_server.transports.http.openai.written_tokens import TokenCounts, TokenWriter
 
 _REASONS: Final = {
     FinishReason.END_OF_SEQUENCE: "stop",
