@@ -113,6 +113,8 @@ class Tool(NamedTuple):
     """Description for the model."""
     parameters: str | Mapping[str, Any] = ""
     """JSON Schema of its arguments, an object, as JSON text or as an object that json.dumps takes. Empty: none."""
+    strict: bool = False
+    """True refuses a schema with keywords that cannot be enforced; False leaves these keywords to the model."""
 
 
 class StreamGenerateTextOptions(ModelOptions, SamplingOptions, total=False):

@@ -813,7 +813,10 @@ def _as_tool(name: str, value: object) -> generation_pb2.Tool:
     if not isinstance(value, Tool):
         raise TypeError(f"{name}: a Tool is needed, got {type(value).__name__}")
     return generation_pb2.Tool(
-        name=value.name, description=value.description, parameters_json_schema=_as_json(value.parameters)
+        name=value.name,
+        description=value.description,
+        parameters_json_schema=_as_json(value.parameters),
+        strict=value.strict,
     )
 
 

@@ -17,6 +17,7 @@ ServerError                   what this package raises
     │   └── MediaTypeError    it is of a type that the method does not read
     ├── ModelNotFoundError    there is no such model or version
     ├── ImageNotFoundError    there is no prepared image of this id, or none any longer
+    ├── AnswerNotFoundError   there is no stored answer
     ├── ServiceNotFoundError  there is no service of that name
     ├── BundleRejectedError   a bundle cannot be loaded, and the caller has asked for that
     ├── StoreUnavailableError the store cannot be looked at now
@@ -132,6 +133,10 @@ class MediaTypeError(InvalidInputError):
 
 class ModelNotFoundError(RequestError):
     """No such model or version is loaded."""
+
+
+class AnswerNotFoundError(RequestError):
+    """An answer is not stored."""
 
 
 class ServiceNotFoundError(RequestError):

@@ -1,5 +1,7 @@
 """Chat templates that show tools, and a call of OpenAI's API that offers some."""
 
+from tiny_engine import byte_tokenizer
+
 TOOL_TEMPLATE = """\
 {%- if tools %}<bos>system: call {% for tool in tools %}{{ tool | tojson }}{% endfor %}{{ "\\n" }}{% endif %}
 {%- for message in messages %}<bos>{{ message.role }}: {{ message.content }}
@@ -21,6 +23,21 @@ BARE_TEMPLATE = """\
 {%- endfor %}
 {%- if add_generation_prompt %}<bos>assistant: {% endif %}"""
 """Calls without marks, one in a turn, and an end of the turn that is a special token."""
+
+MARKS = ("<think>", "</think>")
+BEGIN_ID, END_ID = map(byte_tokenizer(MARKS).token_to_id, MARKS)
+THINKING_TEMPLATE = """\
+{%- if tools %}<bos>system: {{ tools | tojson }}{{ "\\n" }}{% endif %}
+{%- for message in messages %}<bos>{{ message.role }}: {{ message.reasoning_content }}{{ message.content }}
+    {%- for call in message.tool_calls or [] %}
+        {{- "\\n<call>\\n" }}{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+        {{- "\\n</call>" }}
+    {%- endfor %}{{ "\\n" }}
+{%- endfor %}
+{%- if add_generation_prompt %}<bos>assistant: {% if enable_thinking is defined and not enable_thinking %}
+        {{- "<think></think>" }}{% elif thinks_at_once %}<think>{% endif %}
+{%- endif %}"""
+"""Reasoning between marks, which the prompt may begin or have ended."""
 
 WEATHER = {
     "type": "function",

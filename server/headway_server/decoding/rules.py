@@ -50,6 +50,11 @@ def mask_of(token_ids: Iterable[int], num_words: int) -> Mask:
     return mask
 
 
+def has_bit(mask: Mask, token_id: int) -> bool:
+    """Returns True if a token is in a mask (M,)."""
+    return bool(int(mask[token_id // WORD_BITS]) >> token_id % WORD_BITS & 1)
+
+
 def forbid(mask: Mask, token_ids: Iterable[int]) -> None:
     """Clears the bits of some tokens."""
     ids = np.fromiter(token_ids, np.int64)

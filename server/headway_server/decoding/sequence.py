@@ -125,6 +125,8 @@ class Delta:
     """Tokens of an echoed prompt, if their log-probabilities are requested."""
     text_offsets: tuple[int, ...] = ()
     """Character offsets of these tokens in the text, if the task computes them."""
+    num_prompt_tokens: int = 0
+    """Tokens of the prompt, if the task tells them."""
     sample: int = 0
     """Index of the continuation among those of its prompt."""
 

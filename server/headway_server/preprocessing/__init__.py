@@ -1,7 +1,7 @@
 """Text to ids, images to pixels, audio to features, ids to text; off the event loop, except for small inputs."""
 
 from headway_server.preprocessing.answer import AnswerDelta, AnswerReader
-from headway_server.preprocessing.chat import ChatPrompt, ChatTemplate, ChatTurn
+from headway_server.preprocessing.chat import ChatPrompt, ChatTemplate, ChatTurn, PromptEnd
 from headway_server.preprocessing.image import ImageLimits, ImagePreprocessor, ImageTransform, PreparedImage
 from headway_server.preprocessing.reasoning import ReasoningForm, ReasoningReader, Thought
 from headway_server.preprocessing.sentences import Sentence, SplitText, split_sentences
@@ -37,6 +37,7 @@ __all__ = [
     "ImageTransform",
     "NoToolsError",
     "PreparedImage",
+    "PromptEnd",
     "ReasoningForm",
     "ReasoningReader",
     "Said",

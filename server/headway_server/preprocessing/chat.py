@@ -20,7 +20,8 @@ import json
 import re
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -57,6 +58,8 @@ MAX_TEMPLATE_BYTES: Final = 64 * 2**10
 """Largest template in bytes; templates with tools have up to 20 KiB."""
 _FIRST_STAND_IN: Final = 0x50000
 """First stand-in character of special tokens, in an unassigned plane of Unicode."""
+_MARK: Final = chr(_FIRST_STAND_IN - 16)
+"""End of the content that the model continues, in the unassigned plane before it."""
 _REASON_LENGTH: Final = 300
 _MAX_NAMES_SHOWN: Final = 10
 _MAX_NAME_SHOWN: Final = 64
@@ -76,6 +79,8 @@ class ChatTurn:
     """Tool calls of an assistant turn."""
     tool_call_id: str = ""
     """Id of the call that a tool turn answers."""
+    name: str = ""
+    """Name of the speaker or of the tool, for templates that read it."""
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -83,6 +88,7 @@ class ChatTurn:
         return (
             self.content,
             self.reasoning,
+            self.name,
             *(text for call in self.tool_calls for text in (call.name, call.arguments)),
         )
 
@@ -91,7 +97,19 @@ class ChatTurn:
         calls = {"tool_calls": [call.shown(disguise) for call in self.tool_calls]} if self.tool_calls else {}
         answered = {"tool_call_id": disguise(self.tool_call_id)} if self.role == "tool" else {}
         thought = {"reasoning_content": disguise(self.reasoning)} if self.reasoning else {}
-        return {"role": self.role, "content": disguise(self.content), **thought, **calls, **answered}
+        named = {"name": disguise(self.name)} if self.name else {}
+        return {"role": self.role, "content": disguise(self.content), **thought, **calls, **answered, **named}
+
+
+class PromptEnd(Enum):
+    """How the prompt of a conversation ends."""
+
+    NEW_TURN = "new turn"
+    """With the beginning of the assistant's next turn."""
+    TURNS = "turns"
+    """With the end of the last turn."""
+    OPEN_TURN = "open turn"
+    """With the content of the last turn, which the model continues."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +247,7 @@ class ChatTemplate:
         fields: Sequence[str],
         tools: Sequence[Tool] = (),
         variables: Mapping[str, Any] | None = None,
+        end: PromptEnd = PromptEnd.NEW_TURN,
     ) -> list[ChatPrompt]:
         """Encodes conversations off the event loop, each as a prompt for the model's next turn.
 
@@ -239,16 +258,17 @@ class ChatTemplate:
             fields: Field of each in the request, such as `conversations[3]`, for messages.
             tools: Tools for the model, if it has a `call_form`.
             variables: Further JSON variables of the template, checked by `check_variables`.
+            end: How each prompt ends.
 
         Raises:
-            InvalidInputError: The template refuses a conversation, makes too long a prompt of it, or fails with tools
-                or variables, whose shape is the caller's.
+            InvalidInputError: The template refuses a conversation, makes too long a prompt of it, fails with tools
+                or variables, whose shape is the caller's, or does not write the turn to be continued.
             BundleError: The template fails without them.
         """
         loop = asyncio.get_running_loop()
         return [
             await loop.run_in_executor(
-                text_pool(_length(turns, tools, variables)), self.prompt, turns, field, tools, variables
+                text_pool(_length(turns, tools, variables)), self.prompt, turns, field, tools, variables, end
             )
             for turns, field in zip(conversations, fields, strict=True)
         ]
@@ -259,6 +279,7 @@ class ChatTemplate:
         field: str,
         tools: Sequence[Tool] = (),
         variables: Mapping[str, Any] | None = None,
+        end: PromptEnd = PromptEnd.NEW_TURN,
     ) -> ChatPrompt:
         """Encodes one conversation on the caller's thread; arguments and errors are those of `encode`."""
         for index, turn in enumerate(turns):
@@ -273,7 +294,10 @@ class ChatTemplate:
                 field, f"has {length:,} characters, a prompt at most {MAX_TEXT_LENGTH:,}; leave out older turns"
             )
         try:
-            return self._tokens.read(self._write(turns, tools, variables=variables))
+            if end is not PromptEnd.OPEN_TURN:
+                return self._tokens.read(self._write(turns, tools, end is PromptEnd.NEW_TURN, variables))
+            written = self._write(turns, tools, False, variables, mark=_MARK)
+            return self._tokens.read(self._cut(written, turns[-1], f"{field}.messages[{len(turns) - 1}]"))
         except RefusedConversationError as error:
             reason = self._tokens.restore(str(error))[:_REASON_LENGTH]
             raise InvalidInputError(field, f"is not one the model's chat template has a prompt for: {reason}") from None
@@ -281,6 +305,8 @@ class ChatTemplate:
             raise InvalidInputError(
                 field, f"is too long for the model's chat template, which {error}; leave out older turns"
             ) from None
+        except InvalidInputError:
+            raise
         except Exception as error:  # templates may raise any error
             given = {
                 "tools": bool(tools),
@@ -301,21 +327,41 @@ class ChatTemplate:
         tools: Sequence[Tool] = (),
         goes_on: bool = True,
         variables: Mapping[str, Any] | None = None,
+        mark: str = "",
     ) -> str:
-        """Renders the prompt, with twins in users' text."""
+        """Renders the prompt, with twins in users' text, and a mark at the end of the last turn's content."""
         people, model = self._tokens.disguise, self._tokens.disguise_own
+        called = {call.call_id: call.name for turn in turns for call in turn.tool_calls}
+        turns = [  # callers tell a result's call alone, and some templates read its name
+            replace(turn, name=turn.name or called.get(turn.tool_call_id, "")) if turn.role == "tool" else turn
+            for turn in turns
+        ]
+        messages = [
+            turn.shown(partial(_disguised, disguise=model if turn.role == "assistant" else people)) for turn in turns
+        ]
+        messages[-1]["content"] += mark
         values = {
             "documents": None,
             **{name: _disguised(value, people) for name, value in (variables or {}).items()},
-            "messages": [
-                turn.shown(partial(_disguised, disguise=model if turn.role == "assistant" else people))
-                for turn in turns
-            ],
+            "messages": messages,
             "add_generation_prompt": goes_on,
             "tools": [tool.shown(partial(_disguised, disguise=people)) for tool in tools] or self._no_tools,
             **self.names,
         }
         return write(self._template, values)
+
+    def _cut(self, written: str, turn: ChatTurn, field: str) -> str:
+        """Returns a prompt up to the mark at the end of the last turn's content; `field` is the turn's.
+
+        Raises:
+            InvalidInputError: The turn has calls or no text, or the template writes another text.
+        """
+        if turn.tool_calls or not turn.content.strip():
+            raise InvalidInputError(field, "has no text at its end to continue; send one, or have a new turn begun")
+        before, found, _ = written.rpartition(_MARK)
+        if found:
+            return before.replace(_MARK, "")
+        raise InvalidInputError(field, "cannot be continued: the model's chat template writes it as another text")
 
     def _failure(self, error: Exception) -> BundleError:
         return BundleError(f"{self._file}: fails ({error}); correct it and export the model again")
@@ -389,7 +435,7 @@ class _ControlTokens:
         self._twins = dict(zip(edges, free, strict=False))
         # A twin in users' text is itself replaced by another character.
         own = {twin: chr(UNASSIGNED_TWINS[-1] - n) for n, twin in enumerate(self._twins.values())}
-        reserved = (*self._stand_ins.values(), *own.values())
+        reserved = (*self._stand_ins.values(), *own.values(), _MARK)
         self._forged = str.maketrans(dict.fromkeys(reserved, "\N{REPLACEMENT CHARACTER}") | own)
         meant = {twin: edge for edge, twin in self._twins.items()} | {other: twin for twin, other in own.items()}
         self._originals = str.maketrans(meant)

@@ -128,7 +128,7 @@ def _read_tool(field: str, tool: pb.Tool) -> Tool:
         raise InvalidInputError(f"{field}.name", "must have 1 to 64 letters, digits, underscores and hyphens")
     path = f"{field}.parameters_json_schema"
     schema = read_object(tool.parameters_json_schema, path) if tool.parameters_json_schema else {}
-    return make_tool(tool.name, tool.description, schema, field=path)
+    return make_tool(tool.name, tool.description, schema, field=path, is_strict=tool.strict)
 
 
 def _check_of_conversation(request: Request, field: str) -> None:

@@ -18,6 +18,7 @@ from google.protobuf.message import Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from headway_server.errors import (
+    AnswerNotFoundError,
     BudgetError,
     BundleRejectedError,
     CancelledError,
@@ -78,6 +79,7 @@ OUTCOMES: Final[dict[type[RequestError], Outcome]] = {  # subclasses before thei
     InvalidInputError: Outcome(code_pb2.INVALID_ARGUMENT, "INVALID_INPUT", 400, _INVALID, "invalid_value"),
     ModelNotFoundError: Outcome(code_pb2.NOT_FOUND, "MODEL_NOT_FOUND", 404, _INVALID, "model_not_found"),
     ImageNotFoundError: Outcome(code_pb2.NOT_FOUND, "IMAGE_NOT_FOUND", 404, _INVALID, "image_not_found"),
+    AnswerNotFoundError: Outcome(code_pb2.NOT_FOUND, "ANSWER_NOT_FOUND", 404, _INVALID, "response_not_found"),
     ServiceNotFoundError: Outcome(code_pb2.NOT_FOUND, "SERVICE_NOT_FOUND", 404, _INVALID, "service_not_found"),
     BundleRejectedError: Outcome(code_pb2.FAILED_PRECONDITION, "BUNDLE_REJECTED", 409, _INVALID, "bundle_rejected"),
     StoreUnavailableError: Outcome(

@@ -4,6 +4,7 @@
     vocabulary.py   the bytes that every token adds to a text
     compiler.py     makes both a constraint that can be started for every sequence
     state.py        state of one sequence: the allowed tokens
+    closing.py      the end of a JSON text within its maximum of tokens
 
 docs/constraints.md lists supported features and the reasons for llguidance.
 """

@@ -7,6 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Lock, RLock
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from tokenizers import Tokenizer
 
+from headway_server.decoding.constraints.closing import Closing, ClosingTokens, growth_of
 from headway_server.decoding.constraints.grammar import ConstraintRequest, explain, without_tokens, write_grammar
 from headway_server.decoding.constraints.state import ConstraintState, ModelMasks
 from headway_server.decoding.constraints.trial import (
@@ -59,6 +61,7 @@ class _ModelParts:
     vocabulary: Vocabulary
     tokenizer: LLTokenizer
     masks: ModelMasks
+    closing: ClosingTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,8 @@ class _Grammar:
     """Its memory when compiled."""
     special_ids: frozenset[int]
     """Special tokens that it allows."""
+    growth: int | None
+    """See `growth_of`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +134,7 @@ class CompiledConstraint:
 
     __slots__ = (
         "_build",
+        "_closing",
         "_end_ids",
         "_is_cheap",
         "_lock",
@@ -140,8 +146,16 @@ class CompiledConstraint:
     )
 
     def __init__(
-        self, build: Callable[[], LLMatcher], masks: ModelMasks, eos_id: int | None, *, num_bytes: int
+        self,
+        build: Callable[[], LLMatcher],
+        masks: ModelMasks,
+        eos_id: int | None,
+        *,
+        num_bytes: int,
+        closing: Callable[[int], Closing] | None = None,
     ) -> None:
+        """Compiles a grammar of `num_bytes`; `closing` makes the end of a text of JSON within a maximum of tokens."""
+        self._closing = closing
         began = time.thread_time()
         self._build = build
         self._num_bytes = num_bytes
@@ -158,13 +172,16 @@ class CompiledConstraint:
         """The library's error message for the grammar; None for a valid one."""
         return self._matcher.get_error() if self._matcher.is_error() else None
 
-    def start(self, *, end_ids: frozenset[int] = frozenset(), follows_text: bool = True) -> ConstraintState:
+    def start(
+        self, *, end_ids: frozenset[int] = frozenset(), follows_text: bool = True, max_tokens: int | None = None
+    ) -> ConstraintState:
         """Makes the state of a new sequence; takes some microseconds, sometimes a few milliseconds.
 
         Args:
             end_ids: The request's stop tokens, which end the text as the end-of-sequence token does. They may follow
                 only where the text may end.
             follows_text: True if the prompt has any text; False if it has only special tokens.
+            max_tokens: Maximum tokens of the text and of what is before it, such as reasoning; None: no maximum.
 
         Raises:
             OverloadedError: It takes another automaton, and there is no memory for it.
@@ -180,6 +197,7 @@ class CompiledConstraint:
             self._masks,
             end_ids=self._end_ids | end_ids,
             is_at_beginning=not follows_text,
+            closing=None if self._closing is None or max_tokens is None else self._closing(max_tokens),
             reservation=reservation,
         )
 
@@ -254,12 +272,22 @@ class ConstraintCompiler:
         return constraint
 
     def _check(self, parts: _ModelParts, request: ConstraintRequest, field: str) -> tuple[_Grammar, CompiledConstraint]:
-        """Compiles a constraint that is not known yet, and tries its first step."""
+        """Compiles a constraint that is not known yet; of several schemas, an error names the wrong one."""
         request.check_size(field)
-        field = f"{field}.{request.kind}"
+        try:
+            return self._compile(parts, request, f"{field}.{request.kind}")
+        except InvalidInputError:
+            for name, part in request.parts(field):
+                self._compile(parts, part, name)
+            raise
+
+    def _compile(
+        self, parts: _ModelParts, request: ConstraintRequest, field: str
+    ) -> tuple[_Grammar, CompiledConstraint]:
+        """Compiles a constraint and tries its first step; `field` is its name in the request with its kind."""
         text = write_grammar(request, parts.vocabulary, field)
         tried = write_grammar(without_tokens(request), parts.vocabulary, field)
-        grammar = _Grammar(text, _check_cost(tried, field), request.special_ids)
+        grammar = _Grammar(text, _check_cost(tried, field), request.special_ids, growth_of(request))
         constraint = self._constraint(parts, grammar)
         if constraint.complaint is not None:
             raise InvalidInputError(field, explain(constraint.complaint, request))
@@ -283,7 +311,13 @@ class ConstraintCompiler:
             return matcher
 
         masks = parts.masks.with_tokens(grammar.special_ids)
-        return CompiledConstraint(build, masks, self._eos_id, num_bytes=grammar.num_bytes)
+        return CompiledConstraint(
+            build,
+            masks,
+            self._eos_id,
+            num_bytes=grammar.num_bytes,
+            closing=None if grammar.growth is None else partial(Closing, parts.closing, growth=grammar.growth),
+        )
 
     def _load(self) -> _ModelParts:
         with self._lock:
@@ -349,4 +383,5 @@ def _load_parts(tokenizer: Tokenizer | Path, vocab_size: int, eos_id: int | None
     )
     white_space, *texts = LLTokenizer.general_slices()
     slices = [white_space, _IDENTIFIERS, *texts]
-    return _ModelParts(vocabulary, LLTokenizer(TokenizerWrapper(library_tokens), slices=slices), masks)
+    tokenizer_of_library = LLTokenizer(TokenizerWrapper(library_tokens), slices=slices)
+    return _ModelParts(vocabulary, tokenizer_of_library, masks, ClosingTokens(vocabulary))

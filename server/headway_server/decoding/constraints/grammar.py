@@ -72,6 +72,16 @@ class ConstraintRequest:
             return frozenset()
         return frozenset(index for _, index in self.calls.form.special_tokens)
 
+    def parts(self, field: str) -> Iterator[tuple[str, ConstraintRequest]]:
+        """Yields the constraint of each schema of calls by itself, with its field; `field` is that of them all."""
+        if self.calls is None:
+            return
+        for index, tool in enumerate(self.calls.tools):
+            alone = replace(self.calls, tools=(tool,), text_schema=None)
+            yield f"{field}.calls[{index}]", ConstraintRequest(calls=alone)
+        if self.calls.text_schema is not None:
+            yield f"{field}.json_schema", ConstraintRequest(json_schema=self.calls.text_schema)
+
     @property
     def num_characters(self) -> int:
         """How long it is in all."""
@@ -100,6 +110,7 @@ class ConstraintRequest:
         if self.choices is not None:
             _check_choices(f"{field}.choices.texts", self.choices)
         if self.calls is not None:
+            _check_bytes(f"{field}.json_schema", self.calls.text_schema or "", MAX_SCHEMA_BYTES)
             _check_bytes(f"{field}.calls", "".join(self.calls.schemas), MAX_SCHEMA_BYTES)
 
 
@@ -191,8 +202,8 @@ def _write_calls(request: CallRequest, vocabulary: Vocabulary, field: str) -> st
         _check_spelling("".join((*literals, *(name for name, _ in request.tools))), vocabulary, field, "calls")
     calls = [
         f"{_write_literal(form, name + form.middle)} "
-        + _write_schema(schema, vocabulary, f"{field}[{index}]", lenient=name in request.lenient)
-        for index, (name, schema) in enumerate(request.tools)
+        + _write_schema(schema, vocabulary, field, lenient=name in request.lenient)
+        for name, schema in request.tools
     ]
     more = f"({_write_literal(form, form.between)} call)*" if request.allows_several and form.between else ""
     trigger, rest = form.trigger, form.head.removeprefix(form.trigger)
@@ -200,7 +211,7 @@ def _write_calls(request: CallRequest, vocabulary: Vocabulary, field: str) -> st
     start, text = f"{opening} calls", []
     if request.allows_text and request.text_schema is not None:
         start = f"answer | {start}"
-        text = [f"answer: {_write_schema(request.text_schema, vocabulary, field.replace('calls', 'json_schema'))}"]
+        text = [f"answer: {_write_schema(request.text_schema, vocabulary, field)}"]
     elif request.allows_text:
         start = "TEXT | opening calls"
     return "\n".join(

@@ -11,6 +11,7 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
+from headway_server.decoding.constraints.closing import Closing
 from headway_server.decoding.rules import Logits, Mask, TokenRule, mask_of
 
 _DEAD_END = "no token of the model leads to a text that satisfies the constraint"
@@ -47,6 +48,7 @@ class ConstraintState(TokenRule):
     __slots__ = (
         "_allowed",
         "_can_run_out",
+        "_closing",
         "_end_bits",
         "_first",
         "_matcher",
@@ -63,10 +65,12 @@ class ConstraintState(TokenRule):
         *,
         end_ids: frozenset[int],
         is_at_beginning: bool,
+        closing: Closing | None = None,
         reservation: object = None,
     ) -> None:
-        """Starts at a matcher's state; `reservation` lives as long as the matcher."""
+        """Starts at a matcher's state; `closing` ends a JSON text, `reservation` lives as long as the matcher."""
         self._reservation = reservation
+        self._closing = closing
         self._matcher = matcher
         self._num_words = masks.num_words
         self._end_bits = mask_of(end_ids, len(masks.text))
@@ -103,6 +107,17 @@ class ConstraintState(TokenRule):
         mask &= words | self._end_bits if may_end else words
         if not may_end and not mask.any():
             self.failure = _DEAD_END
+        elif self._closing is not None:
+            self._close(self._closing, mask, words, may_end=may_end)
+
+    def _close(self, closing: Closing, mask: Mask, words: Mask, *, may_end: bool) -> None:
+        """Leaves the tokens in the mask (W,) after which the text ends within its maximum, if there are any."""
+        if not may_end:
+            some = closing.restrict(self._matcher, words, self._allowed)
+        elif (some := closing.restrict_complete(words)) is not None:
+            some = some | self._end_bits
+        if some is not None and (some := some & mask).any():
+            mask[:] = some
 
     def follow(self, token_id: int) -> ConstraintState:
         """Takes the next token, an allowed one that does not end the text, and returns itself.
@@ -115,10 +130,16 @@ class ConstraintState(TokenRule):
         if self.failure is not None:
             raise ValueError(f"token {token_id} cannot be taken: {self.failure}")
         self._first = None
+        self.pass_by(token_id)
         if self._can_run_out and self._may_end and not self._matcher.is_stopped():
             self.allow(mask := self._allowed.copy())
             self._only_end_follows = not mask.any()
         return self
+
+    def pass_by(self, token_id: int | None = None) -> None:
+        """Counts a token, by default one before the text."""
+        if self._closing is not None:
+            self._closing.follow(token_id)
 
     @property
     def is_complete(self) -> bool:

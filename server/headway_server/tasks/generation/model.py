@@ -18,7 +18,6 @@ from headway_server.bundles import CHAT_TEMPLATE_FILE, TOKENIZER_FILE, Bundle, d
 from headway_server.decoding.constraints import (
     CompiledConstraint,
     ConstraintCompiler,
-    ConstraintRequest,
     ConstraintState,
 )
 from headway_server.decoding.output.text import Decode, TextAssembly, TextOffsets
@@ -161,6 +160,10 @@ class GenerationModel(DecodingModel):
         """Returns a token as the vocabulary spells it."""
         return self._tokenizer.piece(token_id)
 
+    def count_tokens(self, text: str) -> int:
+        """Returns the number of tokens of a text by itself, on the caller's thread."""
+        return len(self._tokenizer.encode_now(text).input_ids)
+
     async def inspect(
         self, text: str, *, request: AttentionRequest, truncate: bool, deadline: float | None
     ) -> InspectedText:
@@ -220,24 +223,23 @@ class GenerationModel(DecodingModel):
         with self._begin_samples(call) as job:
             continued = await self._prepare(job, call)
             fitted, sequences = continued[0][0], [sequence for _, sequence in continued]
+            num_read = len(fitted.input_ids)
             text_offsets = [self._text_offsets(call, fitted) for _ in sequences]
             unread = set[int]()  # samples whose prompt is repeated with its log-probabilities, known with a first token
             if fitted.shown and request.echo and call.plan.parameters.wants_prompt_log_probabilities:
                 unread.update(range(len(sequences)))
             elif fitted.shown:
                 for sample in range(len(sequences)):
-                    yield Delta(output=fitted.shown, num_new_tokens=0, sample=sample)
+                    yield Delta(output=fitted.shown, num_new_tokens=0, num_prompt_tokens=num_read, sample=sample)
             async with aclosing(job.stream(sequences, are_last=True)) as deltas:
                 async for delta in deltas:
                     if delta.sample in unread:
                         unread.remove(delta.sample)
                         yield await self._echo(fitted, sequences[delta.sample])
+                    offsets: tuple[int, ...] = ()
                     if delta.tokens:
-                        delta = replace(  # noqa: PLW2901 (the same delta with its offsets)
-                            delta,
-                            text_offsets=text_offsets[delta.sample].push([token.token_id for token in delta.tokens]),
-                        )
-                    yield delta
+                        offsets = text_offsets[delta.sample].push([token.token_id for token in delta.tokens])
+                    yield replace(delta, text_offsets=offsets, num_prompt_tokens=num_read)
             for sample in sorted(unread):
                 yield await self._echo(fitted, sequences[sample])
             yield job.answer([self._generated(call, *one) for one in continued])
@@ -327,7 +329,7 @@ class GenerationModel(DecodingModel):
     async def _prepare(self, job: DecodingJob, call: _Call) -> list[tuple[FittedPrompt, Sequence]]:
         """Makes the sequences of all samples of prompts, each with its fitted prompt."""
         with job.preparing():
-            constraint = await self._compile(call.plan.constraint)
+            constraint = await self._compile(call)
             fitted = await self._reader.read(
                 call.prompts,
                 fields=call.fields,
@@ -335,15 +337,22 @@ class GenerationModel(DecodingModel):
                 truncate=call.request.truncate or self._tokenizer.truncates,
                 tools=() if call.request.tools is None else call.request.tools.tools,
                 variables=call.request.variables,
+                hints=call.request.hints,
+                end=call.request.end,
             )
             fitted = await self._opened(call, fitted)
             states = await self._start_constraint(call, constraint, fitted)
             return [(prompt, sequence) for prompt in fitted for sequence in self._sequences(call, prompt, states)]
 
-    async def _compile(self, constraint: ConstraintRequest | None) -> CompiledConstraint | None:
-        if constraint is None:
+    async def _compile(self, call: _Call) -> CompiledConstraint | None:
+        if call.plan.constraint is None:
             return None
-        return await self._constraints.compile_off_loop(constraint, field="parameters.constraint")
+        try:
+            return await self._constraints.compile_off_loop(call.plan.constraint, field="parameters.constraint")
+        except InvalidInputError as error:
+            if call.request.tools is None:
+                raise
+            raise error.renamed(call.request.tools.name_of) from error
 
     async def _start_constraint(
         self, call: _Call, constraint: CompiledConstraint | None, prompts: Elements[FittedPrompt]
@@ -353,7 +362,11 @@ class GenerationModel(DecodingModel):
             return repeat(None)
         end_ids = self._end_ids(call.plan.parameters)
         started = (
-            constraint.start(end_ids=end_ids, follows_text=bool(self._tokenizer.decode(prompt.context_ids)))
+            constraint.start(
+                end_ids=end_ids,
+                follows_text=bool(self._tokenizer.decode(prompt.context_ids)),
+                max_tokens=prompt.max_new_tokens,
+            )
             for prompt in prompts
             for _ in range(call.request.sample_count)
         )
@@ -482,6 +495,7 @@ class GenerationModel(DecodingModel):
             num_new_tokens=0,
             prompt_tokens=tuple(sequence.prompt_tokens),
             text_offsets=text_offsets,
+            num_prompt_tokens=len(prompt.input_ids),
             sample=sequence.parameters.sample,
         )
 

@@ -6,6 +6,7 @@ Shapes: T tokens of a prompt.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from headway_server.preprocessing import (
     ChatTemplate,
     ChatTurn,
     NoToolsError,
+    PromptEnd,
     ReasoningForm,
     TextTokenizer,
     Tool,
@@ -86,6 +88,16 @@ class ToolUse:
         )
         return ConstraintRequest(calls=calls)
 
+    def name_of(self, field: str) -> str:
+        """Returns the name in a request of a field of its constraint, `parameters.constraint.calls`."""
+        found = re.fullmatch(r"parameters\.constraint\.calls(?:\[(\d+)\])?", field)
+        if found is None:
+            return field
+        if found[1] is None:
+            return "tools"
+        indices = [index for index, tool in enumerate(self.tools) if tool.name in self.callable_names]
+        return f"tools[{indices[int(found[1])]}].parameters_json_schema"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
@@ -111,6 +123,10 @@ class GenerationRequest:
     """Tools; only with a conversation and without a constraint."""
     variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """JSON values by variable name, for the chat template of a conversation."""
+    hints: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Further such values, for a template that reads these variables; others are not given them."""
+    end: PromptEnd = PromptEnd.NEW_TURN
+    """How the prompt of a conversation ends."""
     shows_reasoning: bool = False
     """True: texts include the delimiters of reasoning, also a start delimiter at the end of the prompt."""
 
@@ -217,6 +233,8 @@ class PromptReader:
         truncate: bool,
         tools: Sequence[Tool] = (),
         variables: Mapping[str, Any] | None = None,
+        hints: Mapping[str, Any] | None = None,
+        end: PromptEnd = PromptEnd.NEW_TURN,
     ) -> list[FittedPrompt]:
         """Tokenizes prompts and fits them to the model's limits; stops at the first invalid prompt.
 
@@ -227,6 +245,8 @@ class PromptReader:
             truncate: True cuts the beginning off a prompt that is too long; False refuses it.
             tools: Tools of a conversation.
             variables: Variables of the chat template, checked by `check_variables`.
+            hints: Further variables, which only a template that reads them is given.
+            end: How the prompt of a conversation ends.
 
         Raises:
             InvalidInputError: The chat template rejects a conversation, `fit_prompt` rejects a prompt, or a token id is
@@ -234,7 +254,12 @@ class PromptReader:
             in the vocabulary.
         """
         fitted: list[FittedPrompt] = []
-        async with aclosing(self._encode(prompts, fields, tools, variables)) as encoded:
+        if hints and self._chat_template is not None:
+            variables = {
+                **{name: value for name, value in hints.items() if name in self._chat_template.variables},
+                **(variables or {}),
+            }
+        async with aclosing(self._encode(prompts, fields, tools, variables, end)) as encoded:
             async for text, input_ids in encoded:
                 index = len(fitted)
                 fitted.append(
@@ -275,6 +300,7 @@ class PromptReader:
         fields: Sequence[str],
         tools: Sequence[Tool],
         variables: Mapping[str, Any] | None,
+        end: PromptEnd = PromptEnd.NEW_TURN,
     ) -> AsyncGenerator[tuple[str | None, NDArray[np.int64]], None]:
         """Yields the text and the tokens (T,) of each prompt.
 
@@ -294,7 +320,7 @@ class PromptReader:
         for conversation, field in zip(conversations, fields, strict=False):
             assert self._chat_template is not None, "see check_kind"
             (prompt,) = await self._chat_template.encode(
-                [conversation], fields=[field], tools=tools, variables=variables
+                [conversation], fields=[field], tools=tools, variables=variables, end=end
             )
             yield prompt.text, prompt.input_ids
         for input_ids, field in zip(prompts, fields, strict=True):

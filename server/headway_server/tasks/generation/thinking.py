@@ -124,12 +124,16 @@ class Thinking(TokenRule):
             self._tail += new
             self._is_blank = self._is_blank and new.isspace()
         if self._stage is _Stage.THINKING:
+            if self._answer is not None:
+                self._answer.pass_by()
             self._think(token_id)
             return
         if self._stage is _Stage.BEFORE:
             text, begin = self._tail.lstrip(), self._delimiters.form.begin
             if text.startswith(begin):
                 self._stage, self._tail = _Stage.THINKING, text[len(begin) :]
+                if self._answer is not None:
+                    self._answer.pass_by()
                 self._end_at_delimiter()
                 self._force()
                 return

@@ -99,6 +99,8 @@ class Stream:
     parts: AsyncGenerator[bytes, None]
     media_type: bytes
     headers: Headers = field(default=((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")))
+    cut: Callable[[Failure], bytes] | None = None
+    """Returns the last part if the stream fails; None: as the API's form does."""
 
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Reply | Stream]]
@@ -277,6 +279,7 @@ class _Exchange:
         self._send = send
         self._task = asyncio.current_task()
         self._has_started = self._has_read = False
+        self._cut: Callable[[Failure], bytes] | None = None
         self.is_over = False
         """True if the client disconnected."""
         self.call: Call | None = None
@@ -395,6 +398,7 @@ class _Exchange:
 
     async def stream(self, stream: Stream) -> None:
         """Sends an answer in parts; errors are those of `PeerWaits.unread` and of the parts."""
+        self._cut = stream.cut
         async with aclosing(stream.parts) as parts:
             async for part in parts:
                 if not self._has_started:
@@ -415,7 +419,7 @@ class _Exchange:
         elif (connection := self._scope["state"].get("connection")) is not None and connection.is_unread:
             connection.abort()
         else:
-            await self._send({"type": "http.response.body", "body": form.cut(failure)})
+            await self._send({"type": "http.response.body", "body": (self._cut or form.cut)(failure)})
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self._has_started = True

@@ -192,6 +192,68 @@ def test_texts_of_an_open_schema_are_json(
             json.loads(tokenizer.decode(token_ids))
 
 
+_ODD = {"const": {"required": 5, "properties": [], "minItems": "a"}}
+_ITEMS = {"type": "array", "minItems": 1, "maxItems": 99, "items": FLAT}
+
+
+@pytest.mark.parametrize("greedy", [False, True], ids=["sampled", "greedy"])
+@pytest.mark.parametrize(
+    ("name", "schema"),
+    {**SCHEMAS, "items": _ITEMS, "object": {"type": "object"}, "value": {}, "odd": _ODD}.items(),
+)
+def test_json_ends_within_its_maximum_of_tokens(  # noqa: PLR0917 -- fixtures
+    name: str,
+    schema: dict[str, Any],
+    greedy: bool,
+    compiler: ConstraintCompiler,
+    tokenizer: Tokenizer,
+    vocab_size: int,
+    eos_id: int,
+) -> None:
+    """With tokens that never end a text by themselves."""
+    constraint = _compile(compiler, "json_schema", schema)
+    for most in (64, 256):
+        for seed in range(6):
+            choose = (vocabularies.fixed_choice if greedy else vocabularies.random_choice)(seed, vocab_size)
+            state = constraint.start(max_tokens=most)
+            token_ids, _ = vocabularies.walk(state, choose, vocab_size, {eos_id}, max_tokens=most)
+            text = tokenizer.decode(token_ids)
+            json.loads(text)
+            assert name in ("object", "value", "odd") or _fulfils("json_schema", schema, text), (most, seed)
+
+
+def test_no_token_is_forced_while_there_are_enough_left(
+    compiler: ConstraintCompiler, vocab_size: int, eos_id: int
+) -> None:
+    constraint = _compile(compiler, "json_schema", TREE)
+    for seed in range(6):
+        walks = []
+        for most in (200, None):
+            choose = vocabularies.random_choice(seed, vocab_size)
+            walks.append(
+                vocabularies.walk(constraint.start(max_tokens=most), choose, vocab_size, {eos_id}, max_tokens=100)
+            )
+        assert walks[0] == walks[1]
+
+
+@pytest.mark.parametrize("schema", [{"type": "boolean"}, {"enum": ["ja", "nein"]}, {"type": "integer"}], ids=str)
+def test_a_short_maximum_leaves_the_choice_of_a_value(
+    schema: dict[str, Any], compiler: ConstraintCompiler, tokenizer: Tokenizer, vocab_size: int, eos_id: int
+) -> None:
+    constraint = _compile(compiler, "json_schema", schema)
+    found = set()
+    for seed in range(60):
+        state = constraint.start(max_tokens=6)
+        token_ids, _ = vocabularies.walk(
+            state, vocabularies.random_choice(seed, vocab_size), vocab_size, {eos_id}, max_tokens=6
+        )
+        found.add(tokenizer.decode(token_ids))
+    if schema == {"type": "integer"}:
+        assert len({text for text in found if len(text) > 1}) > 5
+    else:
+        assert {json.dumps(value) for value in schema.get("enum", (True, False))} <= found
+
+
 def test_a_text_may_be_written_in_any_tokens(compiler: ConstraintCompiler, tokenizer: Tokenizer) -> None:
     pieces = {tokenizer.decode([token_id]): token_id for token_id in range(2, tokenizer.get_vocab_size())}
     ways = 0

@@ -8,12 +8,12 @@ from pydantic import ValidationError
 
 from headway_server.transports.http import open_inference
 from headway_server.transports.http.body import Part
-from headway_server.transports.http.openai import requests
+from headway_server.transports.http.openai import requests, responses
 
 PARTS = sorted(
     {
         kind
-        for module in (open_inference, requests)
+        for module in (open_inference, requests, responses)
         for kind in vars(module).values()
         if isinstance(kind, type) and issubclass(kind, Part)
     },

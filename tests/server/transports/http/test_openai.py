@@ -11,7 +11,7 @@ import numpy as np
 import openai
 import pytest
 import soundfile
-from tiny_engine import EOS_ID, MAX_LENGTH, TOKENIZER, slow_down
+from tiny_engine import BOS_ID, EOS_ID, MAX_LENGTH, TOKENIZER, slow_down
 from waiting import until
 
 CHAT = {"model": "tiny-generation", "messages": [{"role": "user", "content": "the cat"}], "max_completion_tokens": 8}
@@ -332,6 +332,21 @@ async def test_an_answer_is_held_to_its_schema(calling):
         assert refused.value.param == "response_format.json_schema.schema"
 
 
+@pytest.mark.parametrize("most", [4, 24])
+async def test_an_object_of_json_ends_within_the_maximum_of_tokens(calling, most):
+    never_closes = {str(TOKENIZER.token_to_id(text)): -100 for text in ("}", "]")}
+    async with calling() as (_, client):
+        for seed in range(4):
+            answer = await client.chat.completions.create(
+                **CHAT | {"max_completion_tokens": most, "temperature": 1.0},
+                seed=seed,
+                response_format={"type": "json_object"},
+                logit_bias=never_closes,
+            )
+            assert isinstance(json.loads(answer.choices[0].message.content), dict)
+            assert (answer.choices[0].finish_reason, answer.usage.completion_tokens <= most) == ("stop", True)
+
+
 async def test_embeddings_are_unit_vectors_as_floats_or_bytes(calling):
     async with calling() as (serving, client):
         texts = ["star goal atom", "team"]
@@ -409,6 +424,7 @@ async def test_what_changes_no_answer_is_accepted(calling):
         "safety_identifier": "a",
         "prompt_cache_key": "b",
         "prediction": {"type": "content", "content": "x"},
+        "prompt_cache_options": {"mode": "implicit"},
         "top_k": -1,
         "skip_special_tokens": True,
         "stream_options": None,
@@ -438,6 +454,87 @@ async def test_what_changes_no_answer_is_accepted(calling):
             await ask("completions", **COMPLETION)
         )["choices"]
         assert (await ask("embeddings", model="topics", input="star", user="me"))["data"]
+
+
+PLAIN = (
+    "{% for message in messages %}<bos>{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<bos>assistant:{% endif %}"
+)
+READING = """\
+{%- for message in messages %}
+{{- "<bos>" ~ message.role }}{{ " " ~ message.name if message.name }}: {{ message.content | trim }}
+{% endfor %}
+{%- if add_generation_prompt %}<bos>{{ reasoning_effort or "usual" }} assistant:{% endif %}"""
+"""A template that reads names and effort, and trims."""
+
+
+async def prompt_tokens_of(client, **fields):
+    return (await client.chat.completions.create(**CHAT | fields)).usage.prompt_tokens
+
+
+async def test_names_and_effort_are_handed_to_a_template_that_reads_them(calling):
+    named = {"messages": [CHAT["messages"][0] | {"name": "Ada <bos>"}]}
+    async with calling(template=READING, max_length=2 * MAX_LENGTH) as (_, client):
+        plain = await prompt_tokens_of(client)
+        assert await prompt_tokens_of(client, **named) == plain + len(" Ada <bos>")
+        lengths = [await prompt_tokens_of(client, reasoning_effort=effort) for effort in ("low", "minimal")]
+        assert lengths == [plain - len("usual") + len(effort) for effort in ("low", "minimal")]
+        own = {"extra_body": {"chat_template_kwargs": {"reasoning_effort": "very much"}}}
+        assert await prompt_tokens_of(client, reasoning_effort="low", **own) == plain + len("very much") - len("usual")
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.chat.completions.create(**CHAT, reasoning_effort="huge")
+        assert refused.value.param == "reasoning_effort"
+    async with calling() as (_, client):
+        plain = await prompt_tokens_of(client)
+        assert plain == await prompt_tokens_of(client, **named, reasoning_effort="low")
+
+
+@pytest.mark.parametrize("template", [READING, PLAIN], ids=["trims", "plain"])
+async def test_a_model_continues_the_last_message(calling, template):
+    turns = [*CHAT["messages"], {"role": "assistant", "content": "sat "}]
+    async with calling(template=template, max_length=2 * MAX_LENGTH) as (_, client):
+        ask = CHAT | {"messages": turns, "seed": 3, "temperature": 1.0}
+        going_on = {"continue_final_message": True, "add_generation_prompt": False}
+        whole = await client.chat.completions.create(**ask, extra_body=going_on)
+        written = ("user: the cat\n", "assistant: sat ")
+        ids = [token for turn in written for token in (BOS_ID, *TOKENIZER.encode(turn, add_special_tokens=False).ids)]
+        text = await client.completions.create(**COMPLETION | {"prompt": ids}, seed=3, temperature=1.0)
+        assert whole.choices[0].message.content == text.choices[0].text
+        assert whole.usage.prompt_tokens == len(ids)
+        for body in ({**going_on, "echo": True}, {"continue_final_message": True, "echo": True}):
+            repeated = await client.chat.completions.create(**ask, extra_body=body)
+            assert repeated.choices[0].message.content == "sat " + text.choices[0].text
+            stream = await client.chat.completions.create(**ask, extra_body=body, stream=True)
+            pieces = [chunk.choices[0].delta.content or "" async for chunk in stream]
+            assert "".join(pieces) == repeated.choices[0].message.content
+        closed = await client.chat.completions.create(**ask, extra_body={"add_generation_prompt": False})
+        asked = await client.chat.completions.create(**ask)
+        assert closed.usage.prompt_tokens < asked.usage.prompt_tokens
+        for wrong, field in (
+            ({"extra_body": {"continue_final_message": True, "add_generation_prompt": True}}, "continue_final_message"),
+            ({"messages": [{"role": "assistant", "content": ""}], "extra_body": going_on}, "messages[0]"),
+        ):
+            with pytest.raises(openai.BadRequestError) as refused:
+                await client.chat.completions.create(**ask | wrong)
+            assert refused.value.param == field
+
+
+async def test_every_event_counts_tokens_where_that_is_asked_for(calling):
+    options = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}, "n": 2}
+    async with calling() as (_, client):
+        for create, fields in ((client.chat.completions.create, CHAT), (client.completions.create, COMPLETION)):
+            chunks = [chunk async for chunk in await create(**fields, **options)]
+            total = chunks[-1].usage
+            assert (chunks[-1].choices, total.completion_tokens) == ([], 16)
+            for index in range(2):
+                own = [chunk.usage for chunk in chunks[:-1] if chunk.choices[0].index == index]
+                counted = [usage.completion_tokens for usage in own]
+                assert counted == sorted(counted)
+                assert counted[-1] == 8
+                assert {usage.prompt_tokens for usage in own} == {total.prompt_tokens}
+            quiet = {**options, "stream_options": {"include_usage": True}}
+            chunks = [chunk async for chunk in await create(**fields, **quiet)]
+            assert {chunk.usage for chunk in chunks[:-1]} == {None}
 
 
 async def test_a_text_goes_on_past_its_end_where_that_is_asked_for(calling):
@@ -491,7 +588,7 @@ async def test_too_long_an_input_has_the_code_that_clients_look_for(serve):
 WRONG = [
     ("chat/completions", {"functions": [{"name": "a"}]}, 400, "functions", "is not supported by this server"),
     ("chat/completions", {"audio": {}}, 400, "audio", "is not supported by this server; leave it out"),
-    ("chat/completions", {"ignore_eos": True, "max_completion_tokens": None}, 400, "ignore_eos", "without max_tokens"),
+    ("chat/completions", {"ignore_eos": True, "max_completion_tokens": None}, 400, "ignore_eos", "without max_comp"),
     ("chat/completions", {"guided_regex": "a", "guided_choice": ["b"]}, 400, "guided_choice", "with guided_regex"),
     ("chat/completions", {"top_k": -2}, 400, "top_k", "is -2"),
     ("chat/completions", {"temprature": 1}, 400, "temprature", "temperature"),

@@ -3,21 +3,8 @@
 import json
 
 import pytest
-from tiny_engine import byte_tokenizer
+from tool_templates import BEGIN_ID, END_ID, MARKS, THINKING_TEMPLATE
 
-MARKS = ("<think>", "</think>")
-BEGIN_ID, END_ID = map(byte_tokenizer(MARKS).token_to_id, MARKS)
-TEMPLATE = """\
-{%- if tools %}<bos>system: {{ tools | tojson }}{{ "\\n" }}{% endif %}
-{%- for message in messages %}<bos>{{ message.role }}: {{ message.reasoning_content }}{{ message.content }}
-    {%- for call in message.tool_calls or [] %}
-        {{- "\\n<call>\\n" }}{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
-        {{- "\\n</call>" }}
-    {%- endfor %}{{ "\\n" }}
-{%- endfor %}
-{%- if add_generation_prompt %}<bos>assistant: {% if enable_thinking is defined and not enable_thinking %}
-        {{- "<think></think>" }}{% elif thinks_at_once %}<think>{% endif %}
-{%- endif %}"""
 ASK = {
     "model": "tiny-generation",
     "messages": [{"role": "user", "content": "the cat"}],
@@ -29,7 +16,7 @@ CLOCK = {"type": "function", "function": {"name": "clock"}}
 
 @pytest.fixture
 def thinking(serve):
-    return lambda: serve(template=TEMPLATE, special=MARKS, max_length=1024)
+    return lambda: serve(template=THINKING_TEMPLATE, special=MARKS, max_length=1024)
 
 
 async def ask(serving, **fields):

@@ -82,6 +82,24 @@ async def test_a_model_that_must_calls_with_arguments_that_fit_their_schema(call
         assert [call.function.name for call in answer.choices[0].message.tool_calls] == ["weather"]
 
 
+@pytest.mark.parametrize("template", [TOOL_TEMPLATE, BARE_TEMPLATE], ids=["marked", "bare"])
+async def test_calls_that_are_required_end_within_the_maximum_of_tokens(calling, template):
+    """A model that would go on calling, and never end a string by itself."""
+    text = {"properties": {"text": {"type": "string"}}, "required": ["text"]}
+    free = {"type": "function", "function": {"name": "note", "parameters": text}}
+    async with calling(template) as client:
+        for most in (80, 150):
+            for seed in range(3):
+                ask = {**ASK, "max_completion_tokens": most, "tools": [*ASK["tools"], free]}
+                [choice] = (await client.chat.completions.create(**ask, seed=seed, tool_choice="required")).choices
+                assert choice.finish_reason == "tool_calls"
+                for call in choice.message.tool_calls:
+                    if call.function.name == "note":
+                        assert isinstance(json.loads(call.function.arguments), dict)
+                    else:
+                        check_call(call)
+
+
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.has_tools])
 async def test_families_of_templates_call_and_read_results(calling, name):
     family = FAMILIES[name]
@@ -178,7 +196,7 @@ WRONG = {
         "tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "string"}}}]
     },
     "tools[0].function.name": {"tools": [{"type": "function", "function": {"name": "a b"}}]},
-    "tools[1]": {
+    "tools[1].function.parameters": {
         "tools": [CLOCK, {"type": "function", "function": {"name": "a", "parameters": {"multipleOf": 99991}}}]
     },
 }
@@ -207,7 +225,7 @@ async def test_a_schema_that_cannot_be_enforced_is_refused_if_it_is_strict_alone
         strict = {"type": "function", "function": function | {"strict": True}}
         with pytest.raises(openai.BadRequestError) as refused:
             await client.chat.completions.create(**{**ask, "tools": [strict]})
-        assert refused.value.param.startswith("tools")
+        assert refused.value.param == "tools[0].function.parameters"
 
 
 async def test_an_answer_beside_tools_has_its_own_schema(calling):
@@ -261,6 +279,23 @@ def test_the_form_of_calls_is_found_in_what_a_template_writes(tmp_path):
     bare = make_chat_template(tmp_path, BARE_TEMPLATE).call_form
     assert bare == CallForm(head='{"name": "', middle='", "parameters": ', between=None, end="}")
     assert bare.trigger == '{"name":'
+
+
+def test_a_result_has_the_name_of_its_call_in_a_template_that_reads_it(tmp_path):
+    name = "{% if message.role == 'tool' %} {{ message.name or raise_exception('no name') }}{% endif %}"
+    named = TOOL_TEMPLATE.replace("{{ message.role }}:", f"{{{{ message.role }}}}{name}:")
+    template = make_chat_template(tmp_path, named)
+    assert template.call_form == MARKED
+    call = ToolCall(call_id="a", name="clock", arguments="{}")
+    turns = [
+        ChatTurn(role="user", content="hi"),
+        ChatTurn(role="assistant", content="", tool_calls=(call,)),
+        ChatTurn(role="tool", content="noon", tool_call_id="a"),
+        ChatTurn(role="tool", content="noon", tool_call_id="a", name="own"),
+    ]
+    text = template.prompt(turns, "messages").text
+    assert "tool clock: noon" in text
+    assert "tool own: noon" in text
 
 
 UNUSABLE = {

@@ -138,6 +138,60 @@ async def test_a_prompt_of_tokens_is_that_of_its_text(calling):
     assert [m async for m in stub.StreamGenerateText(stream)][-1].result.text == answer.results[0].text
 
 
+NOT_ENFORCED = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+OF_ANSWER = ("parameters.constraint.json_schema", "response_format.json_schema.schema")
+OF_TOOL = ("tools[1].parameters_json_schema", "tools[1].function.parameters")
+WRONG_SCHEMAS = [
+    ({}, {"answer": {"type": "nothing"}}, OF_ANSWER),
+    ({}, {"tool": {"type": "object", "required": 5}}, OF_TOOL),
+    ({"required_tool_name": "other"}, {"tool": {"multipleOf": 99991}}, OF_TOOL),
+    ({}, {"tool": NOT_ENFORCED, "strict": True, "answer": {"type": "object"}}, OF_TOOL),
+    ({}, {"tool": NOT_ENFORCED, "answer": {"type": "object", "not": {}}}, OF_ANSWER),
+    ({}, {"answer": {"type": "object", "title": "a" * 70_000}}, OF_ANSWER),
+]
+
+
+@pytest.mark.parametrize(("typed", "wrong", "fields"), WRONG_SCHEMAS)
+async def test_of_several_schemas_the_wrong_one_is_named(calling, typed, wrong, fields):
+    """By the typed API, chat completions and responses."""
+    stub, client = calling
+    schema, strict = wrong.get("tool", {}), wrong.get("strict", False)
+    tools = [*TOOLS[:1], pb.Tool(name="other", parameters_json_schema=json.dumps(schema), strict=strict)]
+    more = dict(typed)
+    if "answer" in wrong:
+        sampling = pb.GenerationParameters(constraint={"json_schema": json.dumps(wrong["answer"])})
+        more["parameters"] = sampling
+    failure = await failure_of(stub.GenerateText(request(tools=tools, **more)))
+    assert failure.field == fields[0], failure.message
+    other = {"name": "other", "parameters": schema, "strict": strict}
+    asked = {"tools": [WEATHER, {"type": "function", "function": other}]}
+    flat = {"tools": [{"type": "function"} | tool["function"] for tool in asked["tools"]]}
+    if typed:
+        asked["tool_choice"] = {"type": "function", "function": {"name": "other"}}
+        flat["tool_choice"] = {"type": "function", "name": "other"}
+    if "answer" in wrong:
+        format_of_answer = {"name": "a", "schema": wrong["answer"]}
+        asked["response_format"] = {"type": "json_schema", "json_schema": format_of_answer}
+        flat["text"] = {"format": {"type": "json_schema"} | format_of_answer}
+    answer = await client.post("/v1/chat/completions", json=ASK | asked)
+    assert answer.json()["error"]["param"] == fields[1], answer.text
+    answer = await client.post("/v1/responses", json={"model": ASK["model"], "input": "the cat"} | flat)
+    expected = {"response_format.json_schema.schema": "text.format.schema"}.get(fields[1], "tools[1].parameters")
+    assert answer.json()["error"]["param"] == expected, answer.text
+
+
+async def test_keywords_that_are_not_enforced_are_left_to_the_model_by_every_api(calling):
+    stub, client = calling
+    required = {"tool_choice": pb.TOOL_CHOICE_REQUIRED, "parallel_tool_calls": False}
+    tool = pb.Tool(name="other", parameters_json_schema=json.dumps(NOT_ENFORCED))
+    [text] = (await stub.GenerateText(request(tools=[tool], **required))).results
+    function = {"type": "function", "function": {"name": "other", "parameters": NOT_ENFORCED}}
+    options = {"tool_choice": "required", "parallel_tool_calls": False}
+    answer = await by_openai(client, seed=1, tools=[function], **options)
+    [call] = answer["choices"][0]["message"]["tool_calls"]
+    assert text.tool_calls[0].arguments_json == call["function"]["arguments"]
+
+
 def asked(**message):
     return {"conversations": [pb.Conversation(messages=[*TALK.messages, pb.ChatMessage(**message)])]}
 

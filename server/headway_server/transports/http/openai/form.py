@@ -23,7 +23,7 @@ _NAMES: Final = (
     (re.compile(r"^chat_template_kwargs_json\b"), "chat_template_kwargs"),
     (re.compile(r"\.reasoning$"), ".reasoning_content"),
     (re.compile(r"(\.tool_calls\[\d+\])\.arguments_json$"), r"\1.function.arguments"),
-    (re.compile(r"^constraint\.calls\b"), "tools"),
+    (re.compile(r"^(tools\[\d+\])\.parameters_json_schema\b"), r"\1.function.parameters"),
     (re.compile(r"^constraint\.json_schema\b"), "response_format.json_schema.schema"),
     (re.compile(r"^constraint$"), "response_format"),
     (re.compile(r"^logit_biases\[\d+\](?:\.token_id|\.bias)?"), "logit_bias"),
@@ -52,6 +52,24 @@ def name_in_completions(field: str) -> str:
     """Translates a task's field name to the completions API's."""
     name = name_of(field)
     return _OF_COMPLETIONS.get(name, name)
+
+
+_OF_RESPONSES: Final = (
+    (re.compile(r"^max_completion_tokens\b"), "max_output_tokens"),
+    (re.compile(r"^response_format\.json_schema\.schema\b"), "text.format.schema"),
+    (re.compile(r"^response_format\b"), "text.format"),
+    (re.compile(r"^reasoning_effort\b"), "reasoning.effort"),
+    (re.compile(r"^(tools\[\d+\]|tool_choice)\.function\b"), r"\1"),
+)
+"""Names of chat completions' fields in responses, where they differ."""
+
+
+def name_in_responses(field: str) -> str:
+    """Translates a task's field name to that of `/v1/responses`."""
+    field = name_of(field)
+    for pattern, name in _OF_RESPONSES:
+        field = pattern.sub(name, field)
+    return field
 
 
 def name_in_ranking(field: str) -> str:

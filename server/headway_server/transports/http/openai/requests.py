@@ -15,8 +15,8 @@ from pydantic import Field, StringConstraints
 
 from headway_server.decoding.constraints import ConstraintRequest
 from headway_server.diffusion import DiffusionSampler
-from headway_server.errors import InvalidInputError
-from headway_server.preprocessing import ChatTurn, Tool, ToolCall
+from headway_server.errors import FieldName, InvalidInputError
+from headway_server.preprocessing import ChatTurn, PromptEnd, Tool, ToolCall
 from headway_server.preprocessing.chat import Role
 from headway_server.serving.limits import check_count
 from headway_server.tasks.generation.request import MAX_PROMPTS, MAX_TURNS, GenerationRequest, Prompt, ToolUse
@@ -30,7 +30,8 @@ from headway_server.transports.http.body import Body, Many, Part
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 _Tokens = Annotated[Many[TokenId], Field(min_length=1)]
-_ToolName = Annotated[str, StringConstraints(pattern=TOOL_NAME)]
+ToolName = Annotated[str, StringConstraints(pattern=TOOL_NAME)]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 _ROLES: Final[dict[str, Role]] = {
     "system": "system",
@@ -69,6 +70,7 @@ class ModelBody(Body):
         {
             "metadata",
             "prompt_cache_key",
+            "prompt_cache_options",
             "prompt_cache_retention",
             "safety_identifier",
             "service_tier",
@@ -104,16 +106,12 @@ class StreamOptions(Part):
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
-    """An extension of vLLM; token counts come at the end."""
+    """An extension of vLLM: every event has the token counts so far."""
 
 
-class _GenerationBody(ModelBody):
-    """Common fields of completions and chat completions. Those from `top_k` on are this server's own, or vLLM's."""
+class SamplingBody(ModelBody):
+    """Common fields of all calls that generate text. Those from `top_k` on are this server's own, or vLLM's."""
 
-    without_effect: ClassVar = ModelBody.without_effect | {"prediction"}
-    """`prediction` speeds up an answer and does not change it."""
-
-    n: int = 1
     seed: int | None = None
     stop: str | Many[str] = Field(default_factory=list)
     temperature: float | None = None
@@ -123,9 +121,7 @@ class _GenerationBody(ModelBody):
     logit_bias: Annotated[
         dict[Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")], float], Field(max_length=MAX_LOGIT_BIASES)
     ] = Field(default_factory=dict)
-    max_tokens: int | None = None
     stream: bool = False
-    stream_options: StreamOptions | None = None
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
@@ -148,12 +144,6 @@ class _GenerationBody(ModelBody):
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None
     guided_choice: Many[str] | None = None
-
-    @property
-    def includes_usage(self) -> bool:
-        """True if a stream ends with token counts."""
-        options = self.stream_options
-        return options is not None and (options.include_usage or options.continuous_usage_stats)
 
     @property
     def truncates(self) -> bool:
@@ -199,7 +189,7 @@ class _GenerationBody(ModelBody):
             given["min_new_tokens"] = self.min_tokens
         if self.ignore_eos:
             if max_new_tokens is None:
-                raise InvalidInputError("ignore_eos", "is set without max_tokens; set both")
+                raise InvalidInputError("ignore_eos", "is set without ", FieldName("max_new_tokens"), "; set both")
             given["min_new_tokens"] = max_new_tokens
         if self.stop:
             given["stop_strings"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
@@ -208,6 +198,28 @@ class _GenerationBody(ModelBody):
         if self.logit_bias:
             given["logit_biases"] = tuple((int(token_id), bias) for token_id, bias in self.logit_bias.items())
         return given
+
+
+class _GenerationBody(SamplingBody):
+    """Common fields of completions and chat completions."""
+
+    without_effect: ClassVar = ModelBody.without_effect | {"prediction"}
+    """`prediction` speeds up an answer and does not change it."""
+
+    n: int = 1
+    max_tokens: int | None = None
+    stream_options: StreamOptions | None = None
+
+    @property
+    def includes_usage(self) -> bool:
+        """True if a stream ends with token counts."""
+        options = self.stream_options
+        return options is not None and (options.include_usage or options.continuous_usage_stats)
+
+    @property
+    def counts_continuously(self) -> bool:
+        """True if every event of a stream has the token counts so far."""
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     def _check_stream(self) -> None:
         if self.stream_options is not None and not self.stream:
@@ -280,7 +292,7 @@ class TextPart(Part):
 class CalledFunction(Part):
     """Name and arguments of a tool call."""
 
-    name: _ToolName
+    name: ToolName
     arguments: str
 
 
@@ -311,7 +323,7 @@ class RefusalPart(Part):
 class Message(Part):
     """A turn of a conversation."""
 
-    without_effect: ClassVar = frozenset({"annotations", "name", "refusal"})
+    without_effect: ClassVar = frozenset({"annotations", "refusal"})
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Many[TextPart | RefusalPart] | None = None
@@ -319,6 +331,13 @@ class Message(Part):
     """This server's own field: reasoning of an earlier answer."""
     tool_calls: Annotated[Many[CallPart], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
     tool_call_id: str | None = None
+    name: str = ""
+
+    @property
+    def text(self) -> str:
+        """Its text, with the parts joined."""
+        content = self.content or ""
+        return content if isinstance(content, str) else "".join(part.text for part in content)
 
     def turn(self, field: str) -> ChatTurn:
         """Converts the message to a turn; `field` is its name in error messages.
@@ -328,13 +347,13 @@ class Message(Part):
         """
         if self.content is None and self.role != "assistant":
             raise InvalidInputError(f"{field}.content", "is missing; give a text")
-        content = self.content or ""
         turn = ChatTurn(
             role=_ROLES[self.role],
-            content=content if isinstance(content, str) else "".join(part.text for part in content),
+            content=self.text,
             reasoning=self.reasoning_content or "",
             tool_calls=tuple(call.call() for call in self.tool_calls),
             tool_call_id=self.tool_call_id or "",
+            name=self.name,
         )
         check_turn(turn, field)
         return turn
@@ -343,7 +362,7 @@ class Message(Part):
 class Function(Part):
     """A function as a tool. Answers match its schema; unless `strict`, unsupported keywords are left to the model."""
 
-    name: _ToolName
+    name: ToolName
     description: str = ""
     parameters: dict[str, Any] = Field(default_factory=dict)
     strict: bool = False
@@ -407,7 +426,9 @@ class JsonSchemaFormat(Part):
 
 
 class ChatBody(_GenerationBody):
-    """A request of `/v1/chat/completions`."""
+    """A conversation to continue: a request of `/v1/chat/completions`, which that of `/v1/responses` is read as."""
+
+    without_effect: ClassVar = _GenerationBody.without_effect | {"verbosity"}
 
     messages: Annotated[Many[Message], Field(min_length=1, max_length=MAX_TURNS)]
     max_completion_tokens: int | None = None
@@ -418,12 +439,26 @@ class ChatBody(_GenerationBody):
     tools: Annotated[Many[ToolPart], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    """Passed to a chat template that reads it."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """This server's own field: variables of the chat template by name, such as `enable_thinking`."""
+    add_generation_prompt: bool = True
+    """False, as in vLLM: the prompt ends with the last message, not with the beginning of an answer."""
+    continue_final_message: bool = False
+    """True, as in vLLM: the model continues the last message."""
+    echo: bool = False
+    """True, as in vLLM: the answer begins with the last message, if it is the assistant's."""
 
     def conversation(self) -> tuple[ChatTurn, ...]:
         """Returns the conversation; errors are those of `Message.turn`."""
         return tuple(message.turn(f"messages[{index}]") for index, message in enumerate(self.messages))
+
+    @property
+    def repeated(self) -> str:
+        """The text that the answer begins with."""
+        last = self.messages[-1]
+        return last.text if self.echo and last.role == "assistant" else ""
 
     def request(self) -> GenerationRequest:
         """Returns the parameters for the conversation.
@@ -450,8 +485,19 @@ class ChatBody(_GenerationBody):
             cache_salt=self.cache_salt,
             tools=self._tools(),
             variables=self.chat_template_kwargs,
+            hints={} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort},
+            end=self._end(),
             shows_reasoning=True,
         )
+
+    def _end(self) -> PromptEnd:
+        if not self.continue_final_message:
+            return PromptEnd.NEW_TURN if self.add_generation_prompt else PromptEnd.TURNS
+        if self.add_generation_prompt and "add_generation_prompt" in self.model_fields_set:
+            raise InvalidInputError(
+                "continue_final_message", "is set together with add_generation_prompt; set one of the two"
+            )
+        return PromptEnd.OPEN_TURN
 
     def _tools(self) -> ToolUse | None:
         """Returns the tools of the call; None for tool_choice none."""

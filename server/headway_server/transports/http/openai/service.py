@@ -7,6 +7,7 @@ import base64
 import time
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -15,11 +16,10 @@ from numpy.typing import NDArray
 from starlette.routing import BaseRoute, Route
 
 from headway_server.decoding.sequence import Delta, FinishReason, TokenLogProbability
-from headway_server.errors import InvalidInputError
+from headway_server.errors import AnswerNotFoundError, InvalidInputError
 from headway_server.observers import current_call
 from headway_server.preprocessing import AnswerDelta, AnswerReader, ChatTurn
 from headway_server.preprocessing.pool import text_pool
-from headway_server.preprocessing.text import REPLACEMENT
 from headway_server.serving.abilities import Ability
 from headway_server.serving.answers import Answer
 from headway_server.serving.families import ServedModel
@@ -51,6 +51,7 @@ from headway_server.transports.http.openai.form import (
     formatted,
     name_in_completions,
     name_in_ranking,
+    name_in_responses,
     name_in_scoring,
     name_of,
 )
@@ -62,8 +63,10 @@ from headway_server.transports.http.openai.requests import (
     ImageBody,
     SpeechBody,
 )
+from headway_server.transports.http.openai.responses import NOTHING_STORED, ResponseBody, ResponseWriter
 from headway_server.transports.http.openai.tokens import DETOKENIZE_PATH, TOKENIZE_PATH, TokenEndpoint
 from headway_server.transports.http.openai.transcription import TranscriptionEndpoint
+from headway_server.transports.http.openai.written_tokens import TokenCounts, TokenWriter
 
 _REASONS: Final = {
     FinishReason.END_OF_SEQUENCE: "stop",
@@ -71,9 +74,11 @@ _REASONS: Final = {
     FinishReason.LENGTH: "length",
     FinishReason.CONSTRAINT: "stop",
 }
+_RESPONSES: Final = "/v1/responses"
 OPENAI_ABILITIES: Final[Mapping[str, Ability[Any]]] = {
     "/v1/chat/completions": GENERATE_TEXTS,
     "/v1/completions": GENERATE_TEXTS,
+    _RESPONSES: GENERATE_TEXTS,
     "/v1/embeddings": EMBED_TEXTS,
     **dict.fromkeys((*RERANK_PATHS, *SCORE_PATHS), RANK_TEXTS),
     "/v1/images/generations": GENERATE_IMAGES,
@@ -123,12 +128,30 @@ class OpenAIService:
         """Continues a conversation."""
         body, conversation, wanted = await request.parse(_read_chat)
         model = self._generator(body.name_and_version)
-        writer = _ChatWriter(model, wanted)
+        writer = _ChatWriter(model, wanted, repeated=body.repeated)
         if body.stream:
             parts = model.stream(conversation, field="messages", request=wanted)
             return Stream(parts=_events(parts, writer, body), media_type=EVENT_STREAM)
         answer = await model.generate([conversation], fields=["messages"], request=wanted)
         return await formatted(lambda: writer.whole(answer), is_long=_is_long(answer, body.logprobs))
+
+    async def respond(self, request: Request) -> Reply | Stream:
+        """Continues a conversation by the Responses API."""
+        body, conversation, wanted = await request.parse(_read_response)
+        model = self._generator(body.name_and_version)
+        writer = ResponseWriter(model, body, wanted)
+        with body.naming():
+            if body.stream:
+                parts = writer.events(model.stream(conversation, field="messages", request=wanted))
+                return Stream(parts=parts, media_type=EVENT_STREAM, cut=writer.cut)
+            answer = await model.generate([conversation], fields=["messages"], request=wanted)
+        # The tokens of the reasoning are counted.
+        is_long = model.reasoning_form is not None or _is_long(answer, wanted.log_probabilities is not None)
+        return await formatted(lambda: writer.whole(answer), is_long=is_long)
+
+    async def find_response(self, _: Request) -> Reply:
+        """Refuses to look for an answer."""
+        raise AnswerNotFoundError(NOTHING_STORED)
 
     async def embed(self, request: Request) -> Reply:
         """Embeds texts as vectors of length 1."""
@@ -174,6 +197,14 @@ def _read_chat(data: bytes) -> tuple[ChatBody, tuple[ChatTurn, ...], GenerationR
     return body, body.conversation(), body.request()
 
 
+def _read_response(data: bytes) -> tuple[ResponseBody, tuple[ChatTurn, ...], GenerationRequest]:
+    """Parses a request with its nested JSON on the calling thread; errors are those of `ChatBody`, named as here."""
+    body = ResponseBody.read(data)
+    with body.naming():
+        chat = body.chat()
+        return body, chat.conversation(), chat.request()
+
+
 async def _samples(model: SynthesisModel, body: SpeechBody) -> AsyncGenerator[bytes, None]:
     async with aclosing(model.stream(body.input, field="input", request=body.request())) as parts:
         async for part in parts:
@@ -188,6 +219,7 @@ def openai_routes(edge: Edge, host: ModelHost, settings: ServerSettings) -> list
     handlers: dict[str, Handler] = {
         "/v1/chat/completions": service.chat,
         "/v1/completions": service.complete,
+        _RESPONSES: service.respond,
         "/v1/embeddings": service.embed,
         "/v1/images/generations": service.generate_images,
         "/v1/audio/speech": service.speak,
@@ -196,7 +228,7 @@ def openai_routes(edge: Edge, host: ModelHost, settings: ServerSettings) -> list
         TOKENIZE_PATH: tokens.tokenize,
         DETOKENIZE_PATH: tokens.detokenize,
     }
-    names = {"/v1/completions": name_in_completions}
+    names = {"/v1/completions": name_in_completions, _RESPONSES: name_in_responses}
     names |= dict.fromkeys(RERANK_PATHS, name_in_ranking) | dict.fromkeys(SCORE_PATHS, name_in_scoring)
     endpoint = partial(Endpoint, edge, form=OPENAI_FORM)
     posted = {
@@ -215,6 +247,7 @@ def openai_routes(edge: Edge, host: ModelHost, settings: ServerSettings) -> list
     return [
         *(Route(path, answers, methods=["POST"]) for path, answers in posted.items()),
         Route("/v1/models", endpoint("/v1/models", service.list_models), methods=["GET"]),
+        Route(f"{_RESPONSES}/{{id}}", endpoint(f"{_RESPONSES}/ID", service.find_response), methods=["GET", "DELETE"]),
         Route("/v1/models/{model:path}", endpoint("/v1/models/MODEL", service.get_model), methods=["GET"]),
     ]
 
@@ -229,6 +262,7 @@ class _Writer:
     def __init__(self, model: GenerationModel) -> None:
         call, manifest = current_call(), model.bundle.manifest
         self._model = model
+        self._tokens = TokenWriter(model)
         self._head = {
             "id": f"{self.prefix}-{call.request_id if call is not None else ''}",
             "created": int(time.time()),
@@ -239,7 +273,11 @@ class _Writer:
     def whole(self, answer: Answer[GeneratedText]) -> dict[str, Any]:
         """Formats the answer to a unary call."""
         choices = [self._choice(index, text) for index, text in enumerate(answer.results)]
-        return self._head | {"object": self.kind, "choices": choices, "usage": _usage(answer.results)}
+        return self._head | {
+            "object": self.kind,
+            "choices": choices,
+            "usage": TokenCounts.of(answer.results).usage(),
+        }
 
     def chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         """Formats an event of a stream."""
@@ -259,13 +297,6 @@ class _Writer:
 
     def _choice(self, index: int, text: GeneratedText) -> dict[str, Any]:
         raise NotImplementedError
-
-    def _token(self, token_id: int, prefix: str = "") -> tuple[str, bytes | None]:
-        r"""Formats a token, and its bytes if known; a part of a character as `\xe2\x82` after the prefix."""
-        text, data = self._model.token_text(token_id), self._model.token_bytes(token_id)
-        if data is not None and REPLACEMENT in text and data != text.encode():
-            text = prefix + "".join(f"\\x{byte:02x}" for byte in data)
-        return text, data
 
 
 class _CompletionWriter(_Writer):
@@ -314,7 +345,7 @@ class _CompletionWriter(_Writer):
         return found
 
     def _text(self, token_id: int) -> str:
-        return self._token(token_id, "bytes:")[0]
+        return self._tokens.text(token_id, "bytes:")[0]
 
 
 class _ChatWriter(_Writer):
@@ -324,17 +355,18 @@ class _ChatWriter(_Writer):
     kind_of_chunk = "chat.completion.chunk"
     prefix = "chatcmpl"
 
-    def __init__(self, model: GenerationModel, request: GenerationRequest) -> None:
-        """Formats a model's texts, reasoning and tool calls."""
+    def __init__(self, model: GenerationModel, request: GenerationRequest, *, repeated: str = "") -> None:
+        """Formats a model's texts, reasoning and tool calls; each text after the `repeated` one."""
         super().__init__(model)
         self._request = request
+        self._repeated = repeated
         self._readers: dict[int, AnswerReader] = {}
 
     def first(self, count: int) -> Iterator[dict[str, Any]]:
         """See `_Writer`."""
         for index in range(count):
             self._readers[index] = self._model.answer_reader(self._request)
-            yield self._chunk(index, {"role": "assistant", "content": ""})
+            yield self._chunk(index, {"role": "assistant", "content": self._repeated})
 
     def delta(self, delta: Delta) -> dict[str, Any] | None:
         """See `_Writer`."""
@@ -357,10 +389,15 @@ class _ChatWriter(_Writer):
         message = _fields(reader.read(text.text))
         for call in message.get("tool_calls", ()):
             del call["index"]
-        content = None if reader.call_ids else ""
+        content = self._repeated + message.pop("content", "")
         return {
             "index": index,
-            "message": {"role": "assistant", "content": content, "refusal": None, **message},
+            "message": {
+                "role": "assistant",
+                "content": content or (None if reader.call_ids else ""),
+                "refusal": None,
+                **message,
+            },
             "logprobs": self._logprobs(text.result.tokens),
             "finish_reason": _finish_reason(text, reader),
         }
@@ -368,18 +405,7 @@ class _ChatWriter(_Writer):
     def _logprobs(self, tokens: Sequence[TokenLogProbability]) -> dict[str, Any] | None:
         if not tokens:
             return None
-        return {
-            "content": [
-                self._entry(token.token_id, token.log_probability)
-                | {"top_logprobs": [self._entry(token_id, value) for token_id, value in token.top_tokens]}
-                for token in tokens
-            ],
-            "refusal": None,
-        }
-
-    def _entry(self, token_id: int, log_probability: float | None) -> dict[str, Any]:
-        text, data = self._token(token_id)
-        return {"token": text, "logprob": log_probability, "bytes": None if data is None else list(data)}
+        return {"content": self._tokens.entries(tokens), "refusal": None}
 
 
 def _fields(content: AnswerDelta) -> dict[str, Any]:
@@ -403,19 +429,22 @@ async def _events(
     parts: AsyncGenerator[Delta | Answer[GeneratedText], None], writer: _Writer, body: CompletionBody | ChatBody
 ) -> AsyncGenerator[bytes, None]:
     """Formats a model's output as the events of a stream."""
-    beside = {"usage": None} if body.includes_usage else {}
 
-    def events(choices: Iterable[dict[str, Any]]) -> bytes:
+    def events(choices: Iterable[dict[str, Any]], counts: TokenCounts | None) -> bytes:
+        usage = counts.usage() if counts is not None and body.counts_continuously else None
+        beside = {"usage": usage} if body.includes_usage else {}
         return b"".join(event(writer.chunk([choice]) | beside) for choice in choices)
 
     def delta_events(delta: Delta) -> bytes:
         choice = writer.delta(delta)
-        return b"" if choice is None else events([choice])
+        counts = TokenCounts(num_read=delta.num_prompt_tokens, num_new=delta.num_new_tokens)
+        return b"" if choice is None else events([choice], counts)
 
     first: Iterable[dict[str, Any]] = writer.first(body.n)
     async with aclosing(parts):
         async for part in parts:
-            written, first = events(first), ()
+            read = part.num_prompt_tokens if isinstance(part, Delta) else TokenCounts.of(part.results).num_read
+            written, first = events(first, TokenCounts(num_read=read, num_new=0)), ()
             if isinstance(part, Delta):
                 if part.prompt_tokens:  # formatting a long prompt takes time
                     written += await asyncio.get_running_loop().run_in_executor(text_pool(), delta_events, part)
@@ -425,28 +454,14 @@ async def _events(
                     yield written
                 continue
             for text in part.results:
-                written += events(writer.last(text))
+                written += events(writer.last(text), TokenCounts.of([replace(text, sample=0)]))
             if body.includes_usage:
-                written += event(writer.chunk([]) | {"usage": _usage(part.results)})
+                written += event(writer.chunk([]) | {"usage": TokenCounts.of(part.results).usage()})
             yield written + DONE
 
 
 def _is_long(answer: Answer[GeneratedText], has_log_probabilities: bool) -> bool:
     return has_log_probabilities or sum(len(text.text) for text in answer.results) > _MAX_CHARACTERS_ON_LOOP
-
-
-def _usage(texts: Iterable[GeneratedText]) -> dict[str, Any]:
-    """Returns token counts; samples share a prompt."""
-    texts = list(texts)
-    num_read = sum(text.num_prompt_tokens for text in texts if text.sample == 0)
-    num_cached = sum(text.result.num_cached_tokens for text in texts if text.sample == 0)
-    num_new = sum(text.result.num_new_tokens for text in texts)
-    return {
-        "prompt_tokens": num_read,
-        "completion_tokens": num_new,
-        "total_tokens": num_read + num_new,
-        "prompt_tokens_details": {"cached_tokens": num_cached},
-    }
 
 
 def _images(answer: Answer[GeneratedImage], *, as_url: bool) -> dict[str, Any]:
