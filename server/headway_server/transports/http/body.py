@@ -77,6 +77,8 @@ class Body(Part):
             return UnknownFieldError(field, f"is not supported by this server; leave it out{near}")
         if first["type"] == "missing":
             return InvalidInputError(field, "is missing; give it")
+        if first["type"] == "value_error":  # of a validator of this server
+            return InvalidInputError(field, str(first["ctx"]["error"]))
         return InvalidInputError(field, str(first["msg"])[:1].lower() + str(first["msg"])[1:])
 
     @classmethod

@@ -14,7 +14,6 @@ from contextlib import aclosing, contextmanager
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag
-from pydantic_core import PydanticCustomError
 
 from headway_server.bundles import SamplingDefaults
 from headway_server.decoding.sequence import Delta, FinishReason, TokenLogProbability
@@ -61,7 +60,7 @@ def _refuse(reason: str, *, but: Any = False) -> AfterValidator:
 
     def check(value: Any) -> Any:
         if value != but:
-            raise PydanticCustomError("refused", "{reason}", {"reason": reason})
+            raise ValueError(reason)
         return value
 
     return AfterValidator(check)
@@ -69,9 +68,7 @@ def _refuse(reason: str, *, but: Any = False) -> AfterValidator:
 
 def _check_kind(kind: str) -> str:
     if kind != "function":
-        raise PydanticCustomError(
-            "tool", "is {kind}; this server calls no tools itself, so offer functions", {"kind": repr(kind[:64])}
-        )
+        raise ValueError(f"is {kind[:64]!r}; this server calls no tools itself, so offer functions")
     return kind
 
 
