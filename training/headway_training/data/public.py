@@ -353,7 +353,9 @@ def _read_segments(dataset: Dataset, folder: Path, settings: DataSettings) -> Sp
     drawings = hold_out_drawings(read_drawings(archives, texts), texts, settings.valid_fraction)
     kept, held = hold_out(len(nuclei), settings.valid_fraction)
     train, valid = (
-        SegmentedPictures(nuclei=[nuclei[i] for i in chosen], photographs=photographs[part], drawings=drawings[part])
+        SegmentedPictures(
+            pictures={"nuclei": [nuclei[i] for i in chosen], "photographs": photographs[part]}, drawings=drawings[part]
+        )
         for part, chosen in enumerate((kept, held))
     )
     return Splits(
@@ -473,8 +475,8 @@ def _describe_recordings(part: Recordings, versions: str) -> str:
 
 def _describe_segments(part: SegmentedPictures) -> str:
     return (
-        f"{len(part.nuclei):,} pictures of nuclei (Data Science Bowl 2018), {len(part.photographs)} photographs of "
-        f"BSDS500 and {len(part.drawings):,} emoji"
+        f"{len(part.pictures['nuclei']):,} pictures of nuclei (Data Science Bowl 2018), "
+        f"{len(part.pictures['photographs'])} photographs of BSDS500 and {len(part.drawings):,} emoji"
     )
 
 
