@@ -192,7 +192,7 @@ def data(
     from headway_training.data.public import find_dataset  # noqa: PLC0415
     from headway_training.data.sources import data_folder  # noqa: PLC0415
 
-    console = Console()
+    console = Console(soft_wrap=True)
     try:
         dataset = find_dataset(name)
         if not dataset.files:
@@ -202,6 +202,29 @@ def data(
     except TrainingError as error:
         _fail(error)
     console.print(f"{dataset.title} is in {folder}\nlicence: {dataset.license}\nhome: {dataset.home}", highlight=False)
+
+
+@app.command("make-data")
+def make_data(
+    name: Annotated[str, typer.Argument(help="What to make, such as emoji; a wrong name shows all that there is.")],
+    data_dir: DataDir = None,
+    mirror: Annotated[
+        str | None,
+        typer.Option(help="Take the sources from MIRROR/FILE instead of their public homes (http, https, file)."),
+    ] = None,
+) -> None:
+    """Makes archives of a data set that has no home of its own, from what public homes have."""
+    from headway_training.data.made import make_data as make  # noqa: PLC0415 (see above)
+    from headway_training.data.sources import data_folder  # noqa: PLC0415
+
+    console = Console(soft_wrap=True)
+    try:
+        made = make(name, data_folder(data_dir), console, mirror=mirror)
+    except TrainingError as error:
+        _fail(error)
+    console.print(
+        f"made: {', '.join(made.archives)}\nlicence: {made.license}\n{made.differs}".rstrip(), highlight=False
+    )
 
 
 @app.command("synthesise")

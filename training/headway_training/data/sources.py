@@ -67,7 +67,9 @@ def find_unchecked_files(recipe: Recipe, folder: Path, own: OwnData | None) -> l
         RecipeError: The recipe names no known data set.
     """
     if own is None:
-        return [file for name in find_dataset_of(recipe).made if (file := folder / name).is_file()]
+        dataset = find_dataset_of(recipe)
+        names = (*dataset.made, *(f"{dataset.folder}/{file.name}" for file in dataset.files if file.maker))
+        return [file for name in names if (file := folder / name).is_file()]
     kind, found = find_task(recipe.task), list[Path]()
     for name in dict.fromkeys((own.train, own.valid, own.test or own.valid)):
         path = Path(name)
