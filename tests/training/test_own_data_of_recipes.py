@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import tiny_own
 import tiny_tasks
 import tiny_transcriber
 import tiny_voice
+from documents import names, rows
 from PIL import Image
 from rich.console import Console
 
@@ -21,7 +23,7 @@ from headway_training.data.captions import read_caption_table
 from headway_training.data.images import resize_and_crop
 from headway_training.data.segments import read_own_segments
 from headway_training.data.sources import OwnData, read_splits
-from headway_training.data.speech import read_recordings
+from headway_training.data.speech import SPOKEN, read_recordings
 from headway_training.data.tables import find_files, read_rows
 from headway_training.errors import DataError, RecipeError
 from headway_training.kinds import FileSettings, TaskKind, find_task, task_names
@@ -29,6 +31,7 @@ from headway_training.recipes import list_recipes, read_recipe
 from headway_training.run import RunOptions, run_training
 from headway_training.tasks import segmentation
 
+PAGE = Path(__file__).parents[2] / "docs" / "training.md"
 RECIPES = {
     "ag-news": ("text classification", "topics.csv"),
     "caption": ("captioning", "own/captions.tsv"),
@@ -115,10 +118,33 @@ def test_a_model_that_draws_labels_learns_no_captions_and_the_other_way_about(da
         train("emoji-diffusion", data, tmp_path / "texts", file="pictures")
 
 
-def test_every_task_says_what_own_data_it_reads_and_what_a_model_of_it_does():
-    for name in task_names():
-        assert find_task(name).own_data
-        assert find_task(name).sentence != TaskKind.sentence
+def test_the_document_says_of_every_task_what_own_data_it_reads():
+    told = {name: row[1] for row in rows(PAGE, "recipe's task | files") for name in names(row[0])}
+    kinds = {name: find_task(name) for name in task_names()}
+    assert told == {name: kind.own_data for name, kind in kinds.items()}
+    assert all(kind.sentence != TaskKind.sentence for kind in kinds.values())
+
+
+def test_the_tables_and_folders_of_the_document_are_read(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = PAGE.read_text(encoding="utf-8").partition("## Your own data")[2].partition("\n## ")[0]
+    captions, calls, paths = (
+        block
+        for block in re.findall(r"^```\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+        if "headway" not in block
+    )
+    for path in {*re.findall(r"^photos/\S+", captions, flags=re.MULTILINE), *paths.split()}:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (16, 16), 1).save(path)
+    Path("calls").mkdir()
+    for path in re.findall(r"^calls/\d\.wav", calls, flags=re.MULTILINE):
+        tiny_transcriber.write_wav(Path(path), tiny_transcriber.tones("low"))
+    Path("captions.tsv").write_text(captions, encoding="utf-8")
+    Path("calls.csv").write_text(calls, encoding="utf-8")
+    assert list(read_caption_table(Path("captions.tsv"))) == [Path("photos/1.jpg"), Path("photos/2.jpg")]
+    spoken = read_recordings(Path("calls.csv"), 8000, columns=SPOKEN)
+    assert (spoken.texts, spoken.speakers) == (["two seats, please", "thank you"], ["ann", "bob"])
+    assert [len(one.masks) for one in read_own_segments(Path("cells")).pictures["own"]] == [1, 2]
 
 
 # What is read

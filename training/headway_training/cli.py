@@ -44,10 +44,8 @@ def run(
     train: Annotated[
         str | None,
         typer.Option(
-            help="Your own training data: CSV with the columns text and label; source<TAB>target lines, or two files "
-            "a.en,a.de; CoNLL-U, or a word and its tag on each line; plain text, or conversations (.jsonl); a table of "
-            "recordings with the columns file, transcript and, for voices, speaker; or a folder with a folder of "
-            "images for each label."
+            help="Your own training data, in the form of the recipe's task: a table or a text, or a folder of images "
+            "(docs/training.md#your-own-data)."
         ),
     ] = None,
     valid: Annotated[str | None, typer.Option(help="Your own validation data, as --train.")] = None,
@@ -265,8 +263,8 @@ def evaluate(
     file: Annotated[
         str | None,
         typer.Option(
-            help="Your own data instead, in the form that `headway-train run --test` takes; for captions and vectors "
-            "of images, lines of an image's path, a tab and a caption."
+            help="Your own data instead, in the form that `headway-train run --test` takes; for vectors of images, a "
+            "table with the columns file and caption."
         ),
     ] = None,
     data_dir: DataDir = None,
