@@ -182,8 +182,8 @@ def test_emoji_are_drawn_in_each_style_and_persons_doing_one_thing_are_one_conce
     pack(mirror / "emojibase-data.tgz", {**files, "package/meta/groups.json": groups})
     names = {code(one).lower(): f"name-{place}" for place, one in enumerate(emoji)}
     for style in STYLES:
-        bodies = {f"name-{place}": {"body": f"<{min(place, 5)}>"} for place in range(6)}  # the last one has none
-        icons = {"icons": bodies, "aliases": {"name-6": {"parent": "name-3", "hFlip": True}}, "width": 32, "height": 30}
+        bodies = {f"name-{place}": {"body": f"<{place}>"} for place in range(6)}  # the last one has none
+        icons = {"icons": bodies, "width": 32, "height": 30}
         files = {"icons": icons, "chars": names}
         pack(mirror / f"{style}.tgz", {f"package/{one}.json": json.dumps(files[one]).encode() for one in files})
     folder = make("emoji", mirror) / "emoji"
@@ -193,9 +193,7 @@ def test_emoji_are_drawn_in_each_style_and_persons_doing_one_thing_are_one_conce
     assert numbers["thing 0"] == numbers["thing 1"] == numbers["thing 2"]
     assert len(set(numbers.values())) == 5
     drawn = read_drawings({style: folder / f"{style}_96.tar.gz" for style in STYLES}, texts)
-    assert {style: one.images.shape for style, one in drawn.items()} == dict.fromkeys(STYLES, (7, 96, 96, 3))
-    by_name = {texts.names[row]: image for row, image in zip(drawn["noto"].emoji, drawn["noto"].images, strict=True)}
-    assert (by_name["thing 6"] == by_name["thing 3"][:, ::-1]).all()
+    assert {style: one.images.shape for style, one in drawn.items()} == dict.fromkeys(STYLES, (6, 96, 96, 3))
 
 
 def code(text: str) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image
 from rich.console import Console
 from scipy.io import loadmat
 
@@ -108,7 +108,9 @@ def _make_emoji(files: Mapping[str, Path], folder: Path) -> None:
         icons, names = (json.loads(_read_packed(package, f"package/{one}.json")) for one in ("icons", "chars"))
         by_code = {_bare(code): name for code, name in names.items()}
         drawings[style] = {
-            code: _draw(icons, by_code[code]) for code in (_bare(one["hexcode"]) for one in known) if code in by_code
+            code: _draw(icons, by_code[code])
+            for code in (_bare(one["hexcode"]) for one in known)
+            if by_code.get(code) in icons["icons"]
         }
         with _packing(folder / "emoji" / f"{style}_{SIDE}.tar.gz") as add:
             for code, content in drawings[style].items():
@@ -132,17 +134,15 @@ def _bare(code: str) -> str:
 
 
 def _draw(icons: Mapping[str, Any], name: str) -> bytes:
-    """Draws an icon, made square, as WebP without loss; some are others seen in a mirror."""
-    alias = icons.get("aliases", {}).get(name, {"parent": name})
-    icon = icons["icons"][alias["parent"]]
+    """Draws an icon, made square, as WebP without loss."""
+    icon = icons["icons"][name]
     width, height = (icon.get(one, icons[one]) for one in ("width", "height"))
     side = max(width, height)
     left, top = icon.get("left", 0) - (side - width) / 2, icon.get("top", 0) - (side - height) / 2
     names = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
     drawn = draw_svg(f'<svg {names} viewBox="{left:g} {top:g} {side} {side}">{icon["body"]}</svg>')
     with Image.open(io.BytesIO(drawn)) as image:
-        upright = ImageOps.mirror(image) if alias.get("hFlip") else image
-        return _encoded(upright.convert("RGB"), "WEBP", lossless=True)
+        return _encoded(image.convert("RGB"), "WEBP", lossless=True)
 
 
 def draw_svg(text: str) -> bytes:
