@@ -6,6 +6,8 @@ import gzip
 import json
 import re
 import shutil
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +22,9 @@ from rich.console import Console
 
 from headway_training.checkpoint import ImagePreprocessing, read_checkpoint
 from headway_training.data.captions import read_caption_table
-from headway_training.data.images import resize_and_crop
+from headway_training.data.images import read_images, resize_and_crop
 from headway_training.data.segments import read_own_segments
-from headway_training.data.sources import OwnData, read_splits
+from headway_training.data.sources import OwnData, find_unchecked_files, read_splits
 from headway_training.data.speech import SPOKEN, read_recordings
 from headway_training.data.tables import find_files, read_rows
 from headway_training.errors import DataError, RecipeError
@@ -109,6 +111,17 @@ def test_a_recipe_trains_on_own_data(recipe, data, tmp_path):
 )
 def test_a_recipe_trains_on_another_form_of_own_data_too(recipe, file, data, tmp_path):
     assert read_checkpoint(train(recipe, data, tmp_path / "run", file=file)).training.step_count == 2
+
+
+@pytest.mark.parametrize("recipe", [recipe for recipe, (_, own) in RECIPES.items() if own.startswith("own")])
+def test_every_file_that_stands_behind_own_data_has_a_checksum(recipe, data):
+    file = data / RECIPES[recipe][1]
+    found = find_unchecked_files(read_recipe(recipe), Path(), OwnData(train=str(file), valid=str(file)))
+    folders = {"segmentation": ("images", "masks"), "audio coding": ("recordings",), "transcription": ("recordings",)}
+    named = folders.get(RECIPES[recipe][0], ("recordings",) if "speech" in RECIPES[recipe][0] else ("images",))
+    of_folders = {one for folder in named for one in (data / "own" / folder).rglob("*.*")}
+    table = data / "own" / "recordings" / "recordings.tsv"
+    assert set(found) == (of_folders - {table}) | ({file} if file.is_file() else set())
 
 
 def test_a_model_that_draws_labels_learns_no_captions_and_the_other_way_about(data, tmp_path):
@@ -224,6 +237,28 @@ def test_a_table_is_read_whatever_its_form(tmp_path):
         (row,) = read_rows(path, ("file", "transcript"))
         assert row.cells["transcript"] == 'say "hi", Ann'
         assert find_files(path, [row]) == [tmp_path / "a.wav"]
+
+
+def test_images_take_no_more_memory_than_is_documented(tmp_path):
+    for kind, mode in (("images", "RGB"), ("masks", "L")):
+        (tmp_path / kind).mkdir()
+        Image.new(mode, (2000, 1500), 1).save(tmp_path / kind / "large.png")
+    small = tmp_path / "small.png"
+    Image.new("RGB", (64, 64)).save(small)
+    preprocessing = ImagePreprocessing(height=64, width=64, mean=(0.5,) * 3, std=(0.5,) * 3)
+    read_images([small], preprocessing)  # what is imported and kept is so now
+    assert peak_of(lambda: read_images([small] * 100, preprocessing)) < 1.2 * 100 * 64 * 64 * 3
+    assert peak_of(lambda: read_own_segments(tmp_path)) < 0.1 * 3 * 2000 * 1500, "the pixels are not looked at"
+
+
+def peak_of(act: Callable[[], object]) -> int:
+    """Bytes that are held at once at most."""
+    tracemalloc.start()
+    try:
+        act()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 # What is wrong
