@@ -139,11 +139,12 @@ class TranscriptionTask(RecordingsTask, TextTask):
                 "audio.num_frames or model.max_target_length"
             )
         for measured in (splits.valid, splits.test):
-            longest = max(map(len, measured.samples)) / measured.sampling_rate
+            row = max(range(len(measured)), key=lambda one: len(measured.samples[one]))
+            longest = len(measured.samples[row]) / measured.sampling_rate
             if longest > self._window_s:
                 raise DataError(
-                    f"a recording to measure on has {longest:.1f} s, and a window {self._window_s:g}; cut it, or raise "
-                    "audio.num_frames"
+                    f"a recording to measure on, number {row + 1} ({measured.texts[row][:40]!r}), has {longest:.1f} s, "
+                    f"and a window {self._window_s:g}; cut it, or raise audio.num_frames"
                 )
         if num_long := len(train) - len(fits):
             self.notes = (
