@@ -94,7 +94,7 @@ class SegmentedFile:
         """Reads the picture and its masks.
 
         Raises:
-            DataError: One cannot be read, or no mask has an object.
+            DataError: One cannot be read.
         """
         image = read_image(self.file, lambda one: np.asarray(to_rgb(ImageOps.exif_transpose(one)), np.uint8))
         if self.is_whole:
@@ -176,17 +176,22 @@ def read_segmented_images(path: Path) -> list[SegmentedImage]:
 
 
 def read_own_segments(folder: Path) -> SegmentedPictures:
-    """Finds the pictures of a user's folder and their masks, and compares their sizes; pixels are read later.
+    """Finds the pictures of a user's folder and their masks, and reads each once, so that all that is wrong is told.
 
     Raises:
         MissingDataError: There is no such folder, or a picture has no mask.
-        DataError: A mask has another size than its picture, or is no mask; a mask has no picture; or there is none.
+        DataError: A file cannot be read; a mask has another size than its picture, is none, or has no picture; or there
+            is no object in any.
     """
-    return SegmentedPictures(pictures={"own": _find_segmented(folder)}, drawings=NO_DRAWINGS)
+    found = _find_segmented(folder)
+    has_objects = [any(one.any() for one in picture.load().segmentations) for picture in found]
+    if not any(has_objects):
+        raise DataError(f"{folder}: every pixel of every mask is 0, so there is no object")
+    return SegmentedPictures(pictures={"own": found}, drawings=NO_DRAWINGS)
 
 
 def find_segmented_files(folder: Path) -> list[Path]:
-    """All files of a user's folder of pictures with masks; errors as `read_own_segments`."""
+    """All files of a user's folder of pictures with masks; errors as `read_own_segments`, but for what is in them."""
     return [file for one in _find_segmented(folder) for file in (one.file, *one.masks)]
 
 
@@ -246,15 +251,13 @@ def _read_mask(path: Path) -> NDArray[np.int64]:
     """(H, W): the numbers of a mask, of a palette its places.
 
     Raises:
-        DataError: It cannot be read, has no object, or a number that is none of an object.
+        DataError: It cannot be read, or has a number that is none of an object.
     """
     values: NDArray[np.int64] = read_image(path, lambda image: np.asarray(image).astype(np.int64))
     least, most = int(values.min()), int(values.max())
     if least < 0 or most > _LARGEST_VALUE:
         wrong = least if least < 0 else most
         raise DataError(f"{path}: a pixel is {wrong:,}, and the values of a mask are 0 to {_LARGEST_VALUE:,}")
-    if not most:
-        raise DataError(f"{path}: every pixel is 0, so there is no object in it; remove it, and its picture with it")
     return values
 
 

@@ -132,7 +132,7 @@ class SegmentationTask(Task):
     def read(
         cls, file: str, labels: KnownLabels | None, settings: FileSettings
     ) -> tuple[SegmentedPictures, KnownLabels]:
-        """Finds pictures and their masks; their pixels are read when a batch needs them."""
+        """Finds pictures and their masks; their pixels are read again when a batch needs them."""
         return read_own_segments(Path(file)), ()
 
     @classmethod
