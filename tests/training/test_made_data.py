@@ -8,6 +8,7 @@ import re
 import tarfile
 from pathlib import Path
 
+import documents
 import numpy as np
 import pytest
 from PIL import Image
@@ -26,6 +27,7 @@ from headway_training.data.speech import read_digits, read_transcribed
 from headway_training.errors import DataError, MissingDataError
 from headway_training.recipes import list_recipes, read_recipe
 
+PAGE = Path(__file__).parents[2] / "docs" / "training.md"
 MAN, WOMAN, PERSON, COOKING = "\N{MAN}", "\N{WOMAN}", "\N{ADULT}", "\u200d\N{COOKING}"
 
 
@@ -75,6 +77,15 @@ def test_a_recipe_names_the_commands_that_make_its_data(file):
     dataset = DATASETS[read_recipe(file.stem).data.dataset]
     named = set(re.findall(r"#   headway-train make-data (\S+)", file.read_text(encoding="utf-8")))
     assert named == {one.maker for one in dataset.files if one.maker}
+
+
+def test_the_document_has_every_name_with_its_recipes():
+    recipes = {file.stem: DATASETS[read_recipe(file.stem).data.dataset] for file in list_recipes()}
+    makers = {name: {file.maker for file in dataset.files} for name, dataset in recipes.items()}
+    told = {
+        documents.names(row[0]).pop(): documents.names(row[2]) for row in documents.rows(PAGE, "archives | sources")
+    }
+    assert told == {name: {recipe for recipe, of in makers.items() if name in of} for name in made.MADE}
 
 
 def test_digits_are_put_into_the_official_parts(mirror, tmp_path):
