@@ -245,7 +245,8 @@ class ContrastiveTask(CaptionedImagesTask, TextTask):
 
     def measure_baseline(self) -> Baseline:
         """A guess: one photograph in so many is among the first ten."""
-        return Baseline(name="chance", metric="image_recall_10", value=1000 / len(self._splits.test.photographs))
+        value = 100 * min(1.0, 10 / len(self._splits.test.photographs))
+        return Baseline(name="chance", metric="image_recall_10", value=value)
 
     def evaluation_data(self) -> EvaluationData:
         """The photographs of the test part and their captions, by index."""
