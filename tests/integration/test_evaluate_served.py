@@ -11,6 +11,7 @@ import pytest
 import tiny_diffusion
 from evaluation_files import read_image_evaluation, read_text_evaluation
 from PIL import Image
+from tiny_own import write_segmented
 from tiny_pictures import write_picture_data
 from tiny_segmenter import write_segmenter_bundle
 from tiny_segments import write_segment_data
@@ -189,7 +190,7 @@ def test_images_and_texts_of_one_space_are_measured_by_recall(towers, towers_cli
     assert report["figures"]["image_recall_5"] == 100
     file.write_text("0.png a wall\n", encoding="utf-8")
     _, told = evaluate(towers_client.server, "tiny-clip-image", "--file", str(file), code=1)
-    assert "line 1: expected the path of an image, a tab and a caption" in told
+    assert "line 1: 1 columns; expected 2 (file, caption)" in told
     file.write_text("none.png\ta wall\n", encoding="utf-8")
     assert "none.png" in evaluate(towers_client.server, "tiny-clip-image", "--file", str(file), code=1)[1]
 
@@ -227,11 +228,15 @@ def test_vectors_of_images_are_measured_by_the_labels_of_their_neighbours(towers
 def test_segments_are_measured_at_points_and_boxes(tmp_path, monkeypatch):
     monkeypatch.setattr(segmentation, "_NUM_COMPOSITES", {"valid": 2, "test": 2})
     write_segmenter_bundle(tmp_path / "store")  # cuts out what has the colour of the point
+    write_segmented(tmp_path / "own")
     words = ("cells", "--data", "segments", "--data-dir", str(write_segment_data(tmp_path / "data")))
     for address in serve(tmp_path / "store", "fp32", tmp_path / "server.log"):
         report, _ = evaluate(address, *words)
         few, _ = evaluate(address, *words, "--limit", "1")
-        assert "read from no file" in evaluate(address, "cells", "--file", "x", code=1)[1]
+        own, _ = evaluate(address, "cells", "--file", str(tmp_path / "own"))
+        assert "there is no folder x/images" in evaluate(address, "cells", "--file", "x", code=1)[1]
+    assert (own["metric"], own["example_count"]) == ("mean_iou", 9)
+    assert own["value"] == pytest.approx((own["figures"]["own_point"] + own["figures"]["own_box"]) / 2)
     figures = report["figures"]
     assert (report["metric"], report["unit"], few["example_count"]) == ("mean_iou", "pictures", 1)
     assert figures["photographs_point"] > 90, "two halves of a colour each"

@@ -317,7 +317,7 @@ def run_options(name: str, root: Path, folder: Path, *settings: str) -> RunOptio
     data = str(root / tiny.data)
     return RunOptions(
         recipe=tiny.recipe,
-        settings=(*_read_by(tiny, (*BRIEF, "optimization.evaluations=1")), *tiny.settings, *settings),
+        settings=(*read_by(tiny.recipe, (*BRIEF, "optimization.evaluations=1")), *tiny.settings, *settings),
         data_dir=root / tiny.data_set if tiny.data_set else None,
         own_data=OwnData(train=data, valid=data) if tiny.data else None,
         init=root / tiny.init if tiny.init else None,
@@ -326,10 +326,10 @@ def run_options(name: str, root: Path, folder: Path, *settings: str) -> RunOptio
     )
 
 
-def _read_by(tiny: TinyTask, settings: Sequence[str]) -> list[str]:
-    """Those of the settings that the task reads."""
+def read_by(recipe: str, settings: Sequence[str]) -> list[str]:
+    """Those of the settings that a recipe's task reads."""
     names = {setting: setting.partition("=")[0] for setting in settings}
-    unread = find_unread(read_recipe(tiny.recipe).task, names.values())
+    unread = find_unread(read_recipe(recipe).task, names.values())
     return [setting for setting, name in names.items() if name not in unread]
 
 
@@ -341,7 +341,7 @@ def open_trainer(name: str, root: Path, folder: Path, *settings: str, measures_s
     tiny = TASKS[name]
     init = root / tiny.init if tiny.init else None
     is_folder = tiny.init in FOLDERS
-    chosen = [*_read_by(tiny, BRIEF), *tiny.settings, *_read_by(tiny, settings)]
+    chosen = [*read_by(tiny.recipe, BRIEF), *tiny.settings, *read_by(tiny.recipe, settings)]
     if init is not None and not is_folder:
         chosen.append(f"init.checkpoint={json.dumps(str(init))}")
     recipe, source = read_recipe(tiny.recipe, chosen, model_folder=init if is_folder else None), None

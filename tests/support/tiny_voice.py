@@ -28,7 +28,7 @@ SPEAKER = {
 }
 
 
-def write_recordings(folder: Path, repeats: int = 6) -> Path:
+def write_recordings(folder: Path, repeats: int = 6, rate: int = RATE) -> Path:
     """Writes recordings of every word in every voice; returns their table."""
     folder.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng(0)
@@ -36,11 +36,11 @@ def write_recordings(folder: Path, repeats: int = 6) -> Path:
     for number in range(repeats):
         for speaker, factor in VOICES.items():
             for word, frequency in WORDS.items():
-                length = HOP * int(random.integers(8, 14))
-                tone = np.sin(2 * np.pi * frequency * factor * np.arange(length) / RATE + random.uniform(0, 6))
+                length = HOP * int(random.integers(8, 14)) * rate // RATE
+                tone = np.sin(2 * np.pi * frequency * factor * np.arange(length) / rate + random.uniform(0, 6))
                 name = f"{speaker}-{word}-{number}.wav"
                 fade = np.minimum(1, np.minimum(np.arange(length), np.arange(length)[::-1]) / 40)
-                soundfile.write(folder / name, 0.3 * tone * fade, RATE)
+                soundfile.write(folder / name, 0.3 * tone * fade, rate)
                 rows.append(f"{name}\t{speaker}\t{word}")
     table = folder / "recordings.tsv"
     table.write_text("\n".join(rows) + "\n")

@@ -12,7 +12,7 @@ from rich.console import Console
 from headway_training.checkpoint import load_model
 from headway_training.data.public import DATASETS
 from headway_training.data.sources import OwnData
-from headway_training.data.speech import read_digits, read_recordings
+from headway_training.data.speech import SPOKEN, read_digits, read_recordings
 from headway_training.errors import DataError, MissingDataError
 from headway_training.models import Codec, CodecConfig
 from headway_training.recipes import read_recipe
@@ -194,16 +194,16 @@ def test_archives_of_digits_prompts_and_captions_are_read_together(table: Path, 
 
 
 def test_what_is_wrong_with_a_table_of_recordings_is_named(table: Path) -> None:
-    assert read_recordings(table, with_speakers=True).texts[:2] == ["low", "high"]
+    assert read_recordings(table, columns=SPOKEN).texts[:2] == ["low", "high"]
     content = table.read_text()
     for changed, said in (
         (content.replace("speaker", "who"), "has no column speaker"),
-        (content.replace("\tlow", "\t", 1), "line 2: file and speaker and transcript must all be there"),
-        (content.replace("0.wav", "gone.wav", 1), "does not exist"),
+        (content.replace("\tlow", "\t", 1), "line 2: the transcript is empty"),
+        (content.replace("0.wav", "gone.wav", 1), "line 2: there is no file 'gone.wav'"),
     ):
         table.write_text(changed)
         with pytest.raises(DataError, match=said):
-            read_recordings(table, with_speakers=True)
+            read_recordings(table, columns=SPOKEN)
 
 
 def test_a_run_leaves_a_codec(table: Path, tmp_path: Path) -> None:

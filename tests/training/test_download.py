@@ -107,12 +107,13 @@ def test_a_url_of_another_kind_is_refused(tmp_path, url):
         download(dataset(url), tmp_path)
 
 
-def test_a_file_without_a_home_is_checked_where_it_lies(tmp_path):
-    data = dataclasses.replace(
-        find_dataset("pictures"),
-        files=(RemoteFile(name="emoji/made.tar.gz", url="", sha256=hashlib.sha256(CONTENT).hexdigest()),),
-    )
-    with pytest.raises(DownloadError, match=r"has no home of its own: put it at .*made\.tar\.gz yourself"):
+def test_a_file_that_is_made_here_is_looked_for_where_it_lies(tmp_path):
+    digest = hashlib.sha256(CONTENT).hexdigest()
+    file = RemoteFile(name="emoji/made.tar.gz", url="", sha256=digest, maker="emoji")
+    data = dataclasses.replace(find_dataset("pictures"), files=(file,))
+    with pytest.raises(
+        DownloadError, match=r"made\.tar\.gz is made .* `headway-train make-data emoji`, or .*" + digest
+    ):
         download(data, tmp_path)
     (tmp_path / "emoji").mkdir()
     (tmp_path / "emoji" / "made.tar.gz").write_bytes(CONTENT)

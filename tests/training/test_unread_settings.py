@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import pytest
 import tiny_huggingface as tiny
+import tiny_own
 import tiny_tasks
 import tiny_vision
 from pydantic import BaseModel
@@ -174,7 +175,29 @@ HANDED_ON = {"classification.multi_label", "optimization.label_smoothing"}
 @pytest.mark.parametrize("name", tiny_tasks.TASKS)
 def test_what_is_not_refused_is_read_and_what_is_refused_is_not(name, tmp_path, data, monkeypatch):
     monkeypatch.setattr(segmentation, "_NUM_COMPOSITES", {"valid": 2, "test": 2})
+    check_reads(tiny_tasks.run_options(name, data, tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("captioning", "captions.tsv"),
+        ("images and texts", "captions.tsv"),
+        ("drawing of texts", "captions.tsv"),
+        ("autoencoding", "captions.tsv"),
+        ("segmentation", "."),
+    ],
+)
+def test_so_it_is_on_own_data_in_place_of_a_data_set(name, own, tmp_path, data):
     options = tiny_tasks.run_options(name, data, tmp_path / "run")
+    files = str(tiny_own.write_own(tmp_path / "own") / own)
+    settings = [one for one in options.settings if not one.startswith(("data.", "captioning.text_share"))]
+    own_data = OwnData(train=files, valid=files)
+    check_reads(replace(options, settings=tuple(settings), own_data=own_data, data_dir=None))
+
+
+def check_reads(options: RunOptions) -> None:
+    """Checks that a run reads the settings that are not refused for it, and no others."""
     recipe = options.read_recipe()
     every = {f"{one}.{field}" for one, kind in sections().items() for field in kind.model_fields}
     declared = {key for key in every if key.partition(".")[0] not in IN_CHECKS} - set(

@@ -44,10 +44,8 @@ def run(
     train: Annotated[
         str | None,
         typer.Option(
-            help="Your own training data: CSV with the columns text and label; source<TAB>target lines, or two files "
-            "a.en,a.de; CoNLL-U, or a word and its tag on each line; plain text, or conversations (.jsonl); a table of "
-            "recordings with the columns file, transcript and, for voices, speaker; or a folder with a folder of "
-            "images for each label."
+            help="Your own training data, in the form of the recipe's task: a table or a text, or a folder of images "
+            "(docs/training.md#your-own-data)."
         ),
     ] = None,
     valid: Annotated[str | None, typer.Option(help="Your own validation data, as --train.")] = None,
@@ -192,7 +190,7 @@ def data(
     from headway_training.data.public import find_dataset  # noqa: PLC0415
     from headway_training.data.sources import data_folder  # noqa: PLC0415
 
-    console = Console()
+    console = Console(soft_wrap=True)
     try:
         dataset = find_dataset(name)
         if not dataset.files:
@@ -202,6 +200,29 @@ def data(
     except TrainingError as error:
         _fail(error)
     console.print(f"{dataset.title} is in {folder}\nlicence: {dataset.license}\nhome: {dataset.home}", highlight=False)
+
+
+@app.command("make-data")
+def make_data(
+    name: Annotated[str, typer.Argument(help="What to make, such as emoji; a wrong name shows all that there is.")],
+    data_dir: DataDir = None,
+    mirror: Annotated[
+        str | None,
+        typer.Option(help="Take the sources from MIRROR/FILE instead of their public homes (http, https, file)."),
+    ] = None,
+) -> None:
+    """Makes archives of a data set that has no home of its own, from what public homes have."""
+    from headway_training.data.made import make_data as make  # noqa: PLC0415 (see above)
+    from headway_training.data.sources import data_folder  # noqa: PLC0415
+
+    console = Console(soft_wrap=True)
+    try:
+        made = make(name, data_folder(data_dir), console, mirror=mirror)
+    except TrainingError as error:
+        _fail(error)
+    console.print(
+        f"made: {', '.join(made.archives)}\nlicence: {made.license}\n{made.differs}".rstrip(), highlight=False
+    )
 
 
 @app.command("synthesise")
@@ -242,8 +263,8 @@ def evaluate(
     file: Annotated[
         str | None,
         typer.Option(
-            help="Your own data instead, in the form that `headway-train run --test` takes; for captions and vectors "
-            "of images, lines of an image's path, a tab and a caption."
+            help="Your own data instead, in the form that `headway-train run --test` takes; for vectors of images, a "
+            "table with the columns file and caption."
         ),
     ] = None,
     data_dir: DataDir = None,

@@ -64,7 +64,9 @@ class FileSettings:
     classification: Any
     """`ClassificationSettings`: what the rows of a text classifier hold."""
     preprocessing: Any = None
-    """`ImagePreprocessing` with the size of images, or `AudioPreprocessing` with the rate of audio; None: neither."""
+    """`ImagePreprocessing` with the size of images; None: there are none."""
+    sampling_rate: int | None = None
+    """Samples a second that recordings are brought to; None: those of the first one."""
 
 
 class TaskKind:
@@ -98,6 +100,10 @@ class TaskKind:
 
     data_of: ClassVar[tuple[str, ...]] = ()
     """Names of the tasks whose data sets are read; none: its own."""
+    own_data: ClassVar[str] = ""
+    """What --train, --valid and --test name, in words; empty: nothing, the task reads its own data sets alone."""
+    of_data_sets: ClassVar[tuple[str, ...]] = ()
+    """Settings that are read of its data sets alone, beside the section `data`: own data takes their place too."""
     sentence: ClassVar[str] = "Is trained for a task of one's own"
     """What a model on own data does, without a full stop; `{count}` and `{labels}` stand for its labels."""
 
@@ -154,6 +160,26 @@ class TaskKind:
             DataError: Data is missing or malformed, a label is not known, or the task reads no files of the user's.
         """
         raise DataError(f"{cls.name} reads its own data set; leave out --train, --valid and --test")
+
+    @classmethod
+    def sampling_rate(cls, recipe: Any) -> int | None:
+        """Samples a second that a run's recordings are brought to; None: it has none.
+
+        Raises:
+            ValueError: The recipe's model cannot be made.
+            CheckpointError: The checkpoint that the run starts from cannot be read.
+        """
+        return None
+
+    @classmethod
+    def check_own(cls, train: Any, valid: Any, test: Any) -> None:
+        """Checks that the parts of the user's own data belong together.
+
+        Raises:
+            DataError: They do not.
+        """
+        if any(type(part) is not type(train) for part in (valid, test)):
+            raise DataError(f"--train, --valid and --test must be of one form: each {cls.own_data}")
 
     @classmethod
     def read_own(cls, file: str, labels: Labels | None, settings: FileSettings) -> tuple[Any, Labels]:

@@ -151,6 +151,8 @@ class RunOptions:
         recipe = read_recipe(
             self.recipe, settings, configuration=self.model, model_folder=folder, factory=factory, replaced=replaced
         )
+        if self.own_data is not None:
+            recipe = recipe.noting(recipe.given - (set(find_task(recipe.task).of_data_sets) - own))
         check_settings(recipe, self.own_data)
         return recipe
 

@@ -76,8 +76,8 @@ def check_decided(recipe: Recipe, decided: dict[str, object]) -> None:
 def _of_data(recipe: Recipe, dataset: Dataset | None) -> Iterator[tuple[str, str]]:
     """What is not read on the run's data: the user's own, or a data set."""
     if dataset is None:
-        for name in DataSettings.model_fields:
-            yield f"data.{name}", "is not read, as the data is that of --train, --valid and --test"
+        for key in (*(f"data.{name}" for name in DataSettings.model_fields), *find_task(recipe.task).of_data_sets):
+            yield key, "is not read, as the data is that of --train, --valid and --test"
     else:
         reads = ("dataset", *dataset.settings(recipe.data))
         for name in DataSettings.model_fields:

@@ -1,23 +1,32 @@
-"""Photographs with captions in two languages, and captions of photographs that are not there.
+"""Photographs with captions in several languages, and captions of photographs that are not there.
+
+A user's own are a table (`headway_training.data.tables`) with the columns `file` and `caption`; several captions of an
+image are several rows. It may have the column `language`, a BCP 47 code. Without a header these are the columns.
 
 N photographs, S side of a stored picture in pixels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headway_training.checkpoint import ImagePreprocessing
 from headway_training.data.files import read_lines
-from headway_training.data.pictures import read_captions, read_table
+from headway_training.data.images import read_images
+from headway_training.data.pictures import CaptionedPhotographs, read_captions
+from headway_training.data.tables import check_distinct, find_files, read_rows, read_table
 from headway_training.errors import DataError
 
 CAPTION_LANGUAGES = ("en", "de")
-"""BCP 47 codes of the languages that captions are read in."""
+"""BCP 47 codes of the languages that captions of the data sets are read in."""
+UNSTATED_LANGUAGE = "en"
+"""Of a user's captions whose table has no column `language`."""
+_COLUMNS = ("file", "caption")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,3 +101,53 @@ def read_captioned_images(
         captions={language: [by_language[language][name] for name in ids] for language in CAPTION_LANGUAGES},
         texts=alone,
     )
+
+
+def read_caption_table(table: Path, unstated: str = UNSTATED_LANGUAGE) -> dict[Path, dict[str, list[str]]]:
+    """Reads a user's table of captions: those of each image, in each of the table's languages.
+
+    Args:
+        table: The table.
+        unstated: The language, where it has no column of it.
+
+    Raises:
+        MissingDataError: The table, or an image, is not there.
+        DataError: A column is missing, a cell is empty, a caption of an image stands there twice, or an image has no
+            caption in a language that others have.
+    """
+    rows = read_rows(table, _COLUMNS, optional=("language",), bare=True)
+    check_distinct(rows, (*_COLUMNS, "language"))
+    found: dict[Path, dict[str, list[str]]] = {}
+    for row, file in zip(rows, find_files(table, rows), strict=True):
+        by_language = found.setdefault(file, {})
+        by_language.setdefault(row.cells.get("language", unstated), []).append(row.cells["caption"])
+    languages = list(dict.fromkeys(language for one in found.values() for language in one))
+    for file, by_language in found.items():
+        if missing := [one for one in languages if one not in by_language]:
+            raise DataError(
+                f"{table}: {file.name!r} has no caption in {missing[0]!r}, which other images have; add one"
+            )
+    return {file: {one: by_language[one] for one in languages} for file, by_language in found.items()}
+
+
+def read_own_captions(table: Path, preprocessing: ImagePreprocessing) -> CaptionedImages:
+    """Reads the images of a user's table with their captions; errors as `read_caption_table`."""
+    found = read_caption_table(table)
+    several = list(found.values())
+    return CaptionedImages(
+        images=read_images(list(found), preprocessing),
+        captions={language: [one[language] for one in several] for language in several[0]},
+        texts={language: [] for language in several[0]},
+    )
+
+
+def read_own_photographs(table: Path, preprocessing: ImagePreprocessing) -> CaptionedPhotographs:
+    """Reads the images of a user's table with their captions of all languages; errors as `read_caption_table`."""
+    found = read_caption_table(table)
+    return CaptionedPhotographs(
+        images=read_images(list(found), preprocessing), captions=[_all_of(one) for one in found.values()]
+    )
+
+
+def _all_of(by_language: Mapping[str, Sequence[str]]) -> list[str]:
+    return [caption for several in by_language.values() for caption in several]

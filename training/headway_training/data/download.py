@@ -36,35 +36,46 @@ def download_dataset(dataset: Dataset, data_dir: Path, console: Console, *, mirr
         DownloadError: A file cannot be downloaded, or has another checksum; nothing wrong is left behind.
     """
     folder = data_dir / dataset.folder
-    pooch.get_logger().setLevel(logging.WARNING)  # pooch asks for a logger of its own
     for file in dataset.files:
         url = f"{mirror.rstrip('/')}/{dataset.folder}/{file.name}" if mirror else file.url
-        if not url:
-            _check_in_place(folder / file.name, file)
-            continue
-        console.print(f"{file.name} from {url}", highlight=False)
-        try:
-            pooch.retrieve(
-                url, f"sha256:{file.sha256}", fname=file.name, path=folder, downloader=_downloader(url, console)
-            )
-        except (OSError, ValueError) as error:  # those of requests are OSErrors, and a wrong checksum is a ValueError
-            raise DownloadError(
-                f"{url} cannot be downloaded: {error}. Try again, or put the file at {folder / file.name} yourself"
-            ) from error
+        if url:
+            fetch(file, url, folder, console)
+        else:
+            _check_made(folder / file.name, file, console)
     return folder
 
 
-def _check_in_place(path: Path, file: RemoteFile) -> None:
-    """Checks a file that has no home of its own.
+def fetch(file: RemoteFile, url: str, folder: Path, console: Console) -> None:
+    """Brings a file into a folder, unless it is there already; a checksum that there is has to be its own.
 
     Raises:
-        DownloadError: It is not there, or is another one.
+        DownloadError: It cannot be downloaded, or has another checksum; nothing wrong is left behind.
     """
-    if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != file.sha256:
+    pooch.get_logger().setLevel(logging.WARNING)  # pooch asks for a logger of its own
+    console.print(f"{file.name} from {url}", highlight=False)
+    known = f"sha256:{file.sha256}" if file.sha256 else None
+    try:
+        pooch.retrieve(url, known, fname=file.name, path=folder, downloader=_downloader(url, console))
+    except (OSError, ValueError) as error:  # those of requests are OSErrors, and a wrong checksum is a ValueError
         raise DownloadError(
-            f"{file.name} is made from other data and has no home of its own: put it at {path} yourself, or name a "
-            f"--mirror that has it; its SHA-256 is {file.sha256}"
+            f"{url} cannot be downloaded: {error}. Try again, or put the file at {folder / file.name} yourself"
+        ) from error
+
+
+def _check_made(path: Path, file: RemoteFile, console: Console) -> None:
+    """Checks that a file is there which is made on the user's machine.
+
+    Raises:
+        DownloadError: It is not.
+    """
+    if not path.is_file():
+        raise DownloadError(
+            f"{file.name} is made from other data: make it with `headway-train make-data {file.maker}`, or name a "
+            f"--mirror that has it; the SHA-256 of that which figures were measured on is {file.sha256}"
         )
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    note = "" if digest == file.sha256 else ", and is another than that which the recipes' figures were measured on"
+    console.print(f"{file.name} is there{note}", highlight=False)
 
 
 def _downloader(url: str, console: Console) -> Any:

@@ -97,6 +97,14 @@ class LabeledImages(Rows):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UnlabeledImages(Rows):
+    """Images of one size."""
+
+    images: NDArray[np.uint8]
+    """(N, height, width, 3)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Conversations(Rows):
     """Conversations of two or more sides, one of them the assistant."""
 

@@ -9,8 +9,9 @@ B batch, H height, W width, N images.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from headway_training.checkpoint import ImagePreprocessing
 from headway_training.data.examples import LabeledImages
 from headway_training.errors import DataError, MissingDataError
 
+Made = TypeVar("Made")
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 _LEVEL_SCALES = {"L;2": 85, "L;4": 17}
 """Factors that bring the levels of grey PNGs of 2 and 4 bits to 8 bits, by Pillow's names for their rows."""
@@ -71,16 +73,57 @@ def read_image_folder(
     for _, label in found:
         if label not in names:
             raise DataError(f"{path / label}: the label {label!r} is not among those of the model: {', '.join(names)}")
-    images = np.stack([_read_image(file, preprocessing) for file, _ in found])
+    images = read_images([file for file, _ in found], preprocessing)
     return LabeledImages(images=images, labels=np.array([names.index(label) for _, label in found])), names
 
 
-def _read_image(path: Path, preprocessing: ImagePreprocessing) -> NDArray[np.uint8]:
-    """(H, W, 3) pixels of one file."""
+def find_unlabeled_images(path: Path) -> list[Path]:
+    """The image files of a folder and of all folders in it, by the alphabet.
+
+    Raises:
+        MissingDataError: There is no such folder.
+        DataError: It holds no images.
+    """
+    if not path.is_dir():
+        raise MissingDataError(f"{path} is not a folder; expected a folder of images")
+    files = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
+    if not files:
+        raise DataError(f"{path} holds no images; expected files ending in {', '.join(sorted(SUFFIXES))}")
+    return files
+
+
+def read_images(files: Sequence[Path], preprocessing: ImagePreprocessing) -> NDArray[np.uint8]:
+    """Reads images, resized and cropped, one after the other: (N, H, W, 3), and no more memory than that.
+
+    Raises:
+        DataError: One cannot be read.
+    """
+    images = np.empty((len(files), preprocessing.height, preprocessing.width, 3), np.uint8)
+    for place, file in zip(images, files, strict=True):
+        place[:] = read_image(file, lambda image: resize_and_crop(image, preprocessing))
+    return images
+
+
+def for_crops(preprocessing: ImagePreprocessing) -> ImagePreprocessing:
+    """How images are stored that training cuts parts out of: twice as large, so that a quarter of one is sharp.
+
+    All that `resize_and_crop` would leave is left, so that it makes the same of them as of the files.
+    """
+    side = 2 * (preprocessing.resize_size or preprocessing.height)
+    resize_size = None if preprocessing.resize_size is None else side
+    return preprocessing.model_copy(update={"height": side, "width": side, "resize_size": resize_size})
+
+
+def read_image(path: Path, use: Callable[[Image.Image], Made]) -> Made:
+    """Opens a file and makes something of its image.
+
+    Raises:
+        DataError: It cannot be read.
+    """
     try:
         with Image.open(path) as image:
-            return resize_and_crop(image, preprocessing)
-    except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
+            return use(image)
+    except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(f"{path} cannot be read as an image: {error}") from error
 
 
@@ -90,7 +133,7 @@ def resize_and_crop(image: Image.Image, preprocessing: ImagePreprocessing) -> ND
     A server does the same (`headway_server.preprocessing`), and a test holds the two together.
     """
     _scale_transparent_colour(image)
-    upright = _to_rgb(ImageOps.exif_transpose(image))
+    upright = to_rgb(ImageOps.exif_transpose(image))
     height, width = preprocessing.height, preprocessing.width
     size = (width, height) if preprocessing.resize == "stretch" else _shorter_side(upright, preprocessing)
     resized = upright.resize(size, _FILTERS[preprocessing.interpolation]) if upright.size != size else upright
@@ -110,7 +153,7 @@ def _scale_transparent_colour(image: Image.Image) -> None:
         image.info["transparency"] = tuple(level >> 8 for level in transparent)
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
+def to_rgb(image: Image.Image) -> Image.Image:
     """Makes an image RGB: transparency over white, 16-bit grey by its upper byte."""
     if image.mode.startswith("I"):
         deep = np.asarray(image).astype(np.uint16)  # (H, W)

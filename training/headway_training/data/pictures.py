@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from headway_training.data.examples import LabeledImages, Rows, hold_out
-from headway_training.data.files import read_lines
+from headway_training.data.tables import read_table
 from headway_training.errors import DataError
 
 STYLES = ("noto", "openmoji", "fluent")
@@ -27,6 +27,7 @@ MOST_TAGS = 4
 """Search words of a description."""
 STYLES_NAMED = 0.5
 """Share of the descriptions that name the style."""
+_NONE = np.empty(0, np.int64)
 _TURNED_WORDS = frozenset({"left", "right", "leftwards", "rightwards", "clock", "clockwise", "counterclockwise"})
 _GROUPS_WITH_SIGNS = frozenset({"symbols", "flags"})
 
@@ -57,6 +58,9 @@ class Drawings(Rows):
     """(N, S, S, 3), on white."""
     emoji: NDArray[np.int64]
     """(N,): the row of `EmojiTexts`."""
+
+
+NO_DRAWINGS = Drawings(images=np.empty((0, 1, 1, 3), np.uint8), emoji=_NONE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +103,18 @@ class CaptionedPhotographs(Rows):
     captions: list[list[str]]
     """Of each photograph."""
 
+    def titles(self) -> list[str]:
+        """The first caption of each."""
+        return [several[0] for several in self.captions]
+
+    def all_texts(self) -> list[str]:
+        """What a tokenizer is trained on."""
+        return [text for several in self.captions for text in several]
+
+    def describe(self, row: int, random: np.random.Generator) -> str:
+        """A text for a photograph: any of its captions."""
+        return self.captions[row][random.integers(len(self.captions[row]))]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pictures:
@@ -120,7 +136,7 @@ class Pictures:
     def all_texts(self) -> list[str]:
         """What a tokenizer is trained on."""
         tags = (" ".join(tags) for tags in self.texts.tags)
-        return [*self.texts.names, *tags, *(text for several in self.photographs.captions for text in several)]
+        return [*self.texts.names, *tags, *self.photographs.all_texts()]
 
     def __len__(self) -> int:
         """Pictures of all kinds."""
@@ -156,6 +172,12 @@ def _numbered(names: Sequence[str]) -> NDArray[np.int64]:
 def _is_mirrorable(row: Mapping[str, str]) -> bool:
     words = row["en"].lower().replace("-", " ").replace("\N{RIGHT SINGLE QUOTATION MARK}", " ").split()
     return row["group"] not in _GROUPS_WITH_SIGNS and _TURNED_WORDS.isdisjoint(words)
+
+
+def without_drawings(photographs: CaptionedPhotographs) -> Pictures:
+    """Photographs alone, with captions."""
+    texts = EmojiTexts(codepoints=[], names=[], tags=[], concepts=_NONE, groups=_NONE, mirrorable=_NONE.astype(bool))
+    return Pictures(texts=texts, drawings=NO_DRAWINGS, photographs=photographs)
 
 
 def read_drawings(files: Mapping[str, Path], texts: EmojiTexts) -> dict[str, Drawings]:
@@ -267,26 +289,6 @@ def read_archive(path: Path) -> dict[str, NDArray[np.uint8]]:
     except (tarfile.TarError, UnidentifiedImageError, OSError, EOFError) as error:
         raise DataError(f"{path} is damaged: {error}. Remove it and get it again") from error
     return images
-
-
-def read_table(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
-    """Reads a table with tabs between its columns, without quoting, and a header.
-
-    Raises:
-        MissingDataError: There is no such file.
-        DataError: A column is missing, or a row has another number of columns.
-    """
-    lines = read_lines(path)
-    header = lines[0].split("\t") if lines else []
-    if missing := [column for column in columns if column not in header]:
-        raise DataError(f"{path}: the header has no column {', '.join(missing)}")
-    rows = []
-    for number, line in enumerate(lines[1:], start=2):
-        cells = line.split("\t")
-        if len(cells) != len(header):
-            raise DataError(f"{path}, line {number}: {len(cells)} columns, and the header has {len(header)}")
-        rows.append(dict(zip(header, cells, strict=True)))
-    return rows
 
 
 def opaque(images: NDArray[np.uint8], *, level: int = 244) -> NDArray[np.bool_]:

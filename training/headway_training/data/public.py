@@ -10,7 +10,7 @@ import io
 import json
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -68,7 +68,7 @@ _SYNTHESISED_VOICE, _MOST_VOICE_CAPTIONS = "slt", 1000
 """The voice of flite that the data set `voices` has, and most captions of it in a part."""
 _IDX_IMAGES, _IDX_LABELS = 2051, 2049
 """First numbers of the files of MNIST's format."""
-_GITHUB = "https://raw.githubusercontent.com"
+GITHUB = "https://raw.githubusercontent.com"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +78,11 @@ class RemoteFile:
     name: str
     """Its name in the data set's folder."""
     url: str
-    """Its public home; empty if it is made of what lies there, and has to be put in place."""
+    """Its public home; empty if it is made of what lies there."""
     sha256: str
-    """Checksum of the file as it comes from there."""
+    """Checksum of the file as it comes from there, or as it was when the recipes' figures were measured."""
+    maker: str = ""
+    """The name by which `headway-train make-data` makes it; empty: it is downloaded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,9 +121,15 @@ class Dataset:
         for name in names:
             if (data_dir / self.folder / name).is_file():
                 return data_dir / self.folder / name
+        makers = [file.maker for file in self.files if file.name in names and file.maker]
+        command = (
+            f"Make it with `headway-train make-data {makers[0]}`"
+            if makers
+            else f"Get it with `headway-train data {self.name}`"
+        )
         raise MissingDataError(
             f"{self.title} is not in {data_dir / self.folder}: there is no {' or '.join(names)}. "
-            f"Get it with `headway-train data {self.name}`, or name the folder that holds {self.folder}/ "
+            f"{command}, or name the folder that holds {self.folder}/ "
             "with --data-dir or HEADWAY_DATA_DIR"
         )
 
@@ -353,7 +361,9 @@ def _read_segments(dataset: Dataset, folder: Path, settings: DataSettings) -> Sp
     drawings = hold_out_drawings(read_drawings(archives, texts), texts, settings.valid_fraction)
     kept, held = hold_out(len(nuclei), settings.valid_fraction)
     train, valid = (
-        SegmentedPictures(nuclei=[nuclei[i] for i in chosen], photographs=photographs[part], drawings=drawings[part])
+        SegmentedPictures(
+            pictures={"nuclei": [nuclei[i] for i in chosen], "photographs": photographs[part]}, drawings=drawings[part]
+        )
         for part, chosen in enumerate((kept, held))
     )
     return Splits(
@@ -473,8 +483,8 @@ def _describe_recordings(part: Recordings, versions: str) -> str:
 
 def _describe_segments(part: SegmentedPictures) -> str:
     return (
-        f"{len(part.nuclei):,} pictures of nuclei (Data Science Bowl 2018), {len(part.photographs)} photographs of "
-        f"BSDS500 and {len(part.drawings):,} emoji"
+        f"{len(part.pictures['nuclei']):,} pictures of nuclei (Data Science Bowl 2018), "
+        f"{len(part.pictures['photographs'])} photographs of BSDS500 and {len(part.drawings):,} emoji"
     )
 
 
@@ -518,14 +528,17 @@ def _cifar10_images(content: bytes, folder: Path) -> LabeledImages:
 
 
 def _files(url: str, checksums: Mapping[str, str]) -> tuple[RemoteFile, ...]:
-    """Files below one address, or without one, with their checksums."""
-    return tuple(
-        RemoteFile(name=name, url=url + name if url else "", sha256=sha256) for name, sha256 in checksums.items()
-    )
+    """Files below one address, with their checksums."""
+    return tuple(RemoteFile(name=name, url=url + name, sha256=sha256) for name, sha256 in checksums.items())
+
+
+def _made(maker: str, checksums: Mapping[str, str]) -> tuple[RemoteFile, ...]:
+    """Files that are made on the user's machine, with the checksums of those that figures were measured on."""
+    return tuple(RemoteFile(name=name, url="", sha256=sha256, maker=maker) for name, sha256 in checksums.items())
 
 
 _MULTI30K_FILES = _files(
-    f"{_GITHUB}/multi30k/dataset/master/data/task1/raw/",
+    f"{GITHUB}/multi30k/dataset/master/data/task1/raw/",
     {
         "train.en.gz": "d79cfa999dd4c51d2cb42499b6796d5a882c3a8a961923c25a898c90f8bbd56f",
         "train.de.gz": "726e39b2fa9eb9ffb6dc763fb35a179f80fae06ffc5d28b6ace5faa883de28a6",
@@ -536,29 +549,59 @@ _MULTI30K_FILES = _files(
     },
 )
 
-_EMOJI_FILES = {
-    "emoji/texts.tsv.gz": "ada25d45be49fe3a4631d3ef98270b4f9ae5e55b3df7ba0ea770b3995103e790",
-    "emoji/noto_96.tar.gz": "d042f86c044586b9a93aa47e964ee1c7c99a9fd8d43e3af0e2eab782be43d49b",
-    "emoji/openmoji_96.tar.gz": "c278a3375f05c7bccc6cb61d4fc3e59f8cd702bbab9c3e97f91a49bd4d060768",
-    "emoji/fluent_96.tar.gz": "f1b0f2fe2a7014767b8efb904862692bb062d940584889bc985e7ef1e020fbec",
-}
-_DIGITS_FILES = {
-    "fsdd/train.tar.gz": "091009cabd5279c869ff65534a4fb5d1f13f36ee37bec68de853394e0f3d19ec",
-    "fsdd/test_3-4.tar.gz": "570e237ae91aff746bcce43c0204bb480e643b8261ea926e04f4e49ef4aac7c7",
-}
-_PROMPTS_FILES = {
-    "asterisk/train.tar.gz": "e551fac59fc01ca89cf96c9508d2d2325aa4d0f4cfcea4580b101521012f6388",
-    "asterisk/train.tsv": "82e07e9e10f07a71e5651d1d37c84c6262543011bb0046103fdc43463349e78f",
-}
-
-_SPEECH_FILES = (
-    *_files("", {**_DIGITS_FILES, **_PROMPTS_FILES}),
-    *(
-        RemoteFile(name=f"multi30k/{file.name}", url=file.url, sha256=file.sha256)
-        for file in _MULTI30K_FILES
-        if ".en." in file.name
+_EMOJI_FILES = _made(
+    "emoji",
+    {
+        "emoji/texts.tsv.gz": "ada25d45be49fe3a4631d3ef98270b4f9ae5e55b3df7ba0ea770b3995103e790",
+        "emoji/noto_96.tar.gz": "d042f86c044586b9a93aa47e964ee1c7c99a9fd8d43e3af0e2eab782be43d49b",
+        "emoji/openmoji_96.tar.gz": "c278a3375f05c7bccc6cb61d4fc3e59f8cd702bbab9c3e97f91a49bd4d060768",
+        "emoji/fluent_96.tar.gz": "f1b0f2fe2a7014767b8efb904862692bb062d940584889bc985e7ef1e020fbec",
+    },
+)
+_DIGITS_FILES = _made(
+    "digits",
+    {
+        "fsdd/train.tar.gz": "091009cabd5279c869ff65534a4fb5d1f13f36ee37bec68de853394e0f3d19ec",
+        "fsdd/test_3-4.tar.gz": "570e237ae91aff746bcce43c0204bb480e643b8261ea926e04f4e49ef4aac7c7",
+    },
+)
+_PROMPTS_FILES = _made(
+    "prompts",
+    {
+        "asterisk/train.tar.gz": "e551fac59fc01ca89cf96c9508d2d2325aa4d0f4cfcea4580b101521012f6388",
+        "asterisk/train.tsv": "82e07e9e10f07a71e5651d1d37c84c6262543011bb0046103fdc43463349e78f",
+    },
+)
+_CAPTION_FILES = _made(
+    "captions",
+    {
+        "flickr8k/photos_112.tar.gz": "8e8062c84fb957a6bdf2fce06452787c09aea5c8fc32898d43dc8d7fcb32b6ec",
+        "flickr8k/captions_train.tsv.gz": "8dbdaba679000e8ab9c803e90740f31705f56be6a4af75f5149f4021226405e6",
+        "flickr8k/captions_val.tsv.gz": "dd1031760d49f5408c6c0a82b7c7861075ffc0f84c029e1768d315f0f418b6aa",
+    },
+)
+_LINES_FILES = _made(
+    "captions",
+    {"flickr8k/task1_lines.tsv.gz": "205a1d499982112daee6abafdde4930f87df20435d039f737fee4d6b19dcdfaf"},
+)
+_SEGMENT_FILES = (
+    *_made("nuclei", {"nuclei/train.tar.gz": "8554d7c592c6ed4b23c13862656546162630c2c1ce6f5d21db1b4885c7d15af4"}),
+    *_made(
+        "photographs",
+        {
+            "bsds500/train.tar.gz": "ac00491848e6a794379f210a055a4eac4d6e81b997d155523e637fabd5d1d371",
+            "bsds500/val.tar.gz": "13a8131a39d2e699740b9520e0f59ca47a72e29ed758dccd36a20bc8a6c4b251",
+        },
     ),
 )
+
+
+def _of_multi30k(wanted: Callable[[str], bool]) -> tuple[RemoteFile, ...]:
+    """Files of Multi30k, in its folder."""
+    return tuple(replace(file, name=f"multi30k/{file.name}") for file in _MULTI30K_FILES if wanted(file.name))
+
+
+_SPEECH_FILES = (*_DIGITS_FILES, *_PROMPTS_FILES, *_of_multi30k(lambda name: ".en." in name))
 _SYNTHESISED = tuple(f"{synthesis.FOLDER}/{part}.{kind}" for part in synthesis.PARTS for kind in ("tar", "tsv"))
 _SPEECH_LICENSE = (
     "digits CC BY-SA 4.0 (Jackson et al.); prompts CC BY-SA 3.0, recorded by Allison Smith "
@@ -577,7 +620,7 @@ _ALL = (
         folder="ag_news",
         title="AG News",
         files=_files(
-            f"{_GITHUB}/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/",
+            f"{GITHUB}/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/",
             {
                 "train.csv": "76a0a2d2f92b286371fe4d4044640910a04a803fdd2538e0f3f29a5c6f6b672e",
                 "test.csv": "521465c2428ed7f02f8d6db6ffdd4b5447c1c701962353eb2c40d548c3c85699",
@@ -594,7 +637,7 @@ _ALL = (
         folder="tinyshakespeare",
         title="Tiny Shakespeare",
         files=_files(
-            f"{_GITHUB}/karpathy/char-rnn/master/data/tinyshakespeare/",
+            f"{GITHUB}/karpathy/char-rnn/master/data/tinyshakespeare/",
             {"input.txt": "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"},
         ),
         license="public domain (the plays; no licence is stated for the file)",
@@ -625,7 +668,7 @@ _ALL = (
         folder="ud_english_ewt",
         title="UD English EWT 2.16",
         files=_files(
-            f"{_GITHUB}/UniversalDependencies/UD_English-EWT/r2.16/",
+            f"{GITHUB}/UniversalDependencies/UD_English-EWT/r2.16/",
             {
                 "en_ewt-ud-train.conllu": "3fb78e2b55482c8ee00caa653af436c88c9e5bc9a73ce26e4ae3ddc79d2b7e7b",
                 "en_ewt-ud-dev.conllu": "531a54ff90d6ab12201c5a50c3e78e6ddac4de69abc4bce5d275d3cd29efe2b6",
@@ -654,7 +697,7 @@ _ALL = (
         folder="fashion_mnist",
         title="Fashion-MNIST",
         files=_files(
-            f"{_GITHUB}/zalandoresearch/fashion-mnist/master/data/fashion/",
+            f"{GITHUB}/zalandoresearch/fashion-mnist/master/data/fashion/",
             {
                 "train-images-idx3-ubyte.gz": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
                 "train-labels-idx1-ubyte.gz": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
@@ -682,15 +725,7 @@ _ALL = (
         task="image_text_embedding",
         folder=".",
         title="Emoji and Flickr8k",
-        files=_files(
-            "",
-            {
-                **_EMOJI_FILES,
-                "flickr8k/photos_112.tar.gz": "8e8062c84fb957a6bdf2fce06452787c09aea5c8fc32898d43dc8d7fcb32b6ec",
-                "flickr8k/captions_train.tsv.gz": "8dbdaba679000e8ab9c803e90740f31705f56be6a4af75f5149f4021226405e6",
-                "flickr8k/captions_val.tsv.gz": "dd1031760d49f5408c6c0a82b7c7861075ffc0f84c029e1768d315f0f418b6aa",
-            },
-        ),
+        files=(*_EMOJI_FILES, *_CAPTION_FILES),
         license=(
             "emoji: Noto Apache-2.0, OpenMoji CC BY-SA 4.0, Fluent MIT, names and tags MIT (emojibase); photographs "
             "and captions of Flickr8k: not stated, for non-commercial research and education"
@@ -704,7 +739,7 @@ _ALL = (
         task="image_generation",
         folder=".",
         title="Emoji",
-        files=_files("", _EMOJI_FILES),
+        files=_EMOJI_FILES,
         license="Noto Apache-2.0, OpenMoji CC BY-SA 4.0, Fluent MIT, names and tags MIT (emojibase)",
         home="https://github.com/milesj/emojibase",
         read=_read_emoji,
@@ -715,15 +750,7 @@ _ALL = (
         task="segmentation",
         folder=".",
         title="Nuclei, BSDS500 and emoji",
-        files=_files(
-            "",
-            {
-                "nuclei/train.tar.gz": "8554d7c592c6ed4b23c13862656546162630c2c1ce6f5d21db1b4885c7d15af4",
-                "bsds500/train.tar.gz": "ac00491848e6a794379f210a055a4eac4d6e81b997d155523e637fabd5d1d371",
-                "bsds500/val.tar.gz": "13a8131a39d2e699740b9520e0f59ca47a72e29ed758dccd36a20bc8a6c4b251",
-                **_EMOJI_FILES,
-            },
-        ),
+        files=(*_SEGMENT_FILES, *_EMOJI_FILES),
         license=(
             "nuclei CC0; photographs of BSDS500: not stated, for non-commercial research and education; emoji: Noto "
             "Apache-2.0, OpenMoji CC BY-SA 4.0, Fluent MIT"
@@ -739,17 +766,7 @@ _ALL = (
         task="captioning",
         folder=".",
         title="Flickr8k and Multi30k",
-        files=_files(
-            "",
-            {
-                "flickr8k/photos_112.tar.gz": "8e8062c84fb957a6bdf2fce06452787c09aea5c8fc32898d43dc8d7fcb32b6ec",
-                "flickr8k/captions_train.tsv.gz": "8dbdaba679000e8ab9c803e90740f31705f56be6a4af75f5149f4021226405e6",
-                "flickr8k/captions_val.tsv.gz": "dd1031760d49f5408c6c0a82b7c7861075ffc0f84c029e1768d315f0f418b6aa",
-                "flickr8k/task1_lines.tsv.gz": "205a1d499982112daee6abafdde4930f87df20435d039f737fee4d6b19dcdfaf",
-                "multi30k/train.en.gz": "d79cfa999dd4c51d2cb42499b6796d5a882c3a8a961923c25a898c90f8bbd56f",
-                "multi30k/train.de.gz": "726e39b2fa9eb9ffb6dc763fb35a179f80fae06ffc5d28b6ace5faa883de28a6",
-            },
-        ),
+        files=(*_CAPTION_FILES, *_LINES_FILES, *_of_multi30k(lambda name: name in ("train.en.gz", "train.de.gz"))),
         license=(
             "photographs and captions of Flickr8k, and the text of Multi30k: not stated, for non-commercial research "
             "and education"
@@ -774,7 +791,7 @@ _ALL = (
         task="transcription",
         folder=".",
         title="Free Spoken Digit Dataset",
-        files=_files("", _DIGITS_FILES),
+        files=_DIGITS_FILES,
         license="CC BY-SA 4.0",
         home="https://github.com/Jakobovski/free-spoken-digit-dataset",
         read=_read_digits,

@@ -1,5 +1,10 @@
 """Pictures with segments: what can be cut out of them, and pictures composed of drawings, whose segments are exact.
 
+A user's own are a folder with the folders `images` and `masks`:
+
+    images/one.jpg    masks/one.png                      a mask of all objects: 0 is background, another value an object
+    images/two.png    masks/two/1.png  masks/two/2.png   a mask of each object: 0 is background, all else is the object
+
 H, W height and width of a picture as it is stored, I side of what a model sees, S cells along a side of a mask, P
 prompts of a picture, K maps of a scene.
 """
@@ -9,25 +14,32 @@ from __future__ import annotations
 import io
 import math
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 from scipy.ndimage import distance_transform_edt, find_objects
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from headway_training.data.examples import hold_out
-from headway_training.data.pictures import Drawings, EmojiTexts, join_drawings
-from headway_training.errors import DataError
+from headway_training.data.images import SUFFIXES, read_image, to_rgb
+from headway_training.data.pictures import NO_DRAWINGS, Drawings, EmojiTexts, join_drawings
+from headway_training.errors import DataError, MissingDataError
 
 Labels = NDArray[np.int32]
 """The number of the segment that each pixel belongs to, from 1; 0: none."""
 LEAST_AREA = 24
 """Pixels, of I x I, of the smallest segment that is asked for in training."""
+MASK_SUFFIXES = frozenset({".png", ".tif", ".tiff", ".bmp", ".gif"})
+"""Of files that keep every value."""
+_LARGEST_VALUE = (1 << 24) - 1
+_MASK_MODES = frozenset({"1", "L", "P", "I", "I;16", "I;16B", "I;16L"})
+"""Pillow's modes of images with one whole number a pixel."""
 _FEWEST_PART_PIXELS = 24
 """Of a drawing as it is stored; smaller regions go to the nearest larger one, as the blurred edges between two do."""
 _SAME_COLOUR = 14
@@ -36,6 +48,11 @@ _MOST_DRAWINGS = 6
 _WHOLES = 0.65
 """Share of the segments of a composed picture that are whole drawings, as far as they are seen; the others are parts
 of one colour."""
+
+
+Kind = Literal["nuclei", "photographs", "own", "composites"]
+"""Microscope pictures, whose segments are single nuclei; photographs, segmented whole by several people each; pictures
+of the user's own; and those that are composed of drawings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,21 +64,61 @@ class SegmentedImage:
     segmentations: tuple[Labels, ...]
     """(H, W) each."""
 
+    def load(self) -> SegmentedImage:
+        """Itself."""
+        return self
+
+    def reduced(self, side: int) -> SegmentedImage:
+        """The picture with its longer side at most so many pixels; segments that are less than a pixel may go."""
+        height, width = self.image.shape[:2]
+        if (share := side / max(height, width)) >= 1:
+            return self
+        size = (max(1, round(width * share)), max(1, round(height * share)))
+        image = np.asarray(Image.fromarray(self.image).resize(size, Image.Resampling.BILINEAR))
+        maps = [np.asarray(Image.fromarray(one).resize(size, Image.Resampling.NEAREST)) for one in self.segmentations]
+        return SegmentedImage(image=image, segmentations=tuple(maps))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentedFile:
+    """A picture of the user's, which is read each time that it is looked at."""
+
+    file: Path
+    """The picture."""
+    masks: tuple[Path, ...]
+    """One of all its objects, or one of each."""
+    is_whole: bool
+    """Whether it is one of all its objects."""
+
+    def load(self) -> SegmentedImage:
+        """Reads the picture and its masks.
+
+        Raises:
+            DataError: One cannot be read.
+        """
+        image = read_image(self.file, lambda one: np.asarray(to_rgb(ImageOps.exif_transpose(one)), np.uint8))
+        if self.is_whole:
+            values = _read_mask(self.masks[0])
+            is_there = np.bincount(values.ravel()) > 0
+            is_there[0] = True  # the background, which may be nowhere
+            maps = [(np.cumsum(is_there, dtype=np.int32) - 1)[values]]
+        else:
+            maps = _pack(_read_mask(mask) > 0 for mask in self.masks)
+        return SegmentedImage(image=image, segmentations=tuple(maps))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentedPictures:
     """A part of the pictures: what is trained on, or what is measured on."""
 
-    nuclei: list[SegmentedImage]
-    """Microscope pictures, whose segments are single nuclei."""
-    photographs: list[SegmentedImage]
-    """Photographs, segmented whole by several people each."""
+    pictures: Mapping[Kind, Sequence[SegmentedImage | SegmentedFile]]
+    """Of each kind that there is."""
     drawings: Drawings
     """What further pictures are composed of."""
 
     def __len__(self) -> int:
         """Pictures and drawings."""
-        return len(self.nuclei) + len(self.photographs) + len(self.drawings)
+        return sum(map(len, self.pictures.values())) + len(self.drawings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +173,106 @@ def read_segmented_images(path: Path) -> list[SegmentedImage]:
                 f"{path}: {stem} has no label map of its size, {pixels.shape[1]} x {pixels.shape[0]} pixels"
             )
     return [SegmentedImage(image=images[stem], segmentations=tuple(maps[stem])) for stem in sorted(images)]
+
+
+def read_own_segments(folder: Path) -> SegmentedPictures:
+    """Finds the pictures of a user's folder and their masks, and reads each once, so that all that is wrong is told.
+
+    Raises:
+        MissingDataError: There is no such folder, or a picture has no mask.
+        DataError: A file cannot be read; a mask has another size than its picture, is none, or has no picture; or there
+            is no object in any.
+    """
+    found = _find_segmented(folder)
+    has_objects = [any(one.any() for one in picture.load().segmentations) for picture in found]
+    if not any(has_objects):
+        raise DataError(f"{folder}: every pixel of every mask is 0, so there is no object")
+    return SegmentedPictures(pictures={"own": found}, drawings=NO_DRAWINGS)
+
+
+def find_segmented_files(folder: Path) -> list[Path]:
+    """All files of a user's folder of pictures with masks; errors as `read_own_segments`, but for what is in them."""
+    return [file for one in _find_segmented(folder) for file in (one.file, *one.masks)]
+
+
+def _find_segmented(folder: Path) -> list[SegmentedFile]:
+    images, masks = folder / "images", folder / "masks"
+    for needed in (images, masks):
+        if not needed.is_dir():
+            raise MissingDataError(
+                f"there is no folder {needed}; expected {folder} to hold the folders images and masks"
+            )
+    files = sorted(file for file in images.iterdir() if file.suffix.lower() in SUFFIXES)
+    if not files:
+        raise DataError(f"{images} holds no images; expected files ending in {', '.join(sorted(SUFFIXES))}")
+    for file, earlier in zip(files[1:], files, strict=False):
+        if file.stem == earlier.stem:
+            raise DataError(f"{file}: {earlier.name!r} is named {file.stem!r} too, and a name has one mask; rename one")
+    names = {file.stem for file in files}
+    for mask in sorted(masks.iterdir()):
+        name = mask.name if mask.is_dir() else mask.stem
+        if name not in names and not name.startswith("."):
+            raise DataError(f"{mask}: there is no picture {name!r} in {images}; remove it, or add the picture")
+    return [_find_masks(file, masks / file.stem) for file in files]
+
+
+def _find_masks(file: Path, masks: Path) -> SegmentedFile:
+    """The masks of a picture: a folder of that path, or a file with an ending behind it."""
+    is_whole = not masks.is_dir()
+    files = [masks.parent / f"{masks.name}{suffix}" for suffix in MASK_SUFFIXES] if is_whole else masks.iterdir()
+    own = tuple(sorted(one for one in files if one.suffix.lower() in MASK_SUFFIXES and one.is_file()))
+    if not own or (is_whole and len(own) > 1):
+        raise MissingDataError(
+            f"{file} has {len(own) or 'no'} masks; expected one file {masks}.png, or a folder {masks} with a file for "
+            "each object"
+        )
+    size = read_image(file, lambda one: ImageOps.exif_transpose(one).size)
+    for mask in own:
+        if (found := read_image(mask, _mask_size)) != size:
+            raise DataError(
+                f"{mask} has {found[0]} x {found[1]} pixels, and its picture {file.name!r} has {size[0]} x {size[1]}; "
+                "they must be of one size"
+            )
+    return SegmentedFile(file=file, masks=own, is_whole=is_whole)
+
+
+def _mask_size(image: Image.Image) -> tuple[int, int]:
+    """Width and height.
+
+    Raises:
+        OSError: It has colours, so that it is no mask.
+    """
+    if image.mode not in _MASK_MODES:
+        raise OSError(f"its mode is {image.mode}, and a mask has one whole number a pixel: grey, or a palette")
+    return image.size
+
+
+def _read_mask(path: Path) -> NDArray[np.int64]:
+    """(H, W): the numbers of a mask, of a palette its places.
+
+    Raises:
+        DataError: It cannot be read, or has a number that is none of an object.
+    """
+    values: NDArray[np.int64] = read_image(path, lambda image: np.asarray(image).astype(np.int64))
+    least, most = int(values.min()), int(values.max())
+    if least < 0 or most > _LARGEST_VALUE:
+        wrong = least if least < 0 else most
+        raise DataError(f"{path}: a pixel is {wrong:,}, and the values of a mask are 0 to {_LARGEST_VALUE:,}")
+    return values
+
+
+def _pack(masks: Iterable[NDArray[np.bool_]]) -> list[Labels]:
+    """Puts masks, (H, W), that may overlap into as few maps as do when each goes into the first where it fits."""
+    maps: list[Labels] = []
+    for mask in masks:
+        for labels in maps:
+            if not labels[mask].any():
+                break
+        else:
+            labels = np.zeros(mask.shape, np.int32)
+            maps.append(labels)
+        labels[mask] = labels.max() + 1
+    return maps
 
 
 def hold_out_drawings(

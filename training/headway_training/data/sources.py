@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headway_training.checkpoint import AudioPreprocessing, ImagePreprocessing
+from headway_training.checkpoint import ImagePreprocessing
 from headway_training.data.examples import Splits
 from headway_training.data.public import DATASETS, Dataset
-from headway_training.data.speech import MOST_TEST_SECONDS, Recordings
 from headway_training.errors import DataError, RecipeError
 from headway_training.kinds import FileSettings, find_task
 from headway_training.recipes import ClassificationSettings, Recipe
@@ -68,7 +67,9 @@ def find_unchecked_files(recipe: Recipe, folder: Path, own: OwnData | None) -> l
         RecipeError: The recipe names no known data set.
     """
     if own is None:
-        return [file for name in find_dataset_of(recipe).made if (file := folder / name).is_file()]
+        dataset = find_dataset_of(recipe)
+        names = (*dataset.made, *(f"{dataset.folder}/{file.name}" for file in dataset.files if file.maker))
+        return [file for name in names if (file := folder / name).is_file()]
     kind, found = find_task(recipe.task), list[Path]()
     for name in dict.fromkeys((own.train, own.valid, own.test or own.valid)):
         path = Path(name)
@@ -113,17 +114,15 @@ def find_dataset_of(recipe: Recipe) -> Dataset:
 def _read_own(recipe: Recipe, own: OwnData) -> Splits[Any]:
     """Reads the user's files; labels are those of the training data."""
     kind = find_task(recipe.task)
-    settings = FileSettings(classification=recipe.classification, preprocessing=recipe.preprocessing or recipe.audio)
+    settings = FileSettings(
+        classification=recipe.classification,
+        preprocessing=recipe.preprocessing,
+        sampling_rate=kind.sampling_rate(recipe),
+    )
     train, labels = kind.read_own(own.train, None, settings)
     valid, _ = kind.read_own(own.valid, labels, settings)
     test = valid if own.test is None else kind.read_own(own.test, labels, settings)[0]
-    if isinstance(test, Recordings) and test.seconds > MOST_TEST_SECONDS:
-        raise DataError(
-            f"the test recordings are {test.seconds / 60:.0f} minutes long, and the checkpoint carries at most "
-            f"{MOST_TEST_SECONDS // 60}; give fewer with --test"
-        )
-    if any(type(part) is not type(train) for part in (valid, test)):
-        raise DataError("--train, --valid and --test must all be conversations (.jsonl), or all running text")
+    kind.check_own(train, valid, test)
     return Splits(
         train=train,
         valid=valid,
@@ -142,7 +141,8 @@ def read_examples(
     labels: tuple[str, ...] | None,
     *,
     classification: ClassificationSettings,
-    preprocessing: ImagePreprocessing | AudioPreprocessing | None = None,
+    preprocessing: ImagePreprocessing | None = None,
+    sampling_rate: int | None = None,
 ) -> tuple[Any, tuple[str, ...]]:
     """Reads one part of the user's data.
 
@@ -151,7 +151,8 @@ def read_examples(
         name: A file, two files with a comma between them, or a folder of images.
         labels: Known labels in the order of their indices; None: those of the file.
         classification: What the rows of a text classifier hold.
-        preprocessing: The size of images, or the rate of audio; for tasks of labelled images and of recordings.
+        preprocessing: The size of images; for tasks of images.
+        sampling_rate: Samples a second of recordings; None: those of the first.
 
     Returns:
         The examples and the labels, of which tasks without labels have none.
@@ -159,7 +160,8 @@ def read_examples(
     Raises:
         DataError: Data is missing or malformed, or a label is not known.
     """
-    return find_task(task).read(name, labels, FileSettings(classification=classification, preprocessing=preprocessing))
+    settings = FileSettings(classification=classification, preprocessing=preprocessing, sampling_rate=sampling_rate)
+    return find_task(task).read(name, labels, settings)
 
 
 def file_names(name: str) -> str:

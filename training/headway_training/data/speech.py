@@ -16,13 +16,19 @@ from numpy.typing import NDArray
 
 from headway_training.data.audio import audio_rate, read_audio
 from headway_training.data.examples import Rows, hold_out
-from headway_training.data.pictures import read_table
+from headway_training.data.tables import Row, check_distinct, find_files, read_rows, read_table
 from headway_training.errors import DataError, MissingDataError
 
 RATE = 8000
 """Samples a second of the project's recordings."""
 MOST_TEST_SECONDS = 3600
 """Of the test part, which the checkpoint carries."""
+HEARD = ("file",)
+TRANSCRIBED = (*HEARD, "transcript")
+SPOKEN = (*TRANSCRIBED, "speaker")
+"""Columns of the user's tables of recordings."""
+LEAST_SECONDS = 0.02
+"""Of a recording of the user's: a frame of a codec, of which nothing shorter is one."""
 _ONES = [
     "zero",
     "one",
@@ -149,35 +155,27 @@ def read_transcribed(
     return Recordings(samples=samples, texts=texts, speakers=speakers, sources=sources)
 
 
-def read_recordings(table: Path, rate: int | None = None, *, with_speakers: bool = False) -> Recordings:
-    """Reads a user's table of recordings, with tabs between its columns, whose header names `file` and `transcript`.
+def read_recordings(table: Path, rate: int | None = None, *, columns: Sequence[str] = TRANSCRIBED) -> Recordings:
+    """Reads a user's table of recordings (`headway_training.data.tables`), whose files are named in the column `file`.
 
     Transcripts are taken as they are.
 
     Args:
-        table: One row a recording; files are named from its folder.
+        table: One row a recording.
         rate: Samples a second to bring them to; None: that of the first.
-        with_speakers: The header must name `speaker` too.
+        columns: What it must name of each: `TRANSCRIBED`, or `SPOKEN` with who speaks, or `HEARD`, nothing more.
 
     Raises:
-        MissingDataError: There is no such file.
-        DataError: A column is missing, a cell is empty, an audio cannot be read, or there is none.
+        MissingDataError: The table, or a recording, is not there.
+        DataError: A column is missing, a cell is empty, an audio is named twice, cannot be read or is too short.
     """
-    columns = ("file", "speaker", "transcript") if with_speakers else ("file", "transcript")
-    rows = read_table(table, columns)
-    for number, row in enumerate(rows, start=2):
-        if not all(row[column].strip() for column in columns):
-            raise DataError(f"{table}, line {number}: {' and '.join(columns)} must all be there")
-    files = [table.parent / row["file"] for row in rows]
-    if not files:
-        raise DataError(f"{table} holds no recording")
-    if missing := next((file for file in files if not file.is_file()), None):
-        raise MissingDataError(f"{missing}, which {table} names, does not exist")
+    rows = _recording_rows(table, columns)
+    files = find_files(table, rows)
     rate = rate or audio_rate(files[0])
     return Recordings(
-        samples=[read_audio(file, rate) for file in files],
-        texts=[" ".join(row["transcript"].split()) for row in rows],
-        speakers=[row.get("speaker", "") for row in rows],
+        samples=[_read_row(row, file, rate) for row, file in zip(rows, files, strict=True)],
+        texts=[" ".join(row.cells.get("transcript", "").split()) for row in rows],
+        speakers=[row.cells.get("speaker", "") for row in rows],
         sources=["own"] * len(rows),
         sampling_rate=rate,
     )
@@ -185,7 +183,28 @@ def read_recordings(table: Path, rate: int | None = None, *, with_speakers: bool
 
 def find_recordings(table: Path) -> list[Path]:
     """The files that a user's table of recordings names; errors as `read_recordings`."""
-    return [table.parent / row["file"] for row in read_table(table, ("file",))]
+    return find_files(table, _recording_rows(table, HEARD))
+
+
+def _recording_rows(table: Path, columns: Sequence[str]) -> list[Row]:
+    rows = read_rows(table, columns)
+    check_distinct(rows, ("file",))
+    return rows
+
+
+def _read_row(row: Row, file: Path, rate: int) -> NDArray[np.int16]:
+    """Reads the recording of a row.
+
+    Raises:
+        DataError: It cannot be read, or is too short.
+    """
+    samples = read_audio(file, rate, f"{row.place}: {row.cells['file']!r}")
+    if len(samples) < LEAST_SECONDS * rate:
+        raise DataError(
+            f"{row.place}: {row.cells['file']!r} is {1000 * len(samples) / rate:.1f} ms long, and the shortest that is "
+            f"read has {1000 * LEAST_SECONDS:.0f} ms; remove the row"
+        )
+    return samples
 
 
 def join_recordings(parts: Sequence[Recordings]) -> Recordings:

@@ -24,8 +24,6 @@ If texts come in pairs, the second one is in the column `text_pair`; without a h
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -33,7 +31,8 @@ from typing import NamedTuple
 
 from headway_training.checkpoint import TextPairUse
 from headway_training.data.examples import LabeledTexts, MultiLabeledTexts, ParallelTexts
-from headway_training.data.files import read_lines, read_text
+from headway_training.data.files import read_lines
+from headway_training.data.tables import number_rows
 from headway_training.errors import DataError
 
 _LAYOUT = "expected a header with the columns text and label, or no header and the label in the first column"
@@ -178,9 +177,7 @@ def _read_rows(path: Path, text_pairs: TextPairUse, *, needs_label: bool) -> lis
         DataError: There is no row, or one is malformed: names the line and what is expected.
     """
     delimiter = "\t" if ".tsv" in path.suffixes else ","
-    lines = list(
-        _number_rows(csv.reader(io.StringIO(read_text(path), newline=""), delimiter=delimiter, strict=True), path)
-    )
+    lines = list(number_rows(path, delimiter))
     if not lines:
         raise DataError(f"{path} holds no rows; {_LAYOUT}")
     columns = [cell.strip().lower() for cell in lines[0][1]]
@@ -196,24 +193,6 @@ def _read_rows(path: Path, text_pairs: TextPairUse, *, needs_label: bool) -> lis
             if not getattr(row, name).strip():
                 raise DataError(f"{path}, line {row.line}: the {name} is empty; remove the row or fill it in")
     return [_Row(line, *(cell.strip() for cell in cells)) for line, *cells in rows]
-
-
-def _number_rows(reader: Iterator[list[str]], path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Rows with the number of the line they begin on; empty lines are left out."""
-    line = 1
-    while True:
-        try:
-            row = next(reader, None)
-        except csv.Error as error:
-            raise DataError(
-                f"{path}, line {line}: {error}; expected CSV, where a text with a comma, a quote or a line break "
-                "stands in double quotes and a quote inside is doubled"
-            ) from error
-        if row is None:
-            return
-        if any(cell.strip() for cell in row):
-            yield line, row
-        line = reader.line_num + 1  # type: ignore[attr-defined]  # csv.reader's type is private
 
 
 def _rows_by_header(lines: Sequence[tuple[int, list[str]]], columns: list[str], path: Path) -> Iterator[_Row]:

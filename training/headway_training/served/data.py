@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from headway_client import Model
-from headway_training.data.captions import CaptionedImages
+from headway_training.data.captions import CaptionedImages, read_caption_table
 from headway_training.data.examples import (
     LabeledImages,
     PlainText,
@@ -22,7 +22,6 @@ from headway_training.data.examples import (
 from headway_training.data.images import find_images
 from headway_training.data.pictures import DescribedImages, Pictures
 from headway_training.data.sources import file_names, read_examples, read_splits
-from headway_training.data.speech import read_recordings
 from headway_training.errors import DataError, EvaluationError
 from headway_training.kinds import task_names
 from headway_training.recipes import ClassificationSettings, Recipe, list_recipes, read_recipe
@@ -190,7 +189,7 @@ def read_file(
 
     Raises:
         DataError: The data is missing or malformed, or has a label that the model does not know.
-        EvaluationError: There is a separator, and a text has one label or none.
+        EvaluationError: The task is measured on no files; or there is a separator, and a text has one label or none.
     """
     several = (manifest.get("classification") or {}).get("kind") == "multi_label"
     if label_separator != DEFAULT_LABEL_SEPARATOR and not (several and model.task == "text_classification"):
@@ -198,23 +197,8 @@ def read_file(
             f"--label-separator is for texts that may have several labels, and {model.name} gives none of them; "
             "leave it out"
         )
-    if model.task == "image_classification" or (
-        model.labels and model.task == "image_generation"
-    ):  # as they are: the server brings them to the model's size
-        return _read_labeled_images(model, file)
-    if model.task == "image_generation":
-        captioned = _read_captioned(Path(file), language)
-        prompts = [next(iter(one.values()))[0] for one in captioned.captions]
-        return TestData(file_names(file), PromptedFiles(images=captioned.images, prompts=prompts))
-    if model.task in ("image_embedding", "captioning"):
-        return TestData(file_names(file), _read_captioned(Path(file), language))
-    if model.task == "transcription":
-        rate = int((manifest.get("audio_preprocessing") or {})["sampling_rate"])
-        return TestData(file_names(file), read_recordings(Path(file), rate))
-    if model.task == "speech_synthesis":
-        return TestData(file_names(file), read_recordings(Path(file), with_speakers=True))
-    if model.task == "segmentation":
-        raise DataError("--file: masks are read from no file of your own; --data names a data set to measure on")
+    if model.task in _IMAGE_FILES:  # as they are: the server brings them to the model's size
+        return TestData(file_names(file), *_IMAGE_FILES[model.task](model, Path(file), language))
     classification = ClassificationSettings(
         multi_label=several,
         text_pairs=manifest.get("text_pairs") or "never",
@@ -222,43 +206,52 @@ def read_file(
     )
     if model.task not in task_names():
         raise EvaluationError(f"--file: {model.task} is measured on no file of your own")
-    examples, labels = read_examples(model.task, file, model.labels, classification=classification)
+    rate = (manifest.get("audio_preprocessing") or {}).get("sampling_rate")
+    examples, labels = read_examples(model.task, file, model.labels, classification=classification, sampling_rate=rate)
     return TestData(file_names(file), examples, labels)
 
 
-def _read_labeled_images(model: Model, file: str) -> TestData:
+def _read_labeled(model: Model, folder: Path, _language: str) -> tuple[EncodedImages, tuple[str, ...]]:
     """Reads a folder with a folder of images for each label."""
-    found = find_images(Path(file))
+    found = find_images(folder)
     labels = tuple(sorted({label for _, label in found}))
     if unknown := sorted(set(labels) - set(model.labels)):
-        raise DataError(f"{file}: the label {unknown[0]!r} is not among those of the model")
+        raise DataError(f"{folder}: the label {unknown[0]!r} is not among those of the model")
     files = [path.read_bytes() for path, _ in found]
-    if model.task == "image_generation":
-        return TestData(file_names(file), PromptedFiles(images=files, prompts=[label for _, label in found]))
-    images = EncodedImages(images=files, labels=[labels.index(label) for _, label in found])
-    return TestData(file_names(file), images, labels)
+    return EncodedImages(images=files, labels=[labels.index(label) for _, label in found]), labels
 
 
-def _read_captioned(file: Path, language: str) -> CaptionedFiles:
-    """Reads lines of an image's path, a tab and a caption in one language; an image may have several lines.
+def _read_captioned(_model: Model, table: Path, language: str) -> tuple[CaptionedFiles]:
+    """Reads a table of images with captions, whose language is the given one where the table says nothing of it."""
+    found = read_caption_table(table, language)
+    return (CaptionedFiles(images=[path.read_bytes() for path in found], captions=list(found.values())),)
 
-    Raises:
-        DataError: A line has no tab, or an image cannot be read.
-    """
-    captions: dict[str, list[str]] = {}
-    try:
-        for number, line in enumerate(file.read_text(encoding="utf-8").split("\n"), 1):
-            path, tab, caption = line.partition("\t")
-            if line.strip() and not (path and tab and caption.strip()):
-                raise DataError(f"{file}, line {number}: expected the path of an image, a tab and a caption")
-            if line.strip():
-                captions.setdefault(path, []).append(caption.strip())
-        images = [(file.parent / path).read_bytes() for path in captions]
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file} cannot be read as captions of images: {error}") from error
-    if not images:
-        raise DataError(f"{file} holds no caption")
-    return CaptionedFiles(images=images, captions=[{language: one} for one in captions.values()])
+
+def _read_drawn(model: Model, file: Path, language: str) -> tuple[PromptedFiles]:
+    """Reads images with what draws their like: their labels, or their first captions."""
+    if model.labels:
+        examples, labels = _read_labeled(model, file, language)
+        return (PromptedFiles(images=examples.images, prompts=[labels[one] for one in examples.labels]),)
+    (captioned,) = _read_captioned(model, file, language)
+    prompts = [next(iter(one.values()))[0] for one in captioned.captions]
+    return (PromptedFiles(images=captioned.images, prompts=prompts),)
+
+
+def _read_segmented(_model: Model, folder: Path, _language: str) -> tuple[SegmentedFiles]:
+    """Reads a folder of pictures with masks."""
+    from headway_training.tasks.segmentation import read_measured  # noqa: PLC0415 (torch, which others need not)
+
+    return (SegmentedFiles(pictures=read_measured(folder)),)
+
+
+_IMAGE_FILES: Mapping[str, Callable[[Model, Path, str], tuple[Any, ...]]] = {
+    "image_classification": _read_labeled,
+    "image_generation": _read_drawn,
+    "image_embedding": _read_captioned,
+    "captioning": _read_captioned,
+    "segmentation": _read_segmented,
+}
+"""Of tasks of images, whose files are sent as they are: model, file or folder, and language -> examples and labels."""
 
 
 def first_examples(examples: Any, limit: int | None) -> Any:

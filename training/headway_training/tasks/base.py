@@ -24,12 +24,12 @@ from headway_training.checkpoint import (
     Baseline,
     SpecialTokens,
 )
-from headway_training.data.captions import language_token
-from headway_training.data.examples import LabeledImages, Splits
+from headway_training.data.captions import language_token, read_caption_table
+from headway_training.data.examples import Splits
 from headway_training.data.images import find_images, read_image_folder
-from headway_training.data.speech import Recordings, find_recordings, read_recordings
+from headway_training.data.speech import MOST_TEST_SECONDS, SPOKEN, Recordings, find_recordings, read_recordings
 from headway_training.durable import replacing
-from headway_training.errors import RecipeError
+from headway_training.errors import DataError, RecipeError
 from headway_training.kinds import FileSettings, Labels, TaskKind
 from headway_training.models import Model, build_model, make_configuration
 from headway_training.models.own import FACTORY, MODULE, Factory, OwnModule, build_module
@@ -280,9 +280,10 @@ class ImageFolderTask(Task):
     """A task that reads a folder with a folder of images for each label, and the data sets of image classifiers."""
 
     data_of: ClassVar[tuple[str, ...]] = ("image_classification",)
+    own_data: ClassVar[str] = "a folder with a folder of images for each label"
 
     @classmethod
-    def read(cls, file: str, labels: Labels | None, settings: FileSettings) -> tuple[LabeledImages, Labels]:
+    def read(cls, file: str, labels: Labels | None, settings: FileSettings) -> tuple[Any, Labels]:
         """Reads the images of a folder, brought to the size of `preprocessing`."""
         return read_image_folder(Path(file), settings.preprocessing, labels)
 
@@ -292,18 +293,38 @@ class ImageFolderTask(Task):
         return [file for file, _ in find_images(path)] if path.is_dir() else [path]
 
 
+class CaptionedImagesTask(Task):
+    """A task that reads a table of images with captions."""
+
+    own_data: ClassVar[str] = "a table with the columns `file`, an image's path, and `caption`"
+
+    @classmethod
+    def files_behind(cls, path: Path) -> list[Path]:
+        """The table and its images."""
+        return [path, *read_caption_table(path)]
+
+
 class RecordingsTask(Task):
     """A task that reads a table of recordings."""
 
-    names_speakers: ClassVar[bool] = True
-    """Whether the table must say who speaks."""
+    own_data: ClassVar[str] = "a table with the columns `file`, a recording's path, `transcript` and `speaker`"
+    columns: ClassVar[tuple[str, ...]] = SPOKEN
+    """What the table must name of each recording."""
 
     @classmethod
     def read(cls, file: str, labels: Labels | None, settings: FileSettings) -> tuple[Recordings, Labels]:
-        """Reads the recordings of a table, at the rate of `preprocessing`; None: that of the first one."""
-        audio = settings.preprocessing
-        rate = None if audio is None else audio.sampling_rate
-        return read_recordings(Path(file), rate, with_speakers=cls.names_speakers), ()
+        """Reads the recordings of a table."""
+        return read_recordings(Path(file), settings.sampling_rate, columns=cls.columns), ()
+
+    @classmethod
+    def check_own(cls, train: Any, valid: Any, test: Any) -> None:
+        """The checkpoint carries the test part, so that it is to be short."""
+        super().check_own(train, valid, test)
+        if test.seconds > MOST_TEST_SECONDS:
+            raise DataError(
+                f"the test recordings are {test.seconds / 60:.0f} minutes long, and the checkpoint carries at most "
+                f"{MOST_TEST_SECONDS // 60}; give fewer with --test"
+            )
 
     @classmethod
     def files_behind(cls, path: Path) -> list[Path]:

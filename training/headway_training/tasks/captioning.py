@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -18,12 +19,13 @@ from torch import Tensor, nn
 
 from headway_training.batches import Batch, even_batches
 from headway_training.checkpoint import Baseline, load_model
-from headway_training.data.captions import CaptionedImages, language_token
+from headway_training.data.captions import CaptionedImages, language_token, read_own_captions
 from headway_training.data.examples import Splits
-from headway_training.data.images import normalize, resize_and_crop
+from headway_training.data.images import for_crops, normalize, resize_and_crop
 from headway_training.data.views import random_coarseness, random_colours, random_crops, random_holes
+from headway_training.errors import DataError
 from headway_training.evaluation import pad, write_greedily
-from headway_training.kinds import PHOTOGRAPHS, ROWS, SMOOTHING, augmentation, register
+from headway_training.kinds import PHOTOGRAPHS, ROWS, SMOOTHING, FileSettings, Labels, augmentation, register
 from headway_training.metrics import caption_bleu, caption_cider, caption_meteor
 from headway_training.models import CLIP, Captioner
 from headway_training.models.own import MODULE, OwnModule
@@ -32,6 +34,7 @@ from headway_training.models.writer import target_states
 from headway_training.recipes import Recipe
 from headway_training.tasks.base import (
     IGNORED,
+    CaptionedImagesTask,
     EvaluationData,
     Metrics,
     Part,
@@ -48,7 +51,7 @@ _NUM_STARTS = 2
 
 
 @register
-class CaptioningTask(TextTask):
+class CaptioningTask(CaptionedImagesTask, TextTask):
     """Batches of photographs with captions of every language, and batches of captions alone, in random order."""
 
     name = "captioning"
@@ -67,6 +70,25 @@ class CaptioningTask(TextTask):
     takes_modules = True
     uses_all_weights = False
     in_order = "target_ids"
+    own_data = f"{CaptionedImagesTask.own_data}, and if there are several languages `language`"
+    of_data_sets = ("captioning.text_share",)
+    sentence = "Says what an image shows"
+
+    @classmethod
+    def read(cls, file: str, labels: Labels | None, settings: FileSettings) -> tuple[CaptionedImages, Labels]:
+        """Reads a table of images with captions."""
+        return read_own_captions(Path(file), for_crops(settings.preprocessing)), ()
+
+    @classmethod
+    def check_own(cls, train: Any, valid: Any, test: Any) -> None:
+        """All parts have captions in the same languages."""
+        super().check_own(train, valid, test)
+        for part in (valid, test):
+            if (found := sorted(part.captions)) != (expected := sorted(train.captions)):
+                raise DataError(
+                    f"--valid and --test have captions in {', '.join(found)}, and --train in {', '.join(expected)}; "
+                    "give all in the same languages"
+                )
 
     @classmethod
     def check_recipe(cls, recipe: Recipe) -> None:

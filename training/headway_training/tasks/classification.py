@@ -177,6 +177,7 @@ class TextClassificationTask(TextTask, ClassificationTask):
     more_metrics = ("micro_f1",)
     settings = (TOKENS, SMOOTHING, "tokenizer", "classification", "attention", *augmentation("token_dropout"))
     described = ("labels", "special_tokens")
+    own_data = "CSV with the columns `text` and `label`, and if texts come in pairs `text_pair`"
     sentence = "Tells which of {count} labels fits a text ({labels})"
     folder = FolderKind(
         auto_class="AutoModelForSequenceClassification",

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from headway_training.batches import Batch, even_batches
 from headway_training.data.audio import to_float
 from headway_training.data.examples import Splits
-from headway_training.errors import DataError
+from headway_training.data.speech import HEARD
+from headway_training.errors import DataError, RecipeError
 from headway_training.kinds import ROWS, register
 from headway_training.models import Codec, make_configuration
 from headway_training.models.codec import CodecConfig
@@ -40,13 +41,18 @@ class AudioCodingTask(RecordingsTask):
     higher_is_better = False
     settings = (ROWS,)
     data_of = ("speech_synthesis",)
+    own_data = "a table with the column `file`, a recording's path"
+    columns = HEARD
     sentence = "Turns speech into codes and back"
+
+    @classmethod
+    def sampling_rate(cls, recipe: Recipe) -> int:
+        """That of the recipe's model."""
+        return _shape_of(recipe).sampling_rate
 
     def __init__(self, recipe: Recipe, splits: Splits[Any]) -> None:
         super().__init__(recipe, splits)
-        made = make_configuration(recipe.architecture, recipe.configuration)
-        assert isinstance(made, CodecConfig)
-        self._shape = made
+        self._shape = made = _shape_of(recipe)
         if made.sampling_rate != splits.train.sampling_rate:
             raise DataError(
                 f"the recordings have {splits.train.sampling_rate} samples a second, and model.sampling_rate is "
@@ -133,6 +139,20 @@ class AudioCodingTask(RecordingsTask):
         """Test recordings, one after another, with their lengths."""
         samples = self._splits.test.samples[:MEASURED_RECORDINGS]
         return EvaluationData(arrays={"samples": np.concatenate(samples), "lengths": np.array([*map(len, samples)])})
+
+
+def _shape_of(recipe: Recipe) -> CodecConfig:
+    """The configuration of a recipe's codec.
+
+    Raises:
+        RecipeError: A field of it is out of its range.
+    """
+    try:
+        made = make_configuration(recipe.architecture, recipe.configuration)
+    except ValueError as error:
+        raise RecipeError(f"model: {error}") from error
+    assert isinstance(made, CodecConfig)
+    return made
 
 
 def padded(samples: NDArray[np.float32], hop_length: int) -> NDArray[np.float32]:

@@ -6,6 +6,7 @@ B rows, N images, M texts, T tokens, I image size in pixels, D width of the spac
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,10 @@ from torch import Tensor, nn
 from headway_training.batches import Batch, even_batches
 from headway_training.calibration import fit_temperature
 from headway_training.checkpoint import Baseline, Classification, load_model
+from headway_training.data.captions import read_own_photographs
 from headway_training.data.examples import LabeledImages, Splits
-from headway_training.data.images import normalize, resize_and_crop
-from headway_training.data.pictures import CaptionedPhotographs, Drawings, Pictures, opaque
+from headway_training.data.images import for_crops, normalize, resize_and_crop
+from headway_training.data.pictures import CaptionedPhotographs, Drawings, Pictures, opaque, without_drawings
 from headway_training.data.public import Dataset
 from headway_training.data.sources import OwnData
 from headway_training.data.views import (
@@ -32,13 +34,14 @@ from headway_training.data.views import (
     random_placements,
 )
 from headway_training.evaluation import pad, token_mask
-from headway_training.kinds import PHOTOGRAPHS, ROWS, SMOOTHING, augmentation, register
+from headway_training.kinds import PHOTOGRAPHS, ROWS, SMOOTHING, FileSettings, Labels, augmentation, register
 from headway_training.metrics import recall_at
 from headway_training.models.clip import CLIP, contrastive_loss
 from headway_training.processes import gather_rows, num_exchanging
 from headway_training.recipes import Recipe
 from headway_training.tasks.base import (
     IGNORED,
+    CaptionedImagesTask,
     EvaluationData,
     Metrics,
     Part,
@@ -60,7 +63,7 @@ _EVALUATION_ROWS = 250
 
 
 @register
-class ContrastiveTask(TextTask):
+class ContrastiveTask(CaptionedImagesTask, TextTask):
     """Batches of drawings with names, and batches of photographs with captions, in random order.
 
     A drawing lies on white, on colours or on a photograph, and its text is its name, or search words, or both.
@@ -78,7 +81,14 @@ class ContrastiveTask(TextTask):
     sections = ("preprocessing",)
     described = ("image_preprocessing", "special_tokens")
     compares_rows = True
+    of_data_sets = augmentation("white_background", "photograph_background")
+    sentence = "Puts images and texts into one space"
     _temperature = 1.0
+
+    @classmethod
+    def read(cls, file: str, labels: Labels | None, settings: FileSettings) -> tuple[Pictures, Labels]:
+        """Reads a table of images with captions; those of all languages are captions alike."""
+        return without_drawings(read_own_photographs(Path(file), for_crops(settings.preprocessing))), ()
 
     @classmethod
     def unread(cls, recipe: Recipe, own: OwnData | None, dataset: Dataset | None) -> Iterator[tuple[str, str]]:
@@ -133,8 +143,8 @@ class ContrastiveTask(TextTask):
         ]
         photographs = even_batches(len(self._photographs), size, seed=seed, epoch=epoch)
         batches += [batch + num_drawings for batch in photographs]
-        least = size // 2  # a batch of few pairs has few strangers
-        batches = [batch for batch in batches if len(batch) >= min(least, num_drawings)]
+        least = min(size // 2, num_drawings or len(self._photographs))  # a batch of few pairs has few strangers
+        batches = [batch for batch in batches if len(batch) >= least]
         order = np.random.default_rng((seed, epoch)).permutation(len(batches))
         return [batches[i] for i in order]
 
@@ -142,6 +152,8 @@ class ContrastiveTask(TextTask):
         """Batches of drawings of one group or a few, which are harder to tell from each other."""
         random = np.random.default_rng((seed, epoch * _DRAWING_PASSES))
         train: Pictures = self._splits.train
+        if not len(train.drawings):
+            return []
         order = random.permutation(len(train.drawings))
         places = random.permutation(int(train.texts.groups.max()) + 1)  # of the groups
         by_group = order[np.argsort(places[train.texts.groups[train.drawings.emoji[order]]], kind="stable")]
@@ -233,7 +245,8 @@ class ContrastiveTask(TextTask):
 
     def measure_baseline(self) -> Baseline:
         """A guess: one photograph in so many is among the first ten."""
-        return Baseline(name="chance", metric="image_recall_10", value=1000 / len(self._splits.test.photographs))
+        value = 100 * min(1.0, 10 / len(self._splits.test.photographs))
+        return Baseline(name="chance", metric="image_recall_10", value=value)
 
     def evaluation_data(self) -> EvaluationData:
         """The photographs of the test part and their captions, by index."""
@@ -339,12 +352,11 @@ def measure_recalls(
         images: Name of a field of `pictures` -> vectors of its images, (N, D) of length one.
         texts: Texts -> their vectors, (M, D) of length one.
     """
-    names = texts(pictures.texts.names)
     metrics: dict[str, float] = {}
-    for kind in ("drawings", "unseen_drawings"):
-        drawings: Drawings | None = getattr(pictures, kind)
-        if drawings is None or not len(drawings):
-            continue
+    drawn = {kind: getattr(pictures, kind) for kind in ("drawings", "unseen_drawings")}
+    drawn = {kind: drawings for kind, drawings in drawn.items() if drawings is not None and len(drawings)}
+    names = texts(pictures.texts.names) if drawn else np.empty((0, 0), np.float32)
+    for kind, drawings in drawn.items():
         concepts = pictures.texts.concepts
         right = concepts[drawings.emoji][:, None] == concepts[None, :]  # (N, names)
         similarity = images(kind) @ names.T

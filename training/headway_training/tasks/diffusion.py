@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -20,18 +21,21 @@ from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 
 from headway_training.batches import Batch, even_batches
 from headway_training.checkpoint import Checkpoint
-from headway_training.data.examples import LabeledImages, Splits
-from headway_training.data.images import augment, normalize, resize_and_crop
-from headway_training.data.pictures import DescribedImages
+from headway_training.data.captions import read_caption_table, read_own_photographs
+from headway_training.data.examples import LabeledImages, Splits, UnlabeledImages
+from headway_training.data.images import augment, find_unlabeled_images, normalize, read_images, resize_and_crop
+from headway_training.data.pictures import CaptionedPhotographs, DescribedImages
 from headway_training.data.public import Dataset
 from headway_training.data.sources import OwnData
+from headway_training.errors import RecipeError
 from headway_training.evaluation import pad, token_mask
-from headway_training.kinds import ROWS, augmentation, register
+from headway_training.kinds import ROWS, FileSettings, Labels, augmentation, register
 from headway_training.models import Autoencoder, LatentDiffusion, Model
 from headway_training.models.diffusion import mix
 from headway_training.recipes import Recipe, TokenizerSettings
 from headway_training.tasks.base import (
     IGNORED,
+    CaptionedImagesTask,
     EvaluationData,
     ImageFolderTask,
     Metrics,
@@ -55,7 +59,9 @@ _NOISE_SEED = 11
 _DRAWS_LABELS = "is not read, as a model that draws labels reads no texts"
 
 
-Images = TypeVar("Images", LabeledImages, DescribedImages)
+Described = DescribedImages | CaptionedPhotographs
+"""Images with something that describes each in words."""
+Images = TypeVar("Images", LabeledImages, UnlabeledImages, DescribedImages | CaptionedPhotographs)
 
 
 class _ImageTask(ImageFolderTask, Generic[Images]):
@@ -140,7 +146,18 @@ class AutoencodingTask(_ImageTask[Images]):
     metric = "psnr"
     higher_is_better = True
     settings = (ROWS, "preprocessing", *augmentation("flip", "crop_padding"))
+    own_data = f"a folder of images, in further folders or not; or {CaptionedImagesTask.own_data}"
     sentence = "Turns images into small latents and back"
+
+    @classmethod
+    def read(cls, file: str, labels: Labels | None, settings: FileSettings) -> tuple[UnlabeledImages, Labels]:
+        """Reads all images of a folder, or those of a table, without what is noted of them."""
+        return UnlabeledImages(images=read_images(_find_unlabeled(Path(file)), settings.preprocessing)), ()
+
+    @classmethod
+    def files_behind(cls, path: Path) -> list[Path]:
+        """The images, and the table where there is one."""
+        return [*([] if path.is_dir() else [path]), *_find_unlabeled(path)]
 
     def model_fields(self) -> dict[str, int]:
         """The size that images are brought to."""
@@ -200,8 +217,27 @@ class _DenoisingTask(_ImageTask[Images]):
     higher_is_better = False
     settings = (ROWS, "tokenizer", "preprocessing", *augmentation("flip", "crop_padding"))
     starts_from = "draws latents of an autoencoder: train one first (task autoencoding)"
+    own_data = f"{ImageFolderTask.own_data}; or {CaptionedImagesTask.own_data}"
     sentence = "Draws images of {count} labels ({labels})"
     has_own_tokens = True
+
+    @classmethod
+    def read(cls, file: str, labels: Labels | None, settings: FileSettings) -> tuple[Any, Labels]:
+        """Reads images with labels, or with captions of any language."""
+        if Path(file).is_dir():
+            return super().read(file, labels, settings)
+        return read_own_photographs(Path(file), settings.preprocessing), ()
+
+    @classmethod
+    def files_behind(cls, path: Path) -> list[Path]:
+        """The images, and the table where there is one."""
+        return super().files_behind(path) if path.is_dir() else CaptionedImagesTask.files_behind(path)
+
+    @classmethod
+    def describe_own(cls, file: str, labels: Labels, source: str) -> str:
+        """Captions are no labels."""
+        said = super().describe_own(file, labels, source)
+        return said if labels else f"Draws images as a text says; trained on {source}."
 
     @classmethod
     def check_description(cls, checkpoint: Checkpoint) -> None:
@@ -213,7 +249,7 @@ class _DenoisingTask(_ImageTask[Images]):
     @classmethod
     def unread(cls, recipe: Recipe, own: OwnData | None, dataset: Dataset | None) -> Iterator[tuple[str, str]]:
         """A model that draws labels has no tokenizer and no encoder of texts."""
-        if dataset is not None and dataset.has_texts:
+        if (dataset is not None and dataset.has_texts) or (own is not None and not Path(own.train).is_dir()):
             return
         for name in TokenizerSettings.model_fields:
             yield f"tokenizer.{name}", _DRAWS_LABELS
@@ -287,9 +323,9 @@ class DiffusionTask(_DenoisingTask[LabeledImages]):
     """Images of labels."""
 
     @classmethod
-    def variant(cls, train: LabeledImages | DescribedImages) -> type[Task]:
-        """What has descriptions is drawn by texts."""
-        return TextDiffusionTask if isinstance(train, DescribedImages) else cls
+    def variant(cls, train: LabeledImages | Described) -> type[Task]:
+        """What has no labels is drawn by texts."""
+        return cls if isinstance(train, LabeledImages) else TextDiffusionTask
 
     def model_fields(self) -> dict[str, int]:
         """The labels, and the size that images are brought to."""
@@ -318,16 +354,22 @@ class DiffusionTask(_DenoisingTask[LabeledImages]):
         )
 
 
-class TextDiffusionTask(TextTask, _DenoisingTask[DescribedImages]):
+class TextDiffusionTask(TextTask, _DenoisingTask[Described]):
     """Images of texts, which an encoder reads that is trained with the denoiser."""
 
     @classmethod
-    def training_texts(cls, train: DescribedImages) -> list[str]:
-        """Names and search words."""
+    def training_texts(cls, train: Described) -> list[str]:
+        """Names and search words, or captions."""
         return train.all_texts()
 
     def __init__(self, recipe: Recipe, splits: Splits[Any], tokenizer: Tokenizer) -> None:
         super().__init__(recipe, splits)
+        if not recipe.model.get("max_length"):
+            raise RecipeError(
+                "model.max_length is 0: the recipe's model draws labels, and the data has texts; take a recipe whose "
+                "model reads them, such as emoji-diffusion, or give --train a folder with a folder of images for each "
+                "label"
+            )
         self.tokenizer = tokenizer
         self._special = SpecialIds(tokenizer)
         self._max_length = int(recipe.model["max_length"])
@@ -348,7 +390,7 @@ class TextDiffusionTask(TextTask, _DenoisingTask[DescribedImages]):
             ["" if random.random() < CONDITION_DROPOUT else train.describe(int(row), random) for row in batch]
         )
 
-    def _measured(self, part: DescribedImages) -> dict[str, Tensor]:
+    def _measured(self, part: Described) -> dict[str, Tensor]:
         return self._encode(part.titles())
 
     def _condition(self, model: LatentDiffusion, tensors: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
@@ -366,6 +408,11 @@ class TextDiffusionTask(TextTask, _DenoisingTask[DescribedImages]):
         return EvaluationData(
             arrays={"images": test.images[:MEASURED_IMAGES], "texts": np.array(test.titles()[:MEASURED_IMAGES])}
         )
+
+
+def _find_unlabeled(path: Path) -> list[Path]:
+    """The images of a folder, or those that a table of captions is about."""
+    return find_unlabeled_images(path) if path.is_dir() else list(read_caption_table(path))
 
 
 def measured_noise(count: int, shape: tuple[int, ...]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

@@ -55,6 +55,7 @@ class GenerationTask(TextTask):
         *augmentation("subword_splitting"),
     )
     described = ("special_tokens",)
+    own_data = "plain text; or conversations, one a line (`.jsonl`)"
     sentence = "Continues text"
     frame = ""
     takes_modules = True

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from headway_training.data.pictures import opaque
 from headway_training.data.segments import (
     LEAST_AREA,
     Composer,
+    Kind,
     Labels,
     Scene,
     SegmentedImage,
@@ -33,9 +35,13 @@ from headway_training.data.segments import (
     centre_of,
     choose_prompts,
     crop_scene,
+    find_segmented_files,
+    read_own_segments,
 )
 from headway_training.data.views import random_coarseness, random_colours
-from headway_training.kinds import PHOTOGRAPHS, ROWS, augmentation, register
+from headway_training.errors import DataError
+from headway_training.kinds import PHOTOGRAPHS, ROWS, FileSettings, augmentation, register
+from headway_training.kinds import Labels as KnownLabels
 from headway_training.models.segmentation import (
     BOTTOM_RIGHT,
     INSIDE,
@@ -48,11 +54,30 @@ from headway_training.models.segmentation import (
 from headway_training.recipes import Recipe
 from headway_training.tasks.base import IGNORED, EvaluationData, Metrics, Part, Task, TrainingBatch
 
-Kind = Literal["nuclei", "composites", "photographs"]
-_NUCLEI_PASSES, _PHOTOGRAPH_PASSES = 8, 12
-"""Times that each picture of a kind is seen while each drawing is the first of a composed picture once."""
-_TURNED_OVER = 0.15
-"""Share of the pictures of nuclei whose light and dark are exchanged."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pictures:
+    """How pictures of a kind are trained and measured on."""
+
+    passes: int = 1
+    """Times that each is seen in an epoch, in which each drawing is the first of a composed picture once."""
+    turned: bool = False
+    """Whether they may stand on their heads or their sides."""
+    turned_over: float = 0.0
+    """Share of them whose light and dark are exchanged."""
+    least_share: float = 0.0
+    """Of a picture: segments that are smaller are not measured."""
+    most_measured: int | None = None
+    """Pictures of a part that are measured; None: all."""
+    measured_side: int | None = None
+    """Pixels of the longer side of what is measured; None: those that there are."""
+
+
+_PICTURES: Mapping[Kind, _Pictures] = {
+    "nuclei": _Pictures(passes=8, turned=True, turned_over=0.15),
+    "photographs": _Pictures(passes=12, least_share=0.001),
+    "own": _Pictures(most_measured=500, measured_side=512),  # 2 MB each, with their masks
+}
 _ATTEMPTS = 4
 """Parts of a picture that are tried until one has a segment to ask for."""
 _BOX_NOISE = 0.1
@@ -63,8 +88,6 @@ _SCENE_SEED = 7
 _NUM_COMPOSITES: Mapping[Part, int] = {"valid": 80, "test": 300}
 _MOST_PROMPTS: Mapping[Part, int] = {"valid": 6, "test": 30}
 """Segments of each picture that are measured."""
-_PHOTOGRAPH_SHARE = 0.001
-"""Of a photograph: segments that are smaller are not measured."""
 _EVALUATION_IMAGES = 16
 
 
@@ -102,6 +125,20 @@ class SegmentationTask(Task):
     sections = ("preprocessing",)
     described = ("image_preprocessing",)
     takes_modules = True
+    own_data = "a folder with the folders `images` and `masks`"
+    sentence = "Cuts out of a picture what a point or a box means"
+
+    @classmethod
+    def read(
+        cls, file: str, labels: KnownLabels | None, settings: FileSettings
+    ) -> tuple[SegmentedPictures, KnownLabels]:
+        """Finds pictures and their masks; their pixels are read again when a batch needs them."""
+        return read_own_segments(Path(file)), ()
+
+    @classmethod
+    def files_behind(cls, path: Path) -> list[Path]:
+        """The pictures and their masks."""
+        return find_segmented_files(path)
 
     def __init__(self, recipe: Recipe, splits: Splits[Any]) -> None:
         assert recipe.preprocessing is not None
@@ -127,10 +164,10 @@ class SegmentationTask(Task):
         return {"image_preprocessing": self._preprocessing}
 
     def epoch_batches(self, seed: int, epoch: int) -> list[Batch]:
-        """Batches of all kinds: nuclei, then photographs, then drawings in the numbering of pictures."""
+        """Batches of all kinds, which are numbered one after the other, and drawings after them."""
         train: SegmentedPictures = self._splits.train
-        counts = (len(train.nuclei), len(train.photographs), len(train.drawings))
-        passes = (_NUCLEI_PASSES, _PHOTOGRAPH_PASSES, 1)
+        counts = [*map(len, train.pictures.values()), len(train.drawings)]
+        passes = [*(_PICTURES[kind].passes for kind in train.pictures), 1]
         starts = np.cumsum([0, *counts])
         pictures = np.concatenate(
             [np.tile(np.arange(count) + starts[kind], passes[kind]) for kind, count in enumerate(counts)]
@@ -177,16 +214,16 @@ class SegmentationTask(Task):
     def _scene(self, picture: int, random: np.random.Generator) -> Scene:
         """The part of a picture that is seen, or the picture that is composed, by the number of a picture."""
         train: SegmentedPictures = self._splits.train
-        least_area = self._recipe.augmentation.least_crop_area
-        if picture < len(train.nuclei):
-            scene = crop_scene(train.nuclei[picture], self._size, random, least_area=least_area, turned=True)
-            if random.random() < _TURNED_OVER:
-                scene = Scene(image=255 - scene.image, maps=scene.maps)
-            return scene
-        picture -= len(train.nuclei)
-        if picture < len(train.photographs):
-            return crop_scene(train.photographs[picture], self._size, random, least_area=least_area, turned=False)
-        return self._composer.compose(picture - len(train.photographs), self._size, random)
+        for kind, pictures in train.pictures.items():
+            if picture < len(pictures):
+                shape, least_area = _PICTURES[kind], self._recipe.augmentation.least_crop_area
+                whole = pictures[picture].load()
+                scene = crop_scene(whole, self._size, random, least_area=least_area, turned=shape.turned)
+                if shape.turned_over and random.random() < shape.turned_over:
+                    scene = Scene(image=255 - scene.image, maps=scene.maps)
+                return scene
+            picture -= len(pictures)
+        return self._composer.compose(picture, self._size, random)
 
     def _finish(self, images: NDArray[np.uint8], generator: torch.Generator) -> Tensor:
         """(B, I, I, 3) -> changes colours and detail, and normalises: (B, 3, I, I)."""
@@ -238,20 +275,22 @@ class SegmentationTask(Task):
         return total
 
     def measured(self, part: Part) -> list[MeasuredPicture]:
-        """The pictures and segments of a part that are measured; the same in every run."""
+        """The pictures and segments of a part that are measured; the same in every run.
+
+        Raises:
+            DataError: There is no segment as large as a pixel.
+        """
         if part not in self._measured:
             pictures: SegmentedPictures = getattr(self._splits, part)
             random = np.random.default_rng(_SCENE_SEED)
-            most, composer = _MOST_PROMPTS[part], _make_composer(pictures)
-            found = [_measure(one, "nuclei", most, 1, random) for one in pictures.nuclei]
-            for one in pictures.photographs:
-                least = round(_PHOTOGRAPH_SHARE * one.image.shape[0] * one.image.shape[1])
-                found.append(_measure(one, "photographs", most, least, random))
-            for number in random.permutation(np.arange(_NUM_COMPOSITES[part]) % len(composer)):
+            composer = _make_composer(pictures)
+            found = measured_of(pictures, part, random)
+            count = _NUM_COMPOSITES[part] if len(composer) else 0
+            for number in random.permutation(np.arange(count) % max(1, len(composer))):
                 scene = composer.compose(int(number), self._size, random)
                 picture = SegmentedImage(image=scene.image, segmentations=scene.maps)
-                found.append(_measure(picture, "composites", most, LEAST_AREA, random))
-            self._measured[part] = [one for one in found if len(one.masks)]
+                found.append(_measure(picture, "composites", _MOST_PROMPTS[part], LEAST_AREA, random))
+            self._measured[part] = _with_segments(found)
         return self._measured[part]
 
     @torch.inference_mode()
@@ -259,8 +298,8 @@ class SegmentationTask(Task):
         """Mean IoU in percent, at one point and at one box, by the kind of picture, in the pictures' own pixels.
 
         `best` is of the best of an answer's three masks, the others of its first (`answer_order`). `mean_iou` is the
-        mean of nuclei, and of the best of three for composed pictures and photographs. `iou_error` is the mean distance
-        of the predicted IoU from the true one.
+        mean of nuclei and of the user's own, and of the best of three for composed pictures and photographs.
+        `iou_error` is the mean distance of the predicted IoU from the true one.
         """
         device = next(model.parameters()).device
         pictures = self.measured(part)
@@ -352,7 +391,8 @@ def answer_order(predicted_iou: Tensor, *, is_box: bool) -> Tensor:
 
 def _make_composer(pictures: SegmentedPictures) -> Composer:
     drawings = pictures.drawings
-    return Composer(drawings, opaque(drawings.images), [one.image for one in pictures.photographs])
+    backgrounds = [one.load().image for one in pictures.pictures.get("photographs", ())]
+    return Composer(drawings, opaque(drawings.images), backgrounds)
 
 
 def _shake(boxes: NDArray[np.float32], random: np.random.Generator) -> NDArray[np.float32]:
@@ -397,6 +437,42 @@ def _next_point(masks: Tensor, truth: Tensor, chances: Tensor) -> tuple[Tensor, 
     inside = truth.flatten(1).gather(1, place)  # (N, 1)
     cells = torch.stack((place % size, place // size), dim=-1)  # (N, 1, 2): x and y
     return (cells + chances[:, None, 1:]) / size, torch.where(inside, INSIDE, OUTSIDE)
+
+
+def measured_of(pictures: SegmentedPictures, part: Part, random: np.random.Generator) -> list[MeasuredPicture]:
+    """The pictures of each kind that are measured, composed ones left out, with some segments of each."""
+    found = []
+    for kind, several in pictures.pictures.items():
+        shape, chosen = _PICTURES[kind], list(range(len(several)))
+        if shape.most_measured is not None and len(several) > shape.most_measured:
+            chosen = sorted(random.permutation(len(several))[: shape.most_measured].tolist())
+        for number in chosen:
+            one = several[number].load()
+            one = one if shape.measured_side is None else one.reduced(shape.measured_side)
+            least = round(shape.least_share * one.image.shape[0] * one.image.shape[1])
+            found.append(_measure(one, kind, _MOST_PROMPTS[part], least, random))
+    return found
+
+
+def read_measured(folder: Path) -> list[MeasuredPicture]:
+    """Reads a user's folder as a test part is measured.
+
+    Raises:
+        DataError: As `read_own_segments`, or there is no segment as large as a pixel.
+    """
+    return _with_segments(measured_of(read_own_segments(folder), "test", np.random.default_rng(_SCENE_SEED)))
+
+
+def _with_segments(found: Sequence[MeasuredPicture]) -> list[MeasuredPicture]:
+    """Those that have any.
+
+    Raises:
+        DataError: None has.
+    """
+    kept = [one for one in found if len(one.masks)]
+    if not kept:
+        raise DataError("no object of the pictures to measure on is as large as a pixel; give others")
+    return kept
 
 
 def _measure(
@@ -445,6 +521,7 @@ def _picture_iou(picture: MeasuredPicture, logits: Tensor) -> Tensor:
 def mean_ious(found: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """The figures of `SegmentationTask.evaluate`, of the values of each prompt by their names."""
     metrics = {name: 100 * float(np.mean(values)) for name, values in found.items()}
-    names = [f"{kind}_{prompt}" for kind in ("composites", "photographs") for prompt in ("point_best", "box_best")]
-    chosen = [metrics[name] for name in ("nuclei_point", "nuclei_box", *names) if name in metrics]
+    names = [f"{kind}_{prompt}" for kind in ("nuclei", "own") for prompt in ("point", "box")]
+    names += [f"{kind}_{prompt}_best" for kind in ("composites", "photographs") for prompt in ("point", "box")]
+    chosen = [metrics[name] for name in names if name in metrics]
     return {"mean_iou": float(np.mean(chosen)), **metrics}

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 (torch's own convention)
 
 from headway_training.batches import Batch, even_batches, sorted_batches
-from headway_training.checkpoint import load_model
+from headway_training.checkpoint import load_model, read_checkpoint
 from headway_training.data.audio import resample, to_float
 from headway_training.data.examples import Splits
 from headway_training.data.speech import Recordings
@@ -76,6 +76,13 @@ class SpeechSynthesisTask(RecordingsTask, TextTask):
     def marks(cls, recipe: Recipe, train: Recordings) -> list[str]:
         """What comes between text and codes."""
         return [SPEECH]
+
+    @classmethod
+    def sampling_rate(cls, recipe: Recipe) -> int | None:
+        """That of the codec which the run starts from; None: it is none, for which the run is refused."""
+        assert recipe.init.checkpoint is not None, "the recipe was checked"
+        rate = read_checkpoint(recipe.init.checkpoint).configuration.get("sampling_rate")
+        return rate if isinstance(rate, int) else None
 
     def __init__(self, recipe: Recipe, splits: Splits[Any], tokenizer: Tokenizer) -> None:
         assert recipe.init.checkpoint is not None, "the recipe was checked"

@@ -68,6 +68,7 @@ class TokenClassificationTask(TextTask):
         *augmentation("token_dropout", "subword_splitting", "join_texts"),
     )
     described = ("labels", "special_tokens")
+    own_data = "CoNLL-U, or a word and its tag on each line"
     sentence = "Finds the parts of a text with one of {count} labels ({labels})"
     folder = FolderKind(
         auto_class="AutoModelForTokenClassification",

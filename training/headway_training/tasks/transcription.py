@@ -20,7 +20,7 @@ from headway_training.checkpoint import Baseline
 from headway_training.data.audio import LogMel, resample, to_float
 from headway_training.data.captions import language_token
 from headway_training.data.examples import Splits
-from headway_training.data.speech import Recordings
+from headway_training.data.speech import TRANSCRIBED, Recordings
 from headway_training.errors import DataError, RecipeError
 from headway_training.evaluation import pad, write_greedily
 from headway_training.kinds import ROWS, SMOOTHING, register
@@ -72,7 +72,8 @@ class TranscriptionTask(RecordingsTask, TextTask):
     described = ("special_tokens", "language_tokens", "audio_preprocessing")
     sentence = "Writes what is said"
     frame = "$A <eos>"
-    names_speakers = False
+    own_data = "a table with the columns `file`, a recording's path, and `transcript`"
+    columns = TRANSCRIBED
     takes_modules = True
     in_order = "target_ids"
 
@@ -82,6 +83,12 @@ class TranscriptionTask(RecordingsTask, TextTask):
         super().check_recipe(recipe)
         if recipe.architecture == MODULE and recipe.speech.alignment_share:
             raise ValueError("speech.alignment_share must be 0: it is for the kit's own encoder")
+
+    @classmethod
+    def sampling_rate(cls, recipe: Recipe) -> int:
+        """That of [audio]."""
+        assert recipe.audio is not None, "the recipe demands it"
+        return recipe.audio.sampling_rate
 
     @classmethod
     def run_module(cls, module: nn.Module, kernel: Kernel, *inputs: Tensor) -> Tensor:
@@ -132,11 +139,12 @@ class TranscriptionTask(RecordingsTask, TextTask):
                 "audio.num_frames or model.max_target_length"
             )
         for measured in (splits.valid, splits.test):
-            longest = max(map(len, measured.samples)) / measured.sampling_rate
+            row = max(range(len(measured)), key=lambda one: len(measured.samples[one]))
+            longest = len(measured.samples[row]) / measured.sampling_rate
             if longest > self._window_s:
                 raise DataError(
-                    f"a recording to measure on has {longest:.1f} s, and a window {self._window_s:g}; cut it, or raise "
-                    "audio.num_frames"
+                    f"a recording to measure on, number {row + 1} ({measured.texts[row][:40]!r}), has {longest:.1f} s, "
+                    f"and a window {self._window_s:g}; cut it, or raise audio.num_frames"
                 )
         if num_long := len(train) - len(fits):
             self.notes = (

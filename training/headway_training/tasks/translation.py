@@ -42,6 +42,7 @@ class TranslationTask(TextTask):
     settings = (TOKENS, SMOOTHING, "tokenizer", "languages", "attention", *augmentation("subword_splitting"))
     sections = ("languages",)
     described = ("special_tokens", "languages")
+    own_data = "lines of a sentence, a tab and its translation; or two files of lines, `a.en,a.de`"
     sentence = "Translates text"
     frame = "$A <eos>"
     takes_modules = True
