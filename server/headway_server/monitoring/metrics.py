@@ -8,6 +8,7 @@ gauges (queues, slots, states of models) from the server.
 from __future__ import annotations
 
 import asyncio
+import gzip
 import re
 import socket
 import socketserver
@@ -22,8 +23,9 @@ from typing import Any, Final, Self, TypeAlias
 
 import psutil
 import structlog
-from prometheus_client import CollectorRegistry, MetricsHandler, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, MetricsHandler, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder, gzip_accepted
 from prometheus_client.registry import Collector
 
 from headway_server.errors import ServerError
@@ -367,9 +369,9 @@ class Metrics(Observer, Collector):
         """
         self._server = _Server.listening(host, port, self.registry)
 
-    def write(self) -> bytes:
-        """Returns the answer of `GET /metrics`; thread-safe."""
-        return generate_latest(self.registry)
+    def write(self, headers: Mapping[str, str]) -> tuple[Mapping[str, str], bytes]:
+        """Answers `GET /metrics`; see `WriteMetrics`."""
+        return _scraped(self.registry, headers)
 
     def samples(self) -> list[Sample]:
         """Returns the metrics for merging with those of other processes; thread-safe."""
@@ -444,9 +446,9 @@ class WorkersMetrics(Collector):
         yield from merged.values()
         yield from _worker_metrics(len(workers), num_restarts)
 
-    def write(self) -> bytes:
-        """Returns the answer of `GET /metrics`."""
-        return generate_latest(self.registry)
+    def write(self, headers: Mapping[str, str]) -> tuple[Mapping[str, str], bytes]:
+        """Answers `GET /metrics`; see `WriteMetrics`."""
+        return _scraped(self.registry, headers)
 
     def listen(self, host: str, port: int) -> None:
         """Answers `GET /metrics` at an address, in a thread; errors are those of `Metrics.listen`."""
@@ -493,6 +495,15 @@ class _Server(socketserver.TCPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 (the base's signature)
         """Logs an error of a scrape, often a disconnect."""
         _log.debug("a scrape of the metrics failed", client=str(client_address), exc_info=True)
+
+
+def _scraped(registry: CollectorRegistry, headers: Mapping[str, str]) -> tuple[Mapping[str, str], bytes]:
+    """Answers a scrape, as `MetricsHandler` does at the metrics' own port."""
+    write, media_type = choose_encoder(headers.get("accept", ""))
+    body, answer = write(registry), {"content-type": media_type, "vary": "accept, accept-encoding"}
+    if gzip_accepted(headers.get("accept-encoding", "")):
+        body, answer["content-encoding"] = gzip.compress(body), "gzip"
+    return answer, body
 
 
 def _add(total: _Cells, cells: _Cells) -> None:

@@ -60,6 +60,26 @@ async def test_probes_and_metrics_answer(serve):
         assert (await serving.client.get("/metrics")).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("accept", "media_type", "end"),
+    [
+        ("", "text/plain; version=0.0.4; charset=utf-8", "\n"),
+        ("*/*", "text/plain; version=0.0.4; charset=utf-8", "\n"),
+        ("application/openmetrics-text; version=1.0.0", "application/openmetrics-text; version=1.0.0", "# EOF\n"),
+    ],
+)
+@pytest.mark.parametrize("encoding", ["identity", "gzip", "deflate, gzip"])
+async def test_metrics_come_in_the_form_that_a_scrape_accepts(serve, accept, media_type, end, encoding):
+    async with serve() as serving:
+        answer = await serving.client.get("/metrics", headers={"accept": accept, "accept-encoding": encoding})
+    assert answer.headers["content-type"].startswith(media_type)
+    assert answer.headers.get("content-encoding") == ("gzip" if "gzip" in encoding else None)
+    assert answer.headers["vary"] == "accept, accept-encoding"
+    assert "headway_build_info" in answer.text
+    assert answer.text.endswith(end)
+    assert answer.text.endswith("# EOF\n") is ("openmetrics" in accept)
+
+
 LOOKS = ["/livez", "/readyz", "/metrics", MODELS, f"{MODELS}/nope", "/v2", "/v2/health/live", "/v2/health/ready"]
 LOOKS += [
     f"/v2/models/{of}{end}" for of in ("topics", "topics/versions/1") for end in ("", "/config", "/stats", "/ready")
