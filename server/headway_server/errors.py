@@ -18,6 +18,7 @@ ServerError                   what this package raises
     ├── ModelNotFoundError    there is no such model or version
     ├── ImageNotFoundError    there is no prepared image of this id, or none any longer
     ├── ServiceNotFoundError  there is no service of that name
+    ├── NotOfferedError       the method is one of a protocol that this server leaves out
     ├── BundleRejectedError   a bundle cannot be loaded, and the caller has asked for that
     ├── StoreUnavailableError the store cannot be looked at now
     ├── WrongTaskError        the model cannot do what was asked
@@ -136,6 +137,10 @@ class ModelNotFoundError(RequestError):
 
 class ServiceNotFoundError(RequestError):
     """The server has no service of that name."""
+
+
+class NotOfferedError(RequestError):
+    """The method belongs to an extension of a protocol that the server does not have; the message says what to do."""
 
 
 class ImageNotFoundError(RequestError):

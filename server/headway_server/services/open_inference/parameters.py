@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 
 from headway.oip import grpc_predict_v2_pb2 as pb
 from headway_server.errors import InvalidInputError
+from headway_server.services.open_inference.refusals import NO_SHARED_MEMORY
 
 _MAX_UINT64: Final = 2**64 - 1
 _MAX_LIST_BYTES: Final = 2**16
@@ -63,6 +64,16 @@ _PLAIN_TYPES: Final = frozenset({"str", "np", "pd"})
 """Content types of MLServer's clients that describe the caller's own objects."""
 _OF_BINARY_DATA: Final = frozenset({"binary_data_output", "binary_data_size", "binary_data"})
 """Parameters of HTTP's binary data, which some clients send over gRPC too, where they have no effect."""
+_ADVICE: Final[Mapping[str, str]] = {
+    **dict.fromkeys(
+        ("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset"),
+        NO_SHARED_MEMORY,
+    ),
+    "classification": (
+        "classification is not offered; ask for the outputs label and probability, with the parameter top_k"
+    ),
+}
+"""What to do instead of parameters of Triton's extensions."""
 
 
 def read_hints(field: str, given: Mapping[str, pb.InferParameter]) -> bool:
@@ -76,11 +87,8 @@ def read_hints(field: str, given: Mapping[str, pb.InferParameter]) -> bool:
         value = given[name].string_param
         is_base64 = name == CONTENT_TYPE and value == BASE64
         if name != CONTENT_TYPE:
-            raise InvalidInputError(
-                f"{field}.parameters",
-                f"has {name[:64]!r}; tensors take no parameters here: shared memory is not supported, and the outputs "
-                "label and probability replace classification",
-            )
+            advice = _ADVICE.get(name, f"the server knows {CONTENT_TYPE}; leave others out")
+            raise InvalidInputError(f"{field}.parameters", f"has {name[:64]!r}; {advice}")
         if value not in _PLAIN_TYPES and not is_base64:
             raise InvalidInputError(
                 f"{field}.parameters.{CONTENT_TYPE}",

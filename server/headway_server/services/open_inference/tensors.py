@@ -90,6 +90,7 @@ def read_inputs(request: pb.ModelInferRequest, specs: Sequence[TensorSpec], *, m
         InvalidInputError: A tensor is unknown, is given twice, or has the wrong datatype, shape or number of elements.
     """
     by_name = {spec.name: spec for spec in specs}
+    are_base64 = [read_hints(f"inputs[{index}]", tensor.parameters) for index, tensor in enumerate(request.inputs)]
     raw = request.raw_input_contents
     if raw and len(raw) != len(request.inputs):
         raise InvalidInputError(
@@ -104,13 +105,12 @@ def read_inputs(request: pb.ModelInferRequest, specs: Sequence[TensorSpec], *, m
             raise InvalidInputError(f"{field}.name", f"is {_quoted(tensor.name)}; the model reads {', '.join(by_name)}")
         if spec.name in arrays:
             raise InvalidInputError(f"{field}.name", f"is {spec.name}, as is that of another input; give each once")
-        is_base64 = read_hints(field, tensor.parameters)
         shape = _check_shape(field, tensor, spec, max_rows)
         if raw and tensor.HasField("contents"):
             raise InvalidInputError(f"{field}.contents", "is set together with raw_input_contents; send one of them")
         given = _read_raw(field, tensor, raw[index]) if raw else _read_typed(field, tensor)
         array = _convert(field, given, spec, tensor.datatype)
-        arrays[spec.name] = (_decoded(field, array) if is_base64 else array).reshape(shape)
+        arrays[spec.name] = (_decoded(field, array) if are_base64[index] else array).reshape(shape)
     return arrays
 
 

@@ -26,6 +26,7 @@ from headway.oip import grpc_predict_v2_pb2 as pb
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing.pool import text_pool
 from headway_server.services import Procedure
+from headway_server.services.open_inference.parameters import read_hints
 from headway_server.transports.http.body import Body, Many, Part
 from headway_server.transports.http.edge import Edge, Endpoint, Handler, Reply, Request, to_json
 from headway_server.transports.http.status import Failure
@@ -155,6 +156,15 @@ _PATHS: Final = (
     ),
 )
 
+_REFUSED: Final = {
+    "/v2/systemsharedmemory/{rest:path}": "SystemSharedMemoryStatus",
+    "/v2/cudasharedmemory/{rest:path}": "CudaSharedMemoryStatus",
+    "/v2/trace/setting": "TraceSetting",
+    "/v2/models/{model}/trace/setting": "TraceSetting",
+    "/v2/logging": "LogSettings",
+}
+"""Paths of extensions that are refused, each with a method that says so."""
+
 
 def open_inference_routes(edge: Edge, procedures: Mapping[str, Procedure]) -> list[BaseRoute]:
     """Returns the routes of the protocol; none without its service."""
@@ -185,7 +195,7 @@ def open_inference_routes(edge: Edge, procedures: Mapping[str, Procedure]) -> li
                 path.path,
                 Endpoint(
                     edge,
-                    re.sub(r"{(\w+)}", lambda name: name[1].upper(), path.path),
+                    _shown(path.path),
                     _answer(path, procedure := procedures[f"{_SERVICE}/{path.method}"]),
                     form,
                     max_bytes=_MAX_COMMAND_BYTES if path.is_post else 0,
@@ -197,6 +207,21 @@ def open_inference_routes(edge: Edge, procedures: Mapping[str, Procedure]) -> li
             for path in _PATHS
         ),
         *(Route(f"{model}/infer", answering, methods=["POST"]) for model in _MODEL),
+        *(
+            Route(
+                path,
+                Endpoint(
+                    edge,
+                    _shown(path),
+                    _refuse(procedures[f"{_SERVICE}/{method}"]),
+                    form,
+                    media_types=_MEDIA_TYPES,
+                    max_bytes=_MAX_COMMAND_BYTES,
+                ),
+                methods=["GET", "POST"],
+            )
+            for path, method in _REFUSED.items()
+        ),
     ]
 
 
@@ -219,6 +244,19 @@ def _answer(path: _Path, procedure: Procedure) -> Handler:
         body = await request.parse(lambda body: CommandBody.read(body or b"{}"))
         response = await procedure.answer(path.ask(request.path, body), None)
         return Reply(body=to_json(path.take(_plain(response))))
+
+    return answer
+
+
+def _shown(path: str) -> str:
+    """Returns a path with its parameters in capitals, as in documents and metrics."""
+    return re.sub(r"{(\w+)(:path)?}", lambda name: name[1].upper(), path)
+
+
+def _refuse(procedure: Procedure) -> Handler:
+    async def answer(_: Request) -> Reply:
+        await procedure.answer(None, None)
+        raise AssertionError(procedure)
 
     return answer
 
@@ -279,6 +317,7 @@ def _read(
         size = of_part.pop("binary_data_size", None)
         tensor = message.inputs.add(name=part.name, datatype=part.datatype, shape=part.shape)
         _set_parameters(tensor.parameters, of_part)
+        read_hints(f"inputs[{index}]", tensor.parameters)  # before elements are missed that are elsewhere
         if size is None:
             message.raw_input_contents.append(_to_raw(f"inputs[{index}].data", part))
             continue

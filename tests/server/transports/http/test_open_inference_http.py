@@ -115,6 +115,25 @@ async def test_what_kserves_and_mlservers_clients_add_changes_no_answer(serve):
     assert plain == more == decoded
 
 
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("systemsharedmemory/status", "send the elements in the request"),
+        ("systemsharedmemory/region/mine/register", "send the elements in the request"),
+        ("cudasharedmemory/region/mine/unregister", "send the elements in the request"),
+        ("trace/setting", "start the server with --trace-endpoint"),
+        ("models/topics/trace/setting", "start the server with --trace-endpoint"),
+        ("logging", "start the server with --log-level"),
+    ],
+)
+async def test_extensions_that_are_not_offered_are_refused_with_what_to_do(serve, method, path, words):
+    async with serve() as serving:
+        answer = await serving.client.request(method, f"/v2/{path}", json=None if method == "GET" else {"any": 1})
+    assert answer.status_code == 501
+    assert words in answer.json()["error"]
+
+
 WRONG = [
     ({"inputs": []}, 400, "text"),
     ({}, 400, "inputs: is missing"),
@@ -131,7 +150,16 @@ WRONG = [
     ({"inputs": [IDS | {"datatype": "BF16"}]}, 400, "inputs[0].data: of BF16 has no form in JSON; send it in binary"),
     ({"inputs": [IDS | {"datatype": "FP32"}]}, 400, "inputs[0].datatype: is 'FP32'; input_ids must be INT64 or"),
     ({"inputs": [TEXT | {"name": "words"}]}, 400, "inputs[0].name: is 'words'; the model reads text"),
-    ({"inputs": [TEXT | {"parameters": {"shared_memory_region": "a"}}]}, 400, "shared memory is not supported"),
+    (
+        {"inputs": [TEXT | {"parameters": {"shared_memory_region": "a"}}]},
+        400,
+        "has 'shared_memory_region'; shared memory is not offered; send",
+    ),
+    (
+        {"inputs": [TEXT | {"data": None, "parameters": {"shared_memory_region": "a", "shared_memory_byte_size": 9}}]},
+        400,
+        "inputs[0].parameters: has 'shared_memory_",
+    ),
     (
         {"inputs": [TEXT | {"parameters": {"content_type": "hg_jsonlist"}}]},
         400,
@@ -151,7 +179,7 @@ WRONG = [
     (
         {"inputs": [TEXT], "outputs": [{"name": "label", "parameters": {"classification": 3}}]},
         400,
-        "replace classification",
+        "classification is not offered; ask for the outputs label and probability",
     ),
     ({"inputs": [TEXT], "parameters": {"top_p": 1}}, 400, "parameters.top_p: is unknown"),
     ({"inputs": [TEXT], "parameters": {"top_k": 2**80}}, 400, "more than 64 bits"),
