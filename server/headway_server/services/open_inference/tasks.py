@@ -11,7 +11,7 @@ import json
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pkgutil import resolve_name
 from typing import Any, Final, Literal, TypeAlias, cast
@@ -126,6 +126,8 @@ class TensorTask:
     """Answers a call in parts, the last with `FINISH_REASON`; None for a task without parts."""
     streams: Callable[[InferCall], bool] = lambda _: True
     """Returns True if a streamed call is answered in parts."""
+    predictions: tuple[str, ...] = ()
+    """Outputs that have one row for each row of the first input, of which a prediction consists; () if none has."""
     reads_texts: bool = True
     """True if its requests are texts, which have a smaller size limit than images."""
 
@@ -155,8 +157,10 @@ def _embedding(model: ServedModel) -> tuple[TensorSpec, ...]:
 
 
 def _text_specs(model: ServedModel) -> tuple[TensorSpec, ...]:
-    takes_pairs = model.bundle.manifest.text_pairs != "never"
-    return (_TEXT, *((_TEXT_PAIR,) if takes_pairs else ()), _INPUT_IDS, _MASK, _TYPES)
+    assert isinstance(model, TextModel), "its family requires it"
+    pairs = model.bundle.manifest.text_pairs
+    pair = () if pairs == "never" else (replace(_TEXT_PAIR, is_optional=pairs == "optional"),)
+    return (_TEXT, *pair, _INPUT_IDS, _MASK, *((_TYPES,) if model.has_types else ()))
 
 
 def _wanted_embedding(call: InferCall) -> Literal["none", "raw", "normalized"]:
@@ -790,6 +794,7 @@ def _text_to_text(name: str, further: dict[str, Kind]) -> TensorTask:
         outputs=lambda _: _written_specs(name),
         parameters=_COMMON | _SEARCHING | {"truncate": Kind.BOOLEAN} | further,
         max_rows=MAX_SOURCES,
+        predictions=(name,),
         infer=partial(_write, name),
         stream=partial(_stream_written, name),
         streams=_streams_written,
@@ -802,6 +807,7 @@ TEXT_CLASSIFICATION: Final = TensorTask(
     parameters=_COMMON
     | {"top_k": Kind.INTEGER, "threshold": Kind.NUMBER, "truncate": Kind.BOOLEAN, "normalize": Kind.BOOLEAN},
     max_rows=MAX_TEXTS,
+    predictions=("label", "probability"),
     infer=_classify_texts,
 )
 TOKEN_CLASSIFICATION: Final = TensorTask(
@@ -825,6 +831,7 @@ IMAGE_CLASSIFICATION: Final = TensorTask(
     outputs=lambda model: (*_LABELS, *_embedding(model)),
     parameters=_COMMON | {"top_k": Kind.INTEGER, "normalize": Kind.BOOLEAN},
     max_rows=MAX_IMAGES,
+    predictions=("label", "probability"),
     infer=_classify_images,
     reads_texts=False,
 )
@@ -833,6 +840,7 @@ TEXT_EMBEDDING: Final = TensorTask(
     outputs=lambda model: (*_embedding(model), _TOKEN_COUNT, _TRUNCATED),
     parameters=_COMMON | {"truncate": Kind.BOOLEAN, "normalize": Kind.BOOLEAN, "prompt_name": Kind.TEXT},
     max_rows=MAX_TEXTS,
+    predictions=("embedding",),
     infer=_embed_texts,
 )
 TEXT_SCORING: Final = TensorTask(
@@ -840,6 +848,7 @@ TEXT_SCORING: Final = TensorTask(
     outputs=lambda _: (TensorSpec(name="score", datatype="FP32", shape=(-1,)), _TOKEN_COUNT, _TRUNCATED),
     parameters=_COMMON | {"truncate": Kind.BOOLEAN},
     max_rows=MAX_TEXTS,
+    predictions=("score",),
     infer=_score_texts,
 )
 IMAGE_EMBEDDING: Final = TensorTask(
@@ -847,6 +856,7 @@ IMAGE_EMBEDDING: Final = TensorTask(
     outputs=_embedding,
     parameters=_COMMON | {"normalize": Kind.BOOLEAN},
     max_rows=MAX_IMAGES,
+    predictions=("embedding",),
     infer=_classify_images,
     reads_texts=False,
 )
@@ -866,6 +876,7 @@ GENERATION: Final = TensorTask(
     | kinds_of(generation_service_pb2.GenerateTextRequest, "sample_count", "truncate", "echo")
     | {"priority": Kind.UINT64},
     max_rows=MAX_PROMPTS,
+    predictions=("generated_text",),
     infer=_generate,
     stream=_stream_generation,
     streams=lambda call: _has_one_row(call) and call.parameters.get("sample_count", 1) == 1,
@@ -877,6 +888,7 @@ CAPTIONING: Final = TensorTask(
     outputs=lambda _: _written_specs("caption"),
     parameters=_COMMON | _SEARCHING | {"target_language": Kind.TEXT},
     max_rows=MAX_IMAGES,
+    predictions=("caption",),
     infer=_caption_images,
     stream=_stream_caption,
     streams=_streams_written,
@@ -899,6 +911,7 @@ TRANSCRIPTION: Final = TensorTask(
     ),
     parameters=_COMMON | _SEARCHING | _TRANSCRIPTION,
     max_rows=MAX_AUDIOS,
+    predictions=("text",),
     infer=_transcribe,
     stream=_stream_transcript,
     streams=_streams_written,
@@ -919,6 +932,7 @@ SPEECH_SYNTHESIS: Final = TensorTask(
     | kinds_of(speech_service_pb2.SynthesizeSpeechRequest, "voice", "format")
     | kinds_of(speech_service_pb2.SynthesisParameters),
     max_rows=MAX_SPOKEN,
+    predictions=("audio",),
     infer=_synthesize,
     stream=_stream_speech,
     streams=lambda call: _has_one_row(call) and "format" not in call.parameters,  # format is for complete audio

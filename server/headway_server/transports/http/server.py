@@ -31,6 +31,7 @@ from headway_server.transports.http.edge import Edge, Endpoint, Reply, Request, 
 from headway_server.transports.http.open_inference import open_inference_routes
 from headway_server.transports.http.openai import OPENAI_FORM, openai_routes
 from headway_server.transports.http.page import page_routes
+from headway_server.transports.http.predictions import prediction_routes
 
 _SWEEP_S: Final = 1.0
 _LAST_WORDS_S: Final = 1
@@ -69,6 +70,7 @@ class HttpServer:
             *openai_routes(self._edge, self._host, self._settings),
             *connect_routes(self._edge, self._procedures),
             *open_inference_routes(self._edge, self._procedures),
+            *prediction_routes(self._edge, self._host, self._procedures),
             Route("/livez", self._live),
             *(Route(path, self._ready) for path in ("/readyz", "/health", "/ping")),
             Route("/version", _version),

@@ -99,7 +99,13 @@ class OpenAIService:
 
     async def list_models(self, _: Request) -> Reply:
         """Lists the loaded models."""
-        return Reply(body=to_json({"object": "list", "data": [_model(model) for model in self._host.models]}))
+        models = [_model(model) for model in self._host.models]
+        listed = {
+            "object": "list",
+            "data": models,
+            "models": [model["name"] for model in models],
+        }  # the last for KServe
+        return Reply(body=to_json(listed))
 
     async def get_model(self, request: Request) -> Reply:
         """Describes one model."""
@@ -497,4 +503,6 @@ def _model(model: ServedModel) -> dict[str, Any]:
         "owned_by": "headway",
         "version": manifest.version,
         "task": manifest.task,
+        "name": manifest.name,
+        "ready": True,  # KServe's question whether the model is loaded
     }

@@ -211,7 +211,7 @@ REFUSED = [
         "topics",
         {"input_ids": np.array([[1, 3]]), "token_type_ids": np.array([[0, 0]])},
         {},
-        "token_type_ids: is set, and model topics reads no types",
+        "inputs[1].name: is 'token_type_ids'; the model reads text, input_ids, attention_mask",
     ),
     (
         "pairs",
