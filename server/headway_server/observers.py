@@ -79,6 +79,14 @@ class Call:
     """Which connection it came by; empty where `caller` says so."""
     rights: Rights | None = None
     """What the caller may do; None: everything, where there is no access control."""
+    num_computed: int = 0
+    """Inputs that have been computed for it; 0 for a call that looks, and for one that caches answer."""
+    queue_s: float = 0.0
+    """Longest wait of these in an engine's queue."""
+    preprocessing_s: float = 0.0
+    """Time for tokenizing them, decoding images and the like."""
+    inference_s: float = 0.0
+    """Time in which they were computed."""
     callbacks: list[Callable[[], None]] = field(default_factory=list)
     """What is called on the event loop when the call has ended, however it ends."""
 

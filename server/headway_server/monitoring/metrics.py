@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import re
 import socket
 import socketserver
 import threading
@@ -17,7 +16,6 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from importlib.metadata import version
 from typing import Any, Final, Self, TypeAlias
 
@@ -41,12 +39,11 @@ from headway_server.observers import (
     TokensEvent,
 )
 from headway_server.runtime import Cores
+from headway_server.services.procedure import is_look
 from headway_server.services.status import ending_of
-from headway_server.serving.abilities import Effect
 from headway_server.serving.calls import Calls
 from headway_server.serving.families import ServedModel
 from headway_server.serving.host import ModelHost, ModelState
-from headway_server.tasks.table import RPCS
 
 _log = structlog.get_logger(__name__)
 
@@ -195,25 +192,6 @@ FAMILIES: Final = (
     *(_WAITING, _SLOTS, _USED_SLOTS, _POSITIONS, _USED_POSITIONS, _CACHE_LOOKUPS, _CACHE_BYTES, _WORKERS, _RESTARTS),
 )
 """Every metric of this server, apart from the library's `process_*`."""
-
-_LOOKING_PATHS: Final = re.compile(
-    r"/metrics|/v1/models(/MODEL)?|/v2(/models/(stats|MODEL(/versions/VERSION)?(/config|/stats)?)|/repository/index)?"
-)
-"""HTTP routes by method name."""
-
-
-@lru_cache(maxsize=256)
-def is_look(method: str) -> bool:
-    """Returns True for methods that only describe the server and its models, polled by pages and probes.
-
-    They do not count as calls: on an idle server polling would dominate the metrics.
-
-    Args:
-        method: Full name of an RPC, `/package.Service/Method`, or path of a route.
-    """
-    rpc = RPCS.get(method.rpartition("/")[2])
-    return (rpc is not None and rpc.effect is Effect.LOOKS) or _LOOKING_PATHS.fullmatch(method) is not None
-
 
 Sample: TypeAlias = tuple[str, str, str, list[tuple[str, dict[str, str], float]]]
 """A metric as JSON values: name, help, type, and values by name and labels."""
