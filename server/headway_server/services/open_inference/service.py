@@ -16,7 +16,7 @@ from headway.oip import grpc_predict_v2_pb2 as pb
 from headway_server.errors import InvalidInputError, ModelNotFoundError, WrongTaskError
 from headway_server.observers import current_call
 from headway_server.preprocessing.pool import text_pool
-from headway_server.services.open_inference.parameters import BASE64, CONTENT_TYPE, read_hints, read_parameters
+from headway_server.services.open_inference.parameters import CONTENT_TYPE, read_hints, read_parameters
 from headway_server.services.open_inference.statistics import Statistics
 from headway_server.services.open_inference.tasks import (
     FINISH_REASON,
@@ -368,8 +368,8 @@ def _wanted_outputs(message: pb.ModelInferRequest, specs: Iterable[TensorSpec]) 
             raise InvalidInputError(
                 f"outputs[{index}].name", f"is {output.name[:64]!r}; the model writes {', '.join(known)}"
             )
-        if read_hints(f"outputs[{index}]", output.parameters):
-            raise InvalidInputError(f"outputs[{index}].parameters.{CONTENT_TYPE}", f"is {BASE64}; leave it out")
+        if encoding := read_hints(f"outputs[{index}]", output.parameters):
+            raise InvalidInputError(f"outputs[{index}].parameters.{CONTENT_TYPE}", f"is {encoding}; leave it out")
     return frozenset(output.name for output in message.outputs) or frozenset(known)
 
 

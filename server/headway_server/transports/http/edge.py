@@ -365,7 +365,8 @@ class _Exchange:
 
     @property
     def _encoding(self) -> str:
-        return self.headers.get("content-encoding", _NO_ENCODING).strip().lower()
+        given: str = self.headers.get("content-encoding", _NO_ENCODING)
+        return given.strip().lower()
 
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:

@@ -107,12 +107,13 @@ async def test_what_kserves_and_mlservers_clients_add_changes_no_answer(serve):
     }
     encoded = TEXT | {"parameters": {"content_type": "base64"}}
     encoded["data"] = [base64.b64encode(text.encode()).decode() for text in TEXT["data"]]
+    listed = TEXT | {"parameters": {"content_type": "hg_jsonlist"}, "data": list(map(json.dumps, TEXT["data"]))}
     async with serve() as serving:
-        plain, more, decoded = [
+        plain, more, decoded, loaded = [
             (await serving.client.post("/v2/models/topics/infer", json=one)).json()["outputs"]
-            for one in (body, added, {"inputs": [encoded]})
+            for one in (body, added, {"inputs": [encoded]}, {"inputs": [listed]})
         ]
-    assert plain == more == decoded
+    assert plain == more == decoded == loaded
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
@@ -161,10 +162,13 @@ WRONG = [
         "inputs[0].parameters: has 'shared_memory_",
     ),
     (
-        {"inputs": [TEXT | {"parameters": {"content_type": "hg_jsonlist"}}]},
+        {"inputs": [TEXT | {"parameters": {"content_type": "datetime"}}]},
         400,
-        "is 'hg_jsonlist'; must be np, pd, str",
+        "is 'datetime'; must be one of np, pd, str, base64, hg_jsonlist",
     ),
+    ({"inputs": [TEXT | {"parameters": {"content_type": "hg_jsonlist"}}]}, 400, "inputs[0]: is not in hg_jsonlist"),
+    ({"inputs": [IDS | {"parameters": {"content_type": "hg_jsonlist"}}]}, 400, "is hg_jsonlist, which is for BYTES"),
+    ({"inputs": [TEXT], "parameters": {"sequence_id": 7}}, 400, "parameters.sequence_id: sequences are not offered"),
     ({"inputs": [TEXT | {"parameters": {"content_type": "base64"}}]}, 400, "inputs[0]: is not in base64"),
     ({"inputs": [TEXT], "model_name": "other"}, 400, "model_name: is 'other', and the path has"),
     ({"inputs": [TEXT | {"parameters": {"binary_data_size": 5}}]}, 400, "binary_data_size: is 5"),
