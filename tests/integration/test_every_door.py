@@ -34,6 +34,7 @@ from headway_server.serving.families import has_ability
 from headway_server.tasks.table import FAMILIES, RPCS
 from headway_server.transports.http import OPENAI_ABILITIES
 from headway_server.transports.http.openai.ranking import RERANK_PATHS, SCORE_PATHS
+from headway_server.transports.http.openai.text_embeddings import EMBED_PATH, PREDICT_PATH
 
 from .conftest import Doors
 
@@ -551,6 +552,8 @@ OPENAI: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2},
     "/v1/completions": {"prompt": "ROMEO:", "max_tokens": 2},
     "/v1/embeddings": {"input": ["goal", "star"]},
+    EMBED_PATH: {"inputs": ["goal", "star"]},
+    PREDICT_PATH: {"inputs": "goal"},
     "/v1/images/generations": {"prompt": "", "step_count": 1},
     "/v1/audio/speech": {"input": "one", "max_duration_seconds": 0.1},
     "/v1/audio/transcriptions": {},

@@ -90,5 +90,37 @@ async def test_what_is_wrong_is_named(predict, body, words):
     assert words in (await predict("topics", body, 400))["error"]
 
 
+async def test_texts_are_embedded_and_classified_as_text_embeddings_inference_does(serve):
+    texts = ["star goal atom", "goal"]
+    async with serve() as serving:
+
+        async def ask(path, status=200, **body):
+            answer = await serving.client.post(path, json=body)
+            assert answer.status_code == status, answer.text
+            return answer.json()
+
+        same = (await ask("/v1/embeddings", model="topics", input=texts))["data"]
+        assert await ask("/embed", inputs=texts) == [one["embedding"] for one in same]
+        assert await ask("/embed", inputs=texts[0], truncate=True) == [same[0]["embedding"]]
+        assert await ask("/embed", inputs="goal goal", normalize=False) == [[pytest.approx(4 / 3), 0, 0]]
+        one = await ask("/predict", inputs=texts[0])
+        assert [set(label) for label in one] == [{"score", "label"}] * 3
+        assert one[0]["label"] == "science"
+        both = await ask("/predict", inputs=[[text] for text in texts])
+        assert both[0] == one
+        assert both[1][0]["label"] == "sports"
+        refusals = {
+            "inputs: is missing": ("/embed", {}),
+            "inputs: is empty": ("/embed", {"inputs": []}),
+            "inputs[1]: is empty": ("/embed", {"inputs": ["a", ""]}),
+            "truncation_direction: input should be": ("/embed", {"inputs": "a", "truncation_direction": "left"}),
+            "raw_scores: input should be False": ("/predict", {"inputs": "a", "raw_scores": True}),
+            "inputs[1]: has 2 texts; give one, or a pair": ("/predict", {"inputs": [["a"], ["b", "c"]]}),
+            "reads single texts": ("/predict", {"inputs": ["a", "b"]}),
+        }
+        for words, (path, body) in refusals.items():
+            assert words in (await ask(path, 400, **body))["error"]["message"], body
+
+
 async def test_a_model_that_is_not_there_is_not_found(predict):
     assert "not loaded" in (await predict("none", {"instances": ["a"]}, 404))["error"]

@@ -32,6 +32,7 @@ from headway_server.tasks.outputs import read_vector
 from headway_server.tasks.speech.model import SpeechTask
 from headway_server.tasks.synthesis.model import SpeechPart, SynthesisModel
 from headway_server.tasks.table import (
+    CLASSIFY_TEXTS,
     EMBED_TEXTS,
     GENERATE_IMAGES,
     GENERATE_TEXTS,
@@ -60,6 +61,7 @@ from headway_server.transports.http.openai.requests import (
     ImageBody,
     SpeechBody,
 )
+from headway_server.transports.http.openai.text_embeddings import EMBED_PATH, PREDICT_PATH, TextEmbeddingsEndpoint
 from headway_server.transports.http.openai.transcription import TranscriptionEndpoint
 
 _REASONS: Final = {
@@ -73,6 +75,8 @@ OPENAI_ABILITIES: Final[Mapping[str, Ability[Any]]] = {
     "/v1/completions": GENERATE_TEXTS,
     "/v1/embeddings": EMBED_TEXTS,
     **dict.fromkeys((*RERANK_PATHS, *SCORE_PATHS), RANK_TEXTS),
+    EMBED_PATH: EMBED_TEXTS,
+    PREDICT_PATH: CLASSIFY_TEXTS,
     "/v1/images/generations": GENERATE_IMAGES,
     "/v1/audio/speech": SYNTHESIZE_SPEECH,
     "/v1/audio/transcriptions": TRANSCRIBE_SPEECH,
@@ -189,7 +193,7 @@ async def _samples(model: SynthesisModel, body: SpeechBody) -> AsyncGenerator[by
 
 def openai_routes(edge: Edge, host: ModelHost, settings: ServerSettings) -> list[BaseRoute]:
     """Returns the routes of the API."""
-    service, ranking = OpenAIService(host), RankingEndpoint(host)
+    service, ranking, texts = OpenAIService(host), RankingEndpoint(host), TextEmbeddingsEndpoint(host)
     num_bytes = settings.max_text_request_bytes
     handlers: dict[str, Handler] = {
         "/v1/chat/completions": service.chat,
@@ -199,6 +203,8 @@ def openai_routes(edge: Edge, host: ModelHost, settings: ServerSettings) -> list
         "/v1/audio/speech": service.speak,
         **dict.fromkeys(RERANK_PATHS, ranking.rerank),
         **dict.fromkeys(SCORE_PATHS, ranking.score),
+        EMBED_PATH: texts.embed,
+        PREDICT_PATH: texts.predict,
     }
     names = {"/v1/completions": name_in_completions}
     names |= dict.fromkeys(RERANK_PATHS, name_in_ranking) | dict.fromkeys(SCORE_PATHS, name_in_scoring)
