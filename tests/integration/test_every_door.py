@@ -8,7 +8,9 @@ page's panels offer is held by `tests/repository/test_ways_in.py`, and which dep
 from __future__ import annotations
 
 import base64
+import io
 import json
+import wave
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -22,6 +24,7 @@ from google.protobuf.json_format import MessageToJson
 from google.protobuf.message_factory import GetMessageClass
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
+from PIL import Image
 from typer.testing import CliRunner
 
 from headway.oip import grpc_predict_v2_pb2 as oip_pb
@@ -186,7 +189,9 @@ BY_TOKENS: list[dict[str, Any]] = [
     {"input_ids": TWO, "token_type_ids": [[0, 1]]},
 ]
 OF_TEXTS: list[dict[str, Any]] = [{"text": [b"goal"]}, {"text": [b"goal"], "text_pair": [b"star"]}, *BY_TOKENS]
-OF_IMAGES: list[dict[str, Any]] = [{"image": [IMAGE]}, {"pixel_values": None}]
+PIXELS = np.full((1, 32, 32, 3), (200, 60, 60), np.uint8)
+"""Those of the picture."""
+OF_IMAGES: list[dict[str, Any]] = [{"image": [IMAGE]}, {"pixels": PIXELS}, {"pixel_values": None}]
 WRITING: list[dict[str, Any]] = [{"text": [b"ein Hund"]}, {"text": [b"ein Hund"], "target_prefix": [b"A"]}]
 TENSORS: dict[Task, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     Task.GENERATION: (
@@ -201,7 +206,7 @@ TENSORS: dict[Task, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     Task.TRANSLATION: (WRITING, {"max_new_tokens": 2}),
     Task.TEXT_TO_TEXT: (WRITING, {"max_new_tokens": 2}),
     Task.CAPTIONING: (
-        [{"image": [IMAGE]}, {"image": [IMAGE], "target_prefix": [b"A"]}],
+        [{"image": [IMAGE]}, {"pixels": PIXELS}, {"image": [IMAGE], "target_prefix": [b"A"]}],
         {"max_new_tokens": 2, "target_language": "en"},
     ),
     Task.TRANSCRIPTION: ([{"audio": [AUDIO]}], {"max_new_tokens": 2}),
@@ -215,6 +220,7 @@ TENSORS: dict[Task, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     Task.SEGMENTATION: (
         [
             {"image": [IMAGE], "point": [[9, 9]], "point_is_inside": [True], "box": [[2, 2, 30, 30]]},
+            {"pixels": PIXELS, "point": [[9, 9]], "point_is_inside": [True], "box": [[2, 2, 30, 30]]},
             {"image": [IMAGE], "point": [[9, 9]]},
         ],
         {},
@@ -223,6 +229,7 @@ TENSORS: dict[Task, tuple[list[dict[str, Any]], dict[str, Any]]] = {
         [
             {"prompt": [b""]},
             {"prompt": [b""], "negative_prompt": [b""], "image": [IMAGE], "mask": [MASK]},
+            {"prompt": [b""], "pixels": PIXELS},
         ],
         {"step_count": 1, "seed": 7},
     ),
@@ -317,8 +324,15 @@ TYPED: dict[Task, Typed] = {
         outputs=named("results.png", "image") | named("results.seed", "seed"),
     ),
 }
-DTYPES = {"BOOL": np.bool_, "INT64": np.int64, "UINT64": np.uint64, "FP32": np.float32, "BYTES": object}
-CONTENTS = {"BOOL": "bool", "INT64": "int64", "UINT64": "uint64", "FP32": "fp32", "BYTES": "bytes"}
+DTYPES = {
+    "UINT8": np.uint8,
+    "BOOL": np.bool_,
+    "INT64": np.int64,
+    "UINT64": np.uint64,
+    "FP32": np.float32,
+    "BYTES": object,
+}
+CONTENTS = {"UINT8": "uint", "BOOL": "bool", "INT64": "int64", "UINT64": "uint64", "FP32": "fp32", "BYTES": "bytes"}
 
 
 class Tensors:
@@ -352,6 +366,8 @@ class Tensors:
         request = oip_pb.ModelInferRequest(model_name=self.model)
         for name, array in arrays.items():
             request.inputs.add(name=name, datatype=self.kinds[name].datatype, shape=array.shape)
+        for one in self.metadata.outputs:
+            request.outputs.add(name=one.name)
         for parameter, value in self.parameters.items():
             kinds = {str: "string_param", int: "int64_param", float: "double_param"}
             setattr(request.parameters[parameter], kinds[type(value)], value)
@@ -384,7 +400,9 @@ class Tensors:
                 inputs.append(one | {"data": texts, "parameters": {"content_type": "base64"}})
             else:
                 inputs.append(one | {"data": array.tolist()})
-        answer = self.http.post(self.path, json={"inputs": inputs, "parameters": self.parameters})
+        answer = self.http.post(
+            self.path, json={"inputs": inputs, "outputs": self.named, "parameters": self.parameters}
+        )
         assert answer.status_code == 200, answer.text
         found = {}
         for one in answer.json()["outputs"]:
@@ -401,7 +419,8 @@ class Tensors:
             | {"parameters": {"binary_data_size": len(data)}}
             for (name, array), data in zip(arrays.items(), datas, strict=True)
         ]
-        body = {"inputs": inputs, "parameters": {**self.parameters, "binary_data_output": True}}
+        parameters = {**self.parameters, "binary_data_output": True}
+        body = {"inputs": inputs, "outputs": self.named, "parameters": parameters}
         head = json.dumps(body).encode()
         headers = {"inference-header-content-length": str(len(head)), "content-type": "application/octet-stream"}
         answer = self.http.post(self.path, content=b"".join((head, *datas)), headers=headers)
@@ -415,6 +434,10 @@ class Tensors:
             )
         assert end == len(answer.content)
         return found
+
+    @property
+    def named(self) -> list[dict[str, str]]:
+        return [{"name": one.name} for one in self.metadata.outputs]
 
     @property
     def path(self) -> str:
@@ -486,12 +509,49 @@ def test_tensors_answer_in_every_way_as_the_metadata_says_and_as_the_typed_call(
                 assert list(first) == list(other)
                 for output, array in first.items():
                     np.testing.assert_array_equal(array, other[output], err_msg=f"{name} {output}", strict=True)
+            check_forms(first)
             if not number:
                 check_typed(channel, doors, name, first)
+                by_file = first
+            elif "pixels" in example and example.keys() - {"pixels"} == examples[0].keys() - {"image"}:
+                for output, array in by_file.items():
+                    np.testing.assert_array_equal(array, first[output], err_msg=f"{name} {output}", strict=True)
         *parts, last = model.stub.ModelStreamInfer(iter([streamed(model, examples[0])]))
         assert not last.error_message, (name, last.error_message)
         assert last.infer_response.parameters["triton_final_response"].bool_param
         assert bool(parts) or not model.config.model_transaction_policy.decoupled, name
+
+
+def check_forms(outputs: dict[str, np.ndarray]) -> None:
+    """Compares outputs that are forms of others with these."""
+
+    def images(name: str, mode: str) -> np.ndarray:
+        return np.stack([np.asarray(Image.open(io.BytesIO(file)).convert(mode)) for file in outputs[name]])
+
+    if "pixels" in outputs:
+        np.testing.assert_array_equal(outputs["pixels"], images("image", "RGB"), strict=True)
+    if "mask_pixels" in outputs:
+        np.testing.assert_array_equal(outputs["mask_pixels"], images("mask", "L") > 0, strict=True)
+        assert outputs["mask_pixels"].sum(axis=(1, 2)).tolist() == outputs["area"].tolist()
+    if "samples" in outputs:
+        with wave.open(io.BytesIO(outputs["audio"][0])) as file:
+            samples = np.frombuffer(file.readframes(file.getnframes()), "<i2")
+        np.testing.assert_allclose(outputs["samples"][0] * 2**15, samples)
+        np.testing.assert_allclose(outputs["duration"] * outputs["sampling_rate"], [len(samples)], atol=1)
+
+
+def test_other_forms_of_outputs_are_returned_if_they_are_named(http: Any) -> None:
+    text = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["one"]}
+    body = {"inputs": [text], "parameters": {"max_duration_seconds": 0.1}}
+    names = [one["name"] for one in http.post("/v2/models/telephone-speech/infer", json=body).json()["outputs"]]
+    assert "audio" in names
+    assert "samples" not in names
+    body["outputs"] = [{"name": "samples"}]
+    [samples] = http.post("/v2/models/telephone-speech/infer", json=body).json()["outputs"]
+    assert samples["shape"] == [1, len(samples["data"])]
+    body["parameters"]["format"] = "flac"
+    answer = http.post("/v2/models/telephone-speech/infer", json=body)
+    assert answer.json()["error"] == "parameters.format: must be wav if samples are asked for; leave it out"
 
 
 def streamed(model: Tensors, example: dict[str, Any]) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -360,8 +360,8 @@ class _Request:
         return response
 
 
-def _wanted_outputs(message: pb.ModelInferRequest, specs: Iterable[TensorSpec]) -> frozenset[str]:
-    """Returns the names of the requested outputs; all if none is named."""
+def _wanted_outputs(message: pb.ModelInferRequest, specs: Sequence[TensorSpec]) -> frozenset[str]:
+    """Returns the names of the requested outputs; if none is named, of all but those on request."""
     known = [spec.name for spec in specs]
     for index, output in enumerate(message.outputs):
         if output.name not in known:
@@ -370,7 +370,8 @@ def _wanted_outputs(message: pb.ModelInferRequest, specs: Iterable[TensorSpec]) 
             )
         if encoding := read_hints(f"outputs[{index}]", output.parameters):
             raise InvalidInputError(f"outputs[{index}].parameters.{CONTENT_TYPE}", f"is {encoding}; leave it out")
-    return frozenset(output.name for output in message.outputs) or frozenset(known)
+    named = frozenset(output.name for output in message.outputs)
+    return named or frozenset(spec.name for spec in specs if not spec.is_on_request)
 
 
 def _tensor_metadata(spec: TensorSpec) -> pb.ModelMetadataResponse.TensorMetadata:

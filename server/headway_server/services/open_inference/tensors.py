@@ -69,6 +69,8 @@ class TensorSpec:
     shape: tuple[int, ...]
     """-1 is an axis of any length. The first is N, or the number of results."""
     is_optional: bool = False
+    is_on_request: bool = False
+    """True for an output that is returned if it is named, because it is another form of one that is returned."""
 
 
 def num_typed_elements(request: pb.ModelInferRequest) -> int:
