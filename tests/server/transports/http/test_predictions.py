@@ -104,6 +104,7 @@ async def test_texts_are_embedded_and_classified_as_text_embeddings_inference_do
         assert await ask("/embed", inputs=texts[0], truncate=True) == [same[0]["embedding"]]
         assert await ask("/embed", inputs="goal goal", normalize=False) == [[pytest.approx(4 / 3), 0, 0]]
         one = await ask("/predict", inputs=texts[0])
+        assert await ask("/predict", inputs=texts[0], parameters={}) == one  # as the client of Hugging Face's hub asks
         assert [set(label) for label in one] == [{"score", "label"}] * 3
         assert one[0]["label"] == "science"
         both = await ask("/predict", inputs=[[text] for text in texts])
@@ -111,6 +112,7 @@ async def test_texts_are_embedded_and_classified_as_text_embeddings_inference_do
         assert both[1][0]["label"] == "sports"
         refusals = {
             "inputs: is missing": ("/embed", {}),
+            "parameters: dictionary should have at most 0 items": ("/embed", {"inputs": "a", "parameters": {"a": 1}}),
             "inputs: is empty": ("/embed", {"inputs": []}),
             "inputs[1]: is empty": ("/embed", {"inputs": ["a", ""]}),
             "truncation_direction: input should be": ("/embed", {"inputs": "a", "truncation_direction": "left"}),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing.pool import text_pool
@@ -26,6 +28,8 @@ class TextsBody(ModelBody):
     model: str = ""
     truncate: bool = False
     truncation_direction: Literal["right", "Right"] = "right"
+    parameters: Annotated[dict[str, Any], Field(max_length=0)] = Field(default_factory=dict)
+    """Always empty; the client of Hugging Face's hub sends it."""
 
 
 class EmbedBody(TextsBody):
