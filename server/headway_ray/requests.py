@@ -48,6 +48,7 @@ class HttpRequest:
             return self._open_inference()
         before, _, model = self.path.partition("/v1/models/")
         if model and not before:
+            model = model.removesuffix(":predict").replace("/versions/", "/", 1)  # KServe's names of the same
             return _NAMED, _of_openai(model)
         return _ALL if self.path == "/v1/models" else _SERVER, _no_value
 

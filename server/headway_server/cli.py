@@ -26,7 +26,7 @@ from headway_server.configuration import (
 from headway_server.errors import ServerError
 from headway_server.log import configure_logging
 from headway_server.monitoring import Monitoring
-from headway_server.observers import NO_OBSERVER, joined
+from headway_server.observers import NO_OBSERVER, WriteMetrics, joined
 from headway_server.runtime import Runtime, describe_cores
 from headway_server.services import Statistics
 from headway_server.services.application import Application, Door
@@ -200,7 +200,7 @@ async def _run(
     return await application.run(announce)
 
 
-def _open_http(application: Application, write_metrics: Callable[[], bytes] | None) -> Door:
+def _open_http(application: Application, write_metrics: WriteMetrics | None) -> Door:
     """Opens the HTTP port.
 
     Raises:

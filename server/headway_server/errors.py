@@ -19,6 +19,7 @@ ServerError                   what this package raises
     ├── ImageNotFoundError    there is no prepared image of this id, or none any longer
     ├── AnswerNotFoundError   there is no stored answer
     ├── ServiceNotFoundError  there is no service of that name
+    ├── NotOfferedError       the method is one of a protocol that this server leaves out
     ├── BundleRejectedError   a bundle cannot be loaded, and the caller has asked for that
     ├── StoreUnavailableError the store cannot be looked at now
     ├── WrongTaskError        the model cannot do what was asked
@@ -141,6 +142,10 @@ class AnswerNotFoundError(RequestError):
 
 class ServiceNotFoundError(RequestError):
     """The server has no service of that name."""
+
+
+class NotOfferedError(RequestError):
+    """The method belongs to an extension of a protocol that the server does not have; the message says what to do."""
 
 
 class ImageNotFoundError(RequestError):

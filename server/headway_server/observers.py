@@ -11,10 +11,10 @@ Times are seconds by `time.monotonic`. Events are not frozen, since making a fro
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 
 _TRACEPARENT: Final = re.compile(
     r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-([0-9a-f]{2})(?:-.*)?"
@@ -29,6 +29,10 @@ class ModelId(NamedTuple):
 
     name: str
     version: str
+
+
+WriteMetrics: TypeAlias = Callable[[Mapping[str, str]], tuple[Mapping[str, str], bytes]]
+"""Answers a scrape: from the request's headers to headers and body, names in lower case. Thread-safe."""
 
 
 class Rights(Protocol):
@@ -77,6 +81,14 @@ class Call:
     """What the caller may do; None: everything, where there is no access control."""
     num_truncated: int = 0
     """Texts that were shortened to what the model reads."""
+    num_computed: int = 0
+    """Inputs that have been computed for it; 0 for a call that looks, and for one that caches answer."""
+    queue_s: float = 0.0
+    """Longest wait of these in an engine's queue."""
+    preprocessing_s: float = 0.0
+    """Time for tokenizing them, decoding images and the like."""
+    inference_s: float = 0.0
+    """Time in which they were computed."""
     callbacks: list[Callable[[], None]] = field(default_factory=list)
     """What is called on the event loop when the call has ended, however it ends."""
 

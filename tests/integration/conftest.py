@@ -162,6 +162,7 @@ def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
     folder = tmp_path_factory.mktemp("doors")
     every_task.write_every_task(folder / "store")
     Image.new("RGB", (32, 32), (200, 60, 60)).save(folder / "picture.png")
+    Image.new("L", (32, 32), 255).save(folder / "mask.png")
     write_wav(folder / "speech.wav", tones("low high"))
     found = {path.parent.parent.name: read_manifest(path.parent) for path in (folder / "store").glob("*/1/bundle.json")}
     flags = ("--http-port", "0", "--log-level", "warning")

@@ -7,16 +7,24 @@ page's panels offer is held by `tests/repository/test_ways_in.py`, and which dep
 
 from __future__ import annotations
 
+import base64
+import io
 import json
+import wave
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import httpx2
+import numpy as np
 import pytest
 from google.protobuf.json_format import MessageToJson
 from google.protobuf.message_factory import GetMessageClass
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
+from PIL import Image
 from typer.testing import CliRunner
 
 from headway.oip import grpc_predict_v2_pb2 as oip_pb
@@ -29,6 +37,7 @@ from headway_server.serving.families import has_ability
 from headway_server.tasks.table import FAMILIES, RPCS
 from headway_server.transports.http import OPENAI_ABILITIES
 from headway_server.transports.http.openai.ranking import RERANK_PATHS, SCORE_PATHS
+from headway_server.transports.http.openai.text_embeddings import EMBED_PATH, PREDICT_PATH
 
 from .conftest import Doors
 
@@ -37,7 +46,7 @@ METHODS = {
     for service in service_descriptors()
     for method in service.methods
 }
-IMAGE, AUDIO = object(), object()
+IMAGE, MASK, AUDIO = object(), object(), object()
 """Stand for the bytes of a file."""
 FEW = {"parameters": {"max_new_tokens": 2}}
 MEAN, ROLLOUT = {"summary": 1, "layers": [0]}, {"summary": 3}
@@ -104,7 +113,7 @@ def filled(value: Any, doors: Doors) -> Any:
         return {name: filled(each, doors) for name, each in value.items()}
     if isinstance(value, list):
         return [filled(each, doors) for each in value]
-    file = {id(IMAGE): "picture.png", id(AUDIO): "speech.wav"}.get(id(value))
+    file = {id(IMAGE): "picture.png", id(MASK): "mask.png", id(AUDIO): "speech.wav"}.get(id(value))
     return value if file is None else (doors.folder / file).read_bytes()
 
 
@@ -172,78 +181,400 @@ def test_grpc_and_connect_answer_for_every_model_that_can(doors: Doors, channel:
     assert answered, "the store has a model for it"
 
 
-TENSORS: dict[Task, tuple[str, Any, dict[str, Any]]] = {
-    Task.GENERATION: ("text", b"ROMEO:", {"max_new_tokens": 2}),
-    Task.TRANSLATION: ("text", b"ein Hund", {"max_new_tokens": 2}),
-    Task.TEXT_TO_TEXT: ("text", b"ein Hund", {"max_new_tokens": 2}),
-    Task.CAPTIONING: ("image", IMAGE, {"max_new_tokens": 2, "target_language": "en"}),
-    Task.TRANSCRIPTION: ("audio", AUDIO, {"max_new_tokens": 2}),
-    Task.SPEECH_SYNTHESIS: ("text", b"one", {"max_duration_seconds": 0.1}),
-    Task.TEXT_CLASSIFICATION: ("text", b"goal", {}),
-    Task.TOKEN_CLASSIFICATION: ("text", b"goal", {}),
-    Task.TEXT_EMBEDDING: ("text", b"goal", {}),
-    Task.TEXT_SCORING: ("text", b"goal", {}),
-    Task.IMAGE_CLASSIFICATION: ("image", IMAGE, {}),
-    Task.IMAGE_EMBEDDING: ("image", IMAGE, {}),
-    Task.SEGMENTATION: ("image", IMAGE, {"points_per_side": 1, "min_predicted_iou": 0.0, "min_stability": 0.0}),
-    Task.IMAGE_GENERATION: ("prompt", b"", {"step_count": 1}),
+CHAT = b'[{"role": "user", "content": "hi"}]'
+TWO = [[1, 2]]
+BY_TOKENS: list[dict[str, Any]] = [
+    {"input_ids": TWO},
+    {"input_ids": TWO, "attention_mask": [[1, 1]]},
+    {"input_ids": TWO, "token_type_ids": [[0, 1]]},
+]
+OF_TEXTS: list[dict[str, Any]] = [{"text": [b"goal"]}, {"text": [b"goal"], "text_pair": [b"star"]}, *BY_TOKENS]
+PIXELS = np.full((1, 32, 32, 3), (200, 60, 60), np.uint8)
+"""Those of the picture."""
+OF_IMAGES: list[dict[str, Any]] = [{"image": [IMAGE]}, {"pixels": PIXELS}, {"pixel_values": None}]
+WRITING: list[dict[str, Any]] = [{"text": [b"ein Hund"]}, {"text": [b"ein Hund"], "target_prefix": [b"A"]}]
+TENSORS: dict[Task, tuple[list[dict[str, Any]], dict[str, Any]]] = {
+    Task.GENERATION: (
+        [
+            {"text": [b"ROMEO:"]},
+            {"conversation": [CHAT]},
+            {"input_ids": TWO},
+            {"input_ids": TWO, "attention_mask": [[1, 1]]},
+        ],
+        {"max_new_tokens": 2, "seed": 7},
+    ),
+    Task.TRANSLATION: (WRITING, {"max_new_tokens": 2}),
+    Task.TEXT_TO_TEXT: (WRITING, {"max_new_tokens": 2}),
+    Task.CAPTIONING: (
+        [{"image": [IMAGE]}, {"pixels": PIXELS}, {"image": [IMAGE], "target_prefix": [b"A"]}],
+        {"max_new_tokens": 2, "target_language": "en"},
+    ),
+    Task.TRANSCRIPTION: ([{"audio": [AUDIO]}], {"max_new_tokens": 2}),
+    Task.SPEECH_SYNTHESIS: ([{"text": [b"one"]}], {"max_duration_seconds": 0.1, "seed": 7}),
+    Task.TEXT_CLASSIFICATION: (OF_TEXTS, {}),
+    Task.TOKEN_CLASSIFICATION: ([{"text": [b"Ada Lovelace saw Paris"]}], {}),
+    Task.TEXT_EMBEDDING: (OF_TEXTS, {}),
+    Task.TEXT_SCORING: (OF_TEXTS, {}),
+    Task.IMAGE_CLASSIFICATION: (OF_IMAGES, {}),
+    Task.IMAGE_EMBEDDING: (OF_IMAGES, {}),
+    Task.SEGMENTATION: (
+        [
+            {"image": [IMAGE], "point": [[9, 9]], "point_is_inside": [True], "box": [[2, 2, 30, 30]]},
+            {"pixels": PIXELS, "point": [[9, 9]], "point_is_inside": [True], "box": [[2, 2, 30, 30]]},
+            {"image": [IMAGE], "point": [[9, 9]]},
+        ],
+        {},
+    ),
+    Task.IMAGE_GENERATION: (
+        [
+            {"prompt": [b""]},
+            {"prompt": [b""], "negative_prompt": [b""], "image": [IMAGE], "mask": [MASK]},
+            {"prompt": [b""], "pixels": PIXELS},
+        ],
+        {"step_count": 1, "seed": 7},
+    ),
 }
-"""A tensor and parameters for every task."""
+"""Examples of inputs, the first of the required ones, and parameters for every task. None: zeros of the described
+shape."""
 
 
-def test_tensors_answer_for_every_model_over_grpc_and_http(doors: Doors, channel: Any, http: Any) -> None:
-    stub = oip_grpc.GRPCInferenceServiceStub(channel)
-    for name, manifest in doors.manifests.items():
-        tensor, element, parameters = TENSORS[manifest.task]
-        data = filled(element, doors)
-        raw = len(data).to_bytes(4, "little") + data
-        assert stub.ModelReady(oip_pb.ModelReadyRequest(name=name)).ready, name
-        metadata = stub.ModelMetadata(oip_pb.ModelMetadataRequest(name=name))
-        outputs = {each.name for each in metadata.outputs}
-        assert outputs, name
-        assert tensor in {each.name for each in metadata.inputs}, name
-        assert len(stub.ModelConfig(oip_pb.ModelConfigRequest(name=name)).config.output) == len(outputs)
+@dataclass(frozen=True, kw_only=True)
+class Typed:
+    """The RPC of a task, and what the first example's outputs are made of in its answer."""
 
-        request = oip_pb.ModelInferRequest(model_name=name, raw_input_contents=[raw])
-        request.inputs.add(name=tensor, datatype="BYTES", shape=[1])
-        for parameter, value in parameters.items():
+    rpc: str
+    request: dict[str, Any]
+    outputs: dict[str, Callable[[Any], list[Any]]]
+
+
+def each(path: str) -> Callable[[Any], list[Any]]:
+    """Takes the values at a path of fields, of every element of the repeated ones."""
+
+    def take(answer: Any) -> list[Any]:
+        found = [answer]
+        for name in path.split("."):
+            field = found[0].DESCRIPTOR.fields_by_name[name] if found else None
+            values = [getattr(one, name) for one in found]
+            found = [value for many in values for value in many] if field and field.is_repeated else values
+        return found
+
+    return take
+
+
+def named(path: str, name: str) -> dict[str, Callable[[Any], list[Any]]]:
+    return {name: each(path)}
+
+
+WRITTEN = named("results.log_probability", "log_probability") | named("results.new_token_count", "new_token_count")
+LABELS = named("results.labels.label", "label") | named("results.labels.probability", "probability")
+SEED: dict[str, Any] = {"seed": 7}
+TYPED: dict[Task, Typed] = {
+    Task.GENERATION: Typed(
+        rpc="GenerateText",
+        request={"prompts": ["ROMEO:"], "parameters": {"max_new_tokens": 2, "sampling": SEED}},
+        outputs=named("results.text", "generated_text") | named("results.seed", "seed"),
+    ),
+    Task.TRANSLATION: Typed(
+        rpc="TranslateText",
+        request=REQUESTS["TranslateText"],
+        outputs=named("results.text", "translated_text") | WRITTEN,
+    ),
+    Task.TEXT_TO_TEXT: Typed(
+        rpc="RewriteText", request=REQUESTS["RewriteText"], outputs=named("results.text", "rewritten_text") | WRITTEN
+    ),
+    Task.CAPTIONING: Typed(
+        rpc="CaptionImage", request=REQUESTS["CaptionImage"], outputs=named("results.text", "caption") | WRITTEN
+    ),
+    Task.TRANSCRIPTION: Typed(
+        rpc="TranscribeSpeech",
+        request=REQUESTS["TranscribeSpeech"],
+        outputs=named("results.text", "text") | named("results.language", "language") | WRITTEN,
+    ),
+    Task.SPEECH_SYNTHESIS: Typed(
+        rpc="SynthesizeSpeech",
+        request={"texts": ["one"], "parameters": {"max_duration_seconds": 0.1, "sampling": SEED}},
+        outputs=named("results.audio", "audio") | named("results.sampling_rate", "sampling_rate"),
+    ),
+    Task.TEXT_CLASSIFICATION: Typed(rpc="ClassifyText", request=REQUESTS["ClassifyText"], outputs=LABELS),
+    Task.TOKEN_CLASSIFICATION: Typed(
+        rpc="ClassifyTokens",
+        request={"texts": ["Ada Lovelace saw Paris"]},
+        outputs=named("results.spans.label", "label") | named("results.spans.span.start", "start"),
+    ),
+    Task.TEXT_EMBEDDING: Typed(
+        rpc="EmbedText", request=REQUESTS["EmbedText"], outputs=named("results.values", "embedding")
+    ),
+    Task.TEXT_SCORING: Typed(rpc="ScoreText", request=REQUESTS["ScoreText"], outputs=named("results.score", "score")),
+    Task.IMAGE_CLASSIFICATION: Typed(rpc="ClassifyImage", request=REQUESTS["ClassifyImage"], outputs=LABELS),
+    Task.IMAGE_EMBEDDING: Typed(
+        rpc="EmbedImage", request=REQUESTS["EmbedImage"], outputs=named("results.values", "embedding")
+    ),
+    Task.SEGMENTATION: Typed(
+        rpc="SegmentImage",
+        request={
+            "image": IMAGE,
+            "mask_format": 2,
+            "prompts": [{"points": [{"x": 9, "y": 9}], "box": {"left": 2, "top": 2, "right": 30, "bottom": 30}}],
+        },
+        outputs=named("results.masks.png", "mask") | named("results.masks.area", "area"),
+    ),
+    Task.IMAGE_GENERATION: Typed(
+        rpc="GenerateImage",
+        request={"parameters": {"step_count": 1, **SEED}},
+        outputs=named("results.png", "image") | named("results.seed", "seed"),
+    ),
+}
+DTYPES = {
+    "UINT8": np.uint8,
+    "BOOL": np.bool_,
+    "INT64": np.int64,
+    "UINT64": np.uint64,
+    "FP32": np.float32,
+    "BYTES": object,
+}
+CONTENTS = {"UINT8": "uint", "BOOL": "bool", "INT64": "int64", "UINT64": "uint64", "FP32": "fp32", "BYTES": "bytes"}
+
+
+class Tensors:
+    """The four ways to send tensors to a model, each of which returns its outputs as arrays by name."""
+
+    def __init__(self, doors: Doors, channel: Any, http: Any, model: str) -> None:
+        self.stub = oip_grpc.GRPCInferenceServiceStub(channel)
+        self.http = http
+        self.model = model
+        self.metadata = self.stub.ModelMetadata(oip_pb.ModelMetadataRequest(name=model))
+        self.config = self.stub.ModelConfig(oip_pb.ModelConfigRequest(name=model)).config
+        self.kinds = {one.name: one for one in self.metadata.inputs}
+        self.examples, self.parameters = TENSORS[doors.manifests[model].task]
+        self.doors = doors
+        self.ways = (self.typed, self.raw, self.json, self.binary)
+
+    def arrays(self, example: dict[str, Any]) -> dict[str, np.ndarray]:
+        """Makes the inputs of an example, of the described datatypes and shapes."""
+        made = {}
+        for name, value in filled(example, self.doors).items():
+            kind = self.kinds[name]
+            zeros = np.zeros([max(length, 1) for length in kind.shape], DTYPES[kind.datatype])
+            array = zeros if value is None else np.array([*value, None], object)[:-1]  # bytes as they are
+            array = array if value is None or kind.datatype == "BYTES" else np.array(value, DTYPES[kind.datatype])
+            assert array.ndim == len(kind.shape)
+            assert all(length in (-1, own) for length, own in zip(kind.shape, array.shape, strict=True)), name
+            made[name] = array
+        return made
+
+    def request(self, arrays: dict[str, np.ndarray]) -> Any:
+        request = oip_pb.ModelInferRequest(model_name=self.model)
+        for name, array in arrays.items():
+            request.inputs.add(name=name, datatype=self.kinds[name].datatype, shape=array.shape)
+        for one in self.metadata.outputs:
+            request.outputs.add(name=one.name)
+        for parameter, value in self.parameters.items():
             kinds = {str: "string_param", int: "int64_param", float: "double_param"}
             setattr(request.parameters[parameter], kinds[type(value)], value)
-        answer = stub.ModelInfer(request)
-        assert {each.name for each in answer.outputs} == outputs, name
-        for described, given in zip(metadata.outputs, answer.outputs, strict=True):
-            assert (described.name, described.datatype) == (given.name, given.datatype), name
-            assert all(length in (-1, own) for length, own in zip(described.shape, given.shape, strict=True)), given
-        *parts, last = stub.ModelStreamInfer(iter([request]))
+        return request
+
+    def typed(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        request = self.request(arrays)
+        for tensor, array in zip(request.inputs, arrays.values(), strict=True):
+            getattr(tensor.contents, f"{CONTENTS[tensor.datatype]}_contents").extend(array.ravel().tolist())
+        answer = self.stub.ModelInfer(request)
+        assert not answer.raw_output_contents
+        return {
+            one.name: self.shaped(one, list(getattr(one.contents, f"{CONTENTS[one.datatype]}_contents")))
+            for one in answer.outputs
+        }
+
+    def raw(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        request = self.request(arrays)
+        request.raw_input_contents.extend(map(packed, arrays.values()))
+        answer = self.stub.ModelInfer(request)
+        outputs = zip(answer.outputs, answer.raw_output_contents, strict=True)
+        return {one.name: self.shaped(one, unpacked(one.datatype, data)) for one, data in outputs}
+
+    def json(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        inputs = []
+        for name, array in arrays.items():
+            one = {"name": name, "datatype": self.kinds[name].datatype, "shape": array.shape}
+            if array.dtype == object:
+                texts = [base64.b64encode(element).decode() for element in array.ravel()]
+                inputs.append(one | {"data": texts, "parameters": {"content_type": "base64"}})
+            else:
+                inputs.append(one | {"data": array.tolist()})
+        answer = self.http.post(
+            self.path, json={"inputs": inputs, "outputs": self.named, "parameters": self.parameters}
+        )
+        assert answer.status_code == 200, answer.text
+        found = {}
+        for one in answer.json()["outputs"]:
+            is_file = one.get("parameters", {}).get("content_type") == "base64"
+            data = [base64.b64decode(text) for text in one["data"]] if is_file else one["data"]
+            texts = [each.encode() if isinstance(each, str) else each for each in data]
+            found[one["name"]] = self.shaped(SimpleNamespace(**one), texts)
+        return found
+
+    def binary(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        datas = list(map(packed, arrays.values()))
+        inputs = [
+            {"name": name, "datatype": self.kinds[name].datatype, "shape": array.shape}
+            | {"parameters": {"binary_data_size": len(data)}}
+            for (name, array), data in zip(arrays.items(), datas, strict=True)
+        ]
+        parameters = {**self.parameters, "binary_data_output": True}
+        body = {"inputs": inputs, "outputs": self.named, "parameters": parameters}
+        head = json.dumps(body).encode()
+        headers = {"inference-header-content-length": str(len(head)), "content-type": "application/octet-stream"}
+        answer = self.http.post(self.path, content=b"".join((head, *datas)), headers=headers)
+        assert answer.status_code == 200, answer.text
+        end = int(answer.headers["inference-header-content-length"])
+        found = {}
+        for one in json.loads(answer.content[:end])["outputs"]:
+            start, end = end, end + one["parameters"]["binary_data_size"]
+            found[one["name"]] = self.shaped(
+                SimpleNamespace(**one), unpacked(one["datatype"], answer.content[start:end])
+            )
+        assert end == len(answer.content)
+        return found
+
+    @property
+    def named(self) -> list[dict[str, str]]:
+        return [{"name": one.name} for one in self.metadata.outputs]
+
+    @property
+    def path(self) -> str:
+        return f"/v2/models/{self.model}/infer"
+
+    def shaped(self, output: Any, values: list[Any]) -> np.ndarray:
+        """Returns an output, whose datatype and shape are as described."""
+        [kind] = [one for one in self.metadata.outputs if one.name == output.name]
+        assert output.datatype == kind.datatype
+        assert len(output.shape) == len(kind.shape)
+        assert all(length in (-1, own) for length, own in zip(kind.shape, output.shape, strict=True)), output.name
+        array = np.empty(len(values), DTYPES[kind.datatype])
+        array[:] = values
+        return array.reshape(list(output.shape))
+
+
+def packed(array: np.ndarray) -> bytes:
+    if array.dtype != object:
+        return array.tobytes()
+    return b"".join(part for element in array.ravel() for part in (len(element).to_bytes(4, "little"), element))
+
+
+def unpacked(datatype: str, data: bytes) -> list[Any]:
+    if datatype != "BYTES":
+        return np.frombuffer(data, DTYPES[datatype]).tolist()
+    found, end = [], 0
+    while end < len(data):
+        start = end + 4
+        end = start + int.from_bytes(data[start - 4 : start], "little")
+        found.append(data[start:end])
+    return found
+
+
+def test_every_task_has_examples_of_its_tensors() -> None:
+    assert TENSORS.keys() == TYPED.keys() == FAMILIES.keys()
+
+
+@pytest.mark.parametrize("task", TENSORS)
+def test_tensors_answer_in_every_way_as_the_metadata_says_and_as_the_typed_call(
+    doors: Doors, channel: Any, http: Any, task: Task
+) -> None:
+    names = [name for name, manifest in doors.manifests.items() if manifest.task is task]
+    assert names
+    for name in names:
+        model = Tensors(doors, channel, http, name)
+        assert model.stub.ModelReady(oip_pb.ModelReadyRequest(name=name)).ready, name
+        assert http.get(f"/v2/models/{name}/ready").json() == {"ready": True}
+        described = http.get(f"/v2/models/{name}").json()
+        for side, configured in (("inputs", model.config.input), ("outputs", model.config.output)):
+            tensors = getattr(model.metadata, side)
+            assert tensors, name
+            plain = [(one.name, one.datatype, list(one.shape)) for one in tensors]
+            assert plain == [(one["name"], one["datatype"], one["shape"]) for one in described[side]]
+            types = [oip_pb.DataType.Name(one.data_type).removeprefix("TYPE_") for one in configured]
+            types = [one.replace("STRING", "BYTES") for one in types]
+            assert plain == list(
+                zip((one.name for one in configured), types, map(list, (one.dims for one in configured)), strict=True)
+            )
+        required = {one.name for one in model.config.input if not one.optional}
+        examples = [one for one in model.examples if one.keys() <= model.kinds.keys()]
+        assert {each for example in examples for each in example} == model.kinds.keys(), name
+        assert required <= examples[0].keys(), name
+
+        for number, example in enumerate(examples):
+            arrays = model.arrays(example)
+            first, *others = [way(arrays) for way in model.ways]
+            assert list(first) == [one.name for one in model.metadata.outputs], (name, example)
+            for other in others:
+                assert list(first) == list(other)
+                for output, array in first.items():
+                    np.testing.assert_array_equal(array, other[output], err_msg=f"{name} {output}", strict=True)
+            check_forms(first)
+            if not number:
+                check_typed(channel, doors, name, first)
+                by_file = first
+            elif "pixels" in example and example.keys() - {"pixels"} == examples[0].keys() - {"image"}:
+                for output, array in by_file.items():
+                    np.testing.assert_array_equal(array, first[output], err_msg=f"{name} {output}", strict=True)
+        *parts, last = model.stub.ModelStreamInfer(iter([streamed(model, examples[0])]))
         assert not last.error_message, (name, last.error_message)
         assert last.infer_response.parameters["triton_final_response"].bool_param
-        if stub.ModelConfig(oip_pb.ModelConfigRequest(name=name)).config.model_transaction_policy.decoupled:
-            assert parts, name
-
-        assert http.get(f"/v2/models/{name}/ready").json() == {"ready": True}
-        assert {each["name"] for each in http.get(f"/v2/models/{name}").json()["outputs"]} == outputs
-        size = {"binary_data_size": len(raw)}
-        head = json.dumps(
-            {
-                "inputs": [{"name": tensor, "datatype": "BYTES", "shape": [1], "parameters": size}],
-                "parameters": {**parameters, "binary_data_output": True},
-            }
-        ).encode()
-        headers = {"inference-header-content-length": str(len(head)), "content-type": "application/octet-stream"}
-        answered = http.post(f"/v2/models/{name}/infer", content=head + raw, headers=headers)
-        assert answered.status_code == 200, (name, answered.text)
-        length = int(answered.headers["inference-header-content-length"])
-        assert {each["name"] for each in json.loads(answered.content[:length])["outputs"]} == outputs
+        assert bool(parts) or not model.config.model_transaction_policy.decoupled, name
 
 
-def test_files_are_no_texts_in_json(doors: Doors, http: Any) -> None:
+def check_forms(outputs: dict[str, np.ndarray]) -> None:
+    """Compares outputs that are forms of others with these."""
+
+    def images(name: str, mode: str) -> np.ndarray:
+        return np.stack([np.asarray(Image.open(io.BytesIO(file)).convert(mode)) for file in outputs[name]])
+
+    if "pixels" in outputs:
+        np.testing.assert_array_equal(outputs["pixels"], images("image", "RGB"), strict=True)
+    if "mask_pixels" in outputs:
+        np.testing.assert_array_equal(outputs["mask_pixels"], images("mask", "L") > 0, strict=True)
+        assert outputs["mask_pixels"].sum(axis=(1, 2)).tolist() == outputs["area"].tolist()
+    if "samples" in outputs:
+        with wave.open(io.BytesIO(outputs["audio"][0])) as file:
+            samples = np.frombuffer(file.readframes(file.getnframes()), "<i2")
+        np.testing.assert_allclose(outputs["samples"][0] * 2**15, samples)
+        np.testing.assert_allclose(outputs["duration"] * outputs["sampling_rate"], [len(samples)], atol=1)
+
+
+def test_other_forms_of_outputs_are_returned_if_they_are_named(http: Any) -> None:
     text = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["one"]}
     body = {"inputs": [text], "parameters": {"max_duration_seconds": 0.1}}
+    names = [one["name"] for one in http.post("/v2/models/telephone-speech/infer", json=body).json()["outputs"]]
+    assert "audio" in names
+    assert "samples" not in names
+    body["outputs"] = [{"name": "samples"}]
+    [samples] = http.post("/v2/models/telephone-speech/infer", json=body).json()["outputs"]
+    assert samples["shape"] == [1, len(samples["data"])]
+    body["parameters"]["format"] = "flac"
     answer = http.post("/v2/models/telephone-speech/infer", json=body)
-    assert answer.status_code == 400
-    assert "outputs: have audio, whose elements are files; name it with binary_data" in answer.json()["error"]
-    body["outputs"] = [{"name": "duration"}, {"name": "seed"}]
-    assert http.post("/v2/models/telephone-speech/infer", json=body).status_code == 200
+    assert answer.json()["error"] == "parameters.format: must be wav if samples are asked for; leave it out"
+
+
+def streamed(model: Tensors, example: dict[str, Any]) -> Any:
+    arrays = model.arrays(example)
+    request = model.request(arrays)
+    request.raw_input_contents.extend(map(packed, arrays.values()))
+    return request
+
+
+def check_typed(channel: Any, doors: Doors, name: str, outputs: dict[str, np.ndarray]) -> None:
+    """Compares outputs with the answer of the task's own RPC."""
+    typed = TYPED[doors.manifests[name].task]
+    path, method = METHODS[typed.rpc]
+    request_type, response_type = GetMessageClass(method.input_type), GetMessageClass(method.output_type)
+    call = channel.unary_unary(path, request_type.SerializeToString, response_type.FromString)
+    answer = call(request_type(model=name, **filled(typed.request, doors)))
+    for output, take in typed.outputs.items():
+        given, expected = outputs[output].ravel().tolist(), take(answer)
+        assert given, (name, output)
+        if isinstance(given[0], float):
+            np.testing.assert_allclose(given, expected, rtol=1e-5, atol=1e-6, err_msg=f"{name} {output}")
+        else:
+            assert given == [one.encode() if isinstance(one, str) else one for one in expected], (name, output)
 
 
 def test_segments_are_pointed_at_by_tensors(doors: Doors, channel: Any) -> None:
@@ -282,6 +613,8 @@ OPENAI: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": "hi", "max_output_tokens": 2},
     "/v1/completions": {"prompt": "ROMEO:", "max_tokens": 2},
     "/v1/embeddings": {"input": ["goal", "star"]},
+    EMBED_PATH: {"inputs": ["goal", "star"]},
+    PREDICT_PATH: {"inputs": "goal"},
     "/v1/images/generations": {"prompt": "", "step_count": 1},
     "/v1/audio/speech": {"input": "one", "max_duration_seconds": 0.1},
     "/v1/audio/transcriptions": {},

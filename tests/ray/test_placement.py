@@ -174,6 +174,8 @@ def test_lists_are_asked_of_every_deployment_and_one_that_is_named_of_one(shippe
     for content_type, body in bodies("ModelStatistics", name="ag-news"):
         assert chosen(shipped, METHODS["ModelStatistics"][0], content_type, body) == "ag-news"
     assert chosen(shipped, "/v1/models/caption/1") == chosen(shipped, "/v1/models/caption") == "caption"
+    for predict in ("/v1/models/caption:predict", "/v1/models/caption/versions/1:predict"):
+        assert chosen(shipped, predict, "application/json", b'{"instances": ["a"]}') == "caption"
     for content_type, body in bodies("GetModel", model="caption"):
         assert chosen(shipped, METHODS["GetModel"][0], content_type, body) == "caption"
 
@@ -228,6 +230,7 @@ def test_answers_of_several_are_joined_and_what_they_share_stands_once():
     assert pb.ListBundlesResponse.FromString(joined(path, "application/proto", written)) == expected
     texts = [MessageToJson(answer).encode() for answer in answers]
     assert json.loads(joined(path, "application/json", texts)) == json.loads(MessageToJson(expected))
-    lists = [b'{"object": "list", "data": [1]}', b'{"object": "list", "data": [2]}']
-    assert json.loads(joined("/v1/models", "application/json", lists)) == {"object": "list", "data": [1, 2]}
+    lists = [b'{"object": "list", "data": [1], "models": ["a"]}', b'{"object": "list", "data": [2], "models": ["b"]}']
+    whole = {"object": "list", "data": [1, 2], "models": ["a", "b"]}
+    assert json.loads(joined("/v1/models", "application/json", lists)) == whole
     assert json.loads(joined("/v2/repository/index", "application/json", [b"[1]", b"[2]"])) == [1, 2]

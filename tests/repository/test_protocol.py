@@ -53,3 +53,8 @@ def test_every_file_says_what_its_package_is_called_in_other_languages() -> None
     told = {name: options(file) for name, file in files.items()}
     assert all(all(each) for each in told.values()), told
     assert len({tuple(each) for each in told.values()}) == 1
+
+
+def test_every_file_has_a_package_of_go_which_the_compiler_demands() -> None:
+    packages = {service.file.name: service.file.GetOptions().go_package for service in service_descriptors()}
+    assert all(packages.values()), packages

@@ -86,10 +86,11 @@ def _inputs(arrays: dict[str, np.ndarray], datatypes: dict[str, str] | None = No
     return inputs
 
 
-def _outputs(names: list[str] | None) -> Any:
+def _outputs(names: list[Any] | None) -> Any:
     import tritonclient.grpc
 
-    return None if names is None else [tritonclient.grpc.InferRequestedOutput(name) for name in names]
+    made = tritonclient.grpc.InferRequestedOutput
+    return None if names is None else [made(name) if isinstance(name, str) else name for name in names]
 
 
 def _answer(result: Any) -> Answer:
@@ -104,8 +105,18 @@ def _answer(result: Any) -> Answer:
 
 
 def infer(port: int, model: str, arrays: dict[str, np.ndarray], **options: Any) -> Answer:
-    """One call; `datatypes` and `outputs` by name, the rest goes to the client."""
+    """One call; `datatypes` and `outputs` by name, `shared_memory` is `inputs`, `outputs` or `one input of two`; the
+    rest goes to the client."""
+    import tritonclient.grpc
+
     inputs = _inputs(arrays, options.pop("datatypes", None))
+    if (shared := options.pop("shared_memory", "")) == "outputs":
+        requested = tritonclient.grpc.InferRequestedOutput("label")
+        requested.set_shared_memory("mine", 64)
+        options["outputs"] = [requested]
+    elif shared:
+        for tensor in inputs[: 1 if shared == "one input of two" else None]:
+            tensor.set_shared_memory("mine", 64)
     with _client(port) as client:
         return _answer(client.infer(model, inputs, outputs=_outputs(options.pop("outputs", None)), **options))
 

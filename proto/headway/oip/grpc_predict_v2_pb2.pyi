@@ -1106,9 +1106,10 @@ class InferStatistics(_message.Message):
     COMPUTE_INPUT_FIELD_NUMBER: _builtins.int
     COMPUTE_INFER_FIELD_NUMBER: _builtins.int
     COMPUTE_OUTPUT_FIELD_NUMBER: _builtins.int
+    CACHE_HIT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def success(self) -> Global___StatisticDuration:
-        """Calls that were answered."""
+        """Calls that were answered, from the arrival of the request to the answer: computed ones and cache_hit."""
 
     @_builtins.property
     def fail(self) -> Global___StatisticDuration:
@@ -1116,19 +1117,23 @@ class InferStatistics(_message.Message):
 
     @_builtins.property
     def queue(self) -> Global___StatisticDuration:
-        """Inputs, from their arrival in the queue to their first run."""
+        """Answered calls for which the model ran, from the arrival of their inputs in the queue to their first run."""
 
     @_builtins.property
     def compute_input(self) -> Global___StatisticDuration:
-        """The same inputs; their time is part of compute_infer."""
+        """The same calls: tokenizing, decoding of images and audio, compiling of constraints."""
 
     @_builtins.property
     def compute_infer(self) -> Global___StatisticDuration:
-        """The same inputs, for as long as the runs took that each was part of."""
+        """The same calls, for as long as the runs took that they were part of."""
 
     @_builtins.property
     def compute_output(self) -> Global___StatisticDuration:
-        """As compute_input."""
+        """The same calls; the time is part of compute_infer."""
+
+    @_builtins.property
+    def cache_hit(self) -> Global___StatisticDuration:
+        """Calls that were answered from a cache alone."""
 
     def __init__(
         self,
@@ -1139,10 +1144,11 @@ class InferStatistics(_message.Message):
         compute_input: Global___StatisticDuration | None = ...,
         compute_infer: Global___StatisticDuration | None = ...,
         compute_output: Global___StatisticDuration | None = ...,
+        cache_hit: Global___StatisticDuration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["compute_infer", b"compute_infer", "compute_input", b"compute_input", "compute_output", b"compute_output", "fail", b"fail", "queue", b"queue", "success", b"success"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cache_hit", b"cache_hit", "compute_infer", b"compute_infer", "compute_input", b"compute_input", "compute_output", b"compute_output", "fail", b"fail", "queue", b"queue", "success", b"success"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_infer", b"compute_infer", "compute_input", b"compute_input", "compute_output", b"compute_output", "fail", b"fail", "queue", b"queue", "success", b"success"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_hit", b"cache_hit", "compute_infer", b"compute_infer", "compute_input", b"compute_input", "compute_output", b"compute_output", "fail", b"fail", "queue", b"queue", "success", b"success"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

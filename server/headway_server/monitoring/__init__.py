@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Self
 
 from headway_server.errors import ServerError
-from headway_server.observers import Observer, joined
+from headway_server.observers import Observer, WriteMetrics, joined
 from headway_server.runtime import Cores
 from headway_server.serving.calls import Calls
 from headway_server.serving.host import ModelHost
@@ -61,8 +60,8 @@ class Monitoring:
             self._metrics.watch(host, calls, cores)
 
     @property
-    def write_metrics(self) -> Callable[[], bytes] | None:
-        """Returns the metrics in Prometheus' format, or None without metrics; thread-safe."""
+    def write_metrics(self) -> WriteMetrics | None:
+        """Returns the answer to scrapes, or None without metrics."""
         return None if self._metrics is None else self._metrics.write
 
     def collect(self) -> list[Sample]:

@@ -8,7 +8,7 @@ gauges (queues, slots, states of models) from the server.
 from __future__ import annotations
 
 import asyncio
-import re
+import gzip
 import socket
 import socketserver
 import threading
@@ -16,14 +16,14 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from importlib.metadata import version
 from typing import Any, Final, Self, TypeAlias
 
 import psutil
 import structlog
-from prometheus_client import CollectorRegistry, MetricsHandler, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, MetricsHandler, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder, gzip_accepted
 from prometheus_client.registry import Collector
 
 from headway_server.errors import ServerError
@@ -39,12 +39,11 @@ from headway_server.observers import (
     TokensEvent,
 )
 from headway_server.runtime import Cores
+from headway_server.services.procedure import is_look
 from headway_server.services.status import ending_of
-from headway_server.serving.abilities import Effect
 from headway_server.serving.calls import Calls
 from headway_server.serving.families import ServedModel
 from headway_server.serving.host import ModelHost, ModelState
-from headway_server.tasks.table import RPCS
 
 _log = structlog.get_logger(__name__)
 
@@ -193,25 +192,6 @@ FAMILIES: Final = (
     *(_WAITING, _SLOTS, _USED_SLOTS, _POSITIONS, _USED_POSITIONS, _CACHE_LOOKUPS, _CACHE_BYTES, _WORKERS, _RESTARTS),
 )
 """Every metric of this server, apart from the library's `process_*`."""
-
-_LOOKING_PATHS: Final = re.compile(
-    r"/metrics|/v1/models(/MODEL)?|/v2(/models/(stats|MODEL(/versions/VERSION)?(/config|/stats)?)|/repository/index)?"
-)
-"""HTTP routes by method name."""
-
-
-@lru_cache(maxsize=256)
-def is_look(method: str) -> bool:
-    """Returns True for methods that only describe the server and its models, polled by pages and probes.
-
-    They do not count as calls: on an idle server polling would dominate the metrics.
-
-    Args:
-        method: Full name of an RPC, `/package.Service/Method`, or path of a route.
-    """
-    rpc = RPCS.get(method.rpartition("/")[2])
-    return (rpc is not None and rpc.effect is Effect.LOOKS) or _LOOKING_PATHS.fullmatch(method) is not None
-
 
 Sample: TypeAlias = tuple[str, str, str, list[tuple[str, dict[str, str], float]]]
 """A metric as JSON values: name, help, type, and values by name and labels."""
@@ -367,9 +347,9 @@ class Metrics(Observer, Collector):
         """
         self._server = _Server.listening(host, port, self.registry)
 
-    def write(self) -> bytes:
-        """Returns the answer of `GET /metrics`; thread-safe."""
-        return generate_latest(self.registry)
+    def write(self, headers: Mapping[str, str]) -> tuple[Mapping[str, str], bytes]:
+        """Answers `GET /metrics`; see `WriteMetrics`."""
+        return _scraped(self.registry, headers)
 
     def samples(self) -> list[Sample]:
         """Returns the metrics for merging with those of other processes; thread-safe."""
@@ -444,9 +424,9 @@ class WorkersMetrics(Collector):
         yield from merged.values()
         yield from _worker_metrics(len(workers), num_restarts)
 
-    def write(self) -> bytes:
-        """Returns the answer of `GET /metrics`."""
-        return generate_latest(self.registry)
+    def write(self, headers: Mapping[str, str]) -> tuple[Mapping[str, str], bytes]:
+        """Answers `GET /metrics`; see `WriteMetrics`."""
+        return _scraped(self.registry, headers)
 
     def listen(self, host: str, port: int) -> None:
         """Answers `GET /metrics` at an address, in a thread; errors are those of `Metrics.listen`."""
@@ -493,6 +473,15 @@ class _Server(socketserver.TCPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 (the base's signature)
         """Logs an error of a scrape, often a disconnect."""
         _log.debug("a scrape of the metrics failed", client=str(client_address), exc_info=True)
+
+
+def _scraped(registry: CollectorRegistry, headers: Mapping[str, str]) -> tuple[Mapping[str, str], bytes]:
+    """Answers a scrape, as `MetricsHandler` does at the metrics' own port."""
+    write, media_type = choose_encoder(headers.get("accept", ""))
+    body, answer = write(registry), {"content-type": media_type, "vary": "accept, accept-encoding"}
+    if gzip_accepted(headers.get("accept-encoding", "")):
+        body, answer["content-encoding"] = gzip.compress(body), "gzip"
+    return answer, body
 
 
 def _add(total: _Cells, cells: _Cells) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final, Generic, TypeVar
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor, ServiceDescriptor
@@ -25,6 +27,24 @@ Request = TypeVar("Request")
 
 PARSED_ON_LOOP_BYTES: Final = 64 * 2**10
 """Maximum bytes of a request parsed on the event loop, at most 3 ms; 20 MiB of images take 10 ms."""
+
+_LOOKING_PATHS: Final = re.compile(
+    r"/metrics|/v1/models(/MODEL)?|/v2(/models/(stats|MODEL(/versions/VERSION)?(/config|/stats)?)|/repository/index)?"
+)
+"""HTTP routes by method name."""
+
+
+@lru_cache(maxsize=256)
+def is_look(method: str) -> bool:
+    """Returns True for methods that only describe the server and its models, polled by pages and probes.
+
+    They do not count as calls: on an idle server polling would dominate the metrics.
+
+    Args:
+        method: Full name of an RPC, `/package.Service/Method`, or path of a route.
+    """
+    rpc = RPCS.get(method.rpartition("/")[2])
+    return (rpc is not None and rpc.effect is Effect.LOOKS) or _LOOKING_PATHS.fullmatch(method) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

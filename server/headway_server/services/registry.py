@@ -124,4 +124,5 @@ def make_procedures(
             max_text_request_bytes=settings.max_text_request_bytes,
         )
         found |= procedures(OPEN_INFERENCE, servicer, probes=open_inference.PROBES)
+        found |= open_inference.refusals_of(OPEN_INFERENCE.full_name)
     return found

@@ -34,6 +34,7 @@ from headway_server.errors import (
     NoAlignmentError,
     NoAttentionError,
     NoChatTemplateError,
+    NotOfferedError,
     OverloadedError,
     RequestError,
     RequestTooLargeError,
@@ -81,6 +82,7 @@ OUTCOMES: Final[dict[type[RequestError], Outcome]] = {  # subclasses before thei
     ImageNotFoundError: Outcome(code_pb2.NOT_FOUND, "IMAGE_NOT_FOUND", 404, _INVALID, "image_not_found"),
     AnswerNotFoundError: Outcome(code_pb2.NOT_FOUND, "ANSWER_NOT_FOUND", 404, _INVALID, "response_not_found"),
     ServiceNotFoundError: Outcome(code_pb2.NOT_FOUND, "SERVICE_NOT_FOUND", 404, _INVALID, "service_not_found"),
+    NotOfferedError: Outcome(code_pb2.UNIMPLEMENTED, "NOT_OFFERED", 501, _INVALID, "not_offered"),
     BundleRejectedError: Outcome(code_pb2.FAILED_PRECONDITION, "BUNDLE_REJECTED", 409, _INVALID, "bundle_rejected"),
     StoreUnavailableError: Outcome(
         code_pb2.FAILED_PRECONDITION, "STORE_UNAVAILABLE", 409, _INVALID, "store_unavailable"

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
+from headway_server.observers import current_call
+
 Result = TypeVar("Result")
 
 
@@ -38,13 +40,23 @@ class CallTimings:
 
     @classmethod
     def of(cls, inputs: Iterable[Timed], *, preprocessing_s: float) -> CallTimings:
-        """Summarises a call of at least one input."""
+        """Summarises a call of at least one input, or a part of it, and notes it as `note` does."""
         timed = list(inputs)
-        return cls(
+        timings = cls(
             queue_s=max(one.started_at - one.arrived_at for one in timed),
             preprocessing_s=preprocessing_s,
             inference_s=max(one.finished_at for one in timed) - min(one.started_at for one in timed),
         )
+        timings.note(len(timed))
+        return timings
+
+    def note(self, num_inputs: int) -> None:
+        """Adds these timings, of inputs that were computed, to the current call, for its observers."""
+        if (call := current_call()) is not None:
+            call.num_computed += num_inputs
+            call.queue_s = max(call.queue_s, self.queue_s)
+            call.preprocessing_s += self.preprocessing_s
+            call.inference_s += self.inference_s
 
     def __add__(self, other: CallTimings) -> CallTimings:
         """Adds the timings of two successive parts of a call."""

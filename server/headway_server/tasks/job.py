@@ -86,6 +86,8 @@ class Job(Generic[Engine]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._runs:
+            self.timings.note(self._count)
         self._permits.__exit__(kind, error, trace)
 
     def admit(self, count: int) -> Permit:

@@ -137,9 +137,9 @@ class Worker:
         """Starts to serve its metrics, which `collect` returns."""
         self._reporting = await report_metrics(self._assignment.folder, self.index, collect)
 
-    def write_metrics(self) -> bytes:
-        """Returns the metrics of all workers; called from threads other than the event loop's."""
-        return metrics_of_all(self._assignment.folder, self.counts).write()
+    def write_metrics(self, headers: Mapping[str, str]) -> tuple[Mapping[str, str], bytes]:
+        """Answers a scrape with the metrics of all workers; called from threads other than the event loop's."""
+        return metrics_of_all(self._assignment.folder, self.counts).write(headers)
 
     def announce(self, ready: Ready) -> None:
         """Reports to the supervisor that this worker is ready; from now on its end drains this process."""

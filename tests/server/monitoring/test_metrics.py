@@ -28,9 +28,10 @@ from headway.v1 import image_service_pb2_grpc as image_pb_grpc
 from headway.v1 import model_service_pb2 as model_pb
 from headway.v1 import text_classification_service_pb2 as pb
 from headway_server.errors import DeadlineError, ServerError
-from headway_server.monitoring.metrics import FAMILIES, Metrics, is_look
+from headway_server.monitoring.metrics import FAMILIES, Metrics
 from headway_server.observers import ModelEvent, ModelId, QueueEvent
 from headway_server.runtime import Cores
+from headway_server.services.procedure import is_look
 
 TINY = ModelId("tiny", "1")
 CLASSIFY = "headway.v1.TextClassificationService/ClassifyText"

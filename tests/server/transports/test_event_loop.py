@@ -301,6 +301,26 @@ ROUTES: dict[str, list[Any]] = {
         },
     ],
     "/headway.v1.SegmentationService/SegmentImage": [{"prompts": [{"points": [{}] * 8_000}]}],
+    "/v1/models/ag-news:predict": [{"instances": TEXTS, "parameters": {"truncate": True}}],
+    "/v1/models/cifar10:predict": [{"instances": [{"b64": base64.b64encode(picture(1900)).decode()}]}],
+    "/v2/models/segment/infer": [
+        {
+            "inputs": [
+                {
+                    "name": "image",
+                    "datatype": "BYTES",
+                    "shape": [1],
+                    "data": [base64.b64encode(picture(1900)).decode()],
+                    "parameters": {"content_type": "base64"},
+                },
+                {"name": "point", "datatype": "FP32", "shape": [1, 2], "data": [9, 9]},
+            ],
+            "parameters": {"max_mask_count": 1},
+            "outputs": [{"name": "mask_pixels"}],
+        }
+    ],
+    "/embed": [{"model": "ag-news", "inputs": [LONG, *["prices rose"] * 255], "truncate": True}],
+    "/predict": [{"model": "ag-news", "inputs": [[text] for text in TEXTS], "truncate": True}],
     "/v1/models": [None],
     "/v1/models/ag-news": [None],
     "/livez": [None],

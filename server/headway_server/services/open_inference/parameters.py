@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 
 from headway.oip import grpc_predict_v2_pb2 as pb
 from headway_server.errors import InvalidInputError
+from headway_server.services.open_inference.refusals import NO_SHARED_MEMORY
 
 _MAX_UINT64: Final = 2**64 - 1
 _MAX_LIST_BYTES: Final = 2**16
@@ -59,34 +60,47 @@ def kinds_of(message: type[Message], *names: str) -> dict[str, Kind]:
 
 CONTENT_TYPE: Final = "content_type"
 BASE64: Final = "base64"
+JSON_LIST: Final = "hg_jsonlist"
+ENCODED: Final = (BASE64, JSON_LIST)
+"""Content types of BYTES whose elements are decoded: files in base64, and texts as values of JSON."""
 _PLAIN_TYPES: Final = frozenset({"str", "np", "pd"})
 """Content types of MLServer's clients that describe the caller's own objects."""
 _OF_BINARY_DATA: Final = frozenset({"binary_data_output", "binary_data_size", "binary_data"})
 """Parameters of HTTP's binary data, which some clients send over gRPC too, where they have no effect."""
+_ADVICE: Final[Mapping[str, str]] = {
+    **dict.fromkeys(
+        ("shared_memory_region", "shared_memory_byte_size", "shared_memory_offset"),
+        NO_SHARED_MEMORY,
+    ),
+    "classification": (
+        "classification is not offered; ask for the outputs label and probability, with the parameter top_k"
+    ),
+    **dict.fromkeys(
+        ("sequence_id", "sequence_start", "sequence_end"),
+        "sequences are not offered; send the whole input in each request",
+    ),
+}
+"""What to do instead of parameters of Triton's extensions."""
 
 
-def read_hints(field: str, given: Mapping[str, pb.InferParameter]) -> bool:
-    """Reads the parameters of a tensor; returns True if its elements are in base64.
+def read_hints(field: str, given: Mapping[str, pb.InferParameter]) -> str:
+    """Reads the parameters of a tensor; returns the one of `ENCODED` that its elements are in, or an empty text.
 
     Raises:
         InvalidInputError: There is an unsupported one.
     """
-    is_base64 = False
+    encoding = ""
     for name in given.keys() - _OF_BINARY_DATA:
         value = given[name].string_param
-        is_base64 = name == CONTENT_TYPE and value == BASE64
         if name != CONTENT_TYPE:
-            raise InvalidInputError(
-                f"{field}.parameters",
-                f"has {name[:64]!r}; tensors take no parameters here: shared memory is not supported, and the outputs "
-                "label and probability replace classification",
-            )
-        if value not in _PLAIN_TYPES and not is_base64:
-            raise InvalidInputError(
-                f"{field}.parameters.{CONTENT_TYPE}",
-                f"is {value[:64]!r}; must be {', '.join(sorted(_PLAIN_TYPES))} or {BASE64}",
-            )
-    return is_base64
+            advice = _ADVICE.get(name, f"the server knows {CONTENT_TYPE}; leave others out")
+            raise InvalidInputError(f"{field}.parameters", f"has {name[:64]!r}; {advice}")
+        if value in ENCODED:
+            encoding = value
+        elif value not in _PLAIN_TYPES:
+            known = ", ".join((*sorted(_PLAIN_TYPES), *ENCODED))
+            raise InvalidInputError(f"{field}.parameters.{CONTENT_TYPE}", f"is {value[:64]!r}; must be one of {known}")
+    return encoding
 
 
 def read_parameters(given: Mapping[str, pb.InferParameter], known: Mapping[str, Kind]) -> dict[str, Any]:
@@ -102,13 +116,12 @@ def read_parameters(given: Mapping[str, pb.InferParameter], known: Mapping[str, 
     values: dict[str, Any] = {}
     for name in given:
         kind = known.get(name)
-        is_plain = name == CONTENT_TYPE and given[name].string_param in _PLAIN_TYPES
+        is_plain = name == CONTENT_TYPE and given[name].string_param in (*_PLAIN_TYPES, JSON_LIST)
         if kind is None and (is_plain or name in _OF_BINARY_DATA):
             continue
         if kind is None:
-            raise InvalidInputError(
-                f"parameters.{name[:64]}", f"is unknown; this model's task has {', '.join(sorted(known))}"
-            )
+            advice = _ADVICE.get(name, f"is unknown; this model's task has {', '.join(sorted(known))}")
+            raise InvalidInputError(f"parameters.{name[:64]}", advice)
         values[name] = _read(name, given[name], kind)
     return values
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +16,7 @@ from headway.oip import grpc_predict_v2_pb2 as pb
 from headway_server.errors import InvalidInputError, ModelNotFoundError, WrongTaskError
 from headway_server.observers import current_call
 from headway_server.preprocessing.pool import text_pool
-from headway_server.services.open_inference.parameters import BASE64, CONTENT_TYPE, read_hints, read_parameters
+from headway_server.services.open_inference.parameters import CONTENT_TYPE, read_hints, read_parameters
 from headway_server.services.open_inference.statistics import Statistics
 from headway_server.services.open_inference.tasks import (
     FINISH_REASON,
@@ -360,17 +360,18 @@ class _Request:
         return response
 
 
-def _wanted_outputs(message: pb.ModelInferRequest, specs: Iterable[TensorSpec]) -> frozenset[str]:
-    """Returns the names of the requested outputs; all if none is named."""
+def _wanted_outputs(message: pb.ModelInferRequest, specs: Sequence[TensorSpec]) -> frozenset[str]:
+    """Returns the names of the requested outputs; if none is named, of all but those on request."""
     known = [spec.name for spec in specs]
     for index, output in enumerate(message.outputs):
         if output.name not in known:
             raise InvalidInputError(
                 f"outputs[{index}].name", f"is {output.name[:64]!r}; the model writes {', '.join(known)}"
             )
-        if read_hints(f"outputs[{index}]", output.parameters):
-            raise InvalidInputError(f"outputs[{index}].parameters.{CONTENT_TYPE}", f"is {BASE64}; leave it out")
-    return frozenset(output.name for output in message.outputs) or frozenset(known)
+        if encoding := read_hints(f"outputs[{index}]", output.parameters):
+            raise InvalidInputError(f"outputs[{index}].parameters.{CONTENT_TYPE}", f"is {encoding}; leave it out")
+    named = frozenset(output.name for output in message.outputs)
+    return named or frozenset(spec.name for spec in specs if not spec.is_on_request)
 
 
 def _tensor_metadata(spec: TensorSpec) -> pb.ModelMetadataResponse.TensorMetadata:

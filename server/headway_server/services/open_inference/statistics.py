@@ -5,14 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import Final
 
 from headway.oip import grpc_predict_v2_pb2 as pb
-from headway_server.observers import BatchEvent, Call, ModelId, Observer, QueueEvent, StepEvent
+from headway_server.observers import BatchEvent, Call, ModelId, Observer, StepEvent
+from headway_server.services.procedure import is_look
 from headway_server.serving.families import ServedModel
-
-_NO_INFERENCE: Final = ("/headway.v1.ModelService/",)
-"""Methods that describe a model without calling it."""
 
 
 @dataclass(slots=True)
@@ -34,22 +31,18 @@ def _duration(count: int, seconds: float) -> pb.StatisticDuration:
     return pb.StatisticDuration(count=count, ns=round(seconds * 1e9))
 
 
-def _compute(count: int, seconds: float) -> dict[str, pb.StatisticDuration]:
-    """Returns the three parts of computing, with one count as Triton's load tester requires."""
-    nothing = _duration(count, 0.0)
-    return {"compute_input": nothing, "compute_infer": _duration(count, seconds), "compute_output": nothing}
-
-
 @dataclass(slots=True)
 class _Counts:
     """Counters of one model."""
 
     answered: _Times = field(default_factory=_Times)
     failed: _Times = field(default_factory=_Times)
+    cached: _Times = field(default_factory=_Times)
     queued: _Times = field(default_factory=_Times)
+    preprocessed: _Times = field(default_factory=_Times)
+    computed: _Times = field(default_factory=_Times)
+    num_inputs: int = 0
     num_runs: int = 0
-    inputs_s: float = 0.0
-    """Seconds of each run, times its inputs."""
     runs_by_size: dict[int, _Times] = field(default_factory=dict)
     last_inference_s: float = 0.0
     """Since 1970."""
@@ -64,20 +57,22 @@ class Statistics(Observer):
 
     def call_finished(self, call: Call, *, error: BaseException | None, duration_s: float) -> None:
         """See `Observer`."""
-        if call.model is None or call.method.startswith(_NO_INFERENCE):
+        if call.model is None or is_look(call.method):
             return
         with self._lock:
             counts = self._of(call.model)
-            (counts.answered if error is None else counts.failed).add(duration_s)
-
-    def left_queue(self, event: QueueEvent) -> None:
-        """See `Observer`."""
-        if event.reason != "started":
-            return
-        with self._lock:
-            counts = self._of(event.model)
-            counts.queued.add(event.queue_s)
-            counts.last_inference_s = time.time()
+            if error is not None:
+                counts.failed.add(duration_s)
+                return
+            counts.last_inference_s = time.time() - duration_s
+            counts.answered.add(duration_s)
+            if not call.num_computed:
+                counts.cached.add(duration_s)
+                return
+            counts.num_inputs += call.num_computed
+            counts.queued.add(call.queue_s)
+            counts.preprocessed.add(call.preprocessing_s)
+            counts.computed.add(call.inference_s)
 
     def batch_finished(self, event: BatchEvent) -> None:
         """See `Observer`."""
@@ -96,16 +91,24 @@ class Statistics(Observer):
                 name=manifest.name,
                 version=manifest.version,
                 last_inference=round(counts.last_inference_s * 1000),
-                inference_count=counts.queued.count,
+                inference_count=counts.num_inputs,
                 execution_count=counts.num_runs,
                 inference_stats=pb.InferStatistics(
                     success=counts.answered.message(),
                     fail=counts.failed.message(),
                     queue=counts.queued.message(),
-                    **_compute(counts.queued.count, counts.inputs_s),
+                    compute_input=counts.preprocessed.message(),
+                    compute_infer=counts.computed.message(),
+                    compute_output=_duration(counts.computed.count, 0.0),
+                    cache_hit=counts.cached.message(),
                 ),
                 batch_stats=[
-                    pb.InferBatchStatistics(batch_size=size, **_compute(times.count, times.seconds))
+                    pb.InferBatchStatistics(
+                        batch_size=size,
+                        compute_input=_duration(times.count, 0.0),
+                        compute_infer=times.message(),
+                        compute_output=_duration(times.count, 0.0),
+                    )
                     for size, times in sorted(counts.runs_by_size.items())
                 ],
             )
@@ -114,7 +117,6 @@ class Statistics(Observer):
         with self._lock:
             counts = self._of(model)
             counts.num_runs += 1
-            counts.inputs_s += size * seconds
             counts.runs_by_size.setdefault(size, _Times()).add(seconds)
 
     def _of(self, model: ModelId) -> _Counts:

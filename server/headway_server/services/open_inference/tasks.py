@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
+import wave
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from io import BytesIO
 from pkgutil import resolve_name
 from typing import Any, Final, Literal, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from headway.v1 import (
     common_pb2,
@@ -35,7 +39,7 @@ from headway_server.decoding.sequence import Delta
 from headway_server.diffusion import DiffusionSampler
 from headway_server.errors import InvalidInputError, WrongTaskError
 from headway_server.preprocessing import ChatTurn
-from headway_server.preprocessing.pool import text_pool
+from headway_server.preprocessing.pool import image_pool, text_pool
 from headway_server.services.open_inference.parameters import Kind, kinds_of
 from headway_server.services.open_inference.tensors import (
     BYTES,
@@ -60,6 +64,7 @@ from headway_server.tasks.segmentation.model import (
     MaskFormat,
     Point,
     SegmentationModel,
+    SegmentMask,
     SegmentPrompt,
 )
 from headway_server.tasks.speech.model import (
@@ -83,6 +88,8 @@ from headway_server.tasks.text_to_text.request import MAX_TEXTS as MAX_SOURCES
 from headway_server.tasks.text_to_text.request import TextToTextParameters, TextToTextRequest
 from headway_server.tasks.tokens.classifier import TokenClassifier
 
+_MAX_MASK_PIXELS: Final = 2**24
+"""Maximum pixels of all masks of an answer, each an element of JSON; files take a hundredth."""
 _FEW_BYTES: Final = 2**16
 """Maximum characters of conversations parsed on the event loop, half a millisecond."""
 FINISH_REASON: Final = "finish_reason"
@@ -126,6 +133,8 @@ class TensorTask:
     """Answers a call in parts, the last with `FINISH_REASON`; None for a task without parts."""
     streams: Callable[[InferCall], bool] = lambda _: True
     """Returns True if a streamed call is answered in parts."""
+    predictions: tuple[str, ...] = ()
+    """Outputs that have one row for each row of the first input, of which a prediction consists; () if none has."""
     reads_texts: bool = True
     """True if its requests are texts, which have a smaller size limit than images."""
 
@@ -155,8 +164,10 @@ def _embedding(model: ServedModel) -> tuple[TensorSpec, ...]:
 
 
 def _text_specs(model: ServedModel) -> tuple[TensorSpec, ...]:
-    takes_pairs = model.bundle.manifest.text_pairs != "never"
-    return (_TEXT, *((_TEXT_PAIR,) if takes_pairs else ()), _INPUT_IDS, _MASK, _TYPES)
+    assert isinstance(model, TextModel), "its family requires it"
+    pairs = model.bundle.manifest.text_pairs
+    pair = () if pairs == "never" else (replace(_TEXT_PAIR, is_optional=pairs == "optional"),)
+    return (_TEXT, *pair, _INPUT_IDS, _MASK, *((_TYPES,) if model.has_types else ()))
 
 
 def _wanted_embedding(call: InferCall) -> Literal["none", "raw", "normalized"]:
@@ -292,21 +303,22 @@ async def _classify_tokens(model: TokenClassifier, call: InferCall) -> Arrays:
 # Images
 
 
+_IMAGE: Final = TensorSpec(name="image", datatype=BYTES, shape=(-1,))
+_PIXELS: Final = TensorSpec(name="pixels", datatype="UINT8", shape=(-1, -1, -1, 3), is_optional=True)
+"""Images of one size, (N, height, width, 3) in RGB, in place of files."""
+
+
 def _image_specs(model: ServedModel) -> tuple[TensorSpec, ...]:
     preprocessing = model.bundle.manifest.image_preprocessing
     assert preprocessing is not None, "the manifest's validator requires it"
     shape = (-1, 3, preprocessing.height, preprocessing.width)
-    return (
-        TensorSpec(name="image", datatype=BYTES, shape=(-1,)),
-        TensorSpec(name="pixel_values", datatype="FP32", shape=shape, is_optional=True),
-    )
+    return (_IMAGE, _PIXELS, TensorSpec(name="pixel_values", datatype="FP32", shape=shape, is_optional=True))
 
 
 async def _classify_images(model: ImageClassifier, call: InferCall) -> Arrays:
     if len(call.arrays) != 1:
-        found = "both" if call.arrays else "neither"
-        raise InvalidInputError("inputs", f"have {found} of image and pixel_values; give one of the two")
-    images = call.arrays["pixel_values"] if "pixel_values" in call.arrays else call.arrays["image"].tolist()
+        raise InvalidInputError("inputs", f"have {len(call.arrays)} of image, pixels and pixel_values; give one")
+    images = call.arrays["pixel_values"] if "pixel_values" in call.arrays else await _images(call)
     embedding = _wanted_embedding(call)
     if call.outputs.isdisjoint(("label", "probability", "selected")) and embedding != "none":
         embedded = await model.embed(images, normalize=embedding == "normalized", deadline=call.deadline)
@@ -541,12 +553,12 @@ def _written_specs(name: str) -> tuple[TensorSpec, ...]:
 
 
 async def _caption_images(model: CaptioningModel, call: InferCall) -> Arrays:
-    answer = await model.caption(_files(call, "image"), request=_text_to_text_request(call))
+    answer = await model.caption(await _images(call), request=_text_to_text_request(call))
     return _all_written("caption", [one.written for one in answer.results])
 
 
 async def _stream_caption(model: CaptioningModel, call: InferCall) -> AsyncGenerator[Arrays, None]:
-    [image] = _files(call, "image")
+    [image] = await _images(call)
     parts = model.stream_caption(image, field="image[0]", request=_text_to_text_request(call))
     async with aclosing(parts):
         async for part in parts:
@@ -568,13 +580,45 @@ def _files(call: InferCall, name: str) -> list[bytes]:
     return files
 
 
-async def _image(call: InferCall, name: str) -> SentImage:
-    """Reads an input of one image.
+async def _images(call: InferCall) -> list[bytes]:
+    """Reads the images as files; pixels are written as such.
 
     Raises:
-        InvalidInputError: It is missing, or has several images.
+        InvalidInputError: There are none, or both kinds.
     """
-    files = _files(call, name)
+    pixels = call.arrays.get("pixels")
+    if pixels is None:
+        return _files(call, "image")
+    if "image" in call.arrays:
+        raise InvalidInputError("inputs", "have image together with pixels; give one of the two")
+    if not pixels.size:
+        raise InvalidInputError("pixels", f"has shape {list(pixels.shape)}, without a pixel")
+    return await asyncio.get_running_loop().run_in_executor(image_pool(), _write_images, pixels)
+
+
+def _write_images(pixels: NDArray[np.uint8]) -> list[bytes]:
+    """Writes pixels (N, H, W, 3) as files, in the format that takes the least time."""
+    files = [BytesIO() for _ in pixels]
+    for one, file in zip(pixels, files, strict=True):
+        Image.fromarray(one).save(file, "BMP")
+    return [file.getvalue() for file in files]
+
+
+async def _read_images(files: Sequence[bytes], mode: Literal["RGB", "L"]) -> NDArray[np.uint8]:
+    """Reads images of one size that the server has written: (N, H, W, 3), or (N, H, W) of grey ones."""
+
+    def read() -> NDArray[np.uint8]:
+        return np.stack([np.asarray(Image.open(BytesIO(file)).convert(mode)) for file in files])
+
+    return await asyncio.get_running_loop().run_in_executor(image_pool(), read)
+
+
+async def _image(files: Sequence[bytes], name: str) -> SentImage:
+    """Returns the one image of an input.
+
+    Raises:
+        InvalidInputError: There are several.
+    """
     if len(files) != 1:
         raise InvalidInputError(name, f"has {len(files)} elements; a call is about one image")
     [image] = await name_images(files, name)
@@ -678,9 +722,32 @@ def _spoken_arrays(model: SynthesisModel, texts: Sequence[SpokenText]) -> Arrays
     }
 
 
+def _samples(recordings: Sequence[bytes]) -> Arrays:
+    """Returns samples of 16 bits as numbers from -1 to 1, FP32 (N, S); shorter ones are padded with 0."""
+    rows = [np.frombuffer(pcm, "<i2").astype(np.float32) / 2**15 for pcm in recordings]
+    length = max(map(len, rows))
+    return {"samples": np.stack([np.pad(row, (0, length - len(row))) for row in rows])}
+
+
+def _read_samples(files: Sequence[bytes]) -> Arrays:
+    recordings = []
+    for file in files:
+        with wave.open(BytesIO(file)) as opened:
+            recordings.append(opened.readframes(opened.getnframes()))
+    return _samples(recordings)
+
+
 async def _synthesize(model: SynthesisModel, call: InferCall) -> Arrays:
-    answer = await model.synthesize(_texts(call, "text"), request=_synthesis_request(call))
-    return _spoken_arrays(model, answer.results)
+    request = _synthesis_request(call)
+    if "samples" in call.outputs and request.format is not AudioFormat.WAV:
+        raise InvalidInputError("parameters.format", "must be wav if samples are asked for; leave it out")
+    answer = await model.synthesize(_texts(call, "text"), request=request)
+    arrays = _spoken_arrays(model, answer.results)
+    if "samples" not in call.outputs:
+        return arrays
+    loop = asyncio.get_running_loop()
+    files = [one.audio for one in answer.results]
+    return {**arrays, **await loop.run_in_executor(text_pool(), _read_samples, files)}
 
 
 async def _stream_speech(model: SynthesisModel, call: InferCall) -> AsyncGenerator[Arrays, None]:
@@ -689,9 +756,9 @@ async def _stream_speech(model: SynthesisModel, call: InferCall) -> AsyncGenerat
         async for part in parts:
             if isinstance(part, SpeechPart):
                 count = np.array([part.num_new_tokens], np.int64)
-                yield {"audio": files_array([part.pcm]), "new_token_count": count}
+                yield {"audio": files_array([part.pcm]), "new_token_count": count, **_samples([part.pcm])}
             else:
-                yield _spoken_arrays(model, part.results)
+                yield {**_spoken_arrays(model, part.results), **_samples([b""])}
 
 
 # Image generation and segmentation
@@ -718,14 +785,17 @@ async def _generate_images(model: ImageGenerationModel, call: InferCall) -> Arra
             if len(texts) != 1:
                 raise InvalidInputError(name, f"has {len(texts)} elements; a call has one, and image_count images")
             [given[name]] = texts
-    for name in ("image", "mask"):
-        if name in call.arrays:
-            given[name] = await _image(call, name)
+    if not call.arrays.keys().isdisjoint(("image", "pixels")):
+        given["image"] = await _image(await _images(call), "image")
+    if "mask" in call.arrays:
+        given["mask"] = await _image(_files(call, "mask"), "mask")
     answer = await model.generate(ImageGenerationRequest(**given), deadline=call.deadline)
+    files = [one.png for one in answer.results]
     return {
-        "image": files_array([one.png for one in answer.results]),
+        "image": files_array(files),
         "seed": np.array([one.seed for one in answer.results], np.uint64),
         "step_count": np.array([one.num_steps for one in answer.results], np.int64),
+        **({"pixels": await _read_images(files, "RGB")} if "pixels" in call.outputs else {}),
     }
 
 
@@ -756,9 +826,25 @@ def _segment_prompt(call: InferCall) -> SegmentPrompt | None:
     )
 
 
+async def _mask_pixels(masks: Sequence[SegmentMask]) -> NDArray[np.bool_]:
+    """Returns the pixels of masks, (M, H, W).
+
+    Raises:
+        InvalidInputError: They are too many for one answer.
+    """
+    if not masks:
+        return np.zeros((0, 0, 0), np.bool_)
+    size = len(masks), masks[0].height, masks[0].width
+    if math.prod(size) > _MAX_MASK_PIXELS:
+        raise InvalidInputError(
+            "outputs", f"have mask_pixels, of shape {list(size)}; the limit is {_MAX_MASK_PIXELS} pixels, ask for mask"
+        )
+    return await _read_images([mask.png or b"" for mask in masks], "L") > 0
+
+
 async def _segment(model: SegmentationModel, call: InferCall) -> Arrays:
     prompt, asked = _segment_prompt(call), call.select(*_EVERYTHING)
-    image = await _image(call, "image")
+    image = await _image(await _images(call), "image")
     if prompt is None:
         if "max_mask_count" in call.parameters:
             raise InvalidInputError("max_mask_count", "requires point or box; leave it out")
@@ -780,6 +866,7 @@ async def _segment(model: SegmentationModel, call: InferCall) -> Arrays:
         "stability": np.array([mask.stability for mask in masks], np.float32),
         "mask_box": np.array([mask.box for mask in masks], np.int64).reshape(-1, 4),
         "area": np.array([mask.area for mask in masks], np.int64),
+        **({"mask_pixels": await _mask_pixels(masks)} if "mask_pixels" in call.outputs else {}),
     }
 
 
@@ -790,6 +877,7 @@ def _text_to_text(name: str, further: dict[str, Kind]) -> TensorTask:
         outputs=lambda _: _written_specs(name),
         parameters=_COMMON | _SEARCHING | {"truncate": Kind.BOOLEAN} | further,
         max_rows=MAX_SOURCES,
+        predictions=(name,),
         infer=partial(_write, name),
         stream=partial(_stream_written, name),
         streams=_streams_written,
@@ -802,6 +890,7 @@ TEXT_CLASSIFICATION: Final = TensorTask(
     parameters=_COMMON
     | {"top_k": Kind.INTEGER, "threshold": Kind.NUMBER, "truncate": Kind.BOOLEAN, "normalize": Kind.BOOLEAN},
     max_rows=MAX_TEXTS,
+    predictions=("label", "probability"),
     infer=_classify_texts,
 )
 TOKEN_CLASSIFICATION: Final = TensorTask(
@@ -825,6 +914,7 @@ IMAGE_CLASSIFICATION: Final = TensorTask(
     outputs=lambda model: (*_LABELS, *_embedding(model)),
     parameters=_COMMON | {"top_k": Kind.INTEGER, "normalize": Kind.BOOLEAN},
     max_rows=MAX_IMAGES,
+    predictions=("label", "probability"),
     infer=_classify_images,
     reads_texts=False,
 )
@@ -833,6 +923,7 @@ TEXT_EMBEDDING: Final = TensorTask(
     outputs=lambda model: (*_embedding(model), _TOKEN_COUNT, _TRUNCATED),
     parameters=_COMMON | {"truncate": Kind.BOOLEAN, "normalize": Kind.BOOLEAN, "prompt_name": Kind.TEXT},
     max_rows=MAX_TEXTS,
+    predictions=("embedding",),
     infer=_embed_texts,
 )
 TEXT_SCORING: Final = TensorTask(
@@ -840,6 +931,7 @@ TEXT_SCORING: Final = TensorTask(
     outputs=lambda _: (TensorSpec(name="score", datatype="FP32", shape=(-1,)), _TOKEN_COUNT, _TRUNCATED),
     parameters=_COMMON | {"truncate": Kind.BOOLEAN},
     max_rows=MAX_TEXTS,
+    predictions=("score",),
     infer=_score_texts,
 )
 IMAGE_EMBEDDING: Final = TensorTask(
@@ -847,6 +939,7 @@ IMAGE_EMBEDDING: Final = TensorTask(
     outputs=_embedding,
     parameters=_COMMON | {"normalize": Kind.BOOLEAN},
     max_rows=MAX_IMAGES,
+    predictions=("embedding",),
     infer=_classify_images,
     reads_texts=False,
 )
@@ -866,6 +959,7 @@ GENERATION: Final = TensorTask(
     | kinds_of(generation_service_pb2.GenerateTextRequest, "sample_count", "truncate", "echo")
     | {"priority": Kind.UINT64},
     max_rows=MAX_PROMPTS,
+    predictions=("generated_text",),
     infer=_generate,
     stream=_stream_generation,
     streams=lambda call: _has_one_row(call) and call.parameters.get("sample_count", 1) == 1,
@@ -873,10 +967,11 @@ GENERATION: Final = TensorTask(
 TRANSLATION: Final = _text_to_text("translated_text", _TRANSLATION)
 TEXT_TO_TEXT: Final = _text_to_text("rewritten_text", {})
 CAPTIONING: Final = TensorTask(
-    inputs=lambda _: (TensorSpec(name="image", datatype=BYTES, shape=(-1,)), _TARGET_PREFIX),
+    inputs=lambda _: (_IMAGE, _PIXELS, _TARGET_PREFIX),
     outputs=lambda _: _written_specs("caption"),
     parameters=_COMMON | _SEARCHING | {"target_language": Kind.TEXT},
     max_rows=MAX_IMAGES,
+    predictions=("caption",),
     infer=_caption_images,
     stream=_stream_caption,
     streams=_streams_written,
@@ -899,6 +994,7 @@ TRANSCRIPTION: Final = TensorTask(
     ),
     parameters=_COMMON | _SEARCHING | _TRANSCRIPTION,
     max_rows=MAX_AUDIOS,
+    predictions=("text",),
     infer=_transcribe,
     stream=_stream_transcript,
     streams=_streams_written,
@@ -913,12 +1009,14 @@ SPEECH_SYNTHESIS: Final = TensorTask(
         TensorSpec(name=FINISH_REASON, datatype=BYTES, shape=(-1,)),
         TensorSpec(name="new_token_count", datatype="INT64", shape=(-1,)),
         TensorSpec(name="seed", datatype="UINT64", shape=(-1,)),
+        TensorSpec(name="samples", datatype="FP32", shape=(-1, -1), is_on_request=True),
     ),
     parameters=_COMMON
     | {name: _SAMPLING[name] for name in _VOICE}
     | kinds_of(speech_service_pb2.SynthesizeSpeechRequest, "voice", "format")
     | kinds_of(speech_service_pb2.SynthesisParameters),
     max_rows=MAX_SPOKEN,
+    predictions=("audio",),
     infer=_synthesize,
     stream=_stream_speech,
     streams=lambda call: _has_one_row(call) and "format" not in call.parameters,  # format is for complete audio
@@ -927,13 +1025,15 @@ IMAGE_GENERATION: Final = TensorTask(
     inputs=lambda _: (
         TensorSpec(name="prompt", datatype=BYTES, shape=(-1,)),
         TensorSpec(name="negative_prompt", datatype=BYTES, shape=(-1,), is_optional=True),
-        TensorSpec(name="image", datatype=BYTES, shape=(-1,), is_optional=True),
+        replace(_IMAGE, is_optional=True),
+        _PIXELS,
         TensorSpec(name="mask", datatype=BYTES, shape=(-1,), is_optional=True),
     ),
     outputs=lambda _: (
-        TensorSpec(name="image", datatype=BYTES, shape=(-1,)),
+        _IMAGE,
         TensorSpec(name="seed", datatype="UINT64", shape=(-1,)),
         TensorSpec(name="step_count", datatype="INT64", shape=(-1,)),
+        replace(_PIXELS, is_optional=False, is_on_request=True),
     ),
     parameters=_COMMON | _DIFFUSION,
     max_rows=1,
@@ -942,7 +1042,8 @@ IMAGE_GENERATION: Final = TensorTask(
 )
 SEGMENTATION: Final = TensorTask(
     inputs=lambda _: (
-        TensorSpec(name="image", datatype=BYTES, shape=(-1,)),
+        _IMAGE,
+        _PIXELS,
         TensorSpec(name="point", datatype="FP32", shape=(-1, 2), is_optional=True),
         TensorSpec(name="point_is_inside", datatype="BOOL", shape=(-1,), is_optional=True),
         TensorSpec(name="box", datatype="FP32", shape=(-1, 4), is_optional=True),
@@ -953,6 +1054,7 @@ SEGMENTATION: Final = TensorTask(
         TensorSpec(name="stability", datatype="FP32", shape=(-1,)),
         TensorSpec(name="mask_box", datatype="INT64", shape=(-1, 4)),
         TensorSpec(name="area", datatype="INT64", shape=(-1,)),
+        TensorSpec(name="mask_pixels", datatype="BOOL", shape=(-1, -1, -1), is_on_request=True),
     ),
     parameters=_COMMON | _EVERYTHING | kinds_of(segmentation_service_pb2.SegmentImageRequest, "max_mask_count"),
     max_rows=MAX_POINTS,

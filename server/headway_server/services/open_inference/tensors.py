@@ -6,6 +6,7 @@ N inputs of a call: texts, prompts or images.
 from __future__ import annotations
 
 import binascii
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -68,6 +69,8 @@ class TensorSpec:
     shape: tuple[int, ...]
     """-1 is an axis of any length. The first is N, or the number of results."""
     is_optional: bool = False
+    is_on_request: bool = False
+    """True for an output that is returned if it is named, because it is another form of one that is returned."""
 
 
 def num_typed_elements(request: pb.ModelInferRequest) -> int:
@@ -90,6 +93,7 @@ def read_inputs(request: pb.ModelInferRequest, specs: Sequence[TensorSpec], *, m
         InvalidInputError: A tensor is unknown, is given twice, or has the wrong datatype, shape or number of elements.
     """
     by_name = {spec.name: spec for spec in specs}
+    encodings = [read_hints(f"inputs[{index}]", tensor.parameters) for index, tensor in enumerate(request.inputs)]
     raw = request.raw_input_contents
     if raw and len(raw) != len(request.inputs):
         raise InvalidInputError(
@@ -104,25 +108,26 @@ def read_inputs(request: pb.ModelInferRequest, specs: Sequence[TensorSpec], *, m
             raise InvalidInputError(f"{field}.name", f"is {_quoted(tensor.name)}; the model reads {', '.join(by_name)}")
         if spec.name in arrays:
             raise InvalidInputError(f"{field}.name", f"is {spec.name}, as is that of another input; give each once")
-        is_base64 = read_hints(field, tensor.parameters)
         shape = _check_shape(field, tensor, spec, max_rows)
         if raw and tensor.HasField("contents"):
             raise InvalidInputError(f"{field}.contents", "is set together with raw_input_contents; send one of them")
         given = _read_raw(field, tensor, raw[index]) if raw else _read_typed(field, tensor)
         array = _convert(field, given, spec, tensor.datatype)
-        arrays[spec.name] = (_decoded(field, array) if is_base64 else array).reshape(shape)
+        arrays[spec.name] = (_decoded(field, array, encodings[index]) if encodings[index] else array).reshape(shape)
     return arrays
 
 
-def _decoded(field: str, texts: NDArray[Any]) -> NDArray[Any]:
-    """Decodes elements in base64."""
+def _decoded(field: str, texts: NDArray[Any], encoding: str) -> NDArray[Any]:
+    """Decodes elements of BYTES from one of `ENCODED`."""
     if texts.dtype != object:
-        raise InvalidInputError(f"{field}.parameters.{CONTENT_TYPE}", f"is {BASE64}, which is for {BYTES} alone")
+        raise InvalidInputError(f"{field}.parameters.{CONTENT_TYPE}", f"is {encoding}, which is for {BYTES} alone")
     try:
-        decoded = [binascii.a2b_base64(text, strict_mode=True) for text in texts.ravel()]
-    except (ValueError, TypeError) as error:
-        raise InvalidInputError(field, f"is not in {BASE64} ({error})") from None
-    return np.array([*decoded, None], object)[:-1]  # an array of bytes alone would be one of their characters
+        if encoding == BASE64:
+            return _object_array([binascii.a2b_base64(text, strict_mode=True) for text in texts.ravel()])
+        values = ((text, json.loads(text)) for text in texts.ravel())
+        return _object_array([value.encode() if isinstance(value, str) else text for text, value in values])
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InvalidInputError(field, f"is not in {encoding} ({error})") from None
 
 
 def _check_shape(

@@ -131,7 +131,8 @@ class TextModel(StatelessModel):
         self.max_input_tokens = demanded(bundle.manifest.limits.max_input_tokens)
         self._max_text_bytes = parts.settings.max_text_bytes
         self._tokenizer = tokenizer
-        self._has_types = _TYPES in parts.graph.input_names
+        self.has_types = _TYPES in parts.graph.input_names
+        """True if its graph reads types of tokens."""
         self.label_vectors = LabelVectors()
         """Label vectors for callers of an image model in the same space."""
 
@@ -344,7 +345,7 @@ class TextModel(StatelessModel):
                     with_offsets=True,
                 )
                 tokens = await inspected_tokens(self._tokenizer, encoded)
-            item = text_tensors(encoded.input_ids, encoded.type_ids, has_types=self._has_types)
+            item = text_tensors(encoded.input_ids, encoded.type_ids, has_types=self.has_types)
             maps = await job.read(item, field="text", num_tokens=len(encoded))
         return InspectedText(tokens=tokens, maps=maps, truncated=encoded.truncated, timings=job.timings)
 
@@ -394,7 +395,7 @@ class TextModel(StatelessModel):
             lengths = [len(text) for text in encoded]
             with counted_tokens(sum(lengths)):
                 batched = await self._batcher.submit(
-                    [text_tensors(text.input_ids, text.type_ids, has_types=self._has_types) for text in encoded],
+                    [text_tensors(text.input_ids, text.type_ids, has_types=self.has_types) for text in encoded],
                     lengths,
                     outputs=outputs,
                     read=lambda row, index: read(row, texts[index], encoded[index]),
@@ -467,7 +468,7 @@ class TextModel(StatelessModel):
         for field, ids in zip(fields, inputs.input_ids, strict=True):
             check_count(field, len(ids), self.max_input_tokens, "leave out some")
             check_token_ids(field, ids, self._tokenizer.largest_id)
-        if inputs.type_ids is not None and not self._has_types:
+        if inputs.type_ids is not None and not self.has_types:
             raise InvalidInputError(
                 _TYPES, f"is set, and model {self.bundle.manifest.name} reads no types of tokens; leave it out"
             )

@@ -8,7 +8,6 @@ from typing import Any
 
 import grpc
 import structlog
-from grpc_reflection.v1alpha import reflection
 
 from headway_server.errors import ServerError
 from headway_server.services.application import LAST_WORDS_S, Application
@@ -17,6 +16,7 @@ from headway_server.serving.addresses import format_address
 from headway_server.serving.files import Certificates
 from headway_server.settings import ServerSettings
 from headway_server.transports.grpc.interceptor import CallInterceptor
+from headway_server.transports.grpc.reflection import enable_reflection
 
 _ANY_NUMBER = 2**31 - 1
 _MOST_CONNECTIONS = 10_000
@@ -41,8 +41,7 @@ class GrpcServer:
         self._server = grpc.aio.server(interceptors=[interceptor], options=_options(settings))
         if settings.reflection:
             services = {name.strip("/").partition("/")[0] for name in application.procedures}
-            names = [*sorted(services), HEALTH.full_name, reflection.SERVICE_NAME]
-            reflection.enable_server_reflection(names, self._server)
+            enable_reflection(services | {HEALTH.full_name}, self._server)
         self._health_server: grpc.aio.Server | None = None
         self.health_port: int | None = None
         """Port of health checks, once it listens."""

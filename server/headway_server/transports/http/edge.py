@@ -11,6 +11,7 @@ import asyncio
 import json
 import math
 import time
+import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
@@ -50,6 +51,10 @@ MAX_ELEMENTS: Final = 65_536
 _READ_TO_ITS_END_BYTES: Final = 64 * 2**10
 """Limit up to which the rest of a refused request is read, so that its connection can be reused."""
 _TRUNCATED: Final = b"x-truncated-texts"
+_NO_ENCODING: Final = "identity"
+_ENCODINGS: Final = ("gzip", "deflate")
+_ANY_HEADER: Final = 32 + zlib.MAX_WBITS
+"""Makes zlib read both."""
 _JSON: Final = b"application/json"
 FORM_DATA: Final = b"multipart/form-data"
 _SENT_UNASKED: Final = frozenset({b"", b"text/plain", b"application/x-www-form-urlencoded", FORM_DATA})
@@ -316,7 +321,7 @@ class _Exchange:
         """Checks the body's media type. Browsers send some types from foreign pages without a preflight.
 
         Raises:
-            MediaTypeError: The type is not accepted, or comes from a foreign page, or the body is compressed.
+            MediaTypeError: The type is not accepted, or comes from a foreign page, or the compression is unknown.
         """
         given = self.headers.get("content-type", "").partition(";")[0].strip().lower().encode("latin-1")
         if given in _SENT_UNASKED and self.is_foreign:
@@ -328,15 +333,17 @@ class _Exchange:
         if given not in accepted:
             listed = " or ".join(sorted(name.decode() for name in accepted if name))
             raise MediaTypeError("content-type", f"is {given[:100].decode('latin-1')!r}; send {listed}")
-        if (encoding := self.headers.get("content-encoding", "identity")) != "identity":
-            raise MediaTypeError("content-encoding", f"is {encoding[:100]!r}; send the body uncompressed")
+        if (encoding := self._encoding) not in (_NO_ENCODING, *_ENCODINGS):
+            known = " or ".join(_ENCODINGS)
+            raise MediaTypeError("content-encoding", f"is {encoding[:100]!r}; send {known}, or the body uncompressed")
 
     async def read(self, max_bytes: int) -> bytes:
-        """Reads the body.
+        """Reads the body, decompressed.
 
         Raises:
             CancelledError: The client disconnected.
-            RequestTooLargeError: It has more than `max_bytes`, and stays unread.
+            InvalidInputError: It is not compressed as its header says.
+            RequestTooLargeError: It has more than `max_bytes`, and stays unread or compressed.
             RequestError: See `PeerWaits.arriving`.
         """
         length = self.headers.get("content-length", "")
@@ -355,8 +362,18 @@ class _Exchange:
                 has_more = message.get("more_body", False)
                 if size > max_bytes:
                     _refuse_size(size, max_bytes)
-        self._has_read = True
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+            self._has_read = True
+            body = parts[0] if len(parts) == 1 else b"".join(parts)
+            if not body or self._encoding == _NO_ENCODING:
+                return body
+            del parts
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(request_pool(), _decompress, body, max_bytes)
+
+    @property
+    def _encoding(self) -> str:
+        given: str = self.headers.get("content-encoding", _NO_ENCODING)
+        return given.strip().lower()
 
     @asynccontextmanager
     async def watched(self) -> AsyncIterator[None]:
@@ -451,6 +468,20 @@ def _host_of(name: str) -> str:
     except ValueError:
         host = None
     return host or "unknown"
+
+
+def _decompress(body: bytes, max_bytes: int) -> bytes:
+    """Decompresses a body, of which at most one byte beyond the limit is made."""
+    reader = zlib.decompressobj(wbits=_ANY_HEADER)
+    try:
+        whole = reader.decompress(body, max_bytes + 1)
+    except zlib.error as error:
+        raise InvalidInputError("request", f"is not compressed as content-encoding says ({error})") from None
+    if len(whole) > max_bytes:
+        _refuse_size(len(whole), max_bytes)
+    if not reader.eof or reader.unused_data:
+        raise InvalidInputError("request", "is compressed in part, or goes on behind its compressed end; send it whole")
+    return whole
 
 
 def _refuse_size(size: int, limit: int) -> NoReturn:

@@ -9,9 +9,10 @@ both.
 from __future__ import annotations
 
 import asyncio
+import base64
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeAlias
 
@@ -26,11 +27,12 @@ from headway.oip import grpc_predict_v2_pb2 as pb
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing.pool import text_pool
 from headway_server.services import Procedure
+from headway_server.services.open_inference.parameters import BASE64, CONTENT_TYPE, read_hints
 from headway_server.transports.http.body import Body, Many, Part
 from headway_server.transports.http.edge import Edge, Endpoint, Handler, Reply, Request, to_json
 from headway_server.transports.http.status import Failure
 
-_SERVICE: Final = f"/{pb.DESCRIPTOR.services_by_name['GRPCInferenceService'].full_name}"
+SERVICE: Final = f"/{pb.DESCRIPTOR.services_by_name['GRPCInferenceService'].full_name}"
 _HEADER_LENGTH: Final = "inference-header-content-length"
 _MEDIA_TYPES: Final = frozenset({b"application/json", b"application/octet-stream", b""})
 """Media types; Triton's clients send none."""
@@ -100,6 +102,9 @@ class _Form:
         raise AssertionError(failure)
 
 
+ERROR_FORM: Final = _Form()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Path:
     """A path with a method of the service."""
@@ -120,7 +125,7 @@ def _named(kind: Callable[..., Message]) -> Callable[[Mapping[str, str], Command
 def _command(kind: Callable[..., Message]) -> Callable[[Mapping[str, str], CommandBody], Message]:
     def ask(path: Mapping[str, str], body: CommandBody) -> Message:
         message = kind(model_name=path["model"])
-        _set_parameters(message.parameters, body.parameters)  # type: ignore[attr-defined]  # both kinds have it
+        set_parameters(message.parameters, body.parameters)  # type: ignore[attr-defined]  # both kinds have it
         return message
 
     return ask
@@ -155,13 +160,22 @@ _PATHS: Final = (
     ),
 )
 
+_REFUSED: Final = {
+    "/v2/systemsharedmemory/{rest:path}": "SystemSharedMemoryStatus",
+    "/v2/cudasharedmemory/{rest:path}": "CudaSharedMemoryStatus",
+    "/v2/trace/setting": "TraceSetting",
+    "/v2/models/{model}/trace/setting": "TraceSetting",
+    "/v2/logging": "LogSettings",
+}
+"""Paths of extensions that are refused, each with a method that says so."""
+
 
 def open_inference_routes(edge: Edge, procedures: Mapping[str, Procedure]) -> list[BaseRoute]:
     """Returns the routes of the protocol; none without its service."""
-    infer = procedures.get(f"{_SERVICE}/ModelInfer")
+    infer = procedures.get(f"{SERVICE}/ModelInfer")
     if infer is None:
         return []
-    form = _Form()
+    form = ERROR_FORM
     answering = Endpoint(
         edge,
         "/v2/models/MODEL/infer",
@@ -177,7 +191,7 @@ def open_inference_routes(edge: Edge, procedures: Mapping[str, Procedure]) -> li
     }
     return [
         *(
-            Route(path, _probe(procedures[f"{_SERVICE}/{method}"], kind, name), methods=["GET"])
+            Route(path, _probe(procedures[f"{SERVICE}/{method}"], kind, name), methods=["GET"])
             for path, (method, kind, name) in probes.items()
         ),
         *(
@@ -185,8 +199,8 @@ def open_inference_routes(edge: Edge, procedures: Mapping[str, Procedure]) -> li
                 path.path,
                 Endpoint(
                     edge,
-                    re.sub(r"{(\w+)}", lambda name: name[1].upper(), path.path),
-                    _answer(path, procedure := procedures[f"{_SERVICE}/{path.method}"]),
+                    _shown(path.path),
+                    _answer(path, procedure := procedures[f"{SERVICE}/{path.method}"]),
                     form,
                     max_bytes=_MAX_COMMAND_BYTES if path.is_post else 0,
                     media_types=_MEDIA_TYPES,
@@ -197,6 +211,21 @@ def open_inference_routes(edge: Edge, procedures: Mapping[str, Procedure]) -> li
             for path in _PATHS
         ),
         *(Route(f"{model}/infer", answering, methods=["POST"]) for model in _MODEL),
+        *(
+            Route(
+                path,
+                Endpoint(
+                    edge,
+                    _shown(path),
+                    _refuse(procedures[f"{SERVICE}/{method}"]),
+                    form,
+                    media_types=_MEDIA_TYPES,
+                    max_bytes=_MAX_COMMAND_BYTES,
+                ),
+                methods=["GET", "POST"],
+            )
+            for path, method in _REFUSED.items()
+        ),
     ]
 
 
@@ -219,6 +248,19 @@ def _answer(path: _Path, procedure: Procedure) -> Handler:
         body = await request.parse(lambda body: CommandBody.read(body or b"{}"))
         response = await procedure.answer(path.ask(request.path, body), None)
         return Reply(body=to_json(path.take(_plain(response))))
+
+    return answer
+
+
+def _shown(path: str) -> str:
+    """Returns a path with its parameters in capitals, as in documents and metrics."""
+    return re.sub(r"{(\w+)(:path)?}", lambda name: name[1].upper(), path)
+
+
+def _refuse(procedure: Procedure) -> Handler:
+    async def answer(_: Request) -> Reply:
+        await procedure.answer(None, None)
+        raise AssertionError(procedure)
 
     return answer
 
@@ -269,7 +311,7 @@ def _read(
     )
     parameters = dict(body.parameters)
     by_default = parameters.pop("binary_data_output", False) is True
-    _set_parameters(message.parameters, parameters)
+    set_parameters(message.parameters, parameters)
     for index, part in enumerate(body.inputs):
         if part.datatype not in _DATATYPES:
             raise InvalidInputError(
@@ -278,7 +320,8 @@ def _read(
         of_part = dict(part.parameters)
         size = of_part.pop("binary_data_size", None)
         tensor = message.inputs.add(name=part.name, datatype=part.datatype, shape=part.shape)
-        _set_parameters(tensor.parameters, of_part)
+        set_parameters(tensor.parameters, of_part)
+        read_hints(f"inputs[{index}]", tensor.parameters)  # before elements are missed that are elsewhere
         if size is None:
             message.raw_input_contents.append(_to_raw(f"inputs[{index}].data", part))
             continue
@@ -297,7 +340,7 @@ def _read(
     for output in body.outputs:
         of_output = dict(output.parameters)
         binary[output.name] = of_output.pop("binary_data", by_default) is True
-        _set_parameters(message.outputs.add(name=output.name).parameters, of_output)
+        set_parameters(message.outputs.add(name=output.name).parameters, of_output)
     return message, lambda name: binary.get(name, by_default)
 
 
@@ -325,8 +368,7 @@ def _to_raw(field: str, part: InputPart) -> bytes:
     if part.datatype == _BYTES:
         if not kinds <= {str}:
             raise InvalidInputError(field, "has an element that is not a string")
-        texts = (element.encode(errors="surrogatepass") for element in given)
-        return b"".join(piece for text in texts for piece in (len(text).to_bytes(4, "little"), text))
+        return raw_bytes(element.encode(errors="surrogatepass") for element in given)
     elements = np.array(given.tolist() if kinds <= {bool, int, float} else [None])
     dtype = _dtype(part.datatype)
     with np.errstate(over="ignore"):  # values past the range become infinite, which tasks refuse
@@ -334,6 +376,11 @@ def _to_raw(field: str, part: InputPart) -> bytes:
     if values is None or (dtype.kind in "iu" and (values != elements).any()):
         raise InvalidInputError(field, f"has an element that is not of {part.datatype}")
     return values.tobytes()
+
+
+def raw_bytes(elements: Iterable[bytes]) -> bytes:
+    """Returns the raw form of elements of BYTES."""
+    return b"".join(piece for element in elements for piece in (len(element).to_bytes(4, "little"), element))
 
 
 _KINDS: Final = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
@@ -355,7 +402,7 @@ def _reply(response: pb.ModelInferResponse, wants_binary: Callable[[str], bool])
             behind.append(raw)
             outputs.append(written | {"parameters": {"binary_data_size": len(raw)}})
         else:
-            outputs.append(written | {"data": _elements(output.name, output.datatype, raw)})
+            outputs.append(written | _in_json(elements_of(output.datatype, raw)))
     head = {"model_name": response.model_name, "model_version": response.model_version}
     body = to_json(head | ({"id": response.id} if response.id else {}) | {"outputs": outputs})
     if not behind:
@@ -364,29 +411,31 @@ def _reply(response: pb.ModelInferResponse, wants_binary: Callable[[str], bool])
     return Reply(body=b"".join((body, *behind)), media_type=b"application/octet-stream", headers=length)
 
 
-def _elements(name: str, datatype: str, raw: bytes) -> list[Any]:
-    """Converts elements to JSON values.
-
-    Raises:
-        InvalidInputError: The elements are files, not texts.
-    """
+def elements_of(datatype: str, raw: bytes) -> list[Any]:
+    """Returns raw elements as numbers, truth values or bytes."""
     if datatype != _BYTES:
         values: list[Any] = np.frombuffer(raw, _dtype(datatype)).tolist()
         return values
-    texts, end = list[str](), 0
+    elements, end = list[bytes](), 0
     while end < len(raw):
         start = end + 4
-        end = start + int.from_bytes(raw[end:start], "little")
-        try:
-            texts.append(raw[start:end].decode())
-        except UnicodeDecodeError:
-            raise InvalidInputError(
-                "outputs", f"have {name}, whose elements are files; name it with binary_data, or set binary_data_output"
-            ) from None
-    return texts
+        end = start + int.from_bytes(raw[start - 4 : start], "little")
+        elements.append(raw[start:end])
+    return elements
 
 
-def _set_parameters(parameters: Any, given: Mapping[str, bool | int | float | str]) -> None:
+def _in_json(elements: list[Any]) -> dict[str, Any]:
+    """Writes elements as values of JSON; files are in base64, which the content type of MLServer's clients says."""
+    if not elements or not isinstance(elements[0], bytes):
+        return {"data": elements}
+    try:
+        return {"data": [element.decode() for element in elements]}
+    except UnicodeDecodeError:
+        encoded = [base64.b64encode(element).decode() for element in elements]
+        return {"data": encoded, "parameters": {CONTENT_TYPE: BASE64}}
+
+
+def set_parameters(parameters: Any, given: Mapping[str, bool | int | float | str]) -> None:
     """Sets parameters of a message, each in the field for its type.
 
     Raises:

@@ -8,7 +8,7 @@ import logging
 import resource
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from typing import Final
 
@@ -22,6 +22,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from headway_server.errors import ServerError
+from headway_server.observers import WriteMetrics
 from headway_server.services.application import Application
 from headway_server.serving.calls import REQUEST_ID
 from headway_server.transports.http.connect import connect_routes
@@ -30,6 +31,7 @@ from headway_server.transports.http.edge import Edge, Endpoint, Reply, Request, 
 from headway_server.transports.http.open_inference import open_inference_routes
 from headway_server.transports.http.openai import OPENAI_FORM, openai_routes
 from headway_server.transports.http.page import page_routes
+from headway_server.transports.http.predictions import prediction_routes
 
 _SWEEP_S: Final = 1.0
 _LAST_WORDS_S: Final = 1
@@ -42,12 +44,12 @@ _log = structlog.get_logger(__name__)
 class HttpServer:
     """HTTP door of the application."""
 
-    def __init__(self, application: Application, *, write_metrics: Callable[[], bytes] | None = None) -> None:
+    def __init__(self, application: Application, *, write_metrics: WriteMetrics | None = None) -> None:
         """Makes a server that does not listen yet.
 
         Args:
             application: Application that answers the calls.
-            write_metrics: Returns the metrics in Prometheus format; None: no metrics.
+            write_metrics: Answers scrapes; None: no metrics.
         """
         self._host = application.host
         self._settings = application.settings
@@ -68,6 +70,7 @@ class HttpServer:
             *openai_routes(self._edge, self._host, self._settings),
             *connect_routes(self._edge, self._procedures),
             *open_inference_routes(self._edge, self._procedures),
+            *prediction_routes(self._edge, self._host, self._procedures),
             Route("/livez", self._live),
             *(Route(path, self._ready) for path in ("/readyz", "/health", "/ping")),
             Route("/version", _version),
@@ -101,10 +104,11 @@ class HttpServer:
         problems = [f"{path}: {reason}" for path, reason in unhealthy.items()]
         return _probe(problems or ([] if self._host.serving(stall_timeout_s=limit) else ["no model is loaded"]))
 
-    async def _metrics(self, _: Request) -> Reply:
+    async def _metrics(self, request: Request) -> Reply:
         assert self._write_metrics is not None, "the route requires it"
-        text = await asyncio.to_thread(self._write_metrics)
-        return Reply(body=text, media_type=b"text/plain; version=0.0.4; charset=utf-8")
+        given, text = await asyncio.to_thread(self._write_metrics, request.headers)
+        media_type, *headers = ((name.encode(), value.encode()) for name, value in given.items())
+        return Reply(body=text, media_type=media_type[1], headers=tuple(headers))
 
     def listen(self) -> int:
         """See `Door`."""

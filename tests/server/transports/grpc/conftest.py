@@ -132,9 +132,9 @@ def served(
         return ModelHost(
             [
                 *ModelHost.open(runtime, settings, observer=observer).models,
-                make_generation_model(_endless(make_decoder())),
+                make_generation_model(_endless(make_decoder()), observer=observer),
                 _make_chat_model(template),
-                make_translation_model(make_decoder(), NumpyEncoder(vocab_size=VOCAB_SIZE)),
+                make_translation_model(make_decoder(), NumpyEncoder(vocab_size=VOCAB_SIZE), observer=observer),
             ]
         )
 

@@ -96,6 +96,7 @@ async def test_a_health_watch_that_nobody_reads_keeps_no_state_from_being_told(s
         f"{HEALTH}/Check",
         f"{HEALTH}/Watch",
         "/inference.GRPCInferenceService/ModelReady",
+        "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
         "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
     ],
 )

@@ -9,8 +9,9 @@ import pytest
 import structlog
 import tiny_bundles
 from edge import make_application
+from google.protobuf import descriptor_pool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 from h2_caller import Caller, frame
 from rpc_failures import failure_of
 from tiny_engine import make_decoder, make_generation_model
@@ -142,13 +143,29 @@ async def test_models_that_a_stop_closes_slowly_are_not_out_of_order(monkeypatch
     assert [line["event"] for line in lines] == ["draining", "stopped"]
 
 
-async def test_reflection_lists_every_service(serving):
-    stub = reflection_pb2_grpc.ServerReflectionStub(serving.channel)
-    call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
-    [response] = [response async for response in call]
-    own = {service.full_name for service in service_descriptors()}
-    others = {"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
-    assert {service.name for service in response.list_services_response.service} == own | others
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_reflection_lists_and_describes_every_service(serving, version):
+    name = f"grpc.reflection.{version}.ServerReflection"
+    reflect = serving.channel.stream_stream(
+        f"/{name}/ServerReflectionInfo",
+        reflection_pb2.ServerReflectionRequest.SerializeToString,
+        reflection_pb2.ServerReflectionResponse.FromString,
+    )
+    list_all = reflection_pb2.ServerReflectionRequest(list_services="")
+    [response] = [response async for response in reflect(iter([list_all]))]
+    listed = {service.name for service in response.list_services_response.service}
+    others = {"grpc.health.v1.Health", *(f"grpc.reflection.{each}.ServerReflection" for each in ("v1", "v1alpha"))}
+    assert listed == {service.full_name for service in service_descriptors()} | others
+    requests = [reflection_pb2.ServerReflectionRequest(file_containing_symbol=each) for each in sorted(listed)]
+    pool = descriptor_pool.DescriptorPool()
+    async for response in reflect(iter(requests)):
+        files = response.file_descriptor_response.file_descriptor_proto
+        for data in reversed(files):
+            pool.AddSerializedFile(data)
+    assert [pool.FindServiceByName(each).full_name for each in sorted(listed)] == sorted(listed)
+    [method] = pool.FindServiceByName(name).methods
+    assert (method.input_type.file.package, method.output_type.file.package) == (f"grpc.reflection.{version}",) * 2
+    assert method.output_type.fields_by_name["original_request"].message_type is method.input_type
 
 
 async def test_the_open_inference_protocol_can_be_left_out(serve, classifier_store):

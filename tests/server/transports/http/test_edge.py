@@ -1,10 +1,13 @@
 """The HTTP port itself: probes, metrics, ids, who is let in, what is read, and how it ends."""
 
 import asyncio
+import gzip
+import json
 import re
 import socket
 import ssl
 import time
+import zlib
 from contextlib import suppress
 
 import pytest
@@ -58,6 +61,63 @@ async def test_probes_and_metrics_answer(serve):
             answer = await serving.client.get(path)
             assert (answer.status_code, answer.text) == (200, "ok\n")
         assert (await serving.client.get("/metrics")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("accept", "media_type", "end"),
+    [
+        ("", "text/plain; version=0.0.4; charset=utf-8", "\n"),
+        ("*/*", "text/plain; version=0.0.4; charset=utf-8", "\n"),
+        ("application/openmetrics-text; version=1.0.0", "application/openmetrics-text; version=1.0.0", "# EOF\n"),
+    ],
+)
+@pytest.mark.parametrize("encoding", ["identity", "gzip", "deflate, gzip"])
+async def test_metrics_come_in_the_form_that_a_scrape_accepts(serve, accept, media_type, end, encoding):
+    async with serve() as serving:
+        answer = await serving.client.get("/metrics", headers={"accept": accept, "accept-encoding": encoding})
+    assert answer.headers["content-type"].startswith(media_type)
+    assert answer.headers.get("content-encoding") == ("gzip" if "gzip" in encoding else None)
+    assert answer.headers["vary"] == "accept, accept-encoding"
+    assert "headway_build_info" in answer.text
+    assert answer.text.endswith(end)
+    assert answer.text.endswith("# EOF\n") is ("openmetrics" in accept)
+
+
+COMPRESSED = {
+    "gzip": gzip.compress,
+    "deflate": zlib.compress,
+    "GZIP": gzip.compress,
+}
+
+
+@pytest.mark.parametrize("encoding", COMPRESSED)
+async def test_a_compressed_body_is_read(serve, encoding):
+    body = json.dumps({"model": "topics", "input": "goal " * 9}).encode()
+    headers = {"content-type": "application/json"}
+    async with serve() as serving:
+        plain = await serving.client.post("/v1/embeddings", content=body, headers=headers)
+        headers |= {"content-encoding": encoding}
+        read = await serving.client.post("/v1/embeddings", content=COMPRESSED[encoding](body), headers=headers)
+    assert (read.status_code, read.json()) == (200, plain.json())
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body", "status", "words"),
+    [
+        ("br", b"{}", 415, "is 'br'; send gzip or deflate, or the body uncompressed"),
+        ("gzip", b"{}", 400, "request: is not compressed as content-encoding says"),
+        ("gzip", gzip.compress(b"{}")[:-9], 400, "request: is compressed in part"),
+        ("gzip", gzip.compress(b"{}") + b"{}", 400, "request: is compressed in part, or goes on behind"),
+        ("gzip", gzip.compress(b" " * 2**25), 413, "bytes or more, the limit of this method is"),
+        ("deflate", zlib.compress(b" " * 2**25), 413, "bytes or more, the limit of this method is"),
+    ],
+)
+async def test_a_body_that_is_compressed_wrongly_or_too_well_is_refused(serve, encoding, body, status, words):
+    headers = {"content-type": "application/json", "content-encoding": encoding}
+    async with serve() as serving:
+        answer = await serving.client.post("/v1/embeddings", content=body, headers=headers)
+    assert answer.status_code == status, answer.text
+    assert words in answer.json()["error"]["message"]
 
 
 LOOKS = ["/livez", "/readyz", "/metrics", MODELS, f"{MODELS}/nope", "/v2", "/v2/health/live", "/v2/health/ready"]

@@ -107,12 +107,32 @@ async def test_what_kserves_and_mlservers_clients_add_changes_no_answer(serve):
     }
     encoded = TEXT | {"parameters": {"content_type": "base64"}}
     encoded["data"] = [base64.b64encode(text.encode()).decode() for text in TEXT["data"]]
+    listed = TEXT | {"parameters": {"content_type": "hg_jsonlist"}, "data": list(map(json.dumps, TEXT["data"]))}
     async with serve() as serving:
-        plain, more, decoded = [
+        plain, more, decoded, loaded = [
             (await serving.client.post("/v2/models/topics/infer", json=one)).json()["outputs"]
-            for one in (body, added, {"inputs": [encoded]})
+            for one in (body, added, {"inputs": [encoded]}, {"inputs": [listed]})
         ]
-    assert plain == more == decoded
+    assert plain == more == decoded == loaded
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("systemsharedmemory/status", "send the elements in the request"),
+        ("systemsharedmemory/region/mine/register", "send the elements in the request"),
+        ("cudasharedmemory/region/mine/unregister", "send the elements in the request"),
+        ("trace/setting", "start the server with --trace-endpoint"),
+        ("models/topics/trace/setting", "start the server with --trace-endpoint"),
+        ("logging", "start the server with --log-level"),
+    ],
+)
+async def test_extensions_that_are_not_offered_are_refused_with_what_to_do(serve, method, path, words):
+    async with serve() as serving:
+        answer = await serving.client.request(method, f"/v2/{path}", json=None if method == "GET" else {"any": 1})
+    assert answer.status_code == 501
+    assert words in answer.json()["error"]
 
 
 WRONG = [
@@ -131,12 +151,24 @@ WRONG = [
     ({"inputs": [IDS | {"datatype": "BF16"}]}, 400, "inputs[0].data: of BF16 has no form in JSON; send it in binary"),
     ({"inputs": [IDS | {"datatype": "FP32"}]}, 400, "inputs[0].datatype: is 'FP32'; input_ids must be INT64 or"),
     ({"inputs": [TEXT | {"name": "words"}]}, 400, "inputs[0].name: is 'words'; the model reads text"),
-    ({"inputs": [TEXT | {"parameters": {"shared_memory_region": "a"}}]}, 400, "shared memory is not supported"),
     (
-        {"inputs": [TEXT | {"parameters": {"content_type": "hg_jsonlist"}}]},
+        {"inputs": [TEXT | {"parameters": {"shared_memory_region": "a"}}]},
         400,
-        "is 'hg_jsonlist'; must be np, pd, str",
+        "has 'shared_memory_region'; shared memory is not offered; send",
     ),
+    (
+        {"inputs": [TEXT | {"data": None, "parameters": {"shared_memory_region": "a", "shared_memory_byte_size": 9}}]},
+        400,
+        "inputs[0].parameters: has 'shared_memory_",
+    ),
+    (
+        {"inputs": [TEXT | {"parameters": {"content_type": "datetime"}}]},
+        400,
+        "is 'datetime'; must be one of np, pd, str, base64, hg_jsonlist",
+    ),
+    ({"inputs": [TEXT | {"parameters": {"content_type": "hg_jsonlist"}}]}, 400, "inputs[0]: is not in hg_jsonlist"),
+    ({"inputs": [IDS | {"parameters": {"content_type": "hg_jsonlist"}}]}, 400, "is hg_jsonlist, which is for BYTES"),
+    ({"inputs": [TEXT], "parameters": {"sequence_id": 7}}, 400, "parameters.sequence_id: sequences are not offered"),
     ({"inputs": [TEXT | {"parameters": {"content_type": "base64"}}]}, 400, "inputs[0]: is not in base64"),
     ({"inputs": [TEXT], "model_name": "other"}, 400, "model_name: is 'other', and the path has"),
     ({"inputs": [TEXT | {"parameters": {"binary_data_size": 5}}]}, 400, "binary_data_size: is 5"),
@@ -151,7 +183,7 @@ WRONG = [
     (
         {"inputs": [TEXT], "outputs": [{"name": "label", "parameters": {"classification": 3}}]},
         400,
-        "replace classification",
+        "classification is not offered; ask for the outputs label and probability",
     ),
     ({"inputs": [TEXT], "parameters": {"top_p": 1}}, 400, "parameters.top_p: is unknown"),
     ({"inputs": [TEXT], "parameters": {"top_k": 2**80}}, 400, "more than 64 bits"),

@@ -32,6 +32,7 @@ from headway_server.tasks.outputs import read_vector
 from headway_server.tasks.speech.model import SpeechTask
 from headway_server.tasks.synthesis.model import SpeechPart, SynthesisModel
 from headway_server.tasks.table import (
+    CLASSIFY_TEXTS,
     EMBED_TEXTS,
     GENERATE_IMAGES,
     GENERATE_TEXTS,
@@ -64,6 +65,7 @@ from headway_server.transports.http.openai.requests import (
     SpeechBody,
 )
 from headway_server.transports.http.openai.responses import NOTHING_STORED, ResponseBody, ResponseWriter
+from headway_server.transports.http.openai.text_embeddings import EMBED_PATH, PREDICT_PATH, TextEmbeddingsEndpoint
 from headway_server.transports.http.openai.tokens import DETOKENIZE_PATH, TOKENIZE_PATH, TokenEndpoint
 from headway_server.transports.http.openai.transcription import TranscriptionEndpoint
 from headway_server.transports.http.openai.written_tokens import TokenCounts, TokenWriter
@@ -81,6 +83,8 @@ OPENAI_ABILITIES: Final[Mapping[str, Ability[Any]]] = {
     _RESPONSES: GENERATE_TEXTS,
     "/v1/embeddings": EMBED_TEXTS,
     **dict.fromkeys((*RERANK_PATHS, *SCORE_PATHS), RANK_TEXTS),
+    EMBED_PATH: EMBED_TEXTS,
+    PREDICT_PATH: CLASSIFY_TEXTS,
     "/v1/images/generations": GENERATE_IMAGES,
     "/v1/audio/speech": SYNTHESIZE_SPEECH,
     "/v1/audio/transcriptions": TRANSCRIBE_SPEECH,
@@ -104,7 +108,13 @@ class OpenAIService:
 
     async def list_models(self, _: Request) -> Reply:
         """Lists the loaded models."""
-        return Reply(body=to_json({"object": "list", "data": [_model(model) for model in self._host.models]}))
+        models = [_model(model) for model in self._host.models]
+        listed = {
+            "object": "list",
+            "data": models,
+            "models": [model["name"] for model in models],
+        }  # the last for KServe
+        return Reply(body=to_json(listed))
 
     async def get_model(self, request: Request) -> Reply:
         """Describes one model."""
@@ -215,6 +225,7 @@ async def _samples(model: SynthesisModel, body: SpeechBody) -> AsyncGenerator[by
 def openai_routes(edge: Edge, host: ModelHost, settings: ServerSettings) -> list[BaseRoute]:
     """Returns the routes of the API."""
     service, ranking, tokens = OpenAIService(host), RankingEndpoint(host), TokenEndpoint(host)
+    texts = TextEmbeddingsEndpoint(host)
     num_bytes = settings.max_text_request_bytes
     handlers: dict[str, Handler] = {
         "/v1/chat/completions": service.chat,
@@ -227,6 +238,8 @@ def openai_routes(edge: Edge, host: ModelHost, settings: ServerSettings) -> list
         **dict.fromkeys(SCORE_PATHS, ranking.score),
         TOKENIZE_PATH: tokens.tokenize,
         DETOKENIZE_PATH: tokens.detokenize,
+        EMBED_PATH: texts.embed,
+        PREDICT_PATH: texts.predict,
     }
     names = {"/v1/completions": name_in_completions, _RESPONSES: name_in_responses}
     names |= dict.fromkeys(RERANK_PATHS, name_in_ranking) | dict.fromkeys(SCORE_PATHS, name_in_scoring)
@@ -506,4 +519,6 @@ def _model(model: ServedModel) -> dict[str, Any]:
         "owned_by": "headway",
         "version": manifest.version,
         "task": manifest.task,
+        "name": manifest.name,
+        "ready": True,  # KServe's question whether the model is loaded
     }

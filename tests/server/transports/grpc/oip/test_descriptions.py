@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+from functools import partial
 
 import numpy as np
 import pytest
@@ -68,31 +69,91 @@ def test_answers_are_as_the_metadata_and_the_configuration_say(triton, model):
             assert expected in (-1, length)
 
 
-def test_statistics_count_calls_inputs_and_runs(triton):
-    def statistics() -> dict:
-        [model] = triton("ask", "get_inference_statistics", "colours")["model_stats"]
-        return model
+PARTS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit")
 
-    images = np.array([picture((200, 0, 0))] * 3, object)
-    triton("infer", "colours", {"image": images})
-    before = statistics()
-    triton("infer", "colours", {"image": images})
-    with pytest.raises(TritonError):
-        triton("infer", "colours", {"image": text("nothing")})
-    after = statistics()
-    increase = {key: int(after[key]) - int(before[key]) for key in ("inference_count", "execution_count")}
-    assert increase["inference_count"] == 3
-    assert 1 <= increase["execution_count"] <= 3
-    parts = after["inference_stats"]
-    for part in ("success", "queue", "compute_infer"):
-        assert int(parts[part]["ns"]) > int(before["inference_stats"][part]["ns"]) > 0
-    assert {int(parts[part]["count"]) for part in ("queue", "compute_input", "compute_infer", "compute_output")} == {
-        int(after["inference_count"])
+
+def counts_of(triton, model: str) -> dict[str, int]:
+    """What Triton's client reads of a model: numbers of inputs and runs, and of each part."""
+    [found] = triton("ask", "get_inference_statistics", model)["model_stats"]
+    parts = {name: int(found.get("inference_stats", {}).get(name, {}).get("count", 0)) for name in PARTS}
+    runs = [batch["compute_infer"] for batch in found.get("batch_stats", ())]
+    assert sum(int(run["count"]) for run in runs) == int(found.get("execution_count", 0))
+    assert parts["queue"] == parts["compute_input"] == parts["compute_infer"] == parts["compute_output"]
+    assert parts["success"] == parts["queue"] + parts["cache_hit"]
+    return {"inputs": int(found.get("inference_count", 0)), "runs": int(found.get("execution_count", 0)), **parts}
+
+
+COMPUTED = {name: 1 for name in PARTS if name not in ("fail", "cache_hit")}
+PIXELS = np.zeros((3, 3, 8, 8), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "parameters", "expected"),
+    [
+        ("topics", {"text": text("goal", "atom")}, {}, COMPUTED | {"inputs": 2, "runs": (1, 2)}),
+        ("colours", {"pixel_values": PIXELS}, {}, COMPUTED | {"inputs": 3, "runs": (1, 3)}),
+        (GENERATION, {"text": text("the cat", "a")}, {"max_new_tokens": 3}, COMPUTED | {"inputs": 2, "runs": (3, 9)}),
+        (TRANSLATION, {"text": text("the cat")}, {"max_new_tokens": 3}, COMPUTED | {"inputs": 1, "runs": (1, 9)}),
+        ("topics", {"text": text("goal", "")}, {}, {"fail": 1}),
+        ("colours", {"image": text("nothing")}, {}, {"fail": 1}),
+        ("topics", {"text": text("goal")}, {"nothing": 1}, {"fail": 1}),
+    ],
+)
+def test_statistics_count_as_triton_documents(triton, model, inputs, parameters, expected):
+    before = counts_of(triton, model)
+    try:
+        triton("infer", model, inputs, parameters=parameters)
+    except TritonError:
+        assert "fail" in expected
+    after = counts_of(triton, model)
+    runs = after.pop("runs") - before.pop("runs")
+    least, most = expected.get("runs", (0, 0))
+    assert least <= runs <= most
+    increase = {name: after[name] - before[name] for name in after if after[name] != before[name]}
+    assert increase == {name: count for name, count in expected.items() if name != "runs"}
+
+
+def test_a_call_that_a_cache_answers_is_counted_as_such(serve_in_thread, runtime, tmp_path, triton_calls):
+    tiny_bundles.write_colour_bundle(tmp_path)
+    settings = ServerSettings(store=tmp_path, port=0, max_image_outputs_mib=1)
+    caching = serve_in_thread(lambda observer: ModelHost.open(runtime, settings, observer=observer), settings)
+    triton = partial(triton_calls, caching.port)
+    images = {"image": np.array([picture((200, 1, 2))], object)}
+    triton("infer", "colours", images)
+    before = counts_of(triton, "colours")
+    triton("infer", "colours", images)
+    after = counts_of(triton, "colours")
+    assert {name: after[name] - count for name, count in before.items() if after[name] != count} == {
+        "success": 1,
+        "cache_hit": 1,
     }
-    assert int(parts["success"]["count"]) == int(before["inference_stats"]["success"]["count"]) + 1
-    assert int(parts["fail"]["count"]) >= 1
-    assert sum(int(batch["compute_infer"]["count"]) for batch in after["batch_stats"]) == int(after["execution_count"])
-    assert int(after["last_inference"]) > 1.7e12
+
+
+def test_what_describes_a_model_is_no_inference(triton):
+    before = counts_of(triton, "topics")
+    for method in ("get_model_metadata", "get_model_config", "is_model_ready", "get_inference_statistics"):
+        triton("ask", method, "topics")
+    triton("ask", "get_model_repository_index")
+    assert counts_of(triton, "topics") == before
+
+
+def test_times_of_statistics_are_parts_of_the_calls_and_of_the_runs(triton):
+    def totals() -> dict[str, int]:
+        [found] = triton("ask", "get_inference_statistics", "topics")["model_stats"]
+        parts = {name: int(found["inference_stats"].get(name, {}).get("ns", 0)) for name in PARTS}
+        runs = sum(int(batch["compute_infer"]["ns"]) for batch in found["batch_stats"])
+        return parts | {"runs": runs, "last": int(found["last_inference"])}
+
+    triton("infer", "topics", {"text": text("goal")})
+    before = totals()
+    triton("infer", "topics", {"text": text("goal", "match", "atom")})
+    after = totals()
+    parts = {name: after[name] - before[name] for name in after}
+    for name in ("success", "queue", "compute_input", "compute_infer", "runs"):
+        assert parts[name] > 0, name
+    assert parts["success"] >= parts["queue"] + parts["compute_input"] + parts["compute_infer"]
+    assert parts["compute_output"] == parts["fail"] == 0
+    assert after["last"] >= before["last"] > 1.7e12
     every = triton("ask", "get_inference_statistics")["model_stats"]
     assert [model["name"] for model in every] == sorted(model["name"] for model in every)
     assert len(every) == 10

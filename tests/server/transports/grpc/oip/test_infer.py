@@ -211,7 +211,7 @@ REFUSED = [
         "topics",
         {"input_ids": np.array([[1, 3]]), "token_type_ids": np.array([[0, 0]])},
         {},
-        "token_type_ids: is set, and model topics reads no types",
+        "inputs[1].name: is 'token_type_ids'; the model reads text, input_ids, attention_mask",
     ),
     (
         "pairs",
@@ -265,9 +265,36 @@ def test_codes_are_those_of_the_own_protocol(triton):
     assert refusal(triton, "topics", {"text": text("a")}, model_version="7").code == "StatusCode.NOT_FOUND"
     late = refusal(triton, GENERATION, {"text": text("a")}, client_timeout=0.001, parameters={"max_new_tokens": 60})
     assert late.code == "StatusCode.DEADLINE_EXCEEDED"
+
+
+@pytest.mark.parametrize(
+    ("words", "method", "args"),
+    [
+        ("send the elements in the request", "register_system_shared_memory", ("mine", "/mine", 64)),
+        ("send the elements in the request", "get_system_shared_memory_status", ()),
+        ("send the elements in the request", "unregister_system_shared_memory", ()),
+        ("send the elements in the request", "register_cuda_shared_memory", ("mine", b"aGk=", 0, 64)),
+        ("send the elements in the request", "get_cuda_shared_memory_status", ()),
+        ("send the elements in the request", "unregister_cuda_shared_memory", ()),
+        ("start the server with --trace-endpoint", "get_trace_settings", ()),
+        ("start the server with --trace-endpoint", "update_trace_settings", ("topics", {"trace_rate": "9"})),
+        ("start the server with --log-level", "get_log_settings", ()),
+        ("start the server with --log-level", "update_log_settings", ({"log_verbose_level": 1},)),
+    ],
+)
+def test_extensions_that_are_not_offered_are_refused_with_what_to_do(triton, words, method, args):
     with pytest.raises(TritonError) as caught:
-        triton("ask", "get_system_shared_memory_status")
+        triton("ask", method, *args)
     assert caught.value.code == "StatusCode.UNIMPLEMENTED"
+    assert words in caught.value.message
+
+
+@pytest.mark.parametrize("of", ["inputs", "outputs", "one input of two"])
+def test_tensors_in_shared_memory_are_refused_with_what_to_do(triton, of):
+    error = refusal(triton, "pairs", {"text": text("goal"), "text_pair": text("goal")}, shared_memory=of)
+    assert error.code == "StatusCode.INVALID_ARGUMENT"
+    assert "s[0].parameters: has 'shared_memory_" in error.message
+    assert "send the elements in the request" in error.message
 
 
 @pytest.mark.parametrize("algorithm", ["gzip", "deflate"])

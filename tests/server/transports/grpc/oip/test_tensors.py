@@ -14,7 +14,9 @@ from open_inference import infer_request
 from headway.oip import grpc_predict_v2_pb2 as pb
 from headway.oip import grpc_predict_v2_pb2_grpc as pb_grpc
 from headway_server.errors import InvalidInputError
+from headway_server.services.open_inference.tasks import _mask_pixels
 from headway_server.services.open_inference.tensors import BYTES, TensorSpec, add_output, read_inputs
+from headway_server.tasks.segmentation.model import SegmentMask
 
 IDS = TensorSpec(name="x", datatype="INT64", shape=(-1, -1))
 PIXELS = TensorSpec(name="x", datatype="FP32", shape=(-1, 2))
@@ -152,3 +154,11 @@ async def test_requests_of_texts_are_held_to_the_size_of_texts(served):
             await stub.ModelInfer(infer_request("topics", "a" * 9_000_000))
         with pytest.raises(grpc.aio.AioRpcError, match="model_name: is empty"):
             await stub.ModelInfer(pb.ModelInferRequest())
+
+
+async def test_pixels_of_masks_are_bounded():
+    nothing = {"predicted_iou": 1.0, "stability": 1.0, "box": (0, 0, 0, 0), "area": 0, "counts": None, "png": b""}
+    masks = [SegmentMask(**nothing, width=5_000, height=2_000)] * 2
+    with pytest.raises(InvalidInputError, match=r"outputs: have mask_pixels, of shape \[2, 2000, 5000\]; the limit is"):
+        await _mask_pixels(masks)
+    assert (await _mask_pixels([])).shape == (0, 0, 0)
