@@ -128,7 +128,7 @@ class Delta:
     num_prompt_tokens: int = 0
     """Tokens of the prompt, if the task tells them."""
     sample: int = 0
-    """Index of the continuation among those of its prompt."""
+    """Index of the continuation among those of its call."""
 
 
 class Reply(Pending["SequenceResult"]):

@@ -25,7 +25,7 @@ from headway_server.decoding.parameters import SamplingParameters
 from headway_server.decoding.rules import TokenRule
 from headway_server.decoding.sequence import Delta, Sequence, SequenceResult, share_prompt
 from headway_server.errors import FieldName, InvalidInputError
-from headway_server.preprocessing import AnswerReader, CallForm, ChatTemplate, ReasoningForm, Tool
+from headway_server.preprocessing import AnswerReader, CallForm, ChatTemplate, PromptEnd, ReasoningForm, Tool
 from headway_server.preprocessing.pool import constraint_pool, text_pool
 from headway_server.serving.answers import Answer
 from headway_server.serving.calls import cache_scope, current_caller
@@ -119,6 +119,7 @@ class GenerationModel(DecodingModel):
         add_special_tokens: bool,
         tools: Elements[Tool] = (),
         variables: Mapping[str, Any] | None = None,
+        end: PromptEnd = PromptEnd.NEW_TURN,
     ) -> list[int]:
         """Returns the tokens of a prompt as `generate` reads it, and of any length.
 
@@ -128,6 +129,7 @@ class GenerationModel(DecodingModel):
             add_special_tokens: True puts the model's first tokens before a text.
             tools: Tools of a conversation.
             variables: Variables of the chat template.
+            end: End of a conversation's prompt.
 
         Raises:
             RequestError: As `generate`.
@@ -139,7 +141,7 @@ class GenerationModel(DecodingModel):
             self._reader.call_form()
         with self._begin(1, num_tokens=0, num_bytes=0, deadline=None) as job, job.preparing():
             input_ids = await self._reader.tokenize(
-                prompt, field=field, add_special_tokens=add_special_tokens, tools=tools, variables=variables
+                prompt, field=field, add_special_tokens=add_special_tokens, tools=tools, variables=variables, end=end
             )
         token_ids: list[int] = input_ids.tolist()
         return token_ids
@@ -211,37 +213,43 @@ class GenerationModel(DecodingModel):
             await job.run([sequence for _, sequence in continued], are_last=True)
         return job.answer([self._generated(call, *one) for one in continued])
 
-    async def stream(
+    def stream(
         self, prompt: Prompt, *, field: str, request: GenerationRequest
     ) -> AsyncGenerator[Delta | Answer[GeneratedText], None]:
-        """Continues a prompt: yields deltas of its samples as they appear, and last the answer.
+        """Continues a prompt as `stream_many` does."""
+        return self.stream_many([prompt], fields=[field], request=request)
 
-        With `echo` the first delta of each sample is the prompt, with its log-probabilities if requested. Args and
-        errors are those of `generate`.
+    async def stream_many(
+        self, prompts: Elements[Prompt], *, fields: Elements[str], request: GenerationRequest
+    ) -> AsyncGenerator[Delta | Answer[GeneratedText], None]:
+        """Continues prompts: yields deltas of their texts as they appear, and last the answer.
+
+        The `sample` of a delta counts the texts of the call, those of a prompt adjacent. With `echo` the first delta of
+        each is the prompt, with its log-probabilities if requested. Args and errors are those of `generate`.
         """
-        call = self._call([prompt], [field], request, is_stream=True)
+        call = self._call(prompts, fields, request, is_stream=True)
         with self._begin_samples(call) as job:
             continued = await self._prepare(job, call)
-            fitted, sequences = continued[0][0], [sequence for _, sequence in continued]
-            num_read = len(fitted.input_ids)
-            text_offsets = [self._text_offsets(call, fitted) for _ in sequences]
-            unread = set[int]()  # samples whose prompt is repeated with its log-probabilities, known with a first token
-            if fitted.shown and request.echo and call.plan.parameters.wants_prompt_log_probabilities:
-                unread.update(range(len(sequences)))
-            elif fitted.shown:
-                for sample in range(len(sequences)):
-                    yield Delta(output=fitted.shown, num_new_tokens=0, num_prompt_tokens=num_read, sample=sample)
-            async with aclosing(job.stream(sequences, are_last=True)) as deltas:
+            text_offsets = [self._text_offsets(call, fitted) for fitted, _ in continued]
+            unread = set[int]()  # texts whose prompt is repeated with its log-probabilities, known with a first token
+            for index, (fitted, _) in enumerate(continued):
+                if fitted.shown and request.echo and call.plan.parameters.wants_prompt_log_probabilities:
+                    unread.add(index)
+                elif fitted.shown:
+                    num_read = len(fitted.input_ids)
+                    yield Delta(output=fitted.shown, num_new_tokens=0, num_prompt_tokens=num_read, sample=index)
+            async with aclosing(job.stream([sequence for _, sequence in continued], are_last=True)) as deltas:
                 async for delta in deltas:
                     if delta.sample in unread:
                         unread.remove(delta.sample)
-                        yield await self._echo(fitted, sequences[delta.sample])
+                        yield await self._echo(*continued[delta.sample], index=delta.sample)
                     offsets: tuple[int, ...] = ()
                     if delta.tokens:
                         offsets = text_offsets[delta.sample].push([token.token_id for token in delta.tokens])
+                    num_read = len(continued[delta.sample][0].input_ids)
                     yield replace(delta, text_offsets=offsets, num_prompt_tokens=num_read)
-            for sample in sorted(unread):
-                yield await self._echo(fitted, sequences[sample])
+            for index in sorted(unread):
+                yield await self._echo(*continued[index], index=index)
             yield job.answer([self._generated(call, *one) for one in continued])
 
     @property
@@ -485,7 +493,7 @@ class GenerationModel(DecodingModel):
         starts = tuple(start for start, _ in self._tokenizer.encode_now(prompt.text, with_offsets=True).offsets)
         return (0,) * (len(prompt.input_ids) - len(starts)) + starts  # the model's prefix tokens come first
 
-    async def _echo(self, prompt: FittedPrompt, sequence: Sequence) -> Delta:
+    async def _echo(self, prompt: FittedPrompt, sequence: Sequence, *, index: int) -> Delta:
         """Returns the delta of an echoed prompt with its log-probabilities, once the prompt is computed."""
         text_offsets = await asyncio.get_running_loop().run_in_executor(
             text_pool(len(prompt.input_ids)), self._prompt_text_offsets, prompt
@@ -496,7 +504,7 @@ class GenerationModel(DecodingModel):
             prompt_tokens=tuple(sequence.prompt_tokens),
             text_offsets=text_offsets,
             num_prompt_tokens=len(prompt.input_ids),
-            sample=sequence.parameters.sample,
+            sample=index,
         )
 
     def _generated(self, call: _Call, prompt: FittedPrompt, sequence: Sequence) -> GeneratedText:

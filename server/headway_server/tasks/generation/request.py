@@ -283,12 +283,13 @@ class PromptReader:
         add_special_tokens: bool,
         tools: Sequence[Tool] = (),
         variables: Mapping[str, Any] | None = None,
+        end: PromptEnd = PromptEnd.NEW_TURN,
     ) -> NDArray[np.int64]:
         """Returns the tokens of a prompt, (T,), of any length; args and errors: `read`.
 
         `add_special_tokens` puts the model's first tokens before a text, as generation does.
         """
-        async with aclosing(self._encode([prompt], [field], tools, variables)) as encoded:
+        async with aclosing(self._encode([prompt], [field], tools, variables, end)) as encoded:
             async for _, input_ids in encoded:
                 skipped = len(self._prefix) if isinstance(prompt, str) and not add_special_tokens else 0
                 return input_ids[skipped:]

@@ -125,6 +125,25 @@ async def test_tokens_are_those_that_generation_reads_and_their_text_is_the_prom
         assert long["count"] > MAX_LENGTH
 
 
+async def test_the_end_of_a_prompt_is_tokenized_as_it_is_asked_for(serve):
+    template = (
+        "{% for message in messages %}<bos>{{ message.role }}: {{ message.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}<bos>assistant:{% endif %}"
+    )
+    messages = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": "sat"}]
+    async with serve(template=template) as serving:
+        for more, end in (
+            ({}, "\n<bos>assistant:"),
+            ({"add_generation_prompt": False}, "\n"),
+            ({"continue_final_message": True}, ""),
+        ):
+            body = {"model": "tiny-generation", "messages": messages, **more}
+            found = (await serving.client.post("/tokenize", json=body)).json()
+            body = {"model": "tiny-generation", "tokens": found["tokens"]}
+            text = (await serving.client.post("/detokenize", json=body)).json()["prompt"]
+            assert text == f"<bos>user: the cat\n<bos>assistant: sat{end}"
+
+
 @pytest.mark.parametrize("options", [{"truncate_texts": True}, {"models": {"topics": {"truncate_texts": True}}}])
 async def test_a_server_that_truncates_shortens_what_is_too_long_and_says_so(calling, options):
     long = "star goal " * 100
@@ -186,6 +205,30 @@ async def test_choices_stream_beside_each_other_as_they_are_answered_at_once(cal
             assert reasons == {choice.index: choice.finish_reason for choice in whole.choices}
             assert chunks[-1].usage.completion_tokens == 24
             assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens
+
+
+@pytest.mark.parametrize("more", [{}, {"echo": True}, {"echo": True, "logprobs": 1}, {"n": 2, "logprobs": 0}], ids=str)
+async def test_prompts_stream_beside_each_other_as_they_are_answered_at_once(calling, more):
+    prompts = ["the cat", "a dog and a mat", [5, 6, 7]]
+    async with calling() as (_, client):
+        for prompt in (prompts[:2], prompts[2:] * 3):
+            ask = {**COMPLETION, **more, "prompt": prompt, "seed": 4, "temperature": 1.5}
+            whole = await client.completions.create(**ask)
+            stream = await client.completions.create(**ask, stream=True, stream_options={"include_usage": True})
+            *chunks, last = [chunk async for chunk in stream]
+            texts, logprobs, reasons = {}, {}, {}
+            for [choice] in (chunk.choices for chunk in chunks):
+                texts[choice.index] = texts.get(choice.index, "") + choice.text
+                if choice.logprobs is not None:
+                    logprobs.setdefault(choice.index, []).extend(choice.logprobs.token_logprobs)
+                if choice.finish_reason:
+                    reasons[choice.index] = choice.finish_reason
+            assert texts == {choice.index: choice.text for choice in whole.choices}
+            assert reasons == {choice.index: choice.finish_reason for choice in whole.choices}
+            assert len(texts) == len(prompt) * more.get("n", 1)
+            for choice in whole.choices if "logprobs" in more else ():
+                assert logprobs[choice.index] == choice.logprobs.token_logprobs
+            assert last.usage == whole.usage
 
 
 async def test_a_caller_who_leaves_a_stream_of_several_choices_frees_their_slots(calling):
@@ -634,7 +677,6 @@ WRONG = [
     ("chat/completions", {"model": "topics"}, 400, None, "cannot generate text"),
     ("chat/completions", {"model": "none"}, 404, None, "model 'none' is not loaded"),
     ("chat/completions", {"model": "tiny-generation/9"}, 404, None, "model tiny-generation has no version '9'"),
-    ("completions", {"prompt": ["a", "b"], "stream": True}, 400, "prompt", "a stream has one prompt"),
     ("completions", {"prompt": []}, 400, "prompt", "give 1 to 256"),
     ("completions", {"prompt": ""}, 400, "prompt", "is empty"),
     ("completions", {"prompt": [1, 5000]}, 400, "prompt[1]", "is 5000; must be from 0 to"),

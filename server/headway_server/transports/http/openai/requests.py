@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 import numpy as np
-from pydantic import Field, StringConstraints
+from pydantic import BaseModel, Field, StringConstraints
 
 from headway_server.decoding.constraints import ConstraintRequest
 from headway_server.diffusion import DiffusionSampler
@@ -250,10 +250,6 @@ class CompletionBody(_GenerationBody):
             check_count("prompt", len(self.prompt), MAX_PROMPTS)  # before each becomes an array
             prompts = [one if isinstance(one, str) else np.asarray(one, np.int64) for one in self.prompt]
             fields = [f"prompt[{index}]" for index in range(len(prompts))]
-        if self.stream and len(prompts) > 1:
-            raise InvalidInputError(
-                "prompt", f"has {len(prompts)} elements; a stream has one prompt: send several calls"
-            )
         return prompts, fields
 
     def request(self) -> GenerationRequest:
@@ -425,7 +421,30 @@ class JsonSchemaFormat(Part):
     json_schema: JsonSchema
 
 
-class ChatBody(_GenerationBody):
+class PromptEndFields(BaseModel):
+    """Fields of vLLM about the end of a conversation's prompt."""
+
+    add_generation_prompt: bool = True
+    """False: the prompt ends with the last message, not with the beginning of an answer."""
+    continue_final_message: bool = False
+    """True: the model continues the last message."""
+
+    def prompt_end(self) -> PromptEnd:
+        """Returns the end of the prompt.
+
+        Raises:
+            InvalidInputError: Both are set.
+        """
+        if not self.continue_final_message:
+            return PromptEnd.NEW_TURN if self.add_generation_prompt else PromptEnd.TURNS
+        if self.add_generation_prompt and "add_generation_prompt" in self.model_fields_set:
+            raise InvalidInputError(
+                "continue_final_message", "is set together with add_generation_prompt; set one of the two"
+            )
+        return PromptEnd.OPEN_TURN
+
+
+class ChatBody(_GenerationBody, PromptEndFields):
     """A conversation to continue: a request of `/v1/chat/completions`, which that of `/v1/responses` is read as."""
 
     without_effect: ClassVar = _GenerationBody.without_effect | {"verbosity"}
@@ -443,10 +462,6 @@ class ChatBody(_GenerationBody):
     """Passed to a chat template that reads it."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """This server's own field: variables of the chat template by name, such as `enable_thinking`."""
-    add_generation_prompt: bool = True
-    """False, as in vLLM: the prompt ends with the last message, not with the beginning of an answer."""
-    continue_final_message: bool = False
-    """True, as in vLLM: the model continues the last message."""
     echo: bool = False
     """True, as in vLLM: the answer begins with the last message, if it is the assistant's."""
 
@@ -486,18 +501,9 @@ class ChatBody(_GenerationBody):
             tools=self._tools(),
             variables=self.chat_template_kwargs,
             hints={} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort},
-            end=self._end(),
+            end=self.prompt_end(),
             shows_reasoning=True,
         )
-
-    def _end(self) -> PromptEnd:
-        if not self.continue_final_message:
-            return PromptEnd.NEW_TURN if self.add_generation_prompt else PromptEnd.TURNS
-        if self.add_generation_prompt and "add_generation_prompt" in self.model_fields_set:
-            raise InvalidInputError(
-                "continue_final_message", "is set together with add_generation_prompt; set one of the two"
-            )
-        return PromptEnd.OPEN_TURN
 
     def _tools(self) -> ToolUse | None:
         """Returns the tools of the call; None for tool_choice none."""

@@ -129,7 +129,7 @@ class OpenAIService:
         wanted = body.request()
         writer = _CompletionWriter(model)
         if body.stream:
-            parts = model.stream(prompts[0], field=fields[0], request=wanted)
+            parts = model.stream_many(prompts, fields=fields, request=wanted)
             return Stream(parts=_events(parts, writer, body), media_type=EVENT_STREAM)
         answer = await model.generate(prompts, fields=fields, request=wanted)
         return await formatted(lambda: writer.whole(answer), is_long=_is_long(answer, body.logprobs is not None))
@@ -466,8 +466,9 @@ async def _events(
                 if written:
                     yield written
                 continue
-            for text in part.results:
-                written += events(writer.last(text), TokenCounts.of([replace(text, sample=0)]))
+            for index, text in enumerate(part.results):
+                counts = TokenCounts.of([replace(text, sample=0)])
+                written += events(writer.last(replace(text, sample=index)), counts)
             if body.includes_usage:
                 written += event(writer.chunk([]) | {"usage": TokenCounts.of(part.results).usage()})
             yield written + DONE

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 import numpy as np
 from pydantic import Field
@@ -15,13 +15,13 @@ from headway_server.tasks.table import GENERATE_TEXTS
 from headway_server.transports.http.body import Many
 from headway_server.transports.http.edge import Reply, Request, to_json
 from headway_server.transports.http.openai.form import MAX_NUMBERS_ON_LOOP, formatted
-from headway_server.transports.http.openai.requests import Message, ModelBody, TokenId, ToolPart
+from headway_server.transports.http.openai.requests import Message, ModelBody, PromptEndFields, TokenId, ToolPart
 
 TOKENIZE_PATH: Final = "/tokenize"
 DETOKENIZE_PATH: Final = "/detokenize"
 
 
-class TokenizeBody(ModelBody):
+class TokenizeBody(ModelBody, PromptEndFields):
     """A request of `/tokenize`: a prompt, or a conversation."""
 
     model: str = ""
@@ -29,7 +29,6 @@ class TokenizeBody(ModelBody):
     messages: Annotated[Many[Message], Field(min_length=1, max_length=MAX_TURNS)] | None = None
     tools: Annotated[Many[ToolPart], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    add_generation_prompt: Literal[True] = True
     add_special_tokens: bool | None = None
     """Default: True for a prompt. A chat template writes its own."""
     return_token_strs: bool = False
@@ -78,6 +77,7 @@ class TokenEndpoint:
             add_special_tokens=body.add_special_tokens is not False,
             tools=[tool.tool(f"tools[{index}]") for index, tool in enumerate(body.tools)],
             variables=body.chat_template_kwargs,
+            end=body.prompt_end(),
         )
         return await formatted(
             lambda: {
