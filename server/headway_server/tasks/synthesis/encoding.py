@@ -62,5 +62,6 @@ class AudioWriter:
         """Encodes mono samples."""
         container, encoding = form.value
         file = BytesIO()
-        self._soundfile.write(file, samples, self._sampling_rate, format=container, subtype=encoding)
+        best = {"compression_level": 0.0} if form is AudioFormat.MP3 else {}  # 6 dB less noise, for half as much again
+        self._soundfile.write(file, samples, self._sampling_rate, format=container, subtype=encoding, **best)
         return file.getvalue()
