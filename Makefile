@@ -19,7 +19,7 @@ define CHECK_PYTHON
 	+ sys.version.split()[0] + ": make PYTHON=/path/to/python3.12 ...")'
 endef
 
-.PHONY: help install lint proto proto-baseline client test test-benchmarks test-newest-torch test-ray serve screenshots bench bench-shipped bench-compare bench-generation bench-classification bench-translation demo container-test sbom clean
+.PHONY: help install lint proto proto-baseline client test test-benchmarks test-newest-torch test-ray test-clients serve screenshots bench bench-shipped bench-compare bench-generation bench-classification bench-translation demo container-test sbom clean
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -77,6 +77,10 @@ test-ray: install ## Install Ray (240 MB) and test a store on Ray Serve, in a Ra
 	$(BIN)/pytest tests/ray
 	TESTED_SERVER=tests/support/ray_server.py $(BIN)/pytest tests/integration/test_every_rpc.py
 
+test-clients: install ## Other people's clients, each in an environment of its own, against a server; needs npm, and 6 to 11 GB
+	$(BIN)/$(PIP_INSTALL) uv
+	$(BIN)/python -m tests.clients $(ARGS)
+
 serve: install ## The shipped models on 127.0.0.1:50051, and a page to try them at http://127.0.0.1:8080/
 	$(BIN)/headway-server --store models --host 127.0.0.1 --port 50051 --http-port 8080
 
@@ -124,5 +128,5 @@ sbom: ## What is in the images' Python environments, with licences and known vul
 	$(PYTHON) docker/sbom.py $(ARGS)
 
 clean: ## Remove the environments and everything that tools leave behind
-	rm -rf $(VENV) $(DEMO_VENV) $(TORCH_VENV) build dist
+	rm -rf $(VENV) $(DEMO_VENV) $(TORCH_VENV) .clients build dist
 	find . \( -name __pycache__ -o -name '.*_cache' -o -name .hypothesis \) -type d -prune -exec rm -rf {} +

@@ -243,7 +243,7 @@ class ServerSettings(BaseSettings):
     trace_sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Share of calls to trace, unless the caller's trace decides."""
     http_port: Annotated[int, Field(ge=0, le=65535)] | None = None
-    """Port for HTTP, at the same address: the page, OpenAI's API, every method by Connect and gRPC-Web, the Open
+    """Port for HTTP, at the same address: the page, OpenAI's API, every method by Connect, the Open
     Inference Protocol, /livez, /readyz and /metrics; 0: a free one, shown by the ready line. Default: no HTTP port.
     Needs the extra `http`."""
     http_metrics: bool = True

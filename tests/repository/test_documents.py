@@ -17,6 +17,7 @@ import yaml
 from documents import called, first_names, flags_of, names, pages_of_today, rows, unknown_flags, without_code
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
+from tests.clients.client import clients
 
 from headway.v1 import (
     caption_service_pb2,
@@ -248,8 +249,12 @@ _TABLES: Mapping[str, tuple[Callable[[Path], Listed], Callable[[Path], Listed]]]
         lambda root: first_names(root / "docs/libraries.md", "library | reason"),
         lambda root: (
             set(re.findall(r"^[A-Za-z][\w-]*", (root / "requirements-dev.txt").read_text(), flags=re.MULTILINE))
-            | {"hatchling", "editables", "cyclonedx-bom", "pip-audit"}  # of the Makefile, and of docker/sbom.py
+            | {"hatchling", "editables", "cyclonedx-bom", "pip-audit", "uv"}  # of the Makefile, and of docker/sbom.py
         ),
+    ),
+    "clients of others": (
+        lambda root: {cells[0]: cells[1] for cells in rows(root / "docs/clients.md", "client | packages")},
+        lambda root: {client.title: client.versions for client in clients(root / "tests/clients/programs")},
     ),
     "users of libraries": (_told_users_of_libraries, _users_of_libraries),
 }

@@ -615,6 +615,13 @@ async def test_answers_have_the_structure_that_clients_of_vllm_ask_for(calling, 
         assert re.fullmatch(allowed, text.choices[0].text)
 
 
+async def test_an_answer_has_the_schema_that_clients_of_text_generation_inference_ask_for(calling):
+    async with calling() as (_, client):
+        wanted = {"type": "json_object", "value": {"type": "boolean"}}
+        answer = await client.chat.completions.create(**CHAT, extra_body={"response_format": wanted})
+        assert answer.choices[0].message.content in ("true", "false")
+
+
 async def test_too_long_an_input_has_the_code_that_clients_look_for(serve):
     long = "the cat " * 50
     asked = {
@@ -674,6 +681,20 @@ WRONG = [
     ("chat/completions", {"logit_bias": {"5": 101}}, 400, "logit_bias", "must be from -100 to 100"),
     ("chat/completions", {"stream_options": {"include_usage": True}}, 400, "stream_options", "requires stream"),
     ("chat/completions", {"response_format": {"type": "xml"}}, 400, "response_format", "json_object"),
+    (
+        "chat/completions",
+        {"response_format": {"type": "text", "value": {}}},
+        400,
+        "response_format.value",
+        "requires the type json_object",
+    ),
+    (
+        "chat/completions",
+        {"response_format": {"type": "json_object", "value": 5}},
+        400,
+        "response_format.value",
+        "valid dictionary",
+    ),
     ("chat/completions", {"model": "topics"}, 400, None, "cannot generate text"),
     ("chat/completions", {"model": "none"}, 404, None, "model 'none' is not loaded"),
     ("chat/completions", {"model": "tiny-generation/9"}, 404, None, "model tiny-generation has no version '9'"),

@@ -409,9 +409,11 @@ class JsonSchema(Part):
 
 
 class TextFormat(Part):
-    """Any text, or any JSON object."""
+    """Any text, any JSON object, or JSON with a schema as clients of Text Generation Inference send it."""
 
     type: Literal["text", "json_object"]
+    value: dict[str, Any] | None = None
+    """The schema, of `json_object` alone."""
 
 
 class JsonSchemaFormat(Part):
@@ -523,12 +525,14 @@ class ChatBody(_GenerationBody, PromptEndFields):
 
     def _constraint(self) -> ConstraintRequest | None:
         wanted, structure = self.response_format, self._structure()
+        if isinstance(wanted, TextFormat) and wanted.type == "text" and wanted.value is not None:
+            raise InvalidInputError("response_format.value", "requires the type json_object; leave it out")
         if wanted is None or wanted.type == "text":
             return structure
         if structure is not None:
             raise InvalidInputError("response_format", "is set together with structured outputs; set one")
         if isinstance(wanted, TextFormat):
-            return ConstraintRequest(json_schema=_ANY_OBJECT)
+            return ConstraintRequest(json_schema=_ANY_OBJECT if wanted.value is None else json.dumps(wanted.value))
         return ConstraintRequest(json_schema=json.dumps(wanted.json_schema.json_schema))
 
 

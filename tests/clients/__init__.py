@@ -1,0 +1,1 @@
+"""Other people's clients, run unchanged against a server: `make test-clients`."""
