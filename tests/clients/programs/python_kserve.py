@@ -24,7 +24,7 @@ async def rest():
         assert "label" in [output.name for output in answer.outputs]
 
 
-@case("REST v1", fails="there is no `/v1/models/NAME:predict`")
+@case("REST v1")
 async def first_protocol():
     async with InferenceRESTClient(RESTConfig(protocol="v1")) as client:
         answer = await client.infer(HTTP, {"instances": [TEXT]}, model_name="ag-news")
