@@ -604,7 +604,7 @@ class QuantizeProducts(InPlacePass):
         levels = _levels_of(product.activation)
         zero_point = _constant(tape, np.uint8(levels.zero_point))
         factors = _constant(tape, scale / np.float32(levels.positive))
-        if (largest := self._ranges.get(str(product.activation.name))) is not None:
+        if largest := self._ranges.get(str(product.activation.name)):  # 0 scales nothing
             last, bias = (node, product.bias) if product.bias is not None else _with_bias(node)
             rows = _quantize_by_range(tape, product.activation, np.float32(largest), levels)
             right_side = [right, _constant(tape, np.float32(largest)), factors, zero_point, None, bias]
