@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from headway_export.candidate import named_source
 from headway_export.errors import SourceError
 from headway_export.inputs import Inputs
-from headway_export.rewriting import row_maxima_of
+from headway_export.rewriting import copy_graph, row_maxima_of
 from headway_export.source import ExportSource
 from headway_export.tracing import TracedGraph, TracedModel
 from headway_server.batching import Tensors
@@ -80,7 +80,7 @@ class _Recorder:
 
         self._graph = graph
         self._rows: defaultdict[str, list[NDArray[np.float32]]] = defaultdict(list)
-        model = graph.model.clone()
+        model = copy_graph(graph.model)
         maxima = row_maxima_of(model.graph)
         model.graph.outputs.extend(maxima.values())
         self._names = {str(maximum.name): name for name, maximum in maxima.items()}

@@ -2,7 +2,7 @@
 
 ExportError              what this package raises; its message is for the user
 ├── SourceError          the checkpoint, or the module and its files, cannot be exported as they are
-├── TraceError           PyTorch cannot turn the module into a graph
+├── TraceError           the module cannot be turned into a graph
 └── ParityError          an exported graph does not compute the same function
 """
 
@@ -22,7 +22,7 @@ class SourceError(ExportError):
 
 
 class TraceError(ExportError):
-    """PyTorch cannot turn the module into a graph."""
+    """The module cannot be turned into a graph: PyTorch cannot trace it, or its graph has an unknown form."""
 
 
 class ParityError(ExportError):

@@ -27,6 +27,7 @@ from headway_export.rewriting import (
     QuantizeExperts,
     QuantizeProducts,
     SeparateRows,
+    copy_graph,
     rewrite,
 )
 from headway_export.source import ExportSource, check_chat_template
@@ -368,7 +369,7 @@ class _Prover:
         more = task_of(self._source.task).more_outputs
         if graph.role != "decoder" or _DEVICES[precision] != "cpu" or more is None:
             return graph
-        model = graph.model.clone()
+        model = copy_graph(graph.model)
         rewrite(model, SeparateRows(), more())
         return replace(graph, model=model)
 
@@ -405,7 +406,7 @@ def _halved(module: nn.Module) -> nn.Module:
 def _copied(traced: TracedModel) -> TracedModel:
     """Returns a traced model whose graphs can be rewritten; both have the same tensors."""
     graphs, attention = (
-        tuple(replace(graph, model=graph.model.clone()) for graph in some)
+        tuple(replace(graph, model=copy_graph(graph.model)) for graph in some)
         for some in (traced.graphs, () if traced.attention is None else (traced.attention,))
     )
     return replace(traced, graphs=graphs, attention=attention[0] if attention else None)

@@ -20,7 +20,8 @@ head width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, Literal
@@ -31,6 +32,7 @@ from numpy.typing import ArrayLike, NDArray
 from onnx_ir.passes import InPlacePass, PassResult, Sequential, common
 from onnx_ir.tape import Tape
 
+from headway_export.errors import ExportError, TraceError, reason_of
 from headway_server.bundles import TensorSpec
 from headway_server.bundles.chain import VERIFIES, link_name
 from headway_server.bundles.manifest import EXPONENTIAL_MEANS, LIKELIEST_IDS, LIKELIEST_LOGITS, NUM_LIKELIEST
@@ -55,18 +57,49 @@ def rewrite(model: ir.Model, *passes: InPlacePass) -> None:
     """Applies passes in turn, in place, and cleans up after each.
 
     Equal constants and equal computations become one, what is unused goes, and every name is unique.
+
+    Raises:
+        TraceError: A pass fails on the graph.
     """
     for rewriting in passes:
-        Sequential(
-            rewriting,
-            common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
-            common.LiftSubgraphInitializersToMainGraphPass(),
-            common.DeduplicateInitializersPass(),
-            common.CommonSubexpressionEliminationPass(),
-            common.RemoveUnusedNodesPass(),
-            _NameBranches(),
-            common.NameFixPass(),
-        )(model)
+        with _of_this_form(type(rewriting).__name__):
+            Sequential(
+                rewriting,
+                common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+                common.LiftSubgraphInitializersToMainGraphPass(),
+                common.DeduplicateInitializersPass(),
+                common.CommonSubexpressionEliminationPass(),
+                common.RemoveUnusedNodesPass(),
+                _NameBranches(),
+                common.NameFixPass(),
+            )(model)
+
+
+def copy_graph(model: ir.Model) -> ir.Model:
+    """Copies a graph; the copy has the same tensors.
+
+    Raises:
+        TraceError: The graph is not one that can be copied.
+    """
+    with _of_this_form("copy"):
+        return model.clone()
+
+
+@contextmanager
+def _of_this_form(step: str) -> Iterator[None]:
+    """Translates what a step raises on a graph that no one has seen before."""
+    try:
+        yield
+    except (ExportError, MemoryError):
+        raise
+    except Exception as error:  # whatever a library of graphs raises
+        first: BaseException = error
+        while first.__cause__ is not None:  # the others tell whole graphs
+            first = first.__cause__
+        raise TraceError(
+            f"its traced graph has a form that the exporter does not know ({step}: {reason_of(first)}); this model is "
+            "not supported"
+        ) from error
 
 
 class _NameBranches(InPlacePass):
@@ -251,11 +284,12 @@ class GatherAsked(InPlacePass):
             tape = Tape()
             index = tape.op("Unsqueeze", [positions, _constant(tape, np.array([-1]))])  # (R, L, 1)
             asked = tape.op("GatherND", [value, index], {"batch_dims": 1})  # (R, L, .)
-            for node in later:
+            readers = [node for node in later if value in node.inputs]
+            graph.insert_before(readers[0], tape.nodes)  # others of `later` may stand before the value
+            for node in readers:
                 for place, known in enumerate(node.inputs):
                     if known is value:
                         node.replace_input_with(place, asked)
-            graph.insert_before(later[0], tape.nodes)
         if later:
             gather.outputs[0].replace_all_uses_with(hidden)
         return PassResult(model, modified=bool(later))
@@ -570,7 +604,7 @@ class QuantizeProducts(InPlacePass):
         levels = _levels_of(product.activation)
         zero_point = _constant(tape, np.uint8(levels.zero_point))
         factors = _constant(tape, scale / np.float32(levels.positive))
-        if (largest := self._ranges.get(str(product.activation.name))) is not None:
+        if largest := self._ranges.get(str(product.activation.name)):  # 0 scales nothing
             last, bias = (node, product.bias) if product.bias is not None else _with_bias(node)
             rows = _quantize_by_range(tape, product.activation, np.float32(largest), levels)
             right_side = [right, _constant(tape, np.float32(largest)), factors, zero_point, None, bias]

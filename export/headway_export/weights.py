@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from headway_export.rewriting import copy_graph
 from headway_server.runtime import give_back_memory
 
 _MOST_BYTES_WITHIN = 256
@@ -39,7 +40,7 @@ def save(model: ir.Model, path: Path, *, threshold_bytes: int, written: Iterable
             there and not written once more.
     """
     places = _places_of_bytes(written)
-    model = model.clone()
+    model = copy_graph(model)
     rest: list[ir.Value] = []
     for value in model.graph.initializers.values():
         weight = value.const_value

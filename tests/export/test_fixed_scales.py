@@ -115,6 +115,12 @@ def test_an_activation_of_which_nothing_is_known_keeps_a_scale_a_row(traced):
     np.testing.assert_array_equal(answers(unknown, pixels_of(3)), answers(quantized(model), pixels_of(3)))
 
 
+def test_an_activation_that_was_zero_wherever_it_was_read_keeps_a_scale_a_row(traced):
+    _, model = traced
+    found = answers(with_fixed_scales(model, 0.0), pixels_of(3))
+    np.testing.assert_array_equal(found, answers(quantized(model), pixels_of(3)))
+
+
 def test_a_copy_of_a_graph_still_tells_its_maxima(traced):
     _, model = traced
     maxima = row_maxima_of(quantized(model).graph)

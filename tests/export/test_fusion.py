@@ -7,9 +7,11 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
-from onnx_ir.passes import PassResult
+from onnx_ir.passes import InPlacePass, PassResult
 from torch import nn
 
+from headway_export.errors import TraceError
+from headway_export.rewriting import copy_graph, rewrite
 from headway_export.tracing import trace
 from headway_server.bundles import Task
 from headway_training.models.encoder import Encoder, EncoderConfig
@@ -73,6 +75,19 @@ class JoinedOneLayer(OneLayer):
         return hidden + self.output(attend(*parts, layer=0).flatten(2))
 
 
+class BranchedOneLayer(OneLayer):
+    """Two branches follow its attention, the first position by position, and the other without telling positions."""
+
+    def __init__(self):
+        super().__init__(heads=4, key_heads=4, packed=True)
+        self.shared, self.routed = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def hidden_states(self, input_ids, position_ids, attend):
+        hidden = super().hidden_states(input_ids, position_ids, attend)
+        shared = self.shared(hidden).relu()
+        return shared + self.routed(hidden.view(-1, WIDTH)).view(hidden.shape)
+
+
 def _tiny_gpt():
     return GPT(GPTConfig(vocabulary_size=50, max_length=CACHE_LENGTH, num_layers=2, d_model=32, num_heads=4, d_ff=64))
 
@@ -130,13 +145,16 @@ def _operators(traced):
         pytest.param(lambda: SwappedOneLayer(heads=4, key_heads=4, packed=True), id="value before key"),
         pytest.param(lambda: JoinedOneLayer(blocks=True), id="heads of the query first"),
         pytest.param(lambda: JoinedOneLayer(blocks=False), id="query, key and value of each head"),
+        pytest.param(BranchedOneLayer, id="two branches"),
     ],
 )
 def test_a_fused_decoder_gives_the_same_logits(make, tmp_path):
     torch.manual_seed(0)
     module = make()
     expected = _logits_of_a_chunk_and_a_step(_traced(module, fused=False), tmp_path)
-    found = _logits_of_a_chunk_and_a_step(_traced(module, fused=True), tmp_path)
+    fused = _traced(module, fused=True)
+    copy_graph(fused.model)  # fails if a node stands before what it reads
+    found = _logits_of_a_chunk_and_a_step(fused, tmp_path)
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
@@ -209,3 +227,20 @@ def test_an_encoder_for_the_cpu_attends_by_one_operator_a_layer_and_answers_alik
         ir.save(graph.model, tmp_path / "model.onnx")
         found.append(onnxruntime.InferenceSession(tmp_path / "model.onnx").run(["logits"], feeds)[0])
     np.testing.assert_allclose(found[1], found[0], rtol=1e-5, atol=1e-5)
+
+
+def test_a_graph_of_a_form_that_is_not_known_is_told_in_a_sentence():
+    first, second = (ir.node("Relu", [ir.val("input", ir.DataType.FLOAT, [1])]) for _ in range(2))
+    first.replace_input_with(0, second.outputs[0])
+    model = ir.Model(
+        ir.Graph([second.inputs[0]], first.outputs, nodes=[first, second], opset_imports={"": 21}), ir_version=10
+    )
+
+    class Fails(InPlacePass):
+        def call(self, model):
+            raise KeyError(len(model.graph))
+
+    for step, name in ((lambda: copy_graph(model), "copy"), (lambda: rewrite(model, Fails()), "Fails: 2")):
+        with pytest.raises(TraceError, match=f"form that the exporter does not know .{name}") as raised:
+            step()
+        assert len(str(raised.value).splitlines()) == 1

@@ -22,11 +22,13 @@ from rich.console import Console
 
 from headway_training.checkpoint import ImagePreprocessing, read_checkpoint
 from headway_training.data.captions import read_caption_table
+from headway_training.data.conversations import holds_conversations, read_conversations
 from headway_training.data.images import read_images, resize_and_crop
 from headway_training.data.segments import read_own_segments
 from headway_training.data.sources import OwnData, find_unchecked_files, read_splits
 from headway_training.data.speech import SPOKEN, read_recordings
 from headway_training.data.tables import find_files, read_rows
+from headway_training.data.texts import read_labeled_texts
 from headway_training.errors import DataError, RecipeError
 from headway_training.kinds import FileSettings, TaskKind, find_task, task_names
 from headway_training.recipes import list_recipes, read_recipe
@@ -232,12 +234,52 @@ def test_a_table_is_read_whatever_its_form(tmp_path):
         ("t.csv", 'file,transcript\na.wav,"say ""hi"", Ann"\n'),
         ("t.jsonl", '{"file": "a.wav", "transcript": "say \\"hi\\", Ann", "number": 3}\n'),
         ("t.tsv.gz", gzip.compress(b'file\ttranscript\na.wav\tsay "hi", Ann\n')),
+        ("T.CSV", 'file,transcript\r\na.wav,"say ""hi"", Ann"\r\n'),
+        ("T.JSONL.GZ", gzip.compress(b'{"file": "a.wav", "transcript": "say \\"hi\\", Ann"}')),
+        ("t.csv.tsv", 'file\ttranscript\na.wav\tsay "hi", Ann\n'),
     ):
         path = tmp_path / name
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
         (row,) = read_rows(path, ("file", "transcript"))
         assert row.cells["transcript"] == 'say "hi", Ann'
         assert find_files(path, [row]) == [tmp_path / "a.wav"]
+
+
+def test_an_image_that_is_named_in_several_ways_is_one(data, tmp_path):
+    (tmp_path / "images").symlink_to(data / "own" / "images")
+    table = tmp_path / "captions.tsv"
+    table.write_text(f"images/0.png\tred\n./images/0.png\tround\n{tmp_path}/images/../images/0.png\tsmall\n")
+    assert read_caption_table(table) == {tmp_path / "images" / "0.png": {"en": ["red", "round", "small"]}}
+
+
+def test_a_column_that_is_named_twice_is_refused(tmp_path):
+    (tmp_path / "t.csv").write_text("file,caption,caption\na.png,one,two\n")
+    with pytest.raises(DataError, match="the header names caption more than once; rename all but one"):
+        read_rows(tmp_path / "t.csv", ("file", "caption"))
+
+
+@pytest.mark.parametrize("read", [lambda path: read_rows(path, ("file",)), read_conversations])
+def test_json_of_too_many_levels_is_told_with_its_line(read, tmp_path):
+    (tmp_path / "t.jsonl").write_text("[" * 100_000)
+    with pytest.raises(DataError, match=r"t\.jsonl, line 1.* JSON"):
+        read(tmp_path / "t.jsonl")
+
+
+def test_the_form_of_a_file_is_told_by_its_ending_in_any_case(tmp_path):
+    turn = {"role": "user", "content": "hi"}
+    (tmp_path / "CHAT.JSONL").write_text(json.dumps({"messages": [turn, {"role": "assistant", "content": "ho"}]}))
+    assert holds_conversations(tmp_path / "CHAT.JSONL")
+    (tmp_path / "TOPICS.TSV").write_text("text\tlabel\na, b\tone\nc\ttwo\n")
+    texts, labels = read_labeled_texts(tmp_path / "TOPICS.TSV")
+    assert (list(texts.texts), labels) == (["a, b", "c"], ("one", "two"))
+
+
+def test_a_mask_is_found_whatever_the_case_of_its_ending(data, tmp_path):
+    (tmp_path / "images").mkdir()
+    (tmp_path / "masks").mkdir()
+    shutil.copy(data / "own" / "images" / "0.png", tmp_path / "images" / "0.PNG")
+    shutil.copy(next((data / "own" / "masks").glob("0.*")), tmp_path / "masks" / "0.PNG")
+    assert len(read_own_segments(tmp_path)) == 1
 
 
 def test_images_take_no_more_memory_than_is_documented(tmp_path):
@@ -344,6 +386,11 @@ def test_a_picture_may_have_no_object_and_not_all_may(tmp_path):
             ["images/0.png\ten\tred", "images/0.png\tde\trot", "images/1.jpg\ten\tgreen"],
             r"'1\.jpg' has no caption in 'de', which other images have",
         ),
+        (
+            ["images/0.png\ten\tred", "images/../images/./0.png\ten\tred"],
+            r"captions\.tsv, line 3: 'images/\.\./images/\./0\.png' and 'red' and 'en' stood on line 2 before",
+        ),
+        ([f"{'x' * 5000}\ten\tred"], r"captions\.tsv, line 2: there is no file 'xxx"),
     ],
 )
 def test_what_is_wrong_with_a_table_of_captions_is_told_with_its_row(rows, message, data, tmp_path):
@@ -359,6 +406,7 @@ def test_what_is_wrong_with_a_table_of_captions_is_told_with_its_row(rows, messa
     [
         ([{"file": "none.wav"}], r"said\.jsonl, line 1: there is no file 'none\.wav' in"),
         ([{"file": "word.wav"}] * 2, r"said\.jsonl, line 2: 'word\.wav' stood on line 1 before; remove one"),
+        ([{"file": "word.wav"}, {"file": "./word.wav"}], r"line 2: '\./word\.wav' stood on line 1 before; remove one"),
         ([{"file": "word.wav", "transcript": " "}], r"said\.jsonl, line 1: the transcript is empty"),
         (
             [{"file": "word.wav", "transcript": None}],

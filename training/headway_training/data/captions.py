@@ -116,9 +116,10 @@ def read_caption_table(table: Path, unstated: str = UNSTATED_LANGUAGE) -> dict[P
             caption in a language that others have.
     """
     rows = read_rows(table, _COLUMNS, optional=("language",), bare=True)
-    check_distinct(rows, (*_COLUMNS, "language"))
+    files = find_files(table, rows)
+    check_distinct(rows, files, ("caption", "language"))
     found: dict[Path, dict[str, list[str]]] = {}
-    for row, file in zip(rows, find_files(table, rows), strict=True):
+    for row, file in zip(rows, files, strict=True):
         by_language = found.setdefault(file, {})
         by_language.setdefault(row.cells.get("language", unstated), []).append(row.cells["caption"])
     languages = list(dict.fromkeys(language for one in found.values() for language in one))

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from headway_training.data.examples import Span, SpanLabeledTexts
-from headway_training.data.files import read_lines
+from headway_training.data.files import ending_of, read_lines
 from headway_training.errors import DataError
 
 _NO_SPACE_BEFORE = re.compile(r"[,;:%)\]}]|[.!?…]+|n['\u2019]t|['\u2019](s|m|d|re|ve|ll)", re.IGNORECASE)
@@ -56,7 +56,7 @@ def read_span_labeled_texts(
         MissingDataError: There is no such file.
         DataError: A line is malformed, a label is not known, or there is none.
     """
-    covering = ".conllu" in path.suffixes
+    covering = ending_of(path) == ".conllu"
     read = _read_conllu if covering else _read_iob
     sentences = list(read(path))
     found = {label for _, words in sentences for _, _, label in words}

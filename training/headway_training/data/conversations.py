@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from headway_training.data.examples import Conversations
-from headway_training.data.files import read_lines
+from headway_training.data.files import ending_of, read_lines
 from headway_training.errors import DataError
 
 _FORM = 'expected {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
@@ -21,7 +21,7 @@ _FORM = 'expected {"messages": [{"role": "user", "content": "..."}, {"role": "as
 
 def holds_conversations(path: Path) -> bool:
     """True if a file's name says that it holds JSON lines."""
-    return ".jsonl" in path.suffixes
+    return ending_of(path) == ".jsonl"
 
 
 def read_conversations(path: Path) -> Conversations:
@@ -40,7 +40,7 @@ def read_conversations(path: Path) -> Conversations:
 def _parse(line: str, place: str) -> list[dict[str, Any]]:
     try:
         content = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{place}: is not JSON ({error}); {_FORM}") from error
     messages = content.get("messages") if isinstance(content, dict) else None
     if not isinstance(messages, list) or not messages or not all(_is_turn(message) for message in messages):

@@ -14,6 +14,7 @@ from typing import IO, cast
 from headway_training.errors import DataError, MissingDataError
 
 _BLOCK_BYTES = 1 << 20
+_PACKINGS = (".gz", ".xz")
 
 
 def read_bytes(path: Path) -> bytes:
@@ -59,9 +60,15 @@ def _read_byte_blocks(path: Path) -> Iterator[bytes]:
 
 
 def _open(path: Path) -> IO[bytes]:
-    if path.suffix == ".gz":
+    packing = path.suffix.lower()
+    if packing == ".gz":
         return cast("IO[bytes]", gzip.open(path))
-    return lzma.open(path) if path.suffix == ".xz" else path.open("rb")
+    return lzma.open(path) if packing == ".xz" else path.open("rb")
+
+
+def ending_of(path: Path) -> str:
+    """The last ending of a name, such as `.csv`, in lower case and without `.gz` or `.xz` behind it."""
+    return (path.with_suffix("") if path.suffix.lower() in _PACKINGS else path).suffix.lower()
 
 
 def read_text(path: Path) -> str:

@@ -209,17 +209,19 @@ def _find_segmented(folder: Path) -> list[SegmentedFile]:
         if file.stem == earlier.stem:
             raise DataError(f"{file}: {earlier.name!r} is named {file.stem!r} too, and a name has one mask; rename one")
     names = {file.stem for file in files}
+    whole: dict[str, list[Path]] = {}
     for mask in sorted(masks.iterdir()):
         name = mask.name if mask.is_dir() else mask.stem
         if name not in names and not name.startswith("."):
             raise DataError(f"{mask}: there is no picture {name!r} in {images}; remove it, or add the picture")
-    return [_find_masks(file, masks / file.stem) for file in files]
+        whole.setdefault(mask.stem, []).append(mask)
+    return [_find_masks(file, masks / file.stem, whole.get(file.stem, [])) for file in files]
 
 
-def _find_masks(file: Path, masks: Path) -> SegmentedFile:
-    """The masks of a picture: a folder of that path, or a file with an ending behind it."""
+def _find_masks(file: Path, masks: Path, whole: Sequence[Path]) -> SegmentedFile:
+    """The masks of a picture: a folder of that path, or a file with an ending behind it, one of `whole`."""
     is_whole = not masks.is_dir()
-    files = [masks.parent / f"{masks.name}{suffix}" for suffix in MASK_SUFFIXES] if is_whole else masks.iterdir()
+    files = whole if is_whole else masks.iterdir()
     own = tuple(sorted(one for one in files if one.suffix.lower() in MASK_SUFFIXES and one.is_file()))
     if not own or (is_whole and len(own) > 1):
         raise MissingDataError(

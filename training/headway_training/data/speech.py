@@ -169,8 +169,7 @@ def read_recordings(table: Path, rate: int | None = None, *, columns: Sequence[s
         MissingDataError: The table, or a recording, is not there.
         DataError: A column is missing, a cell is empty, an audio is named twice, cannot be read or is too short.
     """
-    rows = _recording_rows(table, columns)
-    files = find_files(table, rows)
+    rows, files = _recording_rows(table, columns)
     rate = rate or audio_rate(files[0])
     return Recordings(
         samples=[_read_row(row, file, rate) for row, file in zip(rows, files, strict=True)],
@@ -183,13 +182,14 @@ def read_recordings(table: Path, rate: int | None = None, *, columns: Sequence[s
 
 def find_recordings(table: Path) -> list[Path]:
     """The files that a user's table of recordings names; errors as `read_recordings`."""
-    return find_files(table, _recording_rows(table, HEARD))
+    return _recording_rows(table, HEARD)[1]
 
 
-def _recording_rows(table: Path, columns: Sequence[str]) -> list[Row]:
+def _recording_rows(table: Path, columns: Sequence[str]) -> tuple[list[Row], list[Path]]:
     rows = read_rows(table, columns)
-    check_distinct(rows, ("file",))
-    return rows
+    files = find_files(table, rows)
+    check_distinct(rows, files)
+    return rows, files
 
 
 def _read_row(row: Row, file: Path, rate: int) -> NDArray[np.int16]:

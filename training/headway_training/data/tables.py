@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from headway_training.data.files import read_lines, read_text
+from headway_training.data.files import ending_of, read_lines, read_text
 from headway_training.errors import DataError, MissingDataError
 
 
@@ -48,7 +48,7 @@ def read_rows(path: Path, columns: Sequence[str], *, optional: Sequence[str] = (
         MissingDataError: There is no such file.
         DataError: A column is missing, a row has another number of columns, a cell is empty, or there is no row.
     """
-    rows = list(_read_objects(path) if ".jsonl" in path.suffixes else _read_cells(path, columns, bare=bare))
+    rows = list(_read_objects(path) if ending_of(path) == ".jsonl" else _read_cells(path, columns, bare=bare))
     if not rows:
         raise DataError(f"{path} has no rows; expected the columns {', '.join(columns)}")
     for row in rows:
@@ -75,31 +75,49 @@ def read_table(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
 def find_files(path: Path, rows: Sequence[Row]) -> list[Path]:
     """The file that each row names in its column `file`, from the table's folder.
 
+    A file that rows name in several ways, such as `one.jpg` and `./one.jpg`, has the first of these paths in all.
+
     Raises:
         MissingDataError: One is not there: names the row.
     """
-    files = [path.parent / row.cells["file"] for row in rows]
-    for row, file in zip(rows, files, strict=True):
-        if not file.is_file():
+    first: dict[Path, Path] = {}
+    files = []
+    for row in rows:
+        file = path.parent / row.cells["file"]
+        if not _is_file(file):
             raise MissingDataError(
                 f"{row.place}: there is no file {row.cells['file']!r} in {path.parent}; correct its path, which begins "
                 "at the table's folder"
             )
+        files.append(first.setdefault(file.resolve(), file))
     return files
 
 
-def check_distinct(rows: Sequence[Row], columns: Sequence[str]) -> None:
-    """Checks that no two rows say the same.
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # such as a name that is too long
+        return False
+
+
+def check_distinct(rows: Sequence[Row], files: Sequence[Path], columns: Sequence[str] = ()) -> None:
+    """Checks that no two rows say the same of a file.
+
+    Args:
+        rows: The rows.
+        files: The file of each, as `find_files` gives it.
+        columns: What else they say.
 
     Raises:
         DataError: Two do: names both, and what they say.
     """
-    first: dict[tuple[str, ...], Row] = {}
-    for row in rows:
-        said = tuple(row.cells[name] for name in columns if name in row.cells)
-        if (earlier := first.setdefault(said, row)) is not row:
+    first: dict[tuple[Path | str, ...], Row] = {}
+    for row, file in zip(rows, files, strict=True):
+        said = [row.cells[name] for name in columns if name in row.cells]
+        if (earlier := first.setdefault((file, *said), row)) is not row:
             line = earlier.place.rpartition(" ")[2]
-            raise DataError(f"{row.place}: {' and '.join(map(repr, said))} stood on line {line} before; remove one")
+            what = " and ".join(map(repr, (row.cells["file"], *said)))
+            raise DataError(f"{row.place}: {what} stood on line {line} before; remove one")
 
 
 def number_rows(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
@@ -129,7 +147,7 @@ def number_rows(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
 def _read_cells(path: Path, columns: Sequence[str], *, bare: bool) -> Iterator[Row]:
     """The rows of a table whose columns are separated."""
     numbered: Iterable[tuple[int, list[str]]]
-    if ".csv" in path.suffixes:
+    if ending_of(path) == ".csv":
         numbered = number_rows(path, ",")
     else:
         lines = enumerate(read_lines(path), start=1)
@@ -145,6 +163,8 @@ def _name_cells(path: Path, numbered: Sequence[tuple[int, list[str]]], columns: 
     header = numbered[0][1] if numbered else []
     if missing := [column for column in columns if column not in header]:
         raise DataError(f"{path}: the header has no column {', '.join(missing)}")
+    if twice := [column for column in dict.fromkeys(header) if column and header.count(column) > 1]:
+        raise DataError(f"{path}: the header names {', '.join(twice)} more than once; rename all but one")
     for number, cells in numbered[1:]:
         if len(cells) != len(header):
             raise DataError(
@@ -161,7 +181,7 @@ def _read_objects(path: Path) -> Iterator[Row]:
         place = f"{path}, line {number}"
         try:
             content = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{place}: is not JSON ({error})") from error
         if not isinstance(content, dict):
             raise DataError(f"{place}: is no JSON object with a name for each column")

@@ -31,7 +31,7 @@ from typing import NamedTuple
 
 from headway_training.checkpoint import TextPairUse
 from headway_training.data.examples import LabeledTexts, MultiLabeledTexts, ParallelTexts
-from headway_training.data.files import read_lines
+from headway_training.data.files import ending_of, read_lines
 from headway_training.data.tables import number_rows
 from headway_training.errors import DataError
 
@@ -176,7 +176,7 @@ def _read_rows(path: Path, text_pairs: TextPairUse, *, needs_label: bool) -> lis
         MissingDataError: There is no such file.
         DataError: There is no row, or one is malformed: names the line and what is expected.
     """
-    delimiter = "\t" if ".tsv" in path.suffixes else ","
+    delimiter = "\t" if ending_of(path) == ".tsv" else ","
     lines = list(number_rows(path, delimiter))
     if not lines:
         raise DataError(f"{path} holds no rows; {_LAYOUT}")
