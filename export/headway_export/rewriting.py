@@ -449,7 +449,7 @@ class SeparateRows(InPlacePass):
     def call(self, model: ir.Model) -> PassResult:
         """Rewrites the experts of a decoder in place."""
         graph = model.graph
-        if not (nodes := _nodes_of_experts(model)):
+        if not (nodes := nodes_of_experts(model)):
             return PassResult(model, modified=False)
         tape = Tape()
         (input_ids,) = (value for value in graph.inputs if value.name == "input_ids")
@@ -472,7 +472,8 @@ class SeparateRows(InPlacePass):
         return PassResult(model, modified=True)
 
 
-def _nodes_of_experts(model: ir.Model) -> list[ir.Node]:
+def nodes_of_experts(model: ir.Model) -> list[ir.Node]:
+    """Returns the operators of experts in a model."""
     return [node for node in ir.traversal.RecursiveGraphIterator(model.graph) if node.op_type in EXPERTS]
 
 
@@ -500,7 +501,7 @@ class QuantizeExperts(InPlacePass):
 
     def call(self, model: ir.Model) -> PassResult:
         """Rewrites the experts of the model in place."""
-        nodes = [node for node in _nodes_of_experts(model) if node.op_type == "MoE"]
+        nodes = [node for node in nodes_of_experts(model) if node.op_type == "MoE"]
         for node in nodes:
             hidden, scores, up, up_bias, down, down_bias = (*node.inputs, None, None)[:6]
             matrices = [_experts_of(up), _experts_of(down)]
@@ -907,7 +908,7 @@ class AddVerification(InPlacePass):
         layers = [(node, operator) for node in graph if (operator := _one_token_operator(node)) is not None]
         if not layers:  # of state without positions, which a wrong draft would be left in
             return PassResult(model, modified=False)
-        if _nodes_of_experts(model):  # which compute the drafted tokens of a row together
+        if nodes_of_experts(model):  # which compute the drafted tokens of a row together
             return PassResult(model, modified=False)
         first, operator = layers[0]
         verifies = ir.val(VERIFIES, ir.DataType.INT64, [VERIFIES])
