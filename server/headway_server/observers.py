@@ -135,10 +135,10 @@ def current_call() -> Call | None:
     return _current.get()
 
 
-def note_truncated() -> None:
-    """Counts a shortened text of the call that the present task answers."""
+def note_truncated(count: int = 1) -> None:
+    """Counts shortened texts of the call that the present task answers."""
     if (call := current_call()) is not None:
-        call.num_truncated += 1
+        call.num_truncated += count
 
 
 def set_current_call(call: Call | None) -> None:

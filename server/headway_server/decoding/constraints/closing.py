@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from itertools import chain
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,10 @@ _MAX_CHOICES = 16
 """Maximum tokens, of words, that are compared with each other."""
 _DENSITY = 0.5
 """Least tokens a byte of JSON, of which the text itself may show more."""
+_MAX_DIGITS = 4
+"""Digits in a row of an end after which anything else is preferred: fractions may have any number."""
+_FORMAT_BYTES = 36
+"""Bytes of a string with a format, such as an id or a date."""
 _SPARE = 8
 """Tokens that an end is begun early, at least: one token may open several things at once."""
 
@@ -60,6 +64,11 @@ class ClosingTokens:
         self._texts = vocabulary.tokens
         self._digits = [by_text[text] for digit in range(10) if (text := str(digit).encode()) in by_text]
         self._openers = [by_text[text] for text in (b"[", b"{") if text in by_text]
+        # One of these follows a number that may end; the last is the library's own end of a text.
+        self._after_numbers = [
+            *(by_text[text] for text in (b",", b"}", b"]") if text in by_text),
+            len(vocabulary.tokens),
+        ]
         # Of tokens that close nothing the longest, with white space and what opens something last.
         self._lengths = np.array([_length(token) for token in vocabulary.tokens], np.int32)
 
@@ -73,6 +82,10 @@ class ClosingTokens:
         found: int | None = next((index for index in chain(*kinds) if has_bit(words, index)), None)
         if found is not None:
             return found
+        return self._longest(words)
+
+    def _longest(self, words: Mask) -> int | None:
+        """Returns the longest allowed token (W,); None if none is allowed."""
         lengths = self._lengths * unpack(words)[: len(self._lengths)]
         longest = int(lengths.argmax())
         return longest if lengths[longest] > 0 else None
@@ -95,7 +108,14 @@ class ClosingTokens:
         ]
 
     def end(
-        self, matcher: LLMatcher, words: Mask, allowed: Mask, most: int, first: int | None = None
+        self,
+        matcher: LLMatcher,
+        words: Mask,
+        allowed: Mask,
+        most: int,
+        *,
+        first: int | None = None,
+        until: float | None = None,
     ) -> list[int] | None:
         """Finds an end of a text that is not complete.
 
@@ -105,14 +125,19 @@ class ClosingTokens:
             allowed: (W,) tokens that may be part of it at all.
             most: Maximum tokens of the end.
             first: Token that it begins with; None: any.
+            until: Processor time of the thread, in seconds, at which the look ends; None: `_MAX_LOOK_S` from now.
 
         Returns:
             The tokens of the end; None if none was found.
         """
-        matcher, found, began = matcher.deep_copy(), list[int](), time.thread_time()
+        matcher, found, num_digits = matcher.deep_copy(), list[int](), 0
+        until = time.thread_time() + _MAX_LOOK_S if until is None else until
         library_words: NDArray[np.int32] = np.zeros(len(allowed) + 1, np.int32)
-        while len(found) < most and time.thread_time() - began < _MAX_LOOK_S:
+        while len(found) < most and time.thread_time() < until:
             token_id = self.choose(words) if first is None or found else first
+            if token_id in self._digits and (first is None or found):
+                token_id = self._choose_digit(matcher, words, token_id, num_digits)
+            num_digits = num_digits + 1 if token_id in self._digits else 0
             if token_id is None or not matcher.consume_token(token_id):
                 return None
             found.append(token_id)
@@ -124,6 +149,33 @@ class ClosingTokens:
                 return None
             words = library_words[: len(allowed)] & allowed
         return None
+
+    def fitting(self, matcher: LLMatcher, words: Mask, allowed: Mask, most: int, ids: list[int]) -> list[int]:
+        """Returns those of some tokens that begin an end of at most `most` tokens, as far as time suffices."""
+        until = time.thread_time() + _MAX_LOOK_S
+        return [one for one in ids if self.end(matcher, words, allowed, most, first=one, until=until)]
+
+    def digits_of(self, words: Mask) -> list[int]:
+        """Returns the allowed digits (W,)."""
+        return [index for index in self._digits if has_bit(words, index)]
+
+    def _choose_digit(self, matcher: LLMatcher, words: Mask, found: int, num_digits: int) -> int:
+        """Returns the digit that leads to a number's end soonest, or what else may follow many digits.
+
+        Args:
+            matcher: The text's state.
+            words: (W,) tokens that may follow it.
+            found: A digit that may.
+            num_digits: Digits before it, of the end.
+        """
+        digits = self.digits_of(words)
+        for count in (1, 2):
+            for some in product(digits, *[self._digits] * (count - 1)):
+                if any(matcher.validate_tokens([*some, after]) > count for after in self._after_numbers):
+                    return some[0]
+        if num_digits >= _MAX_DIGITS and (other := self._longest(words & ~self.numbers)) is not None:
+            return other
+        return digits[3 * num_digits % len(digits)] if num_digits else found  # the same one each time may lead nowhere
 
     def __repr__(self) -> str:
         return f"ClosingTokens({len(self._brackets)} of brackets)"
@@ -185,17 +237,26 @@ class Closing:
         if has_bit(self._tokens.literals, self._end[0]) and len(ids) <= _MAX_CHOICES:
             whole = self._tokens.longest_of(ids)
             if is_exact:
-                whole = [one for one in whole if self._tokens.end(matcher, words, allowed, self.num_left, first=one)]
+                whole = self._tokens.fitting(matcher, words, allowed, self.num_left, whole)
             return first | mask_of(whole, len(words))
-        if not is_exact:
+        if self.num_left > len(self._end) + _MAX_DIGITS:
             return first | words & self._tokens.plain
-        return words & self._tokens.numbers if has_bit(self._tokens.numbers, self._end[0]) else first
+        # A number may need further digits, as a multiple does.
+        digits = self._tokens.fitting(matcher, words, allowed, self.num_left, self._tokens.digits_of(words))
+        others = 0 if is_exact else words & self._tokens.plain & ~self._tokens.numbers
+        return first | mask_of(digits, len(words)) | others
 
-    def restrict_complete(self, words: Mask) -> Mask | None:
-        """Returns the tokens (W,) beside those that end it which may follow a text that may end; None: all."""
+    def restrict_complete(self, matcher: LLMatcher, words: Mask, allowed: Mask) -> Mask | None:
+        """Returns the tokens (W,) beside those that end it which may follow a text that may end; None: all.
+
+        Arguments are those of `restrict`.
+        """
         if self.num_left > self._spare or self._tokens.is_within_string(words):
             return None
-        return words & self._tokens.numbers
+        if self.num_left > _MAX_DIGITS:
+            return words & self._tokens.numbers
+        digits = self._tokens.digits_of(words)
+        return mask_of(self._tokens.fitting(matcher, words, allowed, self.num_left, digits), len(words))
 
     def _look(self, matcher: LLMatcher, words: Mask, allowed: Mask) -> bool:
         """Looks for the end; returns True if it is near."""
@@ -282,7 +343,8 @@ def _shortest(part: Any, schema: dict[str, Any], known: dict[int, int]) -> int:
     elif kind == "array":
         found = 2 + min(part.get("minItems", 0), MAX_END) * (1 + size(part.get("items")))
     elif kind == "string":
-        found = 2 + min(part.get("minLength", 0), MAX_END)
+        form = len(part.get("pattern", "")) or ("format" in part) * _FORMAT_BYTES  # about as long as its shortest text
+        found = 2 + min(max(part.get("minLength", 0), form), MAX_END)
     known[id(part)] = found + sum(map(size, part.get("allOf", ())))
     return known[id(part)]
 

@@ -114,7 +114,7 @@ class ConstraintState(TokenRule):
         """Leaves the tokens in the mask (W,) after which the text ends within its maximum, if there are any."""
         if not may_end:
             some = closing.restrict(self._matcher, words, self._allowed)
-        elif (some := closing.restrict_complete(words)) is not None:
+        elif (some := closing.restrict_complete(self._matcher, words, self._allowed)) is not None:
             some = some | self._end_bits
         if some is not None and (some := some & mask).any():
             mask[:] = some

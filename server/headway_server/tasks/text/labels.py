@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headway_server.errors import InvalidInputError
 from headway_server.field_rules import most_elements
-from headway_server.observers import CacheUsage
+from headway_server.observers import CacheUsage, note_truncated
 from headway_server.preprocessing.pool import text_pool
 from headway_server.serving.limits import check_texts, num_bytes
 from headway_server.serving.lru_cache import LruCache
@@ -32,8 +32,19 @@ PLACEHOLDER: Final = "{}"
 """Placeholder of the label in a template."""
 
 Vectors = NDArray[np.float32]
-Embed = Callable[[Sequence[str], Sequence[str]], Awaitable[Vectors]]
-"""Embeds texts, given with the name of each in the request, to vectors (texts, D)."""
+
+
+class SetVectors(NamedTuple):
+    """Vectors of a set of texts."""
+
+    vectors: Vectors
+    """(texts, D)"""
+    num_truncated: int
+    """Texts that were shortened."""
+
+
+Embed = Callable[[Sequence[str], Sequence[str]], Awaitable[SetVectors]]
+"""Embeds texts, given with the name of each in the request."""
 
 
 class LabelVectors:
@@ -43,7 +54,7 @@ class LabelVectors:
     """
 
     def __init__(self, max_bytes: int = MAX_CACHE_BYTES) -> None:
-        self._cache: LruCache[bytes, Vectors] = LruCache("label_vectors", max_bytes=max_bytes)
+        self._cache: LruCache[bytes, SetVectors] = LruCache("label_vectors", max_bytes=max_bytes)
 
     def usage(self) -> CacheUsage:
         """Returns the cache's usage; called from any thread."""
@@ -70,10 +81,11 @@ class LabelVectors:
         _check(labels, templates, max_text_bytes)
         templates = templates or (PLACEHOLDER,)
 
-        async def make() -> Vectors:
+        async def make() -> SetVectors:
             texts = [template.replace(PLACEHOLDER, label) for label in labels for template in templates]
             fields = [f"candidate_labels[{index}]" for index in range(len(labels)) for _ in templates]
-            return _mean_directions(await embed(texts, fields), len(templates))
+            found = await embed(texts, fields)
+            return found._replace(vectors=_mean_directions(found.vectors, len(templates)))
 
         return await self._of(("labels", str(len(labels)), *labels, *templates), make)
 
@@ -91,16 +103,17 @@ class LabelVectors:
         fields = check_texts("texts", texts, MAX_LABELS, max_text_bytes)
         return await self._of(("texts", *reading, *texts), lambda: embed(texts, fields))
 
-    async def _of(self, parts: Sequence[str], make: Callable[[], Awaitable[Vectors]]) -> Vectors:
-        """Returns the cached vectors of some parts, or computes and caches them."""
+    async def _of(self, parts: Sequence[str], make: Callable[[], Awaitable[SetVectors]]) -> Vectors:
+        """Returns the cached vectors of some parts, or computes and caches them; each call counts shortened texts."""
         is_long = len(parts) > 1000
         loop = asyncio.get_running_loop()
         key = await loop.run_in_executor(text_pool(), _digest, parts) if is_long else _digest(parts)
         if (cached := self._cache.get(key)) is not None:
-            return cached
-        vectors = await make()
-        self._cache.put(key, vectors, vectors.nbytes)
-        return vectors
+            note_truncated(cached.num_truncated)
+            return cached.vectors
+        made = await make()
+        self._cache.put(key, made, made.vectors.nbytes)
+        return made.vectors
 
 
 def _check(labels: Sequence[str], templates: Sequence[str], max_text_bytes: int) -> None:

@@ -35,7 +35,7 @@ from headway_server.tasks.inspection.inspector import InspectedText, inspected_t
 from headway_server.tasks.inspection.maps import AttentionRequest
 from headway_server.tasks.outputs import EMBEDDING, cosines, logits_postprocess, read_vector
 from headway_server.tasks.stateless import StatelessModel, StatelessParts, expected_outputs
-from headway_server.tasks.text.labels import LabelVectors
+from headway_server.tasks.text.labels import LabelVectors, SetVectors
 
 Result = TypeVar("Result")
 
@@ -238,7 +238,7 @@ class TextModel(StatelessModel):
             RequestError: As `embed`; a label repeats, or a template does not have exactly one `{}`.
         """
 
-        async def embed(texts: Sequence[str], fields: Sequence[str]) -> NDArray[np.float32]:
+        async def embed(texts: Sequence[str], fields: Sequence[str]) -> SetVectors:
             return await self._embed_many(TextInputs(texts=texts, fields=fields), "", deadline)
 
         return await self.label_vectors.of(labels, templates, max_text_bytes=self._max_text_bytes, embed=embed)
@@ -258,7 +258,7 @@ class TextModel(StatelessModel):
             RequestError: As `embed`.
         """
 
-        async def embed(texts: Sequence[str], fields: Sequence[str]) -> NDArray[np.float32]:
+        async def embed(texts: Sequence[str], fields: Sequence[str]) -> SetVectors:
             return await self._embed_many(
                 TextInputs(texts=texts, fields=fields, truncate=truncate), prompt_name, deadline
             )
@@ -303,10 +303,10 @@ class TextModel(StatelessModel):
         vectors = await self.embed_set(texts, prompt_name=prompt_name, truncate=truncate, deadline=deadline)
         return cosines(vector, vectors), timings
 
-    async def _embed_many(self, inputs: TextInputs, prompt_name: str, deadline: float | None) -> NDArray[np.float32]:
-        """Returns vectors of any number of texts, (texts, D) of length one."""
-        answer = await self.embed_many(inputs, normalize=True, deadline=deadline, prompt_name=prompt_name)
-        return np.stack([result.values for result in answer.results])
+    async def _embed_many(self, inputs: TextInputs, prompt_name: str, deadline: float | None) -> SetVectors:
+        """Returns vectors of any number of texts, each of length one."""
+        results = (await self.embed_many(inputs, normalize=True, deadline=deadline, prompt_name=prompt_name)).results
+        return SetVectors(np.stack([result.values for result in results]), sum(result.truncated for result in results))
 
     async def inspect(
         self,

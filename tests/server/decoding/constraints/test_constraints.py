@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import constraint_vocabularies as vocabularies
@@ -17,6 +18,7 @@ from headway_server.decoding.constraints import (
     ConstraintCompiler,
     ConstraintRequest,
     ConstraintState,
+    closing,
 )
 
 FIELD = "parameters.constraint"
@@ -196,10 +198,28 @@ _ODD = {"const": {"required": 5, "properties": [], "minItems": "a"}}
 _ITEMS = {"type": "array", "minItems": 1, "maxItems": 99, "items": FLAT}
 
 
+_MULTIPLES = {
+    "type": "array",
+    "items": {
+        "anyOf": [{"type": "integer", "multipleOf": 77}, {"type": "integer", "minimum": 4842, "multipleOf": 250}]
+    },
+}
+_TIMES = {"type": "array", "items": {"type": "string", "format": "time"}}
+
+
 @pytest.mark.parametrize("greedy", [False, True], ids=["sampled", "greedy"])
 @pytest.mark.parametrize(
     ("name", "schema"),
-    {**SCHEMAS, "items": _ITEMS, "object": {"type": "object"}, "value": {}, "odd": _ODD}.items(),
+    {
+        **SCHEMAS,
+        "items": _ITEMS,
+        "object": {"type": "object"},
+        "value": {},
+        "odd": _ODD,
+        "multiple": {"type": "integer", "multipleOf": 7},
+        "multiples": _MULTIPLES,
+        "times": _TIMES,
+    }.items(),
 )
 def test_json_ends_within_its_maximum_of_tokens(  # noqa: PLR0917 -- fixtures
     name: str,
@@ -216,10 +236,31 @@ def test_json_ends_within_its_maximum_of_tokens(  # noqa: PLR0917 -- fixtures
         for seed in range(6):
             choose = (vocabularies.fixed_choice if greedy else vocabularies.random_choice)(seed, vocab_size)
             state = constraint.start(max_tokens=most)
-            token_ids, _ = vocabularies.walk(state, choose, vocab_size, {eos_id}, max_tokens=most)
+            token_ids, has_ended = vocabularies.walk(state, choose, vocab_size, {eos_id}, max_tokens=most)
             text = tokenizer.decode(token_ids)
             json.loads(text)
-            assert name in ("object", "value", "odd") or _fulfils("json_schema", schema, text), (most, seed)
+            assert has_ended, (most, seed, text)
+            assert (name not in SCHEMAS and name != "items") or _fulfils("json_schema", schema, text), (most, seed)
+
+
+def test_choices_near_the_maximum_take_bounded_time(
+    compiler: ConstraintCompiler, vocab_size: int, eos_id: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that each token of a look takes on by a millisecond."""
+    clock = itertools.count()
+    monkeypatch.setattr(closing, "time", SimpleNamespace(thread_time=lambda: next(clock) / 1000))
+    monkeypatch.setattr(closing, "_MAX_LOOK_S", 0.1)
+    properties = {"k": {"enum": list("abcdefghijklmnop")}, "c": {"const": "qz" * 8}}
+    schema = {"type": "object", "properties": properties, "required": ["k", "c"], "additionalProperties": False}
+    constraint = _compile(compiler, "json_schema", schema)
+    for most in range(20, 60):
+        state, began = constraint.start(max_tokens=most), next(clock)
+        for _ in range(most):
+            token_id = min(vocabularies.allowed(state, vocab_size), default=eos_id)
+            if token_id == eos_id or state.follow(token_id).is_complete:
+                break
+            took, began = next(clock) - began, next(clock)
+            assert took < 250, "a look, and one through the choices"
 
 
 def test_no_token_is_forced_while_there_are_enough_left(

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from headway_server.errors import InvalidInputError
-from headway_server.tasks.text.labels import LabelVectors
+from headway_server.tasks.text.labels import LabelVectors, SetVectors
 
 
 class Embedder:
@@ -17,12 +17,12 @@ class Embedder:
         self.num_texts = 0
         self.fields: list[str] = []
 
-    async def __call__(self, texts: Sequence[str], fields: Sequence[str]) -> NDArray[np.float32]:
+    async def __call__(self, texts: Sequence[str], fields: Sequence[str]) -> SetVectors:
         self.num_texts += len(texts)
         self.fields += fields
         vectors = np.array([[len(text), 1.0] for text in texts], np.float32)
         unit: NDArray[np.float32] = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-        return unit
+        return SetVectors(unit, 0)
 
 
 async def of(kept: LabelVectors, embedder: Embedder, labels: list[str], templates: Sequence[str] = ()) -> np.ndarray:

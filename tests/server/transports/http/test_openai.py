@@ -167,6 +167,7 @@ async def test_a_server_that_truncates_shortens_what_is_too_long_and_says_so(cal
             implied, asked = await ask(path, **fields), await ask(path, **fields, truncate=True)
             assert implied == asked
             assert implied[1] == count
+            assert await ask(path, **fields) == implied  # vectors of candidates are kept
         assert (await ask("embeddings", model="topics", input="star"))[1] is None
 
 

@@ -307,6 +307,10 @@ WRONG = {
         {"input": [{"role": "user", "content": "a"}, CALL_ITEM, CALL_ITEM | {"arguments": "5"}]},
         "is not a JSON object",
     ),
+    "input[128]": (
+        {"input": [CALL_ITEM | {"call_id": f"abcdefg{index:02}"} for index in range(130)]},
+        "is one of 130 calls in a turn; at most 128",
+    ),
     "input[0].call_id": ({"input": [{"type": "function_call_output", "call_id": "", "output": "a"}]}, "id of the call"),
     "tools[0].type": (
         {"tools": [{"type": "web_search", "search_context_size": "low"}]},

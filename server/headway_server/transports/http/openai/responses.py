@@ -354,9 +354,19 @@ class _Turn:
         last = next(reversed(self.items.values()))
         return isinstance(item, CallItem) or isinstance(last, ReasoningItem)
 
+    @property
+    def _calls(self) -> list[str]:
+        """Fields of its calls."""
+        return [name for name, item in self.items.items() if isinstance(item, CallItem)]
+
     def message(self) -> Message:
-        """Returns the turn as a message of a chat completion."""
+        """Returns the turn as a message of a chat completion; InvalidInputError if it has too many calls."""
         given: dict[str, Any] = {"role": self.role}
+        calls = self._calls
+        if len(calls) > MAX_TOOLS:
+            raise InvalidInputError(
+                calls[MAX_TOOLS], f"is one of {len(calls)} calls in a turn; at most {MAX_TOOLS}, so split the turn"
+            )
         for item in self.items.values():
             match item:
                 case str():
@@ -376,8 +386,7 @@ class _Turn:
     def name_of(self, field: str) -> str:
         """Returns the request's name of a field of the turn's message, such as `.content`; empty: the message."""
         if called := re.match(r"\.tool_calls\[(\d+)\]", field):
-            calls = [name for name, item in self.items.items() if isinstance(item, CallItem)]
-            return calls[int(called[1])] + (".arguments" if "arguments" in field else "")
+            return self._calls[int(called[1])] + (".arguments" if "arguments" in field else "")
         for name, item in self.items.items():
             if isinstance(item, ResultItem):
                 return name + {".content": ".output", ".tool_call_id": ".call_id"}.get(field, "")
