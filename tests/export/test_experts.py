@@ -51,6 +51,15 @@ def test_experts_of_another_gate_are_refused(tmp_path):
         give_experts(model, "mine")
 
 
+def test_half_precision_is_refused_which_was_never_tried(tmp_path):
+    folder = tiny.write_model(tmp_path / "mixtral", "mixtral")
+    tiny.write_tokenizer(folder)
+    source, _ = from_folder(folder, FolderOptions())
+    with pytest.raises(SourceError, match="fp16: a mixture of experts was never tried on CUDA"):
+        export(source, ExportOptions(store=tmp_path / "store", precisions=(Precision.FP16,)))
+    assert list((tmp_path / "store").iterdir()) == []
+
+
 @pytest.mark.parametrize(("bits", "levels"), [(8, 127), (4, 7)])
 def test_weights_in_few_bits_are_as_near_as_their_levels(bits, levels):
     experts = np.random.default_rng(0).normal(size=(3, 5, 64)).astype(np.float32)
