@@ -241,8 +241,8 @@ def change(hub, **values):
 def test_a_family_that_is_refused_is_refused_before_its_weights_are_fetched(hub, refusal):
     change(hub, model_type="own", auto_map={"AutoModelForCausalLM": "modeling_own.Own"})
     assert f"{ID}: model type own needs code that lies in the folder (auto_map)" in refusal(ID)
-    change(hub, model_type="mixtral", num_local_experts=4, architectures=["MixtralForCausalLM"])
-    assert f"{ID}: is a mixture of 4 experts (mixtral)" in refusal(ID)
+    change(hub, model_type="dbrx", ffn_config={"moe_num_experts": 4}, architectures=["DbrxForCausalLM"])
+    assert f"{ID}: is a mixture of 4 experts (dbrx)" in refusal(ID)
     assert not hub.fetched() & {"model.safetensors", "modeling_own.py"}
 
 

@@ -19,7 +19,7 @@ from headway_training.checkpoint import ImagePreprocessing
 from headway_training.data.files import read_lines
 from headway_training.data.images import read_images
 from headway_training.data.pictures import CaptionedPhotographs, read_captions
-from headway_training.data.tables import check_distinct, find_files, read_rows, read_table
+from headway_training.data.tables import find_files, read_rows, read_table
 from headway_training.errors import DataError
 
 CAPTION_LANGUAGES = ("en", "de")
@@ -106,18 +106,18 @@ def read_captioned_images(
 def read_caption_table(table: Path, unstated: str = UNSTATED_LANGUAGE) -> dict[Path, dict[str, list[str]]]:
     """Reads a user's table of captions: those of each image, in each of the table's languages.
 
+    A caption that several people have written stands there as often.
+
     Args:
         table: The table.
         unstated: The language, where it has no column of it.
 
     Raises:
         MissingDataError: The table, or an image, is not there.
-        DataError: A column is missing, a cell is empty, a caption of an image stands there twice, or an image has no
-            caption in a language that others have.
+        DataError: A column is missing, a cell is empty, or an image has no caption in a language that others have.
     """
     rows = read_rows(table, _COLUMNS, optional=("language",), bare=True)
     files = find_files(table, rows)
-    check_distinct(rows, files, ("caption", "language"))
     found: dict[Path, dict[str, list[str]]] = {}
     for row, file in zip(rows, files, strict=True):
         by_language = found.setdefault(file, {})

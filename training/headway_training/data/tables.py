@@ -100,24 +100,21 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def check_distinct(rows: Sequence[Row], files: Sequence[Path], columns: Sequence[str] = ()) -> None:
-    """Checks that no two rows say the same of a file.
+def check_distinct(rows: Sequence[Row], files: Sequence[Path]) -> None:
+    """Checks that no two rows are of the same file.
 
     Args:
         rows: The rows.
         files: The file of each, as `find_files` gives it.
-        columns: What else they say.
 
     Raises:
-        DataError: Two do: names both, and what they say.
+        DataError: Two are: names both.
     """
-    first: dict[tuple[Path | str, ...], Row] = {}
+    first: dict[Path, Row] = {}
     for row, file in zip(rows, files, strict=True):
-        said = [row.cells[name] for name in columns if name in row.cells]
-        if (earlier := first.setdefault((file, *said), row)) is not row:
+        if (earlier := first.setdefault(file, row)) is not row:
             line = earlier.place.rpartition(" ")[2]
-            what = " and ".join(map(repr, (row.cells["file"], *said)))
-            raise DataError(f"{row.place}: {what} stood on line {line} before; remove one")
+            raise DataError(f"{row.place}: {row.cells['file']!r} stood on line {line} before; remove one")
 
 
 def number_rows(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:

@@ -200,7 +200,7 @@ async def test_both_clients_and_the_command_line_speak_the_same(speaking, tmp_pa
         result = CliRunner().invoke(app, ["speak", "low high", "-o", "-", *flags])
         assert result.exit_code == 0, result.output
         assert result.stdout_bytes == pcm
-        result = CliRunner().invoke(app, ["speak", "low high", "-o", "out.mp3", *flags])
+        result = CliRunner().invoke(app, ["speak", "low high", "-o", "out.aac", *flags])
         assert result.exit_code == 2
         assert "does not end in .wav" in result.output
 
