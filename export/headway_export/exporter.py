@@ -333,7 +333,7 @@ class _Prover:
         graphs: dict[Role, Graph] = {}
         written: dict[Path, ir.Model] = {}
         for graph in _all_graphs(traced):
-            whole = self._with_more_outputs(precision, graph)
+            whole = self._as_written(precision, graph)
             file = f"{precision}/{graph.role}.onnx"
             path = self._folder / file
             path.parent.mkdir(exist_ok=True)
@@ -367,13 +367,13 @@ class _Prover:
             runtime=Runtime(device="auto" if variant.device == "cuda" else "cpu", map_weights=True),
         )
 
-    def _with_more_outputs(self, precision: Precision, graph: TracedGraph) -> TracedGraph:
+    def _as_written(self, precision: Precision, graph: TracedGraph) -> TracedGraph:
         """Returns the graph as it is written."""
-        more = task_of(self._source.task).more_outputs
-        if graph.role != "decoder" or _DEVICES[precision] != "cpu" or more is None:
+        if graph.role != "decoder" or _DEVICES[precision] != "cpu":
             return graph
+        more = task_of(self._source.task).more_outputs
         model = copy_graph(graph.model)
-        rewrite(model, SeparateRows(), more())
+        rewrite(model, SeparateRows(), *([] if more is None else [more()]))
         return replace(graph, model=model)
 
     def _trace(self, module: nn.Module, *, known: TracedModel | None = None) -> TracedModel:
