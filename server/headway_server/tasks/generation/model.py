@@ -532,7 +532,8 @@ def _name_of(constraint: ConstraintRequest, tools: ToolUse | None, field: str) -
     field = field if tools is None else tools.name_of(field)
     if not constraint.name:
         return field
-    return re.sub(rf"^{re.escape(CONSTRAINT_FIELD)}(?:\.(?:json_schema|regex|choices(?:\.texts)?)\b)?", constraint.name, field)
+    own = rf"^{re.escape(CONSTRAINT_FIELD)}(?:\.(?:json_schema|regex|choices(?:\.texts)?)\b)?"
+    return re.sub(own, constraint.name, field)
 
 
 def _load_chat_template(bundle: Bundle) -> ChatTemplate | None:
