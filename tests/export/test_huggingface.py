@@ -170,7 +170,6 @@ def test_families_that_attend_in_another_way_are_refused(tmp_path, family, value
             {"num_labels": 1, "sbert_ce_default_activation_function": "torch.nn.Tanh"},
             "its score is made by torch.nn.Tanh",
         ),
-        ("ForTokenClassification", {}, "'LABEL_0' is no tag"),
     ],
 )
 def test_answers_that_no_call_gives_are_refused(tmp_path, head, values, message):

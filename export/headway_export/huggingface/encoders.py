@@ -5,6 +5,7 @@ B rows, T tokens, C classes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Literal, cast
@@ -15,9 +16,10 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 
 from headway_export.errors import SourceError
 from headway_export.huggingface.folder import ModelFolder, as_source_error
-from headway_export.source import ExportSource
+from headway_export.source import ExportSource, make_tagging
 from headway_export.tasks.table import task_of
-from headway_server.bundles import ClassificationScheme, Scoring, SpecialTokens, Task
+from headway_server.bundles import ClassificationScheme, Scoring, SpecialTokens, Tagging, Task
+from headway_server.bundles.tags import find_scheme
 from headway_training.folders import check_reading, labels_of, padding_of, plain_tokenizer
 
 _AUTO_CLASSES: Final = {
@@ -65,6 +67,7 @@ def read_classifier(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]
         name = type(model).__name__
         check_reading(folder.path, module, name=name, config=folder.config, tokenizer=tokenizer, longest=length)
     labels, scheme = _labels_of(folder) if scoring is None else ((), None)
+    tagging = _tagging_of(folder, labels)
     return (
         folder.source(
             model,
@@ -75,6 +78,7 @@ def read_classifier(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]
             labels=labels,
             classification=scheme,
             scoring=scoring,
+            tagging=tagging,
             text_pairs=_text_pairs(tokenizer, folder.task),
             evaluation=folder.evaluation(len(labels)),
         ),
@@ -114,13 +118,26 @@ def _scoring_of(folder: ModelFolder) -> Scoring | None:
 def _labels_of(folder: ModelFolder) -> tuple[tuple[str, ...], ClassificationScheme | None]:
     config = folder.config
     labels = labels_of(config)
-    try:
-        task_of(folder.task).check_labels(labels)
-    except SourceError as error:
-        raise SourceError(f"{folder.path}: {error}; token classifiers are served as spans (docs/spans.md)") from error
     if folder.task is Task.TEXT_CLASSIFICATION and config.problem_type == "multi_label_classification":
         return labels, ClassificationScheme(kind="multi_label", thresholds=(0.5,) * len(labels))
     return labels, None
+
+
+def _tagging_of(folder: ModelFolder, labels: Sequence[str]) -> Tagging | None:
+    """Returns how spans are found by a token classifier's tags.
+
+    Raises:
+        SourceError: The labels are not tags of the scheme that is asked for.
+    """
+    if folder.task is not Task.TOKEN_CLASSIFICATION:
+        return None
+    options = folder.options
+    tagging = make_tagging(options.tag_scheme or find_scheme(labels), options.aggregation or "first")
+    try:
+        task_of(folder.task).check_labels(labels, tagging)
+    except SourceError as error:
+        raise SourceError(f"{folder.path}: {error}; token classifiers are served as spans (docs/spans.md)") from error
+    return tagging
 
 
 def _text_pairs(tokenizer: Tokenizer, task: Task) -> Literal["never", "optional"]:

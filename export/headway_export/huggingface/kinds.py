@@ -164,6 +164,9 @@ class _Description:
             raise SourceError(f"--pooling is for {' and '.join(EMBEDDING_TASKS)}, and the task is {kind.task}")
         if options.prompts and kind.task is not Task.TEXT_EMBEDDING:
             raise SourceError(f"--prompt is for {Task.TEXT_EMBEDDING}, and the task is {kind.task}")
+        if (options.tag_scheme or options.aggregation) and kind.task is not Task.TOKEN_CLASSIFICATION:
+            flag = "--tag-scheme" if options.tag_scheme else "--aggregation"
+            raise SourceError(f"{flag} is for {Task.TOKEN_CLASSIFICATION}, and the task is {kind.task}")
         config = parse_configuration(weights, content)
         kind.check(path, config)
         return cls(path=path, weights=weights, content=content, config=config, kind=kind)
@@ -209,6 +212,10 @@ def _note_of_code(content: Mapping[str, Any]) -> tuple[str, ...]:
 def _asked_by(checkpoint: Checkpoint, path: Path, options: FolderOptions) -> FolderOptions:
     """Returns the options with what the checkpoint says where they say nothing."""
     length, evaluation = checkpoint.configuration.get("max_length"), checkpoint.evaluation
+    if checkpoint.task == Task.TOKEN_CLASSIFICATION:  # trained on the tags of all subwords
+        options = replace(
+            options, tag_scheme=options.tag_scheme or "iob2", aggregation=options.aggregation or "sequence"
+        )
     return replace(
         options,
         name=options.name or checkpoint.name,
