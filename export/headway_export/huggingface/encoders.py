@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Literal, cast
 
+import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
@@ -28,6 +29,8 @@ _AUTO_CLASSES: Final = {
 }
 _SCORE_ACTIVATIONS: Final[dict[str, Literal["none", "sigmoid"]]] = {"Identity": "none", "Sigmoid": "sigmoid"}
 """By the name of the class that a folder states, such as `torch.nn.modules.linear.Identity`."""
+ENCODER_DECODER_CLASSIFIERS: Final = frozenset({"bart", "t5", "mt5", "umt5"})
+"""Model types with a decoder whose classifiers are read."""
 
 
 class HuggingFaceClassifier(nn.Module):
@@ -46,6 +49,27 @@ class HuggingFaceClassifier(nn.Module):
         return cast("Tensor", output.logits)
 
 
+class _EncoderDecoderClassifier(HuggingFaceClassifier):
+    """A classifier whose decoder reads the text too, and whose last end token is classified (BART, T5)."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        """(B, T), (B, T), None -> logits (B, C)."""
+        model = cast("Any", self.model)
+        first = torch.full_like(input_ids[:, :1], int(model.config.decoder_start_token_id))
+        output = getattr(model, model.base_model_prefix)(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            decoder_input_ids=torch.cat([first, input_ids[:, :-1]], dim=1),
+            use_cache=False,
+            return_dict=True,
+        )
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device)  # (T,)
+        last = (positions * (input_ids == int(model.config.eos_token_id))).argmax(dim=1)  # (B,)
+        states = output.last_hidden_state  # (B, T, D)
+        ends = states.gather(1, last[:, None, None].expand(-1, 1, states.shape[-1])).squeeze(1)
+        return cast("Tensor", model.classification_head(ends))
+
+
 def read_classifier(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
     """Reads a classifier of texts or tokens.
 
@@ -60,8 +84,9 @@ def read_classifier(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]
     auto_class = _AUTO_CLASSES.get(folder.task, AutoModelForSequenceClassification)
     model = folder.load(auto_class)
     folder.check_inputs(model)
-    length, notes = folder.length(model)
-    adapt = partial(HuggingFaceClassifier, max_length=length, has_types=has_types)
+    kind = _EncoderDecoderClassifier if folder.config.is_encoder_decoder else HuggingFaceClassifier
+    length, notes = folder.length(model, kind(model, max_length=0, has_types=False))
+    adapt = partial(kind, max_length=length, has_types=has_types)
     module = adapt(model)
     with as_source_error():
         name = type(model).__name__
