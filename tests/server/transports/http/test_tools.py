@@ -190,7 +190,7 @@ WRONG = {
     "tool_choice": {"tools": [], "tool_choice": "required"},
     "parallel_tool_calls": {"tools": [], "parallel_tool_calls": True},
     "tool_choice.function.name": {"tool_choice": {"type": "function", "function": {"name": "map"}}},
-    "response_format": {"extra_body": {"guided_regex": "a"}},
+    "guided_regex": {"extra_body": {"guided_regex": "a"}},
     "tools": {"tools": [CLOCK, CLOCK]},
     "tools[0].function.parameters": {
         "tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "string"}}}]
