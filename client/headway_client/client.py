@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 import grpc
 
@@ -100,7 +100,11 @@ from headway_client.streams import (
     SpeechStream,
     TextStream,
 )
+from headway_client.tensors import Parameter, TensorAnswer
 from headway_client.waiting import call_all, sleep
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 ResultT = TypeVar("ResultT")
 
@@ -404,6 +408,32 @@ class Client:
     ) -> Answer[TranslationInspection]:
         """Returns the attention of the tokens of one source and of its translation."""
         return self._send(requests.inspect_translation(text, **options), timeout_s)
+
+    def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, ArrayLike],
+        *,
+        model_version: str | None = None,
+        outputs: Sequence[str] = (),
+        parameters: Mapping[str, Parameter] | None = None,
+        timeout_s: float | None = None,
+    ) -> TensorAnswer:
+        """Sends named arrays to a model of any task: ModelInfer of the Open Inference Protocol. Needs NumPy.
+
+        Args:
+            model: Name of the model.
+            inputs: Arrays of numbers, booleans or texts, by the names of the model's inputs.
+            model_version: Version of the model. Default: by its route.
+            outputs: Names of the outputs to return. Default: all but those on request.
+            parameters: Parameters of the model's task.
+            timeout_s: Longest time of the call.
+
+        Returns:
+            The outputs, a mapping of names to arrays.
+        """
+        call = requests.infer(model, inputs, model_version=model_version, outputs=outputs, parameters=parameters)
+        return self._send(call, timeout_s)
 
     def list_models(self, task: str = "", capability: str = "", *, timeout_s: float | None = None) -> ModelList:
         """Lists the loaded models: of one task, with one capability (`Model.capabilities`), or all."""

@@ -114,6 +114,7 @@ from headway_client.results import (
 )
 from headway_client.retry import NO_RETRIES, RetryPolicy
 from headway_client.streams import ImageStream, SegmentSession, SegmentStream, SpeechStream, TextStream
+from headway_client.tensors import TensorAnswer
 
 __all__ = [
     "NO_RETRIES",
@@ -203,6 +204,7 @@ __all__ = [
     "SpeechTranscript",
     "StreamNotFinishedError",
     "SynthesizedSpeech",
+    "TensorAnswer",
     "TextClassification",
     "TextDelta",
     "TextEmbedding",

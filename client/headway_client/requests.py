@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeGuard, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeAlias, TypeGuard, TypeVar, Unpack
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor
@@ -23,6 +23,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 
+from headway.oip import grpc_predict_v2_pb2 as oip_pb
 from headway.v1 import (
     caption_service_pb2,
     common_pb2,
@@ -124,6 +125,10 @@ from headway_client.results import (
     read,
     read_timings,
 )
+from headway_client.tensors import Parameter, TensorAnswer, read_answer, to_request
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 _METHODS: Final[dict[str, MethodDescriptor]] = {
     method.name: method
@@ -650,6 +655,30 @@ def get_model(model: str, *, model_version: str | None = None) -> Call[ModelDeta
         "GetModel",
         {"model": as_text("model", model), "model_version": model_version or ""},
         lambda response: read(ModelDetails, response),
+    )
+
+
+def infer(
+    model: str,
+    inputs: Mapping[str, ArrayLike],
+    *,
+    model_version: str | None = None,
+    outputs: Sequence[str] = (),
+    parameters: Mapping[str, Parameter] | None = None,
+) -> Call[TensorAnswer]:
+    """ModelInfer of the Open Inference Protocol; errors are those of `tensors.to_request`."""
+    service = oip_pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+    return Call(
+        path=f"/{service.full_name}/ModelInfer",
+        request=to_request(
+            as_text("model", model),
+            inputs,
+            model_version=model_version or "",
+            outputs=as_texts("outputs", outputs),
+            parameters=parameters or {},
+        ),
+        response_type=oip_pb.ModelInferResponse,
+        read=read_answer,
     )
 
 

@@ -147,7 +147,7 @@ class EmbeddingAnswer(Answer[EmbeddingT_co]):
         """
         if any(getattr(result, "indices", ()) for result in self.results):
             raise ValueError("the vectors are sparse; read indices and values of each result")
-        array: NDArray[np.float32] = _import_numpy().array([result.values for result in self.results], "float32")
+        array: NDArray[np.float32] = import_numpy().array([result.values for result in self.results], "float32")
         return array
 
 
@@ -427,7 +427,7 @@ class Mask:
         Raises:
             ImportError: NumPy is not installed, or Pillow for a PNG mask.
         """
-        numpy = _import_numpy()
+        numpy = import_numpy()
         if not self.counts:
             from PIL import Image  # noqa: PLC0415 (an extra)
 
@@ -743,7 +743,7 @@ class Attention:
         Raises:
             ImportError: NumPy is not installed.
         """
-        values = _import_numpy().array([each.weights for each in self.maps], "float32")
+        values = import_numpy().array([each.weights for each in self.maps], "float32")
         array: NDArray[np.float32] = values.reshape(len(self.maps), self.row_count, self.column_count)
         return array
 
@@ -995,7 +995,12 @@ class ModelDetails:
     manifest_json: str
 
 
-def _import_numpy() -> Any:
+def import_numpy() -> Any:
+    """Imports NumPy, an extra.
+
+    Raises:
+        ImportError: It is not installed.
+    """
     try:
         import numpy as np  # noqa: PLC0415 (an extra)
     except ImportError:

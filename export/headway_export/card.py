@@ -54,14 +54,15 @@ def write_card(file: Path, source: ExportSource, manifest: Manifest, proofs: Seq
         _baseline(source.training),
         _how_to_check(manifest),
         *_calibration(proofs, manifest),
-        "## Parity with PyTorch",
-        _parity_table(proofs),
+        f"## Parity with {source.reference_name}",
+        _parity_table(proofs, task_of(manifest.task).words_of_error),
         *attention_section(manifest),
         *(_training(source.training) if source.training else ()),
         "![Training loss and validation metric over the steps](" + LEARNING_CURVE_FILE + ")"
         if LEARNING_CURVE_FILE in manifest.files
         else "",
         *_weak_points(proofs),
+        *task_of(manifest.task).more_sections(manifest),
         "## Limits",
         _limits(manifest),
     ]
@@ -177,9 +178,9 @@ def _calibration(proofs: Sequence[Proof], manifest: Manifest) -> list[str]:
     return ["## Calibration", text, _table(head, rows)]
 
 
-def _parity_table(proofs: Sequence[Proof]) -> str:
+def _parity_table(proofs: Sequence[Proof], words: str) -> str:
     return _table(
-        ("variant", "largest relative logit error", "bound", "greedy tokens that differ", "checked on"),
+        ("variant", f"largest relative {words}", "bound", "greedy tokens that differ", "checked on"),
         [(_variant(proof), *_parity(proof.variant)) for proof in proofs],
     )
 

@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 from headway_export.errors import ExportError, SourceError
 from headway_export.exporter import DEFAULT_PRECISIONS, ExportOptions, export
 from headway_export.given import GivenInputs, flag_of
+from headway_export.onnx_file import OnnxOptions, name_of_model, source_from_onnx
 from headway_export.source import (
     ExportSource,
     checkpoint_beside,
@@ -27,6 +28,8 @@ from headway_export.source import (
     open_tokenizer,
     sources_from_checkpoint,
 )
+from headway_export.tasks.table import task_of
+from headway_export.torch_module import source_from_tensors
 from headway_server.bundles import (
     CHAT_TEMPLATE_FILE,
     Bundle,
@@ -78,6 +81,13 @@ _Audio = Annotated[
     Path | None, typer.Option("--audio", help="Folder of recordings in place of --texts, for a model that hears.")
 ]
 
+_MaxSizes = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="AXIS=SIZE", help="Limit of a dynamic axis, which a server checks and warms up at; repeat for several."
+    ),
+]
+_MOST_SIZE = 2**24
 _TagScheme = Annotated[
     TagScheme | None,
     typer.Option(
@@ -345,6 +355,92 @@ def hf(
             Console().print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
 
 
+@app.command()
+def onnx(
+    file: Annotated[Path, typer.Argument(help="ONNX file of any model; its external data is beside it.")],
+    store: Annotated[Path, typer.Option(help="Folder of bundles to write into.")] = Path("models"),
+    name: Annotated[
+        str | None, typer.Option(help="Name of the model in the store. [default: the file's, in small letters]")
+    ] = None,
+    version: Annotated[str, typer.Option(help="Version of the model in the store.")] = "1",
+    batch_axis: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|NUMBER|none",
+            help="Dimension of the batch, on which calls are joined. [default: the inputs' first, if its rows are "
+            "independent]",
+        ),
+    ] = None,
+    examples: Annotated[
+        Path | None,
+        typer.Option(help=".npz of inputs to try it on, and of outputs to compare. [default: drawn inputs]"),
+    ] = None,
+    max_size: _MaxSizes = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace that version if it exists.")] = False,
+    description: Annotated[str, typer.Option(help="One sentence about the model.")] = "",
+    license_name: Annotated[str, typer.Option("--license", help="Licence of the weights.")] = "not stated",
+) -> None:
+    """Take an ONNX FILE of any model as it is, tried and proved; it answers named tensors."""
+    with _reporting(exit_code=2):
+        options = OnnxOptions(
+            name=name,
+            batch_axis=batch_axis,
+            examples=examples,
+            max_sizes=_sizes(max_size or ()),
+            description=description,
+            license_name=license_name,
+        )
+        _export_tensors(*source_from_onnx(file, options), store, version, replace=replace)
+
+
+@app.command()
+def tensors(
+    model: Annotated[
+        str,
+        typer.Option(help="Your module and its example inputs as package.module:function (docs/bring-your-own.md)."),
+    ],
+    store: Annotated[Path, typer.Option(help="Folder of bundles to write into.")] = Path("models"),
+    name: Annotated[
+        str | None, typer.Option(help="Name of the model in the store. [default: the function's module's]")
+    ] = None,
+    version: Annotated[str, typer.Option(help="Version of the model in the store.")] = "1",
+    weights: Annotated[
+        Path | None, typer.Option(help="Weights of the module, a safetensors file. [default: the function's]")
+    ] = None,
+    max_size: _MaxSizes = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace that version if it exists.")] = False,
+    description: Annotated[str, typer.Option(help="One sentence about the model.")] = "",
+    license_name: Annotated[str, typer.Option("--license", help="Licence of the weights.")] = "not stated",
+) -> None:
+    """Trace a module with named inputs and outputs, and prove it; it answers named tensors."""
+    with _reporting(exit_code=2):
+        source, notes = source_from_tensors(
+            model,
+            weights=weights,
+            name=name or name_of_model(model.partition(":")[0].rpartition(".")[2], f"--model {model}"),
+            max_sizes=_sizes(max_size or ()),
+            description=description,
+            license_name=license_name,
+        )
+        _export_tensors(source, notes, store, version, replace=replace)
+
+
+def _export_tensors(source: ExportSource, notes: Sequence[str], store: Path, version: str, *, replace: bool) -> None:
+    _export(source, ExportOptions(store=store, version=version, precisions=(Precision.FP32,), replace=replace))
+    for note in notes:
+        Console().print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _sizes(given: Sequence[str]) -> dict[str, int]:
+    sizes = {}
+    for entry in given:
+        axis, separator, size = entry.rpartition("=")
+        if not (axis and separator and size.isdecimal() and 0 < int(size) <= _MOST_SIZE):
+            raise SourceError(f"--max-size {entry}: give it as AXIS=SIZE, such as length=512, from 1 to {_MOST_SIZE}")
+        sizes[axis] = int(size)
+    return sizes
+
+
 def _huggingface() -> ModuleType:
     """The package that reads model folders, which needs an extra."""
     try:
@@ -468,7 +564,8 @@ def _agreement(variant: Variant) -> str:
 def _print_summary(bundle: Bundle) -> None:
     manifest = bundle.manifest
     table = Table(title=f"{manifest.name}/{manifest.version}  ({manifest.task})", title_justify="left")
-    for column in ("variant", "size", "logit error", "greedy tokens that differ", "metric"):
+    words = task_of(manifest.task).words_of_error
+    for column in ("variant", "size", words, "greedy tokens that differ", "metric"):
         table.add_column(column)
     for precision, variant in manifest.variants.items():
         files = (name for name in manifest.files if name.startswith(f"{precision}/"))
@@ -483,6 +580,8 @@ def _print_summary(bundle: Bundle) -> None:
         )
     console = Console()
     console.print(table)
+    for line in task_of(manifest.task).summary(manifest):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     if CHAT_TEMPLATE_FILE in manifest.files:
         console.print("has a chat template: a request may give a conversation instead of a prompt", highlight=False)
     console.print(f"wrote {bundle.path}", highlight=False, soft_wrap=True)

@@ -8,9 +8,11 @@ ExportError              what this package raises; its message is for the user
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 _MOST_CHARACTERS: Final = 300
+_PLACES: Final = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : |/onnxruntime_src/\S+:\d+ .*?\) (?=\w)")
 
 
 class ExportError(Exception):
@@ -30,6 +32,10 @@ class ParityError(ExportError):
 
 
 def reason_of(error: BaseException) -> str:
-    """Returns what a foreign error says, in a line of readable length: a tracer tells whole graphs."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    """Returns what a foreign error says, in a line of readable length.
+
+    A tracer tells whole graphs, and ONNX Runtime places in its source.
+    """
+    message = _PLACES.sub("", str(error))
+    text = " ".join(message.split()) or type(error).__name__
     return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]} ..."

@@ -36,9 +36,11 @@ from headway_export.tasks.table import task_of, tasks_where
 from headway_export.tracing import Role, TracedGraph, TracedModel, trace
 from headway_export.weights import WrittenWeights, save
 from headway_server.bundles import (
+    BATCH_AXIS,
     CARD_FILE,
     CHAT_TEMPLATE_FILE,
     TOKENIZER_FILE,
+    BatchingFigures,
     Bundle,
     BundleFile,
     Embedding,
@@ -72,6 +74,7 @@ _DEVICES: dict[Precision, Literal["cpu", "cuda"]] = {
 }
 NOISE_GROWTHS = (float("inf"), 16.0, 4.0)
 """Of an activation whose scale is fixed, tried in turn until the variant passes its proof (`noise_growth`)."""
+_UNPROVED_BATCHING = BatchingFigures(max_row_error=0.0, bound=0.0, row_counts=(1,))
 _UNPROVED = ParityFigures(max_relative_logit_error=0.0, bound=None, checked_shape_count=0, provider="")
 
 
@@ -276,6 +279,7 @@ class _Prover:
         figures = parity.check(candidate, reference)
         self._give_back()
         attention = parity.check_attention(candidate, reference) if traced.attention is not None else None
+        batching = task_of(self._source.task).batching(candidate)
         if self._source.evaluation is not None:
             evaluation = self._source.evaluation
             self._progress(f"{precision}: {evaluation.metric} on {evaluation.dataset}")
@@ -302,6 +306,7 @@ class _Prover:
                 "calibration": calibration,
                 "attention": attention,
                 "agreement": agreed,
+                "batching": batching,
             }
         )
         kept = precision in self._options.precisions
@@ -345,10 +350,12 @@ class _Prover:
             save(whole.model, path, threshold_bytes=threshold_bytes, written=beside)
             graphs[graph.role] = Graph(file=file, inputs=whole.inputs, outputs=whole.outputs)
             written[path] = whole.model
-        if precision is Precision.FP32:
+        if precision is Precision.FP32 and next(self._source.module.parameters(), None) is not None:
             self._weights.read_from(written, self._source.module, [graph.model for graph in _all_graphs(traced)])
         del written
-        opset = self._opsets[precision] = max(graph.model.graph.opset_imports[""] for graph in _all_graphs(traced))
+        opset = self._opsets[precision] = max(
+            graph.model.graph.opset_imports.get("", 1) for graph in _all_graphs(traced)
+        )
         variant = Variant(
             device=_DEVICES[precision],
             graphs=graphs,
@@ -357,6 +364,7 @@ class _Prover:
             alignment_layer=traced.alignment_layer,
             parity=_UNPROVED,
             quality=None,
+            batching=_UNPROVED_BATCHING if self._is_joined(graphs) else None,
         )
         manifest = _manifest(self._source, self._options, {precision: variant}, describe_files(self._folder), opset)
         return Candidate(
@@ -366,6 +374,12 @@ class _Prover:
             variant=variant,
             runtime=Runtime(device="auto" if variant.device == "cuda" else "cpu", map_weights=True),
         )
+
+    def _is_joined(self, graphs: Mapping[Role, Graph]) -> bool:
+        """True if the rows of calls are joined on an axis that the manifest names."""
+        if not task_of(self._source.task).measures_batching:
+            return False
+        return any(BATCH_AXIS in spec.shape for graph in graphs.values() for spec in graph.inputs)
 
     def _as_written(self, precision: Precision, graph: TracedGraph) -> TracedGraph:
         """Returns the graph as it is written."""

@@ -211,6 +211,8 @@ class ExportSource:
     """What the weights were fetched as."""
     documents: Mapping[str, bytes] = field(default_factory=dict)
     """Files that go into the bundle as they are, by their paths in it."""
+    reference_name: str = "PyTorch"
+    """What an export is held against, for the card."""
 
     def __post_init__(self) -> None:
         if self.tokenizer is not None:  # the caller decides on both
@@ -606,18 +608,36 @@ def _build(factory: str, weights: Path) -> nn.Module:
     Raises:
         SourceError: There is no such factory, it makes no module, or the weights are not the module's.
     """
+    module = find_made(factory)
+    if not isinstance(module, nn.Module):
+        raise SourceError(f"--model {factory}: returned {type(module).__name__}; it must return a torch.nn.Module")
+    load_strictly(module, weights, factory)
+    return module.float().eval()
+
+
+def find_made(factory: str) -> Any:
+    """Returns what a factory makes.
+
+    Raises:
+        SourceError: There is no such factory.
+    """
     try:
         make = find_factory(factory)
     except ValueError as error:
         raise SourceError(f"--model {error}") from error
-    module = make()
-    if not isinstance(module, nn.Module):
-        raise SourceError(f"--model {factory}: returned {type(module).__name__}; it must return a torch.nn.Module")
+    return make()
+
+
+def load_strictly(module: nn.Module, weights: Path, factory: str) -> None:
+    """Loads the weights of a module.
+
+    Raises:
+        SourceError: They are not the module's.
+    """
     try:
         load_weights(module, str(weights))
     except (RuntimeError, SafetensorError, OSError) as error:
         raise SourceError(f"{weights}: does not fit the module of {factory}: {error}") from error
-    return module.float().eval()
 
 
 def open_tokenizer(file: Path) -> Tokenizer:

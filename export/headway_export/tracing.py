@@ -287,7 +287,8 @@ def _spec_of(value: ir.Value) -> TensorSpec:
     assert value.dtype is not None, "the tracer gives inputs and outputs types"
     assert value.shape is not None, "inputs and outputs are declared"
     shape = (axis if isinstance(axis, int) else str(axis.value) for axis in value.shape)
-    return make_spec(str(value.name), value.dtype.numpy().name, *shape)
+    dtype = "string" if value.dtype == ir.DataType.STRING else value.dtype.numpy().name
+    return make_spec(str(value.name), dtype, *shape)
 
 
 @contextmanager
@@ -356,15 +357,31 @@ class _Positional(nn.Module):
         return tuple(self.traced(*inputs).values())
 
 
-def trace_graph(role: Role, module: nn.Module, graph: nn.Module, inputs: Sequence[TensorSpec]) -> TracedGraph:
+def trace_graph(
+    role: Role,
+    module: nn.Module,
+    graph: nn.Module,
+    inputs: Sequence[TensorSpec],
+    *,
+    outputs: Sequence[TensorSpec] | None = None,
+    example: tuple[Tensor, ...] | None = None,
+) -> TracedGraph:
     """Traces a graph of a module whose inputs are, in order, those that are declared.
+
+    Args:
+        role: Of the graph.
+        module: What it is made from.
+        graph: What is traced.
+        inputs: What it reads.
+        outputs: What it gives; None: found by runs.
+        example: Inputs to trace it at; None: ones and zeros.
 
     Raises:
         SourceError: The module does not follow its protocol.
         TraceError: PyTorch cannot trace it.
     """
     graph = graph.eval()
-    outputs = declare_outputs(module, graph, inputs)
+    outputs = declare_outputs(module, graph, inputs) if outputs is None else outputs
     dynamic = torch.export.Dim.DYNAMIC
     shapes = tuple({axis: dynamic for axis, size in enumerate(spec.shape) if isinstance(size, str)} for spec in inputs)
     try:
@@ -378,7 +395,7 @@ def trace_graph(role: Role, module: nn.Module, graph: nn.Module, inputs: Sequenc
             warnings.simplefilter("ignore")  # the tracer warns of its own internals
             program = torch.onnx.export(
                 _Positional(graph),
-                _example_of(inputs, _TRACED_SIZES),
+                _example_of(inputs, _TRACED_SIZES) if example is None else example,
                 dynamo=True,
                 dynamic_shapes=(shapes,),
                 input_names=[spec.name for spec in inputs],

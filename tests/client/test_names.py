@@ -127,13 +127,13 @@ def test_a_unary_rpc_has_a_command_of_its_name(method: str) -> None:
 
 def test_no_command_is_without_an_rpc_except_the_tools() -> None:
     rpcs = {snake_case(method).replace("_", "-") for method in METHODS}
-    own = {"chat", "caption", "health", "load", "load-compare", "segment", "speak", "transcribe"}
+    own = {"chat", "caption", "health", "infer", "load", "load-compare", "segment", "speak", "transcribe"}
     assert COMMANDS - rpcs == own
 
 
 def test_the_load_tester_knows_every_command_that_runs_a_model() -> None:
     of_models = {snake_case(method.name).replace("_", "-") for method in METHODS.values() if is_not_loaded(method)}
-    tools = {"caption", "health", "load", "load-compare", "segment", "speak", "transcribe"}
+    tools = {"caption", "health", "infer", "load", "load-compare", "segment", "speak", "transcribe"}
     assert set(LoadTask) == COMMANDS - tools - of_models
 
 

@@ -234,6 +234,10 @@ TENSORS: dict[Task, tuple[list[dict[str, Any]], dict[str, Any]]] = {
         ],
         {"step_count": 1, "seed": 7},
     ),
+    Task.TENSORS: (
+        [{"numbers": [[1, 2, 3], [4, 5, 6]], "category": [1, 4]}, {"image": None}, {"values": [[1, 2, 3]]}],
+        {},
+    ),
 }
 """Examples of inputs, the first of the required ones, and parameters for every task. None: zeros of the described
 shape."""
@@ -473,7 +477,8 @@ def unpacked(datatype: str, data: bytes) -> list[Any]:
 
 
 def test_every_task_has_examples_of_its_tensors() -> None:
-    assert TENSORS.keys() == TYPED.keys() == FAMILIES.keys()
+    assert TENSORS.keys() == FAMILIES.keys()
+    assert TYPED.keys() == FAMILIES.keys() - {Task.TENSORS}  # whose typed call is this protocol's
 
 
 @pytest.mark.parametrize("task", TENSORS)
@@ -563,9 +568,11 @@ def streamed(model: Tensors, example: dict[str, Any]) -> Any:
 
 
 def check_typed(channel: Any, doors: Doors, name: str, outputs: dict[str, np.ndarray]) -> None:
-    """Compares outputs with the answer of the task's own RPC."""
+    """Compares outputs with the answer of the task's own RPC, if it has one."""
     manifest = doors.manifests[name]
-    typed, is_sparse = TYPED[manifest.task], manifest.embedding is not None and manifest.embedding.is_sparse
+    if (typed := TYPED.get(manifest.task)) is None:
+        return
+    is_sparse = manifest.embedding is not None and manifest.embedding.is_sparse
     path, method = METHODS[typed.rpc]
     request_type, response_type = GetMessageClass(method.input_type), GetMessageClass(method.output_type)
     call = channel.unary_unary(path, request_type.SerializeToString, response_type.FromString)

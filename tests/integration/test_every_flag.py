@@ -246,6 +246,17 @@ CALLS: dict[str, tuple[str, tuple[str | Refused, ...]]] = {
             "Hund --picture out.svg --summary mean --model multi30k-de-en",
         ),
     ),
+    "infer": (
+        "",
+        (
+            "series --input values=[[1,2,3]] --json --model-version 1",
+            "series -i values=[[1,2,3]] --output-name forecast --output out.npz",
+            'pairs --input text=["goal"] --parameter top_k=1 --output-name label',
+            Refused("series --input values=1,2", "is neither an array file nor JSON"),
+            Refused("series --input others=[1] --json", "is 'others'; the model reads values"),
+            Refused("series", "there is no input"),
+        ),
+    ),
     "list-models": ("", ("--task generation", "--capability generate_text", "--json")),
     "get-model": ("", ("spare --model-version 1", "spare --json")),
     "list-bundles": ("", ("--json",)),

@@ -22,6 +22,7 @@ from headway_client.cli import (
     models,
     segmentation,
     speech,
+    tensors,
     text_to_text,
 )
 
@@ -60,6 +61,7 @@ for command in (
     inspection.inspect_image,
     inspection.inspect_generation,
     inspection.inspect_translation,
+    tensors.infer,
     models.list_models,
     models.get_model,
     models.list_bundles,

@@ -27,6 +27,7 @@ TASKS: Final[dict[Task, str]] = {
     Task.TEXT_SCORING: "headway_export.tasks.text:TextScoring",
     Task.TEXT_EMBEDDING: "headway_export.tasks.text:TextEmbedding",
     Task.IMAGE_EMBEDDING: "headway_export.tasks.images:ImageEmbedding",
+    Task.TENSORS: "headway_export.tasks.tensors:NamedTensors",
 }
 """The `ExportTask` of each, `module:class`, in the order in which messages name them."""
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from headway_export.source import EvaluationData, ExportSource
     from headway_export.tracing import Traceable, TracedModel
     from headway_server.batching import Tensors
-    from headway_server.bundles import Limits, Manifest
+    from headway_server.bundles import BatchingFigures, Limits, Manifest
     from headway_training.checkpoint import Checkpoint
 
 
@@ -59,7 +59,7 @@ class ExportTask(ABC):
     names_columns: ClassVar[bool] = True
     """True if each of its columns is a label, a token or a number of a vector, which the exporter counts."""
     is_read: ClassVar[bool] = True
-    """True if its models are read from checkpoints and factories; False: from folders of `transformers` alone."""
+    """True if its models are read from checkpoints and factories; False: by commands of their own."""
     is_of_the_kit: ClassVar[bool] = False
     """True if factories make none."""
     needed_flags: ClassVar[tuple[str, ...]] = ()
@@ -85,8 +85,12 @@ class ExportTask(ABC):
     """What lets a decoder for the CPU give more than was traced."""
     inspection: ClassVar[str] = "inspect-text TEXT"
     """Command that shows what a model attends to."""
+    measures_batching: ClassVar[bool] = False
+    """True if the rows of a batch are compared with the rows alone (`batching`)."""
     is_evaluated_served: ClassVar[bool] = True
     """True if `headway-train evaluate` measures the metric on a server."""
+    words_of_error: ClassVar[str] = "logit error"
+    """What the card and the command call the error of an export."""
     words_of_names: ClassVar[str] = "Labels"
     """What the card calls the manifest's labels."""
     words_of_total: ClassVar[str] = "Prompt and continuation together have"
@@ -192,6 +196,14 @@ class ExportTask(ABC):
             ParityError: They differ by more than `comparison` allows.
         """
 
+    def batching(self, candidate: Candidate) -> BatchingFigures | None:
+        """Compares the rows of a batch with the rows alone; None where calls are not joined by an axis of the manifest.
+
+        Raises:
+            ParityError: They differ.
+        """
+        return None
+
     def attention_items(self, candidate: Candidate) -> Iterator[list[Tensors]]:
         """Yields batches of inputs of the graph `attention`."""
         raise NotImplementedError(f"{self.task} shows no attention")
@@ -241,6 +253,14 @@ class ExportTask(ABC):
         """Says what becomes of images, a sentence each; for a model that has their preprocessing."""
         image = demanded(manifest.image_preprocessing)
         return [f"Every image is resized to {image.height} x {image.width} pixels."]
+
+    def more_sections(self, manifest: Manifest) -> list[str]:
+        """Returns paragraphs before the limits."""
+        return []
+
+    def summary(self, manifest: Manifest) -> list[str]:
+        """Returns lines that the command prints below its table."""
+        return []
 
     def more_limits(self, manifest: Manifest) -> list[str]:
         """Says what else is limited."""

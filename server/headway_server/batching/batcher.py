@@ -17,16 +17,16 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, Final, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 import structlog
 
 from headway_server.batching.graph import Tensors
 from headway_server.batching.queue import BatchQueue, Entry
-from headway_server.errors import DeadlineError, ModelRunError, is_failure
+from headway_server.errors import DeadlineError, InvalidInputError, ModelRunError, is_failure
 from headway_server.observers import (
     NO_OBSERVER,
     BatchEvent,
@@ -54,6 +54,10 @@ _IDLE_TURNS: Final = 4
 _log = structlog.get_logger(__name__)
 
 
+_Run: TypeAlias = tuple[list[Entry], Tensors | InvalidInputError]
+"""Entries that ran together, and their outputs or the reason why there are none."""
+
+
 class BatchError(ModelRunError):
     """The model could not be run; the log says why. A bug or a broken machine, never the caller's fault."""
 
@@ -65,7 +69,11 @@ class Graph(Protocol):
         """Makes the inputs of a batch."""
 
     def run(self, inputs: Tensors, outputs: Sequence[str]) -> Tensors:
-        """Runs the graph for the named outputs; called by one thread per lane concurrently."""
+        """Runs the graph for the named outputs; called by one thread per lane concurrently.
+
+        Raises:
+            InvalidInputError: The inputs of some item are wrong. The items of the batch then run one by one.
+        """
 
     def split(self, outputs: Tensors, items: Sequence[Tensors]) -> Sequence[Tensors]:
         """Takes the outputs of a batch apart, item by item."""
@@ -166,6 +174,8 @@ class Batcher(Worker):
         read: Reader[Result] | None = None,
         deadline: float | None,
         caller: str = "",
+        counts: Sequence[int] | None = None,
+        group: Hashable = None,
     ) -> BatchedResults[Result]:
         """Waits for the results of a call's items. If the caller disconnects, items that have not run are dropped.
 
@@ -176,16 +186,19 @@ class Batcher(Worker):
             read: Makes each item's result from its outputs, off the event loop; None: the outputs are the result.
             deadline: End of the caller's wait, in seconds of `time.monotonic`.
             caller: Who waits: the calls of one caller wait behind each other.
+            counts: Rows of each item; None: one.
+            group: Items of calls with different groups do not share a batch.
 
         Raises:
             BatchError: The model could not be run, or its outputs could not be read.
+            InvalidInputError: The graph cannot take the inputs.
             DeadlineError: The deadline passed before all items ran.
             DrainingError: The batcher was closed.
         """
         call = PendingCall(len(items), tuple(outputs), read)
         entries = [
-            Entry(item=item, length=length, call=call, index=index, deadline=deadline)
-            for index, (item, length) in enumerate(zip(items, lengths, strict=True))
+            Entry(item=item, length=length, call=call, index=index, deadline=deadline, count=count, group=group)
+            for index, (item, length, count) in enumerate(zip(items, lengths, counts or [1] * len(items), strict=True))
         ]
         try:
             with self._accept(call):
@@ -261,8 +274,8 @@ class Batcher(Worker):
     def _run(self, batch: list[Entry]) -> None:
         """Runs one batch and hands its results, or its error, to the event loop."""
         try:
-            wanted, outputs, started, finished = self._run_in_turn(batch)
-            rows = self._graph.split(outputs, [entry.item for entry in wanted]) if wanted else ()
+            runs, started, finished = self._run_in_turn(batch)
+            computed = [(entry, row) for wanted, outputs in runs for entry, row in self._split(wanted, outputs)]
         except BaseException as error:  # the batch's callers get any error, and the thread continues
             if not is_failure(error):
                 raise
@@ -270,7 +283,7 @@ class Batcher(Worker):
             self._post(_fail, batch, run_error(BatchError))
             return
         done: list[tuple[Entry, Any]] = []
-        for entry, row in zip(wanted, rows, strict=True):
+        for entry, row in computed:
             try:
                 read = _call_of(entry).read
                 done.append((entry, row if read is None else read(row, entry.index)))
@@ -282,11 +295,11 @@ class Batcher(Worker):
         if done:
             self._post(_deliver, done, started, finished)
 
-    def _run_in_turn(self, batch: list[Entry]) -> tuple[list[Entry], Tensors, float, float]:
+    def _run_in_turn(self, batch: list[Entry]) -> tuple[list[_Run], float, float]:
         """Prepares a batch and runs it when a lane is free, without cancelled items.
 
         Returns:
-            The entries that were run, their outputs, and when the run began and ended.
+            Its runs, one unless inputs are wrong, and when they began and ended.
         """
         try:
             with self._heartbeat.working():
@@ -295,12 +308,12 @@ class Batcher(Worker):
                 started = time.monotonic()
                 wanted = self._still_wanted(batch, started)
                 if not wanted:
-                    return [], {}, started, started
+                    return [], started, started
                 if len(wanted) < len(batch):
                     inputs = self._graph.collate([entry.item for entry in wanted])
                 self._report_left(wanted, "started", started)
                 names = dict.fromkeys(name for entry in wanted for name in _call_of(entry).outputs)
-                outputs = self._graph.run(inputs, list(names))
+                runs = self._compute(wanted, inputs, list(names))
                 finished = time.monotonic()
         finally:
             with self._changed:
@@ -309,7 +322,23 @@ class Batcher(Worker):
                 if self._can_take():
                     self._changed.notify()
         self._report_batch(wanted, started, finished)
-        return wanted, outputs, started, finished
+        return runs, started, finished
+
+    def _compute(self, wanted: list[Entry], inputs: Tensors, names: list[str]) -> list[_Run]:
+        """Runs a batch; if inputs of an item are wrong, every item alone, so that the others are answered."""
+        try:
+            return [(wanted, self._graph.run(inputs, names))]
+        except InvalidInputError as error:
+            if len(wanted) == 1:
+                return [(wanted, error)]
+        return [run for entry in wanted for run in self._compute([entry], self._graph.collate([entry.item]), names)]
+
+    def _split(self, wanted: list[Entry], outputs: Tensors | InvalidInputError) -> list[tuple[Entry, Tensors]]:
+        """Takes the outputs of a run apart; a failed one ends its calls."""
+        if isinstance(outputs, InvalidInputError):
+            self._post(_fail, wanted, outputs)
+            return []
+        return list(zip(wanted, self._graph.split(outputs, [entry.item for entry in wanted]), strict=True))
 
     def _still_wanted(self, batch: list[Entry], now: float) -> list[Entry]:
         """Returns the entries somebody waits for, and fails the calls whose deadline has passed."""
@@ -344,13 +373,13 @@ class Batcher(Worker):
     def _report_batch(self, entries: Sequence[Entry], started: float, finished: float) -> None:
         if self._observer is NO_OBSERVER:
             return
-        lengths = [entry.length for entry in entries]
+        longest, num_items = max(entry.length for entry in entries), sum(entry.count for entry in entries)
         self._observer.batch_finished(
             BatchEvent(
                 model=self._model,
-                num_items=len(entries),
-                length=max(lengths),
-                num_padded=max(lengths) * len(lengths) - sum(lengths),
+                num_items=num_items,
+                length=longest,
+                num_padded=longest * num_items - sum(entry.work for entry in entries),
                 started_at=started,
                 run_s=finished - started,
                 members=partial(_members, entries),
@@ -363,9 +392,12 @@ class Batcher(Worker):
 
 def _members(entries: Sequence[Entry]) -> list[BatchMember]:
     """Returns the calls that have entries in a batch."""
+    counts: Counter[PendingCall] = Counter()
+    for entry in entries:
+        counts[_call_of(entry)] += entry.count
     return [
         BatchMember(pending.call, pending.arrived_at, count)
-        for pending, count in Counter(map(_call_of, entries)).items()
+        for pending, count in counts.items()
         if pending.call is not None
     ]
 

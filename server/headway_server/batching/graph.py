@@ -17,6 +17,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from headway_server.bundles import BATCH_AXIS
 from headway_server.errors import BundleError
 from headway_server.runtime import Device, Session
 
@@ -26,8 +27,6 @@ Tensors: TypeAlias = Mapping[str, NDArray[Any]]
 Postprocess: TypeAlias = Mapping[str, Callable[[NDArray[Any]], NDArray[Any]]]
 """Functions by output, applied to a whole batch before it is split; they keep the shape. An operation on a batch takes
 hardly longer than on one item."""
-
-BATCH_AXIS: Final = "batch"
 
 _RUN_OVERHEAD_S: Final = 2e-3
 """Fixed cost of a run: starting operators, switching threads, waiting for the GIL."""
@@ -144,7 +143,7 @@ class BatchGraph:
         try:
             inputs = self.collate([item])
             [found] = self.split(session.run(inputs), [item])
-            run_s = _time_on_one_core(session, inputs)
+            max_padding = measure_padding(session, inputs, length)
         except Exception as error:  # errors of onnxruntime, and of graphs with other tensors
             raise BundleError(f"{file}: does not run ({error}); export the model again") from error
         for name, shape in expected.items():
@@ -153,7 +152,7 @@ class BatchGraph:
                 raise BundleError(
                     f"{file}: {name} {has} of one input, by the manifest it is {shape}; export the model again"
                 )
-        return _settle(session, run_s, length)
+        return max_padding
 
     def _stack(self, name: str, arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
         dtype = self._dtypes[name]
@@ -181,7 +180,7 @@ class BatchGraph:
 
 
 def measure_padding(session: Session, inputs: Tensors, length: int) -> int | None:
-    """Runs a graph a few times; a small one on the CPU uses one core a run afterwards.
+    """Measures a graph as `measure_run` does.
 
     Args:
         session: The graph.
@@ -191,16 +190,27 @@ def measure_padding(session: Session, inputs: Tensors, length: int) -> int | Non
     Returns:
         As `BatchGraph.warm_up`.
     """
-    return _settle(session, _time_on_one_core(session, inputs), length)
+    run_s = measure_run(session, inputs)
+    return None if run_s is None else most_padding(run_s, length)
 
 
-def _settle(session: Session, run_s: float | None, length: int) -> int | None:
+def measure_run(session: Session, inputs: Tensors) -> float | None:
+    """Runs a graph a few times; a small one on the CPU uses one core a run afterwards.
+
+    Args:
+        session: The graph.
+        inputs: Inputs of one item, with the batch axis.
+
+    Returns:
+        Seconds of a run on one core; None on CUDA.
+    """
+    run_s = _time_on_one_core(session, inputs)
     if run_s is None:
         return None
     if session.num_lanes > 1 and run_s < _SMALL_RUN_S:
         session.use_one_core(session.num_lanes - (run_s < _TINY_RUN_S))
     _log.info("lanes", file=session.graph.file, run_ms=round(1e3 * run_s, 2), lanes=session.num_lanes)
-    return most_padding(run_s, length)
+    return run_s
 
 
 def most_padding(run_s: float, length: int) -> int:

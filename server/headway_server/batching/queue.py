@@ -5,8 +5,9 @@ work of the call's entries before it, stretched. So a call of one text passes mo
 and still nothing waits for ever, since newcomers rank higher and higher. A call also ranks behind what its own caller
 has brought before: one that brings a thousand calls delays its own.
 
-Cut: a batch has the entry of the lowest rank and the entries nearest to it in length among the next few batches' worth.
-`longest x count` stays within the budget, and the padding of each entry costs less than a separate run.
+Cut: a batch has the entry of the lowest rank and the entries nearest to it in length among the next few batches' worth
+that are of its group. `longest x count` stays within the budget, and the padding of each entry costs less than a
+separate run.
 
 Nothing here is thread-safe; the batcher holds a lock.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -34,7 +35,7 @@ _MAX_REMOVED: Final = 64
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Entry:
-    """One item of a call: a text, an image."""
+    """One item of a call: a text, an image; or several rows of tensors."""
 
     item: Tensors
     length: int
@@ -45,10 +46,19 @@ class Entry:
     """Its index in the call."""
     deadline: float | None = None
     """When its caller stops waiting, by `time.monotonic`."""
+    count: int = 1
+    """Its rows in a batch, each of `length`."""
+    group: Hashable = None
+    """Entries of different groups cannot share a batch."""
     rank: int = field(default=0, init=False)
     number: int = field(default=0, init=False)
     waits: bool = field(default=False, init=False)
     """True while it is in the queue and has not been removed."""
+
+    @property
+    def work(self) -> int:
+        """Its cost without padding."""
+        return self.length * self.count
 
     def is_expired(self, now: float) -> bool:
         """True if its caller has stopped waiting; `now` is by `time.monotonic`."""
@@ -93,14 +103,14 @@ class BatchQueue:
         rank = self._done_work
         if caller:
             rank = max(rank, self._rank_of.get(caller, 0))
-            self._rank_of[caller] = rank + sum(entry.length for entry in entries)
+            self._rank_of[caller] = rank + sum(entry.work for entry in entries)
             if len(self._rank_of) > _MAX_RANKS:
                 self._rank_of = {name: least for name, least in self._rank_of.items() if least > self._done_work}
         for entry in entries:
             entry.rank, entry.number = rank, self._num_added
             self._num_added += 1
             self._push(entry)
-            rank += _STRETCH * entry.length
+            rank += _STRETCH * entry.work
 
     def remove(self, entries: Iterable[Entry]) -> list[Entry]:
         """Removes the still waiting entries of a cancelled call, and returns them.
@@ -120,13 +130,13 @@ class BatchQueue:
         heapq.heappush(self._heap, entry)
         entry.waits = True
         self._num_waiting += 1
-        self._waiting_work += entry.length
+        self._waiting_work += entry.work
 
     def _leave(self, entry: Entry) -> None:
         """Counts an entry out."""
         entry.waits = False
         self._num_waiting -= 1
-        self._waiting_work -= entry.length
+        self._waiting_work -= entry.work
 
     def remove_all(self) -> list[Entry]:
         """Removes and returns all that waits."""
@@ -154,12 +164,14 @@ class BatchQueue:
         if not window:
             return [], expired
         first = window[0]
-        window.sort(key=lambda entry: entry.length)
-        low, high = _cut([entry.length for entry in window], window.index(first), budget, self._max_padding)
-        for entry in window[:low] + window[high:]:
-            self._push(entry)
-        batch = window[low:high]
-        self._done_work += sum(entry.length for entry in batch)
+        group = sorted((entry for entry in window if entry.group == first.group), key=lambda entry: entry.length)
+        low, high = _cut(group, group.index(first), budget, self._max_padding)
+        batch = group[low:high]
+        taken = set(map(id, batch))
+        for entry in window:
+            if id(entry) not in taken:
+                self._push(entry)
+        self._done_work += sum(entry.work for entry in batch)
         return batch, expired
 
     def _pop_window(self, now: float) -> tuple[list[Entry], list[Entry]]:
@@ -176,35 +188,37 @@ class BatchQueue:
                 expired.append(entry)
             else:
                 window.append(entry)
-                work += entry.length
+                work += entry.work
         return window, expired
 
 
-def _cut(lengths: list[int], start: int, budget: int, max_padding: int) -> tuple[int, int]:
+def _cut(entries: list[Entry], start: int, budget: int, max_padding: int) -> tuple[int, int]:
     """Grows a batch from one entry to its neighbours in length.
 
     Args:
-        lengths: In ascending order.
+        entries: In ascending order of their lengths.
         start: The entry that must be in.
         budget: Maximum `longest x count`.
         max_padding: Maximum padding of an entry.
 
     Returns:
-        The batch as a half-open range of `lengths`.
+        The batch as a half-open range of `entries`.
     """
-    low, high = start, start + 1
+    low, high, count = start, start + 1, entries[start].count
     while True:
-        count = high - low + 1
-        shorter_fits = low > 0 and lengths[high - 1] * count <= budget
-        longer_fits = high < len(lengths) and lengths[high] * count <= budget
-        if not shorter_fits and not longer_fits:
-            return low, high
+        longest = entries[high - 1].length
+        shorter = entries[low - 1] if low > 0 else None
+        longer = entries[high] if high < len(entries) else None
+        if shorter is not None and longest * (count + shorter.count) > budget:
+            shorter = None
+        if longer is not None and longer.length * (count + longer.count) > budget:
+            longer = None
         # The neighbour that adds less padding: a shorter one is padded itself, a longer one pads all others.
-        padding_if_shorter = lengths[high - 1] - lengths[low - 1] if shorter_fits else budget + 1
-        padding_if_longer = (lengths[high] - lengths[high - 1]) * (count - 1) if longer_fits else budget + 1
-        if min(padding_if_shorter, padding_if_longer) > max_padding:
-            return low, high
-        if padding_if_shorter <= padding_if_longer:
-            low -= 1
+        padding_if_shorter = budget + 1 if shorter is None else (longest - shorter.length) * shorter.count
+        padding_if_longer = budget + 1 if longer is None else (longer.length - longest) * count
+        if shorter is not None and padding_if_shorter <= min(padding_if_longer, max_padding):
+            low, count = low - 1, count + shorter.count
+        elif longer is not None and padding_if_longer <= max_padding:
+            high, count = high + 1, count + longer.count
         else:
-            high += 1
+            return low, high

@@ -13,6 +13,8 @@ MAX_TEXTS = most_elements("EmbedTextRequest.texts")
 """Maximum texts of a call."""
 MAX_IMAGES = most_elements("EmbedImageRequest.images")
 """Maximum images of a call."""
+MAX_ROWS = 2**16
+"""Maximum rows of a call of tensors."""
 MAX_GRID_PROMPTS = 1024
 """Maximum prompts of a call that run together: a grid of 32 by 32 points."""
 
@@ -21,6 +23,9 @@ _BATCH_TOKENS: Final[dict[Device, int]] = {"cpu": 512, "cuda": 4096}
 _BATCH_IMAGES: Final[dict[Device, int]] = {"cpu": 16, "cuda": 32}
 _BATCH_PROMPTS: Final[dict[Device, int]] = {"cpu": 4, "cuda": 64}
 _DENOISING_ROWS: Final[dict[Device, int]] = {"cpu": 16, "cuda": 64}
+_BATCH_ROWS: Final = 64
+_BATCH_RUN_S: Final = 10e-3
+"""Seconds that the rows of a batch of tensors would run one by one; together they take less."""
 _CPU_BATCH_PIXELS: Final = 2 * 224 * 224
 """Maximum pixels of a batch of preprocessed images on the CPU; a batch of two may have more."""
 
@@ -45,13 +50,18 @@ class BatchingSettings(BaseModel):
     caches fit few activations, and 64 on CUDA."""
     max_waiting_prompts: Annotated[int, Field(ge=MAX_GRID_PROMPTS)] = 4096
     """Maximum admitted and unanswered prompts of a segmentation model."""
+    max_batch_rows: Annotated[int, Field(ge=1)] | None = None
+    """Maximum rows of a batch of a model of tensors. Left out: 64 on CUDA; on the CPU as many as would run in 10 ms one
+    by one, at least 2 and at most 64."""
+    max_waiting_rows: Annotated[int, Field(ge=MAX_ROWS)] = 262_144
+    """Maximum admitted and unanswered rows of a model of tensors."""
     max_denoising_rows: Annotated[int, Field(ge=2)] | None = None
     """Maximum rows of a denoising step of an image generation model; a guided image takes two. Left out: 16 on the CPU
     and 64 on CUDA."""
     max_waiting_mib: Annotated[int, Field(ge=1)] = 256
     """Maximum MiB of a model's admitted and unanswered inputs in decoded form: images and their
-    pixels, texts and their tokens, phrases in all forms, vectors of labels, masks, latents, audio. A larger call is
-    admitted when it is alone; one of several audios is refused."""
+    pixels, texts and their tokens, phrases in all forms, vectors of labels, masks, latents, audio, tensors. A larger
+    call is admitted when it is alone; one of several audios is refused."""
 
     @property
     def max_waiting_bytes(self) -> int:
@@ -68,6 +78,12 @@ class BatchingSettings(BaseModel):
             return self.max_batch_images
         most = _BATCH_IMAGES[device]
         return most if device == "cuda" else max(2, min(most, _CPU_BATCH_PIXELS // num_pixels))
+
+    def batch_rows(self, run_s: float | None) -> int:
+        """Returns the maximum rows of a batch of tensors; one row runs `run_s` seconds on the CPU, None: on CUDA."""
+        if self.max_batch_rows:
+            return self.max_batch_rows
+        return _BATCH_ROWS if run_s is None else max(2, min(_BATCH_ROWS, round(_BATCH_RUN_S / run_s)))
 
     def denoising_rows(self, device: Device) -> int:
         """Returns the maximum rows of a denoising step on a device."""

@@ -69,6 +69,10 @@ TEXT_DIFFUSION_TENSORS = DIFFUSION_TENSORS | {
 """Inputs and outputs of the graphs of a text-conditional diffusion model."""
 CODEC_TENSORS = (("codes", "state"), ("samples", "present_state"))
 """Inputs and outputs of the graph `codec_decoder` of a speech synthesis model (docs/graphs.md)."""
+EXAMPLES_FILE = "examples.npz"
+"""Inputs of a model of tensors by name, one row of a batch: a server warms up with them."""
+BATCH_AXIS = "batch"
+"""Name of the axis on which a server joins calls."""
 VOICES_FILE = "voices.json"
 """Voices of a speech synthesis model: codec frames of a recording by name; a frame has a code of each codebook."""
 CARD_FILE = "README.md"
@@ -103,6 +107,7 @@ class Task(StrEnum):
     SEGMENTATION = "segmentation"
     IMAGE_GENERATION = "image_generation"
     SPEECH_SYNTHESIS = "speech_synthesis"
+    TENSORS = "tensors"
 
     @classmethod
     def _missing_(cls, value: object) -> Task | None:
@@ -151,7 +156,21 @@ class TensorSpec(Record):
     """A declared tensor of a graph."""
 
     name: str
-    dtype: Literal["float32", "float16", "int64", "int32", "int8", "bool"]
+    dtype: Literal[
+        "float64",
+        "float32",
+        "float16",
+        "int64",
+        "int32",
+        "int16",
+        "int8",
+        "uint64",
+        "uint32",
+        "uint16",
+        "uint8",
+        "bool",
+        "string",
+    ]
     shape: tuple[Annotated[int, Field(ge=0, lt=2**31)] | str, ...]
     """A number for a fixed axis, a name for a dynamic one."""
 
@@ -259,6 +278,16 @@ class AttentionFigures(Record):
     checked_shape_count: int
 
 
+class BatchingFigures(Record):
+    """Deviation of the rows of a batch from the same rows alone, of a model of tensors."""
+
+    max_row_error: float
+    """Largest relative difference of an output."""
+    bound: float
+    row_counts: tuple[Size, ...]
+    """Rows of the compared batches."""
+
+
 GraphRole = Literal[
     "model",
     "encoder",
@@ -295,6 +324,8 @@ class Variant(Record):
     """Figures of the graph `attention`; None without it."""
     agreement: AgreementFigures | None = None
     """Agreement with fp32 of any other variant: its criterion without evaluation data, informative beside a metric."""
+    batching: BatchingFigures | None = None
+    """Figures of the axis `batch` of a model of tensors; None: its calls run one by one."""
 
     @model_validator(mode="after")
     def _check_attention(self) -> Variant:
@@ -376,6 +407,8 @@ class Limits(Record):
     max_total_tokens: Size | None = None
     """Limit of prompt and continuation together, or of an encoder-decoder's output; None for classifiers. The length of
     a slot."""
+    max_axis_sizes: dict[str, Size] = {}
+    """Limits of dynamic axes of a model of tensors, by name."""
 
 
 class ImagePreprocessing(Record):
@@ -873,6 +906,24 @@ def _check_codec(manifest: Manifest) -> None:
             )
 
 
+def _check_tensors(manifest: Manifest) -> None:
+    for precision, variant in manifest.variants.items():
+        if (graph := variant.graphs.get("model")) is None:
+            continue  # which is refused for that
+        axes = {axis for spec in graph.inputs for axis in spec.shape if isinstance(axis, str)}
+        if (BATCH_AXIS in axes) != (variant.batching is not None):
+            raise ValueError(
+                f"variants.{precision}.batching: stands with an axis {BATCH_AXIS} of the inputs, and only so"
+            )
+        for spec in (*graph.inputs, *graph.outputs):
+            if spec.shape.count(BATCH_AXIS) > 1:
+                raise ValueError(f"variants.{precision}.graphs.model: {spec.name} has the axis {BATCH_AXIS} twice")
+        if unknown := manifest.limits.max_axis_sizes.keys() - axes | manifest.limits.max_axis_sizes.keys() & {
+            BATCH_AXIS
+        }:
+            raise ValueError(f"limits.max_axis_sizes: {min(unknown)} is no dynamic axis of the inputs but {BATCH_AXIS}")
+
+
 _OF_TEXTS = ("special_tokens", "limits.max_input_tokens")
 TASK_PARTS: Final[dict[Task, TaskParts]] = {
     Task.GENERATION: TaskParts(
@@ -922,6 +973,7 @@ TASK_PARTS: Final[dict[Task, TaskParts]] = {
         files=(TOKENIZER_FILE, VOICES_FILE),
         check=_check_codec,
     ),
+    Task.TENSORS: TaskParts(needs=(), files=(EXAMPLES_FILE,), check=_check_tensors),
 }
 """Contents of bundles by task; serving is in `tasks/table.py`."""
 

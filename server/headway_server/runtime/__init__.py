@@ -11,7 +11,7 @@ from headway_server.runtime.machine import (
     share_memory,
     usable_cores,
 )
-from headway_server.runtime.session import Runtime, Session
+from headway_server.runtime.session import TENSOR_TYPES, Runtime, Session
 from headway_server.runtime.threads import (
     CLOSE_TIMEOUT_S,
     Heartbeat,
@@ -24,6 +24,7 @@ from headway_server.runtime.threads import (
 
 __all__ = [
     "CLOSE_TIMEOUT_S",
+    "TENSOR_TYPES",
     "Binding",
     "BusyLanes",
     "Cores",

@@ -34,14 +34,20 @@ _PREFERENCE: dict[Device, tuple[Precision, ...]] = {
     "cpu": (Precision.INT8_STATIC, Precision.INT8, Precision.INT4, Precision.FP32, Precision.FP16),
     "cuda": (Precision.FP16, Precision.FP32),
 }
-_DTYPES = {
+TENSOR_TYPES = {
+    "tensor(double)": "float64",
     "tensor(float)": "float32",
-    "tensor(float16)": "float16",
-    "tensor(int64)": "int64",
-    "tensor(int32)": "int32",
-    "tensor(int8)": "int8",
-    "tensor(bool)": "bool",
+    "tensor(string)": "string",
+    **{
+        f"tensor({name})": name
+        for name in (
+            "float16",
+            *(f"{sign}int{bits}" for sign in ("", "u") for bits in (64, 32, 16, 8)),
+            "bool",
+        )
+    },
 }
+"""Types of tensors in a manifest, by ONNX Runtime's names."""
 
 _SPIN_US = 200
 """How long an idle thread of a session spins before it sleeps. Without spinning a run takes up to 1.5 times as long;
@@ -195,7 +201,7 @@ class Runtime:
         give_back_memory()
         name = file.name
         _check_tensors(name, graph.inputs, sessions[0].get_inputs(), sizes)
-        _check_tensors(name, graph.outputs, sessions[0].get_outputs(), sizes)
+        _check_tensors(name, graph.outputs, sessions[0].get_outputs(), sizes, may_know_more=True)
         return Session(
             *sessions,
             graph=graph,
@@ -204,6 +210,18 @@ class Runtime:
             num_lanes=self.num_lanes,
             weights=tuple(weights.values()) if self._maps_weights else (),
         )
+
+    def open_file(self, file: Path) -> Any:
+        """Opens any ONNX file as it is written, without optimizations; returns ONNX Runtime's session.
+
+        Raises:
+            Exception: ONNX Runtime cannot load it.
+        """
+        options = self._onnxruntime.SessionOptions()
+        options.intra_op_num_threads = self.num_threads
+        options.graph_optimization_level = self._onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.log_severity_level = 4
+        return self._onnxruntime.InferenceSession(str(file), options, providers=_PROVIDERS["cpu"])
 
     @property
     def _maps_weights(self) -> bool:
@@ -215,7 +233,7 @@ class Runtime:
         options = self._onnxruntime.SessionOptions()
         options.intra_op_num_threads = num_threads
         options.add_session_config_entry("session.intra_op.spin_duration_us", str(_SPIN_US))
-        options.log_severity_level = 3  # errors only; warnings of the graph optimizer are not actionable
+        options.log_severity_level = 4  # errors are raised; warnings of the graph optimizer are not actionable
         for axis, size in sizes.items():
             options.add_free_dimension_override_by_name(axis, size)
         if self._maps_weights:
@@ -367,9 +385,17 @@ def _check_cuda(manifest: Manifest, precision: Precision) -> None:
 
 
 def _check_tensors(
-    file: str, declared: tuple[TensorSpec, ...], found: list[Any], fixed_axes: Mapping[str, int]
+    file: str,
+    declared: tuple[TensorSpec, ...],
+    found: list[Any],
+    fixed_axes: Mapping[str, int],
+    *,
+    may_know_more: bool = False,
 ) -> None:
-    """Checks names, types and fixed axes of a session's tensors against the manifest's."""
+    """Checks names, types and fixed axes of a session's tensors against the manifest's.
+
+    With `may_know_more` the session may have found that an axis is fixed which the manifest names.
+    """
     expected = {tensor.name: tensor for tensor in declared}
     if set(expected) != {tensor.name for tensor in found}:
         raise BundleError(
@@ -377,9 +403,11 @@ def _check_tensors(
         )
     for tensor in found:
         spec = expected[tensor.name]
-        if _DTYPES.get(tensor.type) != spec.dtype:
+        if TENSOR_TYPES.get(tensor.type) != spec.dtype:
             raise BundleError(f"{file}: {tensor.name} is {tensor.type}, the manifest declares {spec.dtype}")
         fixed = [axis if isinstance(axis, int) else None for axis in tensor.shape]
         wanted = [axis if isinstance(axis, int) else fixed_axes.get(axis) for axis in spec.shape]
+        if may_know_more and len(fixed) == len(wanted):
+            fixed = [None if size is None else own for own, size in zip(fixed, wanted, strict=True)]
         if fixed != wanted:
             raise BundleError(f"{file}: {tensor.name} has shape {tensor.shape}, the manifest declares {spec.shape}")

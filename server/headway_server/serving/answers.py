@@ -39,15 +39,21 @@ class CallTimings:
     """From the start of the first run of its inputs to the end of the last, without waits between runs."""
 
     @classmethod
-    def of(cls, inputs: Iterable[Timed], *, preprocessing_s: float) -> CallTimings:
-        """Summarises a call of at least one input, or a part of it, and notes it as `note` does."""
+    def of(cls, inputs: Iterable[Timed], *, preprocessing_s: float, num_inputs: int | None = None) -> CallTimings:
+        """Summarises a call of at least one input, or a part of it, and notes it as `note` does.
+
+        Args:
+            inputs: Times of its inputs, or of parts of several inputs.
+            preprocessing_s: Seconds before they were submitted.
+            num_inputs: Number of its inputs; None: that of `inputs`.
+        """
         timed = list(inputs)
         timings = cls(
             queue_s=max(one.started_at - one.arrived_at for one in timed),
             preprocessing_s=preprocessing_s,
             inference_s=max(one.finished_at for one in timed) - min(one.started_at for one in timed),
         )
-        timings.note(len(timed))
+        timings.note(len(timed) if num_inputs is None else num_inputs)
         return timings
 
     def note(self, num_inputs: int) -> None:

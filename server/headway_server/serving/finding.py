@@ -182,6 +182,8 @@ class ModelFinder(ABC, Generic[ModelT]):
         model = self._named(name, version, capable)
         if model not in capable:
             advice = f"ask {names_of(capable)}" if capable else "no loaded model can"
+            if not self.families[task_of(model)].abilities:
+                advice += f"; it takes tensors, by ModelInfer or at /v2/models/{name}/infer"
             raise WrongTaskError(f"model {path_of(model)} is for {task_of(model)} and cannot {words}; {advice}")
         self._note_use(model)
         return model

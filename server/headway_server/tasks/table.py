@@ -200,6 +200,10 @@ FAMILIES: Final[dict[Task, Family]] = {
         made_for=(SYNTHESIZE_SPEECH,),
         tensors=_TENSORS + "SPEECH_SYNTHESIS",
     ),
+    Task.TENSORS: Family(  # no ability: tensors are how models of every task are called, by name
+        loader="headway_server.tasks.tensors.model:TensorModel.load",
+        tensors=_TENSORS + "TENSORS",
+    ),
 }
 """Families by task, in the order of preference for calls that name no model."""
 

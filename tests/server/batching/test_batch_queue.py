@@ -133,6 +133,20 @@ def test_entries_that_were_removed_do_not_pile_up():
     assert sorted(take(queue) + take(queue)) == ["stays0", "stays1", "stays2"]
 
 
+def test_entries_of_several_rows_share_a_batch_within_their_group():
+    queue = BatchQueue(budget=8)
+    for call, (count, group) in {"a": (3, "x"), "b": (2, "y"), "c": (4, "x"), "d": (2, "x"), "e": (6, "y")}.items():
+        queue.add([Entry(item=call, length=1, call=call, index=0, count=count, group=group)])
+    assert queue.fills_batch
+    assert take(queue) == ["a", "c"]
+    assert take(queue) == ["b", "e"]
+    assert not queue.fills_batch
+    assert take(queue) == ["d"]
+    assert len(queue) == 0
+    queue.add([Entry(item="large", length=1, call="f", index=0, count=20), *entries("small", [1])])
+    assert [take(queue), take(queue)] == [["large"], ["small0"]]
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_every_entry_is_taken_once_and_every_batch_keeps_the_budget(seed):
     generator = random.Random(seed)

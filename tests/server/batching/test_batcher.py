@@ -10,7 +10,7 @@ import structlog
 from waiting import until
 
 from headway_server.batching import Batcher, BatchError
-from headway_server.errors import DeadlineError, DrainingError
+from headway_server.errors import DeadlineError, DrainingError, InvalidInputError
 from headway_server.observers import BatchEvent, ModelId, Observer, QueueEvent
 from headway_server.runtime import Cores
 
@@ -38,6 +38,8 @@ class HoldableModel:
         self.entered.set()
         assert self.gate.wait(30)
         self.num_running -= 1
+        if 19 in feeds["numbers"]:
+            raise InvalidInputError("inputs", "have 19")
         if 13 in feeds["numbers"]:
             raise ArithmeticError("13")
         return np.stack([feeds["numbers"], feeds["numbers"] ** 2], axis=1)
@@ -209,6 +211,19 @@ async def test_an_error_fails_the_calls_of_its_batch_and_no_others(batcher, bad)
     with pytest.raises(BatchError, match="the server's log says why"):
         await submit(batcher, bad)
     assert np.stack((await submit(batcher, 2)).results).tolist() == [[2, 4]]
+
+
+async def test_inputs_that_the_graph_refuses_fail_their_own_call_and_the_rest_is_answered(batcher, model):
+    first = await hold(model, batcher)
+    calls = [submit(batcher, 2), submit(batcher, 19), submit(batcher, 3)]
+    await asyncio.sleep(0)
+    model.gate.set()
+    await first
+    found = await asyncio.gather(*calls, return_exceptions=True)
+    assert str(found[1]) == "inputs: have 19"
+    assert [found[0].results[0].tolist(), found[2].results[0].tolist()] == [[2, 4], [3, 9]]
+    assert model.batches == [[1000], [2, 19, 3], [2], [19], [3]]
+    assert (await submit(batcher, 4)).results[0].tolist() == [4, 16]
 
 
 async def test_an_error_is_logged_once_for_all_calls_of_its_batch(batcher, model):

@@ -31,7 +31,7 @@ def test_every_task_is_asked_for_by_an_rpc_and_has_tensors():
     asked = {ability for rpc in RPCS.values() for ability in rpc.abilities}
     assert FAMILIES.keys() == set(Task)
     for task, family in FAMILIES.items():
-        assert asked.intersection(family.made_for), task
+        assert asked.intersection(family.made_for) or task is Task.TENSORS, task  # which ModelInfer asks by name
         assert isinstance(resolve_name(family.tensors), TensorTask), task
 
 

@@ -29,6 +29,7 @@ from headway_server.services.open_inference.tensors import (
     Arrays,
     TensorSpec,
     add_output,
+    has_typed_form,
     num_typed_elements,
     read_inputs,
 )
@@ -343,7 +344,9 @@ class _Request:
             raise error.renamed(self._own_name) from None
 
     def _own_name(self, field: str) -> str:
-        if field in self.task.parameters and field not in (spec.name for spec in self.task.inputs(self.model)):
+        if field in (spec.name for spec in self.task.inputs(self.model)):
+            return field
+        if field in self.task.parameters:
             return f"parameters.{field}"
         for pattern, replacement in _OWN_NAMES:
             field = pattern.sub(replacement, field)
@@ -353,10 +356,10 @@ class _Request:
         """Makes a response of the requested arrays."""
         manifest = self.model.bundle.manifest
         response = pb.ModelInferResponse(model_name=manifest.name, model_version=manifest.version, id=self.message.id)
-        is_raw = bool(self.message.raw_input_contents)
-        for name, array in arrays.items():
-            if name in self.call.outputs:
-                add_output(response, name, array, is_raw=is_raw)
+        wanted = {name: array for name, array in arrays.items() if name in self.call.outputs}
+        is_raw = bool(self.message.raw_input_contents) or not all(map(has_typed_form, wanted.values()))
+        for name, array in wanted.items():
+            add_output(response, name, array, is_raw=is_raw)
         return response
 
 

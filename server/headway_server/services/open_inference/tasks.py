@@ -33,6 +33,7 @@ from headway.v1 import (
 )
 from headway_server.batching.settings import MAX_IMAGES, MAX_TEXTS
 from headway_server.bundles import CHAT_TEMPLATE_FILE
+from headway_server.bundles import TensorSpec as BundleSpec
 from headway_server.decoding.constraints import ConstraintRequest
 from headway_server.decoding.parameters import EarlyStopping
 from headway_server.decoding.sequence import Delta
@@ -45,8 +46,10 @@ from headway_server.services.open_inference.tensors import (
     BYTES,
     Arrays,
     TensorSpec,
+    datatype_of,
     decode_texts,
     files_array,
+    object_array,
     texts_array,
 )
 from headway_server.serving.families import Families, ServedModel
@@ -79,6 +82,8 @@ from headway_server.tasks.synthesis.encoding import AudioFormat
 from headway_server.tasks.synthesis.model import SpeechPart, SpokenText, SynthesisModel
 from headway_server.tasks.synthesis.request import MAX_TEXTS as MAX_SPOKEN
 from headway_server.tasks.synthesis.request import SynthesisRequest
+from headway_server.tasks.tensors.graph import batch_axis_of
+from headway_server.tasks.tensors.model import TensorModel
 from headway_server.tasks.text.classifier import TextClassifier
 from headway_server.tasks.text.model import TextInputs, TextModel, TokenInputs
 from headway_server.tasks.text.scorer import TextScorer
@@ -125,18 +130,23 @@ class TensorTask:
     outputs: Specs
     """Output tensors."""
     parameters: Mapping[str, Kind]
-    max_rows: int
-    """Maximum inputs of a call."""
+    max_rows: int | None
+    """Maximum inputs of a call; None: the models check the shapes of inputs."""
     infer: Callable[[Any, InferCall], Awaitable[Arrays]]
     """Answers a call. Its errors are those of the task."""
     stream: Callable[[Any, InferCall], AsyncGenerator[Arrays, None]] | None = None
     """Answers a call in parts, the last with `FINISH_REASON`; None for a task without parts."""
     streams: Callable[[InferCall], bool] = lambda _: True
     """Returns True if a streamed call is answered in parts."""
-    predictions: tuple[str, ...] = ()
+    predictions: Callable[[ServedModel], tuple[str, ...]] = lambda _: ()
     """Outputs that have one row for each row of the first input, of which a prediction consists; () if none has."""
     reads_texts: bool = True
     """True if its requests are texts, which have a smaller size limit than images."""
+
+
+def _always(*names: str) -> Callable[[ServedModel], tuple[str, ...]]:
+    """Returns the predictions of a task whose models all have them."""
+    return lambda _: names
 
 
 # Texts
@@ -877,7 +887,7 @@ def _text_to_text(name: str, further: dict[str, Kind]) -> TensorTask:
         outputs=lambda _: _written_specs(name),
         parameters=_COMMON | _SEARCHING | {"truncate": Kind.BOOLEAN} | further,
         max_rows=MAX_SOURCES,
-        predictions=(name,),
+        predictions=_always(name),
         infer=partial(_write, name),
         stream=partial(_stream_written, name),
         streams=_streams_written,
@@ -890,7 +900,7 @@ TEXT_CLASSIFICATION: Final = TensorTask(
     parameters=_COMMON
     | {"top_k": Kind.INTEGER, "threshold": Kind.NUMBER, "truncate": Kind.BOOLEAN, "normalize": Kind.BOOLEAN},
     max_rows=MAX_TEXTS,
-    predictions=("label", "probability"),
+    predictions=_always("label", "probability"),
     infer=_classify_texts,
 )
 TOKEN_CLASSIFICATION: Final = TensorTask(
@@ -914,7 +924,7 @@ IMAGE_CLASSIFICATION: Final = TensorTask(
     outputs=lambda model: (*_LABELS, *_embedding(model)),
     parameters=_COMMON | {"top_k": Kind.INTEGER, "normalize": Kind.BOOLEAN},
     max_rows=MAX_IMAGES,
-    predictions=("label", "probability"),
+    predictions=_always("label", "probability"),
     infer=_classify_images,
     reads_texts=False,
 )
@@ -923,7 +933,7 @@ TEXT_EMBEDDING: Final = TensorTask(
     outputs=lambda model: (*_embedding(model), _TOKEN_COUNT, _TRUNCATED),
     parameters=_COMMON | {"truncate": Kind.BOOLEAN, "normalize": Kind.BOOLEAN, "prompt_name": Kind.TEXT},
     max_rows=MAX_TEXTS,
-    predictions=("embedding",),
+    predictions=_always("embedding"),
     infer=_embed_texts,
 )
 TEXT_SCORING: Final = TensorTask(
@@ -931,7 +941,7 @@ TEXT_SCORING: Final = TensorTask(
     outputs=lambda _: (TensorSpec(name="score", datatype="FP32", shape=(-1,)), _TOKEN_COUNT, _TRUNCATED),
     parameters=_COMMON | {"truncate": Kind.BOOLEAN},
     max_rows=MAX_TEXTS,
-    predictions=("score",),
+    predictions=_always("score"),
     infer=_score_texts,
 )
 IMAGE_EMBEDDING: Final = TensorTask(
@@ -939,7 +949,7 @@ IMAGE_EMBEDDING: Final = TensorTask(
     outputs=_embedding,
     parameters=_COMMON | {"normalize": Kind.BOOLEAN},
     max_rows=MAX_IMAGES,
-    predictions=("embedding",),
+    predictions=_always("embedding"),
     infer=_classify_images,
     reads_texts=False,
 )
@@ -959,7 +969,7 @@ GENERATION: Final = TensorTask(
     | kinds_of(generation_service_pb2.GenerateTextRequest, "sample_count", "truncate", "echo")
     | {"priority": Kind.UINT64},
     max_rows=MAX_PROMPTS,
-    predictions=("generated_text",),
+    predictions=_always("generated_text"),
     infer=_generate,
     stream=_stream_generation,
     streams=lambda call: _has_one_row(call) and call.parameters.get("sample_count", 1) == 1,
@@ -971,7 +981,7 @@ CAPTIONING: Final = TensorTask(
     outputs=lambda _: _written_specs("caption"),
     parameters=_COMMON | _SEARCHING | {"target_language": Kind.TEXT},
     max_rows=MAX_IMAGES,
-    predictions=("caption",),
+    predictions=_always("caption"),
     infer=_caption_images,
     stream=_stream_caption,
     streams=_streams_written,
@@ -994,7 +1004,7 @@ TRANSCRIPTION: Final = TensorTask(
     ),
     parameters=_COMMON | _SEARCHING | _TRANSCRIPTION,
     max_rows=MAX_AUDIOS,
-    predictions=("text",),
+    predictions=_always("text"),
     infer=_transcribe,
     stream=_stream_transcript,
     streams=_streams_written,
@@ -1016,7 +1026,7 @@ SPEECH_SYNTHESIS: Final = TensorTask(
     | kinds_of(speech_service_pb2.SynthesizeSpeechRequest, "voice", "format")
     | kinds_of(speech_service_pb2.SynthesisParameters),
     max_rows=MAX_SPOKEN,
-    predictions=("audio",),
+    predictions=_always("audio"),
     infer=_synthesize,
     stream=_stream_speech,
     streams=lambda call: _has_one_row(call) and "format" not in call.parameters,  # format is for complete audio
@@ -1059,6 +1069,49 @@ SEGMENTATION: Final = TensorTask(
     parameters=_COMMON | _EVERYTHING | kinds_of(segmentation_service_pb2.SegmentImageRequest, "max_mask_count"),
     max_rows=MAX_POINTS,
     infer=_segment,
+    reads_texts=False,
+)
+
+
+# Tensors
+
+
+def _graph_specs(specs: Sequence[BundleSpec]) -> tuple[TensorSpec, ...]:
+    """Returns tensors of a graph as callers see them."""
+    return tuple(
+        TensorSpec(
+            name=spec.name,
+            datatype=datatype_of(spec.dtype),
+            shape=tuple(axis if isinstance(axis, int) else -1 for axis in spec.shape),
+        )
+        for spec in specs
+    )
+
+
+async def _infer_tensors(model: TensorModel, call: InferCall) -> Arrays:
+    arrays = {
+        name: object_array(decode_texts(name, array.ravel())).reshape(array.shape) if array.dtype == object else array
+        for name, array in call.arrays.items()
+    }
+    outputs = [spec.name for spec in model.outputs if spec.name in call.outputs]
+    [found] = (await model.infer(arrays, outputs=outputs, deadline=call.deadline)).results
+    return found
+
+
+def _row_outputs(model: TensorModel) -> tuple[str, ...]:
+    """Returns the outputs with a row for each row of the inputs, if the rows of all inputs come first."""
+    if any(batch_axis_of(spec) != 0 for spec in model.inputs):
+        return ()
+    return tuple(spec.name for spec in model.outputs if batch_axis_of(spec) == 0)
+
+
+TENSORS: Final = TensorTask(
+    inputs=lambda model: _graph_specs(cast("TensorModel", model).inputs),
+    outputs=lambda model: _graph_specs(cast("TensorModel", model).outputs),
+    parameters=_COMMON,
+    max_rows=None,
+    predictions=lambda model: _row_outputs(cast("TensorModel", model)),
+    infer=_infer_tensors,
     reads_texts=False,
 )
 

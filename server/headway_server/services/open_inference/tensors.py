@@ -24,6 +24,9 @@ Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 
 BYTES: Final = "BYTES"
 _BF16: Final = "BF16"
+_MOST_AXES: Final = 32
+_MOST_TEXTS: Final = 2**16
+"""Maximum elements of a tensor of BYTES of any shape, each an object in memory."""
 
 _DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "BOOL": np.dtype(np.bool_),
@@ -54,10 +57,12 @@ _NAMES: Final[dict[np.dtype[Any], str]] = {
 
 _INTEGERS: Final = tuple(name for name in _DTYPES if name.startswith(("INT", "UINT")))
 _ACCEPTED: Final[dict[str, tuple[str, ...]]] = {
-    "INT64": ("INT64", *(name for name in _INTEGERS if name != "INT64")),
-    "FP32": ("FP32", "FP16", _BF16, "FP64"),
+    **{own: (own, *(name for name in _INTEGERS if name != own)) for own in _INTEGERS},
+    "FP16": ("FP16", *_INTEGERS),
+    "FP32": ("FP32", "FP16", _BF16, "FP64", *_INTEGERS),
+    "FP64": ("FP64", "FP16", _BF16, "FP32", *_INTEGERS),
 }
-"""Accepted datatypes that are converted to the tensor's own."""
+"""Accepted datatypes that are converted to the tensor's own, its own first; whole numbers must keep their values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,18 +78,23 @@ class TensorSpec:
     """True for an output that is returned if it is named, because it is another form of one that is returned."""
 
 
+def datatype_of(dtype: str) -> str:
+    """Returns the datatype of a tensor of a bundle."""
+    return BYTES if dtype == "string" else _NAMES[np.dtype(dtype)]
+
+
 def num_typed_elements(request: pb.ModelInferRequest) -> int:
     """Returns the number of typed elements of a request, which are read one by one."""
     return sum(len(values) for tensor in request.inputs for _, values in tensor.contents.ListFields())
 
 
-def read_inputs(request: pb.ModelInferRequest, specs: Sequence[TensorSpec], *, max_rows: int) -> Arrays:
+def read_inputs(request: pb.ModelInferRequest, specs: Sequence[TensorSpec], *, max_rows: int | None) -> Arrays:
     """Reads the inputs of a request.
 
     Args:
         request: The request.
         specs: Input tensors of the model.
-        max_rows: Maximum inputs of a call.
+        max_rows: Maximum inputs of a call; None: the task checks shapes itself.
 
     Returns:
         The given tensors by name: BYTES as object arrays (N,), INT64 and FP32 in that dtype and their shape.
@@ -123,15 +133,15 @@ def _decoded(field: str, texts: NDArray[Any], encoding: str) -> NDArray[Any]:
         raise InvalidInputError(f"{field}.parameters.{CONTENT_TYPE}", f"is {encoding}, which is for {BYTES} alone")
     try:
         if encoding == BASE64:
-            return _object_array([binascii.a2b_base64(text, strict_mode=True) for text in texts.ravel()])
+            return object_array([binascii.a2b_base64(text, strict_mode=True) for text in texts.ravel()])
         values = ((text, json.loads(text)) for text in texts.ravel())
-        return _object_array([value.encode() if isinstance(value, str) else text for text, value in values])
+        return object_array([value.encode() if isinstance(value, str) else text for text, value in values])
     except (ValueError, TypeError, RecursionError) as error:
         raise InvalidInputError(field, f"is not in {encoding} ({error})") from None
 
 
 def _check_shape(
-    field: str, tensor: pb.ModelInferRequest.InferInputTensor, spec: TensorSpec, max_rows: int
+    field: str, tensor: pb.ModelInferRequest.InferInputTensor, spec: TensorSpec, max_rows: int | None
 ) -> tuple[int, ...]:
     """Checks datatype and shape, before any element is read; returns the shape as the task reads it."""
     accepted = _ACCEPTED.get(spec.datatype, (spec.datatype,))
@@ -140,6 +150,8 @@ def _check_shape(
             f"{field}.datatype", f"is {_quoted(tensor.datatype)}; {spec.name} must be {' or '.join(accepted)}"
         )
     shape = tuple(tensor.shape)
+    if max_rows is None:
+        return _check_any_shape(field, shape, spec)
     if len(shape) == len(spec.shape) + 1 and shape[-1] == 1:  # [N, 1] for [N], the convention of batched text models
         shape = shape[:-1]
     fits = len(shape) == len(spec.shape) and all(
@@ -158,11 +170,23 @@ def _check_shape(
     return shape
 
 
+def _check_any_shape(field: str, shape: tuple[int, ...], spec: TensorSpec) -> tuple[int, ...]:
+    """Checks that elements of a shape can be read, whatever the model makes of it."""
+    if len(shape) > _MOST_AXES or any(length < 0 for length in shape):
+        raise InvalidInputError(f"{field}.shape", f"is {list(shape[:8])}; must be at most {_MOST_AXES} sizes from 0 on")
+    if spec.datatype == BYTES and (count := math.prod(shape)) > _MOST_TEXTS:
+        raise InvalidInputError(
+            f"{field}.shape",
+            f"is {list(shape)}, {count} elements of {BYTES}; the limit is {_MOST_TEXTS}; send more in several calls",
+        )
+    return shape
+
+
 def _read_raw(field: str, tensor: pb.ModelInferRequest.InferInputTensor, data: bytes) -> NDArray[Any]:
     """Returns the elements as one row, without a copy if they have a fixed size."""
     count = math.prod(tensor.shape)
     if tensor.datatype == BYTES:
-        return _object_array(_split_bytes(field, data, count))
+        return object_array(_split_bytes(field, data, count))
     dtype = _DTYPES[tensor.datatype]
     if len(data) != count * dtype.itemsize:
         raise InvalidInputError(
@@ -213,7 +237,7 @@ def _read_typed(field: str, tensor: pb.ModelInferRequest.InferInputTensor) -> ND
             f"{field}.shape", f"is {list(tensor.shape)}, {count} elements, and contents.{name} has {len(values)}"
         )
     if tensor.datatype == BYTES:
-        return _object_array(values)
+        return object_array(values)
     wide = np.array(values, _DTYPES.get(_wide_name(tensor.datatype)))
     narrow = wide.astype(_DTYPES[tensor.datatype])
     if (narrow != wide).any() and tensor.datatype in _INTEGERS:
@@ -233,11 +257,22 @@ def _convert(field: str, given: NDArray[Any], spec: TensorSpec, datatype: str) -
     if datatype == spec.datatype:
         return given
     if datatype == _BF16:
-        return (given.astype(np.uint32) << 16).view(np.float32)
-    if datatype == "UINT64" and given.size and int(given.max()) > np.iinfo(np.int64).max:
-        raise InvalidInputError(field, f"has {int(given.max())}; {spec.name} must be at most {np.iinfo(np.int64).max}")
-    with np.errstate(over="ignore"):  # FP64 past the range of FP32 becomes infinite, which the task refuses
-        return given.astype(_DTYPES[spec.datatype])
+        given = (given.astype(np.uint32) << 16).view(np.float32)
+    dtype = _DTYPES[spec.datatype]
+    if datatype in _INTEGERS and spec.datatype in _INTEGERS and given.size:
+        least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
+        for value in (int(given.min()), int(given.max())):
+            if not least <= value <= most:
+                edge = f"at most {most}" if value > most else f"at least {least}"
+                raise InvalidInputError(field, f"has {value}; {spec.name} must be {edge}")
+    with np.errstate(over="ignore"):  # FP64 past the range of FP32 becomes infinite, which tasks refuse or answer so
+        converted = given.astype(dtype)
+    if datatype in _INTEGERS and spec.datatype not in _INTEGERS and (changed := converted != given).any():
+        value = int(given[changed.argmax()])
+        raise InvalidInputError(
+            field, f"has {value}, which {spec.datatype} does not hold; send {spec.name} in {spec.datatype}"
+        )
+    return converted
 
 
 def decode_texts(name: str, elements: Iterable[bytes]) -> list[str]:
@@ -257,7 +292,8 @@ def decode_texts(name: str, elements: Iterable[bytes]) -> list[str]:
     return texts
 
 
-def _object_array(elements: Sequence[object]) -> NDArray[Any]:
+def object_array(elements: Sequence[object]) -> NDArray[Any]:
+    """Makes a row of elements of BYTES."""
     array = np.empty(len(elements), object)
     array[:] = elements
     return array
@@ -266,7 +302,7 @@ def _object_array(elements: Sequence[object]) -> NDArray[Any]:
 def texts_array(texts: Sequence[Sequence[str]] | Sequence[str]) -> NDArray[Any]:
     """Makes a BYTES tensor (N,) or (N, K) from texts or rows of texts."""
     if not texts or isinstance(texts[0], str):
-        return _object_array(texts)
+        return object_array(texts)
     array = np.empty((len(texts), len(texts[0])), object)
     for row, elements in enumerate(texts):
         array[row, :] = elements
@@ -275,7 +311,12 @@ def texts_array(texts: Sequence[Sequence[str]] | Sequence[str]) -> NDArray[Any]:
 
 def files_array(files: Sequence[bytes]) -> NDArray[Any]:
     """Makes a BYTES tensor (N,) from files."""
-    return _object_array(files)
+    return object_array(files)
+
+
+def has_typed_form(array: NDArray[Any]) -> bool:
+    """Returns True if there is a field for typed elements of an output; the others are raw in every answer."""
+    return _NAMES[array.dtype] in _CONTENTS
 
 
 def add_output(response: pb.ModelInferResponse, name: str, array: NDArray[Any], *, is_raw: bool) -> None:

@@ -323,7 +323,7 @@ def _read(
         set_parameters(tensor.parameters, of_part)
         read_hints(f"inputs[{index}]", tensor.parameters)  # before elements are missed that are elsewhere
         if size is None:
-            message.raw_input_contents.append(_to_raw(f"inputs[{index}].data", part))
+            message.raw_input_contents.append(to_raw(f"inputs[{index}].data", part))
             continue
         if part.data is not None or not isinstance(size, int) or not 0 <= size <= len(data):
             raise InvalidInputError(
@@ -344,7 +344,7 @@ def _read(
     return message, lambda name: binary.get(name, by_default)
 
 
-def _to_raw(field: str, part: InputPart) -> bytes:
+def to_raw(field: str, part: InputPart) -> bytes:
     """Converts elements in JSON, nested or flat, to raw bytes.
 
     Raises:

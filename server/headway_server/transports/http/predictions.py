@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from starlette.routing import BaseRoute, Route
@@ -20,18 +19,23 @@ from headway_server.errors import InvalidInputError, WrongTaskError
 from headway_server.preprocessing.pool import text_pool
 from headway_server.services import Procedure
 from headway_server.services.open_inference import tensors_of
+from headway_server.services.open_inference.tensors import BYTES, TensorSpec, object_array
 from headway_server.serving.host import ModelHost
 from headway_server.transports.http.body import Body, Many
 from headway_server.transports.http.edge import Edge, Endpoint, Reply, Request, to_json
 from headway_server.transports.http.open_inference import (
     ERROR_FORM,
     SERVICE,
+    InputPart,
     Parameters,
     elements_of,
     raw_bytes,
     set_parameters,
+    to_raw,
 )
 
+_MOST_AXES: Final = 7
+"""Of a row; a tensor in JSON has one more."""
 _BASE64: Final = "b64"
 
 
@@ -80,7 +84,8 @@ class _Predictions:
         name, version = request.path["model"], request.path.get("version", "")
         model = self._host.find_named(name, version)
         task = tensors_of(self._host.families, model)
-        if not task.predictions:
+        predictions = task.predictions(model)
+        if not predictions:
             manifest = model.bundle.manifest
             raise WrongTaskError(
                 f"model {manifest.name} is for {manifest.task}, whose results are not one for each instance; call "
@@ -91,10 +96,8 @@ class _Predictions:
             message = pb.ModelInferRequest(model_name=name, model_version=version)
             body = PredictBody.read(data)
             set_parameters(message.parameters, body.parameters or {})
-            _add_inputs(message, body.rows(), task.inputs(model)[0].name)
-            message.outputs.extend(
-                pb.ModelInferRequest.InferRequestedOutputTensor(name=one) for one in task.predictions
-            )
+            _add_inputs(message, body.rows(), task.inputs(model))
+            message.outputs.extend(pb.ModelInferRequest.InferRequestedOutputTensor(name=one) for one in predictions)
             return message
 
         message = await request.parse(read)
@@ -106,22 +109,38 @@ class _Predictions:
         return f"_Predictions({self._host!r})"
 
 
-def _add_inputs(message: pb.ModelInferRequest, instances: list[Any], only: str) -> None:
-    """Adds the inputs of instances: each is an element of the input `only`, or an object with an element of several.
+def _add_inputs(message: pb.ModelInferRequest, instances: list[Any], specs: Sequence[TensorSpec]) -> None:
+    """Adds the inputs of instances: each is a row of the first input, or an object with a row of several.
 
     Raises:
-        InvalidInputError: An instance has other inputs than the first, or an element is neither a text nor a file.
+        InvalidInputError: An instance has other inputs than the first, or a row is none of its input.
     """
-    rows = [_named(instance, only) for instance in instances]
+    rows = [_named(instance, specs[0].name) for instance in instances]
+    by_name = {spec.name: spec for spec in specs}
     for index, row in enumerate(rows):
         if row.keys() != rows[0].keys():
             raise InvalidInputError(
                 f"instances[{index}]", f"has {', '.join(row)}, and instances[0] {', '.join(rows[0])}; give all the same"
             )
     for name in rows[0]:
+        spec, values = by_name.get(name), [row[name] for row in rows]
+        if spec is not None and (spec.datatype != BYTES or len(spec.shape) > 1):
+            part = InputPart(name=name, datatype=spec.datatype, shape=[len(values), *_shape_of(values[0])], data=values)
+            message.inputs.add(name=name, datatype=spec.datatype, shape=part.shape)
+            message.raw_input_contents.append(to_raw("instances", part))
+            continue
         elements = [_element(f"instances[{index}]", row[name]) for index, row in enumerate(rows)]
-        message.inputs.add(name=name, datatype="BYTES", shape=[len(rows)])
+        message.inputs.add(name=name, datatype=BYTES, shape=[len(rows)])
         message.raw_input_contents.append(raw_bytes(elements))
+
+
+def _shape_of(row: Any) -> list[int]:
+    """Returns the sizes of nested lists, by their first elements."""
+    sizes: list[int] = []
+    while isinstance(row, list) and len(sizes) < _MOST_AXES:
+        sizes.append(len(row))
+        row = row[0] if row else None
+    return sizes
 
 
 def _named(instance: Any, only: str) -> dict[str, Any]:
@@ -144,10 +163,8 @@ def _written(response: pb.ModelInferResponse) -> bytes:
     """Writes a prediction for each row: the only output, or an object of all."""
     columns: dict[str, list[Any]] = {}
     for output, raw in zip(response.outputs, response.raw_output_contents, strict=True):
-        elements = [_plain(one) for one in elements_of(output.datatype, raw)]
-        size = math.prod(output.shape[1:])
-        in_rows = [elements[start : start + size] for start in range(0, len(elements), size)]
-        columns[output.name] = in_rows if len(output.shape) > 1 else elements
+        elements = object_array([_plain(one) for one in elements_of(output.datatype, raw)])
+        columns[output.name] = elements.reshape(list(output.shape)).tolist()
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     return to_json({"predictions": [next(iter(row.values())) if len(row) == 1 else row for row in rows]})
 

@@ -10,7 +10,7 @@ import pytest
 from triton_client import TritonError, triton_process
 
 from headway_server.errors import InvalidInputError
-from headway_server.transports.http.open_inference import InputPart, _to_raw
+from headway_server.transports.http.open_inference import InputPart, to_raw
 
 MODEL = "/v2/models/topics"
 TEXT = {"name": "text", "shape": [2], "datatype": "BYTES", "data": ["star goal atom", "goal"]}
@@ -217,7 +217,7 @@ async def test_texts_in_a_tensor_of_numbers_take_no_more_than_they_measure():
     tracemalloc.start()
     try:
         with pytest.raises(InvalidInputError, match=r"data: has an element that is not of INT64"):
-            _to_raw("data", part)
+            to_raw("data", part)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -67,7 +67,7 @@ async def test_every_model_is_listed_and_ready_for_kserve_and_for_openai(serve):
         assert (await serving.client.get("/v1/models/none")).status_code == 404
         for model in serving.host.models:  # a prediction is made of outputs that the model has
             task = tensors_of(serving.host.families, model)
-            assert set(task.predictions) <= {spec.name for spec in task.outputs(model)}
+            assert set(task.predictions(model)) <= {spec.name for spec in task.outputs(model)}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Models of named tensors: any graph."""
