@@ -1,27 +1,34 @@
-"""Decoders of `transformers` with states: read in pieces they are the library's own, and a row is alike in any company."""
+"""Decoders of `transformers` with states: in pieces, exported and served to several they are the library's own."""
+
+import asyncio
 
 import numpy as np
 import pytest
 import tiny_huggingface as tiny
 import torch
 import transformers
+from loading import loading
+from structlog.testing import capture_logs
 
 from headway_export.errors import SourceError
 from headway_export.exporter import ExportOptions, export
 from headway_export.huggingface import FolderOptions, from_folder, states
 from headway_server.bundles import Precision
 from headway_server.decoding.runner.decoder import PREFILL_CHUNK, DecoderRunner
+from headway_server.decoding.settings import EngineSettings
 from headway_server.decoding.speculation.verifier import can_verify
 from headway_server.runtime import Runtime
+from headway_server.tasks.generation.model import GenerationModel
+from headway_server.tasks.generation.request import GenerationRequest
 from headway_training.models.parts.attention import scaled_dot_product_attention
 from headway_training.models.protocols import HybridDecoder, StatefulDecoder, decoder_kind
 
-LENGTH = 3 * PREFILL_CHUNK
+LENGTH = 2 * PREFILL_CHUNK + 44
 PIECES = (9, 1, 1, 20, 6)
 PRECISIONS = {
     "lfm2": (Precision.FP32, Precision.INT8),
-    "qwen3_5_text": (Precision.FP32,),
-    "falcon_h1": (Precision.FP32, Precision.INT8),
+    "olmo_hybrid": (Precision.FP32,),
+    "falcon_h1": (Precision.FP32,),
     "mamba": (Precision.FP32,),
     "mamba2": (Precision.FP32, Precision.INT8),
 }
@@ -31,7 +38,7 @@ VARIANTS = [(family, precision) for family, precisions in PRECISIONS.items() for
 
 def source_of(folder, family, **changes):
     tiny.write_model(folder, family, **changes)
-    tiny.write_tokenizer(folder)
+    tiny.write_tokenizer(folder, frame="$A")
     source, _ = from_folder(folder, FolderOptions())
     return source
 
@@ -80,8 +87,12 @@ def test_a_family_that_is_read_in_pieces_has_the_librarys_logits(tmp_path, famil
 
 
 @pytest.fixture(scope="module")
-def bundles(tmp_path_factory):
-    root = tmp_path_factory.mktemp("states")
+def root(tmp_path_factory):
+    return tmp_path_factory.mktemp("states")
+
+
+@pytest.fixture(scope="module")
+def bundles(root):
     found = {}
     for family, precisions in PRECISIONS.items():
         source = source_of(root / family, family, max_position_embeddings=LENGTH)
@@ -128,7 +139,7 @@ def test_a_row_has_the_same_logits_in_any_company(bundles, family, precision):
 def test_a_chunk_of_a_prompt_is_its_tokens_one_by_one(bundles, family):
     bundle = bundles[family]
     runner = DecoderRunner(Runtime(device="cpu"), bundle, bundle.manifest.variants[Precision.FP32], num_slots=2)
-    text = np.random.default_rng(8).integers(3, runner.vocab_size, 2 * PREFILL_CHUNK + 5)
+    text = np.random.default_rng(8).integers(3, runner.vocab_size, PREFILL_CHUNK + 5)
     for start in range(0, len(text), PREFILL_CHUNK):
         chunked = runner.prefill(0, text[start : start + PREFILL_CHUNK], start).copy()
     for position in range(len(text)):
@@ -147,3 +158,85 @@ def test_half_precision_is_refused_which_was_never_tried(tmp_path):
     assert decoder_kind(source.module) is StatefulDecoder
     with pytest.raises(SourceError, match="fp16: a decoder with such states was never tried on CUDA"):
         export(source, ExportOptions(store=tmp_path / "store", precisions=(Precision.FP16,)))
+
+
+# Served
+
+SERVED = ("lfm2", "mamba2")
+NEW_TOKENS = 12
+GREEDY = {"parameters": {"temperature": 0.0, "max_new_tokens": NEW_TOKENS}}
+LONG = "it is an answer that is not in the rain " * 5
+PROMPTS = ["the", LONG, "an old fire", LONG + "of an old fire", "o"]
+"""Two have a chunk in common and go on apart."""
+
+
+def load(bundle, precision=Precision.FP32, **engine):
+    settings = loading(engine=EngineSettings(**({"num_slots": 3, "max_waiting": 100} | engine)), precision=precision)
+    return GenerationModel.load(bundle, Runtime(device="cpu", num_threads=1), settings)
+
+
+async def answers(model, prompts, **options):
+    fields = [f"prompts[{number}]" for number in range(len(prompts))]
+    found = await model.generate(prompts, fields=fields, request=GenerationRequest(**options))
+    return [one.result for one in found.results]
+
+
+async def texts(model, prompts, **options):
+    return [one.output for one in await answers(model, prompts, **options)]
+
+
+def generated(folder, prompts):
+    """What `generate` answers, greedily."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    found = []
+    for prompt in prompts:
+        ids = tokenizer(prompt, return_tensors="pt").input_ids
+        given = {"attention_mask": torch.ones_like(ids), "max_new_tokens": NEW_TOKENS, "pad_token_id": 0}
+        written = model.generate(ids, do_sample=False, eos_token_id=2, **given)[0, ids.shape[1] :]
+        found.append(tokenizer.decode(written, skip_special_tokens=True))
+    return found
+
+
+@pytest.mark.parametrize("family", SERVED)
+async def test_several_callers_get_what_generate_answers_whatever_the_others_do(root, bundles, family):
+    model = load(bundles[family])
+    model.start()
+    expected = generated(root / family, PROMPTS)
+    assert len(set(expected)) == len(PROMPTS)
+    first = await answers(model, [PROMPTS[1]], **GREEDY)
+    second = await answers(model, [PROMPTS[3]], **GREEDY)
+    assert [one.num_cached_tokens for one in (*first, *second)] == [0, PREFILL_CHUNK]
+    assert [one.output for one in (*first, *second)] == [expected[1], expected[3]]
+    left = asyncio.ensure_future(answers(model, [LONG[3:]] * 2, parameters={"max_new_tokens": 60}))
+    asked = [asyncio.ensure_future(texts(model, [prompt], **GREEDY)) for prompt in PROMPTS * 2]
+    await asyncio.sleep(0)
+    left.cancel()
+    assert [found for (found,) in await asyncio.gather(*asked)] == expected * 2
+    model.close()
+
+
+@pytest.mark.parametrize(("family", "precision"), [(*one,) for one in VARIANTS if one[0] in SERVED])
+async def test_samples_share_a_prompt_and_are_those_of_a_server_that_keeps_nothing(bundles, family, precision):
+    keeping, forgetting = load(bundles[family], precision), load(bundles[family], precision, num_prefix_slots=0)
+    drawn = {"parameters": {"temperature": 1.0, "seed": 3, "max_new_tokens": NEW_TOKENS}, "sample_count": 5}
+    for model in (keeping, forgetting):
+        model.start()
+    for prompt in (PROMPTS[2], PROMPTS[3]):
+        found, anew = [await answers(model, [prompt], **drawn) for model in (keeping, forgetting)]
+        assert [one.output for one in found] == [one.output for one in anew]
+        assert len({one.output for one in found}) == 5
+        assert all(one.num_cached_tokens for one in found[1:])
+        assert not any(one.num_cached_tokens for one in anew)
+    again = await answers(keeping, [PROMPTS[3]], **drawn)
+    assert [one.output for one in again] == [one.output for one in found]
+    assert again[0].num_cached_tokens == PREFILL_CHUNK
+    for model in (keeping, forgetting):
+        model.close()
+
+
+def test_drafts_are_refused_with_the_reason(bundles):
+    with capture_logs() as lines:
+        load(bundles["lfm2"], speculation="prompt-lookup").close()
+    reasons = [line["reason"] for line in lines if line["event"] == "no speculation"]
+    assert reasons == ["a wrong draft could not be taken back from its states, which have no positions"]

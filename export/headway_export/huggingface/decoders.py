@@ -290,7 +290,7 @@ def _check_against_own_attention(folder: ModelFolder, decoder: _HuggingFaceText)
         )
     model.set_attn_implementation("eager")
     try:
-        with torch.inference_mode():
+        with quiet(), torch.inference_mode():
             expected = model(input_ids=torch.from_numpy(ids)[None], use_cache=False).logits[0].float().numpy()
     finally:
         model.set_attn_implementation(ATTENTION)
