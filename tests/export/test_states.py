@@ -3,6 +3,9 @@
 import asyncio
 
 import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
 import pytest
 import tiny_huggingface as tiny
 import torch
@@ -13,6 +16,8 @@ from structlog.testing import capture_logs
 from headway_export.errors import SourceError
 from headway_export.exporter import ExportOptions, export
 from headway_export.huggingface import FolderOptions, from_folder, states
+from headway_export.rewriting import ReplaceSoftplus, rewrite
+from headway_export.tracing import OPSET
 from headway_server.bundles import Precision
 from headway_server.decoding.runner.decoder import PREFILL_CHUNK, DecoderRunner
 from headway_server.decoding.settings import EngineSettings
@@ -158,6 +163,25 @@ def test_half_precision_is_refused_which_was_never_tried(tmp_path):
     assert decoder_kind(source.module) is StatefulDecoder
     with pytest.raises(SourceError, match="fp16: a decoder with such states was never tried on CUDA"):
         export(source, ExportOptions(store=tmp_path / "store", precisions=(Precision.FP16,)))
+
+
+def test_softplus_of_a_number_has_the_same_bits_in_any_place():
+    shape = [None, None]
+    values = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name in "xy"]
+    node = onnx.helper.make_node("Softplus", ["x"], ["y"])
+    graph = onnx.helper.make_graph([node], "graph", values[:1], values[1:])
+    opsets = [onnx.helper.make_opsetid("", OPSET)]
+    model = ir.from_proto(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10))
+    rewrite(model, ReplaceSoftplus())
+    session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"])
+    numbers = np.random.default_rng(2).normal(scale=8, size=(9, 1000)).astype(np.float32)
+    numbers[0, :3] = -200, 0, 200
+    (found,) = session.run(None, {"x": numbers})
+    np.testing.assert_allclose(found, np.logaddexp(0, numbers.astype(np.float64)), rtol=4e-7, atol=1e-37)
+    for width in (1, 3, 24):
+        parts = [session.run(None, {"x": numbers[:, at : at + width]})[0] for at in range(0, 999 - width, width)]
+        whole = np.concatenate(parts, axis=1)
+        np.testing.assert_array_equal(whole, found[:, : whole.shape[1]])
 
 
 # Served
