@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import onnx_ir as ir
 from torch import nn
@@ -454,6 +454,7 @@ def _manifest(
         text_pairs=source.text_pairs,
         embedding=_embedding(source, variants),
         scoring=source.scoring,
+        tagging=source.tagging,
         image_preprocessing=source.image_preprocessing,
         audio_preprocessing=source.audio_preprocessing,
         speech=source.speech,
@@ -477,7 +478,12 @@ def _embedding(source: ExportSource, variants: dict[Precision, Variant]) -> Embe
     pooling = getattr(source.module, "pooling", None)
     if dimension is None or not isinstance(pooling, str):
         return None
-    given = {"prompts": source.prompts, "default_prompt": source.default_prompt, "space": source.space}
+    given: dict[str, Any] = {
+        "prompts": source.prompts,
+        "default_prompt": source.default_prompt,
+        "space": source.space,
+        "is_sparse": source.has_sparse_vectors,
+    }
     return Embedding.model_validate({"pooling": pooling, "dimension": dimension, **given})
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Self, TypeVar
+from typing import Final, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,6 +115,21 @@ class EmbeddedText:
     num_tokens: int
     truncated: bool
 
+    def sparse(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Returns the indices and the values that are not 0, (N,) each."""
+        indices = np.flatnonzero(self.values)
+        return indices, self.values[indices]
+
+
+class Relevance(NamedTuple):
+    """Relevance of texts to a query."""
+
+    scores: NDArray[np.float32]
+    """(texts,)"""
+    num_tokens: int
+    """Tokens of the query and the texts; of pairs, the query's in each."""
+    timings: CallTimings
+
 
 class TextModel(StatelessModel):
     """Model that reads texts, and embeds them if its graph has embeddings. Used directly for embedding models."""
@@ -140,6 +155,11 @@ class TextModel(StatelessModel):
         """Returns the number of waiting texts, and the size of the cache of label vectors."""
         has_vectors = self.bundle.manifest.embedding is not None
         return replace(super().usage(), caches=(self.label_vectors.usage(),) if has_vectors else ())
+
+    @property
+    def _is_sparse(self) -> bool:
+        embedding = self.bundle.manifest.embedding
+        return embedding is not None and embedding.is_sparse
 
     @classmethod
     def load(cls, bundle: Bundle, runtime: Runtime, settings: ServerSettings, observer: Observer = NO_OBSERVER) -> Self:
@@ -180,13 +200,13 @@ class TextModel(StatelessModel):
         return None if cls._labels_tokens else logits_postprocess(manifest)
 
     async def embed(
-        self, inputs: TextInputs | TokenInputs, *, normalize: bool, deadline: float | None, prompt_name: str = ""
+        self, inputs: TextInputs | TokenInputs, *, normalize: bool | None, deadline: float | None, prompt_name: str = ""
     ) -> Answer[EmbeddedText]:
         """Embeds texts; for bundles whose graphs have embeddings.
 
         Args:
             inputs: Texts.
-            normalize: True to scale vectors to length 1.
+            normalize: True to scale vectors to length 1; None: dense ones.
             deadline: End of the caller's wait, in seconds of `time.monotonic`.
             prompt_name: Name of the model's prompt before each text; empty: its default, if it has one.
 
@@ -194,6 +214,7 @@ class TextModel(StatelessModel):
             RequestError: The texts cannot be read, there is no such prompt, the queue is full, the deadline passed, the
                 server is draining.
         """
+        normalize = not self._is_sparse if normalize is None else normalize
         prompt = self._prompt(prompt_name, is_text=isinstance(inputs, TextInputs))
         if prompt and isinstance(inputs, TextInputs):
             inputs = replace(inputs, prompt=prompt)
@@ -205,7 +226,7 @@ class TextModel(StatelessModel):
         return await self._answer(inputs, (EMBEDDING,), read, deadline=deadline)
 
     async def embed_many(
-        self, inputs: TextInputs | TokenInputs, *, normalize: bool, deadline: float | None, prompt_name: str = ""
+        self, inputs: TextInputs | TokenInputs, *, normalize: bool | None, deadline: float | None, prompt_name: str = ""
     ) -> Answer[EmbeddedText]:
         """Embeds any number of texts, in parts of `MAX_TEXTS`; arguments and errors are those of `embed`."""
         embedding = self.bundle.manifest.embedding
@@ -245,8 +266,8 @@ class TextModel(StatelessModel):
 
     async def embed_set(
         self, texts: Sequence[str], *, prompt_name: str, truncate: bool, deadline: float | None
-    ) -> NDArray[np.float32]:
-        """Returns vectors of candidate texts, (texts, D) of length one; repeated sets are cached.
+    ) -> SetVectors:
+        """Returns vectors of candidate texts, of length one; repeated sets are cached.
 
         Args:
             texts: 1 to `MAX_LABELS`.
@@ -268,11 +289,11 @@ class TextModel(StatelessModel):
 
     async def embed_query(
         self, text: str, *, prompt_name: str = "", truncate: bool = False, deadline: float | None
-    ) -> tuple[NDArray[np.float32], CallTimings]:
-        """Returns the vector (D,) of length one of a query, `query_text` in error messages; errors: `embed`."""
+    ) -> tuple[EmbeddedText, CallTimings]:
+        """Returns the vector of length one of a query, `query_text` in error messages; errors: `embed`."""
         inputs = TextInputs(texts=[text], fields=["query_text"], truncate=truncate)
-        answer = await self.embed(inputs, normalize=True, deadline=deadline, prompt_name=prompt_name)
-        return answer.results[0].values, answer.timings
+        answer = await self.embed(inputs, normalize=None, deadline=deadline, prompt_name=prompt_name)
+        return answer.results[0], answer.timings
 
     async def relevance(
         self,
@@ -283,8 +304,8 @@ class TextModel(StatelessModel):
         prompt_name: str,
         truncate: bool,
         deadline: float | None,
-    ) -> tuple[NDArray[np.float32], CallTimings]:
-        """Returns the relevance of each text to a query, (texts,), and the query's timings.
+    ) -> Relevance:
+        """Returns the relevance of each text to a query.
 
         Args:
             query: The query; `query_text` in error messages.
@@ -297,16 +318,24 @@ class TextModel(StatelessModel):
         Raises:
             RequestError: As `embed`.
         """
-        vector, timings = await self.embed_query(
+        found, timings = await self.embed_query(
             query, prompt_name=query_prompt_name, truncate=truncate, deadline=deadline
         )
         vectors = await self.embed_set(texts, prompt_name=prompt_name, truncate=truncate, deadline=deadline)
-        return cosines(vector, vectors), timings
+        return Relevance(
+            scores=(vectors.vectors @ found.values if self._is_sparse else cosines(found.values, vectors.vectors)),
+            num_tokens=found.num_tokens + vectors.num_tokens,
+            timings=timings,
+        )
 
     async def _embed_many(self, inputs: TextInputs, prompt_name: str, deadline: float | None) -> SetVectors:
-        """Returns vectors of any number of texts, each of length one."""
-        results = (await self.embed_many(inputs, normalize=True, deadline=deadline, prompt_name=prompt_name)).results
-        return SetVectors(np.stack([result.values for result in results]), sum(result.truncated for result in results))
+        """Returns vectors of any number of texts; dense ones of length one."""
+        results = (await self.embed_many(inputs, normalize=None, deadline=deadline, prompt_name=prompt_name)).results
+        return SetVectors(
+            np.stack([result.values for result in results]),
+            num_truncated=sum(result.truncated for result in results),
+            num_tokens=sum(result.num_tokens for result in results),
+        )
 
     async def inspect(
         self,
