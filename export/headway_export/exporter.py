@@ -21,14 +21,16 @@ from headway_export.errors import ParityError, SourceError
 from headway_export.graphs import shows_attention
 from headway_export.reference import Reference, cache_ranges
 from headway_export.rewriting import (
+    EXPERTS,
+    LINEAR_ATTENTION,
     LayerRange,
     QuantizeBlocks,
     QuantizeCache,
     QuantizeExperts,
     QuantizeProducts,
+    ReplaceSoftplus,
     SeparateRows,
     copy_graph,
-    nodes_of_experts,
     rewrite,
 )
 from headway_export.source import ExportSource, check_chat_template
@@ -197,8 +199,8 @@ class _Prover:
         self._progress("fp32: tracing")
         traced = self._trace(self._source.module)
         _check_outputs(self._source, traced)
-        if Precision.FP16 in wanted and any(nodes_of_experts(graph.model) for graph in traced.graphs):
-            raise SourceError("fp16: a mixture of experts was never tried on CUDA; leave this precision out")
+        if Precision.FP16 in wanted and (untried := _untried_on_cuda(traced)) is not None:
+            raise SourceError(f"fp16: {untried} was never tried on CUDA; leave this precision out")
         fp32 = self._prove(Precision.FP32, traced)
         self._fp32_quality = fp32.quality
         variants = {Precision.FP32: fp32}
@@ -387,7 +389,7 @@ class _Prover:
             return graph
         more = task_of(self._source.task).more_outputs
         model = copy_graph(graph.model)
-        rewrite(model, SeparateRows(), *([] if more is None else [more()]))
+        rewrite(model, SeparateRows(), ReplaceSoftplus(), *([] if more is None else [more()]))
         return replace(graph, model=model)
 
     def _trace(self, module: nn.Module, *, known: TracedModel | None = None) -> TracedModel:
@@ -403,6 +405,15 @@ class _Prover:
             for_cpu=known is not None,
             known=known,
         )
+
+
+def _untried_on_cuda(traced: TracedModel) -> str | None:
+    """Says what a model has that never ran on CUDA; None: nothing."""
+    operators = {node.op_type for graph in traced.graphs for node in graph.model.graph.all_nodes()}
+    if operators & EXPERTS:
+        return "a mixture of experts"
+    updates = {tensor.update for tensor in traced.state}
+    return "a decoder with such states" if LINEAR_ATTENTION in operators or len(updates) > 1 else None
 
 
 def _takes_scales(source: ExportSource, options: ExportOptions) -> bool:

@@ -31,6 +31,7 @@ from headway_training.models.protocols import (
     Decoder,
     EmbeddingClassifier,
     EncoderDecoder,
+    HybridDecoder,
     ImageToText,
     RecurrentEncoderDecoder,
     ShowsAttention,
@@ -296,8 +297,36 @@ class StatefulDecoderGraph(nn.Module):
         """A step of (R, T) tokens: float32 logits (R, L, V), then the present state."""
         module = cast("StatefulDecoder", self.module)
         hidden, present = module.read(input_ids, list(past))  # (R, T, D)
-        states = {f"present_state_{number}": state for number, state in enumerate(present)}
-        return {"logits": _logits_at(module, hidden, logits_positions), **states}
+        return {"logits": _logits_at(module, hidden, logits_positions), **_named_states(present)}
+
+
+class HybridDecoderGraph(nn.Module):
+    """Graph `decoder` of a generation model with a cache in some layers and states of fixed size beside it."""
+
+    def __init__(self, module: nn.Module, num_states: int) -> None:
+        super().__init__()
+        self.module = module
+        self.num_states = num_states
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        logits_positions: Tensor,
+        seqlens_k: Tensor,
+        total_sequence_length: Tensor,
+        *past: Tensor,
+    ) -> Outputs:
+        """A step of (R, T) tokens: float32 logits (R, L, V), then the present cache and the states behind it."""
+        module = cast("HybridDecoder", self.module)
+        cached, states = past[: -self.num_states], list(past[-self.num_states :])
+        attend = CachedAttention(cached, seqlens_k, total_sequence_length)
+        hidden, present = module.read_attending(input_ids, position_ids, attend, states)  # (R, T, D)
+        return {"logits": _logits_at(module, hidden, logits_positions), **attend.present, **_named_states(present)}
+
+
+def _named_states(states: Sequence[Tensor]) -> Outputs:
+    return {f"present_state_{number}": state for number, state in enumerate(states)}
 
 
 class EncoderGraph(nn.Module):
@@ -351,7 +380,9 @@ class CrossDecoderGraph(nn.Module):
         return {"logits": logits, ALIGNMENT: attend_cross.alignment, **attend.present}
 
 
-def _logits_at(module: Decoder | EncoderDecoder | StatefulDecoder, hidden: Tensor, positions: Tensor) -> Tensor:
+def _logits_at(
+    module: Decoder | EncoderDecoder | HybridDecoder | StatefulDecoder, hidden: Tensor, positions: Tensor
+) -> Tensor:
     """Logits of some positions: (R, T, D), (R, L) -> (R, L, V). The output projection is the dearest part of a step."""
     index = positions.unsqueeze(-1).expand(-1, -1, hidden.shape[-1])
     return module.logits(hidden.gather(1, index)).float()

@@ -41,12 +41,13 @@ from headway_training.models.parts.attention import (
 from headway_training.models.protocols import (
     Decoder,
     EncoderDecoder,
+    HybridDecoder,
     ImageToText,
     PromptSegmenter,
     RecurrentEncoderDecoder,
     StatefulDecoder,
+    decoder_kind,
     is_recurrent,
-    is_stateful,
 )
 from headway_training.models.recurrent import recur_packed
 
@@ -248,13 +249,19 @@ def generation_logits(
     Returns:
         (T - first, V), or (P, V), float32.
     """
-    decoder = cast("Decoder", module)
+    kind = decoder_kind(module)
     asked = torch.arange(first, len(token_ids)) if positions is None else torch.from_numpy(positions)
     with torch.inference_mode():
         ids = torch.from_numpy(token_ids).unsqueeze(0)
-        if is_stateful(module):
+        if kind is StatefulDecoder:
             return _stateful_logits(cast("StatefulDecoder", module), ids, asked)
-        hidden = decoder.hidden_states(ids, torch.arange(len(token_ids)).unsqueeze(0), attend)
+        decoder = cast("Decoder | HybridDecoder", module)
+        given = ids, torch.arange(len(token_ids)).unsqueeze(0), attend
+        if kind is HybridDecoder:
+            hybrid = cast("HybridDecoder", module)
+            hidden, _ = hybrid.read_attending(*given, hybrid.first_states(1))
+        else:
+            hidden = cast("Decoder", module).hidden_states(*given)
         return decoder.logits(hidden[:, asked])[0].float().numpy()
 
 

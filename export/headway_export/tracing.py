@@ -29,7 +29,7 @@ from headway_export.tasks.table import task_of
 from headway_export.tasks.task import ExportTask
 from headway_server.bundles import GraphRole, StateTensor, Task, TensorSpec, attention_layers
 from headway_training.models.parts.attention import TextScoring
-from headway_training.models.protocols import Decoder, EncoderDecoder
+from headway_training.models.protocols import Decoder, EncoderDecoder, HybridDecoder, decoder_kind
 
 OPSET = 21
 Role: TypeAlias = GraphRole
@@ -218,6 +218,9 @@ def probe_attention(module: nn.Module, *, has_source: bool) -> list[tuple[int, i
     with following_the_protocol(module):
         if has_source:
             cast("EncoderDecoder", module).decode(ids, positions, probe, probe)
+        elif decoder_kind(module) is HybridDecoder:
+            hybrid = cast("HybridDecoder", module)
+            hybrid.read_attending(ids, positions, probe, hybrid.first_states(1))
         else:
             cast("Decoder", module).hidden_states(ids, positions, probe)
     calls = {"attend": [layer for layer, _ in probe.layers]}

@@ -18,7 +18,7 @@ from headway_export.tracing import trace
 from headway_server.bundles import Architecture, Limits, Task
 from headway_training.models import build_model
 from headway_training.models.parts.attention import RecordingKernel, fused_attention, scaled_dot_product_attention
-from headway_training.models.protocols import is_recurrent, is_stateful
+from headway_training.models.protocols import Decoder, StatefulDecoder, decoder_kind, is_recurrent
 
 
 def with_method(base, name):
@@ -30,10 +30,10 @@ LINEAR = {"vocabulary_size": 9, "max_length": 8, "num_layers": 1, "d_model": 16,
 
 def test_a_helper_does_not_make_another_kind_of_model():
     # These have helpers by the names of other protocols, and test_bring_your_own.py exports them.
-    assert not is_stateful(ForeignDecoder())
+    assert decoder_kind(ForeignDecoder()) is Decoder
     assert not is_recurrent(ForeignEncoderDecoder())
     assert is_recurrent(ForeignRecurrent())
-    assert is_stateful(build_model("linear", LINEAR))
+    assert decoder_kind(build_model("linear", LINEAR)) is StatefulDecoder
 
 
 class Stateful(nn.Module):
@@ -55,7 +55,7 @@ class Stateful(nn.Module):
         (
             with_method(Stateful, "hidden_states"),
             Task.GENERATION,
-            "it has first_states, read, logits of StatefulDecoder and hidden_states, logits of Decoder; a model fol",
+            "it has hidden_states, logits of Decoder and first_states, read, logits of StatefulDecoder; a model",
         ),
         (
             type("Both", (ForeignRecurrent, ForeignEncoderDecoder), {})(),
@@ -65,7 +65,7 @@ class Stateful(nn.Module):
         (
             with_method(nn.Module, "read"),
             Task.GENERATION,
-            "it lacks first_states, logits of StatefulDecoder and hidden_states, logits of Decoder; a model has all",
+            "it lacks hidden_states, logits of Decoder and first_states, read_attending, logits of HybridDecoder",
         ),
     ],
 )

@@ -20,18 +20,11 @@ FAMILIES = {
     "DBRX": ("Dbrx", {}),
     "Llama 4": ("Llama4Text", {}),
     "MiniMax": ("MiniMax", {"num_hidden_layers": 2}),
-    "Qwen3-Next": ("Qwen3Next", {}),
     "Switch": ("SwitchTransformers", {}, _WRITES),
     "NLLB-MoE": ("NllbMoe", {}, _WRITES),
-    "Mamba": ("Mamba", {}),
-    "Mamba 2": ("Mamba2", {"num_heads": 4, "head_dim": 16}),
-    "Falcon-Mamba": ("FalconMamba", {}),
-    "Jamba": ("Jamba", {"num_experts": 1}),
     "RWKV": ("Rwkv", {}),
     "xLSTM": ("xLSTM", {}),
     "RecurrentGemma": ("RecurrentGemma", {}),
-    "Falcon-H1": ("FalconH1", {}),
-    "Qwen3.5": ("Qwen3_5Text", {}),
     "Llama with dynamic scaling": (
         "Llama",
         {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
@@ -61,10 +54,6 @@ FAMILIES = {
     "MPT": ("Mpt", {"n_layers": 1, "n_heads": 4, "d_model": 32}),
     "XGLM": ("XGLM", {"num_layers": 1, "attention_heads": 4, "d_model": 32, "ffn_dim": 48}),
     "GPT": ("OpenAIGPT", {"n_layer": 1, "n_head": 4, "n_embd": 32}, "LMHeadModel"),
-    "LFM2": (
-        "Lfm2",
-        {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2, "num_key_value_heads": 2},
-    ),
 }
 """Prefix of the classes, what its configuration has beside `SIZES` (None: only its own), and the head's name."""
 _NEED_WEIGHTS = ("does not attend through the interface", "layers attend through the interface")

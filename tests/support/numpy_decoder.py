@@ -20,7 +20,7 @@ class NumpyDecoder:
     """Follows `headway_server.decoding.interfaces.Decoder`; ranks nothing."""
 
     ranking = None
-    keeps_positions = True
+    has_positions = keeps_positions = True
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class NumpyDecoder:
         """Draws weights; `likely_id` is a token that shall be frequent, such as the one that ends a sequence."""
         rng = np.random.default_rng(seed)
         self.num_slots = num_slots
-        self.num_prefix_slots = num_prefix_slots
+        self.num_cached_chunks = num_prefix_slots * (max_length // prefill_chunk)
         self.max_length = max_length
         self.vocab_size = vocab_size
         self.prefill_chunk = prefill_chunk
@@ -97,6 +97,24 @@ class NumpyDecoder:
         (from_slot, start), (to_slot, to_start) = source, target
         for cache in (self.keys, self.values):
             cache[to_slot, to_start : to_start + length] = cache[from_slot, start : start + length]
+
+    def keep_chunk(self, slot: int, start: int, index: int) -> None:
+        self.copy(source=(slot, start), target=self._place_of(index), length=self.prefill_chunk)
+
+    def reuse_chunks(self, indices: Sequence[int], slot: int) -> None:
+        for number, index in enumerate(indices):
+            target = (slot, number * self.prefill_chunk)
+            self.copy(source=self._place_of(index), target=target, length=self.prefill_chunk)
+
+    def _place_of(self, index: int) -> tuple[int, int]:
+        row, column = divmod(index, self.max_length // self.prefill_chunk)
+        return self.num_slots + row, column * self.prefill_chunk
+
+    def keep_states(self, slot: int, index: int) -> None:
+        """All state has positions."""
+
+    def reuse_states(self, index: int, slot: int) -> None:
+        """All state has positions."""
 
     def begin(self, slot: int, source: CrossTensors) -> None:
         """A cache starts from nothing."""

@@ -77,7 +77,7 @@ FURTHER_DECODERS = {
     "nanochat": ("NanoChat", _GROUPED),
 }
 """Decoders that are held against `transformers` and not exported in the tests."""
-_WITH_IMAGES = ("Gemma3", "Gemma4")
+_WITH_IMAGES = ("Gemma3", "Gemma4", "Qwen3_5", "Qwen3_5Moe")
 """Families whose configuration of a decoder alone has a name of its own."""
 _MIXED = {**_GROUPED, "num_experts": 4, "num_experts_per_tok": 2}
 _MIXED_LOCALLY = {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}
@@ -100,6 +100,78 @@ MIXTURES = {
     "flex_olmo": ("FlexOlmo", _MIXED),
 }
 """Decoders with experts."""
+_STATES = {**_GROUPED, **_TWO_LAYERS}
+_CONVOLUTION = {"layer_types": ["conv", "full_attention"]}
+_DELTA = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 16,
+    "head_dim": 16,
+}
+_DELTA_MIXED = {**_DELTA, **_MIXED, **_TWO_LAYERS, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 24}
+_SCAN = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 2, "mamba_chunk_size": 16}
+_MAMBA = {**SIZES, "state_size": 8}
+_MAMBA2 = {**SIZES, "num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 2, "chunk_size": 16}
+_GRANITE = {**_STATES, **_SCALED, **_SCAN, "layer_types": ["mamba", "attention"], "shared_intermediate_size": 48}
+STATEFUL = {
+    "lfm2": ("Lfm2", {**_STATES, **_CONVOLUTION, "block_multiple_of": 16}),
+    "lfm2_moe": (
+        "Lfm2Moe",
+        {**_STATES, **_CONVOLUTION, **_MIXED, **_TWO_LAYERS, "moe_intermediate_size": 24, "num_dense_layers": 1},
+    ),
+    "lfm3": ("Lfm3", _STATES),
+    "qwen3_5_text": ("Qwen3_5", {**_STATES, **_DELTA}),
+    "qwen3_5_moe_text": ("Qwen3_5Moe", _DELTA_MIXED),
+    "qwen3_next": ("Qwen3Next", _DELTA_MIXED),
+    "olmo_hybrid": ("OlmoHybrid", {**_STATES, **_DELTA}),
+    "granitemoehybrid, states": ("GraniteMoeHybrid", {**_GRANITE, "num_local_experts": 0}),
+    "granitemoehybrid, experts": ("GraniteMoeHybrid", {**_GRANITE, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "falcon_h1": ("FalconH1", {**_GROUPED, **_SCAN, "mamba_d_ssm": 64, "head_dim": 8, "lm_head_multiplier": 0.5}),
+    "bamba": ("Bamba", {**_STATES, **_SCAN, "attn_layer_indices": [1]}),
+    "nemotron_h": (
+        "NemotronH",
+        {
+            **_GROUPED,
+            "num_hidden_layers": 3,
+            "hybrid_override_pattern": "M*-",
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 16,
+            "ssm_state_size": 8,
+            "n_groups": 2,
+            "chunk_size": 16,
+            "head_dim": 8,
+        },
+    ),
+    "zamba2": (
+        "Zamba2",
+        {
+            **_STATES,
+            "layers_block_type": ["mamba", "hybrid"],
+            "mamba_d_state": 8,
+            "n_mamba_heads": 4,
+            "mamba_headdim": 16,
+            "chunk_size": 16,
+            "num_mem_blocks": 1,
+        },
+    ),
+    "jamba": (
+        "Jamba",
+        {
+            **_STATES,
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "num_experts": 1,
+            "mamba_d_state": 8,
+            "mamba_dt_rank": 4,
+        },
+    ),
+    "mamba2": ("Mamba2", _MAMBA2),
+    "mamba": ("Mamba", _MAMBA),
+    "falcon_mamba": ("FalconMamba", _MAMBA),
+}
+"""Decoders with states beside keys and values, or in their place."""
 _BART = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
 _BART |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "decoder_start_token_id": 2, "num_labels": 3}
 _T5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4, "decoder_start_token_id": 0}
@@ -156,7 +228,8 @@ def write_tokenizer(
 
 def write_model(folder: Path, family: str, head: str = "", **changes) -> Path:
     """Writes a model with random weights, drawn wide enough that greedy answers do not repeat one word."""
-    prefix, values = {**DECODERS, **FURTHER_DECODERS, **MIXTURES, **ENCODERS, **ENCODER_DECODERS}[family]
+    families = {**DECODERS, **FURTHER_DECODERS, **MIXTURES, **STATEFUL, **ENCODERS, **ENCODER_DECODERS}
+    prefix, values = families[family]
     text = "Text" if prefix in _WITH_IMAGES else ""
     config = getattr(transformers, f"{prefix}{text}Config")(**{**values, **changes})
     name = head or {"gpt2": "LMHeadModel"}.get(family, "ForCausalLM")

@@ -11,7 +11,10 @@ B rows, T tokens, H heads, G key and value heads, K head width, D model width, V
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final, Unpack, cast
@@ -29,6 +32,7 @@ from headway_export.huggingface.conversations import read_chat_template
 from headway_export.huggingface.experts import give_experts, has_experts
 from headway_export.huggingface.folder import ModelFolder, as_ids, check_is_dense
 from headway_export.huggingface.settings import SAMPLING, generation_notes
+from headway_export.huggingface.states import knows_states_of, reading
 from headway_export.reference import CAUSAL, OwnText, generation_logits
 from headway_export.source import ExportSource
 from headway_server.bundles import SamplingDefaults, SpecialTokens
@@ -41,8 +45,8 @@ _ASKED_FOR: Final = {name: name for name in ("min_new_tokens", "stop_strings")} 
 """Settings of generation that a bundle has no defaults for, and what calls call them."""
 
 
-class HuggingFaceDecoder(nn.Module):
-    """A causal language model of `transformers` as a `Decoder`."""
+class _HuggingFaceText(nn.Module):
+    """A causal language model of `transformers` whose attention is given from outside."""
 
     def __init__(self, model: nn.Module, *, max_length: int) -> None:
         super().__init__()
@@ -50,11 +54,12 @@ class HuggingFaceDecoder(nn.Module):
         self.max_length = max_length
         config = cast("Any", model).config
         self._divisor = float(getattr(config, "logits_scaling", None) or 1.0)
-        self._factor = float(getattr(config, "logit_scale", None) or 1.0)
+        factors = [getattr(config, name, None) or 1.0 for name in ("logit_scale", "lm_head_multiplier")]
+        self._factor = float(math.prod(factors))
         self._cap = getattr(config, "final_logit_softcapping", None)
 
-    def hidden_states(self, input_ids: Tensor, position_ids: Tensor, attend: Attend) -> Tensor:
-        """(B, T), (B, T) -> (B, T, D)."""
+    def _read(self, input_ids: Tensor, attend: Attend, number: Callable[[nn.Module], int], **given: Any) -> Tensor:
+        """(B, T) -> (B, T, D); `number` tells the number of a layer that attends."""
 
         def attend_layer(
             module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **scoring: Unpack[TextScoring]
@@ -62,12 +67,10 @@ class HuggingFaceDecoder(nn.Module):
             without(scoring, "bias")
             if value.shape[-1] != key.shape[-1]:
                 raise SourceError(_two_widths(key.shape[-1], value.shape[-1]))
-            return attend(query, key, value, layer=layer_of(module), **scoring)
+            return attend(query, key, value, layer=number(module), **scoring)
 
         with attending(attend_layer):
-            output = cast("Any", self.model).base_model(
-                input_ids=input_ids, position_ids=position_ids, use_cache=False, return_dict=True
-            )
+            output = cast("Any", self.model).base_model(input_ids=input_ids, return_dict=True, **given)
         return cast("Tensor", output.last_hidden_state)
 
     def logits(self, hidden_states: Tensor) -> Tensor:
@@ -80,6 +83,89 @@ class HuggingFaceDecoder(nn.Module):
         if self._cap is not None:
             logits = torch.tanh(logits / self._cap) * self._cap
         return logits
+
+
+class HuggingFaceDecoder(_HuggingFaceText):
+    """A causal language model of `transformers` as a `Decoder`."""
+
+    def hidden_states(self, input_ids: Tensor, position_ids: Tensor, attend: Attend) -> Tensor:
+        """(B, T), (B, T) -> (B, T, D)."""
+        return self._read(input_ids, attend, layer_of, position_ids=position_ids, use_cache=False)
+
+
+class _StatefulHuggingFace(_HuggingFaceText):
+    """A causal language model of `transformers` with states in some of its layers, or in all."""
+
+    def __init__(self, model: nn.Module, *, max_length: int) -> None:
+        super().__init__(model, max_length=max_length)
+        parameters = inspect.signature(cast("Any", model).base_model.forward).parameters
+        self._cache_name = next(name for name in ("cache_params", "past_key_values") if name in parameters)
+        self._takes_positions = "position_ids" in parameters
+        self.num_attending = 0
+        """Layers that attend."""
+        ids = torch.zeros(1, 2, dtype=torch.int64)
+        with torch.inference_mode():
+            _, present = self._step(ids, torch.arange(2)[None], self._note, None)
+        self._first = [torch.zeros_like(state[0]) for state in present]
+
+    def _note(self, query: Tensor, key: Tensor, value: Tensor, *, layer: int, **_: Any) -> Tensor:  # noqa: ARG002
+        self.num_attending = layer + 1
+        return query
+
+    def first_states(self, rows: int) -> list[Tensor]:
+        """Returns zeros, (B, ...) each."""
+        return [state.new_zeros((rows, *state.shape)) for state in self._first]
+
+    def _step(
+        self, input_ids: Tensor, position_ids: Tensor, attend: Attend, states: Sequence[Tensor] | None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """(B, T), (B, T), the states before -> (B, T, D), the states after.
+
+        Layers that attend are numbered as they are called: a layer may be used several times, each with its own cache.
+        """
+        calls = itertools.count()
+        with reading(self.model, states) as cache:
+            given: dict[str, Any] = {self._cache_name: cache, "use_cache": True}
+            if self._takes_positions:
+                given["position_ids"] = position_ids
+            return self._read(input_ids, attend, lambda _: next(calls), **given), cache.present
+
+
+class HuggingFaceHybrid(_StatefulHuggingFace):
+    """A causal language model of `transformers` as a `HybridDecoder`."""
+
+    def read_attending(
+        self, input_ids: Tensor, position_ids: Tensor, attend: Attend, states: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """(B, T), (B, T), the states before -> (B, T, D), the states after."""
+        return self._step(input_ids, position_ids, attend, states)
+
+
+class HuggingFaceRecurrent(_StatefulHuggingFace):
+    """A causal language model of `transformers` as a `StatefulDecoder`."""
+
+    def read(self, input_ids: Tensor, states: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """(B, T), the states before -> (B, T, D), the states after."""
+        return self._step(input_ids, torch.zeros_like(input_ids), self._note, states)
+
+
+def _adapted(model: nn.Module, owner: str, *, max_length: int) -> _HuggingFaceText:
+    """Returns a causal language model as a decoder of its kind.
+
+    Raises:
+        SourceError: The states of `owner` are none that are known here.
+    """
+    if not _keeps_states(cast("Any", model).config.get_text_config(), type(model)):
+        return HuggingFaceDecoder(model, max_length=max_length)
+    try:
+        hybrid = HuggingFaceHybrid(model, max_length=max_length)
+        return hybrid if hybrid.num_attending else HuggingFaceRecurrent(model, max_length=max_length)
+    except SourceError as error:
+        raise SourceError(f"{owner}: {type(model).__name__}: {error}; this family is not supported") from error
+    except Exception as error:  # whatever its code raises
+        raise SourceError(
+            f"{owner}: {type(model).__name__} does not run with injected attention ({first_line(error)})"
+        ) from error
 
 
 class OwnDecoder(OwnText):
@@ -113,7 +199,7 @@ def read_decoder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
     model = folder.load(AutoModelForCausalLM, attention=ATTENTION)
     give_experts(model, str(folder.path))
     length, notes = folder.length(model)
-    module = HuggingFaceDecoder(model, max_length=length)
+    module = _adapted(model, str(folder.path), max_length=length)
     _check_against_own_attention(folder, module)
     return (
         folder.source(
@@ -145,13 +231,10 @@ def check_decoder(path: Path, config: Any) -> None:
     model_class = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if model_class is None or not has_experts(model_class):
         check_is_dense(path, config)
-    layers = set(getattr(config, "layer_types", None) or ())
-    may_keep_state = getattr(model_class, "_is_stateful", False)
-    may_keep_state = may_keep_state and not (layers and layers <= _ATTENTION_LAYERS)  # a class may have both kinds
-    if may_keep_state or "linear_attention" in layers:
+    if _keeps_states(config, model_class) and not (model_class and knows_states_of(model_class)):
         raise SourceError(
-            f"{path}: has layers that keep a recurrent state ({config.model_type}: a state-space model, linear "
-            "attention or the like); a bundle's decoder keeps keys and values, so this family is not supported"
+            f"{path}: has layers that keep a recurrent state in a way of their own ({config.model_type}); no operator "
+            "for it is known here, so this family is not supported"
         )
     key_width, value_width = (getattr(config, name, None) for name in ("qk_head_dim", "v_head_dim"))
     if key_width is not None and value_width is not None and key_width != value_width:
@@ -166,7 +249,14 @@ def check_decoder(path: Path, config: Any) -> None:
         )
 
 
-def _check_against_own_attention(folder: ModelFolder, decoder: HuggingFaceDecoder) -> None:
+def _keeps_states(config: Any, model_class: type | None) -> bool:
+    """Returns True if a decoder has, or may have, layers that keep a state beside keys and values."""
+    layers = set(getattr(config, "layer_types", None) or ())
+    may_keep = getattr(model_class, "_is_stateful", False) and not layers  # a class may have both kinds
+    return may_keep or not layers <= _ATTENTION_LAYERS
+
+
+def _check_against_own_attention(folder: ModelFolder, decoder: _HuggingFaceText) -> None:
     """Compares the logits of an adapted decoder with those of `transformers` itself, on random tokens.
 
     Raises:
@@ -192,14 +282,15 @@ def _check_against_own_attention(folder: ModelFolder, decoder: HuggingFaceDecode
             raise SourceError(
                 f"{folder.path}: {kind} does not run with injected attention ({first_line(error)})"
             ) from error
-    if (layers := int(model.config.get_text_config().num_hidden_layers)) != len(attending):
+    layers = int(model.config.get_text_config().num_hidden_layers)
+    if isinstance(decoder, HuggingFaceDecoder) and layers != len(attending):
         raise SourceError(
             f"{folder.path}: {kind}: {len(attending)} of {layers} layers attend through the interface that "
             "transformers has for it; a key/value cache needs all of them, so this family is not supported"
         )
     model.set_attn_implementation("eager")
     try:
-        with torch.inference_mode():
+        with quiet(), torch.inference_mode():
             expected = model(input_ids=torch.from_numpy(ids)[None], use_cache=False).logits[0].float().numpy()
     finally:
         model.set_attn_implementation(ATTENTION)

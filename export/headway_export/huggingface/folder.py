@@ -288,7 +288,8 @@ class ModelFolder:
         Raises:
             SourceError: More are asked for than the model takes.
         """
-        asked, found = self.options.max_length, folders.length_of(model, self.config, read)
+        with folders.quiet():
+            asked, found = self.options.max_length, folders.length_of(model, self.config, read)
         whole = found.limit or asked or found.usual
         length, limit = whole, f"the model takes {whole} tokens"
         if (dense := _dense_length(self.config)) is not None and dense < length:

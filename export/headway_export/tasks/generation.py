@@ -20,7 +20,7 @@ from headway_export.agreement import Rows, distributions
 from headway_export.candidate import Candidate, open_verifier
 from headway_export.differences import relative_errors
 from headway_export.errors import ParityError, SourceError
-from headway_export.graphs import DecoderAttentionGraph, DecoderGraph, StatefulDecoderGraph
+from headway_export.graphs import DecoderAttentionGraph, DecoderGraph, HybridDecoderGraph, StatefulDecoderGraph
 from headway_export.inputs import (
     HELD_OUT_SHARE,
     LENGTHS,
@@ -44,7 +44,7 @@ from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_server.decoding.runner.state import SlotState
 from headway_training.checkpoint import Checkpoint
 from headway_training.evaluation import evaluation_windows
-from headway_training.models.protocols import StatefulDecoder, is_stateful
+from headway_training.models.protocols import Decoder, HybridDecoder, StatefulDecoder, decoder_kind
 
 _NUM_PREDICTIONS = (384, 2048)
 """The least and the most."""
@@ -81,14 +81,14 @@ class Generation(ExportTask):
         return {"texts": [row.text for row in validated(TextRow, read_rows(file))]}
 
     def trace(self, asked: tracing.Traceable) -> tracing.TracedModel:
-        """Traces a decoder, with a cache or with a state."""
+        """Traces a decoder, with a cache, with states or with both."""
         with tracing.following_the_protocol(asked.module):
-            has_state = is_stateful(asked.module)
-        return trace_stateful(asked.module) if has_state else trace_decoder(asked.module)
+            kind = decoder_kind(asked.module)
+        return trace_decoder(asked.module) if kind is Decoder else trace_stateful(asked.module)
 
     def check_attention(self, module: nn.Module) -> None:
         """Refuses a decoder with a state."""
-        if is_stateful(module):
+        if decoder_kind(module) is not Decoder:
             raise SourceError(
                 f"{type(module).__name__}: has a state in place of attention to its tokens; leave out --attention"
             )
@@ -339,9 +339,10 @@ def trace_decoder(module: nn.Module) -> tracing.TracedModel:
 
 
 def trace_stateful(module: nn.Module) -> tracing.TracedModel:
-    """Traces a decoder with a state."""
+    """Traces a decoder with states of fixed size, with or without a cache beside them."""
+    is_hybrid = decoder_kind(module) is HybridDecoder
     with tracing.following_the_protocol(module):
-        first = cast("StatefulDecoder", module).first_states(2)
+        first = cast("HybridDecoder | StatefulDecoder", module).first_states(2)
     states = tuple(
         StateTensor(past=f"past_state_{number}", present=f"present_state_{number}", update="replace")
         for number in range(len(first))
@@ -350,12 +351,15 @@ def trace_stateful(module: nn.Module) -> tracing.TracedModel:
         tracing.make_spec(state.past, str(tensor.dtype).removeprefix("torch."), "slots", *tensor.shape[1:])
         for state, tensor in zip(states, first, strict=True)
     ]
-    inputs = [tracing.make_spec(*step) for step in tracing.STEP_INPUTS if step[0] in _STATEFUL_INPUTS]
-    _, *present = tracing.declare_outputs(module, StatefulDecoderGraph(module), [*inputs, *past])
+    cached = tracing.past_specs(module, has_source=False) if is_hybrid else []
+    steps = [step for step in tracing.STEP_INPUTS if is_hybrid or step[0] in _STATEFUL_INPUTS]
+    inputs = [*(tracing.make_spec(*step) for step in steps), *cached, *past]
+    graph = HybridDecoderGraph(module, len(first)) if is_hybrid else StatefulDecoderGraph(module)
+    present = tracing.declare_outputs(module, graph, inputs)[1 + len(cached) :]
     if not past or [spec.shape for spec in present] != [spec.shape for spec in past]:
         raise SourceError(
-            f"{type(module).__name__}: read was given states {[spec.shape for spec in past]} and returned "
+            f"{type(module).__name__}: it was given states {[spec.shape for spec in past]} and returned "
             f"{[spec.shape for spec in present]}; it returns at least one, each of the shape it was given"
         )
-    decoder = tracing.trace_graph("decoder", module, StatefulDecoderGraph(module), [*inputs, *past])
-    return tracing.TracedModel(graphs=(decoder,), state=states)
+    decoder = tracing.trace_graph("decoder", module, graph, inputs)
+    return tracing.TracedModel(graphs=(decoder,), state=(*tracing.in_place(cached), *states))

@@ -83,17 +83,18 @@ class Decoder(Protocol):
 
     num_slots: int
     """Slots that run."""
-    num_prefix_slots: int
-    """Slots of the prefix cache, after the running ones."""
+    num_cached_chunks: int
+    """Chunks of prompts that the prefix cache has room for."""
     max_length: int
     """Positions of a slot."""
     vocab_size: int
     """V."""
     prefill_chunk: int
     """Tokens of a prefill at most."""
+    has_positions: bool
+    """True if some of a slot's state has positions: a key/value cache."""
     keeps_positions: bool
-    """False if each step replaces a slot's state as a whole, so that nothing of it can be read again, shared by the
-    samples of a prompt or cached."""
+    """True if all of it has. False if each step replaces some as a whole, so that no token can be read again."""
     ranking: Ranking | None
     """Ranking of the last `decode`, until the next one; None if the decoder does not rank logits."""
 
@@ -124,6 +125,24 @@ class Decoder(Protocol):
 
     def reorder(self, copies: Sequence[SlotCopy]) -> None:
         """Copies positions of slots over those of others. No slot is both read and written."""
+
+    def keep_chunk(self, slot: int, start: int, index: int) -> None:
+        """Copies a whole chunk that a slot has just read, from position `start` on, to a place of the prefix cache.
+
+        With it goes the state without positions as it is after the chunk.
+        """
+
+    def reuse_chunks(self, indices: Sequence[int], slot: int) -> None:
+        """Copies the chunks at these places, a prompt's first ones in order, to a slot.
+
+        Without any positions, the place of the last chunk is enough.
+        """
+
+    def keep_states(self, slot: int, index: int) -> None:
+        """Copies a slot's state without positions to a place of the prefix cache."""
+
+    def reuse_states(self, index: int, slot: int) -> None:
+        """Copies the state without positions at a place of the prefix cache over that of a slot."""
 
     def align(self, slot: int, source: Any, token_ids: NDArray[np.int64], num_prompt: int = 1) -> NDArray[np.float32]:
         """Returns the attention of each token of a finished sequence over the S positions of its source.

@@ -41,7 +41,7 @@ class StateBuffer(Protocol):
         """
 
     def copy_slots(self, source: Self, first: int, target: int, count: int) -> None:
-        """Copies `count` slots of a buffer of this kind and shape, from `first` on, to those from `target` on.
+        """Copies `count` slots of a buffer of this kind and of such slots, from `first` on, to those from `target` on.
 
         `source` may be this buffer; the two ranges must then be equal or apart.
         """

@@ -20,7 +20,7 @@ V vocabulary, C classes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -55,6 +55,30 @@ class StatefulDecoder(Protocol):
 
     def read(self, input_ids: Tensor, states: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """(B, T), states of the tokens before -> (B, T, D), the next states; in one piece or several alike."""
+        ...
+
+    def logits(self, hidden_states: Tensor) -> Tensor:
+        """(..., D) -> (..., V)."""
+        ...
+
+
+class HybridDecoder(Protocol):
+    """A model that generates text with attention in some layers and states of fixed size in others, or in the same."""
+
+    max_length: int
+    """Most tokens, prompt and continuation together."""
+
+    def first_states(self, rows: int) -> list[Tensor]:
+        """Returns the states at the beginning of B texts: zeros, float32 (B, ...) each, of fixed sizes."""
+        ...
+
+    def read_attending(
+        self, input_ids: Tensor, position_ids: Tensor, attend: Attend, states: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """(B, T), (B, T), states of the tokens before -> (B, T, D), the next states; in one piece or several alike.
+
+        `attend` is called as in a `Decoder`, by the layers that attend, which are numbered from 0.
+        """
         ...
 
     def logits(self, hidden_states: Tensor) -> Tensor:
@@ -158,32 +182,35 @@ def is_recurrent(model: object) -> bool:
     Raises:
         ValueError: It follows both, or neither.
     """
-    return _follows(model, RecurrentEncoderDecoder, EncoderDecoder)
+    return _followed(model, RecurrentEncoderDecoder, EncoderDecoder) is RecurrentEncoderDecoder
 
 
-def is_stateful(model: object) -> bool:
-    """True if a model that generates text follows `StatefulDecoder`, False if it follows `Decoder`.
+DecoderKind = type[Decoder] | type[HybridDecoder] | type[StatefulDecoder]
+
+
+def decoder_kind(model: object) -> DecoderKind:
+    """Returns the protocol that a model follows which generates text.
 
     Raises:
-        ValueError: It follows both, or neither.
+        ValueError: It follows several, or none.
     """
-    return _follows(model, StatefulDecoder, Decoder)
+    kind: DecoderKind = _followed(model, Decoder, HybridDecoder, StatefulDecoder)
+    return kind
 
 
-def _follows(model: object, protocol: type, other: type) -> bool:
-    """Tells which of two protocols a model follows, by all of its methods: one may be a helper that is called alike.
+def _followed(model: object, *protocols: type) -> Any:
+    """Returns the protocol that a model follows, by all of its methods: one may be a helper that is called alike.
 
     Raises:
-        ValueError: It follows both, or neither.
+        ValueError: It follows several, or none.
     """
     methods = {
-        one: [name for base in one.__mro__ for name in vars(base) if not name.startswith("_")]
-        for one in (protocol, other)
+        one: [name for base in one.__mro__ for name in vars(base) if not name.startswith("_")] for one in protocols
     }
     lacks = {one: [name for name in methods[one] if not callable(getattr(model, name, None))] for one in methods}
     followed = [one for one in methods if not lacks[one]]
     if len(followed) == 1:
-        return followed[0] is protocol
+        return followed[0]
     if followed:
         found = " and ".join(f"{', '.join(methods[one])} of {one.__name__}" for one in followed)
         raise ValueError(f"it has {found}; a model follows one of them, so give what is a helper another name")

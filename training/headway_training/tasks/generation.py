@@ -26,7 +26,7 @@ from headway_training.errors import DataError
 from headway_training.evaluation import nats_per_character
 from headway_training.kinds import ROWS, SMOOTHING, TOKENS, FileSettings, FolderKind, Labels, augmentation, register
 from headway_training.models.parts.attention import Kernel, causal_attention
-from headway_training.models.protocols import is_stateful
+from headway_training.models.protocols import HybridDecoder, StatefulDecoder, decoder_kind
 from headway_training.recipes import Recipe
 from headway_training.tasks.base import EvaluationData, Metrics, Part, Task, TextTask, TrainingBatch
 from headway_training.tasks.conversation import ConversationTask
@@ -114,14 +114,18 @@ class GenerationTask(TextTask):
 
     @classmethod
     def run_module(cls, module: nn.Module, kernel: Kernel, *inputs: Tensor) -> Tensor:
-        """Reads texts, int64 (B, L), with a state or with causal attention."""
+        """Reads texts, int64 (B, L), with states, with causal attention or with both."""
         (input_ids,) = inputs
         decoder: Any = module
-        if is_stateful(module):
+        kind, attend = decoder_kind(module), causal_attention(kernel)
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
+        if kind is StatefulDecoder:
             hidden_states, _ = decoder.read(input_ids, decoder.first_states(len(input_ids)))
+        elif kind is HybridDecoder:
+            states = decoder.first_states(len(input_ids))
+            hidden_states, _ = decoder.read_attending(input_ids, positions, attend, states)
         else:
-            positions = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
-            hidden_states = decoder.hidden_states(input_ids, positions, causal_attention(kernel))
+            hidden_states = decoder.hidden_states(input_ids, positions, attend)
         logits: Tensor = decoder.logits(hidden_states)
         return logits
 

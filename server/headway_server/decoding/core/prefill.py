@@ -5,6 +5,7 @@ they are equal up to there. The tokens enter a chain of 128-bit BLAKE2b digests:
 digest and its own tokens. The chain begins with the salt of the sequence, so that prompts of different salts share
 nothing: what one caller has asked shows in no answer to another, nor in its time. Only whole chunks are cached, as
 prefill wrote them, so a prompt that begins with them goes on from the very bits that it would have computed itself.
+State without positions is copied as it is after a chunk, and for the samples of a prompt as it is after the prompt.
 
 Shapes: T tokens of a chunk, V vocabulary.
 """
@@ -13,7 +14,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from hashlib import blake2b
-from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,17 +37,19 @@ class PrefixCache:
         num_looked_up_tokens: Tokens of prompts that were looked up, since the start.
     """
 
-    def __init__(self, *, capacity: int, chunk: int) -> None:
+    def __init__(self, *, capacity: int, chunk: int, needs_all: bool = True) -> None:
         """Starts empty.
 
         Args:
             capacity: Chunks that there is room for; 0 turns the cache off.
             chunk: Tokens of a chunk.
+            needs_all: False if the last of a prompt's chunks stands for those before it, as a state does.
         """
         self.capacity = capacity
         self.num_hit_tokens = 0
         self.num_looked_up_tokens = 0
         self._chunk = chunk
+        self._needs_all = needs_all
         self._indices: OrderedDict[bytes, int] = OrderedDict()  # by digest, the least recently used first
         self._free = list(range(capacity))
 
@@ -65,14 +67,13 @@ class PrefixCache:
         if not self.capacity:
             return []
         digests: list[bytes] = []
-        parent = blake2b(salt.encode(), digest_size=_DIGEST_BYTES).digest() if salt else b""
+        parent = _digest(salt.encode()) if salt else b""
         for end in range(self._chunk, len(prompt_ids) + 1, self._chunk):
-            tokens = prompt_ids[end - self._chunk : end].astype(np.int64, copy=False).tobytes()
-            parent = blake2b(parent + tokens, digest_size=_DIGEST_BYTES).digest()
+            parent = _digest(parent + _bytes_of(prompt_ids[end - self._chunk : end]))
             digests.append(parent)
         return digests
 
-    def look_up(self, digests: list[bytes], num_tokens: int) -> list[int]:
+    def look_up(self, digests: list[bytes], num_tokens: int) -> tuple[list[int], int]:
         """Finds the chunks that a prompt need not compute.
 
         Args:
@@ -80,19 +81,23 @@ class PrefixCache:
             num_tokens: Tokens of the prompt. Its last one is always left to compute, since its logits are needed.
 
         Returns:
-            Cache indices of its first chunks, in order, up to the first uncached one.
+            Cache indices of its first chunks, in order, up to the first uncached one, or of the last of those that are
+            cached alone; and the number of tokens up to there.
         """
         self.num_looked_up_tokens += num_tokens
-        found: list[int] = []
-        for digest in islice(digests, (num_tokens - 1) // self._chunk):
-            index = self._indices.get(digest)
-            if index is None:
-                break
-            found.append(index)
-        for digest in reversed(digests[: len(found)]):  # children are useless without their parent, so they go first
+        asked = digests[: (num_tokens - 1) // self._chunk]
+        cached = [digest in self._indices for digest in asked]
+        count = [*cached, False].index(False) if self._needs_all else len(asked) - [*cached[::-1], True].index(True)
+        used = asked[:count] if self._needs_all else asked[:count][-1:]
+        found = [self._indices[digest] for digest in used]
+        for digest in reversed(used):  # children are useless without their parent, so they go first
             self._indices.move_to_end(digest)
-        self.num_hit_tokens += len(found) * self._chunk
-        return found
+        self.num_hit_tokens += count * self._chunk
+        return found, count * self._chunk
+
+    def find(self, digest: bytes) -> int | None:
+        """Returns the cache index of a digest; None if it is not cached."""
+        return self._indices.get(digest)
 
     def reserve(self, digest: bytes) -> int | None:
         """Reserves a cache index, filled by the caller at once; None if the chunk is cached, or the cache is off."""
@@ -114,6 +119,19 @@ class PrefixCache:
         self._indices.clear()
 
 
+def _digest(content: bytes) -> bytes:
+    return blake2b(content, digest_size=_DIGEST_BYTES).digest()
+
+
+def _bytes_of(token_ids: NDArray[np.int64]) -> bytes:
+    return token_ids.astype(np.int64, copy=False).tobytes()
+
+
+def _digest_of_prompt(sequence: Sequence) -> bytes:
+    """Returns the digest of the states after a whole prompt, which is that of no chunk."""
+    return _digest(b"states" + _digest(sequence.cache_salt.encode()) + _bytes_of(sequence.prompt_ids))
+
+
 class PrefillStep:
     """Prefills prompts. For the engine's thread alone.
 
@@ -122,11 +140,10 @@ class PrefillStep:
     """
 
     def __init__(self, decoder: Decoder) -> None:
-        """Takes a decoder whose slots the caller assigns; chunks are cached in its slots after the running ones."""
+        """Takes a decoder whose slots the caller assigns."""
         self._decoder = decoder
-        self._chunks_per_slot = decoder.max_length // decoder.prefill_chunk
         self.prefix_cache = PrefixCache(
-            capacity=decoder.num_prefix_slots * self._chunks_per_slot, chunk=decoder.prefill_chunk
+            capacity=decoder.num_cached_chunks, chunk=decoder.prefill_chunk, needs_all=decoder.has_positions
         )
 
     def __repr__(self) -> str:
@@ -167,23 +184,36 @@ class PrefillStep:
         sequence.num_prefilled = len(token_ids)
         return len(token_ids)
 
-    def share(self, reader: Sequence, sequence: Sequence) -> None:
-        """Copies a prompt from the slot of another sample that has read it."""
+    def keep_prompt(self, sequence: Sequence) -> None:
+        """Keeps the states after a prompt that other samples will share."""
+        if not self._decoder.keeps_positions:
+            index = self.prefix_cache.reserve(_digest_of_prompt(sequence))
+            if index is not None:
+                self._decoder.keep_states(sequence.slot, index)
+
+    def share(self, reader: Sequence, sequence: Sequence) -> bool:
+        """Copies a prompt from the slot of another sample that has read it; False if its states are not kept."""
+        index = None
+        if not self._decoder.keeps_positions:
+            index = self.prefix_cache.find(_digest_of_prompt(sequence))
+            if index is None:
+                return False
         sequence.num_prefilled = sequence.num_cached_tokens = len(sequence.prompt_ids)
         sequence.prompt_tokens = reader.prompt_tokens
         self._decoder.copy(source=(reader.slot, 0), target=(sequence.slot, 0), length=sequence.num_prefilled)
+        if index is not None:  # the reader's own have gone on
+            self._decoder.reuse_states(index, sequence.slot)
+        return True
 
     def reuse_chunks(self, sequence: Sequence) -> None:
         """Copies the cached chunks of a prompt into its slot."""
         if sequence.parameters.wants_prompt_log_probabilities:
             return  # these need the logits, which are not cached
         sequence.prompt_digests = self.prefix_cache.digests(sequence.prompt_ids, sequence.cache_salt)
-        chunk = self._decoder.prefill_chunk
-        for index in self.prefix_cache.look_up(sequence.prompt_digests, len(sequence.prompt_ids)):
-            target = (sequence.slot, sequence.num_prefilled)
-            self._decoder.copy(source=self._position_of(index), target=target, length=chunk)
-            sequence.num_prefilled += chunk
-        sequence.num_cached_tokens = sequence.num_prefilled
+        indices, num_tokens = self.prefix_cache.look_up(sequence.prompt_digests, len(sequence.prompt_ids))
+        if indices:
+            self._decoder.reuse_chunks(indices, sequence.slot)
+        sequence.num_prefilled = sequence.num_cached_tokens = num_tokens
 
     def keep_chunk(self, chunk: Chunk) -> None:
         """Caches a chunk that was just read, if it is a whole one."""
@@ -192,10 +222,4 @@ class PrefillStep:
             return
         index = self.prefix_cache.reserve(chunk.sequence.prompt_digests[number - 1])
         if index is not None:
-            source = (chunk.sequence.slot, chunk.start)
-            self._decoder.copy(source=source, target=self._position_of(index), length=chunk.stop - chunk.start)
-
-    def _position_of(self, index: int) -> tuple[int, int]:
-        """Returns slot and position of an index of the prefix cache."""
-        row, column = divmod(index, self._chunks_per_slot)
-        return self._decoder.num_slots + row, column * self._decoder.prefill_chunk
+            self._decoder.keep_chunk(chunk.sequence.slot, chunk.start, index)

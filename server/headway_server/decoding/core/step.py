@@ -210,13 +210,12 @@ class Stepper:
         while (sequence := self.scheduler.admit(now)) is not None:
             self._report_left(sequence, now, "started")
             shared = sequence.shared_prompt
-            reader = shared.reader() if shared is not None and self._decoder.keeps_positions else None
-            if reader is None:
+            reader = None if shared is None else shared.reader()
+            if reader is None or not self._prefill_step.share(reader, sequence):
                 self._prefill_step.reuse_chunks(sequence)
                 return
             assert shared is not None, "there is a reader"
             assert shared.logits is not None, "a reader has read"
-            self._prefill_step.share(reader, sequence)
             self._begin(sequence, shared.logits)
 
     def _prefill(self, chunk: Chunk) -> None:
@@ -234,6 +233,7 @@ class Stepper:
         if chunk.is_last:
             if (shared := sequence.shared_prompt) is not None and shared.logits is None:
                 shared.logits = logits.copy()
+                self._prefill_step.keep_prompt(sequence)
             self._begin(sequence, logits)
             self.outbox.flush()  # the first token does not wait for the decode step that follows
 

@@ -22,7 +22,7 @@ from headway_server.bundles.manifest import EXPONENTIAL_MEANS, LIKELIEST_IDS, LI
 from headway_server.decoding.interfaces import Ranking, SlotCopy
 from headway_server.decoding.runner.encoder import CrossTensors, PackedSources, bytes_per_token, padded_length
 from headway_server.decoding.runner.memory_plan import SlotSizes
-from headway_server.decoding.runner.state import SlotState, fixed_size, state_bytes
+from headway_server.decoding.runner.state import SlotState, StateSizes, fixed_size
 from headway_server.errors import BundleError
 from headway_server.runtime import Runtime, Session
 
@@ -46,14 +46,18 @@ def slot_sizes(manifest: Manifest, variant: Variant) -> SlotSizes:
         BundleError: A tensor that the manifest names as state has no fixed size.
     """
     specs = {spec.name: spec for spec in variant.graphs["decoder"].inputs}
-    max_length, max_source = manifest.limits.max_total_tokens or 0, manifest.limits.max_input_tokens or 0
+    max_source = manifest.limits.max_input_tokens or 0
+    state = _state_sizes(manifest, variant)
+    reads_prompts = manifest.task in (Task.GENERATION, Task.SPEECH_SYNTHESIS)
     return SlotSizes(
-        state_bytes=state_bytes(variant, max_length),
+        state_bytes=state.of_slot,
         source_bytes=sum(padded_length(max_source) * bytes_per_token(specs[name]) for name in variant.cross),
-        has_prefix_cache=manifest.task in (Task.GENERATION, Task.SPEECH_SYNTHESIS)
-        and max_length >= PREFILL_CHUNK
-        and all(state.update == "in_place" for state in variant.state),
+        prefix_slot_bytes=state.of_prefix_slot if reads_prompts and state.num_chunks else 0,
     )
+
+
+def _state_sizes(manifest: Manifest, variant: Variant) -> StateSizes:
+    return StateSizes.of(variant, manifest.limits.max_total_tokens or 0, _longest_step(variant.graphs["decoder"]))
 
 
 class DecoderRunner:
@@ -61,11 +65,12 @@ class DecoderRunner:
 
     Attributes:
         num_slots: Rows that can run at once.
-        num_prefix_slots: Slots of the prefix cache, after the running ones.
+        num_cached_chunks: Chunks of prompts that the prefix cache has room for.
         max_length: Positions of a slot.
         vocab_size: V.
         cache_bytes: Memory of the state and of packed sources, in bytes, taken when the runner is made.
         prefill_chunk: Maximum tokens of a prefill step; 1 if the graph reads only one.
+        has_positions: True if some state has positions.
         keeps_positions: True if all state has positions, so that tokens can be read again.
         has_alignment: True if `align` can be called.
         ranking: Ranking of the last `decode`, if the graph ranks its logits (`Decoder.ranking`).
@@ -96,7 +101,6 @@ class DecoderRunner:
         """
         max_length = bundle.manifest.limits.max_total_tokens
         assert max_length is not None, "the manifest's validator demands it"
-        all_slots = num_slots + num_prefix_slots
         graph = variant.graphs["decoder"]
         specs = {spec.name: spec for spec in (*graph.inputs, *graph.outputs)}
         in_lanes = bundle.manifest.task in ENCODER_DECODER_TASKS
@@ -105,7 +109,16 @@ class DecoderRunner:
             if sharing is None
             else sharing.session
         )
-        self._state = SlotState(runtime.device, variant, num_slots=all_slots, max_length=max_length)
+        self._chunks_per_slot = _state_sizes(bundle.manifest, variant).num_chunks
+        self.num_cached_chunks = num_prefix_slots * self._chunks_per_slot
+        self._state = SlotState(
+            runtime.device,
+            variant,
+            num_slots=num_slots,
+            max_length=max_length,
+            num_prefix_slots=num_prefix_slots,
+            num_snapshots=self.num_cached_chunks,
+        )
         self._input_names = frozenset(spec.name for spec in graph.inputs)
         self._packed = PackedSources(
             [specs[name] for name in variant.cross],
@@ -115,12 +128,12 @@ class DecoderRunner:
         self._sources: dict[int, dict[str, NDArray[Any]]] = {}  # by the first slot that reads them
         self._bindings: dict[tuple[int, int], _Binding] = {}
         self.num_slots = num_slots
-        self.num_prefix_slots = num_prefix_slots
         self.max_length = max_length
         self.vocab_size = fixed_size(specs[_LOGITS], -1)
         self.cache_bytes = self._state.num_bytes + self._packed.num_bytes
         self.prefill_chunk = _longest_step(graph)
-        self.keeps_positions = all(state.update == "in_place" for state in variant.state)
+        with_positions = [state.update == "in_place" for state in variant.state]
+        self.has_positions, self.keeps_positions = any(with_positions), all(with_positions)
         self.has_alignment = ALIGNMENT in specs
         self.ranking: Ranking | None = None
         self._logits: NDArray[np.float32] = np.empty((num_slots, 1, self.vocab_size), np.float32)
@@ -226,6 +239,30 @@ class DecoderRunner:
     def copy(self, *, source: tuple[int, int], target: tuple[int, int], length: int) -> None:
         """Copies `length` positions of a slot, from a position on, over those of another slot: (slot, position)."""
         self._state.copy(source, target, length)
+
+    def keep_chunk(self, slot: int, start: int, index: int) -> None:
+        """Copies a chunk that a slot has just read, from position `start` on, to a place of the prefix cache."""
+        self._state.copy_positions((slot, start), self._place_of(index), self.prefill_chunk)
+        self._state.keep(slot, index)
+
+    def reuse_chunks(self, indices: Sequence[int], slot: int) -> None:
+        """Copies chunks from places of the prefix cache to a slot, in order; of state without positions the last."""
+        for number, index in enumerate(indices):
+            self._state.copy_positions(self._place_of(index), (slot, number * self.prefill_chunk), self.prefill_chunk)
+        self._state.restore(indices[-1], slot)
+
+    def keep_states(self, slot: int, index: int) -> None:
+        """Copies a slot's state without positions to a place of the prefix cache."""
+        self._state.keep(slot, index)
+
+    def reuse_states(self, index: int, slot: int) -> None:
+        """Copies what `keep_states` has copied over a slot's."""
+        self._state.restore(index, slot)
+
+    def _place_of(self, index: int) -> tuple[int, int]:
+        """Returns slot and position of a place of the prefix cache."""
+        row, column = divmod(index, self._chunks_per_slot)
+        return self.num_slots + row, column * self.prefill_chunk
 
     def reorder(self, copies: Sequence[SlotCopy]) -> None:
         """Copies positions of slots over those of others. No slot is both read and written."""

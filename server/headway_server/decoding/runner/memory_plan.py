@@ -25,8 +25,8 @@ class SlotSizes:
     """The decoder's state, at the model's maximum length."""
     source_bytes: int = 0
     """Bytes of the longest encoded source; 0 without an encoder."""
-    has_prefix_cache: bool
-    """True if the model reads prompts whose chunks can be cached, which a translation model does not."""
+    prefix_slot_bytes: int
+    """A slot of the prefix cache; 0 if the model reads no prompts whose chunks can be cached, as in translation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,17 +40,21 @@ class MemoryPlan:
     @property
     def total_bytes(self) -> int:
         """Memory that is allocated at start, in bytes."""
-        state = (self.num_slots + self.num_prefix_slots) * self.sizes.state_bytes
-        return state + self.num_slots * self.sizes.source_bytes
+        slots = self.num_slots * (self.sizes.state_bytes + self.sizes.source_bytes)
+        return slots + self.num_prefix_slots * self.sizes.prefix_slot_bytes
 
     def __str__(self) -> str:
-        slots = f"{self.num_slots} slots"
-        if self.num_prefix_slots:
-            slots = f"({slots} + {self.num_prefix_slots} of prefix cache)"
-        sizes = format_size(self.sizes.state_bytes)
+        slots, size = f"{self.num_slots} slots", format_size(self.sizes.state_bytes)
         if self.sizes.source_bytes:
-            sizes = f"({sizes} + {format_size(self.sizes.source_bytes)} of its source)"
-        return f"{slots} x {sizes} = {format_size(self.total_bytes)}"
+            size = f"({size} + {format_size(self.sizes.source_bytes)} of its source)"
+        if not self.num_prefix_slots:
+            sizes = f"{slots} x {size}"
+        elif self.sizes.prefix_slot_bytes == self.sizes.state_bytes:
+            sizes = f"({slots} + {self.num_prefix_slots} of prefix cache) x {size}"
+        else:
+            prefix_size = format_size(self.sizes.prefix_slot_bytes)
+            sizes = f"{slots} x {size} + {self.num_prefix_slots} of prefix cache x {prefix_size}"
+        return f"{sizes} = {format_size(self.total_bytes)}"
 
 
 def format_size(num_bytes: int) -> str:
@@ -89,7 +93,7 @@ def _plan(settings: EngineSettings, num_slots: int, sizes: SlotSizes) -> MemoryP
     if num_prefix_slots is None:
         num_prefix_slots = math.ceil(num_slots / _SLOTS_PER_PREFIX_SLOT)
     return MemoryPlan(
-        num_slots=num_slots, num_prefix_slots=num_prefix_slots if sizes.has_prefix_cache else 0, sizes=sizes
+        num_slots=num_slots, num_prefix_slots=num_prefix_slots if sizes.prefix_slot_bytes else 0, sizes=sizes
     )
 
 

@@ -119,7 +119,10 @@ def open_verifier(runtime: Runtime, bundle: Bundle, variant: Variant, decoder: D
     owner = f"{bundle.manifest.name}/{bundle.manifest.version}"
     width = _width(variant)
     if width == 1:
-        _log.warning("no speculation", model=owner, reason="its bundle cannot verify drafts; export the model again")
+        reason = "its bundle cannot verify drafts; export the model again"
+        if not decoder.keeps_positions:
+            reason = "a wrong draft could not be taken back from its states, which have no positions"
+        _log.warning("no speculation", model=owner, reason=reason)
         return None
     session = runtime.open(bundle, variant.graphs["decoder"], fixed_axes=verifying_axes(width), in_lanes=False)
     verifier = Verifier(session, decoder.state, width=width, vocab_size=decoder.vocab_size)

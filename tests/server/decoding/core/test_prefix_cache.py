@@ -14,7 +14,7 @@ def keep(cache: PrefixCache, tokens: np.ndarray) -> list[int | None]:
 
 
 def found(cache: PrefixCache, tokens: np.ndarray) -> list[int]:
-    return cache.look_up(cache.digests(tokens), len(tokens))
+    return cache.look_up(cache.digests(tokens), len(tokens))[0]
 
 
 def test_a_prompt_finds_the_whole_chunks_it_shares_with_an_earlier_one():
@@ -52,6 +52,15 @@ def test_the_least_recently_used_gives_way_and_a_parent_outlives_its_children():
     assert len(found(cache, np.arange(9))) == 2
     keep(cache, np.full(4, 77))
     assert found(cache, np.arange(9)) == [parent]
+
+
+def test_where_the_last_chunk_stands_for_all_it_is_found_alone():
+    cache = PrefixCache(capacity=2, chunk=CHUNK, needs_all=False)
+    places = keep(cache, np.arange(12))  # the first is replaced by the third
+    assert cache.look_up(cache.digests(np.arange(13)), 13) == ([places[2]], 12)
+    assert cache.look_up(cache.digests(np.arange(12)), 12) == ([places[1]], 8)
+    assert cache.look_up(cache.digests(np.arange(8)), 8) == ([], 0)
+    assert cache.num_hit_tokens == 20
 
 
 def test_without_places_nothing_is_kept_or_found():

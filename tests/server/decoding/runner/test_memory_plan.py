@@ -8,7 +8,7 @@ from headway_server.errors import MemoryUnavailableError
 from headway_server.runtime import available_bytes
 
 MIB = 2**20
-SIZES = SlotSizes(state_bytes=10 * MIB, has_prefix_cache=True)
+SIZES = SlotSizes(state_bytes=10 * MIB, prefix_slot_bytes=10 * MIB)
 
 
 def plan(available: int | None, sizes: SlotSizes = SIZES, **settings):
@@ -28,8 +28,11 @@ def test_the_default_takes_no_more_than_half_of_the_memory_there_is():
 
 def test_the_arithmetic_is_told():
     assert str(plan(240 * MIB)) == "(10 slots + 2 of prefix cache) x 10.0 MiB = 120.0 MiB"
-    translation = SlotSizes(state_bytes=10 * MIB, source_bytes=3 * MIB, has_prefix_cache=False)
+    translation = SlotSizes(state_bytes=10 * MIB, source_bytes=3 * MIB, prefix_slot_bytes=0)
     assert str(plan(None, translation, num_slots=4)) == "4 slots x (10.0 MiB + 3.0 MiB of its source) = 52.0 MiB"
+    hybrid = SlotSizes(state_bytes=10 * MIB, prefix_slot_bytes=12 * MIB)
+    told = "4 slots x 10.0 MiB + 2 of prefix cache x 12.0 MiB = 64.0 MiB"
+    assert str(plan(None, hybrid, num_slots=4, num_prefix_slots=2)) == told
 
 
 def test_too_many_slots_are_refused_with_the_largest_number_that_fits():
@@ -53,7 +56,7 @@ def test_where_nothing_tells_the_memory_the_defaults_hold():
 
 
 def test_a_model_without_prompts_keeps_none():
-    sizes = SlotSizes(state_bytes=MIB, source_bytes=MIB, has_prefix_cache=False)
+    sizes = SlotSizes(state_bytes=MIB, source_bytes=MIB, prefix_slot_bytes=0)
     assert plan(1000 * MIB, sizes, num_prefix_slots=3).num_prefix_slots == 0
 
 

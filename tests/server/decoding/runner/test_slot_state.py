@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from headway_server.bundles import Graph, ParityFigures, StateTensor, TensorSpec, Variant
-from headway_server.decoding.runner.state import SlotState, state_bytes
+from headway_server.decoding.runner.state import SlotState, StateSizes
 from headway_server.errors import BundleError
 
 SLOTS, HEADS, LENGTH, WIDTH, STATE = 4, 2, 6, 8, 5
@@ -134,8 +134,35 @@ def test_without_an_initial_tensor_a_slot_begins_with_zeros():
 
 
 def test_memory_is_what_a_slot_takes_times_the_slots(state):
-    assert state_bytes(variant(), LENGTH) == 4 * (HEADS * LENGTH * WIDTH + 2 * STATE)
-    assert state.num_bytes == SLOTS * state_bytes(variant(), LENGTH)
+    sizes = StateSizes.of(variant(), LENGTH, 2)
+    assert sizes.of_slot == 4 * (HEADS * LENGTH * WIDTH + 2 * STATE)
+    assert state.num_bytes == SLOTS * sizes.of_slot
+    assert sizes.num_chunks == LENGTH // 2
+    assert sizes.of_prefix_slot == 4 * (HEADS * LENGTH * WIDTH + 3 * STATE)
+    cached = SlotState("cpu", variant(), num_slots=SLOTS, max_length=LENGTH, num_prefix_slots=2, num_snapshots=6)
+    assert cached.num_bytes == SLOTS * sizes.of_slot + 2 * sizes.of_prefix_slot
+
+
+def test_snapshots_take_no_more_memory_than_a_slot_that_runs():
+    without_cache = variant().model_copy(update={"state": variant().state[1:]})
+    sizes = StateSizes.of(without_cache, 1000, 2)
+    assert sizes.num_chunks == 2
+    assert sizes.of_prefix_slot == sizes.of_slot
+
+
+def test_a_snapshot_is_the_whole_of_a_recurrent_state_and_no_positions():
+    state = SlotState("cpu", variant(), num_slots=SLOTS, max_length=LENGTH, num_prefix_slots=1, num_snapshots=3)
+    past, _ = bound(state, 0, SLOTS)
+    past["past_key"][:] = np.arange(SLOTS).reshape(SLOTS, 1, 1, 1)
+    past["past_state"][:] = np.arange(SLOTS)[:, np.newaxis]
+    state.keep(3, 2)
+    past["past_state"][3] = 9
+    state.copy_positions((2, 0), (SLOTS, 4), 2)
+    state.restore(2, 0)
+    assert past["past_state"][:, 0].tolist() == [3, 1, 2, 9]
+    assert past["past_key"][:, 0, 0, 0].tolist() == [0, 1, 2, 3]
+    state.copy_positions((SLOTS, 4), (1, 0), 1)
+    assert past["past_key"][1, 0, :, 0].tolist() == [2, 1, 1, 1, 1, 1]
 
 
 def test_state_of_unknown_size_is_refused_with_its_name():
