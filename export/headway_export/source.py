@@ -189,6 +189,8 @@ class ExportSource:
     """Which end of a text is cut that is too long."""
     prompt_prefix: tuple[int, ...] = ()
     """Tokens that come before a prompt that is given as text; for generation."""
+    media_tokens: tuple[int, ...] = ()
+    """Tokens that stand for images or sounds, which the graph does not read."""
     suppressed_tokens: tuple[int, ...] = ()
     """Tokens that are never generated."""
     evaluation: EvaluationData | None = None

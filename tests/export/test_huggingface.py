@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from headway_export.cli import app
 from headway_export.huggingface import FolderOptions, from_folder
 from headway_server.bundles import Task
+from headway_training.models.parts.attention import causal_attention
 
 
 @pytest.fixture
@@ -136,7 +137,6 @@ def test_a_folder_that_is_none_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "by the running length"),
         ({"is_encoder_decoder": True}, "is an encoder-decoder (llama), and is not exported for generation"),
     ],
 )
@@ -212,12 +212,37 @@ def test_rotary_positions_may_be_scaled_by_a_fixed_factor(tmp_path, scaling):
     assert from_folder(folder, FolderOptions())[0].limits.max_total_tokens == tiny.LENGTH
 
 
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_rotary_positions_that_depend_on_the_length_bound_it(tmp_path, kind):
+    rope = {"rope_type": kind, "factor": 2.0, "rope_theta": 1e4}
+    if kind == "longrope":
+        rope |= {"short_factor": [1.5] * 4, "long_factor": [4.0] * 4, "original_max_position_embeddings": 24}
+    bound = rope.get("original_max_position_embeddings", tiny.LENGTH)
+    family = "phi3" if kind == "longrope" else "llama"
+    changes = {} if kind == "dynamic" else {"original_max_position_embeddings": 24}
+    folder = tiny.write_model(tmp_path / "model", family, rope_parameters=rope, **changes)
+    tiny.write_tokenizer(folder)
+    source, notes = from_folder(folder, FolderOptions())
+    assert source.limits.max_total_tokens == bound
+    if kind == "longrope":
+        assert notes[0].startswith(
+            "texts of at most 24 tokens: for more than 24 tokens its rotary positions are others"
+        )
+        assert "--max-length 40: for more than 24 tokens" in refusal(folder, "--max-length", "40")
+    own = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    ids = torch.arange(3, 3 + bound)[None]
+    with torch.inference_mode():
+        expected = own(ids, use_cache=False).logits
+        found = source.module.logits(source.module.hidden_states(ids, torch.arange(bound)[None], causal_attention()))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
 @pytest.mark.parametrize("family", tiny.FURTHER_DECODERS)
 def test_further_decoders_follow_injected_attention(tmp_path, family):
     """`from_folder` holds them against their own attention; tests/integration exports those of the table."""
     folder = tiny.write_model(tmp_path / "model", family)
     tiny.write_tokenizer(folder)
-    source, _ = from_folder(folder, FolderOptions())
+    source, _ = from_folder(folder, FolderOptions(max_length=tiny.LENGTH))
     assert (source.task, source.limits.max_total_tokens) == (Task.GENERATION, tiny.LENGTH)
 
 
@@ -325,6 +350,8 @@ def test_a_block_sparse_model_is_exported_up_to_where_it_attends_to_all(tmp_path
     source, notes = from_folder(folder, FolderOptions())
     assert source.limits.max_input_tokens == (5 + 2 * 1) * 16
     assert notes == (
-        "texts of at most 112 tokens: its attention is block-sparse for more than 112 tokens, and the bundle's is not",
+        "texts of at most 112 tokens: for more than 112 tokens its attention is block-sparse, and the bundle's is not",
     )
-    assert "--max-length 200: its attention is block-sparse" in refusal(folder, "--max-length", "200")
+    assert "--max-length 200: for more than 112 tokens its attention is block-sparse" in refusal(
+        folder, "--max-length", "200"
+    )

@@ -332,7 +332,7 @@ def length_of(model: nn.Module, config: Any, read: Callable[[Tensor, Tensor], ob
         read: Runs it on ids and mask, where it is not called as models of texts are.
     """
     text = config.get_text_config()
-    stated = getattr(text, "max_position_embeddings", None)
+    stated = getattr(text, "max_position_embeddings", None) or getattr(text, "max_seq_len", None)  # the latter: MPT
     stated = int(stated) if isinstance(stated, int) and stated > 0 else None
     rows = longest_text(read or _reading(model, config), ordinary_tokens(config))
     limit = min((one for one in (stated, rows) if one is not None), default=None)

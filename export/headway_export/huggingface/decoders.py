@@ -1,7 +1,7 @@
 """Causal language models, whose attention follows ours.
 
-Their layers call the `attend` that `HuggingFaceDecoder` is given (`attention.py`), so that any decoder of the library
-follows docs/bring-your-own.md.
+Their layers call the `attend` that `HuggingFaceDecoder` is given (`attention.py`, `written_attention.py`), so that any
+decoder of the library follows docs/bring-your-own.md. Of a model that also sees or hears, the language model is taken.
 
 A decoder is held against `transformers`' own attention before it is exported, so a family that computes anything beside
 what `attend` takes is refused with the difference.
@@ -11,8 +11,8 @@ B rows, T tokens, H heads, G key and value heads, K head width, D model width, V
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import takewhile
+import re
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, Final, Unpack, cast
 
@@ -21,21 +21,40 @@ import torch
 import transformers
 from tokenizers import Tokenizer
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM
 
 from headway_export.errors import SourceError
-from headway_export.huggingface.attention import ATTENTION, asked_logits, attending, check_logits, layer_of, without
+from headway_export.huggingface.attention import (
+    ATTENTION,
+    asked_logits,
+    attend_in_one_width,
+    attending,
+    check_logits,
+    running,
+)
 from headway_export.huggingface.conversations import read_chat_template
 from headway_export.huggingface.experts import give_experts, has_experts
 from headway_export.huggingface.folder import ModelFolder, as_ids, check_is_dense
 from headway_export.huggingface.settings import SAMPLING, generation_notes
+from headway_export.huggingface.written_attention import (
+    WrittenCache,
+    own_attention,
+    standing_masks,
+    writes_attention,
+)
 from headway_export.reference import CAUSAL, OwnText, generation_logits
 from headway_export.source import ExportSource
 from headway_server.bundles import SamplingDefaults, SpecialTokens
-from headway_training.folders import first_line, plain_tokenizer, quiet
+from headway_training.folders import first_line, plain_tokenizer
 from headway_training.models.parts.attention import Attend, TextScoring
 
 _ATTENTION_LAYERS: Final = frozenset(("full_attention", "sliding_attention"))
+_WINDOW_IN_MASK: Final = frozenset(("phimoe",))
+"""Families whose layers do not name the window that their mask has."""
+_MEDIA_TOKEN: Final = re.compile(
+    r"(image|video|vision|audio|speech|boi|eoi|boa|eoa)\w*_token(_id|_index)$|^(boi|eoi)_token"
+)
+"""What configurations call tokens that stand for images and sounds."""
 _APPLIED: Final = ("do_sample", *SAMPLING, "max_new_tokens", "repetition_penalty")
 _ASKED_FOR: Final = {name: name for name in ("min_new_tokens", "stop_strings")} | {"max_length": "max_new_tokens"}
 """Settings of generation that a bundle has no defaults for, and what calls call them."""
@@ -48,27 +67,70 @@ class HuggingFaceDecoder(nn.Module):
         super().__init__()
         self.model = model
         self.max_length = max_length
-        config = cast("Any", model).config
+        config = cast("Any", model).config.get_text_config()
+        self._windows = _written_windows(config) if writes_attention(type(text_model(model))) else None
+        self._window = config.sliding_window if config.model_type in _WINDOW_IN_MASK else None
         self._divisor = float(getattr(config, "logits_scaling", None) or 1.0)
         self._factor = float(getattr(config, "logit_scale", None) or 1.0)
         self._cap = getattr(config, "final_logit_softcapping", None)
+        self.biases = nn.ParameterList()
+        if self._windows is not None:
+            self._keep_biases()
 
     def hidden_states(self, input_ids: Tensor, position_ids: Tensor, attend: Attend) -> Tensor:
         """(B, T), (B, T) -> (B, T, D)."""
+        numbers = count()  # of the calls: a layer of some families calls it twice
+
+        def attend_next(query: Tensor, key: Tensor, value: Tensor, **scoring: Unpack[TextScoring]) -> Tensor:
+            layer = next(numbers)
+            if self.biases:  # what the layer computes again at each step is not read
+                scoring["bias"] = self.biases[min(layer, len(self.biases) - 1)]
+            return attend_in_one_width(attend, query, key, value, layer=layer, **scoring)
 
         def attend_layer(
-            module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **scoring: Unpack[TextScoring]
+            module: nn.Module,  # noqa: ARG001 (calls are counted)
+            query: Tensor,
+            key: Tensor,
+            value: Tensor,
+            **scoring: Unpack[TextScoring],
         ) -> Tensor:
-            without(scoring, "bias")
-            if value.shape[-1] != key.shape[-1]:
-                raise SourceError(_two_widths(key.shape[-1], value.shape[-1]))
-            return attend(query, key, value, layer=layer_of(module), **scoring)
+            if self._window is not None:
+                scoring["window"] = self._window
+            return attend_next(query, key, value, **scoring)
 
-        with attending(attend_layer):
-            output = cast("Any", self.model).base_model(
-                input_ids=input_ids, position_ids=position_ids, use_cache=False, return_dict=True
-            )
+        inputs = {"input_ids": input_ids, "position_ids": position_ids, "use_cache": False, "return_dict": True}
+        text = text_model(self.model)
+        if self._windows is None:
+            with attending(attend_layer):
+                output = text(**inputs)
+        else:
+            length = input_ids.shape[1]
+            cache = WrittenCache(attend_next, length=length, num_keys=self.max_length, windows=self._windows)
+            with standing_masks(self.model):
+                output = text(**inputs, past_key_values=cache)
         return cast("Tensor", output.last_hidden_state)
+
+    def _keep_biases(self) -> None:
+        """Keeps what the layers add to their scores for all positions, (1, H, 1, S) each, or one that all share.
+
+        Raises:
+            SourceError: It depends on the query.
+        """
+        found: list[Tensor | None] = []
+
+        def noting(query: Tensor, key: Tensor, value: Tensor, *, layer: int, **scoring: Unpack[TextScoring]) -> Tensor:
+            assert (key.shape, layer) == (value.shape, len(found)), "they have one width, and layers are counted"
+            found.append(scoring.get("bias"))
+            return value.repeat_interleave(query.shape[2] // value.shape[2], dim=2)
+
+        with torch.inference_mode():
+            self.hidden_states(torch.zeros(1, 2, dtype=torch.int64), torch.arange(2)[None], noting)
+        kept = [bias for bias in found if bias is not None]
+        if len(kept) not in (0, len(found)) or any(bias.shape[2] != 1 for bias in kept):
+            raise SourceError("its attention has a bias that depends on the query, which is not known here")
+        if all(torch.equal(bias, kept[0]) for bias in kept):
+            kept = kept[:1]
+        self.biases.extend(nn.Parameter(bias.float().clone(), requires_grad=False) for bias in kept)
 
     def logits(self, hidden_states: Tensor) -> Tensor:
         """(..., D) -> (..., V)."""
@@ -110,19 +172,26 @@ def read_decoder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
     tokenizer = plain_tokenizer(own)
     special_tokens, defaults, more_notes = _generation_settings(folder, tokenizer)
     chat_template, chat_notes = read_chat_template(folder, own, tokenizer, special_tokens)
-    model = folder.load(AutoModelForCausalLM, attention=ATTENTION)
+    auto_class = _auto_class(folder.config)
+    text_class = transformers.MODEL_MAPPING.get(type(folder.config.get_text_config()), None)
+    is_written = text_class is not None and writes_attention(text_class)
+    own_name = own_attention(text_class) if is_written else "eager"
+    model = folder.load(auto_class, attention=own_name if is_written else ATTENTION)
     give_experts(model, str(folder.path))
     length, notes = folder.length(model)
-    module = HuggingFaceDecoder(model, max_length=length)
+    with running(f"{folder.path}: {type(model).__name__}"):
+        module = HuggingFaceDecoder(model, max_length=length)
     _check_against_own_attention(folder, module)
+    notes += _leave_out_media(folder.config, model)
     return (
         folder.source(
             model,
             module,
-            make_reference=lambda: OwnDecoder(folder.load(AutoModelForCausalLM)),
+            make_reference=lambda: OwnDecoder(folder.load(auto_class, attention=own_name)),
             tokenizer=tokenizer,
             special_tokens=special_tokens,
             prompt_prefix=_prompt_prefix(tokenizer),
+            media_tokens=_media_tokens(folder.config, tokenizer),
             chat_template=chat_template,
             sampling_defaults=defaults,
             evaluation=folder.evaluation(),
@@ -131,8 +200,51 @@ def read_decoder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
     )
 
 
-def _two_widths(key: int, value: int) -> str:
-    return f"the values of its attention are {value} wide and the keys {key}, and a key/value cache has one width"
+def _auto_class(config: Any) -> Any:
+    """Returns the class of `transformers` that makes models with a language model of a configuration's kind."""
+    return (
+        AutoModelForCausalLM if type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForMultimodalLM
+    )
+
+
+def text_model(model: nn.Module) -> Any:
+    """Returns the part of a model that reads tokens, without the output projection."""
+    of_text = cast("Any", model)
+    is_text = of_text.config.get_text_config() is of_text.config
+    return of_text.base_model if is_text else of_text.get_decoder().base_model
+
+
+def _media_of(config: Any) -> str:
+    """Returns what a model reads beside text, for people; nothing if that is all."""
+    named = {"images": "vision_config", "sounds": "audio_config"}
+    return " and ".join(media for media, name in named.items() if getattr(config, name, None) is not None)
+
+
+def _leave_out_media(config: Any, model: nn.Module) -> tuple[str, ...]:
+    """Takes the towers out that read images and sounds, and says so."""
+    text = text_model(model)
+    base = cast("Any", model).base_model
+    if text is base:
+        return ()
+    for name, part in list(base.named_children()):
+        if not any(inner is text for inner in part.modules()):
+            setattr(base, name, None)
+    media = _media_of(config) or "what it reads beside text"
+    return (f"{media}: not served; the bundle is the language model inside, for texts",)
+
+
+def _media_tokens(config: Any, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Returns the tokens that stand for images and sounds in a prompt."""
+    if config.get_text_config() is config:
+        return ()
+    stated = [value for name, value in config.to_dict().items() if _MEDIA_TOKEN.search(name)]
+    return tuple(sorted({one for one in stated if isinstance(one, int) and tokenizer.id_to_token(one) is not None}))
+
+
+def _written_windows(config: Any) -> dict[int, int]:
+    """Returns, by layer, how many keys a query sees, of a family whose layers write that out (GPT-Neo)."""
+    kinds = getattr(config, "attention_layers", ())
+    return {layer: int(config.window_size) for layer, kind in enumerate(kinds) if kind == "local"}
 
 
 def check_decoder(path: Path, config: Any) -> None:
@@ -153,17 +265,6 @@ def check_decoder(path: Path, config: Any) -> None:
             f"{path}: has layers that keep a recurrent state ({config.model_type}: a state-space model, linear "
             "attention or the like); a bundle's decoder keeps keys and values, so this family is not supported"
         )
-    key_width, value_width = (getattr(config, name, None) for name in ("qk_head_dim", "v_head_dim"))
-    if key_width is not None and value_width is not None and key_width != value_width:
-        raise SourceError(f"{path}: {_two_widths(key_width, value_width)}")
-    rope = getattr(config, "rope_parameters", None) or {}
-    settings: Sequence[Any] = [rope, *(part for part in rope.values() if isinstance(part, Mapping))]
-    kinds = {part.get("rope_type", part.get("type")) for part in settings}
-    if changing := kinds & {"dynamic", "longrope"}:
-        raise SourceError(
-            f"{path}: its rotary positions are scaled by the running length ({changing.pop()}), so a cached key "
-            "would have to change as the text grows; this is not supported"
-        )
 
 
 def _check_against_own_attention(folder: ModelFolder, decoder: HuggingFaceDecoder) -> None:
@@ -182,33 +283,36 @@ def _check_against_own_attention(folder: ModelFolder, decoder: HuggingFaceDecode
         attending.add(layer)
         return CAUSAL(query, key, value, layer=layer, **scoring)
 
-    try:
-        with quiet():
-            found = generation_logits(decoder, ids, noting)
-    except SourceError as error:
-        raise SourceError(f"{folder.path}: {kind}: {error}") from error
-    except Exception as error:  # whatever its code raises
-        if attending:  # else it attends in its own way, which is said below
-            raise SourceError(
-                f"{folder.path}: {kind} does not run with injected attention ({first_line(error)})"
-            ) from error
-    if (layers := int(model.config.get_text_config().num_hidden_layers)) != len(attending):
+    with running(f"{folder.path}: {kind}"):
+        found = generation_logits(decoder, ids, noting)
+    if (layers := int(model.config.get_text_config().num_hidden_layers)) != len(attending) and (
+        not attending or len(attending) % layers
+    ):
         raise SourceError(
             f"{folder.path}: {kind}: {len(attending)} of {layers} layers attend through the interface that "
             "transformers has for it; a key/value cache needs all of them, so this family is not supported"
         )
-    model.set_attn_implementation("eager")
+    is_written = writes_attention(type(text_model(model)))
+    if not is_written:
+        model.set_attn_implementation("eager")
     try:
         with torch.inference_mode():
             expected = model(input_ids=torch.from_numpy(ids)[None], use_cache=False).logits[0].float().numpy()
+    except Exception as error:  # whatever its code raises
+        raise SourceError(
+            f"{folder.path}: {kind} does not read a text by itself ({first_line(error)}); this family is not supported"
+        ) from error
     finally:
-        model.set_attn_implementation(ATTENTION)
+        if not is_written:
+            model.set_attn_implementation(ATTENTION)
     check_logits(found, expected, f"{folder.path}: {kind}")
 
 
 def _window_of(config: Any) -> int | None:
     """Returns the sliding window of a decoder's attention, in tokens; None: it has none."""
     config = config.get_text_config()
+    if written := _written_windows(config):
+        return max(written.values())
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
     if window is None or (kinds is not None and "sliding_attention" not in kinds):
@@ -230,7 +334,7 @@ def _generation_settings(
     text = folder.config.get_text_config()
     settings = folder.generation_config()
     size = int(text.vocab_size)
-    stated = as_ids(settings.eos_token_id) or as_ids(text.eos_token_id)
+    stated = as_ids(settings.eos_token_id) or as_ids(getattr(text, "eos_token_id", None))
     ends = [end for end in stated if end < size]
     begins = as_ids(settings.bos_token_id)
     names = folder.token_names()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
 
 from headway_export.errors import SourceError
 from headway_export.huggingface.decoders import check_decoder, read_decoder
@@ -27,6 +28,7 @@ from headway_export.huggingface.folder import (
 )
 from headway_export.huggingface.hub import HubModel
 from headway_export.huggingface.images import PREPROCESSOR_FILE, read_image_classifier, read_image_embedder
+from headway_export.huggingface.judges import judges, read_judge
 from headway_export.huggingface.settings import folder_notes, length_notes, truncation_side
 from headway_export.huggingface.speech import SPEECH_HEADS, read_transcriber
 from headway_export.huggingface.towers import is_two_towers, read_towers
@@ -52,6 +54,12 @@ class Kind:
     """Raises `SourceError` if a configuration tells that the model cannot be served."""
 
 
+def read_scorer(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
+    """Reads a model that scores texts: a decoder by its words, or an encoder by its one output."""
+    is_decoder = folder.is_of("ForCausalLM", "LMHeadModel")
+    return read_judge(folder) if is_decoder else read_classifier(folder)
+
+
 KINDS: Final = (
     Kind(task=Task.GENERATION, heads=("ForCausalLM", "LMHeadModel"), read=read_decoder, check=check_decoder),
     Kind(task=Task.TRANSLATION, heads=TRANSLATORS, is_encoder_decoder=True, read=read_translator),
@@ -59,7 +67,7 @@ KINDS: Final = (
     Kind(task=Task.TEXT_TO_TEXT, heads=("ForConditionalGeneration",), is_encoder_decoder=True, read=read_rewriter),
     Kind(task=Task.TEXT_CLASSIFICATION, heads=("ForSequenceClassification",), read=read_classifier),
     Kind(task=Task.TOKEN_CLASSIFICATION, heads=("ForTokenClassification",), read=read_classifier),
-    Kind(task=Task.TEXT_SCORING, heads=(), read=read_classifier),
+    Kind(task=Task.TEXT_SCORING, heads=(), read=read_scorer),
     Kind(task=Task.TEXT_EMBEDDING, heads=(), read=read_embedder),
     Kind(
         task=Task.IMAGE_CLASSIFICATION,
@@ -159,7 +167,7 @@ class _Description:
                 raise SourceError(f"{path}: {flag} is not for a model of two towers; leave it out")
             config = parse_configuration(path, content)
             return cls(path=path, weights=path, content=content, config=config, kind=None)
-        kind = _kind_of(path, content, options.task or _embedding_task(path, content, layout, options))
+        kind = _kind_of(path, content, options.task or _told_task(path, content, layout, options))
         if options.pooling is not None and kind.task not in EMBEDDING_TASKS:
             raise SourceError(f"--pooling is for {' and '.join(EMBEDDING_TASKS)}, and the task is {kind.task}")
         if options.prompts and kind.task is not Task.TEXT_EMBEDDING:
@@ -230,11 +238,11 @@ def _note_of_version(content: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _embedding_task(
-    path: Path, content: Mapping[str, Any], layout: Layout | None, options: FolderOptions
-) -> str | None:
-    """Returns the task of a model without a head, where the folder or the options tell it."""
+def _told_task(path: Path, content: Mapping[str, Any], layout: Layout | None, options: FolderOptions) -> str | None:
+    """Returns the task of a model without a head of its own, where the folder or the options tell it."""
     names = [str(name) for name in content.get("architectures") or []]
+    if judges(path, names):
+        return str(Task.TEXT_SCORING)
     sees = (path / PREPROCESSOR_FILE).exists() and "text_config" not in content
     if sees and names and all(name.endswith("Model") for name in names):
         return str(Task.IMAGE_EMBEDDING)
@@ -259,7 +267,11 @@ def _kind_of(path: Path, content: Mapping[str, Any], asked: str | None) -> Kind:
             f"{path}: the task cannot be told from architectures {json.dumps(architectures)}; "
             f"give it with --task, one of {known}"
         )
-    return _of_its_parts(path, content, *found.values())
+    (kind,) = found.values()
+    holds_decoder = kind.is_encoder_decoder and not content.get("is_encoder_decoder")
+    if holds_decoder and content.get("model_type") in MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES:
+        kind = next(kind for kind in KINDS if kind.task is Task.GENERATION)  # of the language model inside
+    return _of_its_parts(path, content, kind)
 
 
 def _kind_named(architecture: str) -> Kind | None:
@@ -275,11 +287,6 @@ def _of_its_parts(path: Path, content: Mapping[str, Any], kind: Kind) -> Kind:
         SourceError: One of them has them and the other does not.
     """
     if bool(content.get("is_encoder_decoder")) != kind.is_encoder_decoder:
-        if sees := [name for name in ("vision_config", "audio_config") if content.get(name)]:
-            raise SourceError(
-                f"{path}: {content.get('model_type')} reads more than text ({sees[0]}), and is not exported for "
-                f"{kind.task}; a checkpoint of its text model alone may be"
-            )
         what = "an encoder-decoder" if content.get("is_encoder_decoder") else "no encoder-decoder"
         raise SourceError(f"{path}: is {what} ({content.get('model_type')}), and is not exported for {kind.task}")
     return kind
