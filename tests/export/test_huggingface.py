@@ -146,22 +146,6 @@ def test_what_a_configuration_asks_for_and_no_graph_computes_is_refused(llama, v
 
 
 @pytest.mark.parametrize(
-    ("family", "values", "message"),
-    [
-        ("GPTJForCausalLM", {"n_layer": 1, "n_head": 4, "rotary_dim": 4}, "gptj does not attend through"),
-        ("BloomForCausalLM", {"n_layer": 1, "n_head": 4}, "0 of 1 layers attend through"),
-    ],
-)
-def test_families_that_attend_in_another_way_are_refused(tmp_path, family, values, message):
-    sizes = {"vocab_size": tiny.WORDS, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
-    prefix = family.removesuffix("ForCausalLM")
-    config = getattr(transformers, f"{prefix}Config")(**sizes, intermediate_size=48, **values)
-    getattr(transformers, family)(config).save_pretrained(tmp_path / "model")
-    tiny.write_tokenizer(tmp_path / "model")
-    assert message in refusal(tmp_path / "model")
-
-
-@pytest.mark.parametrize(
     ("head", "values", "message"),
     [
         ("ForSequenceClassification", {"problem_type": "regression"}, "is a regression to 3 numbers"),

@@ -11,6 +11,7 @@ B rows, T tokens, H heads, G key and value heads, K head width, D model width, V
 
 from __future__ import annotations
 
+import inspect
 import re
 from itertools import count, takewhile
 from pathlib import Path
@@ -22,6 +23,7 @@ import transformers
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from headway_export.errors import SourceError
 from headway_export.huggingface.attention import (
@@ -70,9 +72,12 @@ class HuggingFaceDecoder(nn.Module):
         config = cast("Any", model).config.get_text_config()
         self._windows = _written_windows(config) if writes_attention(type(text_model(model))) else None
         self._window = config.sliding_window if config.model_type in _WINDOW_IN_MASK else None
-        self._divisor = float(getattr(config, "logits_scaling", None) or 1.0)
-        self._factor = float(getattr(config, "logit_scale", None) or 1.0)
-        self._cap = getattr(config, "final_logit_softcapping", None)
+        code = inspect.getsource(inspect.unwrap(type(model).forward))  # a model around another may leave these out
+        divisor, factor, self._cap = (
+            getattr(config, name, None) if name in code else None
+            for name in ("logits_scaling", "logit_scale", "final_logit_softcapping")
+        )
+        self._divisor, self._factor = float(divisor or 1.0), float(factor or 1.0)
         self.biases = nn.ParameterList()
         if self._windows is not None:
             self._keep_biases()
@@ -173,7 +178,10 @@ def read_decoder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
     special_tokens, defaults, more_notes = _generation_settings(folder, tokenizer)
     chat_template, chat_notes = read_chat_template(folder, own, tokenizer, special_tokens)
     auto_class = _auto_class(folder.config)
-    text_class = transformers.MODEL_MAPPING.get(type(folder.config.get_text_config()), None)
+    try:
+        text_class = transformers.MODEL_MAPPING.get(type(folder.config.get_text_config()), None)
+    except ValueError:  # the library names a class that it does not have
+        text_class = None
     is_written = text_class is not None and writes_attention(text_class)
     own_name = own_attention(text_class) if is_written else "eager"
     model = folder.load(auto_class, attention=own_name if is_written else ATTENTION)
@@ -254,6 +262,11 @@ def check_decoder(path: Path, config: Any) -> None:
         SourceError: The model needs something that the exported graph does not compute.
     """
     config = config.get_text_config()
+    if getattr(config, "is_decoder", True) is False and config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+        raise SourceError(
+            f"{path}: is an encoder ({config.model_type}, whose is_decoder is false), which reads a text in both "
+            "directions, and writes none; with --task text_embedding and --pooling it gives vectors"
+        )
     model_class = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if model_class is None or not has_experts(model_class):
         check_is_dense(path, config)

@@ -384,10 +384,10 @@ def read_generation_config(folder: ModelFolder, *, applied: Collection[str] = ()
     """
     settings = folder.generation_config()
     start = settings.decoder_start_token_id
-    start = folder.config.decoder_start_token_id if start is None else start
+    start = getattr(folder.config, "decoder_start_token_id", None) if start is None else start
     if start is None:
         raise SourceError(f"{folder.path}: does not say what its decoder starts from (decoder_start_token_id)")
-    ends = as_ids(settings.eos_token_id) or as_ids(folder.config.eos_token_id)
+    ends = as_ids(settings.eos_token_id) or as_ids(getattr(folder.config, "eos_token_id", None))
     bad_words = [list(word) for word in settings.bad_words_ids or ()]
     suppressed = {word[0] for word in bad_words if len(word) == 1} | set(settings.suppress_tokens or ())
     known = {"suppress_tokens", "forced_bos_token_id", *applied}

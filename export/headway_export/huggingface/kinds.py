@@ -17,6 +17,7 @@ from headway_export.huggingface.decoders import check_decoder, read_decoder
 from headway_export.huggingface.embedders import TEXT_ENCODERS, Layout, read_embedder, read_layout, unread_notes
 from headway_export.huggingface.encoder_decoders import read_rewriter
 from headway_export.huggingface.encoders import ENCODER_DECODER_CLASSIFIERS, read_classifier
+from headway_export.huggingface.families import check_family, check_heads
 from headway_export.huggingface.folder import (
     FolderOptions,
     ModelFolder,
@@ -190,6 +191,7 @@ class _Description:
         if (options.tag_scheme or options.aggregation) and kind.task is not Task.TOKEN_CLASSIFICATION:
             flag = "--tag-scheme" if options.tag_scheme else "--aggregation"
             raise SourceError(f"{flag} is for {Task.TOKEN_CLASSIFICATION}, and the task is {kind.task}")
+        check_family(path, content, kind.task)
         config = parse_configuration(weights, content)
         kind.check(path, config)
         return cls(path=path, weights=weights, content=content, config=config, kind=kind)
@@ -265,7 +267,7 @@ def _told_task(path: Path, content: Mapping[str, Any], layout: Layout | None, op
     names = [str(name) for name in content.get("architectures") or []]
     if judges(path, names):
         return str(Task.TEXT_SCORING)
-    sees = (path / PREPROCESSOR_FILE).exists() and "text_config" not in content
+    sees = (path / PREPROCESSOR_FILE).exists() and not content.keys() & {"text_config", "decoder"}
     if sees and names and all(name.endswith("Model") for name in names):
         return str(Task.IMAGE_EMBEDDING)
     return str(Task.TEXT_EMBEDDING) if layout is not None or options.pooling is not None else None
@@ -285,6 +287,7 @@ def _kind_of(path: Path, content: Mapping[str, Any], asked: str | None) -> Kind:
     architectures = content.get("architectures") or []
     found = {kind.task: kind for name in architectures if (kind := _kind_named(str(name))) is not None}
     if len(found) != 1:
+        check_heads(path, [str(name) for name in architectures])
         raise SourceError(
             f"{path}: the task cannot be told from architectures {json.dumps(architectures)}; "
             f"give it with --task, one of {known}"
