@@ -642,13 +642,16 @@ class _NamedTemplate(BaseModel):
     template: str
 
 
+_PROCESSORS_TEMPLATE_FILE = "chat_template.json"
+
+
 def find_chat_template(folder: Path) -> str | None:
-    """Returns the chat template that lies in a folder: a file of its own, or one in `tokenizer_config.json`.
+    """Returns the chat template that lies in a folder: in a file of its own or another, as models that see have it.
 
     Raises:
         SourceError: It is there and cannot be read.
     """
-    for name in (CHAT_TEMPLATE_FILE, TOKENIZER_CONFIG_FILE):
+    for name in (CHAT_TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, _PROCESSORS_TEMPLATE_FILE):
         file = folder / name
         if file.exists() and (template := read_chat_template(file)) is not None:
             return template

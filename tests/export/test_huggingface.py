@@ -13,7 +13,9 @@ from typer.testing import CliRunner
 
 from headway_export.cli import app
 from headway_export.huggingface import FolderOptions, from_folder
+from headway_export.source import check_chat_template
 from headway_server.bundles import Task
+from headway_server.preprocessing import ChatTurn
 from headway_training.models.parts.attention import causal_attention
 
 
@@ -218,6 +220,19 @@ def test_rotary_positions_that_depend_on_the_length_bound_it(tmp_path, kind):
         expected = own(ids, use_cache=False).logits
         found = source.module.logits(source.module.hidden_states(ids, torch.arange(bound)[None], causal_attention()))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
+def test_a_chat_template_of_parts_is_given_parts(tmp_path):
+    """As SmolVLM's, which leaves a text out that is none, and lies in the file of a processor."""
+    template = "{% for m in messages %}<s>{% for part in m.content %}{{ part.text }}{% endfor %}</s>{% endfor %}"
+    folder = tiny.write_model(tmp_path / "model", "smolvlm")
+    tiny.write_tokenizer(folder)
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": template}))
+    source, notes = from_folder(folder, FolderOptions())
+    chat = check_chat_template(source.chat_template, source.tokenizer, source.special_tokens)
+    turns = (ChatTurn(role="user", content="the rain"), ChatTurn(role="assistant", content="so"))
+    assert chat.prompt(turns, "conversation", ()).text == "<s>the rain</s><s>so</s>"
+    assert notes == ("images: not served; the bundle is the language model inside, for texts",)
 
 
 @pytest.mark.parametrize("family", tiny.FURTHER_DECODERS)
