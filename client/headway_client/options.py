@@ -337,6 +337,7 @@ class EmbedTextOptions(_PairOptions, total=False):
     prompt_name: Annotated[
         str | None, "Name of the model's prompt before every text. Default: the model's own, or none."
     ]
+    sparse: Annotated[bool, "Return sparse vectors, of a model that makes such. Normalize defaults to false then."]
 
 
 class ScoreTextOptions(_PairOptions, total=False):

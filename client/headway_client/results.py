@@ -115,6 +115,8 @@ class TextEmbedding:
     values: tuple[float, ...]
     token_count: int
     truncated: bool
+    indices: tuple[int, ...] = ()
+    """Of a sparse vector: the index of each value, a token of the vocabulary. Empty for a dense one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +139,14 @@ class EmbeddingAnswer(Answer[EmbeddingT_co]):
     """
 
     def to_numpy(self) -> NDArray[np.float32]:
-        """Returns the vectors as the rows of one array, float32 (inputs, width).
+        """Returns dense vectors as the rows of one array, float32 (inputs, width).
 
         Raises:
             ImportError: NumPy is not installed.
+            ValueError: The vectors are sparse.
         """
+        if any(getattr(result, "indices", ()) for result in self.results):
+            raise ValueError("the vectors are sparse; read indices and values of each result")
         array: NDArray[np.float32] = _import_numpy().array([result.values for result in self.results], "float32")
         return array
 

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import onnx_ir as ir
 from torch import nn
@@ -468,7 +468,12 @@ def _embedding(source: ExportSource, variants: dict[Precision, Variant]) -> Embe
     pooling = getattr(source.module, "pooling", None)
     if dimension is None or not isinstance(pooling, str):
         return None
-    given = {"prompts": source.prompts, "default_prompt": source.default_prompt, "space": source.space}
+    given: dict[str, Any] = {
+        "prompts": source.prompts,
+        "default_prompt": source.default_prompt,
+        "space": source.space,
+        "is_sparse": source.has_sparse_vectors,
+    }
     return Embedding.model_validate({"pooling": pooling, "dimension": dimension, **given})
 
 

@@ -187,6 +187,8 @@ class ExportSource:
     """Texts that can be put before what is embedded, by name."""
     default_prompt: str | None = None
     """Name of the one that is put before where none is asked for."""
+    has_sparse_vectors: bool = False
+    """True for vectors of weights of the vocabulary's tokens."""
     space: Space | None = None
     """The space that the vectors share with those of another model."""
     truncation_side: Literal["right", "left"] = "right"

@@ -336,6 +336,26 @@ def test_encoders_of_other_families_embed_as_in_transformers(tmp_path, family):
         torch.testing.assert_close(found, torch.nn.functional.normalize(states.mean(dim=0), dim=-1))
 
 
+@pytest.mark.parametrize(("pooling", "activation"), [("max", "relu"), ("sum", "log1p_relu")])
+def test_sparse_vectors_are_weights_of_the_vocabulary(tmp_path, pooling, activation):
+    folder = tiny_embedders.write_sparse_encoder(tmp_path / "splade", pooling=pooling, activation=activation)
+    source, notes = from_folder(folder, FolderOptions())
+    assert (source.task, source.has_sparse_vectors, notes) == (Task.TEXT_EMBEDDING, True, ())
+    own = transformers.BertForMaskedLM.from_pretrained(folder).eval()
+    ids = torch.tensor([source.tokenizer.encode("the old fire").ids])
+    padded = torch.nn.functional.pad(ids, (0, 3))
+    with torch.no_grad():
+        logits = own(input_ids=ids).logits[0]
+        found = source.module(padded, (torch.arange(padded.shape[1]) < ids.shape[1]).long()[None])["embedding"][0]
+    weights = torch.log1p(torch.relu(logits))
+    weights = torch.log1p(weights) if activation == "log1p_relu" else weights
+    torch.testing.assert_close(found, weights.amax(dim=0) if pooling == "max" else weights.sum(dim=0))
+    (folder / "modules.json").unlink()
+    (folder / "config_sentence_transformers.json").unlink()
+    bare, _ = from_folder(folder, FolderOptions(pooling="splade"))
+    assert (bare.module.pooling, bare.module.activation) == ("max", "relu")
+
+
 @pytest.mark.parametrize("is_model2vec", [False, True])
 def test_static_embeddings_are_means_of_tokens(tmp_path, is_model2vec):
     folder, vectors, shared = tmp_path / "static", torch.randn(20, 6), torch.arange(tiny.WORDS) % 20

@@ -164,6 +164,7 @@ CALLS: dict[str, tuple[str, tuple[str | Refused, ...]]] = {
             f"goal --truncate --no-normalize --prompt-name query {MODEL}",
             "--file texts.txt --normalize --batch-size 1 --json --model vectors",
             "--file pairs.txt --pairs --model pairs",
+            "goal --sparse --model weights",
         ),
     ),
     "score-text": (

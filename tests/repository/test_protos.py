@@ -37,6 +37,7 @@ _INTEGERS_THAT_DO_NOT_COUNT = {
     "height",
     "ids",
     "index",
+    "indices",
     "layer",
     "layers",
     "max_new_tokens",

@@ -31,6 +31,7 @@ def write_every_task(store: Path) -> None:
     _copy(MODELS / "shakespeare" / "1", store, "chat", {CHAT_TEMPLATE_FILE: TEMPLATE})
     _copy(MODELS / "multi30k-de-en" / "1", store, "rewriter", {}, task=Task.TEXT_TO_TEXT, languages=None)
     tiny_bundles.write_topic_bundle(store, name="vectors", task=Task.TEXT_EMBEDDING, prompts=QUERY)
+    tiny_bundles.write_topic_bundle(store, name="weights", task=Task.TEXT_EMBEDDING, has_sparse_vectors=True)
     scoring = Scoring(activation="sigmoid")
     tiny_bundles.write_topic_bundle(
         store, name="scorer", task=Task.TEXT_SCORING, num_labels=1, scoring=scoring, text_pairs="optional"

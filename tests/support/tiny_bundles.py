@@ -58,6 +58,7 @@ def write_topic_bundle(
     replace: bool = False,
     num_labels: int = 3,
     prompts: dict[str, str] | None = None,
+    has_sparse_vectors: bool = False,
     **fields: object,
 ) -> Bundle:
     """Publishes the topic model.
@@ -96,7 +97,9 @@ def write_topic_bundle(
             special_tokens=SpecialTokens(pad=0, unk=2),
             limits=Limits(max_input_tokens=MAX_INPUT_TOKENS),
             embedding=(
-                Embedding(pooling="mean", dimension=len(TOPICS), prompts=prompts or {}) if offers_embeddings else None
+                Embedding(pooling="mean", dimension=len(TOPICS), prompts=prompts or {}, is_sparse=has_sparse_vectors)
+                if offers_embeddings
+                else None
             ),
             **fields,
         )

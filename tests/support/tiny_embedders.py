@@ -119,6 +119,24 @@ def write_sentence_transformer(
     return folder
 
 
+def write_sparse_encoder(folder: Path, *, pooling: str = "max", activation: str = "relu") -> Path:
+    """Writes a folder of sentence-transformers with a BERT whose logits are weights of tokens."""
+    torch.manual_seed(7)
+    model = transformers.BertForMaskedLM(transformers.BertConfig(**tiny.SIZES, initializer_range=0.5))
+    model.save_pretrained(folder)
+    tiny.write_tokenizer(folder)
+    parts = {"MLMTransformer.MLMTransformer": "", "SpladePooling.SpladePooling": "1_SpladePooling"}
+    kinds = "sentence_transformers.sparse_encoder.models."
+    entries = [
+        {"idx": index, "name": str(index), "path": path, "type": kinds + kind}
+        for index, (kind, path) in enumerate(parts.items())
+    ]
+    _write(folder / "modules.json", entries)
+    _write(folder / "1_SpladePooling" / "config.json", {"pooling_strategy": pooling, "activation_function": activation})
+    _write(folder / "config_sentence_transformers.json", {"model_type": "SparseEncoder", "similarity_fn_name": "dot"})
+    return folder
+
+
 def _write(file: Path, content) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(content))

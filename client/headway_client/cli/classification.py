@@ -143,7 +143,7 @@ def embed_text(
 ) -> None:
     """Embed texts.
 
-    Prints the vector's values separated by spaces, a tab, the text.
+    Prints the vector's values separated by spaces, a tab, the text; of a sparse one each value after its index.
     """
     inputs = read_inputs(texts, file)
     with connected(connection) as client:
@@ -216,7 +216,10 @@ def _show_labels(text: str, result: TextClassification | ImageClassification, to
 
 
 def _show_vector(text: str, result: TextEmbedding | ImageEmbedding) -> None:
-    typer.echo(f"{' '.join(f'{value:.6g}' for value in result.values)}\t{text}")
+    values = [f"{value:.6g}" for value in result.values]
+    if isinstance(result, TextEmbedding) and result.indices:
+        values = [f"{index}:{value}" for index, value in zip(result.indices, values, strict=True)]
+    typer.echo(f"{' '.join(values)}\t{text}")
 
 
 def _split(lines: list[str], pairs: bool) -> tuple[list[str], list[str] | None]:

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, normalizers
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import AutoModel, AutoModelForTextEncoding
+from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForTextEncoding
 
 from headway_export.errors import SourceError
 from headway_export.huggingface.folder import ModelFolder, as_source_error, weight_files
@@ -28,6 +28,8 @@ from headway_server.bundles import SpecialTokens
 from headway_training.folders import check_reading, first_line, padding_of, plain_tokenizer
 
 MODULES_FILE: Final = "modules.json"
+SPLADE: Final = "splade"
+"""Pooling of sparse vectors."""
 _TRANSFORMER_FILES: Final = (
     "sentence_bert_config.json", "sentence_roberta_config.json", "sentence_distilbert_config.json",
     "sentence_camembert_config.json", "sentence_albert_config.json", "sentence_xlm-roberta_config.json",
@@ -121,6 +123,8 @@ _POOLINGS: Final[Mapping[str, Callable[[Tensor, Tensor], Tensor]]] = {
     "mean_sqrt_length": _mean_sqrt_length,
     "weighted_mean": _weighted_mean,
 }
+_SPARSE_KINDS: Final = (["MLMTransformer", "SpladePooling"], ["Transformer", "SpladePooling"])
+"""Modules of a folder of sparse vectors, by sentence-transformers 5 and 6."""
 _NAMES: Final = {
     "cls": "first_token",
     "max": "max",
@@ -161,6 +165,26 @@ class HuggingFaceEmbedder(nn.Module):
         return {"embedding": self.head(pooled)}
 
 
+class SparseEmbedder(nn.Module):
+    """A masked language model whose logits are weights of tokens (SPLADE, Formal et al. 2021)."""
+
+    def __init__(self, model: nn.Module, *, pooling: str, activation: str, max_length: int) -> None:
+        super().__init__()
+        self.model = model
+        self.pooling = pooling
+        self.activation = activation
+        self.max_length = max_length
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
+        """(B, T), (B, T) -> `embedding` (B, V), a weight of each token of the vocabulary."""
+        logits = self.model(input_ids=input_ids, attention_mask=attention_mask, return_dict=True).logits  # (B, T, V)
+        weights = torch.log1p(torch.relu(logits))
+        if self.activation == "log1p_relu":
+            weights = torch.log1p(weights)
+        weights = weights * attention_mask.unsqueeze(-1).to(weights.dtype)
+        return {"embedding": weights.amax(dim=1) if self.pooling == "max" else weights.sum(dim=1)}
+
+
 class _Projection(nn.Module):
     """The `Dense` of sentence-transformers."""
 
@@ -191,10 +215,14 @@ class Layout:
     transformer: Path
     """Folder of the encoder."""
     poolings: tuple[str, ...]
+    """Empty for sparse vectors."""
     rest: tuple[tuple[str, Path], ...]
     """Kind and folder of each module that follows the pooling."""
     notes: tuple[str, ...]
     """What the folder says of them that is not done."""
+    sparse_pooling: str = ""
+    """`max` or `sum`, of sparse vectors."""
+    sparse_activation: str = ""
 
 
 def read_layout(path: Path) -> Layout | None:
@@ -217,6 +245,16 @@ def read_layout(path: Path) -> Layout | None:
     kinds = [kind for kind, _ in modules]
     if "Pooling" not in kinds and kinds[:1] == ["Transformer"]:
         return None
+    if kinds in _SPARSE_KINDS:
+        pooling, activation = _read_sparse_pooling(modules[1][1])
+        return Layout(
+            transformer=modules[0][1],
+            poolings=(),
+            rest=(),
+            notes=(),
+            sparse_pooling=pooling,
+            sparse_activation=activation,
+        )
     known = ("Dense", "Normalize", "Dropout")
     if kinds[:2] != ["Transformer", "Pooling"] or (others := [kind for kind in kinds[2:] if kind not in known]):
         unsupported = others[0] if kinds[:2] == ["Transformer", "Pooling"] else ", ".join(kinds)
@@ -230,6 +268,22 @@ def read_layout(path: Path) -> Layout | None:
         rest=tuple((kind, folder) for kind, folder in modules[2:] if kind != "Dropout"),
         notes=_notes_of_modules(path, entries, modules),
     )
+
+
+def _read_sparse_pooling(path: Path) -> tuple[str, str]:
+    """Returns pooling and activation of SPLADE's vectors.
+
+    Raises:
+        SourceError: They are not known.
+    """
+    content = read_settings(path / "config.json")
+    pooling, activation = content.get("pooling_strategy", "max"), content.get("activation_function", "relu")
+    if pooling not in ("max", "sum") or activation not in ("relu", "log1p_relu"):
+        raise SourceError(
+            f"{path / 'config.json'}: pooling_strategy is {pooling} and activation_function is {activation}; a folder "
+            "is exported with max or sum, and with relu or log1p_relu"
+        )
+    return str(pooling), str(activation)
 
 
 def unread_notes(path: Path) -> tuple[str, ...]:
@@ -268,23 +322,29 @@ def read_embedder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
         SourceError: The folder is incomplete, no pooling is known, or something in it is not supported.
     """
     layout, asked = read_layout(folder.path), folder.options.pooling
-    if asked is not None and asked not in _NAMES:
-        raise SourceError(f"--pooling {asked}: is none of {', '.join(_NAMES)}")
+    if asked is not None and asked not in (*_NAMES, SPLADE):
+        raise SourceError(f"--pooling {asked}: is none of {', '.join((*_NAMES, SPLADE))}")
+    if layout is None and asked == SPLADE:
+        layout = Layout(
+            transformer=folder.path, poolings=(), rest=(), notes=(), sparse_pooling="max", sparse_activation="relu"
+        )
+        asked = None
+    is_sparse = layout is not None and bool(layout.sparse_pooling)
     if layout is None and asked is None:
         raise SourceError(
             f"{folder.path}: has no {MODULES_FILE} that says how token vectors become one; give --pooling, one of "
-            f"{', '.join(_NAMES)}, as the model's authors say"
+            f"{', '.join((*_NAMES, SPLADE))}, as the model's authors say"
         )
     if layout is not None and asked is not None:
         raise SourceError(f"--pooling {asked}: {folder.path / MODULES_FILE} says how token vectors become one")
     encoder = folder if layout is None else replace(folder, path=layout.transformer)
-    settings, transformer_notes = _read_transformer(encoder.path)
+    settings, transformer_notes = _read_transformer(encoder.path, is_sparse=is_sparse)
     own = encoder.own_tokenizer()
     tokenizer = plain_tokenizer(own)
     if settings.get("do_lower_case"):
         _lower(tokenizer)
     encoder.config.use_cache = False  # a decoder that embeds keeps none
-    model = _load_encoder(encoder)
+    model = _load_encoder(encoder, is_sparse=is_sparse)
     encoder.check_inputs(model)
     stated = settings.get("max_seq_length") or read_settings(encoder.path / TOKENIZER_CONFIG_FILE).get(
         "model_max_length"
@@ -294,6 +354,10 @@ def read_embedder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
     rest = layout.rest if layout is not None else ()
 
     def adapt(model: nn.Module) -> nn.Module:
+        if layout is not None and is_sparse:
+            return SparseEmbedder(
+                model, pooling=layout.sparse_pooling, activation=layout.sparse_activation, max_length=length
+            ).eval()
         head = nn.Sequential(*(_read_module(kind, path, folder.options.allow_pickle) for kind, path in rest))
         return HuggingFaceEmbedder(model, poolings=poolings, head=head, max_length=length).eval()
 
@@ -301,25 +365,30 @@ def read_embedder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
     with as_source_error():
         name = type(model).__name__
         check_reading(encoder.path, module, name=name, config=encoder.config, tokenizer=tokenizer, longest=length)
-    prompts, default, prompt_notes = read_prompts(folder, is_normal=any(kind == "Normalize" for kind, _ in rest))
+    prompts, default, prompt_notes = read_prompts(
+        folder, is_normal=any(kind == "Normalize" for kind, _ in rest), is_sparse=is_sparse
+    )
     notes += (*transformer_notes, *prompt_notes, *(layout.notes if layout is not None else ()))
     return (
         folder.source(
             model,
             module,
-            make_reference=lambda: adapt(_load_encoder(encoder)),
+            make_reference=lambda: adapt(_load_encoder(encoder, is_sparse=is_sparse)),
             tokenizer=tokenizer,
             special_tokens=SpecialTokens(pad=padding_of(folder.config, own)),
             prompts=prompts,
             default_prompt=default,
+            has_sparse_vectors=is_sparse,
             evaluation=folder.evaluation(),
         ),
         notes,
     )
 
 
-def _load_encoder(folder: ModelFolder) -> nn.Module:
-    """Loads an encoder without its pooler, which nothing reads."""
+def _load_encoder(folder: ModelFolder, *, is_sparse: bool) -> nn.Module:
+    """Loads an encoder without its pooler, which nothing reads; for sparse vectors with its language model head."""
+    if is_sparse:
+        return folder.load(AutoModelForMaskedLM)
     auto_class = AutoModelForTextEncoding if folder.config.model_type in TEXT_ENCODERS else AutoModel
     model = folder.load(auto_class, unused=_UNUSED)
     if getattr(model, "pooler", None) is not None:
@@ -377,7 +446,7 @@ def _read_module(kind: str, path: Path, allow_pickle: bool) -> nn.Module:
     return _Projection(linear, _ACTIVATIONS[name]())
 
 
-def _read_transformer(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _read_transformer(path: Path, *, is_sparse: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Returns the settings of the encoder of a folder, and notes on those that nothing applies.
 
     Raises:
@@ -385,7 +454,7 @@ def _read_transformer(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     """
     file = next((path / name for name in _TRANSFORMER_FILES if (path / name).exists()), path / _TRANSFORMER_FILES[0])
     settings = read_settings(file)
-    for name, only in _ONLY.items():
+    for name, only in () if is_sparse else _ONLY.items():
         if settings.get(name) not in (None, only):
             raise SourceError(
                 f"{file}: {name} is {json.dumps(settings[name])}; a folder is exported with {json.dumps(only)}"
@@ -393,7 +462,9 @@ def _read_transformer(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     return settings, _unknown(file.name, settings, "transformer")
 
 
-def read_prompts(folder: ModelFolder, *, is_normal: bool) -> tuple[dict[str, str], str | None, tuple[str, ...]]:
+def read_prompts(
+    folder: ModelFolder, *, is_normal: bool, is_sparse: bool = False
+) -> tuple[dict[str, str], str | None, tuple[str, ...]]:
     """Returns the prompts of a folder and those that are asked for, the name of the default one, and notes.
 
     Raises:
@@ -401,7 +472,7 @@ def read_prompts(folder: ModelFolder, *, is_normal: bool) -> tuple[dict[str, str
     """
     file = folder.path / _PROMPTS_FILE
     content = read_settings(file)
-    if (kind := content.get("model_type")) not in (None, "SentenceTransformer"):
+    if (kind := content.get("model_type")) not in (None, "SentenceTransformer", "SparseEncoder"):
         raise SourceError(f"{file}: model_type is {kind}; a folder is exported of a SentenceTransformer")
     prompts = {str(name): str(text or "") for name, text in (content.get("prompts") or {}).items()}
     prompts |= dict(folder.options.prompts)
@@ -413,9 +484,12 @@ def read_prompts(folder: ModelFolder, *, is_normal: bool) -> tuple[dict[str, str
         )
     notes = _unknown(_PROMPTS_FILE, content, "sentence transformer")
     similarity = content.get("similarity_fn_name")
-    if similarity not in (None, "cosine", *(("dot", "euclidean") if is_normal else ())):
+    if similarity not in (
+        (None, "dot") if is_sparse else (None, "cosine", *(("dot", "euclidean") if is_normal else ()))
+    ):
         notes += (
-            f"{_PROMPTS_FILE}: similarity_fn_name {similarity}: the server ranks by the cosine; to compare vectors by "
+            f"{_PROMPTS_FILE}: similarity_fn_name {similarity}: the server ranks by the "
+            f"{'product' if is_sparse else 'cosine'}; to compare vectors by "
             "another function, get them with normalize false",
         )
     return prompts, default, notes

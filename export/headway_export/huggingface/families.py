@@ -125,6 +125,12 @@ EXPORTED: Final = (
         compared="vectors, within 1e-5; not served in the tests",
     ),
     Families(
+        kind="",
+        names=("sparse vectors (SPLADE): a masked language model with `SpladePooling`, or with `--pooling splade`"),
+        task="`text_embedding`",
+        compared="weights, within 1e-5; not served in the tests",
+    ),
+    Families(
         kind="vision models",
         names="ViT, DeiT, BEiT, DINOv2, Swin, ConvNeXt, ResNet",
         task="`image_classification`, `image_embedding`",
@@ -326,7 +332,9 @@ def check_heads(path: Path, architectures: Sequence[str]) -> None:
     if architectures and len({name for name, _ in found}) == len(architectures):
         name, what = found[0]
         further = (
-            "; with --task text_embedding and --pooling its encoder is exported" if name.endswith("MaskedLM") else ""
+            "; with --pooling its encoder is exported, or with --pooling splade its sparse vectors"
+            if name.endswith("MaskedLM")
+            else ""
         )
         raise SourceError(f"{path}: {name} {what}, which is no task of this command{further}")
 

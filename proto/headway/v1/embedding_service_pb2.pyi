@@ -32,6 +32,7 @@ class EmbedTextRequest(_message.Message):
     NORMALIZE_FIELD_NUMBER: _builtins.int
     TRUNCATE_FIELD_NUMBER: _builtins.int
     PROMPT_NAME_FIELD_NUMBER: _builtins.int
+    SPARSE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model: one for embeddings, or any classifier of texts or tokens whose bundle has an embedding. Default:
     the only model for embeddings or, if there is none, the only such classifier of texts, then of tokens; required if
@@ -48,6 +49,10 @@ class EmbedTextRequest(_message.Message):
     prompt_name: _builtins.str
     """Name of the model's prompt that is put before every text, such as "query" or "passage". Default: the model's own
     default prompt, or none. A name that the model does not have is refused.
+    """
+    sparse: _builtins.bool
+    """True asks a model of sparse vectors for one, such as SPLADE's: a weight for each of some tokens of its vocabulary. The
+    default of `normalize` is false then.
     """
     @_builtins.property
     def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -69,10 +74,11 @@ class EmbedTextRequest(_message.Message):
         normalize: _builtins.bool | None = ...,
         truncate: _builtins.bool = ...,
         prompt_name: _builtins.str = ...,
+        sparse: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "normalize", b"normalize"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "model", b"model", "model_version", b"model_version", "normalize", b"normalize", "prompt_name", b"prompt_name", "text_pairs", b"text_pairs", "texts", b"texts", "truncate", b"truncate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "model", b"model", "model_version", b"model_version", "normalize", b"normalize", "prompt_name", b"prompt_name", "sparse", b"sparse", "text_pairs", b"text_pairs", "texts", b"texts", "truncate", b"truncate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__normalize: _TypeAlias = _typing.Literal["normalize"]  # noqa: Y015
     _WhichOneofArgType__normalize: _TypeAlias = _typing.Literal["_normalize", b"_normalize"]  # noqa: Y015
@@ -89,13 +95,18 @@ class TextEmbedding(_message.Message):
     VALUES_FIELD_NUMBER: _builtins.int
     TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     TRUNCATED_FIELD_NUMBER: _builtins.int
+    INDICES_FIELD_NUMBER: _builtins.int
     token_count: _builtins.int
     """Tokens of the text, or of the pair, as the model read it."""
     truncated: _builtins.bool
     """True if the text was cut."""
     @_builtins.property
     def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """The vector: the model's hidden states, pooled as the bundle's manifest says."""
+        """The vector: the model's hidden states, pooled as the bundle's manifest says; of a sparse one the values that are not 0."""
+
+    @_builtins.property
+    def indices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of a sparse vector: the index of each value, ascending, a token of the model's vocabulary. Empty for a dense one."""
 
     def __init__(
         self,
@@ -103,10 +114,11 @@ class TextEmbedding(_message.Message):
         values: _abc.Iterable[_builtins.float] | None = ...,
         token_count: _builtins.int = ...,
         truncated: _builtins.bool = ...,
+        indices: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["token_count", b"token_count", "truncated", b"truncated", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["indices", b"indices", "token_count", b"token_count", "truncated", b"truncated", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

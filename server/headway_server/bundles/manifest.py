@@ -499,6 +499,8 @@ class Embedding(Record):
     """Name of the default prompt; None: no prompt by default."""
     space: Space | None = None
     """Space shared with other models; None: vectors are comparable only within the model."""
+    is_sparse: bool = False
+    """True: each number is the weight of a token of the vocabulary, most are 0, and texts are compared by products."""
 
     @model_validator(mode="after")
     def _check_prompts(self) -> Embedding:

@@ -6,10 +6,10 @@ import time
 
 from headway.v1 import embedding_service_pb2 as pb
 from headway_server.services.images import images_of
-from headway_server.services.messages import find_model, signed, text_inputs
+from headway_server.services.messages import build, find_model, signed, text_inputs
 from headway_server.serving.host import ModelHost
 from headway_server.tasks.images.classifier import EmbeddedImage
-from headway_server.tasks.table import EMBED_IMAGES, EMBED_TEXTS
+from headway_server.tasks.table import EMBED_IMAGES, EMBED_TEXTS, EMBED_TEXTS_SPARSELY
 from headway_server.tasks.text.model import EmbeddedText
 
 
@@ -22,13 +22,21 @@ class EmbeddingService:
     async def EmbedText(self, request: pb.EmbedTextRequest, deadline: float | None) -> pb.EmbedTextResponse:
         """Embeds every text."""
         arrived = time.monotonic()
-        model = find_model(self._host, EMBED_TEXTS, request)
+        model = find_model(self._host, EMBED_TEXTS_SPARSELY if request.sparse else EMBED_TEXTS, request)
         answer = await model.embed(
             text_inputs(request),
-            normalize=request.normalize if request.HasField("normalize") else True,
+            normalize=request.normalize if request.HasField("normalize") else None,
             prompt_name=request.prompt_name,
             deadline=deadline,
         )
+        if request.sparse:
+            return await build(
+                sum(len(result.values) for result in answer.results),
+                lambda: pb.EmbedTextResponse(
+                    results=[_sparse_embedding(result) for result in answer.results],
+                    **signed(model, answer.timings, arrived),
+                ),
+            )
         return pb.EmbedTextResponse(
             results=[_text_embedding(result) for result in answer.results],
             **signed(model, answer.timings, arrived),
@@ -51,6 +59,13 @@ class EmbeddingService:
 
 def _text_embedding(result: EmbeddedText) -> pb.TextEmbedding:
     return pb.TextEmbedding(values=result.values.tolist(), token_count=result.num_tokens, truncated=result.truncated)
+
+
+def _sparse_embedding(result: EmbeddedText) -> pb.TextEmbedding:
+    indices, values = result.sparse()
+    return pb.TextEmbedding(
+        indices=indices.tolist(), values=values.tolist(), token_count=result.num_tokens, truncated=result.truncated
+    )
 
 
 def _image_embedding(result: EmbeddedImage) -> pb.ImageEmbedding:

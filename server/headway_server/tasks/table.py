@@ -32,12 +32,16 @@ if TYPE_CHECKING:  # families are imported with their first bundle
 
 
 def _embeds(manifest: Manifest) -> bool:
-    return manifest.embedding is not None
+    return manifest.embedding is not None and not manifest.embedding.is_sparse
+
+
+def _embeds_sparsely(manifest: Manifest) -> bool:
+    return manifest.embedding is not None and manifest.embedding.is_sparse
 
 
 def _relates(manifest: Manifest) -> bool:
     """Returns True if a model computes the relevance of one text to another: by vectors, or as a pair."""
-    return manifest.text_pairs != "never" if manifest.task is Task.TEXT_SCORING else _embeds(manifest)
+    return manifest.text_pairs != "never" if manifest.task is Task.TEXT_SCORING else manifest.embedding is not None
 
 
 def _shows_attention(manifest: Manifest, precision: Precision) -> bool:
@@ -80,6 +84,9 @@ CLASSIFY_TOKENS: Final[Ability[TokenClassifier]] = Ability(name="classify_tokens
 CLASSIFY_IMAGES: Final[Ability[ImageClassifier]] = Ability(name="classify_image", words="classify images")
 SCORE_TEXTS: Final[Ability[TextScorer]] = Ability(name="score_text", words="score texts")
 EMBED_TEXTS: Final[Ability[TextModel]] = Ability(name="embed_text", words="embed texts", needs=_embeds)
+EMBED_TEXTS_SPARSELY: Final[Ability[TextModel]] = Ability(
+    name="embed_text_sparsely", words="embed texts as sparse vectors", needs=_embeds_sparsely
+)
 RANK_TEXTS: Final[Ability[TextModel]] = Ability(name="rank_text", words="rank texts by a text", needs=_relates)
 EMBED_IMAGES: Final[Ability[ImageClassifier]] = Ability(name="embed_image", words="embed images", needs=_embeds)
 LABEL_IMAGES: Final[PairAbility[ImageClassifier, TextModel]] = PairAbility(
@@ -149,7 +156,7 @@ FAMILIES: Final[dict[Task, Family]] = {
     ),
     Task.TEXT_EMBEDDING: Family(
         loader="headway_server.tasks.text.model:TextModel.load",
-        made_for=(EMBED_TEXTS, RANK_TEXTS),
+        made_for=(EMBED_TEXTS, EMBED_TEXTS_SPARSELY, RANK_TEXTS),
         can=(RANK_TEXTS_BY_IMAGE, INSPECT_TEXTS),
         tensors=_TENSORS + "TEXT_EMBEDDING",
     ),
@@ -225,7 +232,7 @@ RPCS: Final[Mapping[str, Rpc]] = {
     "StreamSynthesizeSpeech": Rpc(asked=SYNTHESIZE_SPEECH),
     "ClassifyText": Rpc(asked=CLASSIFY_TEXTS),
     "ClassifyTokens": Rpc(asked=CLASSIFY_TOKENS),
-    "EmbedText": Rpc(asked=EMBED_TEXTS),
+    "EmbedText": Rpc(asked=EMBED_TEXTS, with_field={"sparse": EMBED_TEXTS_SPARSELY}),
     "ScoreText": Rpc(asked=SCORE_TEXTS),
     "ClassifyImage": Rpc(asked=CLASSIFY_IMAGES, with_field={"candidate_labels": LABEL_IMAGES}),
     "EmbedImage": Rpc(asked=EMBED_IMAGES),

@@ -267,7 +267,7 @@ async def _classify_texts(model: TextClassifier, call: InferCall) -> Arrays:
 async def _embed_texts(model: TextModel, call: InferCall) -> Arrays:
     answer = await model.embed(
         _text_inputs(call),
-        normalize=call.parameters.get("normalize", True),
+        normalize=call.parameters.get("normalize"),
         deadline=call.deadline,
         **call.select("prompt_name"),
     )

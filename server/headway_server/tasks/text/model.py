@@ -115,6 +115,11 @@ class EmbeddedText:
     num_tokens: int
     truncated: bool
 
+    def sparse(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Returns the indices and the values that are not 0, (N,) each."""
+        indices = np.flatnonzero(self.values)
+        return indices, self.values[indices]
+
 
 class Relevance(NamedTuple):
     """Relevance of texts to a query."""
@@ -150,6 +155,11 @@ class TextModel(StatelessModel):
         """Returns the number of waiting texts, and the size of the cache of label vectors."""
         has_vectors = self.bundle.manifest.embedding is not None
         return replace(super().usage(), caches=(self.label_vectors.usage(),) if has_vectors else ())
+
+    @property
+    def _is_sparse(self) -> bool:
+        embedding = self.bundle.manifest.embedding
+        return embedding is not None and embedding.is_sparse
 
     @classmethod
     def load(cls, bundle: Bundle, runtime: Runtime, settings: ServerSettings, observer: Observer = NO_OBSERVER) -> Self:
@@ -190,13 +200,13 @@ class TextModel(StatelessModel):
         return None if cls._labels_tokens else logits_postprocess(manifest)
 
     async def embed(
-        self, inputs: TextInputs | TokenInputs, *, normalize: bool, deadline: float | None, prompt_name: str = ""
+        self, inputs: TextInputs | TokenInputs, *, normalize: bool | None, deadline: float | None, prompt_name: str = ""
     ) -> Answer[EmbeddedText]:
         """Embeds texts; for bundles whose graphs have embeddings.
 
         Args:
             inputs: Texts.
-            normalize: True to scale vectors to length 1.
+            normalize: True to scale vectors to length 1; None: dense ones.
             deadline: End of the caller's wait, in seconds of `time.monotonic`.
             prompt_name: Name of the model's prompt before each text; empty: its default, if it has one.
 
@@ -204,6 +214,7 @@ class TextModel(StatelessModel):
             RequestError: The texts cannot be read, there is no such prompt, the queue is full, the deadline passed, the
                 server is draining.
         """
+        normalize = not self._is_sparse if normalize is None else normalize
         prompt = self._prompt(prompt_name, is_text=isinstance(inputs, TextInputs))
         if prompt and isinstance(inputs, TextInputs):
             inputs = replace(inputs, prompt=prompt)
@@ -215,7 +226,7 @@ class TextModel(StatelessModel):
         return await self._answer(inputs, (EMBEDDING,), read, deadline=deadline)
 
     async def embed_many(
-        self, inputs: TextInputs | TokenInputs, *, normalize: bool, deadline: float | None, prompt_name: str = ""
+        self, inputs: TextInputs | TokenInputs, *, normalize: bool | None, deadline: float | None, prompt_name: str = ""
     ) -> Answer[EmbeddedText]:
         """Embeds any number of texts, in parts of `MAX_TEXTS`; arguments and errors are those of `embed`."""
         embedding = self.bundle.manifest.embedding
@@ -281,7 +292,7 @@ class TextModel(StatelessModel):
     ) -> tuple[EmbeddedText, CallTimings]:
         """Returns the vector of length one of a query, `query_text` in error messages; errors: `embed`."""
         inputs = TextInputs(texts=[text], fields=["query_text"], truncate=truncate)
-        answer = await self.embed(inputs, normalize=True, deadline=deadline, prompt_name=prompt_name)
+        answer = await self.embed(inputs, normalize=None, deadline=deadline, prompt_name=prompt_name)
         return answer.results[0], answer.timings
 
     async def relevance(
@@ -312,14 +323,14 @@ class TextModel(StatelessModel):
         )
         vectors = await self.embed_set(texts, prompt_name=prompt_name, truncate=truncate, deadline=deadline)
         return Relevance(
-            scores=cosines(found.values, vectors.vectors),
+            scores=(vectors.vectors @ found.values if self._is_sparse else cosines(found.values, vectors.vectors)),
             num_tokens=found.num_tokens + vectors.num_tokens,
             timings=timings,
         )
 
     async def _embed_many(self, inputs: TextInputs, prompt_name: str, deadline: float | None) -> SetVectors:
-        """Returns vectors of any number of texts, each of length one."""
-        results = (await self.embed_many(inputs, normalize=True, deadline=deadline, prompt_name=prompt_name)).results
+        """Returns vectors of any number of texts; dense ones of length one."""
+        results = (await self.embed_many(inputs, normalize=None, deadline=deadline, prompt_name=prompt_name)).results
         return SetVectors(
             np.stack([result.values for result in results]),
             num_truncated=sum(result.truncated for result in results),

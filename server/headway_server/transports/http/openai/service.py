@@ -29,6 +29,7 @@ from headway_server.tasks.synthesis.model import SpeechPart, SynthesisModel
 from headway_server.tasks.table import (
     CLASSIFY_TEXTS,
     EMBED_TEXTS,
+    EMBED_TEXTS_SPARSELY,
     GENERATE_IMAGES,
     GENERATE_TEXTS,
     RANK_TEXTS,
@@ -58,7 +59,12 @@ from headway_server.transports.http.openai.requests import (
     SpeechBody,
 )
 from headway_server.transports.http.openai.responses import NOTHING_STORED, ResponseBody, ResponseWriter
-from headway_server.transports.http.openai.text_embeddings import EMBED_PATH, PREDICT_PATH, TextEmbeddingsEndpoint
+from headway_server.transports.http.openai.text_embeddings import (
+    EMBED_PATH,
+    EMBED_SPARSE_PATH,
+    PREDICT_PATH,
+    TextEmbeddingsEndpoint,
+)
 from headway_server.transports.http.openai.tokens import DETOKENIZE_PATH, TOKENIZE_PATH, TokenEndpoint
 from headway_server.transports.http.openai.transcription import TranscriptionEndpoint
 from headway_server.transports.http.openai.written_texts import ChatWriter, CompletionWriter
@@ -71,6 +77,7 @@ OPENAI_ABILITIES: Final[Mapping[str, Ability[Any]]] = {
     "/v1/embeddings": EMBED_TEXTS,
     **dict.fromkeys((*RERANK_PATHS, *SCORE_PATHS), RANK_TEXTS),
     EMBED_PATH: EMBED_TEXTS,
+    EMBED_SPARSE_PATH: EMBED_TEXTS_SPARSELY,
     PREDICT_PATH: CLASSIFY_TEXTS,
     "/v1/images/generations": GENERATE_IMAGES,
     "/v1/audio/speech": SYNTHESIZE_SPEECH,
@@ -226,6 +233,7 @@ def openai_routes(edge: Edge, host: ModelHost, settings: ServerSettings) -> list
         TOKENIZE_PATH: tokens.tokenize,
         DETOKENIZE_PATH: tokens.detokenize,
         EMBED_PATH: texts.embed,
+        EMBED_SPARSE_PATH: texts.embed_sparse,
         PREDICT_PATH: texts.predict,
     }
     names = {"/v1/completions": name_in_completions, _RESPONSES: name_in_responses}

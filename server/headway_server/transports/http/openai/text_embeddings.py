@@ -10,15 +10,18 @@ from pydantic import Field
 
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing.pool import text_pool
+from headway_server.serving.abilities import Ability
+from headway_server.serving.answers import Answer
 from headway_server.serving.host import ModelHost
 from headway_server.serving.limits import check_count
-from headway_server.tasks.table import CLASSIFY_TEXTS, EMBED_TEXTS
-from headway_server.tasks.text.model import TextInputs
+from headway_server.tasks.table import CLASSIFY_TEXTS, EMBED_TEXTS, EMBED_TEXTS_SPARSELY
+from headway_server.tasks.text.model import EmbeddedText, TextInputs, TextModel
 from headway_server.transports.http.body import Many
 from headway_server.transports.http.edge import Reply, Request, to_json
 from headway_server.transports.http.openai.requests import MAX_INPUTS, ModelBody
 
 EMBED_PATH = "/embed"
+EMBED_SPARSE_PATH = "/embed_sparse"
 PREDICT_PATH = "/predict"
 
 
@@ -32,12 +35,17 @@ class TextsBody(ModelBody):
     """Always empty; the client of Hugging Face's hub sends it."""
 
 
-class EmbedBody(TextsBody):
-    """A request of `/embed`."""
+class EmbedSparseBody(TextsBody):
+    """A request of `/embed_sparse`."""
 
     inputs: str | Many[str]
-    normalize: bool = True
     prompt_name: str = ""
+
+
+class EmbedBody(EmbedSparseBody):
+    """A request of `/embed`."""
+
+    normalize: bool = True
 
 
 class PredictBody(TextsBody):
@@ -75,14 +83,26 @@ class TextEmbeddingsEndpoint:
     async def embed(self, request: Request) -> Reply:
         """Embeds texts."""
         body = await request.parse(EmbedBody.read)
-        model = self._host.find_able(EMBED_TEXTS, *body.name_and_version)
-        texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
-        check_count("inputs", len(texts), MAX_INPUTS)
-        answer = await model.embed_many(
-            _inputs(texts, body), normalize=body.normalize, prompt_name=body.prompt_name, deadline=None
-        )
+        answer = await self._embed(body, EMBED_TEXTS, normalize=body.normalize)
         write = asyncio.get_running_loop().run_in_executor
         return Reply(body=await write(text_pool(), lambda: to_json([one.values.tolist() for one in answer.results])))
+
+    async def embed_sparse(self, request: Request) -> Reply:
+        """Embeds texts as sparse vectors."""
+        body = await request.parse(EmbedSparseBody.read)
+        answer = await self._embed(body, EMBED_TEXTS_SPARSELY, normalize=None)
+        write = asyncio.get_running_loop().run_in_executor
+        return Reply(body=await write(text_pool(), lambda: to_json([_sparse(one) for one in answer.results])))
+
+    async def _embed(
+        self, body: EmbedSparseBody, ability: Ability[TextModel], *, normalize: bool | None
+    ) -> Answer[EmbeddedText]:
+        model = self._host.find_able(ability, *body.name_and_version)
+        texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+        check_count("inputs", len(texts), MAX_INPUTS)
+        return await model.embed_many(
+            _inputs(texts, body), normalize=normalize, prompt_name=body.prompt_name, deadline=None
+        )
 
     async def predict(self, request: Request) -> Reply:
         """Classifies texts."""
@@ -97,6 +117,11 @@ class TextEmbeddingsEndpoint:
 
     def __repr__(self) -> str:
         return f"TextEmbeddingsEndpoint({self._host!r})"
+
+
+def _sparse(embedded: EmbeddedText) -> list[dict[str, Any]]:
+    pairs = zip(*(column.tolist() for column in embedded.sparse()), strict=True)
+    return [{"index": index, "value": value} for index, value in pairs]
 
 
 def _inputs(texts: Sequence[str], body: TextsBody, pairs: Sequence[str] | None = None) -> TextInputs:
