@@ -478,6 +478,7 @@ def _manifest(
         truncation_side=source.truncation_side,
         prompt_prefix=source.prompt_prefix,
         suppressed_tokens=source.suppressed_tokens,
+        media_tokens=source.media_tokens,
         opset=opset,
         libraries=_libraries(("torch", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu", "headway-export")),
         files=files,

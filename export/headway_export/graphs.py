@@ -142,7 +142,7 @@ class CachedAttention:
         inputs = (query.flatten(2), key.flatten(2), value.flatten(2), past_key, past_value)
         lengths: tuple[Tensor | None, ...] = (self._seqlens_k, self._total_sequence_length)
         if bias is not None or sinks is not None:
-            lengths += (None, None, None, None if bias is None else self._of_keys(bias))
+            lengths += (None, None, None, None if bias is None else self._of_keys(bias, query.shape[1]))
         if sinks is not None:
             lengths += (sinks,)
         attributes: dict[str, Any] = {"num_heads": query.shape[2], "kv_num_heads": key.shape[2]}
@@ -159,13 +159,17 @@ class CachedAttention:
         self._present[layer] = (present[0], present[1])
         return context.reshape(query.shape)
 
-    def _of_keys(self, bias: Tensor) -> Tensor:
-        """Returns the part of a bias (., ., T, S) that is for the keys that there are: the operator takes no more."""
+    def _of_keys(self, bias: Tensor, length: int) -> Tensor:
+        """Returns the part of a bias (., ., T or 1, S) that is for the keys that there are, for T queries.
+
+        The operator takes no more, and no less.
+        """
         if id(bias) not in self._biases:
             starts = torch.zeros(1, dtype=torch.int32)
             ends, axes = self._total_sequence_length.reshape(1), torch.full((1,), 3, dtype=torch.int32)
             cut = torch.onnx.ops.symbolic("Slice", (bias, starts, ends, axes), dtype=bias.dtype, shape=bias.shape)
-            self._biases[id(bias)] = (bias, cut)
+            is_one = isinstance(bias.shape[2], int) and bias.shape[2] == 1
+            self._biases[id(bias)] = (bias, cut.expand(-1, -1, length, -1) if is_one else cut)
         return self._biases[id(bias)][1]
 
 

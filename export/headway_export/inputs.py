@@ -280,6 +280,8 @@ def text_items(source: ExportSource, texts: Sequence[str], pairs: Sequence[str] 
     limit, has_types = source.limits.max_input_tokens, source.has_token_types
     assert limit is not None, "the source has read the module's length"
     assert source.tokenizer is not None, "a text model has its tokenizer"
+    if pairs is not None and source.scoring is not None and source.scoring.template is not None:
+        texts, pairs = [source.scoring.joined(text, pair) for text, pair in zip(texts, pairs, strict=True)], None
     if pairs is None:
         return [text_tensors(ids, has_types=has_types) for ids in source.encode(texts, limit)]
     encoded = zip(*encode_pairs(source.tokenizer, texts, pairs, limit), strict=True)

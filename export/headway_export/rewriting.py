@@ -41,7 +41,7 @@ from headway_server.bundles.manifest import EXPONENTIAL_MEANS, LIKELIEST_IDS, LI
 ATTENTION = "GroupQueryAttention"
 """The operator that attends to a cache. Inputs: query, key, value, past key, past value, lengths, longest length, and
 optional ones. Outputs: context, present key, present value."""
-_PAST_KEY, _PAST_VALUE, _LENGTHS, _LONGEST, _KEY_SCALE = 3, 4, 5, 6, 12
+_PAST_KEY, _PAST_VALUE, _LENGTHS, _LONGEST, _BIAS, _KEY_SCALE = 3, 4, 5, 6, 10, 12
 EXPERTS: Final = frozenset(("MoE", "QMoE"))
 """The operators of experts. Inputs: hidden states, (N, D), scores, (N, E), and weights."""
 LINEAR_ATTENTION: Final = "LinearAttention"
@@ -977,7 +977,17 @@ class AddVerification(InPlacePass):
             tokens = [
                 None if value is None else tape.op("Slice", [value, *bounds]) for value in operator.inputs[:_PAST_KEY]
             ]
-            context, *present = _repeat(tape, operator, [*tokens, *state, *after, *operator.inputs[_LONGEST + 1 :]])
+            further = list(operator.inputs[_LONGEST + 1 :])
+            place = _BIAS - _LONGEST - 1
+            if (
+                len(further) > place and (bias := further[place]) is not None
+            ):  # (., ., T, S), of as many keys as there are
+                axes = [_constant(tape, np.array(axis)) for axis in ([number], [number + 1], [2])]
+                bias = tape.op("Slice", [bias, *axes])
+                num_keys = tape.op("Reshape", [after[1], _constant(tape, np.array([1]))])
+                starts, axis = (_constant(tape, np.array([value], np.int32)) for value in (0, 3))
+                further[place] = tape.op("Slice", [bias, starts, num_keys, axis])
+            context, *present = _repeat(tape, operator, [*tokens, *state, *after, *further])
             contexts.append(context)
             links += present
             state = present

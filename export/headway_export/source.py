@@ -195,6 +195,8 @@ class ExportSource:
     """Which end of a text is cut that is too long."""
     prompt_prefix: tuple[int, ...] = ()
     """Tokens that come before a prompt that is given as text; for generation."""
+    media_tokens: tuple[int, ...] = ()
+    """Tokens that stand for images or sounds, which the graph does not read."""
     suppressed_tokens: tuple[int, ...] = ()
     """Tokens that are never generated."""
     evaluation: EvaluationData | None = None
@@ -662,13 +664,16 @@ class _NamedTemplate(BaseModel):
     template: str
 
 
+_PROCESSORS_TEMPLATE_FILE = "chat_template.json"
+
+
 def find_chat_template(folder: Path) -> str | None:
-    """Returns the chat template that lies in a folder: a file of its own, or one in `tokenizer_config.json`.
+    """Returns the chat template that lies in a folder: in a file of its own or another, as models that see have it.
 
     Raises:
         SourceError: It is there and cannot be read.
     """
-    for name in (CHAT_TEMPLATE_FILE, TOKENIZER_CONFIG_FILE):
+    for name in (CHAT_TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, _PROCESSORS_TEMPLATE_FILE):
         file = folder / name
         if file.exists() and (template := read_chat_template(file)) is not None:
             return template

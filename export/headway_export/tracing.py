@@ -213,7 +213,7 @@ def probe_attention(module: nn.Module, *, has_source: bool) -> list[tuple[int, i
     Raises:
         SourceError: It does not follow the protocol, or a head width is not a multiple of 8.
     """
-    probe = _Probe(takes_bias=has_source)
+    probe = _Probe()
     ids, positions = torch.zeros(1, 2, dtype=torch.int64), torch.arange(2).unsqueeze(0)
     with following_the_protocol(module):
         if has_source:
@@ -238,9 +238,7 @@ def probe_attention(module: nn.Module, *, has_source: bool) -> list[tuple[int, i
 class _Probe:
     """Attention that computes nothing and notes how it is called; without key and value it is attention to a source."""
 
-    def __init__(self, *, takes_bias: bool) -> None:
-        """A bias on the scores among a text's own tokens is refused unless `takes_bias`."""
-        self._takes_bias = takes_bias
+    def __init__(self) -> None:
         self.layers: list[tuple[int, tuple[int, int]]] = []
         """Layer, and its key/value heads and head width, of each call of `attend`."""
         self.cross_layers: list[int] = []
@@ -257,8 +255,12 @@ class _Probe:
     ) -> Tensor:
         is_cross = key is None or value is None
         given = [name for name, value in scoring.items() if value is not None]
-        if "bias" in given and (is_cross or not self._takes_bias):
-            raise SourceError("attention was called with a bias; the exported graph of a decoder takes none")
+        bias = scoring.get("bias")
+        if bias is not None and not is_cross and bias.ndim != 4:
+            raise SourceError(
+                f"attend was called with a bias of shape {tuple(bias.shape)}; it takes (B, H, T, S), whose axes may "
+                "be 1 but the last, of all positions that there may be (docs/bring-your-own.md)"
+            )
         if further := [name for name in given if name != "scale"] if is_cross else []:
             raise SourceError(
                 f"attention to a source was called with {further[0]}; the exported graph of a decoder takes none"

@@ -94,7 +94,7 @@ def test_a_decoder_may_have_scores_of_its_own_and_number_its_layers_in_any_order
             {"layer": 0},
             r"called attend for the layers \[0, 0\]; each layer of a decoder calls it once with its own number",
         ),
-        ({"bias": torch.zeros(2)}, "attention was called with a bias; the exported graph of a decoder takes none"),
+        ({"bias": torch.zeros(2)}, r"attend was called with a bias of shape \(2,\); it takes \(B, H, T, S\)"),
     ],
 )
 def test_calls_of_attention_that_no_graph_can_follow_are_refused_before_they_are_traced(change, message):

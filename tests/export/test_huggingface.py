@@ -13,7 +13,10 @@ from typer.testing import CliRunner
 
 from headway_export.cli import app
 from headway_export.huggingface import FolderOptions, from_folder
+from headway_export.source import check_chat_template
 from headway_server.bundles import Task
+from headway_server.preprocessing import ChatTurn
+from headway_training.models.parts.attention import causal_attention
 
 
 @pytest.fixture
@@ -136,29 +139,12 @@ def test_a_folder_that_is_none_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "by the running length"),
         ({"is_encoder_decoder": True}, "is an encoder-decoder (llama), and is not exported for generation"),
     ],
 )
 def test_what_a_configuration_asks_for_and_no_graph_computes_is_refused(llama, values, message):
     change(llama, **values)
     assert message in refusal(llama)
-
-
-@pytest.mark.parametrize(
-    ("family", "values", "message"),
-    [
-        ("GPTJForCausalLM", {"n_layer": 1, "n_head": 4, "rotary_dim": 4}, "gptj does not attend through"),
-        ("BloomForCausalLM", {"n_layer": 1, "n_head": 4}, "0 of 1 layers attend through"),
-    ],
-)
-def test_families_that_attend_in_another_way_are_refused(tmp_path, family, values, message):
-    sizes = {"vocab_size": tiny.WORDS, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
-    prefix = family.removesuffix("ForCausalLM")
-    config = getattr(transformers, f"{prefix}Config")(**sizes, intermediate_size=48, **values)
-    getattr(transformers, family)(config).save_pretrained(tmp_path / "model")
-    tiny.write_tokenizer(tmp_path / "model")
-    assert message in refusal(tmp_path / "model")
 
 
 @pytest.mark.parametrize(
@@ -211,12 +197,50 @@ def test_rotary_positions_may_be_scaled_by_a_fixed_factor(tmp_path, scaling):
     assert from_folder(folder, FolderOptions())[0].limits.max_total_tokens == tiny.LENGTH
 
 
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_rotary_positions_that_depend_on_the_length_bound_it(tmp_path, kind):
+    rope = {"rope_type": kind, "factor": 2.0, "rope_theta": 1e4}
+    if kind == "longrope":
+        rope |= {"short_factor": [1.5] * 4, "long_factor": [4.0] * 4, "original_max_position_embeddings": 24}
+    bound = rope.get("original_max_position_embeddings", tiny.LENGTH)
+    family = "phi3" if kind == "longrope" else "llama"
+    changes = {} if kind == "dynamic" else {"original_max_position_embeddings": 24}
+    folder = tiny.write_model(tmp_path / "model", family, rope_parameters=rope, **changes)
+    tiny.write_tokenizer(folder)
+    source, notes = from_folder(folder, FolderOptions())
+    assert source.limits.max_total_tokens == bound
+    if kind == "longrope":
+        assert notes[0].startswith(
+            "texts of at most 24 tokens: for more than 24 tokens its rotary positions are others"
+        )
+        assert "--max-length 40: for more than 24 tokens" in refusal(folder, "--max-length", "40")
+    own = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    ids = torch.arange(3, 3 + bound)[None]
+    with torch.inference_mode():
+        expected = own(ids, use_cache=False).logits
+        found = source.module.logits(source.module.hidden_states(ids, torch.arange(bound)[None], causal_attention()))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
+def test_a_chat_template_of_parts_is_given_parts(tmp_path):
+    """As SmolVLM's, which leaves a text out that is none, and lies in the file of a processor."""
+    template = "{% for m in messages %}<s>{% for part in m.content %}{{ part.text }}{% endfor %}</s>{% endfor %}"
+    folder = tiny.write_model(tmp_path / "model", "smolvlm")
+    tiny.write_tokenizer(folder)
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": template}))
+    source, notes = from_folder(folder, FolderOptions())
+    chat = check_chat_template(source.chat_template, source.tokenizer, source.special_tokens)
+    turns = (ChatTurn(role="user", content="the rain"), ChatTurn(role="assistant", content="so"))
+    assert chat.prompt(turns, "conversation", ()).text == "<s>the rain</s><s>so</s>"
+    assert notes == ("images: not served; the bundle is the language model inside, for texts",)
+
+
 @pytest.mark.parametrize("family", tiny.FURTHER_DECODERS)
 def test_further_decoders_follow_injected_attention(tmp_path, family):
     """`from_folder` holds them against their own attention; tests/integration exports those of the table."""
     folder = tiny.write_model(tmp_path / "model", family)
     tiny.write_tokenizer(folder)
-    source, _ = from_folder(folder, FolderOptions())
+    source, _ = from_folder(folder, FolderOptions(max_length=tiny.LENGTH))
     assert (source.task, source.limits.max_total_tokens) == (Task.GENERATION, tiny.LENGTH)
 
 
@@ -397,6 +421,8 @@ def test_a_block_sparse_model_is_exported_up_to_where_it_attends_to_all(tmp_path
     source, notes = from_folder(folder, FolderOptions())
     assert source.limits.max_input_tokens == (5 + 2 * 1) * 16
     assert notes == (
-        "texts of at most 112 tokens: its attention is block-sparse for more than 112 tokens, and the bundle's is not",
+        "texts of at most 112 tokens: for more than 112 tokens its attention is block-sparse, and the bundle's is not",
     )
-    assert "--max-length 200: its attention is block-sparse" in refusal(folder, "--max-length", "200")
+    assert "--max-length 200: for more than 112 tokens its attention is block-sparse" in refusal(
+        folder, "--max-length", "200"
+    )

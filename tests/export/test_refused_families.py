@@ -1,4 +1,4 @@
-"""The table of refused families in docs/huggingface.md: each is tried with a tiny configuration."""
+"""The table of families: the documents show it, and each that is refused is tried with a tiny configuration."""
 
 import json
 import re
@@ -7,16 +7,19 @@ from pathlib import Path
 import pytest
 import tiny_huggingface as tiny
 import transformers
+from thorough import IS_THOROUGH
+from transformers.models.auto import modeling_auto
 from typer.testing import CliRunner
 
 from headway_export.cli import app
+from headway_export.errors import SourceError
+from headway_export.huggingface import FolderOptions, families, from_folder
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "huggingface.md"
+DOCUMENTS = Path(__file__).parents[2] / "docs"
 SIZES = {"vocab_size": tiny.WORDS, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
 _ROTARY = {"n_layer": 1, "n_head": 4, "n_embd": 32, "rotary_dim": 4}
 _WRITES = "ForConditionalGeneration"
 FAMILIES = {
-    "DeepSeek-V3": ("DeepseekV3", {}),
     "DBRX": ("Dbrx", {}),
     "Llama 4": ("Llama4Text", {}),
     "MiniMax": ("MiniMax", {"num_hidden_layers": 2}),
@@ -25,69 +28,151 @@ FAMILIES = {
     "RWKV": ("Rwkv", {}),
     "xLSTM": ("xLSTM", {}),
     "RecurrentGemma": ("RecurrentGemma", {}),
-    "Llama with dynamic scaling": (
-        "Llama",
-        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
-    ),
-    "Phi-3 with longrope": (
-        "Phi3",
-        {
-            "rope_parameters": {
-                "rope_type": "longrope",
-                "rope_theta": 1e4,
-                "factor": 2.0,
-                "short_factor": [1.0] * 4,
-                "long_factor": [2.0] * 4,
-                "original_max_position_embeddings": 24,
-            }
-        },
-    ),
-    "LLaVA": ("Llava", None, _WRITES),
-    "Gemma 3 with images": ("Gemma3", None, _WRITES),
-    "Qwen2.5-VL": ("Qwen2_5_VL", None, _WRITES),
-    "PaliGemma": ("PaliGemma", None, _WRITES),
-    "GPT-J": ("GPTJ", _ROTARY),
-    "GPT-Neo": ("GPTNeo", {"attention_types": [[["global"], 1]], "num_layers": 1, "num_heads": 4}),
-    "Falcon": ("Falcon", {}),
-    "BLOOM": ("Bloom", {"n_layer": 1, "n_head": 4}),
-    "CodeGen": ("CodeGen", _ROTARY),
-    "MPT": ("Mpt", {"n_layers": 1, "n_heads": 4, "d_model": 32}),
-    "XGLM": ("XGLM", {"num_layers": 1, "attention_heads": 4, "d_model": 32, "ffn_dim": 48}),
     "GPT": ("OpenAIGPT", {"n_layer": 1, "n_head": 4, "n_embd": 32}, "LMHeadModel"),
+    "XLNet": ("XLNet", None, "LMHeadModel"),
+    "XLM": ("XLM", {}, "WithLMHeadModel"),
+    "CPM-Ant": ("CpmAnt", {}),
+    "BLIP": ("Blip", None, _WRITES),
+    "BLIP-2": ("Blip2", None, _WRITES),
+    "InstructBLIP": ("InstructBlip", None, _WRITES),
+    "Llama 3.2 Vision": ("Mllama", None, _WRITES),
+    "PaliGemma": ("PaliGemma", None, _WRITES),
+    "MusicGen": ("Musicgen", None, _WRITES),
+    "MusicGen Melody": ("MusicgenMelody", None, _WRITES),
+    "LED": ("LED", {}, _WRITES),
+    "MVP": ("Mvp", {}, _WRITES),
+    "ProphetNet": ("ProphetNet", None, _WRITES),
+    "FSMT": ("FSMT", None, _WRITES),
+    "Pegasus-X": ("PegasusX", {}, _WRITES),
+    "BERT as a decoder": ("Bert", {}, "LMHeadModel"),
 }
 """Prefix of the classes, what its configuration has beside `SIZES` (None: only its own), and the head's name."""
-_NEED_WEIGHTS = ("does not attend through the interface", "layers attend through the interface")
+ROWS = [(family, row.says) for row in families.REFUSALS for family in row.names]
 
 
-def rows():
-    """Returns the family and the words of each refusal that the document promises."""
-    section = DOCUMENT.read_text().partition("### Families that are refused")[2]
-    found = re.findall(r"^\| ([^|]+) \| `([^`]+)` \|", section, re.MULTILINE)
-    return [(family.strip(), words) for families, words in found for family in families.split(",")]
-
-
-def write_family(folder, words, prefix, values, head="ForCausalLM"):
+def write_family(folder, prefix, values, head="ForCausalLM"):
     sizes = {} if values is None else {**SIZES, "intermediate_size": 48, **values}
     config = getattr(transformers, f"{prefix}Config")(**sizes)
     config.architectures = [prefix + head]
     config.save_pretrained(folder)
-    if words in _NEED_WEIGHTS:
-        getattr(transformers, prefix + head)(config).save_pretrained(folder)
-        tiny.write_tokenizer(folder)
 
 
-def test_the_document_and_the_tests_have_the_same_families():
-    assert {family for family, _ in rows()} == FAMILIES.keys()
+@pytest.mark.parametrize(
+    ("document", "table"),
+    [
+        ("huggingface.md", families.models_table),
+        ("huggingface-families.md", families.refusals_table),
+        ("huggingface-families.md", families.behind_table),
+    ],
+)
+def test_a_document_has_the_table_of_families(document, table):
+    assert f"\n\n{table()}" in (DOCUMENTS / document).read_text(), f"write this into docs/{document}:\n{table()}"
 
 
-@pytest.mark.parametrize(("family", "words"), rows(), ids=[family for family, _ in rows()])
+def test_every_family_that_is_refused_is_tried():
+    assert {family for family, _ in ROWS} == FAMILIES.keys()
+
+
+def test_what_optimum_exports_besides_is_of_its_list():
+    behind = [name for names in families.BEHIND.values() for name in names]
+    assert set(behind) <= set(families.OPTIMUM)
+    assert len(set(behind)) == len(behind)
+    text = (DOCUMENTS / "huggingface-families.md").read_text()
+    assert families.OPTIMUM_SOURCE.rsplit(" ", 1)[1] in text
+    assert f"Of the {len(families.OPTIMUM)} architectures" in text
+    assert re.search(rf"these\s{len(behind)} are not read here", text)
+
+
+@pytest.mark.parametrize(("family", "words"), ROWS, ids=[family for family, _ in ROWS])
 def test_a_family_of_the_table_is_refused_with_its_sentence(tmp_path, family, words):
-    write_family(tmp_path / "model", words, *FAMILIES[family])
+    write_family(tmp_path / "model", *FAMILIES[family])
     result = CliRunner().invoke(app, ["hf", str(tmp_path / "model"), "--store", str(tmp_path / "store")])
     assert result.exit_code == 2, result.output
     assert words in result.output
     assert len(result.output.strip().splitlines()) == 1, result.output
     assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("head", families.OTHER_HEADS)
+def test_what_no_task_does_is_said(tmp_path, head):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"architectures": [f"Own{head}"], "model_type": "bert"}))
+    with pytest.raises(SourceError, match=f"Own{head} {families.OTHER_HEADS[head]}, which is no task of this command"):
+        from_folder(tmp_path / "model", FolderOptions())
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"model_index.json": "{}"}, "has no config.json, so it is no model folder of transformers, but a pipeline of"),
+        ({"params.json": "{}"}, "but weights as their makers keep them"),
+        ({"config.json": '{"architecture": "resnet18"}'}, "states no model_type, so it is of another library"),
+        (
+            {"config.json": '{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}', "tf_model.h5": ""},
+            "those of TensorFlow (tf_model.h5) are not read",
+        ),
+        (
+            {
+                "config.json": json.dumps(
+                    {
+                        "model_type": "vision-encoder-decoder",
+                        "architectures": ["VisionEncoderDecoderModel"],
+                        "is_encoder_decoder": True,
+                        "encoder": {},
+                        "decoder": {},
+                    }
+                ),
+                "preprocessor_config.json": "{}",
+            },
+            "VisionEncoderDecoderModel writes texts by an encoder and a decoder of two families",
+        ),
+    ],
+    ids=["diffusers", "makers", "timm", "tensorflow", "two families"],
+)
+def test_a_folder_of_another_kind_is_called_what_it_is(tmp_path, files, words):
+    (tmp_path / "model").mkdir()
+    for name, text in files.items():
+        (tmp_path / "model" / name).write_text(text)
+    result = CliRunner().invoke(app, ["hf", str(tmp_path / "model")])
+    assert result.exit_code == 2, result.output
+    assert words in result.output
+    assert len(result.output.strip().splitlines()) == 1, result.output
+
+
+def test_a_package_that_is_missing_is_named(tmp_path, monkeypatch):
+    folder = tiny.write_model(tmp_path / "model", "llama")
+    tiny.write_tokenizer(folder)
+
+    def needs_package(*_, **__):
+        raise ModuleNotFoundError("No module named 'timm'", name="timm.models")
+
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", needs_package)
+    with pytest.raises(SourceError, match="it needs a package that is not installed: pip install timm"):
+        from_folder(folder, FolderOptions())
+
+
+# Every configuration of the library, without weights
+
+SWEPT = sorted(transformers.CONFIG_MAPPING) if IS_THOROUGH else ["hiera", "minicpm3", "musicgen", "t5", "xlnet"]
+"""All take minutes, since each loads the code of a family."""
+SWEPT_HEADS = ("CAUSAL_LM", "MULTIMODAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SEQUENCE_CLASSIFICATION", "IMAGE_CLASSIFICATION")
+
+
+@pytest.mark.parametrize("model_type", SWEPT)
+def test_any_configuration_is_refused_in_a_sentence_or_asks_for_weights(tmp_path, model_type):
+    try:
+        config = transformers.CONFIG_MAPPING[model_type]()
+    except Exception as error:  # it has no default
+        pytest.skip(f"has no configuration of its own: {type(error).__name__}")
+    found = (getattr(modeling_auto, f"MODEL_FOR_{head}_MAPPING_NAMES").get(model_type) for head in SWEPT_HEADS)
+    names = {name for name in found if isinstance(name, str)}
+    for name in names or {f"{type(config).__name__.removesuffix('Config')}Model"}:
+        config.architectures = [name]
+        config.save_pretrained(tmp_path / "model")
+        result = CliRunner().invoke(app, ["hf", str(tmp_path / "model"), "--store", str(tmp_path / "store")])
+        assert result.exit_code == 2, result.output
+        assert len(result.output.strip().splitlines()) == 1, result.output
+        assert "cannot be exported, and is not supported" not in result.output
 
 
 # Files that are damaged

@@ -53,6 +53,7 @@ def folders(tmp_path_factory):
     for name, (family, changes, _) in SCORERS.items():
         found[name] = tiny.write_model(root / name, family, "ForSequenceClassification", num_labels=1, **changes)
         tiny.write_tokenizer(found[name], has_types=family != "roberta")
+    found["judge"] = tiny_embedders.write_judge(root / "judge")
     found["nli"] = tiny.write_model(root / "nli", "bert", "ForSequenceClassification", **NLI)
     tiny.write_tokenizer(found["nli"], has_types=True)
     return found
@@ -215,6 +216,35 @@ def test_given_labels_that_cannot_be_chosen_are_refused(client, options, message
         client.classify_text(**{"texts": "rain"} | options)
     with pytest.raises(InvalidArgumentError, match="with 65 texts make 260 pairs; the limit is 256"):
         client.classify_text(["rain"] * 65, model="nli", candidate_labels=["a", "b", "c", "d"])
+
+
+def test_a_decoder_scores_pairs_by_the_words_that_it_would_answer_with(folders, client):
+    model = transformers.AutoModelForCausalLM.from_pretrained(folders["judge"]).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folders["judge"])
+
+    def expected(query, text):
+        ids = tokenizer(f"<s>the {query} is in {text} is it</s>", return_tensors="pt", add_special_tokens=False)
+        with torch.inference_mode():
+            yes, no = model(input_ids=ids.input_ids).logits[0, -1, list(tiny_embedders.JUDGE_WORDS)]
+        return float((yes - no).sigmoid())
+
+    query, texts = "old fire", ["rain", "an answer", "the old fire is so"]
+    found = client.score_text(query, text_pairs=texts, model="judge").results
+    np.testing.assert_allclose([one.score for one in found], [expected(query, text) for text in texts], atol=1e-5)
+    ranked = client.rank_texts(texts, query_text=query, model="judge").results
+    assert [one.index for one in ranked] == sorted(range(3), key=lambda index: -expected(query, texts[index]))
+    long = "rain " * 60
+    with pytest.raises(InvalidArgumentError, match=r"text_pairs\[1\]|texts\[1\]"):
+        client.score_text([query, query], text_pairs=["rain", long], model="judge")
+    cut = client.score_text(query, text_pairs=[long], model="judge", truncate=True).results[0]
+    assert cut.truncated
+    assert cut.token_count <= tiny.LENGTH
+    kept = tokenizer.decode(tokenizer(long, add_special_tokens=False).input_ids[: cut.token_count - len(
+        tokenizer(f"<s>the {query} is in  is it</s>", add_special_tokens=False).input_ids
+    ) + 1])  # fmt: skip
+    assert abs(cut.score - expected(query, kept)) < 1e-5
+    with pytest.raises(InvalidArgumentError, match="reads pairs of texts"):
+        client.score_text("rain", model="judge")
 
 
 def test_many_documents_are_scored_with_several_calls(client):

@@ -9,7 +9,7 @@ import torch
 import transformers
 from typer.testing import CliRunner
 
-from headway_client import Client, FinishReason
+from headway_client import Client, FinishReason, InvalidArgumentError
 from headway_export.candidate import run_batch
 from headway_export.cli import app
 from headway_server.bundles import Precision, open_bundle
@@ -115,6 +115,12 @@ def test_a_second_end_token_ends_an_answer(client):
     answer = client.generate_text(PROMPTS[1], model="qwen3", max_new_tokens=NEW_TOKENS, temperature=0).results[0]
     assert answer.new_token_count <= 6
     assert answer.finish_reason is FinishReason.END_OF_SEQUENCE
+
+
+def test_a_prompt_with_an_image_is_refused_by_a_model_that_reads_text_alone(store, client):
+    assert open_bundle(store / "gemma3" / "1").manifest.media_tokens == (3,)
+    with pytest.raises(InvalidArgumentError, match="has <unk>, which stands for an image or a sound, and gemma3 reads"):
+        client.generate_text(["the", "the <unk> fire"], model="gemma3")
 
 
 def test_a_conversation_is_continued_by_the_folders_template(folders, client):

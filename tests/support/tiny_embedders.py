@@ -140,3 +140,22 @@ def write_sparse_encoder(folder: Path, *, pooling: str = "max", activation: str 
 def _write(file: Path, content) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(content))
+
+
+JUDGE_WORDS = (40, 41)
+"""Tokens of the words that a judge answers with: yes and no."""
+_ASKED = (
+    "{% for m in messages %}{{ '<s>the ' if m.role == 'query' else ' is in ' }}{{ m.content }}{% endfor %} is it</s>"
+)
+
+
+def write_judge(folder: Path) -> Path:
+    """Writes a decoder that scores pairs, as sentence-transformers does, with random weights."""
+    tiny.write_model(folder, "qwen3")
+    tiny.write_tokenizer(folder, frame="$A", chat_template=_ASKED)
+    modules = [{"type": "x.Transformer", "path": ""}, {"type": "x.LogitScore", "path": "1_LogitScore"}]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_LogitScore").mkdir()
+    words = dict(zip(("true_token_id", "false_token_id"), JUDGE_WORDS, strict=True))
+    (folder / "1_LogitScore" / "config.json").write_text(json.dumps(words))
+    return folder

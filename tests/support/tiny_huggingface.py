@@ -35,6 +35,19 @@ _DISTIL = {"dim": 32, "n_layers": 1, "n_heads": 4, "hidden_dim": 48}
 _WINDOW = {"sliding_window": 8}
 _WINDOWS = {**_WINDOW, **_TWO_LAYERS, "layer_types": ["sliding_attention", "full_attention"]}
 
+_SHORT = {"vocab_size": WORDS, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+_ROTARY = {**_GPT2, **_SHORT, "n_layer": 2, "rotary_dim": 4}
+_FALCON = {**SIZES, **_TWO_LAYERS}
+_EYES = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 16,
+    "patch_size": 8,
+}
+"""Of a tower that reads images."""
+
 DECODERS = {
     "gpt2": ("GPT2", {**_GPT2, "bos_token_id": 1, "eos_token_id": 2}),
     "llama": ("Llama", {**_GROUPED, **_TWO_LAYERS}),
@@ -46,6 +59,15 @@ DECODERS = {
     "olmo2": ("Olmo2", _GROUPED),
     "smollm3": ("SmolLM3", {**_GROUPED, **_TWO_LAYERS, "no_rope_layer_interval": 2}),
     "gemma2": ("Gemma2", {**_GROUPED, **_WINDOWS, "head_dim": 8, "attn_logit_softcapping": 5.0}),
+    "mpt": ("Mpt", {**_SHORT, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": LENGTH}),
+    "gemma3": (
+        "Gemma3",
+        {
+            "text_config": {**_GROUPED, **_WINDOWS, "head_dim": 8},
+            "vision_config": _EYES,
+            "image_token_id": SPECIAL.index("<unk>"),
+        },
+    ),
 }
 """Prefix of the classes of a family and its configuration, by model type."""
 _SCALED = {"logits_scaling": 3.0, "embedding_multiplier": 2.0, "attention_multiplier": 0.3, "residual_multiplier": 0.5}
@@ -57,6 +79,15 @@ _ATTENTION_ALONE = {
     "mamba_n_heads": 4,
 }
 """Of a family that has other layers, too."""
+_LOCAL = {"attention_types": [[["global", "local"], 1]], "window_size": 8, "max_position_embeddings": LENGTH}
+_LATENT = {"q_lora_rank": 16, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
+_GEMMA_4 = {**_GROUPED, **_WINDOWS, "head_dim": 8, "vocab_size_per_layer_input": WORDS}
+_SEES = {**_EYES, "model_type": "clip_vision_model"}
+_PIXTRAL = {**_EYES, "model_type": "pixtral", "head_dim": 8}
+_QWEN_EYES = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
+_MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
+_MIXED = {**_GROUPED, "num_experts": 4, "num_experts_per_tok": 2}
+_MIXED_LOCALLY = {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}
 FURTHER_DECODERS = {
     "granite": ("Granite", {**_GROUPED, **_SCALED}),
     "granitemoehybrid": ("GraniteMoeHybrid", {**_GROUPED, **_SCALED, **_ATTENTION_ALONE}),
@@ -66,7 +97,7 @@ FURTHER_DECODERS = {
     "qwen2, windows": ("Qwen2", {**_GROUPED, **_WINDOW, "use_sliding_window": True, "max_window_layers": 0}),
     "phi3, windows": ("Phi3", {**_GROUPED, **_WINDOW}),
     "gemma3_text": ("Gemma3", {**_GROUPED, **_WINDOWS, "head_dim": 8}),
-    "gemma4_text": ("Gemma4", {**_GROUPED, **_WINDOWS, "head_dim": 8}),
+    "gemma4_text": ("Gemma4", _GEMMA_4),
     "vaultgemma": ("VaultGemma", {**_GROUPED, **_WINDOWS, "head_dim": 8, "attn_logit_softcapping": 5.0}),
     "cohere2": ("Cohere2", {**_GROUPED, **_WINDOWS}),
     "olmo3": ("Olmo3", {**_GROUPED, **_WINDOWS}),
@@ -75,12 +106,44 @@ FURTHER_DECODERS = {
     "cohere": ("Cohere", _GROUPED),
     "phi": ("Phi", _GROUPED),
     "nanochat": ("NanoChat", _GROUPED),
+    "phimoe, windows": ("Phimoe", {**_MIXED_LOCALLY, **_WINDOW}),
+    "qwen2_moe, windows": (
+        "Qwen2Moe",
+        {
+            **_MIXED,
+            **_WINDOW,
+            "use_sliding_window": True,
+            "max_window_layers": 0,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 24,
+        },
+    ),
+    "gptj": ("GPTJ", _ROTARY),
+    "codegen": ("CodeGen", _ROTARY),
+    "gpt_neo": ("GPTNeo", {**_SHORT, **_LOCAL, "hidden_size": 32, "num_layers": 2, "num_heads": 4}),
+    "falcon": ("Falcon", _FALCON),
+    "falcon, grouped heads": ("Falcon", {**_FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon, alibi": ("Falcon", {**_FALCON, "alibi": True, "multi_query": False}),
+    "bloom": ("Bloom", {**_SHORT, "hidden_size": 32, "n_layer": 2, "n_head": 4}),
+    "xglm": ("XGLM", {**SIZES, "d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 48}),
+    "biogpt": ("BioGpt", SIZES),
+    "minicpm3": ("MiniCPM3", {**SIZES, **_LATENT, "num_key_value_heads": 4}),
+    "diffllama": ("DiffLlama", {**_GROUPED, **_TWO_LAYERS}),
+    "gpt2, narrow heads": ("GPT2", {**_GPT2, "n_embd": 40}),
+    "gemma4, images": ("Gemma4", {"text_config": _GEMMA_4, "vision_config": _EYES}),
+    "llava": ("Llava", {"text_config": {**_GROUPED, "model_type": "llama"}, "vision_config": _SEES}),
+    "mistral3": ("Mistral3", {"text_config": {**_GROUPED, "model_type": "mistral"}, "vision_config": _PIXTRAL}),
+    "idefics3": ("Idefics3", {"text_config": {**_GROUPED, "model_type": "llama"}, "vision_config": _EYES}),
+    "smolvlm": ("SmolVLM", {"text_config": {**_GROUPED, "model_type": "llama"}, "vision_config": _EYES}),
+    "qwen2_5_vl": ("Qwen2_5_VL", {"text_config": {**_GROUPED, "rope_parameters": _MROPE}, "vision_config": _QWEN_EYES}),
+    "qwen3_vl": (
+        "Qwen3VL",
+        {"text_config": {**_GROUPED, "head_dim": 8, "rope_parameters": _MROPE}, "vision_config": _QWEN_EYES},
+    ),
 }
 """Decoders that are held against `transformers` and not exported in the tests."""
 _WITH_IMAGES = ("Gemma3", "Gemma4", "Qwen3_5", "Qwen3_5Moe")
 """Families whose configuration of a decoder alone has a name of its own."""
-_MIXED = {**_GROUPED, "num_experts": 4, "num_experts_per_tok": 2}
-_MIXED_LOCALLY = {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}
 MIXTURES = {
     "mixtral": ("Mixtral", {**_MIXED_LOCALLY, "intermediate_size": 32}),
     "qwen2_moe": ("Qwen2Moe", {**_MIXED, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 24}),
@@ -230,9 +293,11 @@ def write_model(folder: Path, family: str, head: str = "", **changes) -> Path:
     """Writes a model with random weights, drawn wide enough that greedy answers do not repeat one word."""
     families = {**DECODERS, **FURTHER_DECODERS, **MIXTURES, **STATEFUL, **ENCODERS, **ENCODER_DECODERS}
     prefix, values = families[family]
-    text = "Text" if prefix in _WITH_IMAGES else ""
+    text = "Text" if prefix in _WITH_IMAGES and "text_config" not in values else ""
     config = getattr(transformers, f"{prefix}{text}Config")(**{**values, **changes})
-    name = head or {"gpt2": "LMHeadModel"}.get(family, "ForCausalLM")
+    name = head or ("LMHeadModel" if prefix == "GPT2" else "ForCausalLM")
+    if "text_config" in values:
+        name = "ForConditionalGeneration"
     torch.manual_seed(7)
     model = getattr(transformers, prefix + name)(config).eval()
     with torch.no_grad():

@@ -28,6 +28,18 @@ _TOKENIZER_FILE: Final = "tokenizer.json"
 _ADAPTER_FILE: Final = "adapter_config.json"
 _SAFETENSORS: Final = "model.safetensors"
 _PICKLE: Final = "pytorch_model.bin"
+_OTHER_FOLDERS: Final = {
+    "model_index.json": ", but a pipeline of diffusers, which is not exported",
+    "open_clip_config.json": ", but a model of open_clip, which is not exported, if there is no folder of transformers",
+    "consolidated.safetensors": ", but weights as their makers keep them; fetch the folder of transformers",
+    "params.json": ", but weights as their makers keep them; fetch the folder of transformers",
+    "hyperparams.yaml": ", but a model of SpeechBrain, which is not exported",
+    "saved_model.pb": ", but a model of TensorFlow, which is not exported",
+    "model.onnx": ", but a graph of ONNX, which has no module to export",
+}
+"""What a folder without a configuration is, by a file that tells it."""
+_OTHER_WEIGHTS: Final = {"tf_model.h5": "TensorFlow", "model.ckpt.index": "TensorFlow", "flax_model.msgpack": "Flax"}
+"""Weights that are not read, and whose they are."""
 _FLOAT_BYTES: Final = 4
 _MOST_LAYERS_A_WEIGHT: Final = 100
 """A configuration that names more layers for each weight than that is wrong."""
@@ -51,11 +63,18 @@ def read_configuration(path: Path) -> dict[str, Any]:
                 f"{path}: holds an adapter ({_ADAPTER_FILE}) and no model; merge it into its model first, which "
                 "`merge_and_unload` of peft does"
             ) from None
-        raise CheckpointError(f"{path}: has no {CONFIG_FILE}, so it is no model folder of transformers") from None
+        names = {found.name for found in path.iterdir()}
+        what = next((said for name, said in _OTHER_FOLDERS.items() if name in names), "")
+        raise CheckpointError(f"{path}: has no {CONFIG_FILE}, so it is no model folder of transformers{what}") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{file}: cannot be read ({error})") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{file}: is not a JSON object")
+    if content.get("model_type") is None:
+        raise CheckpointError(
+            f"{file}: states no model_type, so it is of another library than transformers (timm, NeMo and others have "
+            "such a file), whose models are not read"
+        )
     return content
 
 
@@ -181,7 +200,9 @@ def weight_files(path: Path, there: Collection[str], *, allow_pickle: bool = Fal
             raise CheckpointError(f"{path}: {index} names {missing[0]}, which is not there; fetch the folder again")
         if files:
             return files
-    raise CheckpointError(f"{path}: has no weights ({_SAFETENSORS}, or its shards with an index)")
+    found = next((name for name in _OTHER_WEIGHTS if name in there), "")
+    other = f"; those of {_OTHER_WEIGHTS[found]} ({found}) are not read, convert them to safetensors" if found else ""
+    raise CheckpointError(f"{path}: has no weights ({_SAFETENSORS}, or its shards with an index){other}")
 
 
 def _shards(index: Path) -> list[str]:
@@ -332,7 +353,7 @@ def length_of(model: nn.Module, config: Any, read: Callable[[Tensor, Tensor], ob
         read: Runs it on ids and mask, where it is not called as models of texts are.
     """
     text = config.get_text_config()
-    stated = getattr(text, "max_position_embeddings", None)
+    stated = getattr(text, "max_position_embeddings", None) or getattr(text, "max_seq_len", None)  # the latter: MPT
     stated = int(stated) if isinstance(stated, int) and stated > 0 else None
     rows = longest_text(read or _reading(model, config), ordinary_tokens(config))
     limit = min((one for one in (stated, rows) if one is not None), default=None)
@@ -407,6 +428,11 @@ def quiet() -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of what an error says, with the next if that is only its heading, or the error's name."""
+    """Returns the first line of what an error says, with the next if that is only its heading, or the error's name.
+
+    Of a package that is missing it is how to install it.
+    """
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return f"it needs a package that is not installed: pip install {error.name.partition('.')[0]}"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]

@@ -18,9 +18,11 @@ import numpy as np
 import transformers
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional
 
 from headway_export.errors import SourceError
-from headway_training.models.parts.attention import TextScoring
+from headway_training.folders import first_line, quiet
+from headway_training.models.parts.attention import Attend, TextScoring
 
 ATTENTION: Final = "headway"
 """Name that models are made with whose attention is given from outside."""
@@ -28,6 +30,8 @@ ATTENTION: Final = "headway"
 
 _NAMES: Final = {"bias": "position_bias", "window": "sliding_window"}
 """What `transformers` calls a parameter of attention where it is another name."""
+_WIDTH: Final = 8
+"""Widths of heads are multiples of it, as the operator on the key/value cache asks for."""
 _LOGIT_BOUND: Final = 1e-4
 """Largest relative difference of logits between injected attention and the library's own."""
 
@@ -87,7 +91,7 @@ def _injected_attention(
         SourceError: The layer asks for something that injected attention does not take.
     """
     if further.get("alibi") is not None:
-        raise SourceError("its attention has alibi, which the key/value cache's operator is not given")
+        raise SourceError("its attention has alibi beside the scores, which is not known here")
     query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
     given: TextScoring = {
         "bias": position_bias,
@@ -97,6 +101,50 @@ def _injected_attention(
         "window": sliding_window,
     }
     return _given.get()(module, query, key, value, **given), None
+
+
+def attend_in_one_width(
+    attend: Attend, query: Tensor, key: Tensor, value: Tensor, *, layer: int, **scoring: Unpack[TextScoring]
+) -> Tensor:
+    """Calls `attend` with heads of one width, a multiple of 8, filled up with zeros: they change no score.
+
+    Args:
+        attend: Takes keys and values of one width.
+        query: (B, T, H, K).
+        key: (B, T, G, K).
+        value: (B, T, G, V), of another width for latent attention (MiniCPM3, arXiv 2405.04434).
+        layer: The caller's number.
+        scoring: What differs from softmax(Q K^T / sqrt(K)) V.
+
+    Returns:
+        (B, T, H, V).
+    """
+    own, width = query.shape[-1], value.shape[-1]
+    whole = -(-max(own, width) // _WIDTH) * _WIDTH
+    if own == width == whole:
+        return attend(query, key, value, layer=layer, **scoring)
+    if scoring.get("scale") is None:
+        scoring["scale"] = own**-0.5
+    query, key, value = (functional.pad(one, (0, whole - one.shape[-1])) for one in (query, key, value))
+    return attend(query, key, value, layer=layer, **scoring)[..., :width]
+
+
+@contextmanager
+def running(owner: str) -> Iterator[None]:
+    """Turns what a model with injected attention raises into a sentence about `owner`.
+
+    Raises:
+        SourceError: It has raised.
+    """
+    try:
+        with quiet():
+            yield
+    except SourceError as error:
+        raise SourceError(f"{owner}: {error}") from error
+    except Exception as error:  # whatever its code raises
+        raise SourceError(
+            f"{owner} does not run with injected attention ({first_line(error)}); this family is not supported"
+        ) from error
 
 
 def without(scoring: TextScoring, *names: str) -> None:

@@ -34,6 +34,11 @@ _PLAIN: Final = {
     "a system's turn": (ChatTurn(role="system", content="Be brief. "), _ASKED),
 }
 """Conversations whose prompts are the same, or the folder is refused."""
+_TURNS_IN_PARTS: Final = (
+    "{% set turns = namespace(all=[]) %}{% for turn in messages %}{% set turns.all = turns.all + "
+    "[dict(turn, content=[{'type': 'text', 'text': turn.content}])] %}{% endfor %}{% set messages = turns.all +%}"
+)
+"""Put before a template that reads a turn's text as a list of parts alone, as those of models that see do."""
 _FURTHER: Final[dict[str, tuple[Sequence[ChatTurn], Sequence[Tool]]]] = {
     "characters that special tokens have": ((ChatTurn(role="user", content="a < b | c > d [x] {y} 'z' \\ é"),), ()),
     "thinking in a turn": (
@@ -71,6 +76,11 @@ def read_chat_template(
         notes = (f"chat template: the one named default is served, and not {', '.join(further)}",)
     if template is None:
         return None, notes
+    if own.chat_template is None:  # it lies where a processor finds it, and no tokenizer
+        own.chat_template = template
+    in_parts = _needs_parts(own)
+    if in_parts:
+        template = _TURNS_IN_PARTS + template
     chat = check_chat_template(template, tokenizer, special_tokens)
     theirs = own.special_tokens_map
     names = {
@@ -85,7 +95,7 @@ def read_chat_template(
         template = given + template
         chat = check_chat_template(template, tokenizer, special_tokens)
     for kind, turns in _PLAIN.items():
-        if problem := _difference(chat, own, turns, ()):
+        if problem := _difference(chat, own, turns, (), in_parts=in_parts):
             raise SourceError(
                 f"{folder.path}: the chat template: a prompt of a conversation with {kind} is not that of transformers "
                 f"({problem}); not supported"
@@ -93,7 +103,8 @@ def read_chat_template(
     differing = [
         f"{kind} ({problem})"
         for kind, (turns, tools) in _FURTHER.items()
-        if ("tools" in chat.variables or not tools) and (problem := _difference(chat, own, turns, tools))
+        if ("tools" in chat.variables or not tools)
+        and (problem := _difference(chat, own, turns, tools, in_parts=in_parts))
     ]
     if differing:
         notes += (
@@ -102,9 +113,31 @@ def read_chat_template(
     return template, notes
 
 
-def _difference(chat: ChatTemplate, own: Any, turns: Sequence[ChatTurn], tools: Sequence[Tool]) -> str:
-    """Returns where a prompt differs from that of `transformers`; nothing if it does not, or both refuse."""
+def _needs_parts(own: Any) -> bool:
+    """Returns True if a template leaves the text of a turn out unless it is a list of parts."""
+    try:
+        as_text, as_parts = (
+            str(own.apply_chat_template(_messages([_ASKED], in_parts=in_parts), tokenize=False))
+            for in_parts in (False, True)
+        )
+    except Exception:  # whatever a template raises
+        return False
+    return _ASKED.content not in as_text and _ASKED.content in as_parts
+
+
+def _messages(turns: Sequence[ChatTurn], *, in_parts: bool) -> list[dict[str, Any]]:
+    """Returns turns as `transformers` takes them."""
     messages = [turn.shown(_as_it_is) for turn in turns]
+    if not in_parts:
+        return messages
+    return [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in messages]
+
+
+def _difference(
+    chat: ChatTemplate, own: Any, turns: Sequence[ChatTurn], tools: Sequence[Tool], *, in_parts: bool
+) -> str:
+    """Returns where a prompt differs from that of `transformers`; nothing if it does not, or both refuse."""
+    messages = _messages(turns, in_parts=in_parts)
     asked = {
         "tools": [tool.shown(_as_it_is) for tool in tools] or None,
         "add_generation_prompt": True,

@@ -1,7 +1,7 @@
 """Causal language models, whose attention follows ours.
 
-Their layers call the `attend` that `HuggingFaceDecoder` is given (`attention.py`), so that any decoder of the library
-follows docs/bring-your-own.md.
+Their layers call the `attend` that `HuggingFaceDecoder` is given (`attention.py`, `written_attention.py`), so that any
+decoder of the library follows docs/bring-your-own.md. Of a model that also sees or hears, the language model is taken.
 
 A decoder is held against `transformers`' own attention before it is exported, so a family that computes anything beside
 what `attend` takes is refused with the difference.
@@ -12,10 +12,10 @@ B rows, T tokens, H heads, G key and value heads, K head width, D model width, V
 from __future__ import annotations
 
 import inspect
-import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from itertools import takewhile
+import re
+from collections.abc import Sequence
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, Final, Unpack, cast
 
@@ -24,15 +24,29 @@ import torch
 import transformers
 from tokenizers import Tokenizer
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from headway_export.errors import SourceError
-from headway_export.huggingface.attention import ATTENTION, asked_logits, attending, check_logits, layer_of, without
+from headway_export.huggingface.attention import (
+    ATTENTION,
+    asked_logits,
+    attend_in_one_width,
+    attending,
+    check_logits,
+    running,
+)
 from headway_export.huggingface.conversations import read_chat_template
 from headway_export.huggingface.experts import give_experts, has_experts
 from headway_export.huggingface.folder import ModelFolder, as_ids, check_is_dense
 from headway_export.huggingface.settings import SAMPLING, generation_notes
 from headway_export.huggingface.states import knows_states_of, reading
+from headway_export.huggingface.written_attention import (
+    WrittenCache,
+    own_attention,
+    standing_masks,
+    writes_attention,
+)
 from headway_export.reference import CAUSAL, OwnText, generation_logits
 from headway_export.source import ExportSource
 from headway_server.bundles import SamplingDefaults, SpecialTokens
@@ -40,6 +54,12 @@ from headway_training.folders import first_line, plain_tokenizer, quiet
 from headway_training.models.parts.attention import Attend, TextScoring
 
 _ATTENTION_LAYERS: Final = frozenset(("full_attention", "sliding_attention"))
+_WINDOW_IN_MASK: Final = frozenset(("phimoe",))
+"""Families whose layers do not name the window that their mask has."""
+_MEDIA_TOKEN: Final = re.compile(
+    r"(image|video|vision|audio|speech|boi|eoi|boa|eoa)\w*_token(_id|_index)$|^(boi|eoi)_token"
+)
+"""What configurations call tokens that stand for images and sounds."""
 _APPLIED: Final = ("do_sample", *SAMPLING, "max_new_tokens", "repetition_penalty")
 _ASKED_FOR: Final = {name: name for name in ("min_new_tokens", "stop_strings")} | {"max_length": "max_new_tokens"}
 """Settings of generation that a bundle has no defaults for, and what calls call them."""
@@ -52,26 +72,79 @@ class _HuggingFaceText(nn.Module):
         super().__init__()
         self.model = model
         self.max_length = max_length
-        config = cast("Any", model).config
-        self._divisor = float(getattr(config, "logits_scaling", None) or 1.0)
-        factors = [getattr(config, name, None) or 1.0 for name in ("logit_scale", "lm_head_multiplier")]
-        self._factor = float(math.prod(factors))
-        self._cap = getattr(config, "final_logit_softcapping", None)
+        config = cast("Any", model).config.get_text_config()
+        is_written = writes_attention(type(text_model(model))) and not _keeps_states(config, type(model))
+        self._windows = _written_windows(config) if is_written else None
+        self._window = config.sliding_window if config.model_type in _WINDOW_IN_MASK else None
+        code = inspect.getsource(inspect.unwrap(type(model).forward))  # a model around another may leave these out
+        divisor, *factors, self._cap = (
+            getattr(config, name, None) if name in code else None
+            for name in ("logits_scaling", "logit_scale", "lm_head_multiplier", "final_logit_softcapping")
+        )
+        self._divisor, self._factor = float(divisor or 1.0), math.prod(float(factor or 1.0) for factor in factors)
+        self.biases = nn.ParameterList()
+        if self._windows is not None:
+            self._keep_biases()
 
-    def _read(self, input_ids: Tensor, attend: Attend, number: Callable[[nn.Module], int], **given: Any) -> Tensor:
-        """(B, T) -> (B, T, D); `number` tells the number of a layer that attends."""
+    def _read(self, input_ids: Tensor, attend: Attend, **given: Any) -> Tensor:
+        """(B, T) -> (B, T, D).
+
+        Layers that attend are numbered as they are called: one of some families calls twice, and one that is used
+        several times has a cache for each.
+        """
+        numbers = count()
+
+        def attend_next(query: Tensor, key: Tensor, value: Tensor, **scoring: Unpack[TextScoring]) -> Tensor:
+            layer = next(numbers)
+            if self.biases:  # what the layer computes again at each step is not read
+                scoring["bias"] = self.biases[min(layer, len(self.biases) - 1)]
+            return attend_in_one_width(attend, query, key, value, layer=layer, **scoring)
 
         def attend_layer(
-            module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **scoring: Unpack[TextScoring]
+            module: nn.Module,  # noqa: ARG001 (calls are counted)
+            query: Tensor,
+            key: Tensor,
+            value: Tensor,
+            **scoring: Unpack[TextScoring],
         ) -> Tensor:
-            without(scoring, "bias")
-            if value.shape[-1] != key.shape[-1]:
-                raise SourceError(_two_widths(key.shape[-1], value.shape[-1]))
-            return attend(query, key, value, layer=number(module), **scoring)
+            if self._window is not None:
+                scoring["window"] = self._window
+            return attend_next(query, key, value, **scoring)
 
-        with attending(attend_layer):
-            output = cast("Any", self.model).base_model(input_ids=input_ids, return_dict=True, **given)
+        inputs = {"input_ids": input_ids, "return_dict": True, **given}
+        text = text_model(self.model)
+        if self._windows is None:
+            with attending(attend_layer):
+                output = text(**inputs)
+        else:
+            length = input_ids.shape[1]
+            cache = WrittenCache(attend_next, length=length, num_keys=self.max_length, windows=self._windows)
+            with standing_masks(self.model):
+                output = text(**inputs, past_key_values=cache)
         return cast("Tensor", output.last_hidden_state)
+
+    def _keep_biases(self) -> None:
+        """Keeps what the layers add to their scores for all positions, (1, H, 1, S) each, or one that all share.
+
+        Raises:
+            SourceError: It depends on the query.
+        """
+        found: list[Tensor | None] = []
+
+        def noting(query: Tensor, key: Tensor, value: Tensor, *, layer: int, **scoring: Unpack[TextScoring]) -> Tensor:
+            assert (key.shape, layer) == (value.shape, len(found)), "they have one width, and layers are counted"
+            found.append(scoring.get("bias"))
+            return value.repeat_interleave(query.shape[2] // value.shape[2], dim=2)
+
+        with torch.inference_mode():
+            ids = torch.zeros(1, 2, dtype=torch.int64)
+            self._read(ids, noting, position_ids=torch.arange(2)[None], use_cache=False)
+        kept = [bias for bias in found if bias is not None]
+        if len(kept) not in (0, len(found)) or any(bias.shape[2] != 1 for bias in kept):
+            raise SourceError("its attention has a bias that depends on the query, which is not known here")
+        if all(torch.equal(bias, kept[0]) for bias in kept):
+            kept = kept[:1]
+        self.biases.extend(nn.Parameter(bias.float().clone(), requires_grad=False) for bias in kept)
 
     def logits(self, hidden_states: Tensor) -> Tensor:
         """(..., D) -> (..., V)."""
@@ -90,7 +163,7 @@ class HuggingFaceDecoder(_HuggingFaceText):
 
     def hidden_states(self, input_ids: Tensor, position_ids: Tensor, attend: Attend) -> Tensor:
         """(B, T), (B, T) -> (B, T, D)."""
-        return self._read(input_ids, attend, layer_of, position_ids=position_ids, use_cache=False)
+        return self._read(input_ids, attend, position_ids=position_ids, use_cache=False)
 
 
 class _StatefulHuggingFace(_HuggingFaceText):
@@ -98,7 +171,7 @@ class _StatefulHuggingFace(_HuggingFaceText):
 
     def __init__(self, model: nn.Module, *, max_length: int) -> None:
         super().__init__(model, max_length=max_length)
-        parameters = inspect.signature(cast("Any", model).base_model.forward).parameters
+        parameters = inspect.signature(text_model(model).forward).parameters
         self._cache_name = next(name for name in ("cache_params", "past_key_values") if name in parameters)
         self._takes_positions = "position_ids" in parameters
         self.num_attending = 0
@@ -119,16 +192,12 @@ class _StatefulHuggingFace(_HuggingFaceText):
     def _step(
         self, input_ids: Tensor, position_ids: Tensor, attend: Attend, states: Sequence[Tensor] | None
     ) -> tuple[Tensor, list[Tensor]]:
-        """(B, T), (B, T), the states before -> (B, T, D), the states after.
-
-        Layers that attend are numbered as they are called: a layer may be used several times, each with its own cache.
-        """
-        calls = itertools.count()
+        """(B, T), (B, T), the states before -> (B, T, D), the states after."""
         with reading(self.model, states) as cache:
             given: dict[str, Any] = {self._cache_name: cache, "use_cache": True}
             if self._takes_positions:
                 given["position_ids"] = position_ids
-            return self._read(input_ids, attend, lambda _: next(calls), **given), cache.present
+            return self._read(input_ids, attend, **given), cache.present
 
 
 class HuggingFaceHybrid(_StatefulHuggingFace):
@@ -149,23 +218,16 @@ class HuggingFaceRecurrent(_StatefulHuggingFace):
         return self._step(input_ids, torch.zeros_like(input_ids), self._note, states)
 
 
-def _adapted(model: nn.Module, owner: str, *, max_length: int) -> _HuggingFaceText:
+def _adapted(model: nn.Module, *, max_length: int) -> _HuggingFaceText:
     """Returns a causal language model as a decoder of its kind.
 
     Raises:
-        SourceError: The states of `owner` are none that are known here.
+        SourceError: Its states are none that are known here.
     """
     if not _keeps_states(cast("Any", model).config.get_text_config(), type(model)):
         return HuggingFaceDecoder(model, max_length=max_length)
-    try:
-        hybrid = HuggingFaceHybrid(model, max_length=max_length)
-        return hybrid if hybrid.num_attending else HuggingFaceRecurrent(model, max_length=max_length)
-    except SourceError as error:
-        raise SourceError(f"{owner}: {type(model).__name__}: {error}; this family is not supported") from error
-    except Exception as error:  # whatever its code raises
-        raise SourceError(
-            f"{owner}: {type(model).__name__} does not run with injected attention ({first_line(error)})"
-        ) from error
+    hybrid = HuggingFaceHybrid(model, max_length=max_length)
+    return hybrid if hybrid.num_attending else HuggingFaceRecurrent(model, max_length=max_length)
 
 
 class OwnDecoder(OwnText):
@@ -196,19 +258,30 @@ def read_decoder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
     tokenizer = plain_tokenizer(own)
     special_tokens, defaults, more_notes = _generation_settings(folder, tokenizer)
     chat_template, chat_notes = read_chat_template(folder, own, tokenizer, special_tokens)
-    model = folder.load(AutoModelForCausalLM, attention=ATTENTION)
+    auto_class = _auto_class(folder.config)
+    try:
+        text_class = transformers.MODEL_MAPPING.get(type(folder.config.get_text_config()), None)
+    except ValueError:  # the library names a class that it does not have
+        text_class = None
+    keeps_states = _keeps_states(folder.config.get_text_config(), text_class)
+    is_written = text_class is not None and writes_attention(text_class) and not keeps_states
+    own_name = own_attention(text_class) if is_written else "eager"
+    model = folder.load(auto_class, attention=own_name if is_written else ATTENTION)
     give_experts(model, str(folder.path))
     length, notes = folder.length(model)
-    module = _adapted(model, str(folder.path), max_length=length)
+    with running(f"{folder.path}: {type(model).__name__}"):
+        module = _adapted(model, max_length=length)
     _check_against_own_attention(folder, module)
+    notes += _leave_out_media(folder.config, model)
     return (
         folder.source(
             model,
             module,
-            make_reference=lambda: OwnDecoder(folder.load(AutoModelForCausalLM)),
+            make_reference=lambda: OwnDecoder(folder.load(auto_class, attention=own_name)),
             tokenizer=tokenizer,
             special_tokens=special_tokens,
             prompt_prefix=_prompt_prefix(tokenizer),
+            media_tokens=_media_tokens(folder.config, tokenizer),
             chat_template=chat_template,
             sampling_defaults=defaults,
             evaluation=folder.evaluation(),
@@ -217,8 +290,51 @@ def read_decoder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
     )
 
 
-def _two_widths(key: int, value: int) -> str:
-    return f"the values of its attention are {value} wide and the keys {key}, and a key/value cache has one width"
+def _auto_class(config: Any) -> Any:
+    """Returns the class of `transformers` that makes models with a language model of a configuration's kind."""
+    return (
+        AutoModelForCausalLM if type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForMultimodalLM
+    )
+
+
+def text_model(model: nn.Module) -> Any:
+    """Returns the part of a model that reads tokens, without the output projection."""
+    of_text = cast("Any", model)
+    is_text = of_text.config.get_text_config() is of_text.config
+    return of_text.base_model if is_text else of_text.get_decoder().base_model
+
+
+def _media_of(config: Any) -> str:
+    """Returns what a model reads beside text, for people; nothing if that is all."""
+    named = {"images": "vision_config", "sounds": "audio_config"}
+    return " and ".join(media for media, name in named.items() if getattr(config, name, None) is not None)
+
+
+def _leave_out_media(config: Any, model: nn.Module) -> tuple[str, ...]:
+    """Takes the towers out that read images and sounds, and says so."""
+    text = text_model(model)
+    base = cast("Any", model).base_model
+    if text is base:
+        return ()
+    for name, part in list(base.named_children()):
+        if not any(inner is text for inner in part.modules()):
+            setattr(base, name, None)
+    media = _media_of(config) or "what it reads beside text"
+    return (f"{media}: not served; the bundle is the language model inside, for texts",)
+
+
+def _media_tokens(config: Any, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Returns the tokens that stand for images and sounds in a prompt."""
+    if config.get_text_config() is config:
+        return ()
+    stated = [value for name, value in config.to_dict().items() if _MEDIA_TOKEN.search(name)]
+    return tuple(sorted({one for one in stated if isinstance(one, int) and tokenizer.id_to_token(one) is not None}))
+
+
+def _written_windows(config: Any) -> dict[int, int]:
+    """Returns, by layer, how many keys a query sees, of a family whose layers write that out (GPT-Neo)."""
+    kinds = getattr(config, "attention_layers", ())
+    return {layer: int(config.window_size) for layer, kind in enumerate(kinds) if kind == "local"}
 
 
 def check_decoder(path: Path, config: Any) -> None:
@@ -228,6 +344,11 @@ def check_decoder(path: Path, config: Any) -> None:
         SourceError: The model needs something that the exported graph does not compute.
     """
     config = config.get_text_config()
+    if getattr(config, "is_decoder", True) is False and config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+        raise SourceError(
+            f"{path}: is an encoder ({config.model_type}, whose is_decoder is false), which reads a text in both "
+            "directions, and writes none; with --task text_embedding and --pooling it gives vectors"
+        )
     model_class = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if model_class is None or not has_experts(model_class):
         check_is_dense(path, config)
@@ -235,17 +356,6 @@ def check_decoder(path: Path, config: Any) -> None:
         raise SourceError(
             f"{path}: has layers that keep a recurrent state in a way of their own ({config.model_type}); no operator "
             "for it is known here, so this family is not supported"
-        )
-    key_width, value_width = (getattr(config, name, None) for name in ("qk_head_dim", "v_head_dim"))
-    if key_width is not None and value_width is not None and key_width != value_width:
-        raise SourceError(f"{path}: {_two_widths(key_width, value_width)}")
-    rope = getattr(config, "rope_parameters", None) or {}
-    settings: Sequence[Any] = [rope, *(part for part in rope.values() if isinstance(part, Mapping))]
-    kinds = {part.get("rope_type", part.get("type")) for part in settings}
-    if changing := kinds & {"dynamic", "longrope"}:
-        raise SourceError(
-            f"{path}: its rotary positions are scaled by the running length ({changing.pop()}), so a cached key "
-            "would have to change as the text grows; this is not supported"
         )
 
 
@@ -272,34 +382,35 @@ def _check_against_own_attention(folder: ModelFolder, decoder: _HuggingFaceText)
         attending.add(layer)
         return CAUSAL(query, key, value, layer=layer, **scoring)
 
-    try:
-        with quiet():
-            found = generation_logits(decoder, ids, noting)
-    except SourceError as error:
-        raise SourceError(f"{folder.path}: {kind}: {error}") from error
-    except Exception as error:  # whatever its code raises
-        if attending:  # else it attends in its own way, which is said below
-            raise SourceError(
-                f"{folder.path}: {kind} does not run with injected attention ({first_line(error)})"
-            ) from error
+    with running(f"{folder.path}: {kind}"):
+        found = generation_logits(decoder, ids, noting)
     layers = int(model.config.get_text_config().num_hidden_layers)
-    if isinstance(decoder, HuggingFaceDecoder) and layers != len(attending):
+    if isinstance(decoder, HuggingFaceDecoder) and (not attending or len(attending) % layers):
         raise SourceError(
             f"{folder.path}: {kind}: {len(attending)} of {layers} layers attend through the interface that "
             "transformers has for it; a key/value cache needs all of them, so this family is not supported"
         )
-    model.set_attn_implementation("eager")
+    is_written = isinstance(decoder, HuggingFaceDecoder) and writes_attention(type(text_model(model)))
+    if not is_written:
+        model.set_attn_implementation("eager")
     try:
         with quiet(), torch.inference_mode():
             expected = model(input_ids=torch.from_numpy(ids)[None], use_cache=False).logits[0].float().numpy()
+    except Exception as error:  # whatever its code raises
+        raise SourceError(
+            f"{folder.path}: {kind} does not read a text by itself ({first_line(error)}); this family is not supported"
+        ) from error
     finally:
-        model.set_attn_implementation(ATTENTION)
+        if not is_written:
+            model.set_attn_implementation(ATTENTION)
     check_logits(found, expected, f"{folder.path}: {kind}")
 
 
 def _window_of(config: Any) -> int | None:
     """Returns the sliding window of a decoder's attention, in tokens; None: it has none."""
     config = config.get_text_config()
+    if written := _written_windows(config):
+        return max(written.values())
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
     if window is None or (kinds is not None and "sliding_attention" not in kinds):
@@ -321,7 +432,7 @@ def _generation_settings(
     text = folder.config.get_text_config()
     settings = folder.generation_config()
     size = int(text.vocab_size)
-    stated = as_ids(settings.eos_token_id) or as_ids(text.eos_token_id)
+    stated = as_ids(settings.eos_token_id) or as_ids(getattr(text, "eos_token_id", None))
     ends = [end for end in stated if end < size]
     begins = as_ids(settings.bos_token_id)
     names = folder.token_names()

@@ -92,7 +92,8 @@ def _first_token(states: Tensor, _: Tensor) -> Tensor:
     return states[:, 0]
 
 
-def _last_token(states: Tensor, mask: Tensor) -> Tensor:
+def last_token(states: Tensor, mask: Tensor) -> Tensor:
+    """(B, T, D), (B, T, 1) -> (B, D)."""
     last = mask.sum(dim=1, keepdim=True).to(torch.int64) - 1  # (B, 1, 1)
     return states.gather(1, last.expand(-1, 1, states.shape[-1])).squeeze(1)
 
@@ -116,7 +117,7 @@ def _max(states: Tensor, mask: Tensor) -> Tensor:
 
 _POOLINGS: Final[Mapping[str, Callable[[Tensor, Tensor], Tensor]]] = {
     "first_token": _first_token,
-    "last_token": _last_token,
+    "last_token": last_token,
     "max": _max,
     "mean": _mean,
     "mean_sqrt_length": _mean_sqrt_length,

@@ -26,7 +26,16 @@ from torch import Tensor, nn
 from transformers import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, AutoModelForSeq2SeqLM
 
 from headway_export.errors import SourceError
-from headway_export.huggingface.attention import ATTENTION, asked_logits, attending, check_logits, layer_of, without
+from headway_export.huggingface.attention import (
+    ATTENTION,
+    asked_logits,
+    attend_in_one_width,
+    attending,
+    check_logits,
+    layer_of,
+    running,
+    without,
+)
 from headway_export.huggingface.folder import (
     ModelFolder,
     as_ids,
@@ -36,7 +45,6 @@ from headway_export.reference import OwnTarget, translation_logits
 from headway_export.source import ExportSource
 from headway_export.tracing import alignment_layer
 from headway_server.bundles import Languages, SpecialTokens
-from headway_training.folders import first_line, quiet
 from headway_training.models.parts.attention import Attend, AttendCross, TextScoring, padding_attention
 from headway_training.positions import is_position_name
 
@@ -105,7 +113,7 @@ class HuggingFaceEncoderDecoder(nn.Module):
                 if not biases:
                     raise SourceError("its attention has position_bias of a kind that is not known")
                 scoring["bias"] = biases.get(str(layer), biases["0"])
-            return attend(query, key, value, layer=layer, **scoring)
+            return attend_in_one_width(attend, query, key, value, layer=layer, **scoring)
 
         width = self._cross[0].width
         nothing = torch.zeros(input_ids.shape[0], 1, width, dtype=next(self.model.parameters()).dtype)
@@ -292,16 +300,10 @@ def adapt_to(
             **{name: torch.from_numpy(values)[None]}, decoder_input_ids=torch.from_numpy(target)[None], use_cache=False
         )
     expected = output.logits[0].float().numpy()
-    try:
-        with quiet():
-            cast("Any", model).set_attn_implementation(ATTENTION)
-            module = adapter(model)
-            found = translation_logits(module, values, target)
-    except SourceError as error:
-        raise SourceError(f"{folder.path}: {kind}: {error}") from error
-    except Exception as error:  # whatever its code raises
-        reason = first_line(error)
-        raise SourceError(f"{folder.path}: {kind} does not run with injected attention ({reason})") from error
+    with running(f"{folder.path}: {kind}"):
+        cast("Any", model).set_attn_implementation(ATTENTION)
+        module = adapter(model)
+        found = translation_logits(module, values, target)
     check_logits(found, expected, f"{folder.path}: {kind}")
     return module
 
@@ -382,10 +384,10 @@ def read_generation_config(folder: ModelFolder, *, applied: Collection[str] = ()
     """
     settings = folder.generation_config()
     start = settings.decoder_start_token_id
-    start = folder.config.decoder_start_token_id if start is None else start
+    start = getattr(folder.config, "decoder_start_token_id", None) if start is None else start
     if start is None:
         raise SourceError(f"{folder.path}: does not say what its decoder starts from (decoder_start_token_id)")
-    ends = as_ids(settings.eos_token_id) or as_ids(folder.config.eos_token_id)
+    ends = as_ids(settings.eos_token_id) or as_ids(getattr(folder.config, "eos_token_id", None))
     bad_words = [list(word) for word in settings.bad_words_ids or ()]
     suppressed = {word[0] for word in bad_words if len(word) == 1} | set(settings.suppress_tokens or ())
     known = {"suppress_tokens", "forced_bos_token_id", *applied}

@@ -45,6 +45,8 @@ _TEXT_INPUTS: Final = frozenset((
 """What models of texts are called with: tokens and what follows from them, and what may always be left out."""
 _OF_OTHER_KINDS: Final = re.compile("pixel_|image|video|vision|audio|input_features|input_values|mm_|num_frames")
 """Begins what a model reads in place of a text."""
+_CHANGING_ROTARY: Final = ("dynamic", "longrope")
+"""Kinds of rotary positions that depend on the length of the text."""
 _LICENSE: Final = re.compile(r"^(license|license_name):\s*(?:-\s*)?(\S+)", re.MULTILINE)
 DOCUMENTS: Final = re.compile(r"README\.md|(?:LICEN[SC]E|NOTICE)[A-Za-z0-9_.-]*")
 """Files of a folder that go into a bundle as they are."""
@@ -99,6 +101,10 @@ class ModelFolder:
     def title(self) -> str:
         """Returns what the model is called where it comes from."""
         return self.path.resolve().name if self.origin is None else self.origin.id.rpartition("/")[2]
+
+    def is_of(self, *heads: str) -> bool:
+        """Returns True if the name of its architecture ends with one of `heads`."""
+        return any(str(name).endswith(heads) for name in self.config.architectures or ())
 
     def name(self) -> str:
         """Returns the model's name in the store.
@@ -258,6 +264,7 @@ class ModelFolder:
                     f"the first); these are not the weights of a model for {self.task}; fetch the folder again, or "
                     "give another --task"
                 )
+        _fix_rotary(loaded.model)
         return cast("nn.Module", loaded.model)
 
     def check_inputs(self, model: nn.Module) -> None:
@@ -292,9 +299,9 @@ class ModelFolder:
             asked, found = self.options.max_length, folders.length_of(model, self.config, read)
         whole = found.limit or asked or found.usual
         length, limit = whole, f"the model takes {whole} tokens"
-        if (dense := _dense_length(self.config)) is not None and dense < length:
-            length = dense
-            limit = f"its attention is block-sparse for more than {dense} tokens, and the bundle's is not"
+        for bound, reason in _bounds(self.config):
+            if bound < length:
+                length, limit = bound, f"for more than {bound} tokens {reason}"
         if asked is not None:
             if asked > length:
                 raise SourceError(f"{self.path}: --max-length {asked}: {limit}")
@@ -307,15 +314,28 @@ class ModelFolder:
         return chosen, ()
 
 
-def _dense_length(config: Any) -> int | None:
-    """Returns up to how many tokens a model of BigBird attends to all of them; None: it always does, or never.
+def _bounds(config: Any) -> Iterator[tuple[int, str]]:
+    """Yields up to how many tokens a model computes what its graph does, and what is otherwise for more.
 
-    A shorter text turns the model to full attention for good, so that its answer to a longer one would depend on what
-    it has read before (Zaheer et al. 2020, arXiv 2007.14062, is about the blocks).
+    BigBird (Zaheer et al. 2020, arXiv 2007.14062): a shorter text turns the model to full attention for good, so that
+    its answer to a longer one would depend on what it has read before.
     """
-    if getattr(config, "attention_type", None) != "block_sparse":
-        return None
-    return (5 + 2 * int(config.num_random_blocks)) * int(config.block_size)
+    if getattr(config, "attention_type", None) == "block_sparse":
+        bound = (5 + 2 * int(config.num_random_blocks)) * int(config.block_size)
+        yield bound, "its attention is block-sparse, and the bundle's is not"
+    text = config.get_text_config()
+    rope = getattr(text, "rope_parameters", None) or {}
+    for part in (rope, *(part for part in rope.values() if isinstance(part, Mapping))):
+        if (kind := part.get("rope_type", part.get("type"))) in _CHANGING_ROTARY:
+            longest = part.get("original_max_position_embeddings") or text.max_position_embeddings
+            yield int(longest), f"its rotary positions are others ({kind}), and cached keys would have to change"
+
+
+def _fix_rotary(model: nn.Module) -> None:
+    """Lets rotary positions be those of texts up to the bound, which the library tells by the longest of a batch."""
+    for part in model.modules():
+        if getattr(part, "rope_type", None) in _CHANGING_ROTARY:
+            cast("Any", part).rope_type = "default"
 
 
 @contextmanager

@@ -274,6 +274,12 @@ def _check_pixels(
             )
 
 
+def _height_and_width(stated: Any) -> tuple[int, int] | None:
+    """Returns what a configuration states as one number, or as two."""
+    pair = (stated, stated) if isinstance(stated, int) else tuple(stated or ())
+    return (int(pair[0]), int(pair[1])) if len(pair) == 2 else None
+
+
 def _fix_positions(folder: ModelFolder, model: nn.Module, preprocessing: ImagePreprocessing) -> None:
     """Interpolates position embeddings once, where a model would do it for every image.
 
@@ -292,11 +298,11 @@ def _fix_positions(folder: ModelFolder, model: nn.Module, preprocessing: ImagePr
         ) from error
     parts: Any = getattr(cast("Any", model).base_model, "embeddings", None)
     table = getattr(parts, "position_embeddings", None)
-    trained = getattr(folder.config, "image_size", None)
-    if not isinstance(table, nn.Parameter) or not hasattr(parts, "interpolate_pos_encoding") or trained == size[0]:
+    trained, patches = (_height_and_width(getattr(folder.config, name, None)) for name in ("image_size", "patch_size"))
+    if not isinstance(table, nn.Parameter) or not hasattr(parts, "interpolate_pos_encoding") or trained == size:
         return
-    patch = int(folder.config.patch_size)
-    num_patches = (size[0] // patch) * (size[1] // patch)
+    assert patches is not None, "a model with positions of patches states their size"
+    num_patches = (size[0] // patches[0]) * (size[1] // patches[1])
     with torch.no_grad():
         fixed = parts.interpolate_pos_encoding(torch.zeros(1, 1 + num_patches, table.shape[-1]), *size)
         parts.position_embeddings = nn.Parameter(fixed.clone())
@@ -304,6 +310,6 @@ def _fix_positions(folder: ModelFolder, model: nn.Module, preprocessing: ImagePr
     error_size = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-6))
     if size[0] != size[1] or not error_size <= POSITION_BOUND:
         raise SourceError(
-            f"{folder.path}: {type(model).__name__} was made for images of {trained} pixels, and its positions cannot "
-            f"be fitted to {size[0]} x {size[1]}"
+            f"{folder.path}: {type(model).__name__} was made for images of {trained and trained[0]} pixels, and its "
+            f"positions cannot be fitted to {size[0]} x {size[1]}"
         )

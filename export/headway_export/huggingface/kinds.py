@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
 
 from headway_export.errors import SourceError
 from headway_export.huggingface.decoders import check_decoder, read_decoder
 from headway_export.huggingface.embedders import TEXT_ENCODERS, Layout, read_embedder, read_layout, unread_notes
 from headway_export.huggingface.encoder_decoders import read_rewriter
 from headway_export.huggingface.encoders import ENCODER_DECODER_CLASSIFIERS, read_classifier
+from headway_export.huggingface.families import check_family, check_heads
 from headway_export.huggingface.folder import (
     FolderOptions,
     ModelFolder,
@@ -27,6 +29,7 @@ from headway_export.huggingface.folder import (
 )
 from headway_export.huggingface.hub import HubModel
 from headway_export.huggingface.images import PREPROCESSOR_FILE, read_image_classifier, read_image_embedder
+from headway_export.huggingface.judges import judges, read_judge
 from headway_export.huggingface.settings import folder_notes, length_notes, truncation_side
 from headway_export.huggingface.speech import SPEECH_HEADS, read_transcriber
 from headway_export.huggingface.static import read_static, static_part
@@ -55,6 +58,12 @@ class Kind:
     """Raises `SourceError` if a configuration tells that the model cannot be served."""
 
 
+def read_scorer(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
+    """Reads a model that scores texts: a decoder by its words, or an encoder by its one output."""
+    is_decoder = folder.is_of("ForCausalLM", "LMHeadModel")
+    return read_judge(folder) if is_decoder else read_classifier(folder)
+
+
 KINDS: Final = (
     Kind(task=Task.GENERATION, heads=("ForCausalLM", "LMHeadModel"), read=read_decoder, check=check_decoder),
     Kind(task=Task.TRANSLATION, heads=TRANSLATORS, is_encoder_decoder=True, read=read_translator),
@@ -67,7 +76,7 @@ KINDS: Final = (
         read=read_classifier,
     ),
     Kind(task=Task.TOKEN_CLASSIFICATION, heads=("ForTokenClassification",), read=read_classifier),
-    Kind(task=Task.TEXT_SCORING, heads=(), encoder_decoders=ENCODER_DECODER_CLASSIFIERS, read=read_classifier),
+    Kind(task=Task.TEXT_SCORING, heads=(), encoder_decoders=ENCODER_DECODER_CLASSIFIERS, read=read_scorer),
     Kind(task=Task.TEXT_EMBEDDING, heads=(), encoder_decoders=frozenset(TEXT_ENCODERS), read=read_embedder),
     Kind(
         task=Task.IMAGE_CLASSIFICATION,
@@ -174,7 +183,7 @@ class _Description:
                 raise SourceError(f"{path}: {flag} is not for a model of two towers; leave it out")
             config = parse_configuration(path, content)
             return cls(path=path, weights=path, content=content, config=config, kind=None)
-        kind = _kind_of(path, content, options.task or _embedding_task(path, content, layout, options))
+        kind = _kind_of(path, content, options.task or _told_task(path, content, layout, options))
         if options.pooling is not None and kind.task not in EMBEDDING_TASKS:
             raise SourceError(f"--pooling is for {' and '.join(EMBEDDING_TASKS)}, and the task is {kind.task}")
         if options.prompts and kind.task is not Task.TEXT_EMBEDDING:
@@ -182,6 +191,7 @@ class _Description:
         if (options.tag_scheme or options.aggregation) and kind.task is not Task.TOKEN_CLASSIFICATION:
             flag = "--tag-scheme" if options.tag_scheme else "--aggregation"
             raise SourceError(f"{flag} is for {Task.TOKEN_CLASSIFICATION}, and the task is {kind.task}")
+        check_family(path, content, kind.task)
         config = parse_configuration(weights, content)
         kind.check(path, config)
         return cls(path=path, weights=weights, content=content, config=config, kind=kind)
@@ -252,12 +262,12 @@ def _note_of_version(content: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _embedding_task(
-    path: Path, content: Mapping[str, Any], layout: Layout | None, options: FolderOptions
-) -> str | None:
-    """Returns the task of a model without a head, where the folder or the options tell it."""
+def _told_task(path: Path, content: Mapping[str, Any], layout: Layout | None, options: FolderOptions) -> str | None:
+    """Returns the task of a model without a head of its own, where the folder or the options tell it."""
     names = [str(name) for name in content.get("architectures") or []]
-    sees = (path / PREPROCESSOR_FILE).exists() and "text_config" not in content
+    if judges(path, names):
+        return str(Task.TEXT_SCORING)
+    sees = (path / PREPROCESSOR_FILE).exists() and not content.keys() & {"text_config", "decoder"}
     if sees and names and all(name.endswith("Model") for name in names):
         return str(Task.IMAGE_EMBEDDING)
     return str(Task.TEXT_EMBEDDING) if layout is not None or options.pooling is not None else None
@@ -277,11 +287,16 @@ def _kind_of(path: Path, content: Mapping[str, Any], asked: str | None) -> Kind:
     architectures = content.get("architectures") or []
     found = {kind.task: kind for name in architectures if (kind := _kind_named(str(name))) is not None}
     if len(found) != 1:
+        check_heads(path, [str(name) for name in architectures])
         raise SourceError(
             f"{path}: the task cannot be told from architectures {json.dumps(architectures)}; "
             f"give it with --task, one of {known}"
         )
-    return _of_its_parts(path, content, *found.values())
+    (kind,) = found.values()
+    holds_decoder = kind.is_encoder_decoder and not content.get("is_encoder_decoder")
+    if holds_decoder and content.get("model_type") in MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES:
+        kind = next(kind for kind in KINDS if kind.task is Task.GENERATION)  # of the language model inside
+    return _of_its_parts(path, content, kind)
 
 
 def _kind_named(architecture: str) -> Kind | None:
@@ -298,11 +313,6 @@ def _of_its_parts(path: Path, content: Mapping[str, Any], kind: Kind) -> Kind:
     """
     has_decoder = bool(content.get("is_encoder_decoder")) and content.get("model_type") not in kind.encoder_decoders
     if has_decoder != kind.is_encoder_decoder:
-        if sees := [name for name in ("vision_config", "audio_config") if content.get(name)]:
-            raise SourceError(
-                f"{path}: {content.get('model_type')} reads more than text ({sees[0]}), and is not exported for "
-                f"{kind.task}; a checkpoint of its text model alone may be"
-            )
         what = "an encoder-decoder" if content.get("is_encoder_decoder") else "no encoder-decoder"
         raise SourceError(f"{path}: is {what} ({content.get('model_type')}), and is not exported for {kind.task}")
     return kind

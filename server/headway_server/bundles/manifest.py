@@ -543,9 +543,30 @@ class Embedding(Record):
 
 
 class Scoring(Record):
-    """Mapping of a scorer's logit to its score."""
+    """Mapping of a pair to a scorer's input, and of its logit to its score."""
 
     activation: Literal["none", "sigmoid"]
+    template: str | None = None
+    """Text with `{query}` and, after it, `{text}`, which stand for the pair; None: the tokenizer joins the two."""
+
+    @model_validator(mode="after")
+    def _check_template(self) -> Scoring:
+        """Checks that the template has a place for each text."""
+        if self.template is not None:
+            self.joined("", "")
+        return self
+
+    def joined(self, query: str, text: str) -> str:
+        """Returns a pair as one text.
+
+        Raises:
+            ValueError: The template has not one place for each.
+        """
+        before, has_query, rest = (self.template or "").partition("{query}")
+        between, has_text, after = rest.partition("{text}")
+        if not (has_query and has_text):
+            raise ValueError("scoring.template: has not {query} and after it {text}")
+        return f"{before}{query}{between}{text}{after}"
 
 
 class Tagging(Record):
@@ -727,6 +748,8 @@ class Manifest(Record):
     tokens after `bos`."""
     suppressed_tokens: tuple[Index, ...] = ()
     """Tokens that are never generated; their probabilities are not redistributed."""
+    media_tokens: tuple[Index, ...] = ()
+    """Tokens that stand for images or sounds, which the model does not read: a prompt with one is refused."""
     opset: int
     """The highest opset of the graphs; required of a runtime for every variant."""
     libraries: dict[str, str]

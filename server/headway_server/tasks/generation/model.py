@@ -108,6 +108,7 @@ class GenerationModel(DecodingModel):
             limits=self.limits,
             chat_template=chat_template or _load_chat_template(bundle),
             prefix=bundle.manifest.prompt_prefix,
+            media_tokens=bundle.manifest.media_tokens,
             owner=bundle.manifest.name,
         )
         form = self.reasoning_form

@@ -172,6 +172,7 @@ class PromptReader:
         chat_template: ChatTemplate | None,
         owner: str,
         prefix: Sequence[int] = (),
+        media_tokens: Sequence[int] = (),
     ) -> None:
         """Takes the parts of the model `owner`.
 
@@ -181,12 +182,14 @@ class PromptReader:
             chat_template: The model's, if it has one.
             owner: Name of the model.
             prefix: Tokens put before a text prompt.
+            media_tokens: Tokens that no prompt may have, since they stand for what the model does not read.
         """
         self._tokenizer = tokenizer
         self._limits = limits
         self._chat_template = chat_template
         self._owner = owner
         self._prefix = np.array(prefix, np.int64)
+        self._media_tokens = np.array(media_tokens, np.int64)
 
     def check_kind(self, prompts: Sequence[Prompt]) -> None:
         """Checks that the model supports this kind of prompts, before any work is done for a call.
@@ -264,6 +267,7 @@ class PromptReader:
         async with aclosing(self._encode(prompts, fields, tools, variables, end)) as encoded:
             async for text, input_ids in encoded:
                 index = len(fitted)
+                self._check_media(input_ids, fields[index])
                 fitted.append(
                     fit_prompt(
                         text,
@@ -276,6 +280,19 @@ class PromptReader:
                     )
                 )
         return fitted
+
+    def _check_media(self, input_ids: NDArray[np.int64], field: str) -> None:
+        """Checks that no token of a prompt, (T,), stands for an image or a sound.
+
+        Raises:
+            InvalidInputError: One does.
+        """
+        if len(self._media_tokens) and len(found := np.intersect1d(input_ids, self._media_tokens)):
+            raise InvalidInputError(
+                field,
+                f"has {self._tokenizer.piece(int(found[0]))}, which stands for an image or a sound, and {self._owner} "
+                "reads text alone; leave it out",
+            )
 
     async def tokenize(
         self,

@@ -406,14 +406,7 @@ class TextModel(StatelessModel):
         with self._admission.admit(len(texts), num_bytes, work=work, deadline=deadline, caller=caller):
             began = time.monotonic()
             if isinstance(inputs, TextInputs):
-                encoded = await self._tokenizer.encode_limited(
-                    [inputs.prompt + text for text in texts] if inputs.prompt else texts,
-                    fields=fields,
-                    max_tokens=self.max_input_tokens,
-                    truncate=inputs.truncate or self._tokenizer.truncates,
-                    text_pairs=inputs.text_pairs,
-                    with_offsets=with_offsets,
-                )
+                encoded = await self._encode(inputs, fields, with_offsets=with_offsets)
             else:
                 types: Sequence[NDArray[np.int64] | None] = inputs.type_ids or [None] * len(inputs.input_ids)
                 encoded = [
@@ -433,6 +426,17 @@ class TextModel(StatelessModel):
                 )
         timings = CallTimings.of(batched.runs, preprocessing_s=preprocessing_s)
         return Answer(results=batched.results, timings=timings)
+
+    async def _encode(self, inputs: TextInputs, fields: Sequence[str], *, with_offsets: bool) -> list[EncodedText]:
+        """Tokenizes the texts of a call, within the model's limit; errors: `encode_limited`."""
+        return await self._tokenizer.encode_limited(
+            [inputs.prompt + text for text in inputs.texts] if inputs.prompt else inputs.texts,
+            fields=fields,
+            max_tokens=self.max_input_tokens,
+            truncate=inputs.truncate or self._tokenizer.truncates,
+            text_pairs=inputs.text_pairs,
+            with_offsets=with_offsets,
+        )
 
     def _prompt(self, name: str, *, is_text: bool) -> str:
         """Returns the text of a prompt, or of the default one.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -51,6 +52,41 @@ class TextScorer(TextModel):
             return ScoredText(score=score, num_tokens=len(encoded), truncated=encoded.truncated)
 
         return await self._answer(inputs, (LOGITS,), read, deadline=deadline)
+
+    async def _encode(self, inputs: TextInputs, fields: Sequence[str], *, with_offsets: bool) -> list[EncodedText]:
+        """Tokenizes pairs by the template of the manifest, if it has one; of too long ones the second text is cut."""
+        scoring = self.bundle.manifest.scoring
+        if scoring is None or scoring.template is None or not inputs.text_pairs:
+            return await super()._encode(inputs, fields, with_offsets=with_offsets)
+        pairs, limit = list(inputs.text_pairs), self.max_input_tokens
+        joined = [scoring.joined(query, text) for query, text in zip(inputs.texts, pairs, strict=True)]
+        cuts = inputs.truncate or self._tokenizer.truncates
+        encoded: list[EncodedText] = []
+        async with aclosing(self._tokenizer.encode_each(joined, add_special_tokens=False)) as each:
+            async for whole in each:
+                index = len(encoded)
+                query, text, found = inputs.texts[index], pairs[index], whole
+                excess = len(found) - limit
+                while excess > 0 and cuts and text:
+                    [second] = await self._tokenizer.encode_limited(
+                        [text], fields=fields, max_tokens=2 * (len(text) + 1), truncate=False, with_offsets=True,
+                        add_special_tokens=False,
+                    )  # fmt: skip
+                    kept = max(len(second) - excess, 0)
+                    text = text[: int(second.offsets[kept][0])] if kept < len(second) and kept else ""
+                    [found] = await self._tokenizer.encode_limited(
+                        [scoring.joined(query, text)], fields=fields, max_tokens=len(whole) + 1, truncate=False,
+                        add_special_tokens=False,
+                    )  # fmt: skip
+                    excess = len(found) - limit
+                if excess > 0:
+                    raise InvalidInputError(
+                        fields[index],
+                        f"has {len(whole)} tokens with the text that it is joined with, and the limit is {limit}; "
+                        "shorten it, or set truncate, which cuts the second text",
+                    )
+                encoded.append(found if found is whole else replace(found, truncated=True))
+        return encoded
 
     async def relevance(
         self,

@@ -1,0 +1,372 @@
+"""Families of `transformers` in one table: which are exported, as what, and which are refused and why.
+
+docs/huggingface.md shows these rows (`models_table`, `refusals_table`, `behind_table`), and `check_family` refuses by
+them. A family that is in no row is exported if it passes its checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from headway_export.errors import SourceError
+from headway_server.bundles import Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Families:
+    """Families that the tests export, or hold against `transformers`."""
+
+    kind: str
+    names: str
+    task: str
+    compared: str
+    """What is compared with `transformers`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Families that are refused."""
+
+    names: tuple[str, ...]
+    says: str
+    """Words of the sentence that they are refused with."""
+    why: str
+    model_types: tuple[str, ...] = ()
+    """Those that are refused by name, before anything else is looked at; none: what the configuration says decides."""
+    tasks: tuple[Task, ...] = (Task.GENERATION,)
+    """Tasks that they are refused for."""
+
+
+_GREEDY: Final = "greedy answers equal `generate`, token for token"
+_LOGITS: Final = "logits, within 1e-4; not served in the tests"
+EXPORTED: Final = (
+    Families(
+        kind="decoders",
+        names="GPT-2, GPT-NeoX, OPT, Llama, Qwen2, Qwen3, Phi-3, OLMo 2, SmolLM3, Gemma 2, MPT",
+        task="`generation`",
+        compared=_GREEDY,
+    ),
+    Families(
+        kind="",
+        names=(
+            "Gemma, Gemma 3 and 4, VaultGemma, Mistral, StarCoder2, Cohere, Cohere 2, OLMo 3, EXAONE 4, Granite, "
+            "Granite 4 without states, StableLM, Phi, nanochat, BLOOM, Falcon, GPT-J, GPT-Neo, CodeGen, XGLM, BioGPT, "
+            "MiniCPM3, DiffLlama; the mixtures below"
+        ),
+        task="`generation`",
+        compared=_LOGITS,
+    ),
+    Families(
+        kind="decoders with states",
+        names="LFM2, Mamba 2",
+        task="`generation`",
+        compared="greedy answers equal `generate`, token for token, in the engine; logits of pieces, within 1e-4",
+    ),
+    Families(
+        kind="",
+        names=(
+            "LFM2-MoE, LFM3, Qwen3.5 and its mixture, Qwen3-Next, OLMo Hybrid, Granite 4 with states, Falcon-H1, "
+            "Bamba, Nemotron-H, Zamba 2, Jamba, Mamba, Falcon-Mamba"
+        ),
+        task="`generation`",
+        compared=(
+            "logits of pieces, within 1e-4; OLMo Hybrid, Falcon-H1 and Mamba are exported; not served in the tests"
+        ),
+    ),
+    Families(
+        kind="decoders that see or hear",
+        names="Gemma 3 with images",
+        task="`generation` of texts alone",
+        compared=_GREEDY,
+    ),
+    Families(
+        kind="",
+        names="Gemma 4, LLaVA, Mistral Small 3, Idefics3, SmolVLM, Qwen2.5-VL, Qwen3-VL",
+        task="`generation` of texts alone",
+        compared=_LOGITS,
+    ),
+    Families(
+        kind="judges",
+        names="Qwen3-Reranker, mxbai-rerank-v2, decoders with `LogitScore`",
+        task="`text_scoring` of pairs",
+        compared="scores, within 1e-5",
+    ),
+    Families(
+        kind="encoders",
+        names="BERT, RoBERTa, DistilBERT, ModernBERT, ELECTRA",
+        task="`text_classification` of texts and pairs, one label or several",
+        compared="probabilities, within 1e-5",
+    ),
+    Families(
+        kind="",
+        names="BART, T5, UMT5 with a decoder (`bart-large-mnli`)",
+        task="`text_classification`",
+        compared="logits, within 1e-5; not served in the tests",
+    ),
+    Families(
+        kind="",
+        names="BERT with a label `entailment`",
+        task="`text_classification` with labels of the caller",
+        compared="probabilities of the zero-shot pipeline, within 1e-5",
+    ),
+    Families(
+        kind="",
+        names="RoBERTa, BERT, ELECTRA with one output",
+        task="`text_scoring`: rerankers and regressions",
+        compared="scores, within 1e-5",
+    ),
+    Families(
+        kind="",
+        names="BERT",
+        task="`token_classification`, tags of any scheme ([spans.md](spans.md))",
+        compared="logits, within 1e-4; spans of each aggregation strategy",
+    ),
+    Families(
+        kind="embedders",
+        names=(
+            "BERT, XLM-RoBERTa, MPNet, ModernBERT, NomicBERT, Qwen3, as sentence-transformers (MiniLM, E5, BGE, GTE, "
+            "nomic) or bare"
+        ),
+        task="`text_embedding`",
+        compared="vectors, within 1e-5",
+    ),
+    Families(
+        kind="",
+        names=(
+            "T5's encoder (sentence-t5, GTR), Gemma 3 in both directions (EmbeddingGemma), static vectors (model2vec)"
+        ),
+        task="`text_embedding`",
+        compared="vectors, within 1e-5; not served in the tests",
+    ),
+    Families(
+        kind="",
+        names=("sparse vectors (SPLADE): a masked language model with `SpladePooling`, or with `--pooling splade`"),
+        task="`text_embedding`",
+        compared="weights, within 1e-5; not served in the tests",
+    ),
+    Families(
+        kind="vision models",
+        names="ViT, DeiT, BEiT, DINOv2, Swin, ConvNeXt, ResNet",
+        task="`image_classification`, `image_embedding`",
+        compared="probabilities and vectors, within 1e-4",
+    ),
+    Families(
+        kind="two towers",
+        names="CLIP, SigLIP, SigLIP 2 of a fixed size",
+        task="`image_embedding` and `text_embedding` in one space",
+        compared="vectors and probabilities, within 1e-5",
+    ),
+    Families(
+        kind="encoder-decoders",
+        names="Marian, M2M-100, NLLB, mBART-50",
+        task="`translation`",
+        compared="translations equal `generate`, greedy and with four beams",
+    ),
+    Families(
+        kind="",
+        names="BART, Pegasus, T5 1.0, T5 1.1 (Flan-T5)",
+        task="`text_to_text`",
+        compared="texts equal `generate`, greedy and with four beams",
+    ),
+    Families(
+        kind="speech",
+        names="Whisper, multilingual and English",
+        task="`transcription` ([speech.md](speech.md))",
+        compared="transcripts equal `generate`; segments and times, token for token",
+    ),
+)
+
+_NO_CACHE: Final = "a bundle's decoder keeps keys and values of each position"
+REFUSALS: Final = (
+    Refusal(
+        names=("DBRX", "Llama 4", "Switch", "NLLB-MoE"),
+        says="is a mixture of",
+        why="the experts are not computed through the interface that `transformers` has for them",
+    ),
+    Refusal(
+        names=(
+            "RWKV", "xLSTM", "RecurrentGemma", "MiniMax",
+        ),
+        says="keep a recurrent state",
+        why="it is computed in a way of their own, and no operator for it is known",
+    ),
+    Refusal(
+        names=("GPT", "XLNet", "XLM", "CPM-Ant"),
+        model_types=("openai-gpt", "xlnet", "xlm", "cpmant"),
+        says="has no cache of keys and values that is causal",
+        why=_NO_CACHE,
+    ),
+    Refusal(
+        names=("BLIP", "BLIP-2", "InstructBLIP"),
+        model_types=("blip", "blip-2", "instructblip", "instructblipvideo"),
+        says="reads no text without an image",
+        why="a bundle's prompt is a text",
+    ),
+    Refusal(
+        names=("Llama 3.2 Vision",),
+        model_types=("mllama",),
+        says="has layers that attend to images alone",
+        why=_NO_CACHE,
+    ),
+    Refusal(
+        names=("PaliGemma",),
+        model_types=("paligemma",),
+        says="attends to its prompt in both directions",
+        why="a cache of keys and values is causal",
+    ),
+    Refusal(
+        names=("MusicGen", "MusicGen Melody"),
+        model_types=("musicgen", "musicgen_melody"),
+        says="writes music",
+        why="a bundle's decoder writes texts",
+        tasks=(Task.GENERATION, Task.TEXT_TO_TEXT),
+    ),
+    Refusal(
+        names=("LED", "MVP", "ProphetNet", "FSMT", "Pegasus-X"),
+        model_types=("led", "mvp", "prophetnet", "fsmt", "pegasus_x"),
+        says="has a decoder with positions or attention of its own kind",
+        why="the key/value cache cannot be proved",
+        tasks=(Task.GENERATION, Task.TEXT_TO_TEXT, Task.TRANSLATION),
+    ),
+    Refusal(
+        names=("BERT as a decoder",),
+        says="is an encoder",
+        why="it reads a text in both directions, unless `is_decoder` is true",
+    ),
+)  # fmt: skip
+"""Those that are refused; rows without `model_types` by what the configuration says."""
+
+OTHER_HEADS: Final[Mapping[str, str]] = {
+    "ForMaskedLM": "fills gaps of a text",
+    "ForPreTraining": "has the heads that it was trained with first",
+    "ForNextSentencePrediction": "tells whether one sentence follows another",
+    "ForQuestionAnswering": "finds answers in a text",
+    "ForTableQuestionAnswering": "finds answers in a table",
+    "ForDocumentQuestionAnswering": "finds answers in a document",
+    "ForVisualQuestionAnswering": "answers questions about images",
+    "ForMultipleChoice": "chooses among answers",
+    "ForCTC": "writes down speech by CTC",
+    "ForRNNT": "writes down speech by a transducer",
+    "ForTDT": "writes down speech by a transducer",
+    "ForAudioClassification": "classifies sounds",
+    "ForAudioFrameClassification": "classifies moments of sounds",
+    "ForXVector": "tells speakers apart",
+    "ForTextToSpeech": "speaks",
+    "ForTextToWaveform": "speaks",
+    "ForObjectDetection": "finds objects in images",
+    "ForZeroShotObjectDetection": "finds objects in images",
+    "ForSemanticSegmentation": "segments images",
+    "ForUniversalSegmentation": "segments images",
+    "ForInstanceSegmentation": "segments images",
+    "ForImageSegmentation": "segments images",
+    "ForImageMatting": "segments images",
+    "ForDepthEstimation": "tells depths in images",
+    "ForNormalEstimation": "tells slopes in images",
+    "ForPoseEstimation": "tells poses in images",
+    "ForKeypointDetection": "finds points in images",
+    "ForKeypointMatching": "matches points of images",
+    "ForImageToImage": "makes images of images",
+    "ForImageSuperResolution": "makes images of images",
+    "ForMaskedImageModeling": "fills gaps of an image",
+    "ForVideoClassification": "classifies videos",
+    "ForMaskGeneration": "segments images",
+    "ForPrediction": "forecasts series",
+    "ForTimeSeriesPrediction": "forecasts series",
+    "EncoderDecoderModel": "writes texts by an encoder and a decoder of two families",
+}
+"""What models do that no task of this command does, by what the names of their architectures end with."""
+
+OPTIMUM_SOURCE: Final = (
+    "docs/source/onnx/overview.mdx of huggingface/optimum-onnx at 0749e2e1356bce51399d468f881c505378e67032"
+)
+OPTIMUM: Final = (
+    "Arcee", "AST", "Albert", "Bart", "Beit", "Bert", "BlenderBot", "BlenderBotSmall", "Bloom", "Camembert",
+    "ChineseCLIP", "CLIP", "CodeGen", "Cohere", "ConvBert", "ConvNext", "ConvNextV2", "D-FINE", "Data2VecAudio",
+    "Data2VecText", "Data2VecVision", "Deberta", "Deberta-v2", "Decision Transformer", "DeepSeek-V3", "Deit", "Detr",
+    "DINOv2", "DistilBert", "Donut-Swin", "Electra", "Encoder Decoder", "ESM", "Falcon", "Flaubert", "Gemma", "Gemma 2",
+    "GLM", "GPT-2", "GPT-BigCode", "GPT-J", "GPT-Neo", "GPT-NeoX", "OPT", "Granite", "GroupVit", "Helium", "Hiera",
+    "Hubert", "IBert", "InternLM2", "LayoutLM", "LayoutLM-v3", "Lilt", "Levit", "LongT5", "Llama", "M2-M100", "Marian",
+    "MarkupLM", "MaskFormer", "MBart", "MetaClip2", "MGP-STR", "Mistral", "MobileBert", "MobileVit", "MobileNet v1",
+    "MobileNet v2", "ModernBert", "MPNet", "MT5", "Musicgen", "Nemotron", "Nystromformer", "OLMo", "OLMo2", "OWL-ViT",
+    "PatchTST", "PatchTSMixer", "Pegasus", "Perceiver", "Phi", "Phi3", "Pix2Struct", "PoolFormer", "PVT", "Qwen2",
+    "Qwen3", "Qwen3-MoE", "RegNet", "RemBERT", "ResNet", "Roberta", "Roformer", "RT-DETR", "RT-DETRv2", "SAM",
+    "Segformer", "SEW", "SEW-D", "Speech2Text", "SigLIP", "SmolLM3", "SpeechT5", "Splinter", "SqueezeBert", "StableLM",
+    "Swin", "SwinV2", "T5", "Table Transformer", "TROCR", "UniSpeech", "UniSpeech SAT", "Vision Encoder Decoder",
+    "VisualBert", "Vit", "VitMAE", "VitMSN", "Wav2Vec2", "Wav2Vec2 Conformer", "WavLM", "Whisper", "XLM", "XLM-Roberta",
+    "Yolos",
+)  # fmt: skip
+"""Architectures of `transformers` that Optimum-ONNX lists (`OPTIMUM_SOURCE`)."""
+BEHIND: Final[Mapping[str, tuple[str, ...]]] = {
+    "objects in images": (
+        "D-FINE", "Detr", "OWL-ViT", "RT-DETR", "RT-DETRv2", "Table Transformer", "Yolos",
+    ),
+    "segments of images": ("GroupVit", "MaskFormer", "SAM"),
+    "speech and sounds": (
+        "AST", "Data2VecAudio", "Hubert", "Musicgen", "SEW", "SEW-D", "Speech2Text", "SpeechT5", "UniSpeech",
+        "UniSpeech SAT", "Wav2Vec2", "Wav2Vec2 Conformer", "WavLM",
+    ),
+    "texts of images": ("Donut-Swin", "MGP-STR", "Pix2Struct", "TROCR", "Vision Encoder Decoder", "VisualBert"),
+    "documents with boxes or paths": ("LayoutLM", "LayoutLM-v3", "Lilt", "MarkupLM"),
+    "series and decisions": ("Decision Transformer", "PatchTST", "PatchTSMixer"),
+    "texts": ("Encoder Decoder", "InternLM2", "Splinter"),
+}  # fmt: skip
+"""Of these, those that this command does not read, by what they are for."""
+
+
+def check_family(path: Path, content: Mapping[str, Any], task: Task) -> None:
+    """Refuses a family of the table by its name.
+
+    Args:
+        path: The folder.
+        content: Of its `config.json`.
+        task: That it would be exported for.
+
+    Raises:
+        SourceError: It is refused for the task.
+    """
+    model_type = content.get("model_type")
+    for row in REFUSALS:
+        if model_type in row.model_types and task in row.tasks:
+            raise SourceError(f"{path}: {model_type} {row.says}, and {row.why}; it is not exported for {task}")
+
+
+def check_heads(path: Path, architectures: Sequence[str]) -> None:
+    """Says what a model does that no task of this command does.
+
+    Raises:
+        SourceError: All that its architectures name is such.
+    """
+    found = [(name, what) for name in architectures for head, what in OTHER_HEADS.items() if name.endswith(head)]
+    if architectures and len({name for name, _ in found}) == len(architectures):
+        name, what = found[0]
+        further = (
+            "; with --pooling its encoder is exported, or with --pooling splade its sparse vectors"
+            if name.endswith("MaskedLM")
+            else ""
+        )
+        raise SourceError(f"{path}: {name} {what}, which is no task of this command{further}")
+
+
+def models_table() -> str:
+    """Returns what is exported, in Markdown."""
+    heads = ("kind", "families in the tests", "task", "compared with `transformers`, over the running server")
+    return _table(heads, ((one.kind, one.names, one.task, one.compared) for one in EXPORTED))
+
+
+def refusals_table() -> str:
+    """Returns what is refused, in Markdown."""
+    rows = ((", ".join(one.names), f"`{one.says}`", one.why) for one in REFUSALS)
+    return _table(("families", "says", "why"), rows)
+
+
+def behind_table() -> str:
+    """Returns what Optimum-ONNX exports and this command does not, in Markdown."""
+    return _table(("for", "families"), ((what, ", ".join(names)) for what, names in BEHIND.items()))
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines).replace("|  |", "| |") + "\n"
