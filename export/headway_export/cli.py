@@ -34,6 +34,7 @@ from headway_server.bundles import (
     Precision,
     SpecialTokens,
     Variant,
+    staging_folder,
 )
 from headway_server.errors import ServerError
 
@@ -221,7 +222,10 @@ def hf(
     version: Annotated[str, typer.Option(help="Version of the model in the store.")] = "1",
     precision: Annotated[
         list[Precision] | None,
-        typer.Option(help="Variant to write; repeat for several. [default: fp32; with data to judge it, int8 too]"),
+        typer.Option(
+            help="Variant to write; repeat for several. [default: fp32; with data to judge it, int8 too; for weights "
+            "that came in 4 bits, int4]"
+        ),
     ] = None,
     cache: Annotated[
         Literal["int8", "fp32"], typer.Option(help="Key/value cache of a decoder's int8 and int4 variants.")
@@ -259,6 +263,12 @@ def hf(
     texts: _Texts = None,
     images: _Images = None,
     audio: _Audio = None,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder or id of the model that an adapter is merged into. [default: what the adapter names]"
+        ),
+    ] = None,
     pooling: Annotated[
         str | None,
         typer.Option(help="How an encoder's token vectors become one, such as cls, mean, max or last; for embeddings."),
@@ -269,7 +279,7 @@ def hf(
     ] = None,
 ) -> None:
     """Export a model of Hugging Face transformers, and prove that the export computes the same function."""
-    with _reporting(exit_code=2):
+    with _reporting(exit_code=2), staging_folder(store) as scratch:
         if trust_remote_code:
             raise SourceError(
                 "--trust-remote-code: code that comes with a model is never run; a model whose family the installed "
@@ -288,6 +298,8 @@ def hf(
             given=GivenInputs(texts=texts, images=images, audio=audio),
             pooling=pooling,
             prompts=_prompts(prompt or ()),
+            base=base,
+            scratch=scratch,
         )
         on_hub = None if Path(folder).is_dir() else huggingface.parse_id(folder, revision)
         if on_hub is not None:
@@ -295,9 +307,11 @@ def hf(
         elif revision is not None:
             raise SourceError(f"--revision {revision}: is for an id of the hub, ORG/NAME, and {folder} is none")
         else:
-            sources, notes = huggingface.sources_from_folder(Path(folder), asked)
+            sources, notes = huggingface.sources_from_folder(Path(folder), asked, _say)
         is_judged = all(source.evaluation is not None or source.texts_name for source in sources)
         default = [Precision.FP32, Precision.INT8] if is_judged else [Precision.FP32]
+        if any(source.kept for source in sources):  # as they came
+            default = [Precision.INT4]
         options = ExportOptions(
             store=store,
             version=version,
@@ -309,7 +323,7 @@ def hf(
         for source in sources:
             with huggingface.in_a_sentence(folder):
                 _export(source, options)
-        if precision is None and not is_judged:
+        if precision is None and default == [Precision.FP32]:
             note = (
                 "fp32 alone: int8 is judged on evaluation data, which --evaluation FILE gives, or by fp32's answers to "
                 f"inputs that {flag_of(sources[0])} gives, or to drawn ones with --precision fp32 --precision int8"

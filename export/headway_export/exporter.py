@@ -21,6 +21,7 @@ from headway_export.errors import ParityError, SourceError
 from headway_export.graphs import shows_attention
 from headway_export.reference import Reference, cache_ranges
 from headway_export.rewriting import (
+    KeepBlocks,
     LayerRange,
     QuantizeBlocks,
     QuantizeCache,
@@ -236,7 +237,7 @@ class _Prover:
         quantized = _copied(traced)
         for graph in _all_graphs(quantized):
             if precision is Precision.INT4:
-                rewrite(graph.model, QuantizeBlocks())
+                rewrite(graph.model, KeepBlocks(self._source.kept) if self._source.kept else QuantizeBlocks())
             rewrite(graph.model, QuantizeExperts(4 if precision is Precision.INT4 else 8))
             fixed = {} if ranges is None else ranges.get(graph.role, {})
             rewrite(graph.model, QuantizeProducts(many_rows=graph.role == "denoiser", ranges=fixed))

@@ -20,6 +20,8 @@ from transformers import GenerationConfig
 from headway_export.errors import ExportError, SourceError, reason_of
 from headway_export.given import GivenInputs
 from headway_export.graphs import parameter_count
+from headway_export.huggingface.adapters import Adapter
+from headway_export.huggingface.plain import PlainFolder
 from headway_export.source import EvaluationData, ExportSource, checkpoint_beside, limits_of, read_evaluation
 from headway_server.bundles import Architecture, Languages, Origin, Task
 from headway_server.errors import ServerError
@@ -77,6 +79,12 @@ class FolderOptions:
     """How an encoder's token vectors become one, for embeddings; None: as the folder says."""
     prompts: tuple[tuple[str, str], ...] = ()
     """Names and texts of further prompts, for embeddings of texts."""
+    base: str | None = None
+    """Folder or id of the model that an adapter is merged into; None: the one that the adapter names."""
+    adapter: Adapter | None = None
+    """Merged into the weights of the folder."""
+    scratch: Path | None = None
+    """Where weights in fp32 are written for the time of an export; None: where the system has temporary files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +98,10 @@ class ModelFolder:
     options: FolderOptions
     origin: Origin | None = None
     """What the folder was fetched as; None: it was given."""
+    plain: PlainFolder | None = None
+    """The temporary folder that `path` is, where the weights that came are not those of `transformers`."""
+    stated: Mapping[str, str] = field(default_factory=dict)
+    """What the manifest says of the weights as they came, by a word each."""
 
     def title(self) -> str:
         """Returns what the model is called where it comes from."""
@@ -103,7 +115,7 @@ class ModelFolder:
         """
         if self.options.name:
             return self.options.name
-        name = re.sub(r"[^a-z0-9._-]+", "-", self.title().lower()).strip("._-")[:64].strip("._-")
+        name = model_name(self.title())
         if not name:
             raise SourceError(f"{self.path}: its name is no name of a model; give one with --name")
         return name
@@ -135,7 +147,11 @@ class ModelFolder:
         return Architecture(
             kind=type(model).__name__,
             parameter_count=parameter_count(model),
-            configuration={"model_type": self.config.model_type, "transformers": transformers.__version__},
+            configuration={
+                "model_type": self.config.model_type,
+                "transformers": transformers.__version__,
+                **self.stated,
+            },
         )
 
     def source(
@@ -164,6 +180,7 @@ class ModelFolder:
             description=(
                 f"{type(model).__name__}, exported from "
                 + ("a folder of transformers" if self.origin is None else f"{self.origin.id} of the hub")
+                + "".join(f", {name} {value}" for name, value in self.stated.items())
                 + f"{part}."
             ),
             license=self.license(),
@@ -171,6 +188,7 @@ class ModelFolder:
             documents=self.documents(),
             architecture=self.architecture(model),
             limits=limits_of(module, self.task),
+            kept={} if self.plain is None else self.plain.kept,
             **values,
         )
 
@@ -299,6 +317,11 @@ class ModelFolder:
         if whole > length:
             return chosen, (f"texts of at most {chosen} tokens: {limit}",)
         return chosen, ()
+
+
+def model_name(title: str) -> str:
+    """Returns the name in a store that a title stands for; it may be empty."""
+    return re.sub(r"[^a-z0-9._-]+", "-", title.lower()).strip("._-")[:64].strip("._-")
 
 
 def _dense_length(config: Any) -> int | None:

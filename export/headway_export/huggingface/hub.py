@@ -23,6 +23,8 @@ from huggingface_hub import HfApi, constants, errors, utils
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
 from headway_export.errors import SourceError
+from headway_export.huggingface.adapters import CONFIG_FILE as ADAPTER_FILE
+from headway_export.huggingface.adapters import WEIGHTS_FILE as ADAPTER_WEIGHTS
 from headway_export.huggingface.embedders import MODULES_FILE
 from headway_export.huggingface.folder import DOCUMENTS, bytes_text, check_memory, weight_files
 from headway_server.bundles import Origin
@@ -75,7 +77,7 @@ class HubModel:
         with _translated(model_id, revision):
             resolved = api.resolve_revision(model_id, revision=revision)
             path = huggingface_hub.snapshot_download(
-                model_id, revision=resolved, allow_patterns=[CONFIG_FILE, MODULES_FILE]
+                model_id, revision=resolved, allow_patterns=[CONFIG_FILE, MODULES_FILE, ADAPTER_FILE]
             )
             try:
                 files = huggingface_hub.get_cached_repo_tree(model_id, revision=resolved)
@@ -85,6 +87,19 @@ class HubModel:
                 sizes = {file.relative_to(path).as_posix(): file.stat().st_size for file in there}
         origin = Origin(id=model_id, revision=str(resolved), commit=resolved.resolved)
         return cls(origin=origin, path=Path(path), sizes=sizes)
+
+    @property
+    def holds_adapter(self) -> bool:
+        """True if it is an adapter, and no model."""
+        return ADAPTER_FILE in self.sizes and CONFIG_FILE not in self.sizes
+
+    def fetch_adapter(self) -> None:
+        """Fetches an adapter, whose weights are few, and the tokenizer that may lie beside it.
+
+        Raises:
+            SourceError: It cannot be fetched.
+        """
+        self._fetch([*self._descriptions(), ADAPTER_WEIGHTS])
 
     def fetch_descriptions(self) -> None:
         """Fetches all that is needed beside weights.
