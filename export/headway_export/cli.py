@@ -301,7 +301,7 @@ def hf(
             base=base,
             scratch=scratch,
         )
-        on_hub = None if Path(folder).is_dir() else huggingface.parse_id(folder, revision)
+        on_hub = None if Path(folder).exists() else huggingface.parse_id(folder, revision)
         if on_hub is not None:
             sources, notes = huggingface.sources_from_hub(*on_hub, asked, _say)
         elif revision is not None:

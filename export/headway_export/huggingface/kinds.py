@@ -19,6 +19,7 @@ from headway_export.huggingface.embedders import Layout, read_embedder, read_lay
 from headway_export.huggingface.encoder_decoders import read_rewriter
 from headway_export.huggingface.encoders import read_classifier
 from headway_export.huggingface.folder import (
+    DOCUMENTS,
     FolderOptions,
     ModelFolder,
     check_is_dense,
@@ -29,9 +30,10 @@ from headway_export.huggingface.folder import (
     read_configuration,
     weight_files,
 )
+from headway_export.huggingface.gguf_files import describe_gguf, find_gguf, unpack_weights, write_descriptions
 from headway_export.huggingface.hub import HubModel, parse_id
 from headway_export.huggingface.images import PREPROCESSOR_FILE, read_image_classifier, read_image_embedder
-from headway_export.huggingface.plain import PlainFolder, make_plain
+from headway_export.huggingface.plain import PlainFolder, make_plain, temporary_folder
 from headway_export.huggingface.published import check_quantization, describe_quantization, quantization_of
 from headway_export.huggingface.settings import folder_notes, length_notes, truncation_side
 from headway_export.huggingface.speech import SPEECH_HEADS, read_transcriber
@@ -86,7 +88,7 @@ def sources_from_folder(
     """Reads a model folder.
 
     Args:
-        path: Holds `config.json`, weights, and a tokenizer; or an adapter.
+        path: Holds `config.json`, weights, and a tokenizer; or an adapter, or a file of GGUF, which it may be itself.
         options: What is asked for beside it.
         tell: Called with a sentence before weights are fetched, where an adapter names a base of the hub.
 
@@ -96,6 +98,8 @@ def sources_from_folder(
     Raises:
         SourceError: The folder is incomplete, or its model is of a kind that cannot be served.
     """
+    if (file := find_gguf(path)) is not None:
+        return _from_gguf(file, options)
     if not (path / CONFIG_FILE).exists() and (adapter := Adapter.read(path)) is not None:
         return _merged(adapter, path.resolve().name, options, tell)
     _check_base(path, options)
@@ -145,6 +149,30 @@ def sources_from_hub(
             return description.load(options, model.origin)
     except SourceError as error:
         raise SourceError(str(error).replace(str(model.path), model_id)) from error
+
+
+def _from_gguf(file: Path, options: FolderOptions) -> tuple[Sources, tuple[str, ...]]:
+    """Reads a file of GGUF; its weights after all else.
+
+    Raises:
+        SourceError: `transformers` does not read it, or its model cannot be served.
+    """
+    if options.adapter is not None:
+        raise SourceError(f"{file}: an adapter is merged into a folder of transformers; give that with --base")
+    _check_base(file, options)
+    with in_a_sentence(str(file)):
+        plain = temporary_folder(file.stem, options.scratch)
+        write_descriptions(file, plain.path)
+        for beside in file.parent.iterdir():
+            if DOCUMENTS.fullmatch(beside.name):
+                (plain.path / beside.name).symlink_to(beside.resolve())
+        try:
+            description = _Description.read(plain.path, options)
+            kept = unpack_weights(file, plain.path)
+            stated = {"quantized": describe_gguf(file)}
+            return replace(description, plain=replace(plain, kept=kept), stated=stated).load(options)
+        except SourceError as error:
+            raise SourceError(str(error).replace(str(plain.path), str(file))) from error
 
 
 def _merged(

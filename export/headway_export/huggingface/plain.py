@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -62,15 +62,12 @@ class _Holder:
         self._remove = weakref.finalize(self, shutil.rmtree, path, ignore_errors=True)
 
 
-def _temporary(
-    name: str, scratch: Path | None, write: Callable[[Path], Mapping[bytes, Callable[[], Blocks]]]
-) -> PlainFolder:
-    """Makes a folder and lets `write` fill it.
+def temporary_folder(name: str, scratch: Path | None) -> PlainFolder:
+    """Makes an empty folder.
 
     Args:
-        name: What the folder is called.
+        name: What it is called.
         scratch: Where to make it; None: where the system has temporary files.
-        write: Takes the folder, and returns what reads blocks of weights.
     """
     if scratch is not None:
         scratch.mkdir(parents=True, exist_ok=True)
@@ -78,7 +75,7 @@ def _temporary(
     holder = _Holder(root)
     path = root / name
     path.mkdir()
-    return PlainFolder(path=path, kept=write(path), holder=holder)
+    return PlainFolder(path=path, holder=holder)
 
 
 def make_plain(
@@ -109,12 +106,13 @@ def make_plain(
         plain, changed = adapter.merged(plain)
         content |= changed
 
-    def write(path: Path) -> Mapping[bytes, Callable[[], Blocks]]:
-        if adapter is not None:
-            mirror(path, adapter.path, adapter.path)
-        return write_model(mirror(path, given, weights), content, plain)
-
-    return _temporary(given.resolve().name, scratch, write), content
+    made = temporary_folder(given.resolve().name, scratch)
+    if adapter is not None:  # its tokenizer may have more tokens
+        mirror(made.path, adapter.path, adapter.path)
+    folder = mirror(made.path, given, weights)
+    (folder / CONFIG_FILE).write_text(json.dumps(content), encoding="utf-8")
+    kept = write_weights(folder, plain)
+    return replace(made, kept=kept), content
 
 
 def mirror(path: Path, given: Path, weights: Path) -> Path:
@@ -138,12 +136,11 @@ def mirror(path: Path, given: Path, weights: Path) -> Path:
     return path / within
 
 
-def write_model(folder: Path, content: Mapping[str, Any], plain: Plain) -> Mapping[bytes, Callable[[], Blocks]]:
-    """Writes configuration and weights, in fp32, and beside them the blocks of those that were published in 4 bits.
+def write_weights(folder: Path, plain: Plain) -> Mapping[bytes, Callable[[], Blocks]]:
+    """Writes weights, in fp32, and beside them the blocks of those that were published in 4 bits.
 
     Args:
         folder: Where to.
-        content: `config.json`.
         plain: Weights by name.
 
     Returns:
@@ -153,7 +150,6 @@ def write_model(folder: Path, content: Mapping[str, Any], plain: Plain) -> Mappi
         SourceError: The disk is full.
     """
     kept: dict[bytes, Callable[[], Blocks]] = {}
-    (folder / CONFIG_FILE).write_text(json.dumps(content), encoding="utf-8")
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
         for name, read in plain.items():
