@@ -365,7 +365,12 @@ class _Prover:
             bundle=Bundle(path=self._folder, manifest=manifest),
             precision=precision,
             variant=variant,
-            runtime=Runtime(device="auto" if variant.device == "cuda" else "cpu", map_weights=True),
+            runtime=Runtime(
+                device="auto" if variant.device == "cuda" else "cpu",
+                map_weights=True,
+                # fp32 that only judges is not served; and of many weights a second copy is what memory ends at.
+                lay_out_weights=not self._is_large or precision in self._options.precisions,
+            ),
         )
 
     def _as_written(self, precision: Precision, graph: TracedGraph) -> TracedGraph:

@@ -44,10 +44,16 @@ class Adapter:
 
     path: Path
     settings: Mapping[str, Any]
+    title: str
+    """What the adapter is called."""
 
     @classmethod
-    def read(cls, path: Path) -> Adapter | None:
+    def read(cls, path: Path, title: str | None = None) -> Adapter | None:
         """Reads the settings of a folder; None: it holds no adapter.
+
+        Args:
+            path: The folder.
+            title: What the adapter is called; None: by its folder.
 
         Raises:
             SourceError: The adapter is of a kind that is not merged.
@@ -71,12 +77,7 @@ class Adapter:
             )
         if not (path / WEIGHTS_FILE).is_file():
             raise SourceError(f"{path}: has {CONFIG_FILE} and no {WEIGHTS_FILE}; fetch the folder again")
-        return cls(path=path, settings=settings)
-
-    @property
-    def title(self) -> str:
-        """What the adapter is called."""
-        return self.path.resolve().name
+        return cls(path=path, settings=settings, title=title or path.resolve().name)
 
     @property
     def base(self) -> str | None:

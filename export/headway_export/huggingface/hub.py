@@ -26,9 +26,9 @@ from headway_export.errors import SourceError
 from headway_export.huggingface.adapters import CONFIG_FILE as ADAPTER_FILE
 from headway_export.huggingface.adapters import WEIGHTS_FILE as ADAPTER_WEIGHTS
 from headway_export.huggingface.embedders import MODULES_FILE
-from headway_export.huggingface.folder import DOCUMENTS, bytes_text, check_memory, weight_files
+from headway_export.huggingface.folder import DOCUMENTS, as_source_error, bytes_text, check_memory, weight_files
 from headway_server.bundles import Origin
-from headway_training.folders import CONFIG_FILE, first_line
+from headway_training.folders import CONFIG_FILE, check_pickle, first_line
 
 _ID: Final = re.compile(r"([\w][\w.-]*/[\w][\w.-]*)(?:@([^@\s]+))?", re.ASCII)
 _SUFFIXES: Final = (".json", ".txt", ".model", ".spm", ".jinja")
@@ -87,6 +87,16 @@ class HubModel:
                 sizes = {file.relative_to(path).as_posix(): file.stat().st_size for file in there}
         origin = Origin(id=model_id, revision=str(resolved), commit=resolved.resolved)
         return cls(origin=origin, path=Path(path), sizes=sizes)
+
+    def check_pickle(self, *, allow_pickle: bool) -> None:
+        """Checks, by the names of its files, that its weights are not pickled, or may be.
+
+        Raises:
+            SourceError: They are, and may not.
+        """
+        for folder in sorted(self._folders()):
+            with as_source_error():
+                check_pickle(self.path / folder, self._files_in(folder), allow_pickle=allow_pickle)
 
     @property
     def holds_adapter(self) -> bool:

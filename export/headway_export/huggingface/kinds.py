@@ -33,7 +33,7 @@ from headway_export.huggingface.folder import (
 from headway_export.huggingface.gguf_files import describe_gguf, find_gguf, unpack_weights, write_descriptions
 from headway_export.huggingface.hub import HubModel, parse_id
 from headway_export.huggingface.images import PREPROCESSOR_FILE, read_image_classifier, read_image_embedder
-from headway_export.huggingface.plain import PlainFolder, make_plain, temporary_folder
+from headway_export.huggingface.plain import PlainFolder, is_worth_mapping, make_plain, temporary_folder
 from headway_export.huggingface.published import check_quantization, describe_quantization, quantization_of
 from headway_export.huggingface.settings import folder_notes, length_notes, truncation_side
 from headway_export.huggingface.speech import SPEECH_HEADS, read_transcriber
@@ -101,7 +101,7 @@ def sources_from_folder(
     if (file := find_gguf(path)) is not None:
         return _from_gguf(file, options)
     if not (path / CONFIG_FILE).exists() and (adapter := Adapter.read(path)) is not None:
-        return _merged(adapter, path.resolve().name, options, tell)
+        return _merged(adapter, options, tell)
     _check_base(path, options)
     with in_a_sentence(str(path)):
         if (checkpoint := checkpoint_beside(path)) is None:
@@ -137,12 +137,13 @@ def sources_from_hub(
     model = HubModel.find(model_id, revision)
     if model.holds_adapter:
         model.fetch_adapter()
-        adapter = Adapter.read(model.path)
+        adapter = Adapter.read(model.path, model_id)
         assert adapter is not None, "it has been fetched"
-        return _merged(adapter, model_id.rpartition("/")[2], options, tell)
+        return _merged(adapter, options, tell)
     _check_base(Path(model_id), options)
     try:
         with in_a_sentence(model_id):
+            model.check_pickle(allow_pickle=options.allow_pickle)
             model.fetch_descriptions()
             description = _Description.read(model.path, options)
             model.fetch_weights(description.weights, allow_pickle=options.allow_pickle, tell=tell)
@@ -175,9 +176,7 @@ def _from_gguf(file: Path, options: FolderOptions) -> tuple[Sources, tuple[str, 
             raise SourceError(str(error).replace(str(plain.path), str(file))) from error
 
 
-def _merged(
-    adapter: Adapter, name: str, options: FolderOptions, tell: Callable[[str], None]
-) -> tuple[Sources, tuple[str, ...]]:
+def _merged(adapter: Adapter, options: FolderOptions, tell: Callable[[str], None]) -> tuple[Sources, tuple[str, ...]]:
     """Reads the base of an adapter, as a model that is called by the adapter's name.
 
     Raises:
@@ -185,7 +184,9 @@ def _merged(
     """
     if (base := options.base or adapter.base) is None:
         raise SourceError(f"{adapter.path}: does not say what it is an adapter of; name that with --base")
-    with_adapter = replace(options, name=options.name or model_name(name), base=base, adapter=adapter)
+    with_adapter = replace(
+        options, name=options.name or model_name(adapter.title.rpartition("/")[2]), base=base, adapter=adapter
+    )
     if Path(base).is_dir():
         return sources_from_folder(Path(base), with_adapter, tell)
     revision = None if options.base else adapter.settings.get("revision")
@@ -252,7 +253,8 @@ class _Description:
             SourceError: The folder is incomplete, or its model cannot be served.
         """
         check_weights(self.weights, allow_pickle=options.allow_pickle)
-        if self.plain is None and (options.adapter is not None or quantization_of(self.content) is not None):
+        comes_otherwise = options.adapter is not None or quantization_of(self.content) is not None
+        if self.plain is None and (comes_otherwise or is_worth_mapping(self.weights, options.scratch)):
             unpacked = self._unpacked(options)
             try:
                 return unpacked.load(options, origin)

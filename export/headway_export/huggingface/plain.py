@@ -33,10 +33,13 @@ from headway_export.huggingface.published import (
     stored_tensors,
 )
 from headway_export.rewriting import Blocks, digest_of
-from headway_training.folders import CONFIG_FILE
+from headway_training.folders import CONFIG_FILE, count_weights
 
 _SHARD_BYTES: Final = 1 << 28
 """Of weights that are written together; that many are in memory."""
+_LARGE_BYTES: Final = 1 << 28
+"""Of weights in fp32 from which those that came in 16 bits are widened on disk and not in memory."""
+_FLOAT_BYTES: Final = 4
 _BLOCKS_FOLDER: Final = "blocks"
 _LEFT_OUT: Final = (
     "*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.gguf", CONFIG_FILE, ADAPTER_FILE
@@ -76,6 +79,16 @@ def temporary_folder(name: str, scratch: Path | None) -> PlainFolder:
     path = root / name
     path.mkdir()
     return PlainFolder(path=path, holder=holder)
+
+
+def is_worth_mapping(weights: Path, scratch: Path | None) -> bool:
+    """True if a folder's weights are many, are not in fp32, and fit so on the disk, with the graph that has them too."""
+    files = list(weights.glob("*.safetensors"))
+    stored = sum(file.stat().st_size for file in files)
+    widened_bytes = _FLOAT_BYTES * count_weights(weights) if files else 0
+    if widened_bytes < max(_LARGE_BYTES, 1.01 * stored):
+        return False
+    return shutil.disk_usage(scratch or tempfile.gettempdir()).free > 3 * widened_bytes
 
 
 def make_plain(
