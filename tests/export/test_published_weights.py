@@ -1,6 +1,7 @@
 """Folders whose weights are quantized, adapters, and pickles: what is read of them, kept of them, or refused."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
@@ -10,14 +11,16 @@ import tiny_huggingface as tiny
 import tiny_quantized
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from headway_export.cli import app
-from headway_export.huggingface import FolderOptions, from_folder, kinds
+from headway_export.huggingface import FolderOptions, from_folder, kinds, plain
 from headway_export.huggingface.adapters import Adapter, widened
 from headway_export.huggingface.published import plain_weights, stored_tensors
 from headway_server.bundles import open_bundle
+from headway_training import folders
+from headway_training.errors import CheckpointError
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +122,13 @@ def test_what_is_not_read_is_refused_before_anything_is_loaded(folder, values, m
     assert message in refusal(folder)
 
 
+def test_training_refuses_quantized_weights_in_a_sentence(folder):
+    tiny_quantized.quantize(folder, "gptq")
+    config = folders.parse_configuration(folder, folders.read_configuration(folder))
+    with pytest.raises(CheckpointError, match=r"its weights are quantized \(gptq\), and only headway-export reads"):
+        folders.load_model(folder, config, transformers.AutoModelForCausalLM, "generation")
+
+
 ADAPTERS = {
     "lora": ("llama", {"target_modules": ["q_proj", "down_proj"], "lora_alpha": 24}),
     "patterns": (
@@ -170,8 +180,8 @@ def test_an_adapter_is_merged_as_peft_merges_it(kind, tmp_path):
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 def test_a_folder_of_an_adapter_is_exported_with_its_base(folder, tmp_path):
     tiny_quantized.quantize(folder, "gptq")
-    plain = tiny_quantized.write_llama(tmp_path / "plain")
-    write_adapter(plain, tmp_path / "Own-Adapter", target_modules=["q_proj"])
+    named = tiny_quantized.write_llama(tmp_path / "plain")
+    write_adapter(named, tmp_path / "Own-Adapter", target_modules=["q_proj"])
     source, notes = from_folder(tmp_path / "Own-Adapter", FolderOptions(base=str(folder), scratch=tmp_path))
     assert source.name == "own-adapter"
     stated = source.architecture.configuration
@@ -180,7 +190,7 @@ def test_a_folder_of_an_adapter_is_exported_with_its_base(folder, tmp_path):
     assert f"the adapter Own-Adapter is merged into {folder}" in notes
     assert len(source.kept) == 6, "the merged weight is no longer one of 4 bits"
     source, _ = from_folder(tmp_path / "Own-Adapter", FolderOptions(scratch=tmp_path))
-    assert source.architecture.configuration["base"] == str(plain), "which the adapter names"
+    assert source.architecture.configuration["base"] == str(named), "which the adapter names"
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
@@ -207,3 +217,18 @@ def test_an_adapter_without_its_base_or_of_another_kind_is_refused(folder, tmp_p
     assert "--base x: is for an adapter" in refusal(folder, "--base", "x")
     (tmp_path / "adapter" / "adapter_model.safetensors").unlink()
     assert "has adapter_config.json and no adapter_model.safetensors" in refusal(tmp_path / "adapter")
+
+
+def test_weights_of_16_bits_are_widened_on_disk_and_mapped(folder, tmp_path, monkeypatch):
+    tensors = {name: tensor.bfloat16() for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    monkeypatch.setattr(plain, "_LARGE_BYTES", 1)
+    source, notes = from_folder(folder, FolderOptions(scratch=tmp_path / "scratch"))
+    found = dict(source.module.model.named_parameters())
+    assert all(torch.equal(parameter, tensors[name].float()) for name, parameter in found.items())
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    mapped = [line.split()[0].split("-") for line in lines if ".plain-" in line]
+    for parameter in found.values():
+        assert any(int(start, 16) <= parameter.data_ptr() < int(end, 16) for start, end in mapped)
+    assert notes == ()
+    assert "quantized" not in source.architecture.configuration

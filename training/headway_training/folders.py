@@ -301,6 +301,12 @@ def load_model(
     Raises:
         CheckpointError: They cannot be read; it comes from the library's own error.
     """
+    if quantization := getattr(config, "quantization_config", None):
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization.quant_method
+        raise CheckpointError(
+            f"{path}: its weights are quantized ({method}), and only headway-export reads such; take the model that it "
+            "was made of"
+        )
     check_layers(path, config)
     try:
         with quiet():

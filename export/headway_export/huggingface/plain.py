@@ -72,9 +72,7 @@ def temporary_folder(name: str, scratch: Path | None) -> PlainFolder:
         name: What it is called.
         scratch: Where to make it; None: where the system has temporary files.
     """
-    if scratch is not None:
-        scratch.mkdir(parents=True, exist_ok=True)
-    root = Path(tempfile.mkdtemp(prefix=".plain-", dir=scratch))
+    root = Path(tempfile.mkdtemp(prefix=".plain-", dir=_place(scratch)))
     holder = _Holder(root)
     path = root / name
     path.mkdir()
@@ -82,13 +80,20 @@ def temporary_folder(name: str, scratch: Path | None) -> PlainFolder:
 
 
 def is_worth_mapping(weights: Path, scratch: Path | None) -> bool:
-    """True if a folder's weights are many, are not in fp32, and fit so on the disk, with the graph that has them too."""
+    """True if a folder's weights are many, came in fewer bits than fp32, and fit in it on the disk three times."""
     files = list(weights.glob("*.safetensors"))
     stored = sum(file.stat().st_size for file in files)
     widened_bytes = _FLOAT_BYTES * count_weights(weights) if files else 0
     if widened_bytes < max(_LARGE_BYTES, 1.01 * stored):
         return False
-    return shutil.disk_usage(scratch or tempfile.gettempdir()).free > 3 * widened_bytes
+    return shutil.disk_usage(_place(scratch)).free > 3 * widened_bytes
+
+
+def _place(scratch: Path | None) -> Path:
+    """Returns where temporary folders are made."""
+    place = Path(tempfile.gettempdir()) if scratch is None else scratch
+    place.mkdir(parents=True, exist_ok=True)
+    return place
 
 
 def make_plain(
