@@ -299,6 +299,7 @@ def hf(
             pooling=pooling,
             prompts=_prompts(prompt or ()),
             base=base,
+            keeps_fp32=precision is None or Precision.FP32 in precision,
             scratch=scratch,
         )
         on_hub = None if Path(folder).exists() else huggingface.parse_id(folder, revision)

@@ -205,12 +205,13 @@ class _Prover:
             if task_of(self._source.task).attends_by_operator and shows_attention(self._source.module):
                 self._progress("int8: tracing")
                 for_cpu = self._trace(self._source.module, known=traced)
-            quantized = self._quantize(for_cpu, Precision.INT8)
             if Precision.INT8 in wanted:
-                variants[Precision.INT8] = self._prove(Precision.INT8, quantized)
+                variants[Precision.INT8] = self._prove(Precision.INT8, self._quantize(for_cpu, Precision.INT8))
             if Precision.INT8_STATIC in wanted:
+                quantized = self._quantize(for_cpu, Precision.INT8)
                 self._progress("int8-static: reading what activations reach")
                 maxima = row_maxima(self._source, quantized, self._calibration)
+                del quantized
                 variants[Precision.INT8_STATIC] = self._prove_static(for_cpu, maxima)
         if Precision.INT4 in wanted:
             variants[Precision.INT4] = self._prove(Precision.INT4, self._quantize(traced, Precision.INT4))
@@ -271,12 +272,13 @@ class _Prover:
 
     def _prove(self, precision: Precision, traced: TracedModel) -> Variant:
         self._progress(f"{precision}: comparing with PyTorch")
-        candidate = self._write(precision, traced)
+        candidate, shows_weights = self._write(precision, traced), traced.attention is not None
+        del traced  # of a quantized model nobody else holds it
         self._give_back()
         reference = self._known_reference()
         figures = parity.check(candidate, reference)
         self._give_back()
-        attention = parity.check_attention(candidate, reference) if traced.attention is not None else None
+        attention = parity.check_attention(candidate, reference) if shows_weights else None
         if self._source.evaluation is not None:
             evaluation = self._source.evaluation
             self._progress(f"{precision}: {evaluation.metric} on {evaluation.dataset}")

@@ -33,6 +33,8 @@ from headway_training.folders import plain_tokenizer
 _COPIES: Final = 2.5
 """Of the weights in fp32 that an export holds at least: the module, which the graph shares, and the session that proves
 it. The libraries left out, a GPT-2 small took 2.9 times its weights (docs/journal/huggingface.md)."""
+_MAPPED_COPIES: Final = 0.6
+"""The same where weights are mapped from disk and fp32 only judges, as opened without a second layout of them."""
 _FLOAT_BYTES: Final = 4
 _TEXT_INPUTS: Final = frozenset((
     "attention_mask", "cache", "decoder_attention_mask", "decoder_input_ids", "decoder_inputs_embeds",
@@ -83,6 +85,8 @@ class FolderOptions:
     """Folder or id of the model that an adapter is merged into; None: the one that the adapter names."""
     adapter: Adapter | None = None
     """Merged into the weights of the folder."""
+    keeps_fp32: bool = True
+    """False if the bundle has no fp32, which takes less memory."""
     scratch: Path | None = None
     """Where weights in fp32 are written for the time of an export; None: where the system has temporary files."""
 
@@ -381,29 +385,37 @@ def weight_files(path: Path, there: Collection[str], *, allow_pickle: bool) -> l
         return folders.weight_files(path, there, allow_pickle=allow_pickle)
 
 
-def check_weights(path: Path, *, allow_pickle: bool) -> None:
+def check_weights(path: Path, *, allow_pickle: bool, is_mapped: bool = False) -> None:
     """Checks, by their headers, that a model's weights are there, whole, and fit into memory.
+
+    Args:
+        path: The folder.
+        allow_pickle: True if they may be pickled.
+        is_mapped: True if they are mapped from disk, in fp32, and the bundle has no fp32.
 
     Raises:
         SourceError: They are not, or they are pickled and that is not allowed.
     """
     with as_source_error():
         count = folders.count_weights(path, allow_pickle=allow_pickle)
-    check_memory(str(path), count)
+    check_memory(str(path), count, is_mapped=is_mapped)
 
 
-def check_memory(owner: str, num_weights: int) -> None:
-    """Checks that a model fits into memory.
+def check_memory(owner: str, num_weights: int, *, is_mapped: bool = False) -> None:
+    """Checks that a model fits into memory; for the arguments see `check_weights`.
 
     Raises:
         SourceError: It does not.
     """
-    available, needed = available_bytes("cpu"), _COPIES * _FLOAT_BYTES * num_weights
+    copies = _MAPPED_COPIES if is_mapped else _COPIES
+    available, needed = available_bytes("cpu"), copies * _FLOAT_BYTES * num_weights
     if available is not None and needed > available:
         raise SourceError(
             f"{owner}: is too large for this machine: its {num_weights:,} weights take "
-            f"{bytes_text(_FLOAT_BYTES * num_weights)} in fp32, an export needs at least {_COPIES} times that, "
-            f"{bytes_text(needed)}, and {bytes_text(available)} of memory are free; export it on a larger machine"
+            f"{bytes_text(_FLOAT_BYTES * num_weights)} in fp32, an export needs at least {copies} times that, "
+            f"{bytes_text(needed)}, and {bytes_text(available)} of memory are free; "
+            + ("" if is_mapped else "leave fp32 out by --precision int8 or int4, with disk for three times that, or ")
+            + "export it on a larger machine"
         )
 
 

@@ -53,6 +53,10 @@ _SLOW_ON_CPU = ["SkipLayerNormFusion"]
 10 % longer (docs/decisions/fixed-scales.md)."""
 
 
+_COPYING = ["ConstantFolding"]
+"""Those that make a second copy of weights: of a table that is also the output projection, a transposed one."""
+
+
 def _import_onnxruntime() -> Any:
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # its builds report their use to their maker by default
     # Flash attention splits a row's cached tokens between threads if there are more threads than rows x heads, and an
@@ -224,13 +228,14 @@ class Runtime:
             options.add_free_dimension_override_by_name(axis, size)
         if self._maps_weights:
             options.add_session_config_entry("session.use_external_initializer_file_buffers_directly", "1")
+        disabled = list(_SLOW_ON_CPU) if self.device == "cpu" else []
         if not self._lay_out_weights:
             options.add_session_config_entry("session.disable_prepacking", "1")
+            disabled += _COPYING
         try:
             if weights:
                 buffers = list(weights.values())
                 options.add_external_initializers_from_files_in_memory(list(weights), buffers, [*map(len, buffers)])
-            disabled = _SLOW_ON_CPU if self.device == "cpu" else []
             return self._onnxruntime.InferenceSession(
                 str(file), options, providers=_PROVIDERS[self.device], disabled_optimizers=disabled
             )
