@@ -23,6 +23,7 @@ from headway_export.source import (
     ExportSource,
     checkpoint_beside,
     from_factory,
+    make_tagging,
     open_tokenizer,
     sources_from_checkpoint,
 )
@@ -36,6 +37,7 @@ from headway_server.bundles import (
     Variant,
     staging_folder,
 )
+from headway_server.bundles.tags import Aggregation, TagScheme
 from headway_server.errors import ServerError
 
 _COMMAND = "checkpoint"
@@ -75,6 +77,23 @@ _Images = Annotated[
 ]
 _Audio = Annotated[
     Path | None, typer.Option("--audio", help="Folder of recordings in place of --texts, for a model that hears.")
+]
+
+_TagScheme = Annotated[
+    TagScheme | None,
+    typer.Option(
+        "--tag-scheme",
+        help="Scheme of a token classifier's labels (docs/spans.md). [default: iob2; of a folder, by their names]",
+        show_default=False,
+    ),
+]
+_Aggregation = Annotated[
+    Aggregation | None,
+    typer.Option(
+        "--aggregation",
+        help="How a token classifier's spans are found. [default: sequence; of a model folder, first]",
+        show_default=False,
+    ),
 ]
 
 _CHECKPOINT_PARAMETERS = {
@@ -147,6 +166,8 @@ def main(
         Literal["never", "optional", "required"],
         typer.Option(help="When two texts are read as one input; for text_classification."),
     ] = "never",
+    tag_scheme: _TagScheme = None,
+    aggregation: _Aggregation = None,
     languages: Annotated[str | None, typer.Option(help="Source and target, such as en-de; for translation.")] = None,
     preprocessing: Annotated[
         Path | None, typer.Option(help="JSON file with a bundle's image_preprocessing; for images.")
@@ -187,6 +208,7 @@ def main(
                 labels=[label.strip() for label in labels.split(",")] if labels else (),
                 multi_label=multi_label,
                 text_pairs=text_pairs,
+                tagging=make_tagging(tag_scheme, aggregation) if tag_scheme or aggregation else None,
                 image_preprocessing=_preprocessing(preprocessing) if preprocessing else None,
                 languages=_languages(languages) if languages else None,
                 evaluation_file=evaluation,
@@ -273,6 +295,8 @@ def hf(
         str | None,
         typer.Option(help="How an encoder's token vectors become one, such as cls, mean, max or last; for embeddings."),
     ] = None,
+    tag_scheme: _TagScheme = None,
+    aggregation: _Aggregation = None,
     prompt: Annotated[
         list[str] | None,
         typer.Option(help="NAME=TEXT, which a call can have put before its texts; repeat for several; for embeddings."),
@@ -297,6 +321,8 @@ def hf(
             license_name=license_name,
             given=GivenInputs(texts=texts, images=images, audio=audio),
             pooling=pooling,
+            tag_scheme=tag_scheme,
+            aggregation=aggregation,
             prompts=_prompts(prompt or ()),
             base=base,
             keeps_fp32=precision is None or Precision.FP32 in precision,

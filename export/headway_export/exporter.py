@@ -451,6 +451,7 @@ def _manifest(
         text_pairs=source.text_pairs,
         embedding=_embedding(source, variants),
         scoring=source.scoring,
+        tagging=source.tagging,
         image_preprocessing=source.image_preprocessing,
         audio_preprocessing=source.audio_preprocessing,
         speech=source.speech,

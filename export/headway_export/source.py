@@ -41,8 +41,10 @@ from headway_server.bundles import (
     Space,
     SpecialTokens,
     SpeechTokens,
+    Tagging,
     Task,
 )
+from headway_server.bundles.tags import Aggregation, TagScheme
 from headway_server.errors import BundleError
 from headway_server.preprocessing import ChatTemplate
 from headway_training.checkpoint import (
@@ -180,6 +182,8 @@ class ExportSource:
     """True to write the graph of the attention weights too, where `ExportOptions` do not say."""
     scoring: Scoring | None = None
     """How the logit of a scorer becomes its score."""
+    tagging: Tagging | None = None
+    """How spans are found by a token classifier's tags; None: the manifest's defaults."""
     prompts: Mapping[str, str] = field(default_factory=dict)
     """Texts that can be put before what is embedded, by name."""
     default_prompt: str | None = None
@@ -469,6 +473,7 @@ def from_factory(
     labels: Sequence[str] = (),
     multi_label: bool = False,
     text_pairs: TextPairUse = "never",
+    tagging: Tagging | None = None,
     image_preprocessing: ImagePreprocessing | None = None,
     languages: Languages | None = None,
     evaluation_file: Path | None = None,
@@ -488,6 +493,7 @@ def from_factory(
         labels: Names in the order of the outputs, for classifiers.
         multi_label: True if several labels may apply to a text: those with a probability of at least 0.5.
         text_pairs: When two texts are read as one input, for text classification.
+        tagging: How spans are found by tags, for token classification; None: the manifest's defaults.
         image_preprocessing: For images.
         languages: For translation.
         evaluation_file: Evaluation data in the format of docs/checkpoint.md.
@@ -510,10 +516,11 @@ def from_factory(
             "--preprocessing": image_preprocessing is not None,
             "--multi-label": multi_label,
             "--text-pairs": text_pairs != "never",
+            "--tag-scheme": tagging is not None,
             "--chat-template": chat_template_file is not None,
         },
     )
-    exported.check_labels(labels)
+    exported.check_labels(labels, tagging)
     chat_template = read_chat_template(chat_template_file) if chat_template_file else None
     if chat_template_file is not None and chat_template is None:
         raise SourceError(f"{chat_template_file}: holds no chat_template")
@@ -537,6 +544,7 @@ def from_factory(
             ClassificationScheme(kind="multi_label", thresholds=(0.5,) * len(labels)) if multi_label else None
         ),
         text_pairs=text_pairs,
+        tagging=tagging,
         image_preprocessing=image_preprocessing,
         languages=languages,
         evaluation=(
@@ -544,6 +552,19 @@ def from_factory(
         ),
         **exported.parts_of_factory(factory, module),
     )
+
+
+def make_tagging(scheme: TagScheme | None, aggregation: Aggregation | None) -> Tagging:
+    """Returns how spans are found; None stands for the manifest's default.
+
+    Raises:
+        SourceError: The two do not fit each other.
+    """
+    given = {"scheme": scheme, "aggregation": aggregation}
+    try:
+        return Tagging.model_validate({name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        raise SourceError(f"--tag-scheme {scheme}: {error.errors()[0]['ctx']['error']}") from error
 
 
 def limits_of(module: nn.Module, task: Task) -> Limits:

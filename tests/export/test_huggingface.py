@@ -8,7 +8,7 @@ import tiny_huggingface as tiny
 import tiny_vision
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from headway_export.cli import app
@@ -172,7 +172,6 @@ def test_families_that_attend_in_another_way_are_refused(tmp_path, family, value
             {"num_labels": 1, "sbert_ce_default_activation_function": "torch.nn.Tanh"},
             "its score is made by torch.nn.Tanh",
         ),
-        ("ForTokenClassification", {}, "'LABEL_0' is no tag"),
     ],
 )
 def test_answers_that_no_call_gives_are_refused(tmp_path, head, values, message):
@@ -232,6 +231,21 @@ def test_several_labels_may_apply_to_a_text(tmp_path):
     assert (scheme.kind, scheme.thresholds) == ("multi_label", (0.5, 0.5, 0.5))
 
 
+@pytest.mark.parametrize("family", tiny.ENCODER_DECODERS)
+def test_classifiers_with_a_decoder_answer_as_in_transformers(tmp_path, family):
+    folder = tiny.write_model(tmp_path / "model", family, "ForSequenceClassification")
+    tiny.write_tokenizer(folder)
+    source, _ = from_folder(folder, FolderOptions())
+    own = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    for pair in ("the old fire",), ("an answer", "is not in the rain"):
+        ids = torch.tensor([source.tokenizer.encode(*pair).ids])
+        padded = torch.nn.functional.pad(ids, (0, 3))
+        with torch.no_grad():
+            expected = own(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+            found = source.module(padded, (torch.arange(padded.shape[1]) < ids.shape[1]).long()[None])
+        torch.testing.assert_close(found, expected)
+
+
 # Embeddings
 
 
@@ -284,6 +298,44 @@ def test_text_in_small_letters_is_read_as_the_folder_asks(tmp_path):
     assert source.tokenizer.encode("The RAIN").ids == source.tokenizer.encode("the rain").ids
     assert source.limits.max_input_tokens == 20
     assert from_folder(folder, FolderOptions(max_length=30))[0].limits.max_input_tokens == 30
+
+
+@pytest.mark.parametrize("family", ["t5", "gemma3_text"])
+def test_encoders_of_other_families_embed_as_in_transformers(tmp_path, family):
+    folder = tiny_embedders.write_sentence_transformer(tmp_path / "model", family)
+    source, _ = from_folder(folder, FolderOptions())
+    own = (transformers.T5EncoderModel if family == "t5" else transformers.AutoModel).from_pretrained(folder).eval()
+    for text in ("the old fire", "an answer is not in the rain"):
+        ids = torch.tensor([source.tokenizer.encode(text).ids])
+        padded = torch.nn.functional.pad(ids, (0, 3))
+        with torch.no_grad():
+            states = own(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state[0]
+            found = source.module(padded, (torch.arange(padded.shape[1]) < ids.shape[1]).long()[None])["embedding"][0]
+        torch.testing.assert_close(found, torch.nn.functional.normalize(states.mean(dim=0), dim=-1))
+
+
+@pytest.mark.parametrize("is_model2vec", [False, True])
+def test_static_embeddings_are_means_of_tokens(tmp_path, is_model2vec):
+    folder, vectors, shared = tmp_path / "static", torch.randn(20, 6), torch.arange(tiny.WORDS) % 20
+    tiny.write_tokenizer(folder)
+    weights = torch.rand(tiny.WORDS)
+    stored = {"embeddings": vectors, "mapping": shared, "weights": weights} if is_model2vec else {}
+    save_file(stored or {"embedding.weight": vectors[shared]}, folder / "model.safetensors")
+    kinds = ["StaticEmbedding", "Normalize"] if is_model2vec else ["StaticEmbedding"]
+    modules = [{"idx": index, "name": "", "path": "", "type": f"a.{kind}"} for index, kind in enumerate(kinds)]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    source, (note,) = from_folder(folder, FolderOptions(prompts=(("query", "the "),)))
+    assert (source.task, source.name, dict(source.prompts)) == (Task.TEXT_EMBEDDING, "static", {"query": "the "})
+    assert "--max-length" in note
+    ids = source.tokenizer.encode("the old fire").ids
+    assert not {1, 2} & set(ids)
+    rows = vectors[shared[ids]] * (weights[ids, None] if is_model2vec else 1)
+    expected = torch.nn.functional.normalize(rows.mean(dim=0), dim=-1) if is_model2vec else rows.mean(dim=0)
+    found = source.module(torch.tensor([[*ids, 0]]), torch.tensor([[1] * len(ids) + [0]]))["embedding"][0]
+    torch.testing.assert_close(found, expected)
+    assert "not for generation" in refusal(folder, "--task", "generation")
+    save_file({"embedding.weight": vectors}, folder / "model.safetensors")
+    assert "has 20 vectors, and the tokenizer 80 tokens" in refusal(folder)
 
 
 # Images

@@ -28,6 +28,15 @@ ENCODERS = {
     "modernbert": {"num_hidden_layers": 2, "local_attention": 8, "global_attn_every_n_layers": 2},
     "nomic_bert": {},
     "qwen3": {"num_key_value_heads": 2, "head_dim": 16},
+    "gemma3_text": {
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 8,
+        "use_bidirectional_attention": True,
+    },
+    "t5": {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4},
 }
 """Sizes of each family beside the common ones, by model type."""
 
@@ -36,7 +45,8 @@ def write_encoder(folder: Path, family: str, **changes) -> Path:
     """Writes an encoder without a head, with a tokenizer."""
     config = transformers.AutoConfig.for_model(family, **{**tiny.SIZES, **ENCODERS[family], **changes})
     torch.manual_seed(7)
-    model = transformers.AutoModel.from_config(config)
+    is_t5 = family == "t5"
+    model = transformers.T5EncoderModel(config) if is_t5 else transformers.AutoModel.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:

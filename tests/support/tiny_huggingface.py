@@ -100,6 +100,15 @@ MIXTURES = {
     "flex_olmo": ("FlexOlmo", _MIXED),
 }
 """Decoders with experts."""
+_BART = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
+_BART |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "decoder_start_token_id": 2, "num_labels": 3}
+_T5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4, "decoder_start_token_id": 0}
+ENCODER_DECODERS = {
+    "bart": ("Bart", {"vocab_size": WORDS, "max_position_embeddings": LENGTH, **_BART}),
+    "t5": ("T5", {"vocab_size": WORDS, **_T5, "num_labels": 3}),
+    "umt5": ("UMT5", {"vocab_size": WORDS, **_T5, "num_labels": 3}),
+}
+"""Classifiers with a decoder."""
 ENCODERS = {
     "bert": ("Bert", _ENCODER),
     "roberta": ("Roberta", {**_ENCODER, "max_position_embeddings": LENGTH + 1, "type_vocab_size": 1}),
@@ -147,7 +156,7 @@ def write_tokenizer(
 
 def write_model(folder: Path, family: str, head: str = "", **changes) -> Path:
     """Writes a model with random weights, drawn wide enough that greedy answers do not repeat one word."""
-    prefix, values = {**DECODERS, **FURTHER_DECODERS, **MIXTURES, **ENCODERS}[family]
+    prefix, values = {**DECODERS, **FURTHER_DECODERS, **MIXTURES, **ENCODERS, **ENCODER_DECODERS}[family]
     text = "Text" if prefix in _WITH_IMAGES else ""
     config = getattr(transformers, f"{prefix}{text}Config")(**{**values, **changes})
     name = head or {"gpt2": "LMHeadModel"}.get(family, "ForCausalLM")

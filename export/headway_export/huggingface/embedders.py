@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, normalizers
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import AutoModel
+from transformers import AutoModel, AutoModelForTextEncoding
 
 from headway_export.errors import SourceError
 from headway_export.huggingface.folder import ModelFolder, as_source_error, weight_files
@@ -72,6 +72,8 @@ _ONLY: Final[Mapping[str, Any]] = {
 """What a `Transformer` may be asked for, if anything; all else is refused."""
 _UNUSED: Final = ("pooler.",)
 """Weights that the last hidden states do not depend on; many folders do not hold them."""
+TEXT_ENCODERS: Final = ("t5", "mt5", "umt5")
+"""Model types with a decoder of which an embedder has the encoder alone."""
 _ACTIVATIONS: Final[Mapping[str, Callable[[], nn.Module]]] = {
     "Identity": nn.Identity,
     "Tanh": nn.Tanh,
@@ -170,10 +172,11 @@ class _Projection(nn.Module):
         return cast("Tensor", self.activation(self.linear(vectors)))
 
 
-class _Normalize(nn.Module):
+class Normalize(nn.Module):
     """Scales vectors to length 1."""
 
     def forward(self, vectors: Tensor) -> Tensor:
+        """(B, E) -> (B, E)."""
         return functional.normalize(vectors, dim=-1)
 
 
@@ -297,7 +300,7 @@ def read_embedder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
     with as_source_error():
         name = type(model).__name__
         check_reading(encoder.path, module, name=name, config=encoder.config, tokenizer=tokenizer, longest=length)
-    prompts, default, prompt_notes = _read_prompts(folder, is_normal=any(kind == "Normalize" for kind, _ in rest))
+    prompts, default, prompt_notes = read_prompts(folder, is_normal=any(kind == "Normalize" for kind, _ in rest))
     notes += (*transformer_notes, *prompt_notes, *(layout.notes if layout is not None else ()))
     return (
         folder.source(
@@ -316,7 +319,8 @@ def read_embedder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
 
 def _load_encoder(folder: ModelFolder) -> nn.Module:
     """Loads an encoder without its pooler, which nothing reads."""
-    model = folder.load(AutoModel, unused=_UNUSED)
+    auto_class = AutoModelForTextEncoding if folder.config.model_type in TEXT_ENCODERS else AutoModel
+    model = folder.load(auto_class, unused=_UNUSED)
     if getattr(model, "pooler", None) is not None:
         cast("Any", model).pooler = None
     return model
@@ -344,7 +348,7 @@ def _read_poolings(path: Path) -> tuple[str, ...]:
 
 def _read_module(kind: str, path: Path, allow_pickle: bool) -> nn.Module:
     if kind == "Normalize":
-        return _Normalize()
+        return Normalize()
     file = path / "config.json"
     content = read_settings(file)
     name = str(content.get("activation_function", "torch.nn.modules.activation.Tanh")).rsplit(".", 1)[-1]
@@ -388,7 +392,7 @@ def _read_transformer(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     return settings, _unknown(file.name, settings, "transformer")
 
 
-def _read_prompts(folder: ModelFolder, *, is_normal: bool) -> tuple[dict[str, str], str | None, tuple[str, ...]]:
+def read_prompts(folder: ModelFolder, *, is_normal: bool) -> tuple[dict[str, str], str | None, tuple[str, ...]]:
     """Returns the prompts of a folder and those that are asked for, the name of the default one, and notes.
 
     Raises:

@@ -5,19 +5,22 @@ B rows, T tokens, C classes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Literal, cast
 
+import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from headway_export.errors import SourceError
 from headway_export.huggingface.folder import ModelFolder, as_source_error
-from headway_export.source import ExportSource
+from headway_export.source import ExportSource, make_tagging
 from headway_export.tasks.table import task_of
-from headway_server.bundles import ClassificationScheme, Scoring, SpecialTokens, Task
+from headway_server.bundles import ClassificationScheme, Scoring, SpecialTokens, Tagging, Task
+from headway_server.bundles.tags import find_scheme
 from headway_training.folders import check_reading, labels_of, padding_of, plain_tokenizer
 
 _AUTO_CLASSES: Final = {
@@ -26,6 +29,8 @@ _AUTO_CLASSES: Final = {
 }
 _SCORE_ACTIVATIONS: Final[dict[str, Literal["none", "sigmoid"]]] = {"Identity": "none", "Sigmoid": "sigmoid"}
 """By the name of the class that a folder states, such as `torch.nn.modules.linear.Identity`."""
+ENCODER_DECODER_CLASSIFIERS: Final = frozenset({"bart", "t5", "mt5", "umt5"})
+"""Model types with a decoder whose classifiers are read."""
 
 
 class HuggingFaceClassifier(nn.Module):
@@ -44,6 +49,27 @@ class HuggingFaceClassifier(nn.Module):
         return cast("Tensor", output.logits)
 
 
+class _EncoderDecoderClassifier(HuggingFaceClassifier):
+    """A classifier whose decoder reads the text too, and whose last end token is classified (BART, T5)."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        """(B, T), (B, T), None -> logits (B, C)."""
+        model = cast("Any", self.model)
+        first = torch.full_like(input_ids[:, :1], int(model.config.decoder_start_token_id))
+        output = getattr(model, model.base_model_prefix)(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            decoder_input_ids=torch.cat([first, input_ids[:, :-1]], dim=1),
+            use_cache=False,
+            return_dict=True,
+        )
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device)  # (T,)
+        last = (positions * (input_ids == int(model.config.eos_token_id))).argmax(dim=1)  # (B,)
+        states = output.last_hidden_state  # (B, T, D)
+        ends = states.gather(1, last[:, None, None].expand(-1, 1, states.shape[-1])).squeeze(1)
+        return cast("Tensor", model.classification_head(ends))
+
+
 def read_classifier(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
     """Reads a classifier of texts or tokens.
 
@@ -58,13 +84,15 @@ def read_classifier(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]
     auto_class = _AUTO_CLASSES.get(folder.task, AutoModelForSequenceClassification)
     model = folder.load(auto_class)
     folder.check_inputs(model)
-    length, notes = folder.length(model)
-    adapt = partial(HuggingFaceClassifier, max_length=length, has_types=has_types)
+    kind = _EncoderDecoderClassifier if folder.config.is_encoder_decoder else HuggingFaceClassifier
+    length, notes = folder.length(model, kind(model, max_length=0, has_types=False))
+    adapt = partial(kind, max_length=length, has_types=has_types)
     module = adapt(model)
     with as_source_error():
         name = type(model).__name__
         check_reading(folder.path, module, name=name, config=folder.config, tokenizer=tokenizer, longest=length)
     labels, scheme = _labels_of(folder) if scoring is None else ((), None)
+    tagging = _tagging_of(folder, labels)
     return (
         folder.source(
             model,
@@ -75,6 +103,7 @@ def read_classifier(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]
             labels=labels,
             classification=scheme,
             scoring=scoring,
+            tagging=tagging,
             text_pairs=_text_pairs(tokenizer, folder.task),
             evaluation=folder.evaluation(len(labels)),
         ),
@@ -114,13 +143,26 @@ def _scoring_of(folder: ModelFolder) -> Scoring | None:
 def _labels_of(folder: ModelFolder) -> tuple[tuple[str, ...], ClassificationScheme | None]:
     config = folder.config
     labels = labels_of(config)
-    try:
-        task_of(folder.task).check_labels(labels)
-    except SourceError as error:
-        raise SourceError(f"{folder.path}: {error}; token classifiers are served as spans (docs/spans.md)") from error
     if folder.task is Task.TEXT_CLASSIFICATION and config.problem_type == "multi_label_classification":
         return labels, ClassificationScheme(kind="multi_label", thresholds=(0.5,) * len(labels))
     return labels, None
+
+
+def _tagging_of(folder: ModelFolder, labels: Sequence[str]) -> Tagging | None:
+    """Returns how spans are found by a token classifier's tags.
+
+    Raises:
+        SourceError: The labels are not tags of the scheme that is asked for.
+    """
+    if folder.task is not Task.TOKEN_CLASSIFICATION:
+        return None
+    options = folder.options
+    tagging = make_tagging(options.tag_scheme or find_scheme(labels), options.aggregation or "first")
+    try:
+        task_of(folder.task).check_labels(labels, tagging)
+    except SourceError as error:
+        raise SourceError(f"{folder.path}: {error}; token classifiers are served as spans (docs/spans.md)") from error
+    return tagging
 
 
 def _text_pairs(tokenizer: Tokenizer, task: Task) -> Literal["never", "optional"]:

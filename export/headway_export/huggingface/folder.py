@@ -24,6 +24,7 @@ from headway_export.huggingface.adapters import Adapter
 from headway_export.huggingface.plain import PlainFolder
 from headway_export.source import EvaluationData, ExportSource, checkpoint_beside, limits_of, read_evaluation
 from headway_server.bundles import Architecture, Languages, Origin, Task
+from headway_server.bundles.tags import Aggregation, TagScheme
 from headway_server.errors import ServerError
 from headway_server.runtime import available_bytes
 from headway_training import folders
@@ -79,6 +80,10 @@ class FolderOptions:
     """Inputs that int8 is held against fp32 on without evaluation data; none: drawn ones."""
     pooling: str | None = None
     """How an encoder's token vectors become one, for embeddings; None: as the folder says."""
+    tag_scheme: TagScheme | None = None
+    """Scheme of a token classifier's tags; None: the one that their names speak for."""
+    aggregation: Aggregation | None = None
+    """How spans are found by tags; None: by the first subword of each word."""
     prompts: tuple[tuple[str, str], ...] = ()
     """Names and texts of further prompts, for embeddings of texts."""
     base: str | None = None

@@ -15,9 +15,9 @@ from headway_export.errors import SourceError
 from headway_export.huggingface.adapters import CONFIG_FILE as ADAPTER_FILE
 from headway_export.huggingface.adapters import Adapter
 from headway_export.huggingface.decoders import check_decoder, read_decoder
-from headway_export.huggingface.embedders import Layout, read_embedder, read_layout, unread_notes
+from headway_export.huggingface.embedders import TEXT_ENCODERS, Layout, read_embedder, read_layout, unread_notes
 from headway_export.huggingface.encoder_decoders import read_rewriter
-from headway_export.huggingface.encoders import read_classifier
+from headway_export.huggingface.encoders import ENCODER_DECODER_CLASSIFIERS, read_classifier
 from headway_export.huggingface.folder import (
     DOCUMENTS,
     FolderOptions,
@@ -37,6 +37,7 @@ from headway_export.huggingface.plain import PlainFolder, is_worth_mapping, make
 from headway_export.huggingface.published import check_quantization, describe_quantization, quantization_of
 from headway_export.huggingface.settings import folder_notes, length_notes, truncation_side
 from headway_export.huggingface.speech import SPEECH_HEADS, read_transcriber
+from headway_export.huggingface.static import read_static, static_part
 from headway_export.huggingface.towers import is_two_towers, read_towers
 from headway_export.huggingface.translators import TRANSLATORS, read_translator
 from headway_export.source import ExportSource, checkpoint_beside, with_record
@@ -54,6 +55,8 @@ class Kind:
     """What the names of their architectures end with."""
     is_encoder_decoder: bool = False
     """True for models of an encoder and a decoder."""
+    encoder_decoders: frozenset[str] = frozenset()
+    """Model types with a decoder that are read beside encoders."""
     read: Callable[[ModelFolder], tuple[ExportSource, tuple[str, ...]]]
     """Returns what is exported, and notes for the user, a sentence each."""
     check: Callable[[Path, Any], None] = check_is_dense
@@ -65,10 +68,15 @@ KINDS: Final = (
     Kind(task=Task.TRANSLATION, heads=TRANSLATORS, is_encoder_decoder=True, read=read_translator),
     Kind(task=Task.TRANSCRIPTION, heads=SPEECH_HEADS, is_encoder_decoder=True, read=read_transcriber),
     Kind(task=Task.TEXT_TO_TEXT, heads=("ForConditionalGeneration",), is_encoder_decoder=True, read=read_rewriter),
-    Kind(task=Task.TEXT_CLASSIFICATION, heads=("ForSequenceClassification",), read=read_classifier),
+    Kind(
+        task=Task.TEXT_CLASSIFICATION,
+        heads=("ForSequenceClassification",),
+        encoder_decoders=ENCODER_DECODER_CLASSIFIERS,
+        read=read_classifier,
+    ),
     Kind(task=Task.TOKEN_CLASSIFICATION, heads=("ForTokenClassification",), read=read_classifier),
-    Kind(task=Task.TEXT_SCORING, heads=(), read=read_classifier),
-    Kind(task=Task.TEXT_EMBEDDING, heads=(), read=read_embedder),
+    Kind(task=Task.TEXT_SCORING, heads=(), encoder_decoders=ENCODER_DECODER_CLASSIFIERS, read=read_classifier),
+    Kind(task=Task.TEXT_EMBEDDING, heads=(), encoder_decoders=frozenset(TEXT_ENCODERS), read=read_embedder),
     Kind(
         task=Task.IMAGE_CLASSIFICATION,
         heads=("ForImageClassification", "ForImageClassificationWithTeacher"),
@@ -104,6 +112,9 @@ def sources_from_folder(
         return _merged(adapter, options, tell)
     _check_base(path, options)
     with in_a_sentence(str(path)):
+        if (part := static_part(path)) is not None:
+            source, notes = read_static(path, part, options)
+            return options.given.add_to((source,)), notes
         if (checkpoint := checkpoint_beside(path)) is None:
             return _Description.read(path, options).load(options)
         options = _asked_by(checkpoint, path, options)
@@ -145,6 +156,10 @@ def sources_from_hub(
         with in_a_sentence(model_id):
             model.check_pickle(allow_pickle=options.allow_pickle)
             model.fetch_descriptions()
+            if (part := static_part(model.path)) is not None:
+                model.fetch_weights(part, allow_pickle=options.allow_pickle, tell=tell)
+                source, notes = read_static(model.path, part, options, model.origin)
+                return options.given.add_to((source,)), notes
             description = _Description.read(model.path, options)
             model.fetch_weights(description.weights, allow_pickle=options.allow_pickle, tell=tell)
             return description.load(options, model.origin)
@@ -242,6 +257,9 @@ class _Description:
             raise SourceError(f"--pooling is for {' and '.join(EMBEDDING_TASKS)}, and the task is {kind.task}")
         if options.prompts and kind.task is not Task.TEXT_EMBEDDING:
             raise SourceError(f"--prompt is for {Task.TEXT_EMBEDDING}, and the task is {kind.task}")
+        if (options.tag_scheme or options.aggregation) and kind.task is not Task.TOKEN_CLASSIFICATION:
+            flag = "--tag-scheme" if options.tag_scheme else "--aggregation"
+            raise SourceError(f"{flag} is for {Task.TOKEN_CLASSIFICATION}, and the task is {kind.task}")
         config = parse_configuration(weights, content)
         kind.check(path, config)
         return cls(path=path, weights=weights, content=content, config=config, kind=kind)
@@ -328,6 +346,10 @@ def _note_of_code(content: Mapping[str, Any]) -> tuple[str, ...]:
 def _asked_by(checkpoint: Checkpoint, path: Path, options: FolderOptions) -> FolderOptions:
     """Returns the options with what the checkpoint says where they say nothing."""
     length, evaluation = checkpoint.configuration.get("max_length"), checkpoint.evaluation
+    if checkpoint.task == Task.TOKEN_CLASSIFICATION:  # trained on the tags of all subwords
+        options = replace(
+            options, tag_scheme=options.tag_scheme or "iob2", aggregation=options.aggregation or "sequence"
+        )
     return replace(
         options,
         name=options.name or checkpoint.name,
@@ -393,7 +415,8 @@ def _of_its_parts(path: Path, content: Mapping[str, Any], kind: Kind) -> Kind:
     Raises:
         SourceError: One of them has them and the other does not.
     """
-    if bool(content.get("is_encoder_decoder")) != kind.is_encoder_decoder:
+    has_decoder = bool(content.get("is_encoder_decoder")) and content.get("model_type") not in kind.encoder_decoders
+    if has_decoder != kind.is_encoder_decoder:
         if sees := [name for name in ("vision_config", "audio_config") if content.get(name)]:
             raise SourceError(
                 f"{path}: {content.get('model_type')} reads more than text ({sees[0]}), and is not exported for "

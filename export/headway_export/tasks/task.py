@@ -15,7 +15,7 @@ from onnx_ir.passes import InPlacePass
 from headway_export.errors import SourceError
 from headway_export.graphs import AttentionGraph, StatelessAttentionGraph, kernel_problem
 from headway_export.source import read_evaluation
-from headway_server.bundles import Task, TensorSpec, demanded
+from headway_server.bundles import Tagging, Task, TensorSpec, demanded
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -114,7 +114,7 @@ class ExportTask(ABC):
             AttributeError, TypeError: It does not state them.
         """
 
-    def check_labels(self, labels: Sequence[str]) -> None:  # noqa: B027 (most check none)
+    def check_labels(self, labels: Sequence[str], tagging: Tagging | None = None) -> None:  # noqa: B027 (most: none)
         """Checks the labels of a classifier.
 
         Raises:

@@ -15,7 +15,7 @@ from headway_export.quality import NUM_EXAMPLES, Quality, by_length, figure_of
 from headway_export.source import EvaluationData, TextRow, read_rows, validated
 from headway_export.tasks.task import Metric
 from headway_export.tasks.text import TextTask
-from headway_server.bundles import Manifest
+from headway_server.bundles import Manifest, Tagging
 from headway_server.bundles.tags import TagSet
 from headway_server.tasks.text.model import text_tensors
 from headway_server.tasks.tokens.spans import SpanDecoder
@@ -37,13 +37,14 @@ class TokenClassification(TextTask):
     """Tags of tokens."""
 
     needed_flags = ("--tokenizer", "--labels")
+    optional_flags = ("--tag-scheme",)
     metrics = (Metric(name="span_f1", allowed_loss=0.5),)
     num_items = (NUM_ITEMS[0], NUM_ITEMS[1] // 8)  # a text is many predictions
 
-    def check_labels(self, labels: Sequence[str]) -> None:
+    def check_labels(self, labels: Sequence[str], tagging: Tagging | None = None) -> None:
         """Checks that they are tags."""
         try:
-            TagSet.parse(labels)
+            TagSet.parse(labels, (tagging or Tagging()).scheme)
         except ValueError as error:
             raise SourceError(f"labels: {error}") from error
 
@@ -54,11 +55,11 @@ class TokenClassification(TextTask):
 
     def names(self, manifest: Manifest) -> Sequence[str]:
         """Returns the labels of spans."""
-        return TagSet.parse(manifest.labels).labels
+        return manifest.tags.labels
 
     def measure(self, candidate: Candidate, data: EvaluationData) -> Quality:
         """Measures F1 of spans."""
-        labels = TagSet.parse(candidate.source.labels).labels
+        labels = SpanDecoder.of(candidate.source.labels, candidate.source.tagging).labels
         numbers = {label: number for number, label in enumerate(labels)}
         # A label that the model does not have is never right, whatever its number.
         expected = [[(start, end, numbers.get(label, -1)) for start, end, label in spans] for spans in data.spans]
@@ -73,12 +74,13 @@ def _find_spans(candidate: Candidate, texts: Sequence[str]) -> list[Spans]:
     assert source.tokenizer is not None, "a text model has its tokenizer"
     assert source.limits.max_input_tokens is not None, "the source has read the module's length"
     encodings = encode_spans(source.tokenizer, texts, source.limits.max_input_tokens)
-    graph, decoder = candidate.open_stateless(), SpanDecoder(TagSet.parse(source.labels))
+    graph, decoder = candidate.open_stateless(), SpanDecoder.of(source.labels, source.tagging)
     items = [text_tensors(np.array(encoding.ids, np.int64)) for encoding in encodings]
     found: list[Spans] = [[] for _ in texts]
     for batch in by_length([item["input_ids"] for item in items]):
         for index, outputs in zip(batch, run_batch(graph, [items[index] for index in batch]), strict=True):
-            spans = decoder.decode_text(outputs["logits"], texts[index], encodings[index].offsets)
+            encoding = encodings[index]
+            spans = decoder.decode_text(outputs["logits"], texts[index], encoding.offsets, encoding.word_ids)
             found[index] = [(span.start, span.end, span.label) for span in spans]
     return found
 

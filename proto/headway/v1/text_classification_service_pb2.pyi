@@ -216,7 +216,8 @@ class LabeledSpan(_message.Message):
     """Name of the label, as in the model's list of labels."""
     probability: _builtins.float
     """Probability of the span: the geometric mean over its tokens of the probability of each token's tag ("begins a span
-    with this label" for the first token, "continues it" for the others). Range 0 to 1.
+    with this label" for the first token, "continues it" for the others), or as the `tagging` of the model's manifest
+    says. Range 0 to 1.
     """
     @_builtins.property
     def span(self) -> _common_pb2.TextSpan:

@@ -24,7 +24,7 @@ from typing import Annotated, Final, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from headway_server.bundles.tags import TagSet
+from headway_server.bundles.tags import OF_WORDS, Aggregation, TagScheme, TagSet
 
 Part = TypeVar("Part")
 
@@ -513,6 +513,19 @@ class Scoring(Record):
     activation: Literal["none", "sigmoid"]
 
 
+class Tagging(Record):
+    """How spans are found by the tags of a token classifier."""
+
+    scheme: TagScheme = "iob2"
+    aggregation: Aggregation = "sequence"
+
+    @model_validator(mode="after")
+    def _check(self) -> Tagging:
+        if self.scheme == "words" and self.aggregation not in OF_WORDS:
+            raise ValueError(f"aggregation: the scheme words needs one of {', '.join(sorted(OF_WORDS))}")
+        return self
+
+
 class Diffusion(Record):
     """Training objective of an image generation model's denoiser."""
 
@@ -659,6 +672,8 @@ class Manifest(Record):
     """None without that output of the graphs."""
     scoring: Scoring | None = None
     """None but for text_scoring."""
+    tagging: Tagging | None = None
+    """Of token_classification; None: the defaults."""
     image_preprocessing: ImagePreprocessing | None = None
     patches: PatchGrid | None = None
     """Patches of an image, for models with attention weights of images and for captioning models."""
@@ -683,6 +698,15 @@ class Manifest(Record):
     """Library versions of the export."""
     files: dict[FilePath, BundleFile]
     """Every other file of the bundle, by its relative path."""
+
+    @property
+    def tags(self) -> TagSet:
+        """Tags of a token classifier.
+
+        Raises:
+            ValueError: The labels are not tags of the scheme.
+        """
+        return TagSet.parse(self.labels, (self.tagging or Tagging()).scheme)
 
     @model_validator(mode="after")
     def _check_parts(self) -> Manifest:
@@ -757,7 +781,7 @@ class TaskParts:
 
 def _check_tags(manifest: Manifest) -> None:
     try:
-        TagSet.parse(manifest.labels)
+        _ = manifest.tags
     except ValueError as error:
         raise ValueError(f"labels: {error}") from error
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from collections.abc import Sequence as Elements
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -125,8 +125,8 @@ class Delta:
     """Tokens of an echoed prompt, if their log-probabilities are requested."""
     text_offsets: tuple[int, ...] = ()
     """Character offsets of these tokens in the text, if the task computes them."""
-    num_prompt_tokens: int = 0
-    """Tokens of the prompt, if the task tells them."""
+    prompt_ids: NDArray[np.int64] | None = field(default=None, compare=False)
+    """(P,) tokens of the prompt, if the task tells them."""
     sample: int = 0
     """Index of the continuation among those of its call."""
 

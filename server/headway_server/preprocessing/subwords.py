@@ -66,6 +66,27 @@ class Subwords:
         table = np.array(rows, np.int64).reshape(-1, 4)
         return cls(table[:, 0], table[:, 1], table[:, 2], table[:, 3].astype(np.bool_))
 
+    def word_starts(self, text: str, word_ids: Sequence[int | None]) -> NDArray[np.bool_]:
+        """Returns which subwords begin a word, (P,): one of the tokenizer's, or punctuation, or what follows it.
+
+        Args:
+            text: The text.
+            word_ids: The tokenizer's word of each token of the text.
+        """
+        words = np.array([word_ids[token] for token in self.tokens.tolist()], np.float64)  # NaN without one
+        spans = zip(self.starts.tolist(), self.ends.tolist(), strict=True)
+        apart = np.array([all(map(_is_punctuation, text[start:end])) for start, end in spans], np.bool_)
+        starts = np.ones(len(words), np.bool_)
+        starts[1:] = (words[1:] != words[:-1]) | apart[1:] | apart[:-1]
+        return starts & ~self.joined
+
+
+def _is_punctuation(character: str) -> bool:
+    """Returns True for what BERT's tokenizer takes as punctuation: that of Unicode, and all signs of ASCII."""
+    if character.isascii():
+        return not character.isalnum() and not character.isspace()
+    return unicodedata.category(character).startswith("P")
+
 
 def _continues_grapheme(text: str, position: int, flags: Sequence[int]) -> bool:
     """Returns True if a character continues the grapheme before it.

@@ -44,6 +44,8 @@ class EncodedText:
     """(T,)"""
     offsets: tuple[tuple[int, int], ...] = ()
     """Start and end of each token, in Unicode code points; empty unless requested."""
+    word_ids: tuple[int | None, ...] = ()
+    """The tokenizer's word of each token, None without one; empty without offsets."""
     type_ids: NDArray[np.int64] | None = None
     """(T,), 1 in the second text of a pair and 0 elsewhere; None in a call without pairs."""
     truncated: bool = False
@@ -58,6 +60,7 @@ class EncodedText:
             self,
             input_ids=np.concatenate([np.array(token_ids, np.int64), self.input_ids]),
             offsets=((0, 0),) * (len(token_ids) if self.offsets else 0) + self.offsets,
+            word_ids=(None,) * (len(token_ids) if self.word_ids else 0) + self.word_ids,
         )
 
 
@@ -380,6 +383,7 @@ def _encoded_text(
     return EncodedText(
         input_ids=np.asarray(encoding.ids, np.int64),
         offsets=tuple(encoding.offsets) if with_offsets else (),
+        word_ids=tuple(encoding.word_ids) if with_offsets else (),
         type_ids=np.asarray(encoding.type_ids, np.int64) if is_pair else None,
         truncated=truncated,
     )

@@ -10,7 +10,6 @@ from pydantic import ValidationError
 from headway.v1 import common_pb2, generation_service_pb2
 from headway.v1 import model_service_pb2 as pb
 from headway_server.bundles import Manifest, SamplingDefaults, Task
-from headway_server.bundles.tags import TagSet
 from headway_server.errors import InvalidInputError
 from headway_server.services.enums import WireEnum
 from headway_server.services.messages import VARIANTS
@@ -165,8 +164,7 @@ def _check_known(field: str, name: str, known: Iterable[str]) -> None:
 
 def _labels(manifest: Manifest) -> tuple[str, ...]:
     """Returns the possible labels of an answer; the manifest of a token classifier has tags instead."""
-    of_tokens = manifest.task is Task.TOKEN_CLASSIFICATION
-    return TagSet.parse(manifest.labels).labels if of_tokens else manifest.labels
+    return manifest.tags.labels if manifest.task is Task.TOKEN_CLASSIFICATION else manifest.labels
 
 
 def _parameters(defaults: SamplingDefaults) -> generation_service_pb2.GenerationParameters:

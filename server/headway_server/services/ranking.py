@@ -43,7 +43,8 @@ class RankingService:
         if texts is None:
             query, query_timings = await self._image_query(request, images, deadline)
         else:
-            query, query_timings = await texts.embed_query(request.query_text, deadline=deadline)
+            found, query_timings = await texts.embed_query(request.query_text, deadline=deadline)
+            query = found.values
         vectors, timings = await embed_images(images, candidates, deadline=deadline)
         ranked = rank(cosines(query, vectors), request.top_k)
         return await build(
@@ -60,7 +61,7 @@ class RankingService:
         texts = list(request.texts)
         if _kind_of_query(request) == _TEXT:
             model = find_model(self._host, RANK_TEXTS, request)
-            scores, timings = await model.relevance(
+            scores, _, timings = await model.relevance(
                 request.query_text,
                 texts,
                 query_prompt_name=request.query_prompt_name,
@@ -76,7 +77,7 @@ class RankingService:
             vectors = await model.embed_set(
                 texts, prompt_name=request.prompt_name, truncate=request.truncate, deadline=deadline
             )
-            scores = cosines(query, vectors)
+            scores = cosines(query, vectors.vectors)
         ranked = rank(scores, request.top_k)
         return await build(
             len(ranked),

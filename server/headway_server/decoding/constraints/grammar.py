@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
@@ -49,7 +49,7 @@ class CallRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConstraintRequest:
-    """Constraint of a text. Exactly one field is set."""
+    """Constraint of a text. Exactly one kind is set."""
 
     json_schema: str | None = None
     """A JSON Schema, as JSON text. The text is a JSON value that it accepts."""
@@ -59,6 +59,8 @@ class ConstraintRequest:
     """The text is one of these."""
     calls: CallRequest | None = None
     """The text is, or ends with, calls of tools."""
+    name: str = field(default="", compare=False)
+    """Its name in the request, for error messages; empty: the one that is given when it is compiled."""
 
     def __post_init__(self) -> None:
         kinds = [kind for kind in _KINDS if getattr(self, kind) is not None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from collections.abc import Sequence as Elements
 from contextlib import aclosing
@@ -18,6 +19,7 @@ from headway_server.bundles import CHAT_TEMPLATE_FILE, TOKENIZER_FILE, Bundle, d
 from headway_server.decoding.constraints import (
     CompiledConstraint,
     ConstraintCompiler,
+    ConstraintRequest,
     ConstraintState,
 )
 from headway_server.decoding.output.text import Decode, TextAssembly, TextOffsets
@@ -32,10 +34,12 @@ from headway_server.serving.calls import cache_scope, current_caller
 from headway_server.serving.limits import check_text, check_token_ids
 from headway_server.tasks.decoding import DecodingJob, DecodingModel, ModelParts
 from headway_server.tasks.generation.request import (
+    CONSTRAINT_FIELD,
     FittedPrompt,
     GenerationRequest,
     Prompt,
     PromptReader,
+    ToolUse,
     check_prompts,
 )
 from headway_server.tasks.generation.thinking import ReasoningDelimiters, Thinking
@@ -55,7 +59,8 @@ class GeneratedText:
     text: str
     """Continuation of the prompt; with `echo`, the prompt and its continuation."""
     result: SequenceResult
-    num_prompt_tokens: int
+    prompt_ids: NDArray[np.int64]
+    """(P,) tokens of the prompt."""
     truncated: bool
     seed: int
     sample: int
@@ -63,6 +68,11 @@ class GeneratedText:
     text_offsets: Callable[[], tuple[int, ...]]
     """Computes the character offset of each token with a log-probability, prompt tokens first (P + T in all). Takes 10
     microseconds a token."""
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,8 +246,7 @@ class GenerationModel(DecodingModel):
                 if fitted.shown and request.echo and call.plan.parameters.wants_prompt_log_probabilities:
                     unread.add(index)
                 elif fitted.shown:
-                    num_read = len(fitted.input_ids)
-                    yield Delta(output=fitted.shown, num_new_tokens=0, num_prompt_tokens=num_read, sample=index)
+                    yield Delta(output=fitted.shown, num_new_tokens=0, prompt_ids=fitted.input_ids, sample=index)
             async with aclosing(job.stream([sequence for _, sequence in continued], are_last=True)) as deltas:
                 async for delta in deltas:
                     if delta.sample in unread:
@@ -246,8 +255,7 @@ class GenerationModel(DecodingModel):
                     offsets: tuple[int, ...] = ()
                     if delta.tokens:
                         offsets = text_offsets[delta.sample].push([token.token_id for token in delta.tokens])
-                    num_read = len(continued[delta.sample][0].input_ids)
-                    yield replace(delta, text_offsets=offsets, num_prompt_tokens=num_read)
+                    yield replace(delta, text_offsets=offsets, prompt_ids=continued[delta.sample][0].input_ids)
             for index in sorted(unread):
                 yield await self._echo(*continued[index], index=index)
             yield job.answer([self._generated(call, *one) for one in continued])
@@ -356,11 +364,9 @@ class GenerationModel(DecodingModel):
         if call.plan.constraint is None:
             return None
         try:
-            return await self._constraints.compile_off_loop(call.plan.constraint, field="parameters.constraint")
+            return await self._constraints.compile_off_loop(call.plan.constraint, field=CONSTRAINT_FIELD)
         except InvalidInputError as error:
-            if call.request.tools is None:
-                raise
-            raise error.renamed(call.request.tools.name_of) from error
+            raise error.renamed(partial(_name_of, call.plan.constraint, call.request.tools)) from error
 
     async def _start_constraint(
         self, call: _Call, constraint: CompiledConstraint | None, prompts: Elements[FittedPrompt]
@@ -503,7 +509,7 @@ class GenerationModel(DecodingModel):
             num_new_tokens=0,
             prompt_tokens=tuple(sequence.prompt_tokens),
             text_offsets=text_offsets,
-            num_prompt_tokens=len(prompt.input_ids),
+            prompt_ids=prompt.input_ids,
             sample=index,
         )
 
@@ -513,12 +519,21 @@ class GenerationModel(DecodingModel):
         return GeneratedText(
             text=prompt.shown + result.output,
             result=result,
-            num_prompt_tokens=len(prompt.input_ids),
+            prompt_ids=prompt.input_ids,
             truncated=prompt.truncated,
             seed=parameters.seed,
             sample=parameters.sample,
             text_offsets=partial(self._all_text_offsets, call, prompt, result),
         )
+
+
+def _name_of(constraint: ConstraintRequest, tools: ToolUse | None, field: str) -> str:
+    """Returns the name in a request of a field of a constraint."""
+    field = field if tools is None else tools.name_of(field)
+    if not constraint.name:
+        return field
+    own = rf"^{re.escape(CONSTRAINT_FIELD)}(?:\.(?:json_schema|regex|choices(?:\.texts)?)\b)?"
+    return re.sub(own, constraint.name, field)
 
 
 def _load_chat_template(bundle: Bundle) -> ChatTemplate | None:

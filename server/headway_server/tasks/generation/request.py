@@ -38,6 +38,8 @@ from headway_server.tasks.parameters import (
     check_rules,
 )
 
+CONSTRAINT_FIELD: Final = "parameters.constraint"
+"""Name of a constraint in the typed API."""
 _CONTEXT_TOKENS: Final = 16
 MAX_PROMPTS: Final = most_elements("GenerateTextRequest.prompts")
 """Maximum prompts or conversations of a call."""
@@ -74,7 +76,7 @@ class ToolUse:
         """
         if answer is not None and answer.json_schema is None:
             raise InvalidInputError(
-                "parameters.constraint",
+                answer.name or CONSTRAINT_FIELD,
                 "is set together with tools, and is no JSON schema; leave one of the two out",
             )
         tools = tuple((tool.name, tool.parameters) for tool in self.tools if tool.name in self.callable_names)
@@ -86,11 +88,11 @@ class ToolUse:
             text_schema=None if answer is None else answer.json_schema,
             allows_several=self.allows_several,
         )
-        return ConstraintRequest(calls=calls)
+        return ConstraintRequest(calls=calls, name="" if answer is None else answer.name)
 
     def name_of(self, field: str) -> str:
         """Returns the name in a request of a field of its constraint, `parameters.constraint.calls`."""
-        found = re.fullmatch(r"parameters\.constraint\.calls(?:\[(\d+)\])?", field)
+        found = re.fullmatch(rf"{re.escape(CONSTRAINT_FIELD)}\.calls(?:\[(\d+)\])?", field)
         if found is None:
             return field
         if found[1] is None:

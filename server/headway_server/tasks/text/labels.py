@@ -41,6 +41,8 @@ class SetVectors(NamedTuple):
     """(texts, D)"""
     num_truncated: int
     """Texts that were shortened."""
+    num_tokens: int
+    """Tokens of all texts."""
 
 
 Embed = Callable[[Sequence[str], Sequence[str]], Awaitable[SetVectors]]
@@ -87,12 +89,12 @@ class LabelVectors:
             found = await embed(texts, fields)
             return found._replace(vectors=_mean_directions(found.vectors, len(templates)))
 
-        return await self._of(("labels", str(len(labels)), *labels, *templates), make)
+        return (await self._of(("labels", str(len(labels)), *labels, *templates), make)).vectors
 
     async def of_texts(
         self, texts: Sequence[str], reading: Sequence[str], *, max_text_bytes: int, embed: Embed
-    ) -> Vectors:
-        """Returns the vectors of candidate texts, (texts, D) of length one; errors are those of `of`.
+    ) -> SetVectors:
+        """Returns the vectors of candidate texts, of length one; errors are those of `of`.
 
         Args:
             texts: 1 to `MAX_LABELS`.
@@ -103,17 +105,17 @@ class LabelVectors:
         fields = check_texts("texts", texts, MAX_LABELS, max_text_bytes)
         return await self._of(("texts", *reading, *texts), lambda: embed(texts, fields))
 
-    async def _of(self, parts: Sequence[str], make: Callable[[], Awaitable[SetVectors]]) -> Vectors:
+    async def _of(self, parts: Sequence[str], make: Callable[[], Awaitable[SetVectors]]) -> SetVectors:
         """Returns the cached vectors of some parts, or computes and caches them; each call counts shortened texts."""
         is_long = len(parts) > 1000
         loop = asyncio.get_running_loop()
         key = await loop.run_in_executor(text_pool(), _digest, parts) if is_long else _digest(parts)
         if (cached := self._cache.get(key)) is not None:
             note_truncated(cached.num_truncated)
-            return cached.vectors
+            return cached
         made = await make()
         self._cache.put(key, made, made.vectors.nbytes)
-        return made.vectors
+        return made
 
 
 def _check(labels: Sequence[str], templates: Sequence[str], max_text_bytes: int) -> None:

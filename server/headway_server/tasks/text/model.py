@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Self, TypeVar
+from typing import Final, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,6 +114,16 @@ class EmbeddedText:
     """(D,)"""
     num_tokens: int
     truncated: bool
+
+
+class Relevance(NamedTuple):
+    """Relevance of texts to a query."""
+
+    scores: NDArray[np.float32]
+    """(texts,)"""
+    num_tokens: int
+    """Tokens of the query and the texts; of pairs, the query's in each."""
+    timings: CallTimings
 
 
 class TextModel(StatelessModel):
@@ -245,8 +255,8 @@ class TextModel(StatelessModel):
 
     async def embed_set(
         self, texts: Sequence[str], *, prompt_name: str, truncate: bool, deadline: float | None
-    ) -> NDArray[np.float32]:
-        """Returns vectors of candidate texts, (texts, D) of length one; repeated sets are cached.
+    ) -> SetVectors:
+        """Returns vectors of candidate texts, of length one; repeated sets are cached.
 
         Args:
             texts: 1 to `MAX_LABELS`.
@@ -268,11 +278,11 @@ class TextModel(StatelessModel):
 
     async def embed_query(
         self, text: str, *, prompt_name: str = "", truncate: bool = False, deadline: float | None
-    ) -> tuple[NDArray[np.float32], CallTimings]:
-        """Returns the vector (D,) of length one of a query, `query_text` in error messages; errors: `embed`."""
+    ) -> tuple[EmbeddedText, CallTimings]:
+        """Returns the vector of length one of a query, `query_text` in error messages; errors: `embed`."""
         inputs = TextInputs(texts=[text], fields=["query_text"], truncate=truncate)
         answer = await self.embed(inputs, normalize=True, deadline=deadline, prompt_name=prompt_name)
-        return answer.results[0].values, answer.timings
+        return answer.results[0], answer.timings
 
     async def relevance(
         self,
@@ -283,8 +293,8 @@ class TextModel(StatelessModel):
         prompt_name: str,
         truncate: bool,
         deadline: float | None,
-    ) -> tuple[NDArray[np.float32], CallTimings]:
-        """Returns the relevance of each text to a query, (texts,), and the query's timings.
+    ) -> Relevance:
+        """Returns the relevance of each text to a query.
 
         Args:
             query: The query; `query_text` in error messages.
@@ -297,16 +307,24 @@ class TextModel(StatelessModel):
         Raises:
             RequestError: As `embed`.
         """
-        vector, timings = await self.embed_query(
+        found, timings = await self.embed_query(
             query, prompt_name=query_prompt_name, truncate=truncate, deadline=deadline
         )
         vectors = await self.embed_set(texts, prompt_name=prompt_name, truncate=truncate, deadline=deadline)
-        return cosines(vector, vectors), timings
+        return Relevance(
+            scores=cosines(found.values, vectors.vectors),
+            num_tokens=found.num_tokens + vectors.num_tokens,
+            timings=timings,
+        )
 
     async def _embed_many(self, inputs: TextInputs, prompt_name: str, deadline: float | None) -> SetVectors:
         """Returns vectors of any number of texts, each of length one."""
         results = (await self.embed_many(inputs, normalize=True, deadline=deadline, prompt_name=prompt_name)).results
-        return SetVectors(np.stack([result.values for result in results]), sum(result.truncated for result in results))
+        return SetVectors(
+            np.stack([result.values for result in results]),
+            num_truncated=sum(result.truncated for result in results),
+            num_tokens=sum(result.num_tokens for result in results),
+        )
 
     async def inspect(
         self,

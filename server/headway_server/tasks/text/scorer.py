@@ -7,17 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from headway_server.batching import Tensors
 from headway_server.batching.settings import MAX_TEXTS
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing import EncodedText
-from headway_server.serving.answers import NO_TIMINGS, Answer, CallTimings
+from headway_server.serving.answers import NO_TIMINGS, Answer
 from headway_server.serving.limits import check_text, check_texts
 from headway_server.tasks.outputs import LOGITS
 from headway_server.tasks.text.labels import MAX_LABELS
-from headway_server.tasks.text.model import TextInputs, TextModel, TokenInputs
+from headway_server.tasks.text.model import Relevance, TextInputs, TextModel, TokenInputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +61,7 @@ class TextScorer(TextModel):
         prompt_name: str,
         truncate: bool,
         deadline: float | None,
-    ) -> tuple[NDArray[np.float32], CallTimings]:
+    ) -> Relevance:
         """Scores each text as the second of a pair with the query; see `TextModel.relevance`."""
         for field, name in (("query_prompt_name", query_prompt_name), ("prompt_name", prompt_name)):
             if name:
@@ -72,7 +71,7 @@ class TextScorer(TextModel):
                 )
         fields = check_texts("texts", texts, MAX_LABELS, self._max_text_bytes)
         check_text("query_text", query, self._max_text_bytes)
-        scores, timings = np.empty(len(texts), np.float32), NO_TIMINGS
+        scores, num_tokens, timings = np.empty(len(texts), np.float32), 0, NO_TIMINGS
         for start in range(0, len(texts), MAX_TEXTS):
             part = slice(start, start + MAX_TEXTS)
             some = TextInputs(
@@ -80,5 +79,6 @@ class TextScorer(TextModel):
             )
             answer = await self.score(some, deadline=deadline)
             scores[part] = [result.score for result in answer.results]
+            num_tokens += sum(result.num_tokens for result in answer.results)
             timings += answer.timings
-        return scores, timings
+        return Relevance(scores=scores, num_tokens=num_tokens, timings=timings)

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway_server.batching import Tensors
-from headway_server.bundles.tags import TagSet
 from headway_server.preprocessing import EncodedText
 from headway_server.serving.answers import Answer
 from headway_server.tasks.outputs import EMBEDDING, LOGITS, read_embedding
@@ -46,7 +45,7 @@ class TokenClassifier(TextModel):
 
     @cached_property
     def _decoder(self) -> SpanDecoder:
-        return SpanDecoder(TagSet.parse(self.bundle.manifest.labels))
+        return SpanDecoder.of(self.bundle.manifest.labels, self.bundle.manifest.tagging)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -78,7 +77,7 @@ class TokenClassifier(TextModel):
                 LabeledSpan(
                     label=decoder.labels[span.label], probability=span.probability, start=span.start, end=span.end
                 )
-                for span in decoder.decode_text(row[LOGITS], text, encoded.offsets)
+                for span in decoder.decode_text(row[LOGITS], text, encoded.offsets, encoded.word_ids)
             )
             return TaggedText(
                 spans=spans,

@@ -22,7 +22,7 @@ class Embedder:
         self.fields += fields
         vectors = np.array([[len(text), 1.0] for text in texts], np.float32)
         unit: NDArray[np.float32] = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-        return SetVectors(unit, 0)
+        return SetVectors(unit, 0, len(texts))
 
 
 async def of(kept: LabelVectors, embedder: Embedder, labels: list[str], templates: Sequence[str] = ()) -> np.ndarray:

@@ -266,6 +266,55 @@ async def test_completions_tell_the_probabilities_of_prompt_and_text(calling):
         assert choice.logprobs.text_offset[0] == 0
 
 
+async def test_answers_have_the_tokens_of_prompts_and_texts_if_clients_of_vllm_ask_for_them(calling):
+    ids = TOKENIZER.encode("the cat", add_special_tokens=False).ids
+    extra = {"return_token_ids": True}
+    async with calling() as (_, client):
+        told = await client.completions.create(**COMPLETION, n=2, seed=3, logprobs=0)
+        text = await client.completions.create(**COMPLETION, n=2, seed=3, extra_body=extra)
+        for choice, plain in zip(text.choices, told.choices, strict=True):
+            assert (choice.text, choice.prompt_token_ids, choice.logprobs) == (plain.text, ids, None)
+            assert TOKENIZER.decode(choice.token_ids) == choice.text
+            assert len(choice.token_ids) == len(plain.logprobs.tokens)
+        stream = await client.completions.create(**COMPLETION, n=2, seed=3, extra_body=extra, stream=True)
+        chunks = [chunk.choices[0] async for chunk in stream]
+        for choice in text.choices:
+            own = [chunk for chunk in chunks if chunk.index == choice.index]
+            assert [getattr(chunk, "prompt_token_ids", None) for chunk in own] == [ids] + [None] * (len(own) - 1)
+            assert [token for chunk in own for token in getattr(chunk, "token_ids", ())] == choice.token_ids
+
+        chat = await client.chat.completions.create(**CHAT, seed=3, extra_body=extra)
+        assert len(chat.prompt_token_ids) == chat.usage.prompt_tokens
+        assert chat.choices[0].logprobs is None
+        stream = await client.chat.completions.create(**CHAT, seed=3, extra_body=extra, stream=True)
+        chunks = [chunk async for chunk in stream]
+        assert [getattr(chunk, "prompt_token_ids", None) for chunk in chunks[:2]] == [chat.prompt_token_ids, None]
+        streamed = [token for chunk in chunks for token in getattr(chunk.choices[0], "token_ids", ())]
+        assert streamed == chat.choices[0].token_ids
+
+
+@pytest.mark.parametrize("more", [{}, {"logprobs": 1}, {"logprobs": 3}, {"echo": True}], ids=str)
+async def test_prompts_have_log_probabilities_if_clients_of_vllm_ask_for_them(calling, more):
+    async with calling() as (_, client):
+        told = (await client.completions.create(**COMPLETION, logprobs=2, echo=True)).choices[0].logprobs
+        plain = (await client.completions.create(**COMPLETION | more)).choices[0]
+        answer = (await client.completions.create(**COMPLETION | more, extra_body={"prompt_logprobs": 2})).choices[0]
+        assert (answer.text, answer.logprobs) == (plain.text, plain.logprobs)
+        first, *others = answer.prompt_logprobs
+        assert first is None
+        ids = TOKENIZER.encode("the cat", add_special_tokens=False).ids
+        assert len(others) == len(ids) - 1
+        for index, (token_id, likely) in enumerate(zip(ids[1:], others, strict=True), start=1):
+            assert likely[str(token_id)]["logprob"] == told.token_logprobs[index]
+            ranked = {one["rank"]: one["logprob"] for one in likely.values() if one["rank"] is not None}
+            assert ranked == dict(enumerate(told.top_logprobs[index].values(), start=1))
+
+        body = CHAT | {"max_completion_tokens": 2}
+        chat = await client.chat.completions.create(**body, extra_body={"prompt_logprobs": 0})
+        assert len(chat.prompt_logprobs) == chat.usage.prompt_tokens
+        assert [len(likely) for likely in chat.prompt_logprobs[1:]] == [1] * (chat.usage.prompt_tokens - 1)
+
+
 PROMPT = "the cat é → 😀"
 """Whose last characters have several bytes, each of which is a token."""
 
@@ -447,6 +496,15 @@ async def test_texts_are_ranked_and_scored_in_the_forms_of_their_clients(serve):
         plain = await ask("/rerank", texts=texts, raw_scores=False)  # as Text Embeddings Inference answers
         assert [one["index"] for one in plain] == order
         assert [set(one) for one in plain] == [{"index", "score"}] * 3
+        voyages = await ask("/v1/rerank", documents=texts, top_k=2, truncation=True)
+        assert [one["index"] for one in voyages["data"]] == order[:2]
+        assert [set(one) for one in voyages["data"]] == [{"index", "relevance_score"}] * 2
+        for cached in (best, voyages):  # tokens of a cached set of texts are counted too
+            assert cached["usage"]["total_tokens"] == found["usage"]["total_tokens"] > 6
+        vectors = await serving.client.post(
+            "/v1/embeddings", json={"model": "topics", "input": "a", "truncation": True}
+        )
+        assert vectors.status_code == 200
         pairs = await serving.client.post("/score", json={"text_1": texts, "text_2": texts[::-1]})
         assert [one["score"] for one in pairs.json()["data"]][1] == pytest.approx(1, abs=1e-5)
 
@@ -696,6 +754,25 @@ WRONG = [
         "response_format.value",
         "valid dictionary",
     ),
+    (
+        "chat/completions",
+        {"response_format": {"type": "json_object", "value": {"type": "nothing"}}},
+        400,
+        "response_format.value",
+        "nothing",
+    ),
+    ("chat/completions", {"guided_json": {"type": "nothing"}}, 400, "guided_json", "nothing"),
+    ("completions", {"guided_regex": "("}, 400, "guided_regex", ""),
+    ("completions", {"guided_choice": ["a", "a"]}, 400, "guided_choice[1]", "is the same as"),
+    (
+        "completions",
+        {"structured_outputs": {"json": {"type": "nothing"}}},
+        400,
+        "structured_outputs.json",
+        "nothing",
+    ),
+    ("chat/completions", {"prompt_logprobs": 21}, 400, "prompt_logprobs", "is 21; must be from 0 to 20"),
+    ("completions", {"prompt_logprobs": 1, "stream": True}, 400, "prompt_logprobs", "together with stream"),
     ("chat/completions", {"model": "topics"}, 400, None, "cannot generate text"),
     ("chat/completions", {"model": "none"}, 404, None, "model 'none' is not loaded"),
     ("chat/completions", {"model": "tiny-generation/9"}, 404, None, "model tiny-generation has no version '9'"),
@@ -715,7 +792,8 @@ WRONG = [
     ("embeddings", {"input": ["star"] * 2049}, 400, "input", "the limit is 2048"),
     ("embeddings", {"input": [[3]] * 300 + [[5000]]}, 400, "input[300][0]", "is 5000; must be from 0 to"),
     ("rerank", {"query": "a", "documents": ["b"], "raw_scores": True}, 400, "raw_scores", "input should be False"),
-    ("rerank", {"query": "a", "documents": ["b"], "top_n": -1}, 400, "top_n", "is -1 of 1 candidates"),
+    ("rerank", {"query": "a", "documents": ["b"], "top_n": -1}, 400, "top_n", "greater than or equal to 0"),
+    ("rerank", {"query": "a", "documents": ["b"], "top_n": 1, "top_k": 1}, 400, "top_n", "together with top_k"),
     ("rerank", {"query": "a"}, 400, "documents", "must be given, or texts"),
     ("/tokenize", {}, 400, "prompt", "is missing; give it, or messages"),
     ("/tokenize", {"prompt": ""}, 400, "prompt", "is empty"),

@@ -24,7 +24,6 @@ _NAMES: Final = (
     (re.compile(r"\.reasoning$"), ".reasoning_content"),
     (re.compile(r"(\.tool_calls\[\d+\])\.arguments_json$"), r"\1.function.arguments"),
     (re.compile(r"^(tools\[\d+\])\.parameters_json_schema\b"), r"\1.function.parameters"),
-    (re.compile(r"^constraint\.json_schema\b"), "response_format.json_schema.schema"),
     (re.compile(r"^constraint$"), "response_format"),
     (re.compile(r"^logit_biases\[\d+\](?:\.token_id|\.bias)?"), "logit_bias"),
     (re.compile(r"^stop_strings\b"), "stop"),
@@ -74,7 +73,7 @@ def name_in_responses(field: str) -> str:
 
 def name_in_ranking(field: str) -> str:
     """Translates a task's field name to that of `/v1/rerank`."""
-    return {"query_text": "query", "top_k": "top_n"}.get(field, re.sub(r"^texts\b", "documents", field))
+    return {"query_text": "query"}.get(field, re.sub(r"^texts\b", "documents", field))
 
 
 def name_in_scoring(field: str) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
 
 from headway_server.batching.settings import MAX_TEXTS
 from headway_server.errors import InvalidInputError
@@ -29,7 +31,10 @@ class Document(Part):
 
 
 class RerankBody(ModelBody):
-    """A request of `/v1/rerank`. `texts`, `return_text` and `raw_scores` are Text Embeddings Inference's."""
+    """A request of `/v1/rerank`.
+
+    `texts`, `return_text` and `raw_scores` are Text Embeddings Inference's, `top_k` and `truncation` are Voyage's.
+    """
 
     union_names: ClassVar = ModelBody.union_names | {"Document"}
 
@@ -37,12 +42,31 @@ class RerankBody(ModelBody):
     query: str
     documents: Many[str | Document] | None = None
     texts: Many[str] | None = None
-    top_n: int | None = None
-    return_documents: bool = True
+    top_n: Annotated[int | None, Field(ge=0)] = None
+    top_k: Annotated[int | None, Field(ge=0)] = None
+    return_documents: bool | None = None
+    """Default: True, and False in Voyage's form."""
     return_text: bool = False
     raw_scores: Literal[False] = False
     """Scores are those that the model is trained for; logits are not returned."""
     truncate: bool = False
+    truncation: bool | None = None
+
+    @property
+    def is_voyages(self) -> bool:
+        """True if the request has a field of Voyage's, whose answer has other names."""
+        return self.top_k is not None or self.truncation is not None
+
+    @property
+    def num_results(self) -> int:
+        """Maximum results; 0: all.
+
+        Raises:
+            InvalidInputError: It is given twice.
+        """
+        if self.top_n is not None and self.top_k is not None:
+            raise InvalidInputError("top_n", "is set together with top_k; set one")
+        return self.top_n or self.top_k or 0
 
     def candidates(self) -> list[str]:
         """Returns the texts to rank.
@@ -97,21 +121,30 @@ class RankingEndpoint:
         """Ranks documents by their relevance to a query, the most relevant first."""
         body = await request.parse(RerankBody.read)
         model = self._host.find_able(RANK_TEXTS, *body.name_and_version)
-        texts = body.candidates()
-        scores, _ = await model.relevance(
-            body.query, texts, query_prompt_name="", prompt_name="", truncate=body.truncate, deadline=None
+        texts, num_results = body.candidates(), body.num_results
+        found = await model.relevance(
+            body.query,
+            texts,
+            query_prompt_name="",
+            prompt_name="",
+            truncate=body.truncate or body.truncation is True,
+            deadline=None,
         )
-        ranked = rank(scores, min(body.top_n or 0, len(texts)))
+        ranked = rank(found.scores, min(num_results, len(texts)))
         if body.texts is not None:
             shown = [{"text": texts[one.index]} if body.return_text else {} for one in ranked]
-            found = [{"index": one.index, "score": one.score} | text for one, text in zip(ranked, shown, strict=True)]
-            return Reply(body=to_json(found))
-        results = [
-            {"index": one.index, "relevance_score": one.score}
-            | ({"document": {"text": texts[one.index]}} if body.return_documents else {})
-            for one in ranked
-        ]
-        return Reply(body=to_json(_head("rerank", model.bundle.manifest.name) | {"results": results}))
+            rows = [{"index": one.index, "score": one.score} | text for one, text in zip(ranked, shown, strict=True)]
+            return Reply(body=to_json(rows))
+
+        def document(text: str) -> dict[str, Any]:
+            if body.return_documents is False or (body.is_voyages and not body.return_documents):
+                return {}
+            return {"document": text if body.is_voyages else {"text": text}}
+
+        results = [{"index": one.index, "relevance_score": one.score} | document(texts[one.index]) for one in ranked]
+        named = {"object": "list", "data": results} if body.is_voyages else {"results": results}
+        head = _head("rerank", model.bundle.manifest.name)
+        return Reply(body=to_json(head | named | _usage(found.num_tokens)))
 
     async def score(self, request: Request) -> Reply:
         """Scores pairs of texts."""
@@ -132,12 +165,13 @@ class RankingEndpoint:
             )
         )
         scores = [0.0] * len(second)
-        for indices, (values, _) in zip(queries.values(), found, strict=True):
-            for index, value in zip(indices, values.tolist(), strict=True):
+        for indices, one in zip(queries.values(), found, strict=True):
+            for index, value in zip(indices, one.scores.tolist(), strict=True):
                 scores[index] = value
         data = [{"object": "score", "index": index, "score": score} for index, score in enumerate(scores)]
         head = _head("score", model.bundle.manifest.name)
-        return Reply(body=to_json(head | {"object": "list", "created": int(time.time()), "data": data}))
+        listed = {"object": "list", "created": int(time.time()), "data": data}
+        return Reply(body=to_json(head | listed | _usage(sum(one.num_tokens for one in found))))
 
     def __repr__(self) -> str:
         return f"RankingEndpoint({self._host!r})"
@@ -146,3 +180,7 @@ class RankingEndpoint:
 def _head(prefix: str, model: str) -> dict[str, Any]:
     call = current_call()
     return {"id": f"{prefix}-{call.request_id if call is not None else ''}", "model": model}
+
+
+def _usage(num_tokens: int) -> dict[str, Any]:
+    return {"usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens}}

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 import numpy as np
-from pydantic import BaseModel, Field, StringConstraints
+from pydantic import AliasChoices, BaseModel, Field, StringConstraints
 
 from headway_server.decoding.constraints import ConstraintRequest
 from headway_server.diffusion import DiffusionSampler
@@ -22,7 +22,7 @@ from headway_server.serving.limits import check_count
 from headway_server.tasks.generation.request import MAX_PROMPTS, MAX_TURNS, GenerationRequest, Prompt, ToolUse
 from headway_server.tasks.generation.tools import MAX_TOOLS, TOOL_NAME, ToolChoice, check_turn, make_tool, use_tools
 from headway_server.tasks.image_generation.request import ImageGenerationRequest
-from headway_server.tasks.parameters import MAX_LOGIT_BIASES, LogProbabilityRequest
+from headway_server.tasks.parameters import MAX_LOGIT_BIASES, LogProbabilityRequest, check_rules
 from headway_server.tasks.synthesis.encoding import AudioFormat
 from headway_server.tasks.synthesis.request import SynthesisRequest
 from headway_server.tasks.text.model import TextInputs, TokenInputs
@@ -172,8 +172,10 @@ class SamplingBody(ModelBody):
             raise InvalidInputError(second, f"is set together with {first}; set one")
         for name, value in found.items():
             if isinstance(value, list):
-                return ConstraintRequest(choices=tuple(value))
-            return ConstraintRequest(regex=value) if name.endswith("regex") else ConstraintRequest(json_schema=value)
+                return ConstraintRequest(choices=tuple(value), name=name)
+            if name.endswith("regex"):
+                return ConstraintRequest(regex=value, name=name)
+            return ConstraintRequest(json_schema=value, name=name)
         return None
 
     def _parameters(self, max_new_tokens: int | None) -> dict[str, Any]:
@@ -200,7 +202,7 @@ class SamplingBody(ModelBody):
         return given
 
 
-class _GenerationBody(SamplingBody):
+class GenerationBody(SamplingBody):
     """Common fields of completions and chat completions."""
 
     without_effect: ClassVar = ModelBody.without_effect | {"prediction"}
@@ -209,6 +211,32 @@ class _GenerationBody(SamplingBody):
     n: int = 1
     max_tokens: int | None = None
     stream_options: StreamOptions | None = None
+    return_token_ids: bool = False
+    """As in vLLM: the answer has the tokens of the prompt and of each text."""
+    prompt_logprobs: int | None = None
+    """As in vLLM: the number of likeliest tokens at each position of the prompt."""
+
+    @property
+    def num_top_tokens(self) -> int | None:
+        """Number of likeliest tokens at each position of a text; None: no log-probabilities are wanted."""
+        raise NotImplementedError
+
+    def _log_probabilities(self, *, echo: bool = False) -> LogProbabilityRequest | None:
+        """Returns what the model is asked for; `echo` includes the prompt.
+
+        Raises:
+            InvalidInputError: `prompt_logprobs` is out of its range, or set in a stream.
+        """
+        of_prompt = self.prompt_logprobs
+        if of_prompt is not None:
+            check_rules("prompt_logprobs", of_prompt, "LogProbabilityOptions.top_token_count")
+            if self.stream:
+                raise InvalidInputError("prompt_logprobs", "is set together with stream; set one of the two")
+        numbers = [number for number in (self.num_top_tokens, of_prompt) if number is not None]
+        if not numbers and not self.return_token_ids:
+            return None
+        include_prompt = of_prompt is not None or (echo and self.num_top_tokens is not None)
+        return LogProbabilityRequest(num_top_tokens=max(numbers, default=0), include_prompt=include_prompt)
 
     @property
     def includes_usage(self) -> bool:
@@ -226,7 +254,7 @@ class _GenerationBody(SamplingBody):
             raise InvalidInputError("stream_options", "requires stream; set stream to true, or leave it out")
 
 
-class CompletionBody(_GenerationBody):
+class CompletionBody(GenerationBody):
     """A request of `/v1/completions`."""
 
     prompt: str | _Tokens | Many[str] | Many[_Tokens]
@@ -234,6 +262,11 @@ class CompletionBody(_GenerationBody):
     echo: bool = False
     best_of: int | None = None
     """Must be n: every continuation is returned."""
+
+    @property
+    def num_top_tokens(self) -> int | None:
+        """See `GenerationBody`."""
+        return self.logprobs
 
     def prompts(self) -> tuple[list[Prompt], list[str]]:
         """Returns the prompts, and the name of each for error messages.
@@ -261,9 +294,6 @@ class CompletionBody(_GenerationBody):
         self._check_stream()
         if self.best_of not in (None, self.n):
             raise InvalidInputError("best_of", f"is {self.best_of}; must be n, {self.n}: leave it out")
-        wanted = None
-        if self.logprobs is not None:
-            wanted = LogProbabilityRequest(num_top_tokens=self.logprobs, include_prompt=self.echo)
         parameters = self._parameters(self.max_tokens)
         if (constraint := self._structure()) is not None:
             parameters["constraint"] = constraint
@@ -272,7 +302,7 @@ class CompletionBody(_GenerationBody):
             sample_count=self.n,
             truncate=self.truncates,
             echo=self.echo,
-            log_probabilities=wanted,
+            log_probabilities=self._log_probabilities(echo=self.echo),
             priority=self.priority,
             cache_salt=self.cache_salt,
         )
@@ -446,10 +476,10 @@ class PromptEndFields(BaseModel):
         return PromptEnd.OPEN_TURN
 
 
-class ChatBody(_GenerationBody, PromptEndFields):
+class ChatBody(GenerationBody, PromptEndFields):
     """A conversation to continue: a request of `/v1/chat/completions`, which that of `/v1/responses` is read as."""
 
-    without_effect: ClassVar = _GenerationBody.without_effect | {"verbosity"}
+    without_effect: ClassVar = GenerationBody.without_effect | {"verbosity"}
 
     messages: Annotated[Many[Message], Field(min_length=1, max_length=MAX_TURNS)]
     max_completion_tokens: int | None = None
@@ -472,6 +502,11 @@ class ChatBody(_GenerationBody, PromptEndFields):
         return tuple(message.turn(f"messages[{index}]") for index, message in enumerate(self.messages))
 
     @property
+    def num_top_tokens(self) -> int | None:
+        """See `GenerationBody`."""
+        return self.top_logprobs or 0 if self.logprobs else None
+
+    @property
     def repeated(self) -> str:
         """The text that the answer begins with."""
         last = self.messages[-1]
@@ -492,12 +527,11 @@ class ChatBody(_GenerationBody, PromptEndFields):
         parameters = self._parameters(most)
         if (constraint := self._constraint()) is not None:
             parameters["constraint"] = constraint
-        wanted = LogProbabilityRequest(num_top_tokens=self.top_logprobs or 0) if self.logprobs else None
         return GenerationRequest(
             parameters=parameters,
             sample_count=self.n,
             truncate=self.truncates,
-            log_probabilities=wanted,
+            log_probabilities=self._log_probabilities(),
             priority=self.priority,
             cache_salt=self.cache_salt,
             tools=self._tools(),
@@ -531,9 +565,12 @@ class ChatBody(_GenerationBody, PromptEndFields):
             return structure
         if structure is not None:
             raise InvalidInputError("response_format", "is set together with structured outputs; set one")
-        if isinstance(wanted, TextFormat):
-            return ConstraintRequest(json_schema=_ANY_OBJECT if wanted.value is None else json.dumps(wanted.value))
-        return ConstraintRequest(json_schema=json.dumps(wanted.json_schema.json_schema))
+        if isinstance(wanted, JsonSchemaFormat):
+            schema, name = wanted.json_schema.json_schema, "response_format.json_schema.schema"
+            return ConstraintRequest(json_schema=json.dumps(schema), name=name)
+        if wanted.value is None:
+            return ConstraintRequest(json_schema=_ANY_OBJECT, name="response_format")
+        return ConstraintRequest(json_schema=json.dumps(wanted.value), name="response_format.value")
 
 
 class ImageBody(ModelBody):
@@ -612,7 +649,8 @@ class EmbeddingBody(ModelBody):
     input: str | _Tokens | Many[str] | Many[_Tokens]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = None
-    truncate: bool = False
+    truncate: bool = Field(default=False, validation_alias=AliasChoices("truncate", "truncation"))
+    """`truncation` is Voyage's name."""
     prompt_name: str = ""
 
     def inputs(self) -> TextInputs | TokenInputs:

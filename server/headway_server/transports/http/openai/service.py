@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import time
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -15,11 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from starlette.routing import BaseRoute, Route
 
-from headway_server.decoding.sequence import Delta, FinishReason, TokenLogProbability
 from headway_server.errors import AnswerNotFoundError, InvalidInputError
-from headway_server.observers import current_call
-from headway_server.preprocessing import AnswerDelta, AnswerReader, ChatTurn
-from headway_server.preprocessing.pool import text_pool
+from headway_server.preprocessing import ChatTurn
 from headway_server.serving.abilities import Ability
 from headway_server.serving.answers import Answer
 from headway_server.serving.families import ServedModel
@@ -44,11 +39,9 @@ from headway_server.tasks.table import (
 from headway_server.tasks.text.model import EmbeddedText, TextModel
 from headway_server.transports.http.edge import FORM_DATA, Edge, Endpoint, Handler, Reply, Request, Stream, to_json
 from headway_server.transports.http.openai.form import (
-    DONE,
     EVENT_STREAM,
     MAX_NUMBERS_ON_LOOP,
     OPENAI_FORM,
-    event,
     formatted,
     name_in_completions,
     name_in_ranking,
@@ -68,14 +61,8 @@ from headway_server.transports.http.openai.responses import NOTHING_STORED, Resp
 from headway_server.transports.http.openai.text_embeddings import EMBED_PATH, PREDICT_PATH, TextEmbeddingsEndpoint
 from headway_server.transports.http.openai.tokens import DETOKENIZE_PATH, TOKENIZE_PATH, TokenEndpoint
 from headway_server.transports.http.openai.transcription import TranscriptionEndpoint
-from headway_server.transports.http.openai.written_tokens import TokenCounts, TokenWriter
+from headway_server.transports.http.openai.written_texts import ChatWriter, CompletionWriter
 
-_REASONS: Final = {
-    FinishReason.END_OF_SEQUENCE: "stop",
-    FinishReason.STOP: "stop",
-    FinishReason.LENGTH: "length",
-    FinishReason.CONSTRAINT: "stop",
-}
 _RESPONSES: Final = "/v1/responses"
 OPENAI_ABILITIES: Final[Mapping[str, Ability[Any]]] = {
     "/v1/chat/completions": GENERATE_TEXTS,
@@ -127,23 +114,23 @@ class OpenAIService:
         model = self._generator(body.name_and_version)
         prompts, fields = body.prompts()
         wanted = body.request()
-        writer = _CompletionWriter(model)
+        writer = CompletionWriter(model, body)
         if body.stream:
             parts = model.stream_many(prompts, fields=fields, request=wanted)
-            return Stream(parts=_events(parts, writer, body), media_type=EVENT_STREAM)
+            return Stream(parts=writer.events(parts), media_type=EVENT_STREAM)
         answer = await model.generate(prompts, fields=fields, request=wanted)
-        return await formatted(lambda: writer.whole(answer), is_long=_is_long(answer, body.logprobs is not None))
+        return await formatted(lambda: writer.whole(answer), is_long=_is_long(answer, wanted))
 
     async def chat(self, request: Request) -> Reply | Stream:
         """Continues a conversation."""
         body, conversation, wanted = await request.parse(_read_chat)
         model = self._generator(body.name_and_version)
-        writer = _ChatWriter(model, wanted, repeated=body.repeated)
+        writer = ChatWriter(model, body, wanted)
         if body.stream:
             parts = model.stream(conversation, field="messages", request=wanted)
-            return Stream(parts=_events(parts, writer, body), media_type=EVENT_STREAM)
+            return Stream(parts=writer.events(parts), media_type=EVENT_STREAM)
         answer = await model.generate([conversation], fields=["messages"], request=wanted)
-        return await formatted(lambda: writer.whole(answer), is_long=_is_long(answer, body.logprobs))
+        return await formatted(lambda: writer.whole(answer), is_long=_is_long(answer, wanted))
 
     async def respond(self, request: Request) -> Reply | Stream:
         """Continues a conversation by the Responses API."""
@@ -156,7 +143,7 @@ class OpenAIService:
                 return Stream(parts=parts, media_type=EVENT_STREAM, cut=writer.cut)
             answer = await model.generate([conversation], fields=["messages"], request=wanted)
         # The tokens of the reasoning are counted.
-        is_long = model.reasoning_form is not None or _is_long(answer, wanted.log_probabilities is not None)
+        is_long = model.reasoning_form is not None or _is_long(answer, wanted)
         return await formatted(lambda: writer.whole(answer), is_long=is_long)
 
     async def find_response(self, _: Request) -> Reply:
@@ -265,217 +252,9 @@ def openai_routes(edge: Edge, host: ModelHost, settings: ServerSettings) -> list
     ]
 
 
-class _Writer:
-    """Formats generated texts; subclasses add the names of each API."""
-
-    kind = ""
-    kind_of_chunk = ""
-    prefix = ""
-
-    def __init__(self, model: GenerationModel) -> None:
-        call, manifest = current_call(), model.bundle.manifest
-        self._model = model
-        self._tokens = TokenWriter(model)
-        self._head = {
-            "id": f"{self.prefix}-{call.request_id if call is not None else ''}",
-            "created": int(time.time()),
-            "model": manifest.name,
-            "system_fingerprint": f"{manifest.name}/{manifest.version}/{model.precision.value}",
-        }
-
-    def whole(self, answer: Answer[GeneratedText]) -> dict[str, Any]:
-        """Formats the answer to a unary call."""
-        choices = [self._choice(index, text) for index, text in enumerate(answer.results)]
-        return self._head | {
-            "object": self.kind,
-            "choices": choices,
-            "usage": TokenCounts.of(answer.results).usage(),
-        }
-
-    def chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        """Formats an event of a stream."""
-        return self._head | {"object": self.kind_of_chunk, "choices": choices}
-
-    def first(self, count: int) -> Iterator[dict[str, Any]]:  # noqa: ARG002 (for subclasses)
-        """Yields the choices of the events before the first text."""
-        yield from ()
-
-    def delta(self, delta: Delta) -> dict[str, Any] | None:
-        """Formats a delta; None if it is empty."""
-        raise NotImplementedError
-
-    def last(self, text: GeneratedText) -> Iterator[dict[str, Any]]:
-        """Formats the rest of a text, and the reason of its end."""
-        raise NotImplementedError
-
-    def _choice(self, index: int, text: GeneratedText) -> dict[str, Any]:
-        raise NotImplementedError
-
-
-class _CompletionWriter(_Writer):
-    """Writes completions."""
-
-    kind = kind_of_chunk = "text_completion"
-    prefix = "cmpl"
-
-    def delta(self, delta: Delta) -> dict[str, Any] | None:
-        """See `_Writer`."""
-        if not delta.output and not delta.tokens:
-            return None
-        logprobs = self._logprobs(delta.prompt_tokens or delta.tokens, delta.text_offsets)
-        return {"index": delta.sample, "text": delta.output, "logprobs": logprobs, "finish_reason": None}
-
-    def last(self, text: GeneratedText) -> Iterator[dict[str, Any]]:
-        """See `_Writer`."""
-        reason = _REASONS[text.result.finish_reason]
-        yield {"index": text.sample, "text": "", "logprobs": None, "finish_reason": reason}
-
-    def _choice(self, index: int, text: GeneratedText) -> dict[str, Any]:
-        tokens = (*text.result.prompt_tokens, *text.result.tokens)
-        return {
-            "index": index,
-            "text": text.text,
-            "logprobs": self._logprobs(tokens, text.text_offsets()) if tokens else None,
-            "finish_reason": _REASONS[text.result.finish_reason],
-        }
-
-    def _logprobs(self, tokens: Sequence[TokenLogProbability], text_offsets: Sequence[int]) -> dict[str, Any] | None:
-        if not tokens:
-            return None
-        return {
-            "tokens": [self._text(token.token_id) for token in tokens],
-            "token_logprobs": [token.log_probability for token in tokens],
-            "top_logprobs": [self._top(token) or None for token in tokens],
-            "text_offset": list(text_offsets),
-        }
-
-    def _top(self, token: TokenLogProbability) -> dict[str, float]:
-        """Formats the likeliest tokens; of several with the same text, all but the first are written as ids."""
-        found: dict[str, float] = {}
-        for token_id, log_probability in token.top_tokens:
-            text = self._text(token_id)
-            found[f"token_id:{token_id}" if text in found else text] = log_probability
-        return found
-
-    def _text(self, token_id: int) -> str:
-        return self._tokens.text(token_id, "bytes:")[0]
-
-
-class _ChatWriter(_Writer):
-    """Formats chat completions."""
-
-    kind = "chat.completion"
-    kind_of_chunk = "chat.completion.chunk"
-    prefix = "chatcmpl"
-
-    def __init__(self, model: GenerationModel, request: GenerationRequest, *, repeated: str = "") -> None:
-        """Formats a model's texts, reasoning and tool calls; each text after the `repeated` one."""
-        super().__init__(model)
-        self._request = request
-        self._repeated = repeated
-        self._readers: dict[int, AnswerReader] = {}
-
-    def first(self, count: int) -> Iterator[dict[str, Any]]:
-        """See `_Writer`."""
-        for index in range(count):
-            self._readers[index] = self._model.answer_reader(self._request)
-            yield self._chunk(index, {"role": "assistant", "content": self._repeated})
-
-    def delta(self, delta: Delta) -> dict[str, Any] | None:
-        """See `_Writer`."""
-        said = _fields(self._readers[delta.sample].feed(delta.output))
-        return self._chunk(delta.sample, said, delta.tokens) if said or delta.tokens else None
-
-    def last(self, text: GeneratedText) -> Iterator[dict[str, Any]]:
-        """See `_Writer`."""
-        reader = self._readers[text.sample]
-        if rest := _fields(reader.end()):
-            yield self._chunk(text.sample, rest)
-        yield self._chunk(text.sample, {}) | {"finish_reason": _finish_reason(text, reader)}
-
-    def _chunk(self, index: int, delta: dict[str, Any], tokens: Sequence[TokenLogProbability] = ()) -> dict[str, Any]:
-        delta = delta or ({"content": ""} if tokens else {})
-        return {"index": index, "delta": delta, "logprobs": self._logprobs(tokens), "finish_reason": None}
-
-    def _choice(self, index: int, text: GeneratedText) -> dict[str, Any]:
-        reader = self._model.answer_reader(self._request)
-        message = _fields(reader.read(text.text))
-        for call in message.get("tool_calls", ()):
-            del call["index"]
-        content = self._repeated + message.pop("content", "")
-        return {
-            "index": index,
-            "message": {
-                "role": "assistant",
-                "content": content or (None if reader.call_ids else ""),
-                "refusal": None,
-                **message,
-            },
-            "logprobs": self._logprobs(text.result.tokens),
-            "finish_reason": _finish_reason(text, reader),
-        }
-
-    def _logprobs(self, tokens: Sequence[TokenLogProbability]) -> dict[str, Any] | None:
-        if not tokens:
-            return None
-        return {"content": self._tokens.entries(tokens), "refusal": None}
-
-
-def _fields(content: AnswerDelta) -> dict[str, Any]:
-    """Returns the fields of a message, or of a chunk's delta, without empty ones."""
-    calls = [
-        {"index": call.index}
-        | ({"id": call.call_id, "type": "function"} if call.call_id else {})
-        | {"function": ({"name": call.name} if call.name else {}) | {"arguments": call.arguments}}
-        for call in content.calls
-    ]
-    fields = {"reasoning_content": content.reasoning, "content": content.text, "tool_calls": calls}
-    return {name: value for name, value in fields.items() if value}
-
-
-def _finish_reason(text: GeneratedText, reader: AnswerReader) -> str:
-    reason = _REASONS[text.result.finish_reason]
-    return "tool_calls" if reader.call_ids and reason == "stop" else reason
-
-
-async def _events(
-    parts: AsyncGenerator[Delta | Answer[GeneratedText], None], writer: _Writer, body: CompletionBody | ChatBody
-) -> AsyncGenerator[bytes, None]:
-    """Formats a model's output as the events of a stream."""
-
-    def events(choices: Iterable[dict[str, Any]], counts: TokenCounts | None) -> bytes:
-        usage = counts.usage() if counts is not None and body.counts_continuously else None
-        beside = {"usage": usage} if body.includes_usage else {}
-        return b"".join(event(writer.chunk([choice]) | beside) for choice in choices)
-
-    def delta_events(delta: Delta) -> bytes:
-        choice = writer.delta(delta)
-        counts = TokenCounts(num_read=delta.num_prompt_tokens, num_new=delta.num_new_tokens)
-        return b"" if choice is None else events([choice], counts)
-
-    first: Iterable[dict[str, Any]] = writer.first(body.n)
-    async with aclosing(parts):
-        async for part in parts:
-            read = part.num_prompt_tokens if isinstance(part, Delta) else TokenCounts.of(part.results).num_read
-            written, first = events(first, TokenCounts(num_read=read, num_new=0)), ()
-            if isinstance(part, Delta):
-                if part.prompt_tokens:  # formatting a long prompt takes time
-                    written += await asyncio.get_running_loop().run_in_executor(text_pool(), delta_events, part)
-                else:
-                    written += delta_events(part)
-                if written:
-                    yield written
-                continue
-            for index, text in enumerate(part.results):
-                counts = TokenCounts.of([replace(text, sample=0)])
-                written += events(writer.last(replace(text, sample=index)), counts)
-            if body.includes_usage:
-                written += event(writer.chunk([]) | {"usage": TokenCounts.of(part.results).usage()})
-            yield written + DONE
-
-
-def _is_long(answer: Answer[GeneratedText], has_log_probabilities: bool) -> bool:
-    return has_log_probabilities or sum(len(text.text) for text in answer.results) > _MAX_CHARACTERS_ON_LOOP
+def _is_long(answer: Answer[GeneratedText], request: GenerationRequest) -> bool:
+    num_characters = sum(len(text.text) for text in answer.results)
+    return request.log_probabilities is not None or num_characters > _MAX_CHARACTERS_ON_LOOP
 
 
 def _images(answer: Answer[GeneratedImage], *, as_url: bool) -> dict[str, Any]:

@@ -26,13 +26,29 @@ class TokenWriter:
             text = prefix + "".join(f"\\x{byte:02x}" for byte in data)
         return text, data
 
-    def entries(self, tokens: Iterable[TokenLogProbability]) -> list[dict[str, Any]]:
-        """Formats tokens with their log-probabilities, each with the likeliest ones at its position."""
+    def entries(self, tokens: Iterable[TokenLogProbability], number: int | None = None) -> list[dict[str, Any]]:
+        """Formats tokens with their log-probabilities, each with the `number` likeliest ones at its position."""
         return [
             self._entry(token.token_id, token.log_probability)
-            | {"top_logprobs": [self._entry(token_id, value) for token_id, value in token.top_tokens]}
+            | {"top_logprobs": [self._entry(token_id, value) for token_id, value in token.top_tokens[:number]]}
             for token in tokens
         ]
+
+    def ranks(self, tokens: Iterable[TokenLogProbability], number: int) -> list[dict[str, Any] | None]:
+        """Formats tokens of a prompt in vLLM's form: itself and the `number` likeliest ones by id; None for the first.
+
+        The rank of a token that is not among the likeliest is None.
+        """
+        return [None if token.log_probability is None else self._ranked(token, number) for token in tokens]
+
+    def _ranked(self, token: TokenLogProbability, number: int) -> dict[str, Any]:
+        found = {token.token_id: (token.log_probability, None)} | {
+            token_id: (value, rank) for rank, (token_id, value) in enumerate(token.top_tokens[:number], start=1)
+        }
+        return {
+            str(token_id): {"logprob": value, "rank": rank, "decoded_token": self._model.token_text(token_id)}
+            for token_id, (value, rank) in found.items()
+        }
 
     def _entry(self, token_id: int, log_probability: float | None) -> dict[str, Any]:
         text, data = self.text(token_id)
