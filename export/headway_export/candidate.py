@@ -32,8 +32,7 @@ from headway_training.data.audio import to_float
 NUM_ROWS = 32
 """Of evaluation data that are decoded or run together."""
 _MOST_SCORES = 1 << 25
-"""Attention scores of a head that an encoder computes together: of three windows of Whisper, whose 1,500 positions come of
-3,000 frames."""
+"""Attention scores of a head that an encoder computes together: of three windows of Whisper, 3,000 frames each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from headway_export.cli import app
+from headway_export.errors import SourceError
 from headway_export.huggingface import FolderOptions, from_folder, kinds, plain
 from headway_export.huggingface.adapters import Adapter, widened
 from headway_export.huggingface.published import plain_weights, stored_tensors
@@ -223,7 +224,11 @@ def test_weights_of_16_bits_are_widened_on_disk_and_mapped(folder, tmp_path, mon
     tensors = {name: tensor.bfloat16() for name, tensor in load_file(folder / "model.safetensors").items()}
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     monkeypatch.setattr(plain, "_LARGE_BYTES", 1)
-    source, notes = from_folder(folder, FolderOptions(scratch=tmp_path / "scratch"))
+    num_bytes = 4 * sum(tensor.numel() for tensor in tensors.values())
+    monkeypatch.setattr("headway_export.huggingface.folder.available_bytes", lambda _: num_bytes)
+    with pytest.raises(SourceError, match="leave fp32 out by --precision int8 or int4, with disk for three times that"):
+        from_folder(folder, FolderOptions(scratch=tmp_path / "scratch"))
+    source, notes = from_folder(folder, FolderOptions(scratch=tmp_path / "scratch", keeps_fp32=False))
     found = dict(source.module.model.named_parameters())
     assert all(torch.equal(parameter, tensors[name].float()) for name, parameter in found.items())
     lines = Path("/proc/self/maps").read_text().splitlines()

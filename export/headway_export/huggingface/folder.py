@@ -435,13 +435,19 @@ def check_is_dense(path: Path, config: Any) -> None:
     Raises:
         SourceError: It is one.
     """
-    for part in (config, config.get_text_config(), getattr(config, "ffn_config", None)):
-        for name in ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"):
-            if isinstance(count := getattr(part, name, None), int) and count > 1:
-                raise SourceError(
-                    f"{path}: is a mixture of {count} experts ({config.model_type}) that are not computed through the "
-                    "interface of transformers, so the graph would hold those of a traced text; this is not supported"
-                )
+    if count := num_experts(config):
+        raise SourceError(
+            f"{path}: is a mixture of {count} experts ({config.model_type}) that are not computed through the "
+            "interface of transformers, so the graph would hold those of a traced text; this is not supported"
+        )
+
+
+def num_experts(config: Any) -> int:
+    """Returns how many experts a layer of a mixture has; 0: it is none."""
+    names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    parts = (config, config.get_text_config(), getattr(config, "ffn_config", None))
+    counts = (getattr(part, name, None) for part in parts for name in names)
+    return next((count for count in counts if isinstance(count, int) and count > 1), 0)
 
 
 def as_ids(value: int | Sequence[int] | None) -> list[int]:

@@ -119,12 +119,13 @@ class HubModel:
         """
         self._fetch(self._descriptions())
 
-    def fetch_weights(self, folder: Path, *, allow_pickle: bool, tell: Callable[[str], None]) -> None:
+    def fetch_weights(self, folder: Path, *, allow_pickle: bool, is_mapped: bool, tell: Callable[[str], None]) -> None:
         """Fetches the weights that the cache does not have, and says before how many bytes that are.
 
         Args:
             folder: Where the model lies: `path`, or a folder below it.
             allow_pickle: True if they may be pickled.
+            is_mapped: True if they will be mapped from disk, and the bundle has no fp32.
             tell: Called with a sentence for the user.
 
         Raises:
@@ -139,7 +140,7 @@ class HubModel:
             tell(f"{where}: is in the cache")
             return
         if (count := self._parameter_count()) is not None:
-            check_memory(self.origin.id, count)
+            check_memory(self.origin.id, count, is_mapped=is_mapped)
         free = shutil.disk_usage(self.path).free
         if num_bytes > free:
             raise SourceError(

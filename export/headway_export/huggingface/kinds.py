@@ -22,10 +22,12 @@ from headway_export.huggingface.folder import (
     DOCUMENTS,
     FolderOptions,
     ModelFolder,
+    as_source_error,
     check_is_dense,
     check_weights,
     in_a_sentence,
     model_name,
+    num_experts,
     parse_configuration,
     read_configuration,
     weight_files,
@@ -157,11 +159,16 @@ def sources_from_hub(
             model.check_pickle(allow_pickle=options.allow_pickle)
             model.fetch_descriptions()
             if (part := static_part(model.path)) is not None:
-                model.fetch_weights(part, allow_pickle=options.allow_pickle, tell=tell)
+                model.fetch_weights(part, allow_pickle=options.allow_pickle, is_mapped=False, tell=tell)
                 source, notes = read_static(model.path, part, options, model.origin)
                 return options.given.add_to((source,)), notes
             description = _Description.read(model.path, options)
-            model.fetch_weights(description.weights, allow_pickle=options.allow_pickle, tell=tell)
+            model.fetch_weights(
+                description.weights,
+                allow_pickle=options.allow_pickle,
+                is_mapped=not options.keeps_fp32 and not num_experts(description.config),
+                tell=tell,
+            )
             return description.load(options, model.origin)
     except SourceError as error:
         raise SourceError(str(error).replace(str(model.path), model_id)) from error
@@ -270,9 +277,16 @@ class _Description:
         Raises:
             SourceError: The folder is incomplete, or its model cannot be served.
         """
-        check_weights(self.weights, allow_pickle=options.allow_pickle)
         comes_otherwise = options.adapter is not None or quantization_of(self.content) is not None
-        if self.plain is None and (comes_otherwise or is_worth_mapping(self.weights, options.scratch)):
+        with as_source_error():
+            is_mapped = self.plain is not None or comes_otherwise or is_worth_mapping(self.weights, options.scratch)
+        keeps_fp32 = options.keeps_fp32 and not (self.plain is not None and self.plain.kept)
+        check_weights(
+            self.weights,
+            allow_pickle=options.allow_pickle,
+            is_mapped=is_mapped and not keeps_fp32 and not num_experts(self.config),  # which are laid out anew
+        )
+        if self.plain is None and is_mapped:
             unpacked = self._unpacked(options)
             try:
                 return unpacked.load(options, origin)

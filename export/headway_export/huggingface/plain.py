@@ -81,7 +81,7 @@ def temporary_folder(name: str, scratch: Path | None) -> PlainFolder:
 
 def is_worth_mapping(weights: Path, scratch: Path | None) -> bool:
     """True if a folder's weights are many, came in fewer bits than fp32, and fit in it on the disk three times."""
-    files = list(weights.glob("*.safetensors"))
+    files = list(weights.glob("model*.safetensors"))
     stored = sum(file.stat().st_size for file in files)
     widened_bytes = _FLOAT_BYTES * count_weights(weights) if files else 0
     if widened_bytes < max(_LARGE_BYTES, 1.01 * stored):
