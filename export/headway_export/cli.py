@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import secrets
+import shutil
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -35,7 +37,6 @@ from headway_server.bundles import (
     Precision,
     SpecialTokens,
     Variant,
-    staging_folder,
 )
 from headway_server.bundles.tags import Aggregation, TagScheme
 from headway_server.errors import ServerError
@@ -303,7 +304,7 @@ def hf(
     ] = None,
 ) -> None:
     """Export a model of Hugging Face transformers, and prove that the export computes the same function."""
-    with _reporting(exit_code=2), staging_folder(store) as scratch:
+    with _reporting(exit_code=2), _scratch_in(store) as scratch:
         if trust_remote_code:
             raise SourceError(
                 "--trust-remote-code: code that comes with a model is never run; a model whose family the installed "
@@ -358,6 +359,16 @@ def hf(
             notes += (note,)
         for note in notes:
             Console().print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _scratch_in(store: Path) -> Iterator[Path]:
+    """Yields a folder that is made once something is written there, and removed at the end."""
+    folder = store / f".staging-{secrets.token_hex(4)}"
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _huggingface() -> ModuleType:

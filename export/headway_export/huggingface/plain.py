@@ -72,7 +72,9 @@ def temporary_folder(name: str, scratch: Path | None) -> PlainFolder:
         name: What it is called.
         scratch: Where to make it; None: where the system has temporary files.
     """
-    root = Path(tempfile.mkdtemp(prefix=".plain-", dir=_place(scratch)))
+    if scratch is not None:
+        scratch.mkdir(parents=True, exist_ok=True)
+    root = Path(tempfile.mkdtemp(prefix=".plain-", dir=scratch))
     holder = _Holder(root)
     path = root / name
     path.mkdir()
@@ -86,14 +88,9 @@ def is_worth_mapping(weights: Path, scratch: Path | None) -> bool:
     widened_bytes = _FLOAT_BYTES * count_weights(weights) if files else 0
     if widened_bytes < max(_LARGE_BYTES, 1.01 * stored):
         return False
-    return shutil.disk_usage(_place(scratch)).free > 3 * widened_bytes
-
-
-def _place(scratch: Path | None) -> Path:
-    """Returns where temporary folders are made."""
-    place = Path(tempfile.gettempdir()) if scratch is None else scratch
-    place.mkdir(parents=True, exist_ok=True)
-    return place
+    place = Path(tempfile.gettempdir()) if scratch is None else scratch.absolute()
+    there = next(folder for folder in (place, *place.parents) if folder.exists())
+    return shutil.disk_usage(there).free > 3 * widened_bytes
 
 
 def make_plain(
