@@ -104,7 +104,7 @@ def _opened(file: Path) -> Any:
     try:
         import gguf  # noqa: PLC0415 (of an extra, and needed by nothing else)
     except ModuleNotFoundError as error:
-        raise SourceError(f'{file}: {error}; install what reads it: pip install "headway-export[gguf]"') from error
+        raise SourceError(f'{file}: {error}; install what reads it: pip install "headway-export[gguf,hf]"') from error
     try:
         return gguf.GGUFReader(file)
     except Exception as error:  # the library raises many kinds
