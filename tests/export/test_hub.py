@@ -233,6 +233,11 @@ def test_pickled_weights_of_the_hub_need_the_flag_and_are_not_fetched_before(hub
     assert "pytorch_model.bin" in hub.fetched()
 
 
+def test_files_of_gguf_on_the_hub_are_to_be_fetched_first(hub, refusal):
+    hub.repositories[ID] = Repository(files={"tiny-Q4_0.gguf": b"", "tiny-Q8_0.gguf": b""})
+    assert f"{ID}: has 2 files of GGUF and no config.json; fetch one of them, such as tiny-Q4_0.gguf" in refusal(ID)
+
+
 def test_an_adapter_of_the_hub_is_merged_into_its_base_of_the_hub(hub, read, llama):
     weights = {"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": torch.ones(2, 32)}
     weights["base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight"] = torch.ones(32, 2)

@@ -88,12 +88,17 @@ class HubModel:
         origin = Origin(id=model_id, revision=str(resolved), commit=resolved.resolved)
         return cls(origin=origin, path=Path(path), sizes=sizes)
 
-    def check_pickle(self, *, allow_pickle: bool) -> None:
-        """Checks, by the names of its files, that its weights are not pickled, or may be.
+    def check_files(self, *, allow_pickle: bool) -> None:
+        """Checks, by the names of its files, that its weights are not pickled, or may be, and are no GGUF.
 
         Raises:
-            SourceError: They are, and may not.
+            SourceError: They are pickled and may not, or there are files of GGUF alone.
         """
+        if CONFIG_FILE not in self.sizes and (found := [name for name in self.sizes if name.endswith(".gguf")]):
+            raise SourceError(
+                f"{self.origin.id}: has {len(found)} files of GGUF and no {CONFIG_FILE}; fetch one of them, such as "
+                f"{found[0]}, and give that file"
+            )
         for folder in sorted(self._folders()):
             with as_source_error():
                 check_pickle(self.path / folder, self._files_in(folder), allow_pickle=allow_pickle)

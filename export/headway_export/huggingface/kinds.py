@@ -156,7 +156,7 @@ def sources_from_hub(
     _check_base(Path(model_id), options)
     try:
         with in_a_sentence(model_id):
-            model.check_pickle(allow_pickle=options.allow_pickle)
+            model.check_files(allow_pickle=options.allow_pickle)
             model.fetch_descriptions()
             if (part := static_part(model.path)) is not None:
                 model.fetch_weights(part, allow_pickle=options.allow_pickle, is_mapped=False, tell=tell)
