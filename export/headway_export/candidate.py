@@ -31,6 +31,8 @@ from headway_training.data.audio import to_float
 
 NUM_ROWS = 32
 """Of evaluation data that are decoded or run together."""
+_MOST_SCORES = 1 << 25
+"""Attention scores of a head that an encoder computes together: of three windows of Whisper, 3,000 frames each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,11 +94,14 @@ def open_verifier(candidate: Candidate, state: SlotState) -> Verifier | None:
 
 
 def encode_sources(encoder: EncoderRunner, sources: Sequence[NDArray[Any]]) -> list[CrossTensors]:
-    """Encodes sentences, int64 (S,) each, images or audio in one batch.
+    """Encodes sentences, int64 (S,) each, images or audio in one batch, or in several if these are long.
 
     Images are float32 (3, height, width) each, and windows of audio float32 (mel bins, frames).
     """
-    return encoder.encode([EncoderInput(named_source(one), len(one) if one.ndim == 1 else 1) for one in sources])
+    inputs = [EncoderInput(named_source(one), len(one) if one.ndim == 1 else 1) for one in sources]
+    longest = max(len(one) if one.ndim == 1 else one.shape[-1] for one in sources)
+    rows = max(1, _MOST_SCORES // longest**2)
+    return [each for start in range(0, len(inputs), rows) for each in encoder.encode(inputs[start : start + rows])]
 
 
 def named_source(source: NDArray[Any]) -> Tensors:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import secrets
+import shutil
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -253,7 +255,10 @@ def hf(
     version: Annotated[str, typer.Option(help="Version of the model in the store.")] = "1",
     precision: Annotated[
         list[Precision] | None,
-        typer.Option(help="Variant to write; repeat for several. [default: fp32; with data to judge it, int8 too]"),
+        typer.Option(
+            help="Variant to write; repeat for several. [default: fp32; with data to judge it, int8 too; for weights "
+            "that came in 4 bits, int4]"
+        ),
     ] = None,
     cache: Annotated[
         Literal["int8", "fp32"], typer.Option(help="Key/value cache of a decoder's int8 and int4 variants.")
@@ -291,6 +296,12 @@ def hf(
     texts: _Texts = None,
     images: _Images = None,
     audio: _Audio = None,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder or id of the model that an adapter is merged into. [default: what the adapter names]"
+        ),
+    ] = None,
     pooling: Annotated[
         str | None,
         typer.Option(help="How an encoder's token vectors become one, such as cls, mean, max or last; for embeddings."),
@@ -303,7 +314,7 @@ def hf(
     ] = None,
 ) -> None:
     """Export a model of Hugging Face transformers, and prove that the export computes the same function."""
-    with _reporting(exit_code=2):
+    with _reporting(exit_code=2), _scratch_in(store) as scratch:
         if trust_remote_code:
             raise SourceError(
                 "--trust-remote-code: code that comes with a model is never run; a model whose family the installed "
@@ -324,16 +335,21 @@ def hf(
             tag_scheme=tag_scheme,
             aggregation=aggregation,
             prompts=_prompts(prompt or ()),
+            base=base,
+            keeps_fp32=precision is None or Precision.FP32 in precision,
+            scratch=scratch,
         )
-        on_hub = None if Path(folder).is_dir() else huggingface.parse_id(folder, revision)
+        on_hub = None if Path(folder).exists() else huggingface.parse_id(folder, revision)
         if on_hub is not None:
             sources, notes = huggingface.sources_from_hub(*on_hub, asked, _say)
         elif revision is not None:
             raise SourceError(f"--revision {revision}: is for an id of the hub, ORG/NAME, and {folder} is none")
         else:
-            sources, notes = huggingface.sources_from_folder(Path(folder), asked)
+            sources, notes = huggingface.sources_from_folder(Path(folder), asked, _say)
         is_judged = all(source.evaluation is not None or source.texts_name for source in sources)
         default = [Precision.FP32, Precision.INT8] if is_judged else [Precision.FP32]
+        if any(source.kept for source in sources):  # as they came
+            default = [Precision.INT4]
         options = ExportOptions(
             store=store,
             version=version,
@@ -345,7 +361,7 @@ def hf(
         for source in sources:
             with huggingface.in_a_sentence(folder):
                 _export(source, options)
-        if precision is None and not is_judged:
+        if precision is None and default == [Precision.FP32]:
             note = (
                 "fp32 alone: int8 is judged on evaluation data, which --evaluation FILE gives, or by fp32's answers to "
                 f"inputs that {flag_of(sources[0])} gives, or to drawn ones with --precision fp32 --precision int8"
@@ -439,6 +455,16 @@ def _sizes(given: Sequence[str]) -> dict[str, int]:
             raise SourceError(f"--max-size {entry}: give it as AXIS=SIZE, such as length=512, from 1 to {_MOST_SIZE}")
         sizes[axis] = int(size)
     return sizes
+
+
+@contextmanager
+def _scratch_in(store: Path) -> Iterator[Path]:
+    """Yields a folder that is made once something is written there, and removed at the end."""
+    folder = store / f".staging-{secrets.token_hex(4)}"
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _huggingface() -> ModuleType:

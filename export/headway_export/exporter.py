@@ -23,6 +23,7 @@ from headway_export.reference import Reference, cache_ranges
 from headway_export.rewriting import (
     EXPERTS,
     LINEAR_ATTENTION,
+    KeepBlocks,
     LayerRange,
     QuantizeBlocks,
     QuantizeCache,
@@ -209,12 +210,13 @@ class _Prover:
             if task_of(self._source.task).attends_by_operator and shows_attention(self._source.module):
                 self._progress("int8: tracing")
                 for_cpu = self._trace(self._source.module, known=traced)
-            quantized = self._quantize(for_cpu, Precision.INT8)
             if Precision.INT8 in wanted:
-                variants[Precision.INT8] = self._prove(Precision.INT8, quantized)
+                variants[Precision.INT8] = self._prove(Precision.INT8, self._quantize(for_cpu, Precision.INT8))
             if Precision.INT8_STATIC in wanted:
+                quantized = self._quantize(for_cpu, Precision.INT8)
                 self._progress("int8-static: reading what activations reach")
                 maxima = row_maxima(self._source, quantized, self._calibration)
+                del quantized
                 variants[Precision.INT8_STATIC] = self._prove_static(for_cpu, maxima)
         if Precision.INT4 in wanted:
             variants[Precision.INT4] = self._prove(Precision.INT4, self._quantize(traced, Precision.INT4))
@@ -241,7 +243,7 @@ class _Prover:
         quantized = _copied(traced)
         for graph in _all_graphs(quantized):
             if precision is Precision.INT4:
-                rewrite(graph.model, QuantizeBlocks())
+                rewrite(graph.model, KeepBlocks(self._source.kept) if self._source.kept else QuantizeBlocks())
             rewrite(graph.model, QuantizeExperts(4 if precision is Precision.INT4 else 8))
             fixed = {} if ranges is None else ranges.get(graph.role, {})
             rewrite(graph.model, QuantizeProducts(many_rows=graph.role == "denoiser", ranges=fixed))
@@ -275,12 +277,13 @@ class _Prover:
 
     def _prove(self, precision: Precision, traced: TracedModel) -> Variant:
         self._progress(f"{precision}: comparing with PyTorch")
-        candidate = self._write(precision, traced)
+        candidate, shows_weights = self._write(precision, traced), traced.attention is not None
+        del traced  # of a quantized model nobody else holds it
         self._give_back()
         reference = self._known_reference()
         figures = parity.check(candidate, reference)
         self._give_back()
-        attention = parity.check_attention(candidate, reference) if traced.attention is not None else None
+        attention = parity.check_attention(candidate, reference) if shows_weights else None
         batching = task_of(self._source.task).batching(candidate)
         if self._source.evaluation is not None:
             evaluation = self._source.evaluation
@@ -374,7 +377,12 @@ class _Prover:
             bundle=Bundle(path=self._folder, manifest=manifest),
             precision=precision,
             variant=variant,
-            runtime=Runtime(device="auto" if variant.device == "cuda" else "cpu", map_weights=True),
+            runtime=Runtime(
+                device="auto" if variant.device == "cuda" else "cpu",
+                map_weights=True,
+                # fp32 that only judges is not served; and of many weights a second copy is what memory ends at.
+                lay_out_weights=not self._is_large or precision in self._options.precisions,
+            ),
         )
 
     def _is_joined(self, graphs: Mapping[Role, Graph]) -> bool:

@@ -4,6 +4,7 @@
 `ChooseAttention`    lets whole texts attend by one operator where their mask is padding on the right
 `FuseAttention`      hands attention the product of query, key and value unsliced
 `GatherAsked`        computes what follows the last attention for the positions alone whose logits are asked for
+`KeepBlocks`         stores weights that came in 4 bits as they came
 `QuantizeBlocks`     stores the weights of matrix products in 4 bits
 `SeparateRows`       lets a decode step compute the experts of each row by itself
 `ReplaceSoftplus`    gives softplus of a number the same bits in any place
@@ -21,11 +22,12 @@ head width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal, Self
 
 import numpy as np
 import onnx_ir as ir
@@ -378,6 +380,88 @@ def _matrix_of(weight: ir.Value) -> NDArray[np.float32] | None:
     return np.asarray(constant.numpy(), np.float32) if is_large else None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocks:
+    """A weight (N, K) in 4 bits, as `MatMulNBits` reads it: (code - zero) scale, one scale for J columns of a row."""
+
+    BITS: ClassVar[int] = 4
+
+    SIZE: ClassVar[int] = 32
+    """J: with longer blocks of 4 bits, a row's bits depend on the batch (docs/decisions/int4-weights.md)."""
+
+    codes: NDArray[np.uint8]
+    """(N, K / J, J / 2), two to a byte, the first in its lower half."""
+    scales: NDArray[np.float32]
+    """(N, K / J)."""
+    zeros: NDArray[np.uint8]
+    """(N, K / J / 2 rounded up), packed alike."""
+    order: NDArray[np.int64] | None = None
+    """(K,): which column of the weight comes where; None: they come in order."""
+
+    @classmethod
+    def pack(
+        cls,
+        codes: NDArray[np.uint8],
+        scales: NDArray[np.float32],
+        zeros: NDArray[np.uint8],
+        order: NDArray[np.int64] | None,
+    ) -> Self:
+        """Packs codes (N, K), a byte each, with scales and zeros (N, K / J)."""
+        blocks = codes.reshape(len(codes), -1, cls.SIZE)
+        zeros = np.pad(zeros, ((0, 0), (0, zeros.shape[1] % 2)))
+        packed = [(part[..., ::2] | part[..., 1::2] << 4).astype(np.uint8) for part in (blocks, zeros)]
+        return cls(codes=packed[0], scales=np.ascontiguousarray(scales), zeros=packed[1], order=order)
+
+
+def digest_of(weight: NDArray[np.float32]) -> bytes:
+    """Returns what a weight (N, K) is known by."""
+    return hashlib.sha256(np.ascontiguousarray(weight).data).digest()
+
+
+class KeepBlocks(InPlacePass):
+    """Stores weights that came in 4 bits as they came: `MatMulNBits` with their own codes, scales and zeros.
+
+    A weight is known by its numbers, so that no name needs to lead from the graph back to the file. Columns whose
+    groups lie apart (act-order) are brought together, and the activation is put into the same order.
+    """
+
+    def __init__(self, kept: Mapping[bytes, Callable[[], Blocks]]) -> None:
+        """Takes what reads the blocks of weights, by `digest_of`."""
+        self._kept = kept
+        self._stored: dict[bytes, Sequence[ir.Value]] = {}
+
+    def call(self, model: ir.Model) -> PassResult:
+        """Rewrites the matrix products of a model in place."""
+        modified = False
+        for node in list(model.graph) if self._kept else ():
+            product = _weight_product(node)
+            matrix = None if product is None else _matrix_of(product.weight)
+            if product is None or matrix is None:
+                continue
+            columns = matrix if product.transposed else matrix.T  # (N, K)
+            digest = digest_of(columns)
+            if (read := self._kept.get(digest)) is None:
+                continue
+            blocks = read()
+            tape = Tape()
+            activation = product.activation
+            if blocks.order is not None:
+                activation = tape.op("Gather", [activation, _constant(tape, blocks.order)], {"axis": -1})
+            if digest not in self._stored:
+                inner = Tape(node.graph)
+                self._stored[digest] = [
+                    inner.initializer(ir.tensor(part, name=f"{product.weight.name}.kept_{name}"))
+                    for name, part in (("codes", blocks.codes), ("scales", blocks.scales), ("zeros", blocks.zeros))
+                ]
+            inputs = [activation, *self._stored[digest], None, product.bias]
+            attributes = {"K": columns.shape[1], "N": len(columns), "bits": Blocks.BITS, "block_size": Blocks.SIZE}
+            attributes["accuracy_level"] = QuantizeBlocks.INT8_ARITHMETIC
+            _replace(node, tape, [tape.op("MatMulNBits", inputs, attributes, domain="com.microsoft")])
+            model.graph.opset_imports["com.microsoft"] = 1
+            modified = True
+        return PassResult(model, modified)
+
+
 class QuantizeBlocks(InPlacePass):
     """Stores the weights of matrix products in 4 bits: an eighth of the memory, and of what a decode step reads.
 
@@ -394,8 +478,8 @@ class QuantizeBlocks(InPlacePass):
     The output projection is left to `QuantizeProducts`, which stores a table that it is tied to once.
     """
 
-    BLOCK_SIZE = 32
-    BITS = 4
+    BLOCK_SIZE = Blocks.SIZE
+    BITS = Blocks.BITS
     INT8_ARITHMETIC = 4
     """An `accuracy_level` of the operator."""
 

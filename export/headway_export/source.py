@@ -23,6 +23,7 @@ from torch import nn
 
 from headway_export.errors import SourceError
 from headway_export.graphs import parameter_count
+from headway_export.rewriting import Blocks
 from headway_export.tasks.table import task_of, tasks_where
 from headway_server.bundles import (
     CHAT_TEMPLATE_FILE,
@@ -215,6 +216,9 @@ class ExportSource:
     """Files that go into the bundle as they are, by their paths in it."""
     reference_name: str = "PyTorch"
     """What an export is held against, for the card."""
+    kept: Mapping[bytes, Callable[[], Blocks]] = field(default_factory=dict)
+    """Reads the blocks of a weight that came in 4 bits, which int4 keeps, by `digest_of`. The other weights of such a
+    model came in more bits, and are int8 there."""
 
     def __post_init__(self) -> None:
         if self.tokenizer is not None:  # the caller decides on both

@@ -107,7 +107,7 @@ def test_the_attention_graph_reads_the_weights_of_the_graph_that_serves(tiny_che
 def test_only_the_variants_asked_for_are_kept(tiny_checkpoints, tmp_path):
     bundle = export(
         from_checkpoint(tiny_checkpoints["image_classification"]),
-        ExportOptions(store=tmp_path, precisions=(Precision.INT8, Precision.FP16)),
+        ExportOptions(store=tmp_path, precisions=(Precision.INT8, Precision.FP16), external_data_threshold_bytes=1),
     )
     assert set(bundle.manifest.variants) == {Precision.INT8, Precision.FP16}
     assert not (bundle.path / "fp32").exists()

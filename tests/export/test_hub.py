@@ -11,6 +11,7 @@ import tiny_embedders
 import tiny_huggingface as tiny
 import torch
 import transformers
+from safetensors.torch import save
 from stand_in_hub import TOKEN, Repository, StandInHub, using
 from typer.testing import CliRunner
 
@@ -223,13 +224,41 @@ def test_a_connection_that_breaks_is_told_and_taken_up_again(hub, read, refusal,
 def test_pickled_weights_of_the_hub_need_the_flag_and_are_not_fetched_before(hub, read, refusal, llama):
     repository = hub.repositories[ID]
     del repository.files["model.safetensors"]
-    assert "a pickle may run any code when it is read; give --allow-pickle" in refusal(ID)
-    assert "pytorch_model.bin" not in hub.fetched()
+    assert f"{ID}: give --allow-pickle to export it if you trust where it comes from" in refusal(ID)
+    assert hub.fetched() == {"config.json"}, "it is said first"
     file = llama.parent / "pytorch_model.bin"
     torch.save(transformers.AutoModelForCausalLM.from_pretrained(llama).state_dict(), file)
     repository.files["pytorch_model.bin"] = file.read_bytes()
     assert read(options=FolderOptions(allow_pickle=True))[0].name == "tiny-llama"
     assert "pytorch_model.bin" in hub.fetched()
+
+
+def test_files_of_gguf_on_the_hub_are_to_be_fetched_first(hub, refusal):
+    hub.repositories[ID] = Repository(files={"tiny-Q4_0.gguf": b"", "tiny-Q8_0.gguf": b""})
+    assert f"{ID}: has 2 files of GGUF and no config.json; fetch one of them, such as tiny-Q4_0.gguf" in refusal(ID)
+
+
+def test_an_adapter_of_the_hub_is_merged_into_its_base_of_the_hub(hub, read, llama):
+    weights = {"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": torch.ones(2, 32)}
+    weights["base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight"] = torch.ones(32, 2)
+    settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 1, "base_model_name_or_path": ID}
+    files = {
+        "adapter_config.json": json.dumps(settings).encode(),
+        "adapter_model.safetensors": save(weights),
+        "other.safetensors": b"not needed",
+    }
+    hub.repositories["own/Rhymes"] = Repository(files=files)
+    source, notes, said = read(model_id="own/Rhymes")
+    merged = source.module.model.get_parameter("model.layers.0.self_attn.q_proj.weight")
+    before = transformers.AutoModelForCausalLM.from_pretrained(llama).get_parameter(
+        "model.layers.0.self_attn.q_proj.weight"
+    )
+    torch.testing.assert_close(merged, before + 1)
+    assert (source.name, source.origin.id) == ("rhymes", ID)
+    assert source.architecture.configuration["adapter"] == "own/Rhymes"
+    assert f"the adapter own/Rhymes is merged into {ID}" in notes
+    assert [line.partition(" at commit")[0] for line in said] == [ID]
+    assert "other.safetensors" not in hub.fetched()
 
 
 def change(hub, **values):

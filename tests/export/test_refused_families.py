@@ -269,7 +269,7 @@ DAMAGED = {
     configuration_of_another_kind: "config.json: is not a JSON object",
     configuration_of_wrong_types: "config.json: cannot be read",
     tokenizer_that_is_no_json: "has no tokenizer that can be read",
-    adapter: "holds an adapter (adapter_config.json) and no model; merge it",
+    adapter: "is an adapter of the kind None, and LORA is merged",
 }
 
 

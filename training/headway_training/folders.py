@@ -40,6 +40,7 @@ _OTHER_FOLDERS: Final = {
 """What a folder without a configuration is, by a file that tells it."""
 _OTHER_WEIGHTS: Final = {"tf_model.h5": "TensorFlow", "model.ckpt.index": "TensorFlow", "flax_model.msgpack": "Flax"}
 """Weights that are not read, and whose they are."""
+_INDEX: Final = ".index.json"
 _FLOAT_BYTES: Final = 4
 _MOST_LAYERS_A_WEIGHT: Final = 100
 """A configuration that names more layers for each weight than that is wrong."""
@@ -177,6 +178,25 @@ def check_vocabulary(path: Path, config: Any, tokenizer: Tokenizer) -> None:
 # Weights
 
 
+def check_pickle(path: Path, there: Collection[str], *, allow_pickle: bool = False) -> None:
+    """Checks, by the names of a folder's files, that weights can be read without running code.
+
+    Args:
+        path: The folder, for the message.
+        there: Names of all files in it, or of those that can be fetched.
+        allow_pickle: True if weights may be pickled.
+
+    Raises:
+        CheckpointError: They are pickled, and that is not allowed.
+    """
+    stored = [name for kind in (_SAFETENSORS, _PICKLE) for name in (kind, f"{kind}{_INDEX}") if name in there]
+    if stored and stored[0].startswith(_PICKLE) and not allow_pickle:
+        raise CheckpointError(
+            f"{path}: give --allow-pickle to export it if you trust where it comes from, or convert it to safetensors: "
+            f"its weights are pickled ({stored[0]}), and a pickle may run any code when it is read"
+        )
+
+
 def weight_files(path: Path, there: Collection[str], *, allow_pickle: bool = False) -> list[str]:
     """Returns the names of the files that hold a model's weights: safetensors, or else pickled ones.
 
@@ -188,14 +208,10 @@ def weight_files(path: Path, there: Collection[str], *, allow_pickle: bool = Fal
     Raises:
         CheckpointError: There are none, one is missing, or they are pickled and that is not allowed.
     """
+    check_pickle(path, there, allow_pickle=allow_pickle)
     for name in (_SAFETENSORS, _PICKLE):
-        index = f"{name}.index.json"
+        index = f"{name}{_INDEX}"
         files = [name] if name in there else _shards(path / index) if index in there else []
-        if files and name == _PICKLE and not allow_pickle:
-            raise CheckpointError(
-                f"{path}: its weights are pickled ({files[0]}), and a pickle may run any code when it is read; "
-                "give --allow-pickle if you export it and trust where it comes from, or convert it to safetensors"
-            )
         if missing := [file for file in files if file not in there]:
             raise CheckpointError(f"{path}: {index} names {missing[0]}, which is not there; fetch the folder again")
         if files:
@@ -306,6 +322,12 @@ def load_model(
     Raises:
         CheckpointError: They cannot be read; it comes from the library's own error.
     """
+    if quantization := getattr(config, "quantization_config", None):
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization.quant_method
+        raise CheckpointError(
+            f"{path}: its weights are quantized ({method}), and only headway-export reads such; take the model that it "
+            "was made of"
+        )
     check_layers(path, config)
     try:
         with quiet():

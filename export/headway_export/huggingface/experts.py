@@ -118,13 +118,14 @@ def give_experts(model: nn.Module, owner: str) -> None:
     Raises:
         SourceError: Some experts of `owner` compute something else.
     """
-    found = [
-        (parent, name, part)
+    places = [
+        (parent, name)
         for parent in model.modules()
         for name, part in parent.named_children()
         if hasattr(part, "gate_up_proj") and hasattr(part, "is_concatenated")
     ]
-    for parent, name, part in found:
+    for parent, name in places:  # so that the weights of a layer's go before those of the next are laid out
+        part = getattr(parent, name)
         experts = Experts(part)
         if cast("Any", part).has_post_expert_norm or not _is_the_same(part, experts):
             raise SourceError(

@@ -20,6 +20,8 @@ from transformers import GenerationConfig
 from headway_export.errors import ExportError, SourceError, reason_of
 from headway_export.given import GivenInputs
 from headway_export.graphs import parameter_count
+from headway_export.huggingface.adapters import Adapter
+from headway_export.huggingface.plain import PlainFolder
 from headway_export.source import EvaluationData, ExportSource, checkpoint_beside, limits_of, read_evaluation
 from headway_server.bundles import Architecture, Languages, Origin, Task
 from headway_server.bundles.tags import Aggregation, TagScheme
@@ -32,6 +34,8 @@ from headway_training.folders import plain_tokenizer
 _COPIES: Final = 2.5
 """Of the weights in fp32 that an export holds at least: the module, which the graph shares, and the session that proves
 it. The libraries left out, a GPT-2 small took 2.9 times its weights (docs/journal/huggingface.md)."""
+_MAPPED_COPIES: Final = 0.6
+"""The same where weights are mapped from disk and fp32 only judges, as opened without a second layout of them."""
 _FLOAT_BYTES: Final = 4
 _TEXT_INPUTS: Final = frozenset((
     "attention_mask", "cache", "decoder_attention_mask", "decoder_input_ids", "decoder_inputs_embeds",
@@ -84,6 +88,14 @@ class FolderOptions:
     """How spans are found by tags; None: by the first subword of each word."""
     prompts: tuple[tuple[str, str], ...] = ()
     """Names and texts of further prompts, for embeddings of texts."""
+    base: str | None = None
+    """Folder or id of the model that an adapter is merged into; None: the one that the adapter names."""
+    adapter: Adapter | None = None
+    """Merged into the weights of the folder."""
+    keeps_fp32: bool = True
+    """False if the bundle has no fp32, which takes less memory."""
+    scratch: Path | None = None
+    """Where weights in fp32 are written for the time of an export; None: where the system has temporary files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +109,10 @@ class ModelFolder:
     options: FolderOptions
     origin: Origin | None = None
     """What the folder was fetched as; None: it was given."""
+    plain: PlainFolder | None = None
+    """The temporary folder that `path` is, where the weights that came are not those of `transformers`."""
+    stated: Mapping[str, str] = field(default_factory=dict)
+    """What the manifest says of the weights as they came, by a word each."""
 
     def title(self) -> str:
         """Returns what the model is called where it comes from."""
@@ -114,7 +130,7 @@ class ModelFolder:
         """
         if self.options.name:
             return self.options.name
-        name = re.sub(r"[^a-z0-9._-]+", "-", self.title().lower()).strip("._-")[:64].strip("._-")
+        name = model_name(self.title())
         if not name:
             raise SourceError(f"{self.path}: its name is no name of a model; give one with --name")
         return name
@@ -146,7 +162,11 @@ class ModelFolder:
         return Architecture(
             kind=type(model).__name__,
             parameter_count=parameter_count(model),
-            configuration={"model_type": self.config.model_type, "transformers": transformers.__version__},
+            configuration={
+                "model_type": self.config.model_type,
+                "transformers": transformers.__version__,
+                **self.stated,
+            },
         )
 
     def source(
@@ -175,6 +195,7 @@ class ModelFolder:
             description=(
                 f"{type(model).__name__}, exported from "
                 + ("a folder of transformers" if self.origin is None else f"{self.origin.id} of the hub")
+                + "".join(f", {name} {value}" for name, value in self.stated.items())
                 + f"{part}."
             ),
             license=self.license(),
@@ -182,6 +203,7 @@ class ModelFolder:
             documents=self.documents(),
             architecture=self.architecture(model),
             limits=limits_of(module, self.task),
+            kept={} if self.plain is None else self.plain.kept,
             **values,
         )
 
@@ -314,6 +336,11 @@ class ModelFolder:
         return chosen, ()
 
 
+def model_name(title: str) -> str:
+    """Returns the name in a store that a title stands for; it may be empty."""
+    return re.sub(r"[^a-z0-9._-]+", "-", title.lower()).strip("._-")[:64].strip("._-")
+
+
 def _bounds(config: Any) -> Iterator[tuple[int, str]]:
     """Yields up to how many tokens a model computes what its graph does, and what is otherwise for more.
 
@@ -384,29 +411,37 @@ def weight_files(path: Path, there: Collection[str], *, allow_pickle: bool) -> l
         return folders.weight_files(path, there, allow_pickle=allow_pickle)
 
 
-def check_weights(path: Path, *, allow_pickle: bool) -> None:
+def check_weights(path: Path, *, allow_pickle: bool, is_mapped: bool = False) -> None:
     """Checks, by their headers, that a model's weights are there, whole, and fit into memory.
+
+    Args:
+        path: The folder.
+        allow_pickle: True if they may be pickled.
+        is_mapped: True if they are mapped from disk, in fp32, and the bundle has no fp32.
 
     Raises:
         SourceError: They are not, or they are pickled and that is not allowed.
     """
     with as_source_error():
         count = folders.count_weights(path, allow_pickle=allow_pickle)
-    check_memory(str(path), count)
+    check_memory(str(path), count, is_mapped=is_mapped)
 
 
-def check_memory(owner: str, num_weights: int) -> None:
-    """Checks that a model fits into memory.
+def check_memory(owner: str, num_weights: int, *, is_mapped: bool = False) -> None:
+    """Checks that a model fits into memory; for the arguments see `check_weights`.
 
     Raises:
         SourceError: It does not.
     """
-    available, needed = available_bytes("cpu"), _COPIES * _FLOAT_BYTES * num_weights
+    copies = _MAPPED_COPIES if is_mapped else _COPIES
+    available, needed = available_bytes("cpu"), copies * _FLOAT_BYTES * num_weights
     if available is not None and needed > available:
         raise SourceError(
             f"{owner}: is too large for this machine: its {num_weights:,} weights take "
-            f"{bytes_text(_FLOAT_BYTES * num_weights)} in fp32, an export needs at least {_COPIES} times that, "
-            f"{bytes_text(needed)}, and {bytes_text(available)} of memory are free; export it on a larger machine"
+            f"{bytes_text(_FLOAT_BYTES * num_weights)} in fp32, an export needs at least {copies} times that, "
+            f"{bytes_text(needed)}, and {bytes_text(available)} of memory are free; "
+            + ("" if is_mapped else "leave fp32 out by --precision int8 or int4, with disk for three times that, or ")
+            + "export it on a larger machine"
         )
 
 
@@ -421,13 +456,19 @@ def check_is_dense(path: Path, config: Any) -> None:
     Raises:
         SourceError: It is one.
     """
-    for part in (config, config.get_text_config(), getattr(config, "ffn_config", None)):
-        for name in ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"):
-            if isinstance(count := getattr(part, name, None), int) and count > 1:
-                raise SourceError(
-                    f"{path}: is a mixture of {count} experts ({config.model_type}) that are not computed through the "
-                    "interface of transformers, so the graph would hold those of a traced text; this is not supported"
-                )
+    if count := num_experts(config):
+        raise SourceError(
+            f"{path}: is a mixture of {count} experts ({config.model_type}) that are not computed through the "
+            "interface of transformers, so the graph would hold those of a traced text; this is not supported"
+        )
+
+
+def num_experts(config: Any) -> int:
+    """Returns how many experts a layer of a mixture has; 0: it is none."""
+    names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    parts = (config, config.get_text_config(), getattr(config, "ffn_config", None))
+    counts = (getattr(part, name, None) for part in parts for name in names)
+    return next((count for count in counts if isinstance(count, int) and count > 1), 0)
 
 
 def as_ids(value: int | Sequence[int] | None) -> list[int]:

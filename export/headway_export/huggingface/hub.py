@@ -23,10 +23,12 @@ from huggingface_hub import HfApi, constants, errors, utils
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
 from headway_export.errors import SourceError
+from headway_export.huggingface.adapters import CONFIG_FILE as ADAPTER_FILE
+from headway_export.huggingface.adapters import WEIGHTS_FILE as ADAPTER_WEIGHTS
 from headway_export.huggingface.embedders import MODULES_FILE
-from headway_export.huggingface.folder import DOCUMENTS, bytes_text, check_memory, weight_files
+from headway_export.huggingface.folder import DOCUMENTS, as_source_error, bytes_text, check_memory, weight_files
 from headway_server.bundles import Origin
-from headway_training.folders import CONFIG_FILE, first_line
+from headway_training.folders import CONFIG_FILE, check_pickle, first_line
 
 _ID: Final = re.compile(r"([\w][\w.-]*/[\w][\w.-]*)(?:@([^@\s]+))?", re.ASCII)
 _SUFFIXES: Final = (".json", ".txt", ".model", ".spm", ".jinja")
@@ -75,7 +77,7 @@ class HubModel:
         with _translated(model_id, revision):
             resolved = api.resolve_revision(model_id, revision=revision)
             path = huggingface_hub.snapshot_download(
-                model_id, revision=resolved, allow_patterns=[CONFIG_FILE, MODULES_FILE]
+                model_id, revision=resolved, allow_patterns=[CONFIG_FILE, MODULES_FILE, ADAPTER_FILE]
             )
             try:
                 files = huggingface_hub.get_cached_repo_tree(model_id, revision=resolved)
@@ -86,6 +88,34 @@ class HubModel:
         origin = Origin(id=model_id, revision=str(resolved), commit=resolved.resolved)
         return cls(origin=origin, path=Path(path), sizes=sizes)
 
+    def check_files(self, *, allow_pickle: bool) -> None:
+        """Checks, by the names of its files, that its weights are not pickled, or may be, and are no GGUF.
+
+        Raises:
+            SourceError: They are pickled and may not, or there are files of GGUF alone.
+        """
+        if CONFIG_FILE not in self.sizes and (found := [name for name in self.sizes if name.endswith(".gguf")]):
+            raise SourceError(
+                f"{self.origin.id}: has {len(found)} files of GGUF and no {CONFIG_FILE}; fetch one of them, such as "
+                f"{found[0]}, and give that file"
+            )
+        for folder in sorted(self._folders()):
+            with as_source_error():
+                check_pickle(self.path / folder, self._files_in(folder), allow_pickle=allow_pickle)
+
+    @property
+    def holds_adapter(self) -> bool:
+        """True if it is an adapter, and no model."""
+        return ADAPTER_FILE in self.sizes and CONFIG_FILE not in self.sizes
+
+    def fetch_adapter(self) -> None:
+        """Fetches an adapter, whose weights are few, and the tokenizer that may lie beside it.
+
+        Raises:
+            SourceError: It cannot be fetched.
+        """
+        self._fetch([*self._descriptions(), ADAPTER_WEIGHTS])
+
     def fetch_descriptions(self) -> None:
         """Fetches all that is needed beside weights.
 
@@ -94,12 +124,13 @@ class HubModel:
         """
         self._fetch(self._descriptions())
 
-    def fetch_weights(self, folder: Path, *, allow_pickle: bool, tell: Callable[[str], None]) -> None:
+    def fetch_weights(self, folder: Path, *, allow_pickle: bool, is_mapped: bool, tell: Callable[[str], None]) -> None:
         """Fetches the weights that the cache does not have, and says before how many bytes that are.
 
         Args:
             folder: Where the model lies: `path`, or a folder below it.
             allow_pickle: True if they may be pickled.
+            is_mapped: True if they will be mapped from disk, and the bundle has no fp32.
             tell: Called with a sentence for the user.
 
         Raises:
@@ -114,7 +145,7 @@ class HubModel:
             tell(f"{where}: is in the cache")
             return
         if (count := self._parameter_count()) is not None:
-            check_memory(self.origin.id, count)
+            check_memory(self.origin.id, count, is_mapped=is_mapped)
         free = shutil.disk_usage(self.path).free
         if num_bytes > free:
             raise SourceError(

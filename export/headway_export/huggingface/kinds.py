@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,23 +13,33 @@ import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
 
 from headway_export.errors import SourceError
+from headway_export.huggingface.adapters import CONFIG_FILE as ADAPTER_FILE
+from headway_export.huggingface.adapters import Adapter
 from headway_export.huggingface.decoders import check_decoder, read_decoder
 from headway_export.huggingface.embedders import TEXT_ENCODERS, Layout, read_embedder, read_layout, unread_notes
 from headway_export.huggingface.encoder_decoders import read_rewriter
 from headway_export.huggingface.encoders import ENCODER_DECODER_CLASSIFIERS, read_classifier
 from headway_export.huggingface.families import check_family, check_heads
 from headway_export.huggingface.folder import (
+    DOCUMENTS,
     FolderOptions,
     ModelFolder,
+    as_source_error,
     check_is_dense,
     check_weights,
     in_a_sentence,
+    model_name,
+    num_experts,
     parse_configuration,
     read_configuration,
+    weight_files,
 )
-from headway_export.huggingface.hub import HubModel
+from headway_export.huggingface.gguf_files import describe_gguf, find_gguf, unpack_weights, write_descriptions
+from headway_export.huggingface.hub import HubModel, parse_id
 from headway_export.huggingface.images import PREPROCESSOR_FILE, read_image_classifier, read_image_embedder
 from headway_export.huggingface.judges import judges, read_judge
+from headway_export.huggingface.plain import PlainFolder, is_worth_mapping, make_plain, temporary_folder
+from headway_export.huggingface.published import check_quantization, describe_quantization, quantization_of
 from headway_export.huggingface.settings import folder_notes, length_notes, truncation_side
 from headway_export.huggingface.speech import SPEECH_HEADS, read_transcriber
 from headway_export.huggingface.static import read_static, static_part
@@ -91,12 +101,15 @@ Sources = tuple[ExportSource, ...]
 """One, or one for each tower of a model of two."""
 
 
-def sources_from_folder(path: Path, options: FolderOptions) -> tuple[Sources, tuple[str, ...]]:
+def sources_from_folder(
+    path: Path, options: FolderOptions, tell: Callable[[str], None] = lambda _: None
+) -> tuple[Sources, tuple[str, ...]]:
     """Reads a model folder.
 
     Args:
-        path: Holds `config.json`, weights, and a tokenizer.
+        path: Holds `config.json`, weights, and a tokenizer; or an adapter, or a file of GGUF, which it may be itself.
         options: What is asked for beside it.
+        tell: Called with a sentence before weights are fetched, where an adapter names a base of the hub.
 
     Returns:
         What is exported, and notes for the user, a sentence each.
@@ -104,6 +117,11 @@ def sources_from_folder(path: Path, options: FolderOptions) -> tuple[Sources, tu
     Raises:
         SourceError: The folder is incomplete, or its model is of a kind that cannot be served.
     """
+    if (file := find_gguf(path)) is not None:
+        return _from_gguf(file, options)
+    if not (path / CONFIG_FILE).exists() and (adapter := Adapter.read(path)) is not None:
+        return _merged(adapter, options, tell)
+    _check_base(path, options)
     with in_a_sentence(str(path)):
         if (part := static_part(path)) is not None:
             source, notes = read_static(path, part, options)
@@ -139,18 +157,80 @@ def sources_from_hub(
         SourceError: It cannot be fetched, or `sources_from_folder` refuses it.
     """
     model = HubModel.find(model_id, revision)
+    if model.holds_adapter:
+        model.fetch_adapter()
+        adapter = Adapter.read(model.path, model_id)
+        assert adapter is not None, "it has been fetched"
+        return _merged(adapter, options, tell)
+    _check_base(Path(model_id), options)
     try:
         with in_a_sentence(model_id):
+            model.check_files(allow_pickle=options.allow_pickle)
             model.fetch_descriptions()
             if (part := static_part(model.path)) is not None:
-                model.fetch_weights(part, allow_pickle=options.allow_pickle, tell=tell)
+                model.fetch_weights(part, allow_pickle=options.allow_pickle, is_mapped=False, tell=tell)
                 source, notes = read_static(model.path, part, options, model.origin)
                 return options.given.add_to((source,)), notes
             description = _Description.read(model.path, options)
-            model.fetch_weights(description.weights, allow_pickle=options.allow_pickle, tell=tell)
+            model.fetch_weights(
+                description.weights,
+                allow_pickle=options.allow_pickle,
+                is_mapped=not options.keeps_fp32 and not num_experts(description.config),
+                tell=tell,
+            )
             return description.load(options, model.origin)
     except SourceError as error:
         raise SourceError(str(error).replace(str(model.path), model_id)) from error
+
+
+def _from_gguf(file: Path, options: FolderOptions) -> tuple[Sources, tuple[str, ...]]:
+    """Reads a file of GGUF; its weights after all else.
+
+    Raises:
+        SourceError: `transformers` does not read it, or its model cannot be served.
+    """
+    if options.adapter is not None:
+        raise SourceError(f"{file}: an adapter is merged into a folder of transformers; give that with --base")
+    _check_base(file, options)
+    with in_a_sentence(str(file)):
+        plain = temporary_folder(file.stem, options.scratch)
+        write_descriptions(file, plain.path)
+        for beside in file.parent.iterdir():
+            if DOCUMENTS.fullmatch(beside.name):
+                (plain.path / beside.name).symlink_to(beside.resolve())
+        try:
+            description = _Description.read(plain.path, options)
+            kept = unpack_weights(file, plain.path)
+            stated = {"quantized": describe_gguf(file)}
+            return replace(description, plain=replace(plain, kept=kept), stated=stated).load(options)
+        except SourceError as error:
+            raise SourceError(str(error).replace(str(plain.path), str(file))) from error
+
+
+def _merged(adapter: Adapter, options: FolderOptions, tell: Callable[[str], None]) -> tuple[Sources, tuple[str, ...]]:
+    """Reads the base of an adapter, as a model that is called by the adapter's name.
+
+    Raises:
+        SourceError: The base is not stated, or cannot be read.
+    """
+    if (base := options.base or adapter.base) is None:
+        raise SourceError(f"{adapter.path}: does not say what it is an adapter of; name that with --base")
+    with_adapter = replace(
+        options, name=options.name or model_name(adapter.title.rpartition("/")[2]), base=base, adapter=adapter
+    )
+    if Path(base).is_dir():
+        return sources_from_folder(Path(base), with_adapter, tell)
+    revision = None if options.base else adapter.settings.get("revision")
+    if (on_hub := parse_id(base, revision)) is None:
+        raise SourceError(
+            f"{adapter.path}: its base {base} is no folder here, and no id of the hub; name it with --base"
+        )
+    return sources_from_hub(*on_hub, with_adapter, tell)
+
+
+def _check_base(path: Path, options: FolderOptions) -> None:
+    if options.base is not None and options.adapter is None:
+        raise SourceError(f"--base {options.base}: is for an adapter, and {path} has no {ADAPTER_FILE}; leave it out")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +246,10 @@ class _Description:
     """The same as `transformers` parses it."""
     kind: Kind | None
     """None: a model of two towers."""
+    plain: PlainFolder | None = None
+    """The temporary folder that `path` is, if it is one."""
+    stated: Mapping[str, str] = field(default_factory=dict)
+    """What the manifest says of the weights as they came, by a word each."""
 
     @classmethod
     def read(cls, path: Path, options: FolderOptions) -> _Description:
@@ -177,6 +261,7 @@ class _Description:
         layout = read_layout(path)
         weights = path if layout is None else layout.transformer
         content = read_configuration(weights)
+        check_quantization(str(path), content)
         if layout is None and is_two_towers(content):
             if options.pooling is not None or options.prompts:
                 flag = "--pooling" if options.pooling is not None else "--prompt"
@@ -202,9 +287,31 @@ class _Description:
         Raises:
             SourceError: The folder is incomplete, or its model cannot be served.
         """
-        check_weights(self.weights, allow_pickle=options.allow_pickle)
+        comes_otherwise = options.adapter is not None or quantization_of(self.content) is not None
+        with as_source_error():
+            is_mapped = self.plain is not None or comes_otherwise or is_worth_mapping(self.weights, options.scratch)
+        keeps_fp32 = options.keeps_fp32 and not (self.plain is not None and self.plain.kept)
+        check_weights(
+            self.weights,
+            allow_pickle=options.allow_pickle,
+            is_mapped=is_mapped and not keeps_fp32 and not num_experts(self.config),  # which are laid out anew
+        )
+        if self.plain is None and is_mapped:
+            unpacked = self._unpacked(options)
+            try:
+                return unpacked.load(options, origin)
+            except SourceError as error:
+                raise SourceError(str(error).replace(str(unpacked.path), str(self.path))) from error
         task = Task.IMAGE_EMBEDDING if self.kind is None else self.kind.task
-        folder = ModelFolder(path=self.path, task=task, config=self.config, options=options, origin=origin)
+        folder = ModelFolder(
+            path=self.path,
+            task=task,
+            config=self.config,
+            options=options,
+            origin=origin,
+            plain=self.plain,
+            stated=self.stated,
+        )
         if self.kind is None:
             sources, notes = read_towers(folder)
         else:
@@ -221,7 +328,33 @@ class _Description:
         sources = tuple(
             replace(source, truncation_side=side) if source.tokenizer is not None else source for source in sources
         )
-        return options.given.add_to(sources), notes + _note_of_code(self.content)
+        return options.given.add_to(sources), (*self._notes_of_weights(), *notes, *_note_of_code(self.content))
+
+    def _unpacked(self, options: FolderOptions) -> _Description:
+        """Returns the description of a plain folder with the same model."""
+        files = weight_files(self.weights, {file.name for file in self.weights.iterdir()}, allow_pickle=False)
+        paths = [self.weights / file for file in files]
+        plain, content = make_plain(
+            self.path, self.weights, paths, self.content, adapter=options.adapter, scratch=options.scratch
+        )
+        weights = plain.path / self.weights.relative_to(self.path)
+        quantization = quantization_of(self.content)
+        stated = {} if quantization is None else {"quantized": describe_quantization(quantization)}
+        if options.adapter is not None:
+            stated |= {"adapter": options.adapter.title, "base": str(options.base)}
+        config = parse_configuration(weights, content)
+        return replace(
+            self, path=plain.path, weights=weights, content=content, config=config, plain=plain, stated=stated
+        )
+
+    def _notes_of_weights(self) -> Iterator[str]:
+        """Says what has become of weights that came otherwise than `transformers` has them."""
+        if (quantized := self.stated.get("quantized")) is not None:
+            kept = len(self.plain.kept) if self.plain is not None else 0
+            as_it_is = f"int4 keeps {kept} of them as they are, and " if kept else ""
+            yield f"weights came quantized ({quantized}): {as_it_is}every other precision is of their widened values"
+        if (adapter := self.stated.get("adapter")) is not None:
+            yield f"the adapter {adapter} is merged into {self.stated['base']}"
 
 
 def _note_of_code(content: Mapping[str, Any]) -> tuple[str, ...]:

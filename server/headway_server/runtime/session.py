@@ -59,6 +59,10 @@ _SLOW_ON_CPU = ["SkipLayerNormFusion"]
 10 % longer (docs/decisions/fixed-scales.md)."""
 
 
+_COPYING = ["ConstantFolding"]
+"""Those that make a second copy of weights: of a table that is also the output projection, a transposed one."""
+
+
 def _import_onnxruntime() -> Any:
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # its builds report their use to their maker by default
     # Flash attention splits a row's cached tokens between threads if there are more threads than rows x heads, and an
@@ -90,6 +94,7 @@ class Runtime:
         num_threads: int | None = None,
         num_lanes: int | None = 1,
         map_weights: bool = False,
+        lay_out_weights: bool = True,
     ) -> None:
         """Finds the device; `auto` takes CUDA where it is.
 
@@ -99,6 +104,7 @@ class Runtime:
             num_lanes: Maximum concurrent runs of a model; None: one for each core. On CUDA there is one.
             map_weights: True if files of weights do not change while they are used: what is not laid out anew is read
                 from them, mapped. False: they are read once, and may be overwritten then.
+            lay_out_weights: True if weights of products are laid out anew for speed, in as much memory again.
 
         Raises:
             RuntimeUnavailableError: ONNX Runtime is not installed, or CUDA is requested and not available.
@@ -108,6 +114,7 @@ class Runtime:
         self._was_found = device == "auto"
         self._num_lanes_asked = num_lanes
         self._map_weights = map_weights
+        self._lay_out_weights = lay_out_weights
         self._fallback: Runtime | None = None
         self.num_threads = num_threads or usable_cores()
         self.num_lanes = 1 if self.device == "cuda" else min(num_lanes or self.num_threads, self.num_threads)
@@ -134,6 +141,7 @@ class Runtime:
                     num_threads=self.num_threads,
                     num_lanes=self._num_lanes_asked,
                     map_weights=self._map_weights,
+                    lay_out_weights=self._lay_out_weights,
                 )
             return self._fallback
         return self
@@ -238,11 +246,14 @@ class Runtime:
             options.add_free_dimension_override_by_name(axis, size)
         if self._maps_weights:
             options.add_session_config_entry("session.use_external_initializer_file_buffers_directly", "1")
+        disabled = list(_SLOW_ON_CPU) if self.device == "cpu" else []
+        if not self._lay_out_weights:
+            options.add_session_config_entry("session.disable_prepacking", "1")
+            disabled += _COPYING
         try:
             if weights:
                 buffers = list(weights.values())
                 options.add_external_initializers_from_files_in_memory(list(weights), buffers, [*map(len, buffers)])
-            disabled = _SLOW_ON_CPU if self.device == "cpu" else []
             return self._onnxruntime.InferenceSession(
                 str(file), options, providers=_PROVIDERS[self.device], disabled_optimizers=disabled
             )
