@@ -2,6 +2,7 @@
 
 import json
 
+import httpx2
 import numpy as np
 import pytest
 import tiny_embedders
@@ -18,7 +19,7 @@ from headway_client.cli import app as headway
 from headway_export.cli import app
 from headway_server.bundles import Precision, open_bundle
 
-from .conftest import serve
+from .conftest import serve, serve_saying
 
 TEXTS = ["the old fire", "rain", "an answer is not in the rain", "it is so " * 3]
 PROMPTS = {"query": "find: ", "document": ""}
@@ -243,8 +244,27 @@ def test_a_decoder_scores_pairs_by_the_words_that_it_would_answer_with(folders, 
         tokenizer(f"<s>the {query} is in  is it</s>", add_special_tokens=False).input_ids
     ) + 1])  # fmt: skip
     assert abs(cut.score - expected(query, kept)) < 1e-5
+    rare = client.score_text(query, text_pairs=["é" * 60], model="judge", truncate=True).results[0]
+    assert rare.truncated
+    fitting = (
+        rare.token_count - len(tokenizer(f"<s>the {query} is in  is it</s>", add_special_tokens=False).input_ids)
+    ) // 4
+    assert abs(rare.score - expected(query, "é" * (fitting + 1))) < 1e-5
+    with pytest.raises(InvalidArgumentError, match="left without the second text: shorten the first"):
+        client.score_text(long, text_pairs=["rain"], model="judge", truncate=True)
     with pytest.raises(InvalidArgumentError, match="reads pairs of texts"):
         client.score_text("rain", model="judge")
+
+
+def test_a_document_that_a_judge_has_cut_is_counted(folders, tmp_path):
+    store = tmp_path / "store"
+    assert CliRunner().invoke(app, ["hf", str(folders["judge"]), "--store", str(store)]).exit_code == 0
+    body = {"model": "judge", "query": "the fire", "documents": ["rain", "rain " * 60], "truncate": True}
+    for line in serve_saying(store, tmp_path / "server.log", "--http-port", "0"):
+        address = line.split("http=")[1].strip()
+        answer = httpx2.post(f"http://{address}/v1/rerank", json=body)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["x-truncated-texts"] == "1"
 
 
 def test_many_documents_are_scored_with_several_calls(client):

@@ -7,6 +7,7 @@ import tiny_huggingface as tiny
 import torch
 import transformers
 from safetensors.torch import save_file
+from tokenizers import Tokenizer, normalizers
 
 _CLASSES = "sentence_transformers.models."
 _SWITCHES = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens", "lasttoken": "lasttoken"}
@@ -150,9 +151,15 @@ _ASKED = (
 
 
 def write_judge(folder: Path) -> Path:
-    """Writes a decoder that scores pairs, as sentence-transformers does, with random weights."""
+    """Writes a decoder that scores pairs, as sentence-transformers does, with random weights.
+
+    One character, é, has four tokens, as rare ones have.
+    """
     tiny.write_model(folder, "qwen3")
     tiny.write_tokenizer(folder, frame="$A", chat_template=_ASKED)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.normalizer = normalizers.Replace("é", "xyzq")
+    tokenizer.save(str(folder / "tokenizer.json"))
     modules = [{"type": "x.Transformer", "path": ""}, {"type": "x.LogitScore", "path": "1_LogitScore"}]
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1_LogitScore").mkdir()

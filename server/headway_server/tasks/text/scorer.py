@@ -12,6 +12,7 @@ import numpy as np
 from headway_server.batching import Tensors
 from headway_server.batching.settings import MAX_TEXTS
 from headway_server.errors import InvalidInputError
+from headway_server.observers import note_truncated
 from headway_server.preprocessing import EncodedText
 from headway_server.serving.answers import NO_TIMINGS, Answer
 from headway_server.serving.limits import check_text, check_texts
@@ -68,25 +69,32 @@ class TextScorer(TextModel):
                 query, text, found = inputs.texts[index], pairs[index], whole
                 excess = len(found) - limit
                 while excess > 0 and cuts and text:
-                    [second] = await self._tokenizer.encode_limited(
-                        [text], fields=fields, max_tokens=2 * (len(text) + 1), truncate=False, with_offsets=True,
-                        add_special_tokens=False,
-                    )  # fmt: skip
+                    [second] = await self._tokenized([text], with_offsets=True)
                     kept = max(len(second) - excess, 0)
                     text = text[: int(second.offsets[kept][0])] if kept < len(second) and kept else ""
-                    [found] = await self._tokenizer.encode_limited(
-                        [scoring.joined(query, text)], fields=fields, max_tokens=len(whole) + 1, truncate=False,
-                        add_special_tokens=False,
-                    )  # fmt: skip
+                    [found] = await self._tokenized([scoring.joined(query, text)])
                     excess = len(found) - limit
                 if excess > 0:
                     raise InvalidInputError(
                         fields[index],
                         f"has {len(whole)} tokens with the text that it is joined with, and the limit is {limit}; "
-                        "shorten it, or set truncate, which cuts the second text",
+                        + (
+                            f"{len(found)} are left without the second text: shorten the first"
+                            if cuts
+                            else "shorten it, or set truncate, which cuts the second text"
+                        ),
                     )
-                encoded.append(found if found is whole else replace(found, truncated=True))
+                if found is not whole:
+                    note_truncated()
+                    found = replace(found, truncated=True)
+                encoded.append(found)
         return encoded
+
+    async def _tokenized(self, texts: Sequence[str], *, with_offsets: bool = False) -> list[EncodedText]:
+        """Tokenizes texts of any number of tokens, without special ones around them."""
+        each = self._tokenizer.encode_each(texts, add_special_tokens=False, with_offsets=with_offsets)
+        async with aclosing(each):
+            return [text async for text in each]
 
     async def relevance(
         self,
