@@ -40,13 +40,18 @@ _RANKS: Final = re.compile(r"^(pipeline_tag:\s*|\s*-\s*)text-ranking\s*$", re.MU
 class Question:
     """What is asked about a pair, and the words of the answers."""
 
+    of: str
+    """The model that was trained with it."""
     template: str
     yes: str
     no: str
 
 
+_NO_ROLES: Final = ("headway_first", "headway_second")
+"""Roles that no template knows."""
 _QUESTIONS: Final = {
     "qwen3": Question(
+        of="Qwen3-Reranker",
         template=(
             "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
             'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n<Instruct>: Given '
@@ -57,6 +62,7 @@ _QUESTIONS: Final = {
         no="no",
     ),
     "qwen2": Question(
+        of="mxbai-rerank-v2",
         template=(
             "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
             f"<|im_start|>user\nquery: {_QUERY}\ndocument: {_TEXT}\nYou are a search relevance expert who evaluates "
@@ -112,7 +118,14 @@ def read_judge(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
     own = folder.own_tokenizer()
     tokenizer = plain_tokenizer(own)
     question = _QUESTIONS.get(folder.config.model_type)
-    template = _template_of(own) or (question.template if question is not None else None)
+    template = _template_of(own)
+    asked: tuple[str, ...] = ()
+    if template is None and question is not None:
+        template = question.template
+        asked = (
+            f"asks about a pair in the words of {question.of}, since its chat template has no place for turns of the "
+            "roles query and document; another model needs such a template",
+        )
     if template is None:
         raise SourceError(
             f"{folder.path}: does not say what its model is asked about a pair of texts: its chat template has no "
@@ -140,7 +153,7 @@ def read_judge(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
             text_pairs="required",
             evaluation=folder.evaluation(),
         ),
-        notes,
+        notes + asked,
     )
 
 
@@ -156,14 +169,23 @@ def _module_of(path: Path) -> dict[str, Any] | None:
 
 
 def _template_of(own: Any) -> str | None:
-    """Returns what a chat template makes of a query and a document; None: it has no place for them."""
-    turns = [{"role": "query", "content": _QUERY}, {"role": "document", "content": _TEXT}]
-    try:
-        text = str(own.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
-    except Exception:  # whatever a template raises
-        return None
+    """Returns what a chat template makes of a query and a document; None: it has no place for them.
+
+    One that shows turns of whatever role has no place for these two.
+    """
+    text = _rendered(own, "query", "document")
     is_whole = text.count(_QUERY) == text.count(_TEXT) == 1 and text.index(_QUERY) < text.index(_TEXT)
-    return text if is_whole else None
+    others = _rendered(own, *_NO_ROLES)
+    return text if is_whole and not all(role in others for role in _NO_ROLES) else None
+
+
+def _rendered(own: Any, first: str, second: str) -> str:
+    """Returns what a chat template makes of a pair in turns of two roles; nothing if it refuses them."""
+    turns = [{"role": first, "content": _QUERY}, {"role": second, "content": _TEXT}]
+    try:
+        return str(own.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+    except Exception:  # whatever a template raises
+        return ""
 
 
 def _words_of(folder: ModelFolder, tokenizer: Tokenizer, question: Question | None) -> tuple[int, int | None]:
