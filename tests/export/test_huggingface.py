@@ -237,6 +237,37 @@ def test_a_chat_template_of_parts_is_given_parts(tmp_path):
     assert notes == ("images: not served; the bundle is the language model inside, for texts",)
 
 
+def test_images_are_named_of_a_family_whose_language_model_the_library_takes_out_itself(tmp_path):
+    eyes = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
+    _, text = tiny.STATEFUL["qwen3_5_text"]
+    config = transformers.Qwen3_5Config(text_config=text, vision_config=eyes, image_token_id=3)
+    transformers.Qwen3_5ForConditionalGeneration(config).save_pretrained(tmp_path / "model")
+    tiny.write_tokenizer(tmp_path / "model", frame="$A")
+    source, notes = from_folder(tmp_path / "model", FolderOptions())
+    assert notes == ("images: not served; the bundle is the language model inside, for texts",)
+    assert source.media_tokens == (3,)
+
+
+GENERIC = "{% for m in messages %}<s>{{ m['role'] }}\n{{ m['content'] }}</s>{% endfor %}"
+
+
+@pytest.mark.parametrize("template", [None, GENERIC, GENERIC.replace("['content']", "['content'] | upper")])
+def test_a_judge_whose_template_has_no_place_for_a_pair_is_asked_what_its_family_was(tmp_path, template):
+    folder = tiny.write_model(tmp_path / "model", "qwen3")
+    tiny.write_tokenizer(folder, frame="$A", chat_template=template)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary, merges = tokenizer["model"]["vocab"], tokenizer["model"]["merges"]
+    for word, letter in {"yes": "x", "no": "z"}.items():
+        vocabulary[word] = vocabulary.pop(f"Ġ{letter}")
+        merges.remove(["Ġ", letter])
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "README.md").write_text("---\npipeline_tag: text-ranking\n---\n")
+    source, notes = from_folder(folder, FolderOptions())
+    assert "Judge whether the Document meets the requirements" in source.scoring.template
+    assert len(notes) == 1
+    assert "asks about a pair in the words of Qwen3-Reranker" in notes[0]
+
+
 @pytest.mark.parametrize("family", tiny.FURTHER_DECODERS)
 def test_further_decoders_follow_injected_attention(tmp_path, family):
     """`from_folder` holds them against their own attention; tests/integration exports those of the table."""

@@ -25,6 +25,8 @@ FAMILIES = {
     "MiniMax": ("MiniMax", {"num_hidden_layers": 2}),
     "Switch": ("SwitchTransformers", {}, _WRITES),
     "NLLB-MoE": ("NllbMoe", {}, _WRITES),
+    "DeepSeek V3.2": ("DeepseekV32", {}),
+    "GLM-5": ("GlmMoeDsa", {}),
     "RWKV": ("Rwkv", {}),
     "xLSTM": ("xLSTM", {}),
     "RecurrentGemma": ("RecurrentGemma", {}),

@@ -54,6 +54,11 @@ from headway_training.folders import first_line, plain_tokenizer, quiet
 from headway_training.models.parts.attention import Attend, TextScoring
 
 _ATTENTION_LAYERS: Final = frozenset(("full_attention", "sliding_attention"))
+_OTHER_ATTENTION: Final = frozenset((
+    "chunked_attention", "indexed_attention", "compressed_sparse_attention", "heavily_compressed_attention",
+    "minimax_m3_sparse",
+))  # fmt: skip
+"""What `transformers` calls layers that attend to a choice of the keys."""
 _WINDOW_IN_MASK: Final = frozenset(("phimoe",))
 """Families whose layers do not name the window that their mask has."""
 _MEDIA_TOKEN: Final = re.compile(
@@ -314,13 +319,13 @@ def _leave_out_media(config: Any, model: nn.Module) -> tuple[str, ...]:
     """Takes the towers out that read images and sounds, and says so."""
     text = text_model(model)
     base = cast("Any", model).base_model
-    if text is base:
-        return ()
-    for name, part in list(base.named_children()):
-        if not any(inner is text for inner in part.modules()):
-            setattr(base, name, None)
-    media = _media_of(config) or "what it reads beside text"
-    return (f"{media}: not served; the bundle is the language model inside, for texts",)
+    media = _media_of(config)
+    if text is not base:
+        for name, part in list(base.named_children()):
+            if not any(inner is text for inner in part.modules()):
+                setattr(base, name, None)
+        media = media or "what it reads beside text"
+    return (f"{media}: not served; the bundle is the language model inside, for texts",) if media else ()
 
 
 def _media_tokens(config: Any, tokenizer: Tokenizer) -> tuple[int, ...]:
@@ -353,6 +358,12 @@ def check_decoder(path: Path, config: Any) -> None:
     if model_class is None or not has_experts(model_class):
         check_is_dense(path, config)
     if _keeps_states(config, model_class) and not (model_class and knows_states_of(model_class)):
+        kinds = set(getattr(config, "layer_types", None) or ()) - _ATTENTION_LAYERS
+        if kinds and kinds <= _OTHER_ATTENTION:
+            raise SourceError(
+                f"{path}: has layers of {', '.join(sorted(kinds))} ({config.model_type}), which the operator on the "
+                "key/value cache does not compute, so this family is not supported"
+            )
         raise SourceError(
             f"{path}: has layers that keep a recurrent state in a way of their own ({config.model_type}); no operator "
             "for it is known here, so this family is not supported"

@@ -194,6 +194,11 @@ REFUSALS: Final = (
         why="it is computed in a way of their own, and no operator for it is known",
     ),
     Refusal(
+        names=("DeepSeek V3.2", "GLM-5"),
+        says="has layers of indexed_attention",
+        why="they attend to a choice of the keys, which the operator on the key/value cache does not compute",
+    ),
+    Refusal(
         names=("GPT", "XLNet", "XLM", "CPM-Ant"),
         model_types=("openai-gpt", "xlnet", "xlm", "cpmant"),
         says="has no cache of keys and values that is causal",
