@@ -383,8 +383,8 @@ def onnx(
         str | None,
         typer.Option(
             metavar="NAME|NUMBER|none",
-            help="Dimension of the batch, on which calls are joined. [default: the inputs' first, if its rows are "
-            "independent]",
+            help="Dimension of the batch, on which calls are joined; several names with commas if inputs differ. "
+            "[default: the inputs' first, if its rows are independent]",
         ),
     ] = None,
     examples: Annotated[

@@ -3,7 +3,8 @@
 The error of logits, of which a softmax makes probabilities, is the largest difference divided by their spread. Logits
 more than 50 below the largest have no part in it: their probabilities are 0. Other outputs are divided by their size,
 which is not more than ten times the median of their magnitudes. So one huge number hides no error of the others. A
-score, which is a row of one number and may be near 0, is held to the bound itself where it is below 1.
+score, which is a row of one number and may be near 0, is held to the bound itself where it is below 1. A caller may say
+that smaller numbers are compared as if they had a certain size.
 
 D numbers of a row.
 """
@@ -21,21 +22,30 @@ _CLOSE = 50.0
 """Logits this far below the largest have no part in a softmax: exp(-50) is 2e-22."""
 _MOST_MEDIANS = 10.0
 """Size of a row at most, in medians of its magnitudes."""
+_LEAST_SIZE = 1e-6
 
 
-def relative_errors(found: NDArray[Any], expected: NDArray[Any], *, of_softmax: bool) -> NDArray[np.float64]:
+def relative_errors(
+    found: NDArray[Any], expected: NDArray[Any], *, of_softmax: bool, least_size: float = _LEAST_SIZE
+) -> NDArray[np.float64]:
     """Returns the relative error of each row of an output, (..., D) -> (...); inf where it is not finite.
 
     Args:
         found: What a variant gives.
         expected: What PyTorch gives, in the same shape.
         of_softmax: True if they are logits that a softmax makes probabilities of.
+        least_size: Least size that differences of other outputs are divided by.
     """
     *rows, width = expected.shape
     if expected.size > _MOST_COMPARED and len(rows) == 1:
         step = max(1, _MOST_COMPARED // width)
         parts = (slice(start, start + step) for start in range(0, rows[0], step))
-        return np.concatenate([relative_errors(found[part], expected[part], of_softmax=of_softmax) for part in parts])
+        return np.concatenate(
+            [
+                relative_errors(found[part], expected[part], of_softmax=of_softmax, least_size=least_size)
+                for part in parts
+            ]
+        )
     exact, other = expected.astype(np.float64), found.astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
         if of_softmax and width > 1:
@@ -43,7 +53,7 @@ def relative_errors(found: NDArray[Any], expected: NDArray[Any], *, of_softmax: 
             exact, other = np.maximum(exact, lowest), np.maximum(other, lowest)
             size = _spread(exact, exact > lowest)
         else:
-            size = np.maximum(np.abs(exact), _size(exact))
+            size = np.maximum(np.abs(exact), np.maximum(_size(exact), least_size))
         np.subtract(other, exact, out=other)
         np.abs(other, out=other)
         np.divide(other, size, out=other)
@@ -66,7 +76,7 @@ def _spread(logits: NDArray[np.float64], close: NDArray[np.bool_]) -> NDArray[np
     if not are_all_close:
         alone = close.sum(axis=-1, keepdims=True) == 1
         size = np.where(alone, np.where(close, np.maximum(magnitude, 1.0), 1.0), size)
-    return np.maximum(size, 1e-6)
+    return np.maximum(size, _LEAST_SIZE)
 
 
 def _size(rows: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -79,4 +89,4 @@ def _size(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     empty = ~(magnitudes > 0).any(axis=-1, keepdims=True)
     median = np.nanmedian(np.where(empty, 0.0, counted), axis=-1, keepdims=True)
     size: NDArray[np.float64] = np.minimum(magnitudes.max(axis=-1, keepdims=True), _MOST_MEDIANS * median)
-    return np.maximum(size, 1e-6)
+    return size

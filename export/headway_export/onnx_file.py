@@ -6,8 +6,9 @@ import io
 import re
 import shutil
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, Final
@@ -26,6 +27,7 @@ from headway_export.weights import save
 from headway_server.batching import Tensors
 from headway_server.bundles import BATCH_AXIS, EXAMPLES_FILE, NAME, Architecture, Limits, Task, TensorSpec
 from headway_server.runtime import TENSOR_TYPES, Runtime
+from headway_server.tasks.tensors.graph import batch_axis_of
 
 NO_BATCH: Final = "none"
 """`--batch-axis` of a model whose calls run one by one."""
@@ -34,6 +36,12 @@ _MOST_BYTES: Final = 2**31 - 1
 _TRIED_SIZES: Final = (16, 32, 64, 224, 256, 640, 8, 128, 1)
 """Sizes of dynamic axes of drawn inputs, tried in turn."""
 _NUM_ROWS: Final = 2
+_MOST_WHOLE: Final = (1, 127)
+"""Largest whole number of drawn inputs, tried in turn: norms of a few equal numbers amplify every rounding."""
+_FEW_ELEMENTS: Final = 64
+"""An input of whole numbers with fewer elements may be a shape or a count, whose numbers stay small."""
+_UNNAMED: Final = ("", "?", "-1", "None")
+"""What converters write in place of the name of an axis."""
 _WORDS: Final = ("a", "b", "c")
 _SEED: Final = 0
 _FEW_BYTES: Final = 256
@@ -52,7 +60,7 @@ class OnnxOptions:
     name: str | None = None
     """Name of the model in the store; None: the file's."""
     batch_axis: str | None = None
-    """The dimension of the batch: its name, or its number in the inputs; `none`; None: found."""
+    """The dimension of the batch: names or numbers of axes of the inputs, with commas; `none`; None: found."""
     examples: Path | None = None
     """An .npz with inputs, and outputs that are compared; None: drawn inputs."""
     max_sizes: Mapping[str, int] = field(default_factory=dict)
@@ -185,13 +193,40 @@ class OnnxModule(TensorModule):
         Raises:
             SourceError: The file does not run on them, or the options do not fit it.
         """
-        inputs, told = self._inputs(options.batch_axis)
+        first: tuple[Interface, str] | None = None
+        failure: SourceError | None = None
+        choices = tuple(self._inputs(options.batch_axis))
+        is_whole = options.examples is None and any("int" in spec.dtype for spec in choices[0])
+        for most, inputs in product(_MOST_WHOLE if is_whole else _MOST_WHOLE[:1], choices):
+            if first is not None and all(batch_axis_of(spec) is None for spec in inputs):
+                continue  # which is tried to find the batch axis alone
+            try:
+                found = self._try(inputs, options, most)
+            except SourceError as error:
+                failure = failure or error
+                continue
+            first = first or found
+            if found[0].has_batch_axis:
+                first = found
+                break
+        if first is None:
+            assert failure is not None, "inputs were tried"
+            raise failure
+        self.interface, note = first
+        return (note,) if note else ()
+
+    def _try(self, inputs: tuple[TensorSpec, ...], options: OnnxOptions, most: int) -> tuple[Interface, str]:
+        """Finds the interface of inputs with these axes, drawn with whole numbers up to `most`, and a note.
+
+        Raises:
+            SourceError: As `find_interface`.
+        """
         names = [output.name for output in self._session.get_outputs()]
         given = {} if options.examples is None else _read_examples(options.examples, inputs, names)
         example: Tensors = {name: array for name, array in given.items() if name not in names}
         expected = {name: array for name, array in given.items() if name in names}
         if options.examples is None:
-            example = self._draw(inputs, options.max_sizes)
+            example = self._draw(inputs, options.max_sizes, most)
         else:
             sizes_of(inputs, example)
             try:
@@ -199,49 +234,52 @@ class OnnxModule(TensorModule):
             except Exception as error:
                 raise SourceError(f"{options.examples}: the graph does not run on it ({reason_of(error)})") from error
         try:
-            self.interface, note = Trial(
+            return Trial(
                 run=self.answer,
                 inputs=inputs,
                 example=example,
                 bound=ROUNDED_BOUND if _rounds(self._model) else BOUND,
                 fixed={value.name: [_fixed(size) for size in value.shape] for value in self._session.get_outputs()},
                 max_sizes=options.max_sizes,
-                is_told=told,
+                is_told=options.batch_axis not in {None, NO_BATCH},
             ).find(expected)
         except SourceError as error:
             raise SourceError(f"{self._file}: {error}") from error
-        return (note,) if note else ()
 
-    def _inputs(self, batch_axis: str | None) -> tuple[tuple[TensorSpec, ...], bool]:
-        """Declares the inputs, and says whether the user told the batch axis."""
+    def _inputs(self, batch_axis: str | None) -> Iterator[tuple[TensorSpec, ...]]:
+        """Declares the inputs, with each choice of a batch axis in turn."""
         values = self._session.get_inputs()
         shapes = [[_axis(value.name, number, size) for number, size in enumerate(value.shape)] for value in values]
         places = [(index, number) for index, shape in enumerate(shapes) for number, axis in enumerate(shape)]
         free = [place for place in places if isinstance(_at(shapes, place), str)]
         if batch_axis is None:
-            first = [place for place in free if place[1] == 0]
-            named = {str(values[index].shape[0]) for index, _ in first if isinstance(values[index].shape[0], str)}
-            batch = first if len(named) <= 1 else []
+            choices = _batches(shapes, free, [place for place in free if _is_named(values[place[0]].shape[place[1]])])
         elif batch_axis == NO_BATCH:
-            batch = []
+            choices = [set()]
         else:
-            batch = [place for place in free if batch_axis in (str(_at(shapes, place)), str(place[1]))]
-            if not batch:
+            told = batch_axis.split(",")
+            words = {place: {str(_at(shapes, place)), str(place[1])} for place in free}
+            choices = [{place for place in free if not words[place].isdisjoint(told)}]
+            if unknown := [word for word in told if not any(word in of_place for of_place in words.values())]:
                 known = ", ".join(dict.fromkeys(str(_at(shapes, place)) for place in free)) or "none"
                 raise SourceError(
-                    f"--batch-axis {batch_axis}: no input of {self._file} has such a dynamic axis; they have {known}"
+                    f"--batch-axis {unknown[0]}: no input of {self._file} has such a dynamic axis; they have {known}"
                 )
-        for place in free:
-            name = str(_at(shapes, place))
-            _put(shapes, place, BATCH_AXIS if place in batch else f"{name}_axis" if name == BATCH_AXIS else name)
-        if twice := [value.name for value, shape in zip(values, shapes, strict=True) if shape.count(BATCH_AXIS) > 1]:
-            raise SourceError(f"--batch-axis {batch_axis}: the input {twice[0]} has two such axes; name one of them")
-        specs = (
-            make_spec(value.name, TENSOR_TYPES[value.type], *shape) for value, shape in zip(values, shapes, strict=True)
-        )
-        return tuple(specs), batch_axis not in (None, NO_BATCH)
+        for batch in choices:
+            chosen = [list(shape) for shape in shapes]
+            for place in free:
+                name = str(_at(shapes, place))
+                _put(chosen, place, BATCH_AXIS if place in batch else f"{name}_axis" if name == BATCH_AXIS else name)
+            if twice := [value.name for value, axes in zip(values, chosen, strict=True) if axes.count(BATCH_AXIS) > 1]:
+                raise SourceError(
+                    f"--batch-axis {batch_axis}: the input {twice[0]} has two such axes; name one of them"
+                )
+            yield tuple(
+                make_spec(value.name, TENSOR_TYPES[value.type], *axes)
+                for value, axes in zip(values, chosen, strict=True)
+            )
 
-    def _draw(self, inputs: Sequence[TensorSpec], max_sizes: Mapping[str, int]) -> Tensors:
+    def _draw(self, inputs: Sequence[TensorSpec], max_sizes: Mapping[str, int], most: int) -> Tensors:
         """Draws inputs that the graph runs on.
 
         Raises:
@@ -251,7 +289,7 @@ class OnnxModule(TensorModule):
         failure: Exception | None = None
         for size, num_rows in [(size, rows) for rows in (_NUM_ROWS, 1) for size in _TRIED_SIZES]:
             sizes = {axis: min(size, max_sizes.get(axis, size)) for axis in axes} | {BATCH_AXIS: num_rows}
-            drawn = draw(inputs, sizes)
+            drawn = draw(inputs, sizes, most)
             try:
                 self.answer(drawn)
             except Exception as error:
@@ -265,8 +303,8 @@ class OnnxModule(TensorModule):
         ) from failure
 
 
-def draw(specs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> dict[str, NDArray[Any]]:
-    """Draws inputs: normal numbers, the whole numbers 0 and 1, letters."""
+def draw(specs: Sequence[TensorSpec], sizes: Mapping[str, int], most: int = 1) -> dict[str, NDArray[Any]]:
+    """Draws inputs: normal numbers, whole numbers from 0 to `most`, letters."""
     random = np.random.default_rng(_SEED)
     drawn = {}
     for spec in specs:
@@ -276,13 +314,41 @@ def draw(specs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> dict[str, NDA
         elif spec.dtype.startswith("float"):
             drawn[spec.name] = np.asarray(random.standard_normal(shape)).astype(spec.dtype)
         else:
-            drawn[spec.name] = np.asarray(random.integers(0, 2, shape)).astype(spec.dtype)
+            end = 1 + (most if "int" in spec.dtype and np.prod(shape) >= _FEW_ELEMENTS else 1)
+            drawn[spec.name] = np.asarray(random.integers(0, end, shape)).astype(spec.dtype)
     return drawn
+
+
+def _batches(
+    shapes: Sequence[Sequence[int | str]], free: Sequence[tuple[int, int]], named: Sequence[tuple[int, int]]
+) -> list[set[tuple[int, int]]]:
+    """Returns which places may be the batch axis, the likelier first: no input has two.
+
+    They are the first axes and those of their one name elsewhere, in inputs whose first axis is fixed; then also such
+    inputs' only axis that is free and has no name, as the state of a recurrent graph has it.
+    """
+    first = {place for place in free if place[1] == 0}
+    names = {_at(shapes, place) for place in first if place in named}
+    if not first or len(names) > 1:
+        return [set()]
+    others = [place for place in free if (place[0], 0) not in first]
+    alike = {place for place in others if place in named and _at(shapes, place) in names}
+    alike = {place for place in alike if sum(place[0] == other[0] for other in alike) == 1}
+    lone = {
+        place
+        for place in others
+        if place not in named and not any(place[0] == other[0] and place != other for other in others)
+    }
+    return [first | alike, *([first | alike | lone] if lone else [])]
+
+
+def _is_named(size: int | str | None) -> bool:
+    return isinstance(size, str) and size not in _UNNAMED
 
 
 def _axis(name: str, number: int, size: int | str | None) -> int | str:
     fixed = _fixed(size)
-    return fixed if fixed is not None else size if isinstance(size, str) and size else f"{name}_{number}"
+    return fixed if fixed is not None else str(size) if _is_named(size) else f"{name}_{number}"
 
 
 def _fixed(size: int | str | None) -> int | None:

@@ -28,6 +28,8 @@ ROUNDED_BOUND: Final = 1e-2
 """The same where a model computes in 16 or 8 bits."""
 EXPECTED_BOUND: Final = 1e-3
 """Largest relative difference from outputs that are given: they come from another machine."""
+_ROUNDINGS: Final = 8
+"""Units in the last place of 1 by which outputs may always differ: a sigmoid or softmax near 0 is no closer."""
 ROW_COUNTS: Final = (2, 3, 8)
 """Rows of the batches that are compared with their rows alone."""
 _SEED: Final = 0
@@ -285,7 +287,8 @@ def row_error(run: Run, interface: Interface, counts: Sequence[int] = ROW_COUNTS
 def tensor_error(found: NDArray[Any], expected: NDArray[Any]) -> float:
     """Returns the largest relative difference of two tensors; inf where their shapes or texts differ.
 
-    Numbers that are not finite must stand in the same places.
+    Small numbers are compared as if they were of the size of which `BOUND` is the rounding around 1, 1e-2 in 32 bits:
+    kernels compute them from numbers around 1. Numbers that are not finite must stand in the same places.
     """
     if found.shape != expected.shape or found.dtype.kind != expected.dtype.kind:
         return np.inf
@@ -297,4 +300,6 @@ def tensor_error(found: NDArray[Any], expected: NDArray[Any]) -> float:
     if not np.array_equal(np.where(is_finite, 0, found), np.where(is_finite, 0, expected), equal_nan=True):
         return float(np.inf)
     one, other = (np.atleast_1d(np.where(is_finite, side, 0)) for side in (found, expected))
-    return float(relative_errors(one, other, of_softmax=False).max(initial=0.0))
+    precision = np.finfo(np.float64 if expected.dtype == np.float64 else np.float32)
+    least_size = _ROUNDINGS * float(precision.eps) / BOUND
+    return float(relative_errors(one, other, of_softmax=False, least_size=least_size).max(initial=0.0))

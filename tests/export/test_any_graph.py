@@ -18,6 +18,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from headway_export.cli import app
+from headway_export.tensors import BOUND, tensor_error
 from headway_server.bundles import Manifest, Precision, Task, open_bundle
 
 
@@ -67,6 +68,16 @@ AXES: dict[str, tuple[dict[str, tuple[int | str, ...]], str]] = {
         "calls run one by one: a row in a batch differs from the row alone",
     ),
     "single": ({"x": (1, 4), "scale": (), "y": (1, 4)}, ""),
+    "recurrent": (
+        {"x": ("batch", 3), "state": (2, "batch", 3), "rate": (), "y": ("batch", 3), "next": (2, "batch", 3)},
+        "",
+    ),
+    "recurrent_with_names": (
+        {"x": ("batch", 3), "state": (2, "batch", 3), "rate": (), "y": ("batch", 3), "next": (2, "batch", 3)},
+        "",
+    ),
+    "unnamed": ({"image": ("batch", 3, "image_2", "image_3"), "y": ("batch", 3)}, ""),
+    "unsteady": ({"words": ("batch", 64), "y": ("batch", 64)}, ""),
 }
 
 
@@ -88,6 +99,24 @@ def test_axes_are_read_and_the_batch_is_found_by_its_rows(tmp_path: Path, name: 
     else:
         assert variant.batching is None
         assert "Calls run one by one" in card
+
+
+def test_numbers_near_zero_may_differ_by_the_roundings_of_one_and_no_more() -> None:
+    exact = np.full((2, 8), 1e-7, np.float32)
+    assert tensor_error(exact + np.float32(9e-7), exact) <= BOUND < tensor_error(exact + np.float32(1.1e-6), exact)
+    assert tensor_error(1.0002 * exact.astype(np.float64), exact.astype(np.float64)) > BOUND
+    large = np.full((2, 8), 0.5, np.float32)
+    assert tensor_error(large * np.float32(1.0002), large) > BOUND
+
+
+def test_a_batch_axis_that_inputs_name_differently_is_told_by_its_names(tmp_path: Path) -> None:
+    nodes = [node("Transpose", "state", "rows", perm=[1, 0]), node("Add", "rows x", "y")]
+    inputs = [("x", FLOAT, ["N", 3]), ("state", FLOAT, [3, "M"])]
+    graph = make(nodes, inputs, [("y", FLOAT, ["N", 3])])
+    manifest, _ = exported(tmp_path, graph, "--batch-axis", "N,M")
+    assert shapes(manifest) == {"x": ("batch", 3), "state": (3, "batch"), "y": ("batch", 3)}
+    code, said = run("onnx", tmp_path / "My Graph.onnx", "--store", tmp_path / "store", "--batch-axis", "N,K")
+    assert (code, "--batch-axis K: no input of" in said) == (2, True)
 
 
 def test_a_batch_axis_that_is_told_is_taken_anywhere_or_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,45 @@ def of_type(kind: int) -> onnx.ModelProto:
     return make([node("Identity", "x", "y")], [("x", kind, ["N"])], [("y", kind, ["N"])])
 
 
+def recurrent(*, named: bool) -> onnx.ModelProto:
+    """Carries a state whose rows are on its second axis, with a name or without one, and reads a rate without axes."""
+    rows = "N" if named else None
+    nodes = [
+        node("Gather", "state place", "last", axis=0),  # (N, 3)
+        node("Cast", "rate", "speed", to=FLOAT),
+        node("Mul", "last speed", "kept"),
+        node("Add", "kept x", "now"),
+        node("Unsqueeze", "now front", "one"),
+        node("Concat", "state one", "both", axis=0),
+        node("Slice", "both first third front", "next"),  # (2, N, 3)
+        node("Identity", "now", "y"),
+    ]
+    weights = {"place": np.array(1), "front": np.array([0]), "first": np.array([1]), "third": np.array([3])}
+    inputs = [("x", FLOAT, [rows, 3]), ("state", FLOAT, [2, rows, 3]), ("rate", INT64, [])]
+    return make(nodes, inputs, [("y", FLOAT, [rows, 3]), ("next", FLOAT, [2, rows, 3])], weights)
+
+
+def unnamed() -> onnx.ModelProto:
+    """Has axes of several sizes that are all called `?`, as converters write it of axes without a name."""
+    nodes = [node("ReduceMean", "image places", "y", keepdims=0)]
+    return make(nodes, [("image", FLOAT, ["?", 3, "?", "?"])], [("y", FLOAT, ["?", 3])], {"places": np.array([2, 3])})
+
+
+def unsteady() -> onnx.ModelProto:
+    """Adds the mean of the batch where whole numbers are 0 and 1: a norm of equal numbers amplifies roundings."""
+    nodes = [
+        node("Cast", "words", "numbers", to=FLOAT),
+        node("ReduceMax", "numbers", "most", keepdims=0),
+        node("LessOrEqual", "most one", "is_flat"),
+        node("Cast", "is_flat", "factor", to=FLOAT),
+        node("ReduceMean", "numbers first", "mean", keepdims=1),
+        node("Mul", "mean factor", "noise"),
+        node("Add", "numbers noise", "y"),
+    ]
+    weights = {"one": np.array(1, np.float32), "first": np.array([0])}
+    return make(nodes, [("words", INT64, ["N", 64])], [("y", FLOAT, ["N", 64])], weights)
+
+
 GRAPHS: dict[str, Callable[[], onnx.ModelProto]] = {
     "tabular": tabular,
     "detector": detector,
@@ -126,6 +166,10 @@ GRAPHS: dict[str, Callable[[], onnx.ModelProto]] = {
     "picky": picky,
     "mixing": mixing,
     "single": single,
+    "recurrent": partial(recurrent, named=False),
+    "recurrent_with_names": partial(recurrent, named=True),
+    "unnamed": unnamed,
+    "unsteady": unsteady,
 }
 
 

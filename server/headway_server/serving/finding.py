@@ -182,7 +182,11 @@ class ModelFinder(ABC, Generic[ModelT]):
         model = self._named(name, version, capable)
         if model not in capable:
             advice = f"ask {names_of(capable)}" if capable else "no loaded model can"
-            if not self.families[task_of(model)].abilities:
+            family, manifest = self.families[task_of(model)], model.bundle.manifest
+            if ability in family.made_for and not isinstance(ability, PairAbility):  # as other models of its task can
+                can = [other.words for other in family.made_for if has_ability(self.families, manifest, other)]
+                advice += f"; it can {', '.join(can)}" if can else ""
+            if not family.abilities:
                 advice += f"; it takes tensors, by ModelInfer or at /v2/models/{name}/infer"
             raise WrongTaskError(f"model {path_of(model)} is for {task_of(model)} and cannot {words}; {advice}")
         self._note_use(model)

@@ -62,3 +62,5 @@ async def test_sparse_vectors_have_the_numbers_that_are_not_zero(sparse):
         }.items():
             refused = await serving.client.post(path, json=body)
             assert (refused.status_code, "cannot embed texts" in refused.text) == (400, True), refused.text
+            can = "embed texts as sparse vectors" if body["model"] == "splade" else "embed texts"
+            assert f"; it can {can}, rank texts by a text" in refused.text
