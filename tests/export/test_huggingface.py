@@ -252,7 +252,7 @@ GENERIC = "{% for m in messages %}<s>{{ m['role'] }}\n{{ m['content'] }}</s>{% e
 
 
 @pytest.mark.parametrize("template", [None, GENERIC, GENERIC.replace("['content']", "['content'] | upper")])
-def test_a_judge_whose_template_has_no_place_for_a_pair_is_asked_what_its_family_was(tmp_path, template):
+def test_a_reranker_whose_template_has_no_place_for_a_pair_is_asked_what_its_family_was(tmp_path, template):
     folder = tiny.write_model(tmp_path / "model", "qwen3")
     tiny.write_tokenizer(folder, frame="$A", chat_template=template)
     tokenizer = json.loads((folder / "tokenizer.json").read_text())

@@ -144,13 +144,13 @@ def _write(file: Path, content) -> None:
 
 
 JUDGE_WORDS = (40, 41)
-"""Tokens of the words that a judge answers with: yes and no."""
+"""Tokens of the words that a reranker answers with: yes and no."""
 _ASKED = (
     "{% for m in messages %}{{ '<s>the ' if m.role == 'query' else ' is in ' }}{{ m.content }}{% endfor %} is it</s>"
 )
 
 
-def write_judge(folder: Path) -> Path:
+def write_reranker(folder: Path) -> Path:
     """Writes a decoder that scores pairs, as sentence-transformers does, with random weights.
 
     One character, é, has four tokens, as rare ones have.

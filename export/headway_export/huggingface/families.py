@@ -89,7 +89,7 @@ EXPORTED: Final = (
         compared=_LOGITS,
     ),
     Families(
-        kind="judges",
+        kind="decoders that rerank",
         names="Qwen3-Reranker, mxbai-rerank-v2, decoders with `LogitScore`",
         task="`text_scoring` of pairs",
         compared="scores, within 1e-5",

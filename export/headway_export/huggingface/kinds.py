@@ -37,9 +37,9 @@ from headway_export.huggingface.folder import (
 from headway_export.huggingface.gguf_files import describe_gguf, find_gguf, unpack_weights, write_descriptions
 from headway_export.huggingface.hub import HubModel, parse_id
 from headway_export.huggingface.images import PREPROCESSOR_FILE, read_image_classifier, read_image_embedder
-from headway_export.huggingface.judges import judges, read_judge
 from headway_export.huggingface.plain import PlainFolder, is_worth_mapping, make_plain, temporary_folder
 from headway_export.huggingface.published import check_quantization, describe_quantization, quantization_of
+from headway_export.huggingface.rerankers import is_reranker, read_reranker
 from headway_export.huggingface.settings import folder_notes, length_notes, truncation_side
 from headway_export.huggingface.speech import SPEECH_HEADS, read_transcriber
 from headway_export.huggingface.static import read_static, static_part
@@ -71,7 +71,7 @@ class Kind:
 def read_scorer(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
     """Reads a model that scores texts: a decoder by its words, or an encoder by its one output."""
     is_decoder = folder.is_of("ForCausalLM", "LMHeadModel")
-    return read_judge(folder) if is_decoder else read_classifier(folder)
+    return read_reranker(folder) if is_decoder else read_classifier(folder)
 
 
 KINDS: Final = (
@@ -398,7 +398,7 @@ def _note_of_version(content: Mapping[str, Any]) -> tuple[str, ...]:
 def _told_task(path: Path, content: Mapping[str, Any], layout: Layout | None, options: FolderOptions) -> str | None:
     """Returns the task of a model without a head of its own, where the folder or the options tell it."""
     names = [str(name) for name in content.get("architectures") or []]
-    if judges(path, names):
+    if is_reranker(path, names):
         return str(Task.TEXT_SCORING)
     sees = (path / PREPROCESSOR_FILE).exists() and not content.keys() & {"text_config", "decoder"}
     if sees and names and all(name.endswith("Model") for name in names):

@@ -77,7 +77,7 @@ _QUESTIONS: Final = {
 """By the model type of the family: the words that Qwen3-Reranker and mxbai-rerank-v2 were trained with."""
 
 
-class HuggingFaceJudge(nn.Module):
+class HuggingFaceReranker(nn.Module):
     """A causal language model of `transformers` as a scorer."""
 
     def __init__(self, model: nn.Module, *, max_length: int, yes: int, no: int | None) -> None:
@@ -95,7 +95,7 @@ class HuggingFaceJudge(nn.Module):
         return last_token(output.last_hidden_state, mask) @ self.difference
 
 
-def judges(path: Path, architectures: list[str]) -> bool:
+def is_reranker(path: Path, architectures: list[str]) -> bool:
     """Returns True if a folder says that its causal language model scores pairs."""
     if not any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in architectures):
         return False
@@ -109,7 +109,7 @@ def judges(path: Path, architectures: list[str]) -> bool:
     return matter is not None and _RANKS.search(matter[1]) is not None
 
 
-def read_judge(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
+def read_reranker(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
     """Reads a causal language model that scores pairs.
 
     Raises:
@@ -135,7 +135,7 @@ def read_judge(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
     yes, no = _words_of(folder, tokenizer, question)
     model = folder.load(AutoModelForCausalLM)
     length, notes = folder.length(model)
-    module = HuggingFaceJudge(model, max_length=length, yes=yes, no=no).eval()
+    module = HuggingFaceReranker(model, max_length=length, yes=yes, no=no).eval()
     with as_source_error():
         name = type(model).__name__
         check_reading(folder.path, module, name=name, config=folder.config, tokenizer=tokenizer, longest=length)
@@ -144,7 +144,7 @@ def read_judge(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
         folder.source(
             model,
             module,
-            make_reference=lambda: HuggingFaceJudge(
+            make_reference=lambda: HuggingFaceReranker(
                 folder.load(AutoModelForCausalLM), max_length=length, yes=yes, no=no
             ).eval(),
             tokenizer=tokenizer,
@@ -209,7 +209,7 @@ def _words_of(folder: ModelFolder, tokenizer: Tokenizer, question: Question | No
     return yes, no
 
 
-def _check(folder: ModelFolder, model: nn.Module, judge: nn.Module, yes: int, no: int | None) -> None:
+def _check(folder: ModelFolder, model: nn.Module, reranker: nn.Module, yes: int, no: int | None) -> None:
     """Holds the difference against the logits of `transformers`.
 
     Raises:
@@ -218,6 +218,6 @@ def _check(folder: ModelFolder, model: nn.Module, judge: nn.Module, yes: int, no
     ids = torch.from_numpy(np.random.default_rng(0).integers(0, int(folder.config.vocab_size), (1, 32)))
     with torch.inference_mode():
         logits = cast("Any", model)(input_ids=ids, use_cache=False).logits[0, -1].float()
-        found = judge(ids, torch.ones_like(ids)).numpy()
+        found = reranker(ids, torch.ones_like(ids)).numpy()
     expected = logits[yes] - (0 if no is None else logits[no])
     check_logits(found, expected.reshape(1, 1).numpy(), f"{folder.path}: {type(model).__name__}")
