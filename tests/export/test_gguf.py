@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import tiny_quantized
+import torch
 from transformers import AutoTokenizer
 
 from headway_export.errors import SourceError
@@ -89,3 +90,67 @@ def test_other_files_are_refused(llama, tmp_path, monkeypatch):
     with pytest.raises(SourceError, match="GGUF model with architecture plamo is not supported"):
         from_folder(file, FolderOptions(scratch=tmp_path))
     assert json.loads((llama / "config.json").read_text())["model_type"] == "llama"
+
+
+_THETAS = {"full_attention": 1e6, "sliding_attention": 1e4}
+FAMILIES = {
+    "qwen2": ("Qwen2", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "head_dim": 16}),
+    "qwen3": ("Qwen3", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "head_dim": 128}),
+    "gemma2": (
+        "Gemma2",
+        {"query_pre_attn_scalar": 32, "sliding_window": 8, "num_hidden_layers": 2, "attn_logit_softcapping": 5.0},
+    ),
+    "gemma3": (
+        "Gemma3",
+        {
+            "query_pre_attn_scalar": 32,
+            "sliding_window": 8,
+            "num_hidden_layers": 6,
+            "rope_parameters": {name: {"rope_type": "default", "rope_theta": rope} for name, rope in _THETAS.items()},
+        },
+    ),
+    "phi3": ("Phi3", {"head_dim": 16, "sliding_window": 8}),
+}
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_other_families_compute_what_they_were_made_of(architecture, tmp_path):
+    prefix, values = FAMILIES[architecture]
+    model = tiny_gguf.write_family(tmp_path / "in" / "Tiny.gguf", prefix, architecture, **values)
+    source, _ = from_folder(tmp_path / "in", FolderOptions(scratch=tmp_path, max_length=40))
+    ids = torch.randint(4, 80, (1, 40), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        torch.testing.assert_close(source.make_reference().model(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_what_transformers_would_leave_out_is_refused(tmp_path):
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    cases = {
+        "rope.dimension_count is 32 there, and transformers reads a qwen3 of GGUF with 128": ("Qwen3", "qwen3", {}),
+        "has no place for 4 of its tensors (blk.0.attn_q.bias)": (
+            "Llama",
+            "llama",
+            {"attention_bias": True, "head_dim": 16},
+        ),
+        "rope.freq_base is 50000 there, and transformers reads a starcoder2 of GGUF with 10000": (
+            "Starcoder2",
+            "starcoder2",
+            {"rope_parameters": {**rope, "rope_theta": 5e4}, "head_dim": 16},
+        ),
+    }
+    for number, (message, (prefix, architecture, values)) in enumerate(cases.items()):
+        file = tmp_path / str(number) / "Tiny.gguf"
+        tiny_gguf.write_family(file, prefix, architecture, **values)
+        with pytest.raises(SourceError) as raised:
+            from_folder(file, FolderOptions(scratch=tmp_path))
+        assert message in str(raised.value)
+
+
+def test_a_file_that_memory_does_not_hold_is_refused_before_its_weights_are_read(llama, tmp_path, monkeypatch):
+    file = tmp_path / "Tiny.gguf"
+    numbers = tiny_gguf.write_gguf(llama, file, "Q4_0")
+    count = sum(array.size for array in numbers.values())
+    monkeypatch.setattr("headway_export.huggingface.folder.available_bytes", lambda _: 4 * count - 1)
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", lambda *_, **__: pytest.fail("was read"))
+    with pytest.raises(SourceError, match=f"its {count:,} weights take .* an export needs at least 1 times that"):
+        from_folder(file, FolderOptions(scratch=tmp_path, keeps_fp32=False))

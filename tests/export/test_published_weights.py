@@ -11,6 +11,7 @@ import tiny_huggingface as tiny
 import tiny_quantized
 import torch
 import transformers
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
@@ -114,6 +115,10 @@ def numbers_of(node):
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "with the layout gemv; gemm is read"),
         (tiny_quantized.compressed("nvfp4-pack-quantized"), "with the format nvfp4-pack-quantized"),
         (tiny_quantized.compressed("pack-quantized", 2), "with 2 bits; 4 and 8 are read"),
+        (
+            {**tiny_quantized.compressed("pack-quantized"), "transform_config": {"config_groups": {"R3": {}}}},
+            "rotations",
+        ),
         ({"quant_method": "fp8", "fmt": "e8m0"}, "floats of the kind e8m0"),
     ],
 )
@@ -121,6 +126,46 @@ def test_what_is_not_read_is_refused_before_anything_is_loaded(folder, values, m
     tiny_quantized.change(folder, quantization_config=values)
     monkeypatch.setattr(kinds, "check_weights", lambda *_, **__: pytest.fail("weights were looked at"))
     assert message in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("layout", "end", "stored"),
+    [
+        ("fp8", ".weight_scale_inv", "float8_e4m3fn"),
+        ("int-quantized", ".weight_scale", "int8"),
+        ("bitsandbytes, 8 bits", ".SCB", "int8"),
+    ],
+)
+def test_a_weight_that_has_lost_its_scale_is_refused(folder, layout, end, stored):
+    tiny_quantized.quantize(folder, layout)
+    tensors = load_file(folder / "model.safetensors")
+    del tensors[f"model.layers.0.self_attn.q_proj{end}"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    assert f"model.layers.0.self_attn.q_proj.weight is stored as {stored}, and has no scale there" in refusal(folder)
+
+
+def test_bytes_of_4_bits_may_be_stored_as_other_numbers(folder):
+    """`bnb_4bit_quant_storage`, which training across machines needs."""
+    expected = tiny_quantized.quantize(folder, "nf4")
+    stored = load_file(folder / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight"
+    stored[name] = stored[name].reshape(-1).view(torch.bfloat16)[:, None]
+    read = {key: lambda tensor=tensor: tensor for key, tensor in stored.items()}
+    found = plain_weights(read, {"quant_method": "bitsandbytes"})
+    np.testing.assert_allclose(widened(found[name]()), expected[name], rtol=1e-6)
+
+
+def test_a_full_disk_is_told_of_as_such(folder, monkeypatch):
+    tiny_quantized.quantize(folder, "gptq")
+
+    def fail(*_):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(plain, "save_file", fail)
+    message = refusal(folder)
+    assert "weights in fp32 cannot be written there for the time of the export" in message
+    assert "No space left on device" in message
+    assert not any((folder.parent / "store").glob(".*"))
 
 
 def test_training_refuses_quantized_weights_in_a_sentence(folder):
@@ -143,6 +188,7 @@ ADAPTERS = {
     ),
     "dora": ("llama", {"target_modules": ["k_proj", "up_proj"], "use_dora": True}),
     "modules": ("llama", {"target_modules": ["embed_tokens", "o_proj"], "modules_to_save": ["lm_head", "norm"]}),
+    "dora, embedding": ("llama", {"target_modules": ["embed_tokens"], "use_dora": True}),
     "fan in, fan out": ("gpt2", {"target_modules": ["c_attn", "c_fc"], "fan_in_fan_out": True, "bias": "lora_only"}),
     "dora, fan in, fan out": ("gpt2", {"target_modules": ["c_proj"], "fan_in_fan_out": True, "use_dora": True}),
 }
@@ -175,7 +221,42 @@ def test_an_adapter_is_merged_as_peft_merges_it(kind, tmp_path):
     for name, read in found.items():
         np.testing.assert_allclose(widened(read()), expected[names[name]], rtol=1e-4, atol=1e-6, err_msg=name)
     assert any(not np.array_equal(read(), before[name]) for name, read in found.items())
-    assert changed == ({"vocab_size": tiny.WORDS} if kind == "modules" else {})
+    assert changed == ({"vocab_size": tiny.WORDS} if kind in ("modules", "dora, embedding") else {})
+
+
+TIED = {
+    "embedding": {"target_modules": ["embed_tokens"]},
+    "embedding, tied": {"target_modules": ["embed_tokens"], "ensure_weight_tying": True},
+    "whole embedding": {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
+    "whole embedding, tied": {
+        "target_modules": ["q_proj"],
+        "modules_to_save": ["embed_tokens"],
+        "ensure_weight_tying": True,
+    },
+    "projection": {"target_modules": ["lm_head"]},
+    "whole projection": {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning:peft")
+@pytest.mark.parametrize("kind", TIED)
+def test_an_adapter_of_one_of_two_tied_matrices_computes_what_was_trained(kind, tmp_path):
+    """As peft runs it: what it merges is another model, since the other matrix changes along."""
+    base = tiny_quantized.write_llama(tmp_path / "base", tie_word_embeddings=True)
+    model = transformers.AutoModelForCausalLM.from_pretrained(base)
+    tuned = peft.get_peft_model(model, peft.LoraConfig(r=4, **TIED[kind])).eval()
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for parameter in tuned.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    tuned.save_pretrained(tmp_path / "adapter")
+    source, _ = from_folder(tmp_path / "adapter", FolderOptions(scratch=tmp_path / "scratch", max_length=32))
+    ids = torch.randint(4, 80, (1, 32), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        expected, found = tuned(input_ids=ids).logits, source.make_reference().model(ids).logits
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
@@ -216,6 +297,18 @@ def test_an_adapter_without_its_base_or_of_another_kind_is_refused(folder, tmp_p
         tmp_path / "adapter", "--base", str(other)
     )
     assert "--base x: is for an adapter" in refusal(folder, "--base", "x")
+    file.write_text(json.dumps(settings | {"base_model_name_or_path": str(tmp_path / "adapter")}))
+    assert "is an adapter itself" in refusal(tmp_path / "adapter")
+    file.write_text("[" * 100_000)
+    assert "adapter_config.json: cannot be read" in refusal(tmp_path / "adapter")
+    file.write_text(json.dumps(settings))
+    weights = tmp_path / "adapter" / "adapter_model.safetensors"
+    tensors = load_file(weights)
+    (name,) = (name for name in tensors if "lora_B" in name)
+    save_file({**tensors, name: tensors[name][:1]}, weights)
+    assert "changes model.layers.0.self_attn.q_proj as a matrix of (1, 128), and the base has one of (128" in refusal(
+        tmp_path / "adapter"
+    )
     (tmp_path / "adapter" / "adapter_model.safetensors").unlink()
     assert "has adapter_config.json and no adapter_model.safetensors" in refusal(tmp_path / "adapter")
 

@@ -5,6 +5,9 @@ from pathlib import Path
 
 import gguf
 import numpy as np
+import tiny_huggingface as tiny
+import torch
+import transformers
 from safetensors.torch import load_file
 
 NAMES = {
@@ -68,14 +71,63 @@ def write_gguf(folder: Path, file: Path, kind: str, **metadata) -> dict[str, np.
         else:
             order = interleaved(np.arange(len(array))[:, None], config[heads])[:, 0]
             numbers[name][order] = found
+    finish(writer)
+    return numbers
+
+
+def write_family(file: Path, prefix: str, architecture: str, **changes):
+    """Writes a random model of another family as a file of fp32, as llama.cpp converts it; returns the model."""
+    sizes = {**tiny.SIZES, "hidden_size": 64, "num_key_value_heads": 2, "head_dim": 32, "rms_norm_eps": 2e-5, **changes}
+    config = getattr(transformers, f"{prefix}{'Text' if prefix == 'Gemma3' else ''}Config")(**sizes)
+    torch.manual_seed(3)
+    model = getattr(transformers, f"{prefix}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    writer = gguf.GGUFWriter(file, architecture)
+    rope = config.rope_parameters
+    theta = (rope if "rope_theta" in rope else rope["full_attention"])["rope_theta"]
+    describe(writer, {**config.to_dict(), "rope_parameters": {"rope_theta": theta}}, head=sizes["head_dim"])
+    writer.add_key_length(sizes["head_dim"])
+    writer.add_value_length(sizes["head_dim"])
+    if window := getattr(config, "sliding_window", None):
+        writer.add_sliding_window(window)
+    if architecture == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    tiny.write_tokenizer(file.parent, frame="<s> $A")
+    tokenizer = json.loads((file.parent / "tokenizer.json").read_text())
+    if architecture.startswith("gemma"):
+        names = {"<s>": "<bos>", "</s>": "<eos>", f"<{tiny.WORDS - 1}>": "<mask>"}
+        vocabulary = tokenizer["model"]["vocab"]
+        tokenizer["model"]["vocab"] = {names.get(piece, piece): index for piece, index in vocabulary.items()}
+    add_tokenizer(writer, tokenizer)
+    writer.add_unk_token_id(3)
+    (kind,) = (kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        module, _, part = name.rpartition(".")
+        array = tensor.numpy()
+        if architecture.startswith("gemma") and name.endswith("norm.weight"):
+            array = array + 1
+        writer.add_tensor(f"{names.get_name(module)}.{part}", array)
+    finish(writer)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (file.parent / name).unlink()
+    return model
+
+
+def finish(writer):
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return numbers
 
 
-def describe(writer, config):
+def describe(writer, config, head=None):
     writer.add_name("tiny")
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -83,7 +135,7 @@ def describe(writer, config):
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_rope_dimension_count(config["hidden_size"] // config["num_attention_heads"])
+    writer.add_rope_dimension_count(head or config["hidden_size"] // config["num_attention_heads"])
     writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])

@@ -1,7 +1,8 @@
 """Adapters of low rank (LoRA, Hu et al. 2021, arXiv 2106.09685), merged into the weights of their base.
 
     W' = W + s B A,  s = alpha / r, or alpha / sqrt(r) with `use_rslora` (Kalajdzievski 2023, arXiv 2312.03732)
-    W' = m (W + s B A) / |W + s B A|  with `use_dora`, norms by row (Liu et al. 2024, arXiv 2402.09353)
+    W' = m (W + s B A) / |W + s B A|  with `use_dora`, norms by row, of an embedding (V, D) by column
+                                                          (Liu et al. 2024, arXiv 2402.09353)
 
 A folder of PEFT holds A, (r, K), B, (N, r), m, (N,), and whole weights of the modules that were trained themselves.
 """
@@ -12,7 +13,7 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +28,7 @@ CONFIG_FILE: Final = "adapter_config.json"
 WEIGHTS_FILE: Final = "adapter_model.safetensors"
 _PREFIX: Final = "base_model.model."
 _HEAD: Final = "lm_head.weight"
+_EMBEDDING: Final = re.compile(r"(embed_tokens|embed_in|wte)\.weight$")
 _PARTS: Final = ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector")
 _UNREAD: Final = (
     "alora_invocation_tokens", "arrow_config", "corda_config", "eva_config", "kasa_config", "layer_replication",
@@ -62,7 +64,7 @@ class Adapter:
             settings = json.loads((path / CONFIG_FILE).read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise SourceError(f"{path / CONFIG_FILE}: cannot be read ({error})") from error
         if not isinstance(settings, dict):
             raise SourceError(f"{path / CONFIG_FILE}: is not a JSON object")
@@ -95,20 +97,44 @@ class Adapter:
         parts: defaultdict[str, dict[str, Callable[[], Tensor]]] = defaultdict(dict)
         found: dict[str, Callable[[], Weight]] = dict(plain)
         changed: dict[str, Any] = {}
+        whole: dict[str, Callable[[], Tensor]] = {}
         for name, read in stored.items():
             module, part = self._split(name)
-            if part is not None:
+            if part is None:
+                whole[module] = read
+            else:
                 parts[module][part] = read
-            elif module == _HEAD and module not in plain:  # the base has the embedding's there
-                found[module], changed["tie_word_embeddings"] = read, False
-            else:  # a module that was trained whole, or its bias
-                found[self._checked(module, plain)] = read
-                if module == _HEAD or re.search(r"(embed_tokens|embed_in|wte)\.weight$", module):
-                    changed["vocab_size"] = len(read())
+        if _HEAD not in plain:  # the base has the embedding's there
+            head = whole.get(_HEAD) or self._tied(plain, whole, parts)
+            if head is not None:
+                found[_HEAD], changed["tie_word_embeddings"] = head, False
+        for name, read in whole.items():  # modules that were trained whole, or their biases
+            self._check(name, found)
+            found[name] = read
+            if _EMBEDDING.search(name) or (name == _HEAD and name in plain):
+                changed["vocab_size"] = len(read())
         for module, some in parts.items():
-            weight = self._checked(f"{module}.weight", plain)
+            weight = f"{module}.weight"
+            self._check(weight, found)
             found[weight] = self._merging(module, found[weight], some)
         return found, changed
+
+    def _tied(
+        self, plain: Plain, whole: Mapping[str, Callable[[], Tensor]], parts: Collection[str]
+    ) -> Callable[[], Weight] | None:
+        """Returns an output projection that the base has as its embedding alone; None: they are the same still.
+
+        An adapter of one of the two leaves the other as it was, unless it says that it ties them.
+        """
+        embeddings = [name for name in plain if _EMBEDDING.search(name)]
+        if len(embeddings) != 1:
+            return None
+        (name,) = embeddings
+        ties = bool(self.settings.get("ensure_weight_tying"))
+        if _HEAD.removesuffix(".weight") in parts or (name.removesuffix(".weight") in parts and not ties):
+            return whole.get(name, plain[name])
+        is_trained = name in whole and not ties and whole[name]().shape == widened(plain[name]()).shape
+        return plain[name] if is_trained else None
 
     def _split(self, name: str) -> tuple[str, str | None]:
         """Returns the module and the part of it that a tensor of the adapter is; or a weight's name and None."""
@@ -119,13 +145,12 @@ class Adapter:
                 return module, part
         return name, None
 
-    def _checked(self, name: str, plain: Plain) -> str:
+    def _check(self, name: str, plain: Plain) -> None:
         if name not in plain:
             raise SourceError(
                 f"{self.path}: its adapter has a weight for {name}, which the base does not have; name the base that "
                 "it was trained on with --base"
             )
-        return name
 
     def _merging(
         self, module: str, read: Callable[[], Weight], parts: Mapping[str, Callable[[], Tensor]]
@@ -134,11 +159,20 @@ class Adapter:
             weight = widened(read())
             if "lora_embedding_A" in parts:
                 down, up = (parts[f"lora_embedding_{part}"]().float() for part in "AB")  # (r, V), (D, r)
-                return weight + self._scale(module, len(down)) * (up @ down).T
+                whole = weight + self._scale(module, len(down)) * (up @ down).T
+                if (length := parts.get("lora_magnitude_vector")) is not None:
+                    whole *= length().float() / torch.linalg.norm(whole, dim=0)  # (D,)
+                return whole
             down, up = (parts[f"lora_{part}"]().float() for part in "AB")
             change = self._scale(module, len(down)) * (up @ down)  # (N, K)
             is_transposed = bool(self.settings.get("fan_in_fan_out"))
-            whole = (weight.T if is_transposed else weight) + change
+            whole = weight.T if is_transposed else weight
+            if change.shape != whole.shape:
+                raise SourceError(
+                    f"{self.path}: its adapter changes {module} as a matrix of {tuple(change.shape)}, and the base has "
+                    f"one of {tuple(whole.shape)}; name the base that it was trained on with --base"
+                )
+            whole = whole + change
             if (length := parts.get("lora_magnitude_vector")) is not None:
                 whole *= (length().float() / torch.linalg.norm(whole, dim=1))[:, None]
             return whole.T.contiguous() if is_transposed else whole

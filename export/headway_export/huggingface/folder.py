@@ -427,13 +427,19 @@ def check_weights(path: Path, *, allow_pickle: bool, is_mapped: bool = False) ->
     check_memory(str(path), count, is_mapped=is_mapped)
 
 
-def check_memory(owner: str, num_weights: int, *, is_mapped: bool = False) -> None:
-    """Checks that a model fits into memory; for the arguments see `check_weights`.
+def check_memory(owner: str, num_weights: int, *, is_mapped: bool = False, least: float = 0) -> None:
+    """Checks that a model fits into memory.
+
+    Args:
+        owner: Whose weights they are, for the message.
+        num_weights: How many they are.
+        is_mapped: As `check_weights` has it.
+        least: How many times they are held at least, however they are read.
 
     Raises:
         SourceError: It does not.
     """
-    copies = _MAPPED_COPIES if is_mapped else _COPIES
+    copies = max(_MAPPED_COPIES if is_mapped else _COPIES, least)
     available, needed = available_bytes("cpu"), copies * _FLOAT_BYTES * num_weights
     if available is not None and needed > available:
         raise SourceError(

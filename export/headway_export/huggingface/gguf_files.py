@@ -21,6 +21,7 @@ from torch import Tensor
 from transformers import modeling_gguf_pytorch_utils as library
 
 from headway_export.errors import SourceError
+from headway_export.huggingface.folder import check_memory
 from headway_export.huggingface.plain import write_weights
 from headway_export.huggingface.published import Codes
 from headway_export.rewriting import Blocks, digest_of
@@ -29,6 +30,16 @@ from headway_training.folders import first_line, quiet
 SUFFIX: Final = ".gguf"
 _LLAMA_3: Final = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 _LLAMA_3_LENGTH: Final = 8192
+_UNNAMED: Final = ("rope_freqs.weight", "output.weight", "_exps.weight")
+"""Ends of names of tensors that are read otherwise than by the library's table of names."""
+_SET: Final = {
+    ".attention.sliding_window": "sliding_window",
+    ".attn_logit_softcapping": "attn_logit_softcapping",
+    ".final_logit_softcapping": "final_logit_softcapping",
+}
+"""Entries of a file, and those of the configuration that the library does not set by them for each family."""
+_SCALED_BY_WIDTH: Final = (("gemma2", 46), ("gemma3_text", 62))
+"""Families and layers of those models whose scale of attention is that of hidden size / heads, as llama.cpp knows."""
 _BLOCK: Final = 32
 _Q4_0: Final = "Q4_0"
 
@@ -69,6 +80,7 @@ def write_descriptions(file: Path, folder: Path) -> None:
     if model_class is None:
         raise SourceError(f"{file}: {config.model_type} is no causal language model, and no other is read from GGUF")
     config.architectures = [model_class.__name__]
+    _set_unread(file, reader, config)
     for tensor in reader.tensors:
         if tensor.name == "rope_freqs.weight":
             config.rope_parameters = {**config.rope_parameters, **_scaling_of(file, tensor.data, config)}
@@ -85,14 +97,16 @@ def unpack_weights(file: Path, folder: Path) -> Mapping[bytes, Callable[[], Bloc
         What reads the blocks of weights that are in 4 bits, by `digest_of`.
 
     Raises:
-        SourceError: They are not those of the model.
+        SourceError: They are not those of the model, or do not fit into memory, where they are held once.
     """
+    check_memory(str(file), sum(int(tensor.n_elements) for tensor in _opened(file).tensors), is_mapped=True, least=1)
     config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     model, report = _read(
         file, transformers.AutoModelForCausalLM, config=config, dtype=torch.float32, output_loading_info=True
     )
     if missing := sorted(report["missing_keys"]):
         raise SourceError(f"{file}: {len(missing)} weights of {type(model).__name__} are not there ({missing[0]})")
+    _check_all_read(file, model, config)
     tensors: dict[int, tuple[str, Tensor]] = {}
     for name, tensor in model.state_dict().items():
         tensors.setdefault(tensor.data_ptr(), (name, tensor))  # tied ones once
@@ -121,6 +135,51 @@ def _read(file: Path, auto_class: Any, **options: Any) -> Any:
             return auto_class.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True, **options)
     except Exception as error:  # the library raises many kinds
         raise SourceError(f"{file}: is not read ({first_line(error)})") from error
+
+
+def _set_unread(file: Path, reader: Any, config: Any) -> None:
+    """Sets entries of a configuration that change the answers and that the library leaves at its own values.
+
+    Raises:
+        SourceError: There is one that is not set.
+    """
+    for end, name in _SET.items():
+        if (value := _value(reader, end)) is not None and hasattr(config, name):
+            setattr(config, name, value)
+    if hasattr(config, "query_pre_attn_scalar"):
+        by_width = (config.model_type, config.num_hidden_layers) in _SCALED_BY_WIDTH
+        width = config.hidden_size // config.num_attention_heads if by_width else config.head_dim
+        config.query_pre_attn_scalar = width
+    rope = getattr(config, "rope_parameters", None) or {}
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    found = {
+        ".rope.freq_base": rope.get("rope_theta"),
+        ".rope.dimension_count": head * rope.get("partial_rotary_factor", 1.0) if "rope_theta" in rope else None,
+    }
+    for end, expected in found.items():
+        value = _value(reader, end)
+        if value is not None and expected is not None and not math.isclose(value, expected, rel_tol=1e-5):
+            raise SourceError(
+                f"{file}: {end[1:]} is {value:g} there, and transformers reads a {config.model_type} of GGUF with "
+                f"{expected:g}; export the model that it was made of"
+            )
+
+
+def _check_all_read(file: Path, model: Any, config: Any) -> None:
+    """Checks that a model has a place for each tensor of a file.
+
+    Raises:
+        SourceError: One was left out.
+    """
+    reader = _opened(file)
+    kind = library.TENSOR_PROCESSORS.get(_value(reader, "general.architecture"), library.TensorProcessor)
+    names = library.get_gguf_hf_weights_map(model, kind(config.to_dict()))
+    unread = [tensor.name for tensor in reader.tensors if tensor.name not in names]
+    if unread := [name for name in unread if not name.endswith(_UNNAMED)]:
+        raise SourceError(
+            f"{file}: {type(model).__name__} of transformers has no place for {len(unread)} of its tensors "
+            f"({unread[0]}); export the model that it was made of"
+        )
 
 
 def _drop_tokens_past(count: int, file: Path) -> None:

@@ -213,6 +213,11 @@ def _merged(adapter: Adapter, options: FolderOptions, tell: Callable[[str], None
     Raises:
         SourceError: The base is not stated, or cannot be read.
     """
+    if options.adapter is not None:
+        raise SourceError(
+            f"{adapter.path}: is an adapter itself, and {options.adapter.path} is one of it; merge it with peft first, "
+            "and name the model that comes of it with --base"
+        )
     if (base := options.base or adapter.base) is None:
         raise SourceError(f"{adapter.path}: does not say what it is an adapter of; name that with --base")
     with_adapter = replace(

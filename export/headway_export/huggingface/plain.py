@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -25,15 +26,17 @@ from headway_export.errors import SourceError
 from headway_export.huggingface.adapters import CONFIG_FILE as ADAPTER_FILE
 from headway_export.huggingface.adapters import Adapter, widened
 from headway_export.huggingface.published import (
+    FLOAT8,
     QUANTIZATIONS,
     Codes,
     Plain,
+    Weight,
     plain_weights,
     quantization_of,
     stored_tensors,
 )
 from headway_export.rewriting import Blocks, digest_of
-from headway_training.folders import CONFIG_FILE, count_weights
+from headway_training.folders import CONFIG_FILE, count_weights, first_line
 
 _SHARD_BYTES: Final = 1 << 28
 """Of weights that are written together; that many are in memory."""
@@ -169,21 +172,46 @@ def write_weights(folder: Path, plain: Plain) -> Mapping[bytes, Callable[[], Blo
     def tensors() -> Iterator[tuple[str, Tensor]]:
         for name, read in plain.items():
             weight = read()
+            _check_widened(folder, name, weight)
             tensor = widened(weight) if isinstance(weight, Codes) or weight.is_floating_point() else weight
             if isinstance(weight, Codes) and (blocks := weight.blocks()) is not None:
                 file = folder / _BLOCKS_FOLDER / f"{len(kept)}.safetensors"
                 kept[digest_of(tensor.numpy())] = _stored(file, blocks)
             yield name, tensor.contiguous()
 
-    try:
-        _write_shards(folder, tensors())
-    except OSError as error:
-        free = shutil.disk_usage(folder).free
+    _write_shards(folder, tensors())
+    return kept
+
+
+def _check_widened(folder: Path, name: str, weight: Weight) -> None:
+    """Checks that a weight is no longer as it is stored.
+
+    Raises:
+        SourceError: It is in numbers that mean nothing without a scale.
+    """
+    if isinstance(weight, Codes):
+        return
+    if weight.dtype in FLOAT8 or (name.endswith("weight") and not weight.is_floating_point()):
         raise SourceError(
-            f"{folder}: weights in fp32 cannot be written there for the time of the export ({error.strerror or error}, "
+            f"{folder}: {name} is stored as {str(weight.dtype).removeprefix('torch.')}, and has no scale there; fetch "
+            "the folder again"
+        )
+
+
+def _save(tensors: Mapping[str, Tensor], file: Path) -> None:
+    """Writes a file of safetensors.
+
+    Raises:
+        SourceError: The disk is full.
+    """
+    try:
+        save_file(dict(tensors), file, {"format": "pt"})
+    except (OSError, SafetensorError) as error:  # the library wraps the system's errors
+        free = shutil.disk_usage(file.parent).free
+        raise SourceError(
+            f"{file.parent}: weights in fp32 cannot be written there for the time of the export ({first_line(error)}, "
             f"{free >> 20} MiB are free); make room, or name another folder with --store"
         ) from error
-    return kept
 
 
 def _stored(file: Path, blocks: Blocks) -> Callable[[], Blocks]:
@@ -191,7 +219,7 @@ def _stored(file: Path, blocks: Blocks) -> Callable[[], Blocks]:
     file.parent.mkdir(exist_ok=True)
     arrays = {"codes": blocks.codes, "scales": blocks.scales, "zeros": blocks.zeros}
     arrays |= {} if blocks.order is None else {"order": blocks.order}
-    save_file({name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}, file)
+    _save({name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}, file)
 
     def read() -> Blocks:
         return Blocks(**{name: tensor().numpy() for name, tensor in stored_tensors([file]).items()})
@@ -206,7 +234,7 @@ def _write_shards(folder: Path, tensors: Iterator[tuple[str, Tensor]]) -> None:
 
     def flush() -> None:
         name = f"model-{len(set(places.values())) + 1:05}.safetensors"
-        save_file(shard, folder / name, {"format": "pt"})
+        _save(shard, folder / name)
         places.update(dict.fromkeys(shard, name))
         shard.clear()
 

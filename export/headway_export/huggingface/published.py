@@ -35,7 +35,7 @@ _AWQ_ORDER: Final = (0, 2, 4, 6, 1, 3, 5, 7)
 """Columns of a word of AWQ, from its lowest bits on."""
 _MXFP4: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 _MX_BIAS: Final = 127
-_FLOAT8: Final = frozenset((torch.float8_e4m3fn, torch.float8_e5m2))
+FLOAT8: Final = frozenset((torch.float8_e4m3fn, torch.float8_e5m2))
 _OF_ACTIVATIONS: Final = ("input_scale", "input_zero_point", "activation_scale", "k_scale", "v_scale", "output_scale")
 """Ends of names of what only matters where activations or caches are quantized as they were when the weights were."""
 
@@ -268,6 +268,8 @@ def _check_compressed(quantization: Mapping[str, Any]) -> str | None:
     formats = [quantization.get("format"), *(group.get("format") for group in groups)]
     if unread := [found for found in formats if found and found not in (*_COMPRESSED, "mixed-precision")]:
         return f"the format {unread[0]}; {', '.join(_COMPRESSED)} are read"
+    if quantization.get("transform_config"):
+        return "rotations of activations (transform_config)"
     for weights in (group.get("weights") or {} for group in groups):
         if (bits := weights.get("num_bits", 8)) not in (4, 8):
             return f"{bits} bits; 4 and 8 are read"
@@ -294,7 +296,7 @@ def _read_compressed(stored: Stored, quantization: Mapping[str, Any]) -> Plain:
 
     def read_stored(module: str) -> Weight:
         weight, scales = stored[f"{module}.weight"](), stored[f"{module}.weight_scale"]().float()
-        if weight.dtype in _FLOAT8:
+        if weight.dtype in FLOAT8:
             return _scaled(weight, scales, block)
         codes = (weight.numpy() ^ np.int8(-128)).view(np.uint8)  # + 128
         scales = scales.reshape(-1, 1 if scales.ndim < 2 else scales.shape[-1]).expand(len(codes), -1)
@@ -376,7 +378,7 @@ def _read_bitsandbytes(stored: Stored, _: Mapping[str, Any]) -> Plain:
             steps = stored[f"{name}.nested_quant_map"]()[largest.int()].reshape(-1)
             scales = stored[f"{name}.nested_absmax"]().repeat_interleave(int(state["nested_blocksize"]))
             largest = steps * scales[: len(steps)] + float(state["nested_offset"])
-        pairs = stored[name]().reshape(-1)
+        pairs = stored[name]().reshape(-1).view(torch.uint8)  # `bnb_4bit_quant_storage` may call the bytes otherwise
         codes = torch.stack((pairs >> 4, pairs & 15), dim=1).reshape(-1)
         numbers = stored[f"{name}.quant_map"]().float()[codes.int()]
         scales = largest.float().reshape(-1).repeat_interleave(int(state["blocksize"]))
