@@ -267,26 +267,23 @@ def test_a_model_that_cannot_be_traced_is_refused_in_a_sentence(tmp_path, monkey
     assert len(result.output) < 500
 
 
-def test_a_folder_whose_code_fails_is_refused_in_a_sentence(tmp_path):
+def test_a_folder_whose_code_fails_is_refused_in_a_sentence():
+    with (
+        pytest.raises(SourceError, match=r"model: cannot be exported, and is not supported \(TypeError: int"),
+        in_a_sentence("model"),
+    ):
+        int([])  # whatever its code raises
+
+
+def test_sizes_of_two_numbers_are_read(tmp_path):
     sizes = {"patch_size": [7, 7], "patch_stride": [4, 4], "patch_padding": [3, 3], "masked_unit_size": [4, 4]}
     config = transformers.HieraConfig(
         image_size=[32, 32], embed_dim=16, depths=[1, 1], num_heads=[1, 2], num_query_pool=1, num_labels=3, **sizes
     )
     transformers.HieraForImageClassification(config).save_pretrained(tmp_path)
     transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path)
-    with pytest.raises(SourceError, match=r"cannot be exported, and is not supported \(TypeError: int\(\) argument"):
-        from_folder(tmp_path, FolderOptions())
-
-
-def test_keys_and_values_of_two_widths_are_refused(tmp_path):
-    config = transformers.MiniCPM3Config(
-        **tiny.SIZES, num_key_value_heads=4, q_lora_rank=8, kv_lora_rank=8, qk_nope_head_dim=12, qk_rope_head_dim=4,
-        v_head_dim=8,
-    )  # fmt: skip
-    transformers.MiniCPM3ForCausalLM(config).save_pretrained(tmp_path)
-    tiny.write_tokenizer(tmp_path)
-    with pytest.raises(SourceError, match="the values of its attention are 8 wide and the keys 16, and a key/value"):
-        from_folder(tmp_path, FolderOptions())
+    source, _ = from_folder(tmp_path, FolderOptions(name="hiera"))
+    assert source.task is Task.IMAGE_CLASSIFICATION
 
 
 def test_what_a_tracer_says_is_cut():

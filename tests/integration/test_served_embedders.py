@@ -54,7 +54,7 @@ def folders(tmp_path_factory):
     for name, (family, changes, _) in SCORERS.items():
         found[name] = tiny.write_model(root / name, family, "ForSequenceClassification", num_labels=1, **changes)
         tiny.write_tokenizer(found[name], has_types=family != "roberta")
-    found["reranker"] = tiny_embedders.write_reranker(root / "reranker")
+    found["decoder"] = tiny_embedders.write_reranker(root / "decoder")
     found["nli"] = tiny.write_model(root / "nli", "bert", "ForSequenceClassification", **NLI)
     tiny.write_tokenizer(found["nli"], has_types=True)
     return found
@@ -220,8 +220,8 @@ def test_given_labels_that_cannot_be_chosen_are_refused(client, options, message
 
 
 def test_a_decoder_scores_pairs_by_the_words_that_it_would_answer_with(folders, client):
-    model = transformers.AutoModelForCausalLM.from_pretrained(folders["reranker"]).eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folders["reranker"])
+    model = transformers.AutoModelForCausalLM.from_pretrained(folders["decoder"]).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folders["decoder"])
 
     def expected(query, text):
         ids = tokenizer(f"<s>the {query} is in {text} is it</s>", return_tensors="pt", add_special_tokens=False)
@@ -230,36 +230,36 @@ def test_a_decoder_scores_pairs_by_the_words_that_it_would_answer_with(folders, 
         return float((yes - no).sigmoid())
 
     query, texts = "old fire", ["rain", "an answer", "the old fire is so"]
-    found = client.score_text(query, text_pairs=texts, model="reranker").results
+    found = client.score_text(query, text_pairs=texts, model="decoder").results
     np.testing.assert_allclose([one.score for one in found], [expected(query, text) for text in texts], atol=1e-5)
-    ranked = client.rank_texts(texts, query_text=query, model="reranker").results
+    ranked = client.rank_texts(texts, query_text=query, model="decoder").results
     assert [one.index for one in ranked] == sorted(range(3), key=lambda index: -expected(query, texts[index]))
     long = "rain " * 60
     with pytest.raises(InvalidArgumentError, match=r"text_pairs\[1\]|texts\[1\]"):
-        client.score_text([query, query], text_pairs=["rain", long], model="reranker")
-    cut = client.score_text(query, text_pairs=[long], model="reranker", truncate=True).results[0]
+        client.score_text([query, query], text_pairs=["rain", long], model="decoder")
+    cut = client.score_text(query, text_pairs=[long], model="decoder", truncate=True).results[0]
     assert cut.truncated
     assert cut.token_count <= tiny.LENGTH
     kept = tokenizer.decode(tokenizer(long, add_special_tokens=False).input_ids[: cut.token_count - len(
         tokenizer(f"<s>the {query} is in  is it</s>", add_special_tokens=False).input_ids
     ) + 1])  # fmt: skip
     assert abs(cut.score - expected(query, kept)) < 1e-5
-    rare = client.score_text(query, text_pairs=["é" * 60], model="reranker", truncate=True).results[0]
+    rare = client.score_text(query, text_pairs=["é" * 60], model="decoder", truncate=True).results[0]
     assert rare.truncated
     fitting = (
         rare.token_count - len(tokenizer(f"<s>the {query} is in  is it</s>", add_special_tokens=False).input_ids)
     ) // 4
     assert abs(rare.score - expected(query, "é" * (fitting + 1))) < 1e-5
     with pytest.raises(InvalidArgumentError, match="left without the second text: shorten the first"):
-        client.score_text(long, text_pairs=["rain"], model="reranker", truncate=True)
+        client.score_text(long, text_pairs=["rain"], model="decoder", truncate=True)
     with pytest.raises(InvalidArgumentError, match="reads pairs of texts"):
-        client.score_text("rain", model="reranker")
+        client.score_text("rain", model="decoder")
 
 
 def test_a_document_that_a_reranker_has_cut_is_counted(folders, tmp_path):
     store = tmp_path / "store"
-    assert CliRunner().invoke(app, ["hf", str(folders["reranker"]), "--store", str(store)]).exit_code == 0
-    body = {"model": "reranker", "query": "the fire", "documents": ["rain", "rain " * 60], "truncate": True}
+    assert CliRunner().invoke(app, ["hf", str(folders["decoder"]), "--store", str(store)]).exit_code == 0
+    body = {"model": "decoder", "query": "the fire", "documents": ["rain", "rain " * 60], "truncate": True}
     for line in serve_saying(store, tmp_path / "server.log", "--http-port", "0"):
         address = line.split("http=")[1].strip()
         answer = httpx2.post(f"http://{address}/v1/rerank", json=body)

@@ -472,8 +472,9 @@ def read_prompts(
     """
     file = folder.path / _PROMPTS_FILE
     content = read_settings(file)
-    if (kind := content.get("model_type")) not in (None, "SentenceTransformer", "SparseEncoder"):
-        raise SourceError(f"{file}: model_type is {kind}; a folder is exported of a SentenceTransformer")
+    wanted = "SparseEncoder" if is_sparse else "SentenceTransformer"
+    if (kind := content.get("model_type")) not in (None, wanted):
+        raise SourceError(f"{file}: model_type is {kind}; a folder with these modules is exported of a {wanted}")
     prompts = {str(name): str(text or "") for name, text in (content.get("prompts") or {}).items()}
     prompts |= dict(folder.options.prompts)
     default = content.get("default_prompt_name")

@@ -34,8 +34,9 @@ from headway_training.folders import plain_tokenizer
 _COPIES: Final = 2.5
 """Of the weights in fp32 that an export holds at least: the module, which the graph shares, and the session that proves
 it. The libraries left out, a GPT-2 small took 2.9 times its weights (docs/journal/huggingface.md)."""
-_MAPPED_COPIES: Final = 0.6
-"""The same where weights are mapped from disk and fp32 only judges, as opened without a second layout of them."""
+_MAPPED_COPIES: Final = 1.0
+"""The same where weights are mapped from disk and fp32 only judges, as opened without a second layout of them. Long
+texts with a large vocabulary add to it (docs/decisions/mapped-weights.md)."""
 _FLOAT_BYTES: Final = 4
 _TEXT_INPUTS: Final = frozenset((
     "attention_mask", "cache", "decoder_attention_mask", "decoder_input_ids", "decoder_inputs_embeds",
@@ -444,7 +445,7 @@ def check_memory(owner: str, num_weights: int, *, is_mapped: bool = False, least
     if available is not None and needed > available:
         raise SourceError(
             f"{owner}: is too large for this machine: its {num_weights:,} weights take "
-            f"{bytes_text(_FLOAT_BYTES * num_weights)} in fp32, an export needs at least {copies} times that, "
+            f"{bytes_text(_FLOAT_BYTES * num_weights)} in fp32, an export needs at least {copies:g} times that, "
             f"{bytes_text(needed)}, and {bytes_text(available)} of memory are free; "
             + ("" if is_mapped else "leave fp32 out by --precision int8 or int4, with disk for three times that, or ")
             + "export it on a larger machine"

@@ -194,14 +194,14 @@ def _normalization(table: bytes) -> list[normalizers.Normalizer]:
     if not table:
         return steps
     replacements = _read_table(table)
-    several = {key for key in replacements if len(key) > 1}
+    several = sorted(key for key in replacements if len(key) > 1)  # a set's order is another each time
     marks = {character for key in several for character in key[1:]}
     # What may join the cluster of the character before it, beside \p{M}: joiners, Thai and Lao vowels, skin tones.
     joining = rf"\p{{M}}\x{{200c}}\x{{200d}}\x{{e33}}\x{{eb3}}\x{{1f3fb}}-\x{{1f3ff}}{_class(marks)[1:-1]}"
     here = rf"(?!\A)(?=[{joining}])"
     # Letters with a replacement of their own would be looked up with the mark that follows, and lose it.
-    pairs = {key for key in several if len(key) == 2 and key[0] in replacements}
-    not_composed = {key for key in pairs if len(normalize("NFC", key)) > 1}
+    pairs = [key for key in several if len(key) == 2 and key[0] in replacements]
+    not_composed = [key for key in pairs if len(normalize("NFC", key)) > 1]
     steps += [normalizers.Replace(Regex(f"{here}(?!{'|'.join(_joints(several))})"), _APART)]
     if not_composed:
         steps += [normalizers.Replace(Regex(f"{here}(?={'|'.join(_joints(not_composed))})"), _TOGETHER)]
