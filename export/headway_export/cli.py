@@ -68,6 +68,11 @@ app = typer.Typer(
 _console = Console(stderr=True)
 
 
+_Store = Annotated[Path, typer.Option(help="Folder of bundles to write into.")]
+_Version = Annotated[str, typer.Option(help="Version of the model in the store.")]
+_Replace = Annotated[bool, typer.Option("--replace", help="Replace that version if it exists.")]
+_Description = Annotated[str, typer.Option(help="One sentence about the model.")]
+_License = Annotated[str, typer.Option("--license", help="Licence of the weights.")]
 _Texts = Annotated[
     Path | None,
     typer.Option(
@@ -127,11 +132,11 @@ def main(
     checkpoint: Annotated[
         Path | None, typer.Argument(help="Folder of a checkpoint; headway-train writes one into <run>/checkpoint.")
     ] = None,
-    store: Annotated[Path, typer.Option(help="Folder of bundles to write into.")] = Path("models"),
+    store: _Store = Path("models"),
     name: Annotated[
         str | None, typer.Option(help="Name of the model in the store. [default: the checkpoint's]")
     ] = None,
-    version: Annotated[str, typer.Option(help="Version of the model in the store.")] = "1",
+    version: _Version = "1",
     precision: Annotated[
         list[Precision] | None,
         typer.Option(
@@ -148,7 +153,7 @@ def main(
             show_default=False,
         ),
     ] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Replace that version if it exists.")] = False,
+    replace: _Replace = False,
     task: Annotated[
         str | None, typer.Option(help="Task of --model. With CHECKPOINT: refuse one of another task.")
     ] = None,
@@ -189,8 +194,8 @@ def main(
     texts: _Texts = None,
     images: _Images = None,
     audio: _Audio = None,
-    description: Annotated[str, typer.Option(help="One sentence about the model.")] = "",
-    license_name: Annotated[str, typer.Option("--license", help="Licence of the weights.")] = "not stated",
+    description: _Description = "",
+    license_name: _License = "not stated",
 ) -> None:
     """Export CHECKPOINT, or a module of your own with --model, and prove that the export computes the same function."""
     with _reporting(exit_code=1):
@@ -248,11 +253,11 @@ def hf(
             help="Model folder of Hugging Face transformers, or the id of one on the hub, which is fetched.",
         ),
     ],
-    store: Annotated[Path, typer.Option(help="Folder of bundles to write into.")] = Path("models"),
+    store: _Store = Path("models"),
     name: Annotated[
         str | None, typer.Option(help="Name of the model in the store. [default: the folder's, in small letters]")
     ] = None,
-    version: Annotated[str, typer.Option(help="Version of the model in the store.")] = "1",
+    version: _Version = "1",
     precision: Annotated[
         list[Precision] | None,
         typer.Option(
@@ -267,7 +272,7 @@ def hf(
         bool,
         typer.Option("--attention", help="Write the graph of the attention weights too (docs/attention.md)."),
     ] = False,
-    replace: Annotated[bool, typer.Option("--replace", help="Replace that version if it exists.")] = False,
+    replace: _Replace = False,
     task: Annotated[str | None, typer.Option(help="Task, where the folder does not tell it.")] = None,
     revision: Annotated[
         str | None, typer.Option(help="Branch, tag or commit of an id. [default: the hub's default branch]")
@@ -374,11 +379,11 @@ def hf(
 @app.command()
 def onnx(
     file: Annotated[Path, typer.Argument(help="ONNX file of any model; its external data is beside it.")],
-    store: Annotated[Path, typer.Option(help="Folder of bundles to write into.")] = Path("models"),
+    store: _Store = Path("models"),
     name: Annotated[
         str | None, typer.Option(help="Name of the model in the store. [default: the file's, in small letters]")
     ] = None,
-    version: Annotated[str, typer.Option(help="Version of the model in the store.")] = "1",
+    version: _Version = "1",
     batch_axis: Annotated[
         str | None,
         typer.Option(
@@ -392,9 +397,9 @@ def onnx(
         typer.Option(help=".npz of inputs to try it on, and of outputs to compare. [default: drawn inputs]"),
     ] = None,
     max_size: _MaxSizes = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Replace that version if it exists.")] = False,
-    description: Annotated[str, typer.Option(help="One sentence about the model.")] = "",
-    license_name: Annotated[str, typer.Option("--license", help="Licence of the weights.")] = "not stated",
+    replace: _Replace = False,
+    description: _Description = "",
+    license_name: _License = "not stated",
 ) -> None:
     """Take an ONNX FILE of any model as it is, tried and proved; it answers named tensors."""
     with _reporting(exit_code=2):
@@ -415,18 +420,18 @@ def tensors(
         str,
         typer.Option(help="Your module and its example inputs as package.module:function (docs/bring-your-own.md)."),
     ],
-    store: Annotated[Path, typer.Option(help="Folder of bundles to write into.")] = Path("models"),
+    store: _Store = Path("models"),
     name: Annotated[
         str | None, typer.Option(help="Name of the model in the store. [default: the function's module's]")
     ] = None,
-    version: Annotated[str, typer.Option(help="Version of the model in the store.")] = "1",
+    version: _Version = "1",
     weights: Annotated[
         Path | None, typer.Option(help="Weights of the module, a safetensors file. [default: the function's]")
     ] = None,
     max_size: _MaxSizes = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Replace that version if it exists.")] = False,
-    description: Annotated[str, typer.Option(help="One sentence about the model.")] = "",
-    license_name: Annotated[str, typer.Option("--license", help="Licence of the weights.")] = "not stated",
+    replace: _Replace = False,
+    description: _Description = "",
+    license_name: _License = "not stated",
 ) -> None:
     """Trace a module with named inputs and outputs, and prove it; it answers named tensors."""
     with _reporting(exit_code=2):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Final, Literal, TypeAlias
 
 TagScheme: TypeAlias = Literal["iob2", "iob1", "io", "bioes", "words"]
 """`iob2`: `B-x` begins a span of label x, `I-x` continues it. `iob1`: `I-x` begins one too, `B-x` only where another of
@@ -19,8 +19,6 @@ Aggregation: TypeAlias = Literal["sequence", "simple", "first", "average", "max"
 """`sequence`: the likeliest tags that the scheme allows, by subword. The others are strategies of `transformers`: the
 likeliest tag of each subword, or of each word by its first subword, its mean or its surest subword."""
 
-TAG_SCHEMES: Final[tuple[TagScheme, ...]] = get_args(TagScheme)
-AGGREGATIONS: Final[tuple[Aggregation, ...]] = get_args(Aggregation)
 OF_WORDS: Final[frozenset[Aggregation]] = frozenset({"first", "average", "max"})
 """Aggregations by word."""
 

@@ -136,12 +136,11 @@ class RankingEndpoint:
             rows = [{"index": one.index, "score": one.score} | text for one, text in zip(ranked, shown, strict=True)]
             return Reply(body=to_json(rows))
 
-        def document(text: str) -> dict[str, Any]:
-            if body.return_documents is False or (body.is_voyages and not body.return_documents):
-                return {}
-            return {"document": text if body.is_voyages else {"text": text}}
-
-        results = [{"index": one.index, "relevance_score": one.score} | document(texts[one.index]) for one in ranked]
+        shows = not body.is_voyages if body.return_documents is None else body.return_documents
+        results: list[dict[str, Any]] = [{"index": one.index, "relevance_score": one.score} for one in ranked]
+        for result in results if shows else ():
+            text = texts[result["index"]]
+            result["document"] = text if body.is_voyages else {"text": text}
         named = {"object": "list", "data": results} if body.is_voyages else {"results": results}
         head = _head("rerank", model.bundle.manifest.name)
         return Reply(body=to_json(head | named | _usage(found.num_tokens)))
