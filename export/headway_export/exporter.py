@@ -54,7 +54,9 @@ from headway_server.bundles import (
     Precision,
     QualityFigure,
     Variant,
+    describe_file,
     describe_files,
+    find_place,
     publish,
     staging_folder,
     write_manifest,
@@ -120,6 +122,7 @@ def export(source: ExportSource, options: ExportOptions, progress: Progress = la
         raise SourceError(f"int4 is a precision of {those}, and {source.name} does {source.task}; leave it out")
     if Precision.INT8_STATIC in options.precisions and not exported.takes_fixed_scales:
         raise SourceError(f"{source.name} does {source.task}, which has no int8-static; leave it out")
+    find_place(options.store, source.name, options.version, replace=options.replace)
     with staging_folder(options.store) as folder:
         if source.tokenizer is not None:
             source.tokenizer.save(str(folder / TOKENIZER_FILE))
@@ -131,9 +134,11 @@ def export(source: ExportSource, options: ExportOptions, progress: Progress = la
         prover = _Prover(source, folder, options, progress)
         variants = prover.prove_all()
         write_learning_curve(folder, source)
-        manifest = _manifest(source, options, variants, describe_files(folder), prover.opset)
+        files = describe_files(folder)
+        manifest = _manifest(source, options, variants, files, prover.opset)
         write_card(folder / CARD_FILE, source, manifest, prover.proofs)
-        write_manifest(folder, manifest.model_copy(update={"files": describe_files(folder)}))
+        files = dict(sorted([*files.items(), (CARD_FILE, describe_file(folder / CARD_FILE))]))
+        write_manifest(folder, manifest.model_copy(update={"files": files}))
         return publish(folder, options.store, replace=options.replace)
 
 
@@ -371,7 +376,7 @@ class _Prover:
             quality=None,
             batching=_UNPROVED_BATCHING if self._is_joined(graphs) else None,
         )
-        manifest = _manifest(self._source, self._options, {precision: variant}, describe_files(self._folder), opset)
+        manifest = _manifest(self._source, self._options, {precision: variant}, _unhashed(self._folder), opset)
         return Candidate(
             source=self._source,
             bundle=Bundle(path=self._folder, manifest=manifest),
@@ -413,6 +418,12 @@ class _Prover:
             for_cpu=known is not None,
             known=known,
         )
+
+
+def _unhashed(folder: Path) -> dict[str, BundleFile]:
+    """Returns the files of a variant that is not proved yet, which nobody checks."""
+    files = (file for file in folder.rglob("*") if file.is_file())
+    return {file.relative_to(folder).as_posix(): BundleFile(sha256="0" * 64, size_bytes=0) for file in files}
 
 
 def _untried_on_cuda(traced: TracedModel) -> str | None:

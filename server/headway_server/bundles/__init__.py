@@ -56,7 +56,14 @@ from headway_server.bundles.manifest import (
 from headway_server.bundles.reader import NAME, Bundle, find_bundles, open_bundle, path_key, read_manifest
 from headway_server.bundles.settings import ROUTES_FILE, VersionSettings
 from headway_server.bundles.signing import TrustedKeys, sign_bundle
-from headway_server.bundles.writer import describe_files, publish, staging_folder, write_manifest
+from headway_server.bundles.writer import (
+    describe_file,
+    describe_files,
+    find_place,
+    publish,
+    staging_folder,
+    write_manifest,
+)
 
 __all__ = [
     "ALIGNMENT",
@@ -116,8 +123,10 @@ __all__ = [
     "VersionSettings",
     "attention_layers",
     "demanded",
+    "describe_file",
     "describe_files",
     "find_bundles",
+    "find_place",
     "fingerprint_of",
     "list_store",
     "open_bundle",
