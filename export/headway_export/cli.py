@@ -345,7 +345,7 @@ def hf(
             aggregation=aggregation,
             prompts=_prompts(prompt or ()),
             base=base,
-            keeps_fp32=precision is None or Precision.FP32 in precision,
+            precisions=tuple(precision or (Precision.FP32, Precision.INT8)),
             scratch=scratch,
         )
         on_hub = None if Path(folder).exists() else huggingface.parse_id(folder, revision)

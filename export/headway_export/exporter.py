@@ -18,7 +18,7 @@ from headway_export.activations import RowMaxima, noise_growth, row_maxima
 from headway_export.candidate import Candidate
 from headway_export.card import Proof, write_card, write_learning_curve
 from headway_export.errors import ParityError, SourceError
-from headway_export.graphs import shows_attention
+from headway_export.graphs import parameter_count, shows_attention
 from headway_export.reference import Reference, cache_ranges
 from headway_export.rewriting import (
     EXPERTS,
@@ -35,9 +35,10 @@ from headway_export.rewriting import (
     rewrite,
 )
 from headway_export.source import ExportSource, check_chat_template
+from headway_export.space import bundle_bytes, check_disk
 from headway_export.tasks.table import task_of, tasks_where
 from headway_export.tracing import Role, TracedGraph, TracedModel, trace
-from headway_export.weights import WrittenWeights, save
+from headway_export.weights import CheckpointFiles, WrittenWeights, save
 from headway_server.bundles import (
     BATCH_AXIS,
     CARD_FILE,
@@ -123,6 +124,8 @@ def export(source: ExportSource, options: ExportOptions, progress: Progress = la
     if Precision.INT8_STATIC in options.precisions and not exported.takes_fixed_scales:
         raise SourceError(f"{source.name} does {source.task}, which has no int8-static; leave it out")
     find_place(options.store, source.name, options.version, replace=options.replace)
+    count, writes_judge = parameter_count(source.module), not source.checkpoint_files
+    check_disk(source.name, options.store, bundle_bytes(count, options.precisions, writes_judge=writes_judge))
     with staging_folder(options.store) as folder:
         if source.tokenizer is not None:
             source.tokenizer.save(str(folder / TOKENIZER_FILE))
@@ -188,9 +191,13 @@ class _Prover:
         self._cache_ranges: list[LayerRange] | None = None
         self._opsets: dict[Precision, int] = {}
         self._weights = WrittenWeights()
+        self._checkpoint: CheckpointFiles | None = None
         self._reference: Reference | None = None
         num_bytes = sum(parameter.nbytes for parameter in source.module.parameters())
         self._is_large = num_bytes >= options.external_data_threshold_bytes
+        if self._is_large and Precision.FP32 not in options.precisions and source.checkpoint_files:
+            self._checkpoint = CheckpointFiles(source.checkpoint_files)
+            self._weights.begin_with(self._checkpoint, source.module)
         self.proofs: list[Proof] = []
         """Of every variant that was made; fp32 is among them even where it is not kept."""
 
@@ -357,7 +364,8 @@ class _Prover:
                 beside = list(written)
             elif traced.attention is not None:
                 threshold_bytes = 0
-            save(whole.model, path, threshold_bytes=threshold_bytes, written=beside)
+            checkpoint = self._checkpoint if precision is Precision.FP32 else None
+            save(whole.model, path, threshold_bytes=threshold_bytes, written=beside, checkpoint=checkpoint)
             graphs[graph.role] = Graph(file=file, inputs=whole.inputs, outputs=whole.outputs)
             written[path] = whole.model
         if precision is Precision.FP32 and next(self._source.module.parameters(), None) is not None:

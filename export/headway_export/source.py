@@ -220,6 +220,10 @@ class ExportSource:
     """Reads the blocks of a weight that came in 4 bits, which int4 keeps, by `digest_of`. The other weights of such a
     model came in more bits, and are int8 there."""
 
+    checkpoint_files: tuple[Path, ...] = ()
+    """Files of safetensors that the module was read from. Weights that are there in fp32 need not be written for a
+    variant that is not kept."""
+
     def __post_init__(self) -> None:
         if self.tokenizer is not None:  # the caller decides on both
             self.tokenizer.no_padding()

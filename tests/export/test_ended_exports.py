@@ -35,17 +35,18 @@ def _within(owner, name: str, number: signal.Signals, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("owner", "function", "number"),
+    ("where", "number"),
     [
-        (plain, "_save", signal.SIGHUP),  # weights in fp32 are being written
-        (exporter, "save", signal.SIGTERM),  # and a graph
-        (exporter, "write_manifest", signal.SIGINT),
+        ((plain, "_save"), signal.SIGHUP),  # weights in fp32 are being written
+        ((exporter, "save"), signal.SIGTERM),  # and a graph
+        ((exporter, "write_manifest"), signal.SIGINT),
     ],
+    ids=["weights", "graph", "manifest"],
 )
-def test_an_export_that_is_told_to_end_leaves_nothing(folder, tmp_path, monkeypatch, owner, function, number):
-    if owner is plain:
+def test_an_export_that_is_told_to_end_leaves_nothing(folder, tmp_path, monkeypatch, where, number):
+    if where[0] is plain:
         monkeypatch.setattr("headway_export.huggingface.kinds.is_worth_mapping", lambda *_: True)
-    _within(owner, function, number, monkeypatch)
+    _within(*where, number, monkeypatch)
     store = tmp_path / "store"
     before = signal.getsignal(number)
     result = CliRunner().invoke(app, ["hf", str(folder), "--store", str(store), "--precision", "fp32"])
@@ -57,7 +58,7 @@ def test_an_export_that_is_told_to_end_leaves_nothing(folder, tmp_path, monkeypa
 
 def test_a_version_stays_where_its_replacement_is_told_to_end(tmp_path, monkeypatch):
     """Even between the two renames."""
-    store, staged = tmp_path / "store", None
+    store = tmp_path / "store"
     target = store / "model" / "1"
     target.mkdir(parents=True)
     (target / "old").touch()
@@ -71,9 +72,13 @@ def test_a_version_stays_where_its_replacement_is_told_to_end(tmp_path, monkeypa
             raise KeyboardInterrupt
         return moved
 
-    with pytest.raises(KeyboardInterrupt), writer.staging_folder(store) as staged:
-        monkeypatch.setattr(Path, "rename", rename)
-        writer.publish(staged, store, replace=True)
+    def replace_it() -> None:
+        with writer.staging_folder(store) as staged:
+            monkeypatch.setattr(Path, "rename", rename)
+            writer.publish(staged, store, replace=True)
+
+    with pytest.raises(KeyboardInterrupt):
+        replace_it()
     assert [path.name for path in store.rglob("*")] == ["model", "1", "old"]
 
 

@@ -74,7 +74,7 @@ def test_a_file_that_is_no_safetensors_is_refused(llama):
 
 
 def test_a_model_that_is_too_large_for_the_machine_is_refused_before_it_is_loaded(llama, monkeypatch):
-    monkeypatch.setattr("headway_export.huggingface.folder.available_bytes", lambda _: 10_000)
+    monkeypatch.setattr("headway_export.space.available_bytes", lambda _: 10_000)
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("loaded"))
     assert "is too large for this machine: its 20,640 weights take 0.1 MiB in fp32" in refusal(llama)
 

@@ -37,7 +37,14 @@ from headway_export.huggingface.folder import (
 from headway_export.huggingface.gguf_files import describe_gguf, find_gguf, unpack_weights, write_descriptions
 from headway_export.huggingface.hub import HubModel, parse_id
 from headway_export.huggingface.images import PREPROCESSOR_FILE, read_image_classifier, read_image_embedder
-from headway_export.huggingface.plain import PlainFolder, is_worth_mapping, make_plain, temporary_folder
+from headway_export.huggingface.plain import (
+    PlainFolder,
+    is_worth_mapping,
+    make_plain,
+    scratch_or_default,
+    temporary_folder,
+    widened_bytes,
+)
 from headway_export.huggingface.published import check_quantization, describe_quantization, quantization_of
 from headway_export.huggingface.rerankers import is_reranker, read_reranker
 from headway_export.huggingface.settings import folder_notes, length_notes, truncation_side
@@ -46,6 +53,7 @@ from headway_export.huggingface.static import read_static, static_part
 from headway_export.huggingface.towers import is_two_towers, read_towers
 from headway_export.huggingface.translators import TRANSLATORS, read_translator
 from headway_export.source import ExportSource, checkpoint_beside, with_record
+from headway_export.space import check_disk
 from headway_server.bundles import EMBEDDING_TASKS, Origin, Task
 from headway_training.checkpoint import Checkpoint
 from headway_training.folders import CONFIG_FILE
@@ -168,12 +176,15 @@ def sources_from_hub(
             model.check_files(allow_pickle=options.allow_pickle)
             model.fetch_descriptions()
             if (part := static_part(model.path)) is not None:
-                model.fetch_weights(part, allow_pickle=options.allow_pickle, is_mapped=False, tell=tell)
+                model.fetch_weights(
+                    part, Task.TEXT_EMBEDDING, allow_pickle=options.allow_pickle, is_mapped=False, tell=tell
+                )
                 source, notes = read_static(model.path, part, options, model.origin)
                 return options.given.add_to((source,)), notes
             description = _Description.read(model.path, options)
             model.fetch_weights(
                 description.weights,
+                description.task,
                 allow_pickle=options.allow_pickle,
                 is_mapped=not options.keeps_fp32 and not num_experts(description.config),
                 tell=tell,
@@ -200,7 +211,7 @@ def _from_gguf(file: Path, options: FolderOptions) -> tuple[Sources, tuple[str, 
                 (plain.path / beside.name).symlink_to(beside.resolve())
         try:
             description = _Description.read(plain.path, options)
-            kept = unpack_weights(file, plain.path)
+            kept = unpack_weights(file, plain.path, options.precisions)
             stated = {"quantized": describe_gguf(file)}
             return replace(description, plain=replace(plain, kept=kept), stated=stated).load(options)
         except SourceError as error:
@@ -256,6 +267,11 @@ class _Description:
     stated: Mapping[str, str] = field(default_factory=dict)
     """What the manifest says of the weights as they came, by a word each."""
 
+    @property
+    def task(self) -> Task:
+        """What the model does; a model of two towers is one of images and one of texts."""
+        return Task.IMAGE_EMBEDDING if self.kind is None else self.kind.task
+
     @classmethod
     def read(cls, path: Path, options: FolderOptions) -> _Description:
         """Reads it.
@@ -294,20 +310,27 @@ class _Description:
         """
         comes_otherwise = options.adapter is not None or quantization_of(self.content) is not None
         with as_source_error():
-            is_mapped = self.plain is not None or comes_otherwise or is_worth_mapping(self.weights, options.scratch)
+            is_mapped = (
+                self.plain is not None
+                or comes_otherwise
+                or is_worth_mapping(self.weights, options.scratch, options.precisions)
+            )
         keeps_fp32 = options.keeps_fp32 and not (self.plain is not None and self.plain.kept)
-        check_weights(
+        task = self.task
+        count = check_weights(
             self.weights,
+            task,
             allow_pickle=options.allow_pickle,
             is_mapped=is_mapped and not keeps_fp32 and not num_experts(self.config),  # which are laid out anew
         )
         if self.plain is None and is_mapped:
+            place = scratch_or_default(options.scratch)
+            check_disk(str(self.path), place, widened_bytes(count, options.precisions))
             unpacked = self._unpacked(options)
             try:
                 return unpacked.load(options, origin)
             except SourceError as error:
                 raise SourceError(str(error).replace(str(unpacked.path), str(self.path))) from error
-        task = Task.IMAGE_EMBEDDING if self.kind is None else self.kind.task
         folder = ModelFolder(
             path=self.path,
             task=task,
