@@ -334,7 +334,8 @@ class _Prover:
     def _known_reference(self) -> Reference:
         """Returns the second model, which is made once the weights of the first are read from the files of graphs."""
         if self._reference is None:
-            self._reference = Reference(self._source)
+            is_alone = set(self._options.precisions) == {Precision.FP32}
+            self._reference = Reference(self._source, keeps_answers=not is_alone)
             self._weights.share_with(self._reference.module)
         return self._reference
 
@@ -395,6 +396,7 @@ class _Prover:
                 map_weights=True,
                 # fp32 that only judges is not served; and of many weights a second copy is what memory ends at.
                 lay_out_weights=not self._is_large or precision in self._options.precisions,
+                keep_memory=not self._is_large,
             ),
         )
 

@@ -29,7 +29,7 @@ from headway_server.bundles import CalibrationFigures, ClassificationScheme, Spa
 from headway_server.tasks.outputs import log_softmax
 from headway_training.calibration import NUM_BINS, calibration_metrics, to_probabilities
 
-_POSITIONS_AT_A_TIME = 1 << 14
+_POSITIONS_AT_A_TIME = 1 << 12
 
 
 class Stateless(ExportTask):
