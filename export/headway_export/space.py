@@ -11,18 +11,24 @@ from pathlib import Path
 from typing import Final
 
 from headway_export.errors import SourceError
-from headway_server.bundles import Precision, Task
+from headway_server.bundles import Precision
 from headway_server.runtime import available_bytes
 
 FLOAT_BYTES: Final = 4
 _GIB: Final = 1 << 30
-_COPIES: Final = 2.5
-"""Of the weights in fp32 that an export holds at least: the module, which the graph shares, and the session that proves
-it."""
-_MAPPED_COPIES: Final = 1.0
-"""The same where weights are mapped from disk and fp32 only judges, as opened without a second layout of them."""
-_WORKING_BYTES: Final = {Task.TRANSCRIPTION: 2 * _GIB}
-"""Of what is computed with, beside weights: attention scores of whole windows."""
+_COPIES: Final = 2.0
+"""Of the weights in fp32 that an export holds: in the module, which its graphs share, and packed by a session."""
+_MAPPED_COPIES: Final = 0.5
+"""The same where weights are mapped from disk and fp32 only judges: what int8 and int4 hold of them, and pack."""
+_WRITING_BYTES: Final = 3 * _GIB // 4
+"""What an export computes with where a model writes: answers that are kept, a cache, rows of logits."""
+_READING_BYTES: Final = 3 * _GIB // 10
+"""The same of models that only read."""
+_SCORE_ARRAYS: Final = 6
+"""Of attention scores of the longest input that PyTorch and a session hold, where two inputs are computed together."""
+_LOGIT_ARRAYS: Final = 2
+_MOST_LOGITS_BYTES: Final = 1 << 27
+"""Of a text that are compared at a time."""
 _BYTES_OF_WEIGHT: Final = {
     Precision.FP32: 4.0,
     Precision.FP16: 2.0,
@@ -33,15 +39,27 @@ _BYTES_OF_WEIGHT: Final = {
 """On disk, scales included."""
 
 
-def check_memory(
-    owner: str, num_weights: int, task: Task | None = None, *, is_mapped: bool = False, least: float = 0
-) -> None:
+def working_bytes(*, writes: bool, num_heads: int, length: int, vocab_size: int) -> int:
+    """Returns about how many bytes an export computes with, beside weights.
+
+    Args:
+        writes: True of a model with a decoder.
+        num_heads: Of a layer that attends to the longest input.
+        length: Positions of that input.
+        vocab_size: Logits of a position.
+    """
+    logits = min(FLOAT_BYTES * length * vocab_size, _MOST_LOGITS_BYTES) if writes else 0
+    scores = FLOAT_BYTES * num_heads * length**2
+    return (_WRITING_BYTES if writes else _READING_BYTES) + _LOGIT_ARRAYS * logits + _SCORE_ARRAYS * scores
+
+
+def check_memory(owner: str, num_weights: int, *, working: int = 0, is_mapped: bool = False, least: float = 0) -> None:
     """Checks that a model fits into memory.
 
     Args:
         owner: Whose weights they are, for the message.
         num_weights: How many they are.
-        task: What the model does; None: what needs no more than its weights.
+        working: Bytes that are needed beside them (`working_bytes`).
         is_mapped: True if they are mapped from disk, in fp32, and the bundle has no fp32.
         least: How many times they are held at least, however they are read.
 
@@ -49,15 +67,15 @@ def check_memory(
         SourceError: It does not.
     """
     copies = max(_MAPPED_COPIES if is_mapped else _COPIES, least)
-    working = 0 if task is None else _WORKING_BYTES.get(task, 0)
     available, needed = available_bytes("cpu"), copies * FLOAT_BYTES * num_weights + working
     if available is not None and needed > available:
-        beside = f" and {bytes_text(working)} to compute with" if working else ""
+        beside = f" and {bytes_text(working)} beside" if working else ""
         raise SourceError(
             f"{owner}: is too large for this machine: its {num_weights:,} weights take "
-            f"{bytes_text(FLOAT_BYTES * num_weights)} in fp32, an export needs at least {copies:g} times that{beside}, "
+            f"{bytes_text(FLOAT_BYTES * num_weights)} in fp32, an export needs about {copies:g} times that{beside}, "
             f"{bytes_text(needed)}, and {bytes_text(available)} of memory are free; "
             + ("" if is_mapped else "leave fp32 out by --precision int8 or int4, with disk for twice that, or ")
+            + ("give a smaller --max-length, or " if working > 2 * _WRITING_BYTES else "")
             + "export it on a larger machine"
         )
 

@@ -335,6 +335,7 @@ def test_weights_of_16_bits_are_widened_on_disk_and_mapped(folder, narrow, tmp_p
     tensors = narrow
     num_bytes = 4 * sum(tensor.numel() for tensor in tensors.values())
     monkeypatch.setattr("headway_export.space.available_bytes", lambda _: num_bytes)
+    monkeypatch.setattr(kinds, "working_bytes_of", lambda *_: 0)
     with pytest.raises(SourceError, match="leave fp32 out by --precision int8 or int4, with disk for twice that"):
         from_folder(folder, FolderOptions(scratch=tmp_path / "scratch"))
     source, notes = from_folder(folder, FolderOptions(scratch=tmp_path / "scratch", precisions=(Precision.INT4,)))

@@ -23,7 +23,8 @@ from headway_export.graphs import parameter_count
 from headway_export.huggingface.adapters import Adapter
 from headway_export.huggingface.plain import PlainFolder
 from headway_export.source import EvaluationData, ExportSource, checkpoint_beside, limits_of, read_evaluation
-from headway_export.space import check_memory
+from headway_export.space import check_memory, working_bytes
+from headway_export.tasks.table import task_of
 from headway_server.bundles import Architecture, Languages, Origin, Precision, Task
 from headway_server.bundles.tags import Aggregation, TagScheme
 from headway_server.errors import ServerError
@@ -412,12 +413,12 @@ def weight_files(path: Path, there: Collection[str], *, allow_pickle: bool) -> l
         return folders.weight_files(path, there, allow_pickle=allow_pickle)
 
 
-def check_weights(path: Path, task: Task, *, allow_pickle: bool, is_mapped: bool = False) -> int:
+def check_weights(path: Path, *, working: int, allow_pickle: bool, is_mapped: bool = False) -> int:
     """Checks, by their headers, that a model's weights are there, whole, and fit into memory; returns how many.
 
     Args:
         path: The folder.
-        task: What the model does.
+        working: Bytes that an export computes with beside weights.
         allow_pickle: True if they may be pickled.
         is_mapped: True if they are mapped from disk, in fp32, and the bundle has no fp32.
 
@@ -426,8 +427,26 @@ def check_weights(path: Path, task: Task, *, allow_pickle: bool, is_mapped: bool
     """
     with as_source_error():
         count = folders.count_weights(path, allow_pickle=allow_pickle)
-    check_memory(str(path), count, task, is_mapped=is_mapped)
+    check_memory(str(path), count, working=working, is_mapped=is_mapped)
     return count
+
+
+def working_bytes_of(config: Any, task: Task, max_length: int | None) -> int:
+    """Returns about how many bytes an export computes with beside weights, by a configuration."""
+    texts = config.get_text_config()
+    stated = getattr(texts, "max_position_embeddings", None)
+    length = max_length or min(stated if isinstance(stated, int) else folders.MAX_LENGTH, folders.MAX_LENGTH)
+    if task is Task.TRANSCRIPTION:  # a window is longer than what is written of it
+        length = max(length, getattr(config, "max_source_positions", 0))
+    vocab_size = getattr(texts, "vocab_size", None)
+    if not isinstance(vocab_size, int):  # an image has few positions
+        length = vocab_size = 0
+    return working_bytes(
+        writes=task_of(task).has_cache,
+        num_heads=getattr(texts, "num_attention_heads", 0) or 0,
+        length=length,
+        vocab_size=vocab_size,
+    )
 
 
 def check_is_dense(path: Path, config: Any) -> None:

@@ -27,7 +27,7 @@ from headway_export.huggingface.adapters import WEIGHTS_FILE as ADAPTER_WEIGHTS
 from headway_export.huggingface.embedders import MODULES_FILE
 from headway_export.huggingface.folder import DOCUMENTS, as_source_error, weight_files
 from headway_export.space import bytes_text, check_memory, free_on_disk
-from headway_server.bundles import Origin, Task
+from headway_server.bundles import Origin
 from headway_training.folders import CONFIG_FILE, check_pickle, first_line
 
 _ID: Final = re.compile(r"([\w][\w.-]*/[\w][\w.-]*)(?:@([^@\s]+))?", re.ASCII)
@@ -127,8 +127,8 @@ class HubModel:
     def fetch_weights(
         self,
         folder: Path,
-        task: Task,
         *,
+        working: int = 0,
         allow_pickle: bool,
         is_mapped: bool,
         tell: Callable[[str], None],
@@ -137,7 +137,7 @@ class HubModel:
 
         Args:
             folder: Where the model lies: `path`, or a folder below it.
-            task: What the model does.
+            working: Bytes that an export computes with beside weights.
             allow_pickle: True if they may be pickled.
             is_mapped: True if they will be mapped from disk, and the bundle has no fp32.
             tell: Called with a sentence for the user.
@@ -154,7 +154,7 @@ class HubModel:
             tell(f"{where}: is in the cache")
             return
         if (count := self._parameter_count()) is not None:
-            check_memory(self.origin.id, count, task, is_mapped=is_mapped)
+            check_memory(self.origin.id, count, working=working, is_mapped=is_mapped)
         free = free_on_disk(self.path)
         if num_bytes > free:
             raise SourceError(

@@ -33,6 +33,7 @@ from headway_export.huggingface.folder import (
     parse_configuration,
     read_configuration,
     weight_files,
+    working_bytes_of,
 )
 from headway_export.huggingface.gguf_files import describe_gguf, find_gguf, unpack_weights, write_descriptions
 from headway_export.huggingface.hub import HubModel, parse_id
@@ -176,15 +177,13 @@ def sources_from_hub(
             model.check_files(allow_pickle=options.allow_pickle)
             model.fetch_descriptions()
             if (part := static_part(model.path)) is not None:
-                model.fetch_weights(
-                    part, Task.TEXT_EMBEDDING, allow_pickle=options.allow_pickle, is_mapped=False, tell=tell
-                )
+                model.fetch_weights(part, allow_pickle=options.allow_pickle, is_mapped=False, tell=tell)
                 source, notes = read_static(model.path, part, options, model.origin)
                 return options.given.add_to((source,)), notes
             description = _Description.read(model.path, options)
             model.fetch_weights(
                 description.weights,
-                description.task,
+                working=working_bytes_of(description.config, description.task, options.max_length),
                 allow_pickle=options.allow_pickle,
                 is_mapped=not options.keeps_fp32 and not num_experts(description.config),
                 tell=tell,
@@ -319,7 +318,7 @@ class _Description:
         task = self.task
         count = check_weights(
             self.weights,
-            task,
+            working=working_bytes_of(self.config, task, options.max_length),
             allow_pickle=options.allow_pickle,
             is_mapped=is_mapped and not keeps_fp32 and not num_experts(self.config),  # which are laid out anew
         )
