@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import shutil
 import signal
 import threading
 import warnings
@@ -42,6 +41,7 @@ from headway_server.bundles import (
     Precision,
     SpecialTokens,
     Variant,
+    remove_folder,
 )
 from headway_server.bundles.tags import Aggregation, TagScheme
 from headway_server.errors import ServerError
@@ -473,7 +473,7 @@ def _scratch_in(store: Path) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_folder(folder)
 
 
 def _huggingface() -> ModuleType:
@@ -520,7 +520,7 @@ def _reporting(*, exit_code: int) -> Iterator[None]:
         with _ending_by_signals():
             yield
     except _ToldToEndError as told:
-        _complain(f"stopped by {told.signal.name}; nothing was written to the store")
+        _complain(f"stopped by {told.signal.name}; no unfinished version is left in the store")
         raise typer.Exit(128 + told.signal) from None
     except (ExportError, ServerError, ValidationError, OSError) as error:
         _complain(_message(error))

@@ -51,7 +51,7 @@ def test_an_export_that_is_told_to_end_leaves_nothing(folder, tmp_path, monkeypa
     before = signal.getsignal(number)
     result = CliRunner().invoke(app, ["hf", str(folder), "--store", str(store), "--precision", "fp32"])
     assert result.exit_code == 128 + number
-    assert f"stopped by {number.name}; nothing was written" in " ".join(result.output.split())
+    assert f"stopped by {number.name}; no unfinished version is left" in " ".join(result.output.split())
     assert not store.exists() or not list(store.iterdir())
     assert signal.getsignal(number) is before
 
@@ -94,3 +94,19 @@ def test_threads_that_may_not_handle_signals_export_too(monkeypatch):
     monkeypatch.setattr(cli.threading, "current_thread", lambda: None)
     with cli._ending_by_signals():
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_what_is_removed_is_removed_whole_by_a_process_that_is_told_to_end(tmp_path, monkeypatch):
+    (folder := tmp_path / ".staging-1").mkdir()
+    real, calls = writer.shutil.rmtree, []
+
+    def rmtree(path: Path, **options: object) -> None:
+        calls.append(path)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        real(path, **options)
+
+    monkeypatch.setattr(writer.shutil, "rmtree", rmtree)
+    with pytest.raises(KeyboardInterrupt):
+        writer.remove_folder(folder)
+    assert not folder.exists()

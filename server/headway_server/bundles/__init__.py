@@ -61,6 +61,7 @@ from headway_server.bundles.writer import (
     describe_files,
     find_place,
     publish,
+    remove_folder,
     staging_folder,
     write_manifest,
 )
@@ -133,6 +134,7 @@ __all__ = [
     "path_key",
     "publish",
     "read_manifest",
+    "remove_folder",
     "sign_bundle",
     "staging_folder",
     "write_manifest",

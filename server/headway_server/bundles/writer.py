@@ -46,7 +46,16 @@ def staging_folder(store: Path) -> Iterator[Path]:
         yield folder
     finally:
         for left in (folder, _aside(folder)):
-            shutil.rmtree(left, ignore_errors=True)
+            remove_folder(left)
+
+
+def remove_folder(folder: Path) -> None:
+    """Removes a folder, if it is there, even where the process is told to end meanwhile."""
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def _aside(staged: Path) -> Path:
@@ -85,5 +94,5 @@ def publish(staged: Path, store: Path, *, replace: bool = False) -> Bundle:
         if aside.exists() and not target.exists():
             aside.rename(target)
         raise
-    shutil.rmtree(aside, ignore_errors=True)
+    remove_folder(aside)
     return Bundle(path=target, manifest=manifest)
