@@ -203,6 +203,8 @@ class Runtime:
             BundleError: ONNX Runtime cannot load it, or its tensors do not match the manifest.
         """
         sizes = fixed_axes or {}
+        if not self._keep_memory:
+            give_back_memory()  # of sessions that are closed, which this one would come on top of
         threads = [self.num_threads, 1] if in_lanes and self.num_lanes > 1 else [self.num_threads]
         file = bundle.file(graph.file)
         weights = _weights_beside(file)
