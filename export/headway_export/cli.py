@@ -345,7 +345,7 @@ def hf(
             aggregation=aggregation,
             prompts=_prompts(prompt or ()),
             base=base,
-            precisions=tuple(precision or (Precision.FP32, Precision.INT8)),
+            precisions=tuple(precision) if precision else None,
             scratch=scratch,
         )
         on_hub = None if Path(folder).exists() else huggingface.parse_id(folder, revision)

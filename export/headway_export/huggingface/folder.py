@@ -88,15 +88,15 @@ class FolderOptions:
     """Folder or id of the model that an adapter is merged into; None: the one that the adapter names."""
     adapter: Adapter | None = None
     """Merged into the weights of the folder."""
-    precisions: tuple[Precision, ...] = (Precision.FP32,)
-    """Of the bundle; without fp32 it takes less memory."""
+    precisions: tuple[Precision, ...] | None = None
+    """Of the bundle, which takes less memory without fp32; None: chosen once the folder is read."""
     scratch: Path | None = None
     """Where weights in fp32 are written for the time of an export; None: where the system has temporary files."""
 
     @property
     def keeps_fp32(self) -> bool:
         """True if the bundle has it."""
-        return Precision.FP32 in self.precisions
+        return self.precisions is None or Precision.FP32 in self.precisions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,7 +55,7 @@ from headway_export.huggingface.towers import is_two_towers, read_towers
 from headway_export.huggingface.translators import TRANSLATORS, read_translator
 from headway_export.source import ExportSource, checkpoint_beside, with_record
 from headway_export.space import check_disk
-from headway_server.bundles import EMBEDDING_TASKS, Origin, Task
+from headway_server.bundles import EMBEDDING_TASKS, Origin, Precision, Task
 from headway_training.checkpoint import Checkpoint
 from headway_training.folders import CONFIG_FILE
 
@@ -210,7 +210,7 @@ def _from_gguf(file: Path, options: FolderOptions) -> tuple[Sources, tuple[str, 
                 (plain.path / beside.name).symlink_to(beside.resolve())
         try:
             description = _Description.read(plain.path, options)
-            kept = unpack_weights(file, plain.path, options.precisions)
+            kept = unpack_weights(file, plain.path, options.precisions or ())
             stated = {"quantized": describe_gguf(file)}
             return replace(description, plain=replace(plain, kept=kept), stated=stated).load(options)
         except SourceError as error:
@@ -312,7 +312,7 @@ class _Description:
             is_mapped = (
                 self.plain is not None
                 or comes_otherwise
-                or is_worth_mapping(self.weights, options.scratch, options.precisions)
+                or is_worth_mapping(self.weights, options.scratch, options.precisions or (Precision.FP32,))
             )
         keeps_fp32 = options.keeps_fp32 and not (self.plain is not None and self.plain.kept)
         task = self.task
@@ -324,7 +324,7 @@ class _Description:
         )
         if self.plain is None and is_mapped:
             place = scratch_or_default(options.scratch)
-            check_disk(str(self.path), place, widened_bytes(count, options.precisions))
+            check_disk(str(self.path), place, widened_bytes(count, options.precisions or ()))
             unpacked = self._unpacked(options)
             try:
                 return unpacked.load(options, origin)
