@@ -353,7 +353,7 @@ class _Prover:
             elif traced.attention is not None:
                 threshold_bytes = 0
             save(whole.model, path, threshold_bytes=threshold_bytes, written=beside)
-            graphs[graph.role] = Graph(file=file, inputs=whole.inputs, outputs=whole.outputs)
+            graphs[graph.role] = Graph(file=file, inputs=whole.inputs, outputs=whole.outputs, run_bytes=graph.run_bytes)
             written[path] = whole.model
         if precision is Precision.FP32 and next(self._source.module.parameters(), None) is not None:
             self._weights.read_from(written, self._source.module, [graph.model for graph in _all_graphs(traced)])

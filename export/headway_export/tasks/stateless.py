@@ -41,7 +41,8 @@ class Stateless(ExportTask):
     def trace(self, asked: Traceable) -> TracedModel:
         """Traces the graph."""
         inputs = self.attention_inputs(asked)
-        return TracedModel(graphs=(trace_graph("model", asked.module, StatelessGraph(asked.served), inputs),))
+        graph, longest = StatelessGraph(asked.served), self.longest_text(asked.module)
+        return TracedModel(graphs=(trace_graph("model", asked.module, graph, inputs, longest=longest),))
 
     @abstractmethod
     def items(self, source: ExportSource, data: EvaluationData) -> Sequence[Tensors]:

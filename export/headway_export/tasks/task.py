@@ -161,6 +161,10 @@ class ExportTask(ABC):
 
     # Graphs
 
+    def longest_text(self, module: nn.Module) -> int:
+        """Returns the most tokens of a text that attend to each other in one run; 0 of other inputs."""
+        return 0
+
     @abstractmethod
     def trace(self, asked: Traceable) -> TracedModel:
         """Traces the graphs that serve.

@@ -35,7 +35,11 @@ class TextTask(Stateless):
 
     def limits(self, module: nn.Module) -> Limits:
         """Reads that of texts."""
-        return Limits(max_input_tokens=int(cast("Any", module).max_length))
+        return Limits(max_input_tokens=self.longest_text(module))
+
+    def longest_text(self, module: nn.Module) -> int:
+        """Reads the limit of the module."""
+        return int(cast("Any", module).max_length)
 
     def attention_inputs(self, asked: Traceable) -> list[TensorSpec]:
         """Tokens and their mask, and their types where the model reads such."""

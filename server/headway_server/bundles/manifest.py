@@ -181,6 +181,9 @@ class Graph(Record):
     file: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    run_bytes: Annotated[int, Field(ge=1)] | None = None
+    """Memory of a run with one text of `max_input_tokens`, beside the weights, by the values of the fp32 graph. None
+    for a model of texts of at most 1,024 tokens, and of other inputs."""
 
 
 class StateTensor(Record):
@@ -765,6 +768,11 @@ class Manifest(Record):
             ValueError: The labels are not tags of the scheme.
         """
         return TagSet.parse(self.labels, (self.tagging or Tagging()).scheme)
+
+    def weight_bytes(self, variant: Variant) -> int:
+        """Returns the size of a variant's graphs that serve, with weights in files beside them; about the weights'."""
+        files = [graph.file for role, graph in variant.graphs.items() if role != "attention"]
+        return sum(file.size_bytes for path, file in self.files.items() if any(map(path.startswith, files)))
 
     @model_validator(mode="after")
     def _check_parts(self) -> Manifest:

@@ -11,15 +11,17 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, Self, TypeVar
 
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
 from headway_server.batching import BatchGraph, Postprocess, Tensors
+from headway_server.batching.memory_plan import plan_runs
 from headway_server.batching.settings import MAX_TEXTS
-from headway_server.bundles import TOKENIZER_FILE, Bundle, Manifest, SpecialTokens, demanded
+from headway_server.bundles import TOKENIZER_FILE, Bundle, Manifest, SpecialTokens, Variant, demanded
 from headway_server.errors import InvalidInputError
 from headway_server.observers import NO_OBSERVER, ModelUsage, Observer
 from headway_server.preprocessing import EncodedText, TextTokenizer
-from headway_server.runtime import Runtime, Session
+from headway_server.runtime import Runtime, Session, available_bytes, format_size
 from headway_server.serving.answers import NO_TIMINGS, Answer, CallTimings
 from headway_server.serving.calls import counted_tokens, current_caller
 from headway_server.serving.limits import (
@@ -49,6 +51,8 @@ _WORK_OF_TEXT: Final = 64
 _WARM_UP_LENGTH: Final = 32
 """Tokens of a graph's test run at load time, within its limit."""
 _TYPES: Final = "token_type_ids"
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +180,7 @@ class TextModel(StatelessModel):
             truncation_side=bundle.manifest.truncation_side,
             truncates=settings.truncate_texts,
         )
+        runtime = _with_memory(runtime, manifest, variant, settings)
         session = runtime.open(bundle, variant.graphs["model"])
         graph = text_graph(session, manifest.special_tokens, cls._postprocess(manifest))
         length = min(_WARM_UP_LENGTH, manifest.limits.max_input_tokens or 1)
@@ -507,6 +512,30 @@ class TextModel(StatelessModel):
             )
         for index, types in enumerate(inputs.type_ids or ()):
             check_token_ids(f"{_TYPES}[{index}]", types, 1)
+
+
+def _with_memory(runtime: Runtime, manifest: Manifest, variant: Variant, settings: ServerSettings) -> Runtime:
+    """Returns a runtime with as many lanes as fit into memory with the longest texts.
+
+    Raises:
+        MemoryUnavailableError: Not even one does.
+    """
+    run_bytes = variant.graphs["model"].run_bytes
+    if run_bytes is None:
+        return runtime
+    owner, weights = f"{manifest.name}/{manifest.version}", manifest.weight_bytes(variant)
+    sessions = 2 if runtime.num_lanes > 1 else 1
+    available = available_bytes(runtime.device)
+    plan = plan_runs(
+        run_bytes,
+        num_lanes=runtime.num_lanes,
+        max_tokens=demanded(manifest.limits.max_input_tokens),
+        batch_tokens=settings.batching.batch_tokens(runtime.device),
+        available=None if available is None else max(0, available - sessions * weights),
+        owner=owner,
+    )
+    _log.info("memory", model=owner, weights=f"{sessions} x {format_size(weights)}", runs=str(plan))
+    return runtime.with_lanes(plan.num_lanes)
 
 
 def text_graph(
