@@ -154,7 +154,7 @@ def _check_outputs(source: ExportSource, traced: TracedModel) -> None:
     shapes = {output.name: output.shape for output in graph.outputs}
     if not exported.names_columns:
         return
-    needed = exported.recorded
+    needed = exported.output_of(source)
     if needed not in shapes:
         raise SourceError(f"the model gives {', '.join(shapes) or 'nothing'}; {source.task} needs an output {needed}")
     columns = shapes[needed][-1]
@@ -506,6 +506,7 @@ def _embedding(source: ExportSource, variants: dict[Precision, Variant]) -> Embe
         "default_prompt": source.default_prompt,
         "space": source.space,
         "is_sparse": source.has_sparse_vectors,
+        "pools_prompt": source.pools_prompt,
     }
     return Embedding.model_validate({"pooling": pooling, "dimension": dimension, **given})
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, Self, TypeVar
 
@@ -36,7 +37,7 @@ from headway_server.settings import ServerSettings
 from headway_server.tasks.inspection.inspector import InspectedText, inspected_tokens
 from headway_server.tasks.inspection.maps import AttentionRequest
 from headway_server.tasks.outputs import EMBEDDING, cosines, logits_postprocess, read_vector
-from headway_server.tasks.stateless import StatelessModel, StatelessParts, expected_outputs
+from headway_server.tasks.stateless import StatelessModel, StatelessParts, expected_outputs, late_interaction
 from headway_server.tasks.text.labels import LabelVectors, SetVectors
 
 Result = TypeVar("Result")
@@ -187,7 +188,7 @@ class TextModel(StatelessModel):
         max_padding = graph.warm_up(
             text_tensors(np.zeros(length, np.int64), has_types=_TYPES in graph.input_names),
             length,
-            expected_outputs(manifest, *((length,) if cls._labels_tokens else ())),
+            expected_outputs(manifest, *((length,) if cls._labels_tokens or late_interaction(manifest) else ())),
         )
         parts = StatelessParts(
             precision=precision,
@@ -422,7 +423,16 @@ class TextModel(StatelessModel):
             lengths = [len(text) for text in encoded]
             with counted_tokens(sum(lengths)):
                 batched = await self._batcher.submit(
-                    [text_tensors(text.input_ids, text.type_ids, has_types=self.has_types) for text in encoded],
+                    [
+                        text_tensors(
+                            text.input_ids,
+                            text.type_ids,
+                            has_types=self.has_types,
+                            num_seen=text.num_seen,
+                            num_unpooled=text.num_unpooled,
+                        )
+                        for text in encoded
+                    ],
                     lengths,
                     outputs=outputs,
                     read=lambda row, index: read(row, texts[index], encoded[index]),
@@ -434,7 +444,7 @@ class TextModel(StatelessModel):
 
     async def _encode(self, inputs: TextInputs, fields: Sequence[str], *, with_offsets: bool) -> list[EncodedText]:
         """Tokenizes the texts of a call, within the model's limit; errors: `encode_limited`."""
-        return await self._tokenizer.encode_limited(
+        encoded = await self._tokenizer.encode_limited(
             [inputs.prompt + text for text in inputs.texts] if inputs.prompt else inputs.texts,
             fields=fields,
             max_tokens=self.max_input_tokens,
@@ -442,6 +452,27 @@ class TextModel(StatelessModel):
             text_pairs=inputs.text_pairs,
             with_offsets=with_offsets,
         )
+        embedding = self.bundle.manifest.embedding
+        if not inputs.prompt or embedding is None or embedding.pools_prompt:
+            return encoded
+        count = await self._count_prompt(inputs.prompt)
+        return [replace(text, num_unpooled=min(count, len(text) - 1)) for text in encoded]
+
+    async def _count_prompt(self, prompt: str) -> int:
+        """Returns the tokens of a prompt with those before it, and without those behind a text."""
+        each = self._tokenizer.encode_each([prompt], add_special_tokens=True)
+        async with aclosing(each):
+            [whole] = [text async for text in each]
+        inner = self._tokenizer.encode_now(prompt).input_ids
+        before = next(
+            (
+                start
+                for start in range(len(whole))
+                if np.array_equal(whole.input_ids[start : start + len(inner)], inner)
+            ),
+            0,
+        )
+        return before + len(inner)
 
     def _prompt(self, name: str, *, is_text: bool) -> str:
         """Returns the text of a prompt, or of the default one.
@@ -553,7 +584,12 @@ def text_graph(
 
 
 def text_tensors(
-    input_ids: NDArray[np.int64], type_ids: NDArray[np.int64] | None = None, *, has_types: bool = False
+    input_ids: NDArray[np.int64],
+    type_ids: NDArray[np.int64] | None = None,
+    *,
+    has_types: bool = False,
+    num_seen: int | None = None,
+    num_unpooled: int = 0,
 ) -> Tensors:
     """Returns a graph's inputs for one text, int64 (T,) each.
 
@@ -561,8 +597,13 @@ def text_tensors(
         input_ids: (T,)
         type_ids: (T,), 1 in the second text of a pair; None: 0 everywhere.
         has_types: True if the graph reads token types.
+        num_seen: Tokens, from the first, that all attend to; None: all.
+        num_unpooled: Tokens, from the first, that a pooling leaves out.
     """
     tensors = {"input_ids": input_ids, "attention_mask": np.ones_like(input_ids)}
+    if num_seen is not None:
+        tensors["attention_mask"][num_seen:] = 0
+    tensors["attention_mask"][:num_unpooled] = 2
     if has_types:
         tensors[_TYPES] = np.zeros_like(input_ids) if type_ids is None else type_ids
     return tensors
