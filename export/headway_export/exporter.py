@@ -162,7 +162,7 @@ def _check_outputs(source: ExportSource, traced: TracedModel) -> None:
     shapes = {output.name: output.shape for output in graph.outputs}
     if not exported.names_columns:
         return
-    needed = exported.recorded
+    needed = exported.output_of(source)
     if needed not in shapes:
         raise SourceError(f"the model gives {', '.join(shapes) or 'nothing'}; {source.task} needs an output {needed}")
     columns = shapes[needed][-1]
@@ -367,7 +367,7 @@ class _Prover:
                 threshold_bytes = 0
             checkpoint = self._checkpoint if precision is Precision.FP32 else None
             save(whole.model, path, threshold_bytes=threshold_bytes, written=beside, checkpoint=checkpoint)
-            graphs[graph.role] = Graph(file=file, inputs=whole.inputs, outputs=whole.outputs)
+            graphs[graph.role] = Graph(file=file, inputs=whole.inputs, outputs=whole.outputs, run_bytes=graph.run_bytes)
             written[path] = whole.model
         if precision is Precision.FP32 and next(self._source.module.parameters(), None) is not None:
             self._weights.read_from(written, self._source.module, [graph.model for graph in _all_graphs(traced)])
@@ -527,6 +527,7 @@ def _embedding(source: ExportSource, variants: dict[Precision, Variant]) -> Embe
         "default_prompt": source.default_prompt,
         "space": source.space,
         "is_sparse": source.has_sparse_vectors,
+        "pools_prompt": source.pools_prompt,
     }
     return Embedding.model_validate({"pooling": pooling, "dimension": dimension, **given})
 

@@ -61,7 +61,7 @@ def check(candidate: Candidate, reference: Reference) -> ParityFigures:
     source, exported = candidate.source, task_of(candidate.source.task)
     comparison = Comparison(
         bound=LOGIT_BOUND if candidate.precision is Precision.FP32 else None,
-        recorded=exported.recorded,
+        recorded=exported.output_of(source),
         of_softmax="logits" if exported.kind(source) == "choice" else None,
     )
     exported.compare(candidate, reference, comparison)

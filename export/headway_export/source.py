@@ -188,6 +188,8 @@ class ExportSource:
     """Texts that can be put before what is embedded, by name."""
     default_prompt: str | None = None
     """Name of the one that is put before where none is asked for."""
+    pools_prompt: bool = True
+    """False for an embedder whose pooling leaves out the tokens of a prompt, which have 2 in `attention_mask`."""
     has_sparse_vectors: bool = False
     """True for vectors of weights of the vocabulary's tokens."""
     space: Space | None = None

@@ -31,7 +31,7 @@ from headway_server.bundles import Origin
 from headway_training.folders import CONFIG_FILE, check_pickle, first_line
 
 _ID: Final = re.compile(r"([\w][\w.-]*/[\w][\w.-]*)(?:@([^@\s]+))?", re.ASCII)
-_SUFFIXES: Final = (".json", ".txt", ".model", ".spm", ".jinja")
+_SUFFIXES: Final = (".json", ".txt", ".model", ".spm", ".jinja", ".metadata")
 """Of files that describe a model or belong to its tokenizer."""
 _INDEX: Final = ".index.json"
 _MODULE_WEIGHTS: Final = ("model.safetensors", "pytorch_model.bin")

@@ -38,6 +38,7 @@ from headway_export.huggingface.folder import (
 from headway_export.huggingface.gguf_files import describe_gguf, find_gguf, unpack_weights, write_descriptions
 from headway_export.huggingface.hub import HubModel, parse_id
 from headway_export.huggingface.images import PREPROCESSOR_FILE, read_image_classifier, read_image_embedder
+from headway_export.huggingface.late_interaction import compares_tokens, read_late_interaction
 from headway_export.huggingface.plain import (
     PlainFolder,
     is_worth_mapping,
@@ -78,7 +79,9 @@ class Kind:
 
 
 def read_scorer(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
-    """Reads a model that scores texts: a decoder by its words, or an encoder by its one output."""
+    """Reads a model that scores texts: a decoder by its words, or an encoder by its one output or by its tokens."""
+    if compares_tokens(folder.path, folder.config.architectures or []):
+        return read_late_interaction(folder)
     is_decoder = folder.is_of("ForCausalLM", "LMHeadModel")
     return read_reranker(folder) if is_decoder else read_classifier(folder)
 
@@ -344,7 +347,7 @@ class _Description:
         else:
             source, notes = self.kind.read(folder)
             sources = (source,)
-        if task is not Task.TEXT_EMBEDDING:
+        if task is not Task.TEXT_EMBEDDING and not compares_tokens(self.path, self.config.architectures or []):
             notes += unread_notes(self.path)
         notes += folder_notes(self.weights, self.content, task) + _note_of_version(self.content)
         if longest := max(
@@ -425,7 +428,7 @@ def _note_of_version(content: Mapping[str, Any]) -> tuple[str, ...]:
 def _told_task(path: Path, content: Mapping[str, Any], layout: Layout | None, options: FolderOptions) -> str | None:
     """Returns the task of a model without a head of its own, where the folder or the options tell it."""
     names = [str(name) for name in content.get("architectures") or []]
-    if is_reranker(path, names):
+    if is_reranker(path, names) or compares_tokens(path, names):
         return str(Task.TEXT_SCORING)
     sees = (path / PREPROCESSOR_FILE).exists() and not content.keys() & {"text_config", "decoder"}
     if sees and names and all(name.endswith("Model") for name in names):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +25,12 @@ from headway_export.tasks.stateless import Embedding, Stateless
 from headway_export.tasks.task import Metric
 from headway_export.tracing import Traceable, make_spec
 from headway_server.batching import Tensors
-from headway_server.bundles import Limits, TensorSpec
+from headway_server.bundles import LateInteraction, Limits, TensorSpec
+from headway_server.tasks.outputs import LOGITS, VECTORS
 from headway_server.tasks.text.model import text_tensors
+
+if TYPE_CHECKING:
+    from headway_export.agreement import Kind
 
 
 class TextTask(Stateless):
@@ -36,7 +40,11 @@ class TextTask(Stateless):
 
     def limits(self, module: nn.Module) -> Limits:
         """Reads that of texts."""
-        return Limits(max_input_tokens=int(cast("Any", module).max_length))
+        return Limits(max_input_tokens=self.longest_text(module))
+
+    def longest_text(self, module: nn.Module) -> int:
+        """Reads the limit of the module."""
+        return int(cast("Any", module).max_length)
 
     def attention_inputs(self, asked: Traceable) -> list[TensorSpec]:
         """Tokens and their mask, and their types where the model reads such."""
@@ -124,7 +132,18 @@ class TextScoring(TextTask):
     """Numbers of texts, or of pairs."""
 
     is_read = False
-    own_kind = "score"
+
+    def kind(self, source: ExportSource) -> Kind:
+        """A score, or a vector of each token."""
+        return "score" if _late_interaction(source) is None else "vector"
+
+    def output_of(self, source: ExportSource) -> str:
+        """The logit, or the vectors of tokens."""
+        return LOGITS if _late_interaction(source) is None else VECTORS
+
+
+def _late_interaction(source: ExportSource) -> LateInteraction | None:
+    return None if source.scoring is None else source.scoring.late_interaction
 
 
 class TextEmbedding(Embedding, TextTask):

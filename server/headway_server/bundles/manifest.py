@@ -181,6 +181,9 @@ class Graph(Record):
     file: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    run_bytes: Annotated[int, Field(ge=1)] | None = None
+    """Memory of a run with one text of `max_input_tokens`, beside the weights, by the values of the fp32 graph. None
+    for a model of texts of at most 1,024 tokens, and of other inputs."""
 
 
 class StateTensor(Record):
@@ -534,6 +537,8 @@ class Embedding(Record):
     """Name of the default prompt; None: no prompt by default."""
     space: Space | None = None
     """Space shared with other models; None: vectors are comparable only within the model."""
+    pools_prompt: bool = True
+    """False: the pooling leaves out the tokens of a prompt, which have 2 in `attention_mask`; all attend to them."""
     is_sparse: bool = False
     """True: each number is the weight of a token of the vocabulary, most are 0, and texts are compared by products."""
 
@@ -544,12 +549,37 @@ class Embedding(Record):
         return self
 
 
+class LateInteraction(Record):
+    """How a scorer of pairs compares the vectors of their tokens (ColBERT, Khattab and Zaharia 2020).
+
+    The score is the sum, over the vectors of the query, of the largest product with a vector of the text. The graph has
+    the output `token_vectors`, float32 (batch, length, dimension), of length one, and reads the two apart.
+    """
+
+    dimension: Size
+    """Numbers of a token's vector."""
+    max_query_tokens: Size
+    """Limit of a query, with its marker and special tokens; that of a text is `limits.max_input_tokens`."""
+    query_marker: Index | None = None
+    """Token behind the first one of each query; None: none."""
+    text_marker: Index | None = None
+    """The same of each text."""
+    query_filler: Index | None = None
+    """Token that fills up queries to `max_query_tokens`, and whose vectors count; None: queries stay as they are."""
+    attends_to_filler: bool = False
+    """True if the tokens of a query attend to what fills it up."""
+    skipped_tokens: tuple[Index, ...] = ()
+    """Tokens of a text whose vectors do not count, such as punctuation."""
+
+
 class Scoring(Record):
     """Mapping of a pair to a scorer's input, and of its logit to its score."""
 
     activation: Literal["none", "sigmoid"]
     template: str | None = None
     """Text with `{query}` and, after it, `{text}`, which stand for the pair; None: the tokenizer joins the two."""
+    late_interaction: LateInteraction | None = None
+    """For models that read the two texts apart; None: one run reads both, and gives a logit."""
 
     @model_validator(mode="after")
     def _check_template(self) -> Scoring:
@@ -767,6 +797,11 @@ class Manifest(Record):
             ValueError: The labels are not tags of the scheme.
         """
         return TagSet.parse(self.labels, (self.tagging or Tagging()).scheme)
+
+    def weight_bytes(self, variant: Variant) -> int:
+        """Returns the size of a variant's graphs that serve, with weights in files beside them; about the weights'."""
+        files = [graph.file for role, graph in variant.graphs.items() if role != "attention"]
+        return sum(file.size_bytes for path, file in self.files.items() if any(map(path.startswith, files)))
 
     @model_validator(mode="after")
     def _check_parts(self) -> Manifest:
