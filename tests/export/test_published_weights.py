@@ -144,6 +144,16 @@ def test_a_weight_that_has_lost_its_scale_is_refused(folder, layout, end, stored
     assert f"model.layers.0.self_attn.q_proj.weight is stored as {stored}, and has no scale there" in refusal(folder)
 
 
+@pytest.mark.parametrize("end", [".scales", ".qzeros"])
+@pytest.mark.parametrize("layout", ["gptq", "awq"])
+def test_a_weight_that_has_lost_a_part_is_refused_by_its_name(folder, layout, end):
+    tiny_quantized.quantize(folder, layout)
+    tensors = load_file(folder / "model.safetensors")
+    del tensors[f"model.layers.0.self_attn.q_proj{end}"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    assert f"lack model.layers.0.self_attn.q_proj{end}, a part of a quantized weight" in refusal(folder)
+
+
 def test_bytes_of_4_bits_may_be_stored_as_other_numbers(folder):
     """`bnb_4bit_quant_storage`, which training across machines needs."""
     expected = tiny_quantized.quantize(folder, "nf4")

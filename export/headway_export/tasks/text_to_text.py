@@ -374,9 +374,13 @@ class _SourceBatch:
         where: str,
     ) -> TargetAnswers:
         """Compares the logits (P, V) after some tokens of a target, (T,); returns what PyTorch answers."""
+
+        def again() -> NDArray[np.float32]:
+            return self.reference.target_answers(source, target, positions).logits
+
         answers = self.reference.target_answers(source, target, positions)
-        self.comparison.add("logits", found, answers.logits, where)
-        self.comparison.add_greedy(found.argmax(axis=-1), answers.logits, where)
+        self.comparison.add("logits", found, answers.logits, where, again)
+        self.comparison.add_greedy(found.argmax(axis=-1), answers.logits, where, again)
         return answers
 
 

@@ -215,6 +215,8 @@ class ParityFigures(Record):
     greedy_token_count: int = 0
     """Compared tokens of greedy decoding; 0 for models that do not decode."""
     greedy_mismatch_count: int = 0
+    rounded_count: int = 0
+    """Answers past the bound whose difference is explained by what rounding does to PyTorch's own (docs/export.md)."""
     provider: str
     """Execution provider of the check."""
 
