@@ -851,6 +851,12 @@ def _check_tags(manifest: Manifest) -> None:
         raise ValueError(f"labels: {error}") from error
 
 
+def _check_mask(manifest: Manifest) -> None:
+    assert manifest.special_tokens is not None, "`TASK_PARTS` requires it"
+    if manifest.special_tokens.mask is None:
+        raise ValueError(f"special_tokens.mask: {manifest.task} needs it")
+
+
 def _check_languages(manifest: Manifest) -> None:
     assert manifest.languages is not None, "`TASK_PARTS` requires it"
     if not manifest.languages.sources:
@@ -991,7 +997,7 @@ TASK_PARTS: Final[dict[Task, TaskParts]] = {
     Task.TEXT_EMBEDDING: TaskParts(needs=("embedding", *_OF_TEXTS), files=(TOKENIZER_FILE,)),
     Task.TEXT_SCORING: TaskParts(needs=("scoring", *_OF_TEXTS), files=(TOKENIZER_FILE,)),
     Task.QUESTION_ANSWERING: TaskParts(needs=_OF_TEXTS, files=(TOKENIZER_FILE,)),
-    Task.FILL_MASK: TaskParts(needs=(*_OF_TEXTS, "special_tokens.mask"), files=(TOKENIZER_FILE,)),
+    Task.FILL_MASK: TaskParts(needs=_OF_TEXTS, files=(TOKENIZER_FILE,), check=_check_mask),
     Task.IMAGE_EMBEDDING: TaskParts(needs=("embedding", "image_preprocessing")),
     Task.SEGMENTATION: TaskParts(
         graphs=("encoder", "decoder"), needs=("image_preprocessing",), check=_check_segmentation

@@ -94,8 +94,9 @@ class MaskFiller(TextModel):
         return {**super()._tensors(manifest, text, has_types=has_types), POSITIONS: positions}
 
     @classmethod
-    def _expected(cls, manifest: Manifest, length: int) -> Mapping[str, tuple[int, ...]]:  # noqa: ARG003
-        return {LOGITS: (1, _num_logits(manifest))}
+    def _expected(cls, manifest: Manifest, length: int) -> Mapping[str, tuple[int, ...]]:
+        num_masks = length if _mask_id(manifest) == 0 else 1  # of a text of zeros
+        return {LOGITS: (num_masks, _num_logits(manifest))}
 
     def _cost(self, item: Tensors) -> int:
         """Returns the tokens of a text, or more if its logits take more than their share of a batch's memory."""

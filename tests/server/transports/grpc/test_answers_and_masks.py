@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 
+import numpy as np
 import pytest
 import tiny_answers
 from rpc_failures import failure_of
@@ -12,6 +13,9 @@ from headway.v1 import mask_filling_service_pb2 as masks_pb
 from headway.v1 import question_answering_service_pb2 as pb
 from headway.v1.mask_filling_service_pb2_grpc import MaskFillingServiceStub
 from headway.v1.question_answering_service_pb2_grpc import QuestionAnsweringServiceStub
+from headway_server.runtime import Runtime
+from headway_server.settings import ServerSettings
+from headway_server.tasks.mask_filling.model import POSITIONS, MaskFiller, fill_in
 
 CONTEXT = "  the Ada  Lovelace saw Oslo ."
 
@@ -181,6 +185,33 @@ async def test_targets_are_the_only_choices_and_keep_their_probability(serving):
 async def test_masks_that_cannot_be_filled_are_refused_by_name(serving, texts, fields, words):
     failure = await failure_of(fill(serving, texts, **fields))
     assert words in failure.message, failure.message
+
+
+@pytest.mark.parametrize(
+    ("text", "token", "filled"),
+    [
+        ("saw [MASK].", " sea", "saw sea."),
+        ("super[MASK]", " man", "super man"),
+        ("play [MASK]", "ing", "playing"),
+        ("([MASK])", " Paris", "(Paris)"),
+        ("[MASK] rain", " the", "the rain"),
+        ("\u5317[MASK]", " \u4eac", "\u5317\u4eac"),
+    ],
+)
+def test_a_token_is_put_into_a_text_as_it_is_written(text, token, filled):
+    start = text.index("[MASK]")
+    assert fill_in(text, start, start + len("[MASK]"), token) == filled
+
+
+def test_masks_cost_their_share_of_a_batchs_memory(tmp_path, monkeypatch):
+    bundle, runtime = write_mask_bundle(tmp_path), Runtime(device="cpu", num_threads=1)
+    filler = MaskFiller.load(bundle, runtime, ServerSettings(store=tmp_path))
+    item = {"input_ids": np.zeros(4, np.int64), POSITIONS: np.zeros(3, np.int64)}
+    assert filler._cost(item) == 4
+    room = 10 * 4 * len(tiny_answers.VOCABULARY)  # logits of ten masks
+    monkeypatch.setattr("headway_server.tasks.mask_filling.model._BATCH_BYTES", room)
+    assert 512 // filler._cost(item) == 10 // 3
+    filler.close()
 
 
 async def test_other_calls_name_what_the_models_can_do(serving):
