@@ -27,6 +27,7 @@ from headway_export.source import (
     ExportSource,
     checkpoint_beside,
     from_factory,
+    has_metric,
     make_tagging,
     open_tokenizer,
     sources_from_checkpoint,
@@ -372,8 +373,10 @@ def hf(
                 _export(source, options)
         if precision is None and default == [Precision.FP32]:
             note = (
-                "fp32 alone: int8 is judged on evaluation data, which --evaluation FILE gives, or by fp32's answers to "
-                f"inputs that {flag_of(sources[0])} gives, or to drawn ones with --precision fp32 --precision int8"
+                "fp32 alone: int8 is judged "
+                + ("on evaluation data, which --evaluation FILE gives, or " if has_metric(sources[0].task) else "")
+                + f"by fp32's answers to inputs that {flag_of(sources[0])} gives, or to drawn ones with --precision "
+                "fp32 --precision int8"
             )
             notes += (note,)
         for note in notes:

@@ -53,6 +53,7 @@ _TRACED_SIZES = {
     "source_length": 7,
     "prompts": 6,
     "points": 4,
+    "masks": 3,
 }
 """Sizes that a graph is traced at. Not 0 or 1, which PyTorch would take for fixed."""
 _OTHER_SIZES = {
@@ -65,6 +66,7 @@ _OTHER_SIZES = {
     "source_length": 6,
     "prompts": 7,
     "points": 2,
+    "masks": 2,
 }
 """Sizes that it is run at besides, to find the axes of its outputs."""
 

@@ -35,11 +35,11 @@ from headway_training.folders import plain_tokenizer
 _TEXT_INPUTS: Final = frozenset((
     "attention_mask", "cache", "decoder_attention_mask", "decoder_input_ids", "decoder_inputs_embeds",
     "decoder_position_ids", "deprecated_arguments", "encoder_attention_mask", "encoder_hidden_states",
-    "encoder_outputs", "entity_attention_mask", "entity_ids", "entity_position_ids", "entity_token_type_ids",
-    "global_attention_mask", "input_ids", "input_mask", "inputs", "inputs_embeds", "kwargs", "labels", "lang_ids",
-    "langs", "lengths", "logits_to_keep", "mems", "num_hashes", "output_attentions", "output_hidden_states",
-    "past_key_values", "perm_mask", "position_ids", "return_dict", "target_mapping", "task_type_ids",
-    "token_type_ids", "use_cache", "use_mems",
+    "encoder_outputs", "end_positions", "entity_attention_mask", "entity_ids", "entity_position_ids",
+    "entity_token_type_ids", "global_attention_mask", "input_ids", "input_mask", "inputs", "inputs_embeds", "kwargs",
+    "labels", "lang_ids", "langs", "lengths", "logits_to_keep", "mems", "num_hashes", "output_attentions",
+    "output_hidden_states", "past_key_values", "perm_mask", "position_ids", "return_dict", "start_positions",
+    "target_mapping", "task_type_ids", "token_type_ids", "use_cache", "use_mems",
 ))  # fmt: skip
 """What models of texts are called with: tokens and what follows from them, and what may always be left out."""
 _OF_OTHER_KINDS: Final = re.compile("pixel_|image|video|vision|audio|input_features|input_values|mm_|num_frames")

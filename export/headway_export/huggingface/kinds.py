@@ -39,6 +39,7 @@ from headway_export.huggingface.gguf_files import describe_gguf, find_gguf, unpa
 from headway_export.huggingface.hub import HubModel, parse_id
 from headway_export.huggingface.images import PREPROCESSOR_FILE, read_image_classifier, read_image_embedder
 from headway_export.huggingface.late_interaction import compares_tokens, read_late_interaction
+from headway_export.huggingface.mask_fillers import read_mask_filler
 from headway_export.huggingface.plain import (
     PlainFolder,
     is_worth_mapping,
@@ -48,6 +49,7 @@ from headway_export.huggingface.plain import (
     widened_bytes,
 )
 from headway_export.huggingface.published import check_quantization, describe_quantization, quantization_of
+from headway_export.huggingface.question_answerers import read_question_answerer
 from headway_export.huggingface.rerankers import is_reranker, read_reranker
 from headway_export.huggingface.settings import folder_notes, length_notes, truncation_side
 from headway_export.huggingface.speech import SPEECH_HEADS, read_transcriber
@@ -98,6 +100,8 @@ KINDS: Final = (
         read=read_classifier,
     ),
     Kind(task=Task.TOKEN_CLASSIFICATION, heads=("ForTokenClassification",), read=read_classifier),
+    Kind(task=Task.QUESTION_ANSWERING, heads=("ForQuestionAnswering",), read=read_question_answerer),
+    Kind(task=Task.FILL_MASK, heads=("ForMaskedLM",), read=read_mask_filler),
     Kind(task=Task.TEXT_SCORING, heads=(), encoder_decoders=ENCODER_DECODER_CLASSIFIERS, read=read_scorer),
     Kind(task=Task.TEXT_EMBEDDING, heads=(), encoder_decoders=frozenset(TEXT_ENCODERS), read=read_embedder),
     Kind(

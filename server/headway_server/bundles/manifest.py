@@ -12,6 +12,7 @@ Axis names used in tensor shapes:
     source_length  positions of those tensors
     prompts        prompts of a run, each with the embedding of its image
     points         points of a prompt
+    masks          masks of a text
     frames         frames of codes that are decoded in a run
 """
 
@@ -103,6 +104,8 @@ class Task(StrEnum):
     IMAGE_CLASSIFICATION = "image_classification"
     TEXT_EMBEDDING = "text_embedding"
     TEXT_SCORING = "text_scoring"
+    QUESTION_ANSWERING = "question_answering"
+    FILL_MASK = "fill_mask"
     IMAGE_EMBEDDING = "image_embedding"
     SEGMENTATION = "segmentation"
     IMAGE_GENERATION = "image_generation"
@@ -401,6 +404,8 @@ class SpecialTokens(Record):
     more_eos: tuple[Index, ...] = ()
     """Further end tokens of generated text, such as the end of a turn beside the end of a document."""
     unk: Index | None = None
+    mask: Index | None = None
+    """Token that stands for a missing one, of a masked language model."""
 
 
 class Limits(Record):
@@ -881,6 +886,12 @@ def _check_tags(manifest: Manifest) -> None:
         raise ValueError(f"labels: {error}") from error
 
 
+def _check_mask(manifest: Manifest) -> None:
+    assert manifest.special_tokens is not None, "`TASK_PARTS` requires it"
+    if manifest.special_tokens.mask is None:
+        raise ValueError(f"special_tokens.mask: {manifest.task} needs it")
+
+
 def _check_languages(manifest: Manifest) -> None:
     assert manifest.languages is not None, "`TASK_PARTS` requires it"
     if not manifest.languages.sources:
@@ -1020,6 +1031,8 @@ TASK_PARTS: Final[dict[Task, TaskParts]] = {
     Task.IMAGE_CLASSIFICATION: TaskParts(needs=("labels", "image_preprocessing")),
     Task.TEXT_EMBEDDING: TaskParts(needs=("embedding", *_OF_TEXTS), files=(TOKENIZER_FILE,)),
     Task.TEXT_SCORING: TaskParts(needs=("scoring", *_OF_TEXTS), files=(TOKENIZER_FILE,)),
+    Task.QUESTION_ANSWERING: TaskParts(needs=_OF_TEXTS, files=(TOKENIZER_FILE,)),
+    Task.FILL_MASK: TaskParts(needs=_OF_TEXTS, files=(TOKENIZER_FILE,), check=_check_mask),
     Task.IMAGE_EMBEDDING: TaskParts(needs=("embedding", "image_preprocessing")),
     Task.SEGMENTATION: TaskParts(
         graphs=("encoder", "decoder"), needs=("image_preprocessing",), check=_check_segmentation

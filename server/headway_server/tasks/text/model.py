@@ -6,7 +6,7 @@ T tokens of a text, D width of an embedding.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, Self, TypeVar
@@ -146,8 +146,8 @@ class TextModel(StatelessModel):
     def __init__(self, bundle: Bundle, parts: StatelessParts, tokenizer: TextTokenizer) -> None:
         """Assembles a model from its parts."""
         batching = parts.settings.batching
-        budget = batching.batch_tokens(parts.graph.device)
-        super().__init__(bundle, parts, budget=budget, max_waiting=batching.max_waiting_texts)
+        self._budget = batching.batch_tokens(parts.graph.device)
+        super().__init__(bundle, parts, budget=self._budget, max_waiting=batching.max_waiting_texts)
         self.max_input_tokens = demanded(bundle.manifest.limits.max_input_tokens)
         self._max_text_bytes = parts.settings.max_text_bytes
         self._tokenizer = tokenizer
@@ -185,11 +185,9 @@ class TextModel(StatelessModel):
         session = runtime.open(bundle, variant.graphs["model"])
         graph = text_graph(session, manifest.special_tokens, cls._postprocess(manifest))
         length = min(_WARM_UP_LENGTH, manifest.limits.max_input_tokens or 1)
-        max_padding = graph.warm_up(
-            text_tensors(np.zeros(length, np.int64), has_types=_TYPES in graph.input_names),
-            length,
-            expected_outputs(manifest, *((length,) if cls._labels_tokens or late_interaction(manifest) else ())),
-        )
+        first = EncodedText(input_ids=np.zeros(length, np.int64))
+        item = cls._tensors(manifest, first, has_types=_TYPES in graph.input_names)
+        max_padding = graph.warm_up(item, length, cls._expected(manifest, length))
         parts = StatelessParts(
             precision=precision,
             graph=graph,
@@ -199,6 +197,27 @@ class TextModel(StatelessModel):
             observer=observer,
         )
         return cls(bundle, parts, tokenizer)
+
+    @classmethod
+    def _tensors(cls, manifest: Manifest, text: EncodedText, *, has_types: bool) -> Tensors:  # noqa: ARG003
+        """Returns the graph's inputs for a text; see `text_tensors`."""
+        return text_tensors(
+            text.input_ids,
+            text.type_ids,
+            has_types=has_types,
+            num_seen=text.num_seen,
+            num_unpooled=text.num_unpooled,
+        )
+
+    def _cost(self, item: Tensors) -> int:
+        """Returns the cost of a text in the budget of a batch, in tokens."""
+        return len(item["input_ids"])
+
+    @classmethod
+    def _expected(cls, manifest: Manifest, length: int) -> Mapping[str, tuple[int, ...]]:
+        """Returns the shapes of the outputs for a text of `length` tokens."""
+        is_by_token = cls._labels_tokens or late_interaction(manifest) is not None
+        return expected_outputs(manifest, *((length,) if is_by_token else ()))
 
     @classmethod
     def _postprocess(cls, manifest: Manifest) -> Postprocess | None:
@@ -420,20 +439,11 @@ class TextModel(StatelessModel):
                     for ids, of_ids in zip(inputs.input_ids, types, strict=True)
                 ]
             preprocessing_s = time.monotonic() - began
-            lengths = [len(text) for text in encoded]
-            with counted_tokens(sum(lengths)):
+            items = [self._tensors(self.bundle.manifest, text, has_types=self.has_types) for text in encoded]
+            with counted_tokens(sum(map(len, encoded))):
                 batched = await self._batcher.submit(
-                    [
-                        text_tensors(
-                            text.input_ids,
-                            text.type_ids,
-                            has_types=self.has_types,
-                            num_seen=text.num_seen,
-                            num_unpooled=text.num_unpooled,
-                        )
-                        for text in encoded
-                    ],
-                    lengths,
+                    items,
+                    list(map(self._cost, items)),
                     outputs=outputs,
                     read=lambda row, index: read(row, texts[index], encoded[index]),
                     deadline=deadline,
