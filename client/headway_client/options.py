@@ -333,7 +333,7 @@ class ClassifyTokensOptions(_TextOptions, total=False):
 class AnswerQuestionOptions(ModelOptions, total=False):
     """Options of AnswerQuestion."""
 
-    top_k: Annotated[int | None, "Most answers for each question, the best first, 1 to 100. Default: 1."]
+    top_k: Annotated[int | None, "Most answers for each question, the best first, at most 100. Default: 1."]
     max_answer_token_count: Annotated[int | None, "Most tokens of an answer, 1 to 512. Default: 15."]
     window_token_count: Annotated[
         int | None, "Tokens of a window, question included. Default: 384, or the model's maximum if it is less."
@@ -351,7 +351,7 @@ class AnswerQuestionOptions(ModelOptions, total=False):
 class FillMaskOptions(_TextOptions, total=False):
     """Options of FillMask."""
 
-    top_k: Annotated[int | None, "Most tokens for each mask, the most likely first, 1 to 100. Default: 5."]
+    top_k: Annotated[int | None, "Most tokens for each mask, the most likely first, at most 100. Default: 5."]
     targets: Annotated[Texts | None, "Tokens of the vocabulary to choose from. Default: all."]
 
 

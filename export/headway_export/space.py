@@ -26,6 +26,8 @@ _READING_BYTES: Final = 3 * _GIB // 10
 """The same of models that only read."""
 _SCORE_ARRAYS: Final = 6
 """Of attention scores of the longest input that PyTorch and a session hold, where two inputs are computed together."""
+_LONGEST_WHOLE: Final = 2048
+"""Positions from which on scores of models that only read take no more: they attend in chunks (`ChunkAttention`)."""
 _LOGIT_ARRAYS: Final = 2
 _MOST_LOGITS_BYTES: Final = 1 << 27
 """Of a text that are compared at a time."""
@@ -49,7 +51,7 @@ def working_bytes(*, writes: bool, num_heads: int, length: int, vocab_size: int)
         vocab_size: Logits of a position.
     """
     logits = min(FLOAT_BYTES * length * vocab_size, _MOST_LOGITS_BYTES) if writes else 0
-    scores = FLOAT_BYTES * num_heads * length**2
+    scores = FLOAT_BYTES * num_heads * (length if writes else min(length, _LONGEST_WHOLE)) ** 2
     return (_WRITING_BYTES if writes else _READING_BYTES) + _LOGIT_ARRAYS * logits + _SCORE_ARRAYS * scores
 
 
