@@ -334,7 +334,7 @@ class AnswerQuestionOptions(ModelOptions, total=False):
     """Options of AnswerQuestion."""
 
     top_k: Annotated[int | None, "Most answers for each question, the best first, at most 100. Default: 1."]
-    max_answer_token_count: Annotated[int | None, "Most tokens of an answer, 1 to 512. Default: 15."]
+    max_answer_token_count: Annotated[int | None, "Most tokens of an answer, at most 512. Default: 15."]
     window_token_count: Annotated[
         int | None, "Tokens of a window, question included. Default: 384, or the model's maximum if it is less."
     ]
