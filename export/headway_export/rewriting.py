@@ -4,6 +4,7 @@
 `ChooseAttention`    lets whole texts attend by one operator where their mask is padding on the right
 `FuseAttention`      hands attention the product of query, key and value unsliced
 `GatherAsked`        computes what follows the last attention for the positions alone whose logits are asked for
+`ShortenCaches`      gives layers with a window a cache of that size
 `KeepBlocks`         stores weights that came in 4 bits as they came
 `QuantizeBlocks`     stores the weights of matrix products in 4 bits
 `SeparateRows`       lets a decode step compute the experts of each row by itself
@@ -39,11 +40,14 @@ from headway_export.errors import ExportError, TraceError, reason_of
 from headway_server.bundles import TensorSpec
 from headway_server.bundles.chain import VERIFIES, link_name
 from headway_server.bundles.manifest import EXPONENTIAL_MEANS, LIKELIEST_IDS, LIKELIEST_LOGITS, NUM_LIKELIEST
+from headway_server.decoding.runner.decoder import PREFILL_CHUNK
 
 ATTENTION = "GroupQueryAttention"
 """The operator that attends to a cache. Inputs: query, key, value, past key, past value, lengths, longest length, and
 optional ones. Outputs: context, present key, present value."""
 _PAST_KEY, _PAST_VALUE, _LENGTHS, _LONGEST, _BIAS, _KEY_SCALE = 3, 4, 5, 6, 10, 12
+_WINDOW, _IS_SHORT = "local_window_size", "sliding_window_cache"
+"""Attributes of it: how many tokens a token sees, and 1 if the cache has the newest positions alone."""
 EXPERTS: Final = frozenset(("MoE", "QMoE"))
 """The operators of experts. Inputs: hidden states, (N, D), scores, (N, E), and weights."""
 LINEAR_ATTENTION: Final = "LinearAttention"
@@ -312,6 +316,47 @@ class GatherAsked(InPlacePass):
             if is_row_wise and readers and not is_output and found.issuperset(readers):
                 found.add(node)
         return found - {gather}
+
+
+class ShortenCaches(InPlacePass):
+    """Gives layers with a window a cache of that size, whose oldest positions a step drops.
+
+    docs/decisions/window-caches.md has the figures. Such a cache has `SLACK` - 1 rows more than the window, so that
+    positions are dropped that many at a time, and where chunks end as many are left as the window has, rounded up to
+    whole chunks. A cache of all positions stays where it is not longer; in fp16, since the operator was tried on CPUs
+    alone; and where heads are of a width that the operator does not read from int8.
+
+    Attributes:
+        windows: The windows of the caches that were shortened, by the name of the input.
+    """
+
+    SLACK: Final = PREFILL_CHUNK
+    _WIDTHS: Final = 16
+    """Heads are of multiples of it."""
+
+    def __init__(self, max_length: int) -> None:
+        """Takes the most tokens of a text."""
+        self._max_length = max_length
+        self.windows: dict[str, int] = {}
+
+    def call(self, model: ir.Model) -> PassResult:
+        """Rewrites a decoder in place."""
+        for node in (node for node in model.graph if node.op_type == ATTENTION):
+            window = node.attributes.get_int(_WINDOW, 0)
+            num_rows = window + self.SLACK - 1
+            pasts = [_input(node, index) for index in (_PAST_KEY, _PAST_VALUE)]
+            shape = pasts[0].shape
+            assert shape is not None, "the tracer has declared the cache"
+            is_tried = (
+                pasts[0].dtype == ir.DataType.FLOAT and isinstance(shape[3], int) and shape[3] % self._WIDTHS == 0
+            )
+            if not window or num_rows >= self._max_length or not is_tried:
+                continue
+            node.attributes[_IS_SHORT] = ir.AttrInt64(_IS_SHORT, 1)
+            for value in (*pasts, *node.outputs[1:3]):
+                value.shape = ir.Shape([*shape[:2], num_rows, shape[3]])
+            self.windows |= {str(past.name): window for past in pasts}
+        return PassResult(model, modified=bool(self.windows))
 
 
 def _before_reshapes(value: ir.Value) -> ir.Value:
@@ -906,6 +951,9 @@ class QuantizeCache(InPlacePass):
     is slow: 1.6 ms instead of 0.5. So an `If` takes another way for chunks: quantize, write into the cache with
     `TensorScatter`, and give the operator without quantization what was written, as numbers. Both ways attend to what
     the cache holds and to nothing more exact, so that it does not matter which way a position was written.
+
+    The chunk's way of a cache of a window is to give the operator without quantization the positions that the cache
+    holds, as if the text began with them, and to write those into it that the operator would have left there.
     """
 
     OPSET = 24
@@ -961,20 +1009,92 @@ class QuantizeCache(InPlacePass):
         tape = Tape()
         query, key, value = _query_key_value(node, tape)
         heads = node.attributes.get_int("kv_num_heads")
+        positions = _CachedPositions.of(node, tape, start)
         presents, new, past = [], [], []
-        for tensor, cache, scale in zip((key, value), node.inputs[_PAST_KEY : _PAST_VALUE + 1], scales, strict=True):
+        caches = [_input(node, index) for index in (_PAST_KEY, _PAST_VALUE)]
+        for tensor, cache, scale in zip((key, value), caches, scales, strict=True):
             quantization = [_constant(tape, scale), _constant(tape, np.zeros(1, np.int8))]
             codes = tape.op("QuantizeLinear", [tensor, *quantization])  # (1, T, G K)
             by_head = tape.op("Reshape", [codes, _constant(tape, np.array([0, 0, heads, -1]))])  # (1, T, G, K)
             by_head = tape.op("Transpose", [by_head], {"perm": [0, 2, 1, 3]})  # (1, G, T, K)
+            written = _slice(tape, cache, 2, stop=positions.num_held)
             # Past and present are the same memory.
-            presents.append(tape.op("TensorScatter", [cache, by_head, start], {"axis": 2, "mode": "linear"}))
-            written = tape.op("Slice", [cache, _constant(tape, np.array([0])), start, _constant(tape, np.array([2]))])
+            to_write, place = positions.to_write(tape, written, by_head)
+            presents.append(tape.op("TensorScatter", [cache, to_write, place], {"axis": 2, "mode": "linear"}))
             new.append(tape.op("DequantizeLinear", [codes, *quantization]))
             past.append(tape.op("DequantizeLinear", [written, *quantization]))  # (1, G, S, K)
-        inputs = [query, *new, *past, *node.inputs[_LENGTHS:]]
-        context, *_ = tape.op_multi_out(ATTENTION, inputs, node.attributes, num_outputs=3, domain=node.domain)
+        attributes = {name: value for name, value in node.attributes.items() if name != _IS_SHORT}
+        inputs = [query, *new, *past, *positions.lengths_and_rest(tape, node)]
+        context, *_ = tape.op_multi_out(ATTENTION, inputs, attributes, num_outputs=3, domain=node.domain)
         return ir.Graph([], [context, *presents], nodes=tape.nodes, name="chunk")
+
+
+@dataclass(frozen=True, slots=True)
+class _CachedPositions:
+    """Which positions the cache of one row holds before a chunk and after it; each (1,) int64."""
+
+    num_held: ir.Value
+    """Positions that it holds before."""
+    first: ir.Value | None
+    """The first of them; None for a cache of all positions."""
+    num_dropped: ir.Value | None
+    """Of those and the chunk's, how many are held no more after it."""
+
+    @classmethod
+    def of(cls, node: ir.Node, tape: Tape, start: ir.Value) -> Self:
+        """Computes them in a branch for a layer's attention, of the tokens before the chunk, (1,)."""
+        if not node.attributes.get_int(_IS_SHORT, 0):
+            return cls(start, None, None)
+        shape = _input(node, _PAST_KEY).shape
+        assert shape is not None, "the tracer has declared the cache"
+        num_rows = shape[2]
+        assert isinstance(num_rows, int), "`ShortenCaches` has fixed it"
+        step = num_rows - node.attributes.get_int(_WINDOW) + 1
+        total = tape.op(
+            "Cast",
+            [tape.op("Reshape", [_input(node, _LONGEST), _constant(tape, np.array([1]))])],
+            {"to": ir.DataType.INT64},
+        )
+
+        def first(length: ir.Value) -> ir.Value:
+            """The position of row 0 after `length` tokens, as `Window.first` of the server has it."""
+            over = tape.op("Add", [length, _constant(tape, np.array([step - 1 - num_rows]))])
+            times = tape.op(
+                "Max", [tape.op("Div", [over, _constant(tape, np.array([step]))]), _constant(tape, np.array([0]))]
+            )
+            return tape.op("Mul", [times, _constant(tape, np.array([step]))])
+
+        before = first(start)
+        return cls(tape.op("Sub", [start, before]), before, tape.op("Sub", [first(total), before]))
+
+    def to_write(self, tape: Tape, written: ir.Value, new: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """Returns what is written into the cache, (1, G, ., K), of what it holds and what is new, and the first row."""
+        if self.num_dropped is None:
+            return new, self.num_held
+        held = tape.op("Concat", [written, new], {"axis": 2})
+        return _slice(tape, held, 2, start=self.num_dropped), _constant(tape, np.array([0]))
+
+    def lengths_and_rest(self, tape: Tape, node: ir.Node) -> Sequence[ir.Value | None]:
+        """Returns the inputs of attention after the cache, for a text that begins with the first held position."""
+        if self.first is None:
+            return node.inputs[_LENGTHS:]
+        dropped = tape.op("Cast", [self.first], {"to": ir.DataType.INT32})
+        lengths = tape.op("Sub", [_input(node, _LENGTHS), dropped])
+        longest = tape.op("Sub", [_input(node, _LONGEST), tape.op("Squeeze", [dropped])])
+        rest = list(node.inputs[_LONGEST + 1 :])
+        place = _BIAS - _LONGEST - 1
+        if len(rest) > place and (bias := rest[place]) is not None:
+            rest[place] = _slice(tape, bias, 3, start=self.first)
+        return [lengths, longest, *rest]
+
+
+def _slice(
+    tape: Tape, value: ir.Value, axis: int, *, start: ir.Value | None = None, stop: ir.Value | None = None
+) -> ir.Value:
+    """Slices an axis, from `start` to before `stop`, (1,) int64 each."""
+    first = _constant(tape, np.array([0])) if start is None else start
+    last = _constant(tape, np.array([np.iinfo(np.int64).max])) if stop is None else stop
+    return tape.op("Slice", [value, first, last, _constant(tape, np.array([axis]))])
 
 
 def _query_key_value(node: ir.Node, tape: Tape) -> Sequence[ir.Value]:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass, replace
 from io import StringIO
+from types import MappingProxyType
 from typing import Any, TypeAlias, Unpack, cast
 
 import numpy as np
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 
 from headway_export.errors import SourceError, TraceError, reason_of
 from headway_export.graphs import OperatorKernel, float_dtype, with_kernel
-from headway_export.rewriting import ChooseAttention, Declare, FuseAttention, GatherAsked, rewrite
+from headway_export.rewriting import ChooseAttention, Declare, FuseAttention, GatherAsked, ShortenCaches, rewrite
 from headway_export.tasks.table import task_of
 from headway_export.tasks.task import ExportTask
 from headway_server.bundles import GraphRole, StateTensor, Task, TensorSpec, attention_layers
@@ -200,11 +201,24 @@ def past_specs(module: nn.Module, *, has_source: bool) -> list[TensorSpec]:
     ]
 
 
-def in_place(past: Sequence[TensorSpec]) -> tuple[StateTensor, ...]:
-    """Describes a state whose past and present share their memory."""
+def in_place(past: Sequence[TensorSpec], windows: Mapping[str, int] = MappingProxyType({})) -> tuple[StateTensor, ...]:
+    """Describes a state whose past and present share their memory; some have a window, by the name of the past."""
     return tuple(
-        StateTensor(past=spec.name, present=spec.name.replace("past", "present"), update="in_place") for spec in past
+        StateTensor(
+            past=spec.name,
+            present=spec.name.replace("past", "present"),
+            update="in_place",
+            window=windows.get(spec.name),
+        )
+        for spec in past
     )
+
+
+def caches_of(decoder: TracedGraph, past: Sequence[TensorSpec], *, max_length: int) -> tuple[StateTensor, ...]:
+    """Gives layers with a window a cache of that size and describes the caches, of texts of `max_length` tokens."""
+    shortening = ShortenCaches(max_length)
+    rewrite(decoder.model, shortening)
+    return in_place(past, shortening.windows)
 
 
 def probe_attention(module: nn.Module, *, has_source: bool) -> list[tuple[int, int]]:
