@@ -23,7 +23,7 @@ from headway_server.runtime import Runtime
 from headway_server.tasks.generation.model import GenerationModel
 from headway_server.tasks.generation.request import GenerationRequest
 
-LENGTH, WINDOW = 320, 8
+LENGTH, WINDOW = 320, 12
 ROWS = WINDOW + PREFILL_CHUNK - 1
 DROPPING = ROWS + 1
 """Tokens with which the first positions are dropped."""
@@ -33,7 +33,14 @@ PRECISIONS = (Precision.FP32, Precision.INT8)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("windows") / "model"
-    tiny.write_model(folder, "gemma3_text", max_position_embeddings=LENGTH, head_dim=16, tie_word_embeddings=False)
+    tiny.write_model(
+        folder,
+        "gemma3_text",
+        max_position_embeddings=LENGTH,
+        sliding_window=WINDOW,
+        head_dim=16,
+        tie_word_embeddings=False,
+    )
     tiny.write_tokenizer(folder, frame="$A")
     return folder
 
