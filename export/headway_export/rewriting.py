@@ -933,18 +933,24 @@ def quantize_blocks(
 
 @dataclass(slots=True)
 class LayerRange:
-    """The largest magnitudes of what a layer writes into its cache."""
+    """The largest magnitudes of what a layer writes into its cache: of each number of a head, (G, K), or of all."""
 
-    key: float = 0.0
-    value: float = 0.0
+    key: NDArray[np.float32] | float = 0.0
+    value: NDArray[np.float32] | float = 0.0
+
+
+_LEAST_SHARE = 1e-3
+"""Of a number, in the largest of its layer: what was near 0 in the texts that were read may be larger in others."""
 
 
 class QuantizeCache(InPlacePass):
     """Makes the key/value cache of a decoder int8: a quarter of the memory, and of what a decode step reads.
 
-    Keys and values are stored as round(x / scale), int8, with one scale a layer for keys and one for values: constants,
-    since what a slot holds was written at different steps. A scale reaches the largest magnitude of `LayerRange`, with
-    some room above it; what lies beyond is clipped.
+    Keys and values are stored as round(x / scale), int8, with a scale for each number of a layer's keys and values:
+    constants, since what a slot holds was written at different steps. A scale reaches the largest magnitude of
+    `LayerRange`, with some room above it; what lies beyond is clipped. Attention itself computes with keys and values
+    that are divided by their scales, queries that are multiplied by those of the keys, and multiplies its result by
+    those of the values (docs/decisions/cache-scales.md).
 
     `GroupQueryAttention` writes and reads such a cache by itself, and is faster with it as long as a row has one token:
     1.4 ms of one core instead of 2.2, for 32 rows, 12 heads of 64 and 190 cached tokens. For a chunk of 128 tokens it
@@ -980,31 +986,64 @@ class QuantizeCache(InPlacePass):
         start = tape.op("Sub", [tape.op("Reshape", [total, one]), length])  # (1,): tokens before a chunk
         graph.insert_before(graph[0], tape.nodes)
         for node, found in zip(layers, self._ranges, strict=True):
-            scales = [np.array([self._scale(magnitude)], np.float32) for magnitude in (found.key, found.value)]
+            context_scales = self._divide(node, found)
             for value in (*node.inputs[_PAST_KEY : _PAST_VALUE + 1], *node.outputs[1:]):
                 assert value is not None, "the tracer gives attention a cache"
                 value.type = ir.TensorType(ir.DataType.INT8)
-            branches = {"then_branch": self._chunk(node, scales, start), "else_branch": self._token(node, scales)}
+            branches = {"then_branch": self._chunk(node, start), "else_branch": self._token(node)}
             tape = Tape()
-            _replace(node, tape, tape.op_multi_out("If", [is_chunk], branches, num_outputs=3))
+            context, *presents = tape.op_multi_out("If", [is_chunk], branches, num_outputs=3)
+            _replace(node, tape, [tape.op("Mul", [context, _constant(tape, context_scales)]), *presents])
         graph.opset_imports[""] = self.OPSET
         return PassResult(model, modified=True)
 
-    def _scale(self, magnitude: float) -> float:
-        return max(magnitude * self.HEADROOM / _INT8_MAX, 1e-6)  # at least that, for a layer of zeros
+    @classmethod
+    def _divide(cls, node: ir.Node, found: LayerRange) -> NDArray[np.float32]:
+        """Divides the keys and values of a layer by their scales, and multiplies its queries by those of the keys.
+
+        Returns:
+            What its result is multiplied by, (H K,).
+        """
+        assert node.graph is not None, "the node is one of a graph"
+        key_scales, value_scales = (cls._scales(node, magnitudes) for magnitudes in (found.key, found.value))
+        num_readers = node.attributes.get_int("num_heads") // len(key_scales)  # heads that read one of the cache
+        for_query: NDArray[np.float32] = np.repeat(key_scales, num_readers, axis=0).ravel()
+        for_context: NDArray[np.float32] = np.repeat(value_scales, num_readers, axis=0).ravel()
+        factors = [for_query, np.reciprocal(key_scales.ravel()), np.reciprocal(value_scales.ravel())]
+        if node.inputs[1] is None:  # their product is not sliced
+            factors = [np.concatenate(factors)]
+        tape = Tape()
+        for index, factor in enumerate(factors):
+            scaled = tape.op("Mul", [_input(node, index), _constant(tape, factor)])
+            node.replace_input_with(index, scaled)
+        node.graph.insert_before(node, tape.nodes)
+        return for_context
+
+    @classmethod
+    def _scales(cls, node: ir.Node, magnitudes: NDArray[np.float32] | float) -> NDArray[np.float32]:
+        """Returns the scale of each number that a layer writes, (G, K)."""
+        shape = _input(node, _PAST_KEY).shape
+        assert shape is not None, "the tracer has declared the cache"
+        heads, width = shape[1], shape[3]
+        assert isinstance(heads, int), "a cache has a fixed number of heads"
+        assert isinstance(width, int), "a head's width is a fixed axis"
+        scales: NDArray[np.float32] = np.asarray(magnitudes, np.float32) * np.float32(cls.HEADROOM / _INT8_MAX)
+        least = np.float32(max(float(np.max(scales)) * _LEAST_SHARE, 1e-6))
+        return np.broadcast_to(np.maximum(scales, least), (heads, width))
 
     @staticmethod
-    def _token(node: ir.Node, scales: Sequence[NDArray[np.float32]]) -> ir.Graph:
+    def _token(node: ir.Node) -> ir.Graph:
         """One token a row: the operator does it all."""
         tape = Tape()
-        inputs = [*node.inputs, *[None] * (_KEY_SCALE - len(node.inputs)), *(_constant(tape, s) for s in scales)]
+        scales = [_constant(tape, np.ones(1, np.float32))] * 2
+        inputs = [*node.inputs, *[None] * (_KEY_SCALE - len(node.inputs)), *scales]
         quantization = {"k_quant_type": "PER_TENSOR", "v_quant_type": "PER_TENSOR", "kv_cache_bit_width": 8}
         attributes: dict[str, Any] = {**node.attributes, **quantization}
         outputs = tape.op_multi_out(ATTENTION, inputs, attributes, num_outputs=3, domain=node.domain)
         return ir.Graph([], outputs, nodes=tape.nodes, name="token")
 
     @staticmethod
-    def _chunk(node: ir.Node, scales: Sequence[NDArray[np.float32]], start: ir.Value) -> ir.Graph:
+    def _chunk(node: ir.Node, start: ir.Value) -> ir.Graph:
         """Many tokens of one row: they are written as codes, and attended to as the numbers that these stand for."""
         tape = Tape()
         query, key, value = _query_key_value(node, tape)
@@ -1012,8 +1051,8 @@ class QuantizeCache(InPlacePass):
         positions = _CachedPositions.of(node, tape, start)
         presents, new, past = [], [], []
         caches = [_input(node, index) for index in (_PAST_KEY, _PAST_VALUE)]
-        for tensor, cache, scale in zip((key, value), caches, scales, strict=True):
-            quantization = [_constant(tape, scale), _constant(tape, np.zeros(1, np.int8))]
+        quantization = [_constant(tape, np.ones(1, np.float32)), _constant(tape, np.zeros(1, np.int8))]
+        for tensor, cache in zip((key, value), caches, strict=True):
             codes = tape.op("QuantizeLinear", [tensor, *quantization])  # (1, T, G K)
             by_head = tape.op("Reshape", [codes, _constant(tape, np.array([0, 0, heads, -1]))])  # (1, T, G, K)
             by_head = tape.op("Transpose", [by_head], {"perm": [0, 2, 1, 3]})  # (1, G, T, K)
