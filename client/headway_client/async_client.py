@@ -19,6 +19,7 @@ from headway_client.async_streams import (
 from headway_client.channel import AsyncChannel
 from headway_client.connection import DEFAULT_TIMEOUT_S, Connection, ConnectionOptions
 from headway_client.options import (
+    AnswerQuestionOptions,
     CaptionImageOptions,
     ChatOptions,
     ClassifyImageOptions,
@@ -26,6 +27,7 @@ from headway_client.options import (
     ClassifyTokensOptions,
     EmbedImageOptions,
     EmbedTextOptions,
+    FillMaskOptions,
     GenerateImageOptions,
     GenerateTextOptions,
     InspectGenerationOptions,
@@ -72,6 +74,7 @@ from headway_client.results import (
     BundleList,
     BundleStatus,
     EmbeddingAnswer,
+    FilledText,
     GeneratedImage,
     GeneratedText,
     HealthStatus,
@@ -84,6 +87,7 @@ from headway_client.results import (
     ModelList,
     PreparedImage,
     PromptMasks,
+    QuestionAnswers,
     RankedImage,
     RankedText,
     RewrittenText,
@@ -272,6 +276,25 @@ class AsyncClient:
     ) -> Answer[TokenClassification]:
         """Returns the labelled spans of every text."""
         return await self._send(requests.classify_tokens(texts, **options), timeout_s)
+
+    @spell_out
+    async def answer_question(
+        self,
+        questions: Texts,
+        contexts: Texts,
+        *,
+        timeout_s: float | None = None,
+        **options: Unpack[AnswerQuestionOptions],
+    ) -> Answer[QuestionAnswers]:
+        """Returns the parts of contexts that answer questions: of each pair, or of a single one with all others."""
+        return await self._send(requests.answer_question(questions, contexts, **options), timeout_s)
+
+    @spell_out
+    async def fill_mask(
+        self, texts: Texts, *, timeout_s: float | None = None, **options: Unpack[FillMaskOptions]
+    ) -> Answer[FilledText]:
+        """Returns the likeliest tokens for every mask, [MASK] or <mask>, of every text."""
+        return await self._send(requests.fill_mask(texts, **options), timeout_s)
 
     @spell_out
     async def classify_image(

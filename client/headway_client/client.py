@@ -13,6 +13,7 @@ from headway_client import requests
 from headway_client.channel import Channel
 from headway_client.connection import DEFAULT_TIMEOUT_S, Connection, ConnectionOptions
 from headway_client.options import (
+    AnswerQuestionOptions,
     CaptionImageOptions,
     ChatOptions,
     ClassifyImageOptions,
@@ -20,6 +21,7 @@ from headway_client.options import (
     ClassifyTokensOptions,
     EmbedImageOptions,
     EmbedTextOptions,
+    FillMaskOptions,
     GenerateImageOptions,
     GenerateTextOptions,
     InspectGenerationOptions,
@@ -66,6 +68,7 @@ from headway_client.results import (
     BundleList,
     BundleStatus,
     EmbeddingAnswer,
+    FilledText,
     GeneratedImage,
     GeneratedText,
     HealthStatus,
@@ -78,6 +81,7 @@ from headway_client.results import (
     ModelList,
     PreparedImage,
     PromptMasks,
+    QuestionAnswers,
     RankedImage,
     RankedText,
     RewrittenText,
@@ -273,6 +277,25 @@ class Client:
     ) -> Answer[TokenClassification]:
         """Returns the labelled spans of every text."""
         return self._send(requests.classify_tokens(texts, **options), timeout_s)
+
+    @spell_out
+    def answer_question(
+        self,
+        questions: Texts,
+        contexts: Texts,
+        *,
+        timeout_s: float | None = None,
+        **options: Unpack[AnswerQuestionOptions],
+    ) -> Answer[QuestionAnswers]:
+        """Returns the parts of contexts that answer questions: of each pair, or of a single one with all others."""
+        return self._send(requests.answer_question(questions, contexts, **options), timeout_s)
+
+    @spell_out
+    def fill_mask(
+        self, texts: Texts, *, timeout_s: float | None = None, **options: Unpack[FillMaskOptions]
+    ) -> Answer[FilledText]:
+        """Returns the likeliest tokens for every mask, [MASK] or <mask>, of every text."""
+        return self._send(requests.fill_mask(texts, **options), timeout_s)
 
     @spell_out
     def classify_image(

@@ -330,6 +330,31 @@ class ClassifyTokensOptions(_TextOptions, total=False):
     """Options of ClassifyTokens."""
 
 
+class AnswerQuestionOptions(ModelOptions, total=False):
+    """Options of AnswerQuestion."""
+
+    top_k: Annotated[int | None, "Most answers for each question, the best first, at most 100. Default: 1."]
+    max_answer_token_count: Annotated[int | None, "Most tokens of an answer, at most 512. Default: 15."]
+    window_token_count: Annotated[
+        int | None, "Tokens of a window, question included. Default: 384, or the model's maximum if it is less."
+    ]
+    overlap_token_count: Annotated[
+        int | None, "Tokens of a context that neighbouring windows share. Default: 128, or half if that is less."
+    ]
+    no_answer_threshold: Annotated[
+        float | None,
+        "Give no answer where its score exceeds the best answer's by more than this, -1 to 1. Default: always answer.",
+    ]
+    split_words: Annotated[bool, "Let answers begin and end within words, for languages without spaces."]
+
+
+class FillMaskOptions(_TextOptions, total=False):
+    """Options of FillMask."""
+
+    top_k: Annotated[int | None, "Most tokens for each mask, the most likely first, at most 100. Default: 5."]
+    targets: Annotated[Texts | None, "Tokens of the vocabulary to choose from. Default: all."]
+
+
 class EmbedTextOptions(_PairOptions, total=False):
     """Options of EmbedText."""
 

@@ -30,7 +30,9 @@ from headway.v1 import (
     embedding_service_pb2,
     image_classification_service_pb2,
     image_service_pb2,
+    mask_filling_service_pb2,
     model_service_pb2,
+    question_answering_service_pb2,
     ranking_service_pb2,
     text_classification_service_pb2,
     text_to_text_service_pb2,
@@ -43,6 +45,7 @@ from headway.v1 import segmentation_service_pb2 as segmentation_pb2
 from headway.v1 import speech_service_pb2 as speech_pb2
 from headway_client.errors import CallError, ProtocolError, from_rpc_error
 from headway_client.options import (
+    AnswerQuestionOptions,
     AttentionSummary,
     AudioFormat,
     CaptionImageOptions,
@@ -54,6 +57,7 @@ from headway_client.options import (
     EarlyStopping,
     EmbedImageOptions,
     EmbedTextOptions,
+    FillMaskOptions,
     GenerateImageOptions,
     GenerateTextOptions,
     InspectGenerationOptions,
@@ -93,6 +97,7 @@ from headway_client.results import (
     BundleStatus,
     EmbeddingAnswer,
     EmbeddingT_co,
+    FilledText,
     GeneratedImage,
     GeneratedText,
     HealthStatus,
@@ -107,6 +112,7 @@ from headway_client.results import (
     ModelReference,
     PreparedImage,
     PromptMasks,
+    QuestionAnswers,
     RankedImage,
     RankedText,
     RewrittenText,
@@ -140,7 +146,9 @@ _METHODS: Final[dict[str, MethodDescriptor]] = {
         image_generation_pb2,
         image_service_pb2,
         inspection_pb2,
+        mask_filling_service_pb2,
         model_service_pb2,
+        question_answering_service_pb2,
         ranking_service_pb2,
         segmentation_pb2,
         speech_pb2,
@@ -361,6 +369,24 @@ def classify_tokens(texts: Texts, **options: Unpack[ClassifyTokensOptions]) -> C
     texts = as_texts("texts", texts)
     values = _values(ClassifyTokensOptions, options, texts=texts)
     return _unary("ClassifyTokens", values, TokenClassification, len(texts))
+
+
+def answer_question(
+    questions: Texts, contexts: Texts, **options: Unpack[AnswerQuestionOptions]
+) -> Call[Answer[QuestionAnswers]]:
+    """AnswerQuestion."""
+    questions, contexts = as_texts("questions", questions), as_texts("contexts", contexts)
+    values = _values(AnswerQuestionOptions, options, questions=questions, contexts=contexts)
+    return _unary("AnswerQuestion", values, QuestionAnswers, max(len(questions), len(contexts)))
+
+
+def fill_mask(texts: Texts, **options: Unpack[FillMaskOptions]) -> Call[Answer[FilledText]]:
+    """FillMask."""
+    texts = as_texts("texts", texts)
+    values = _values(FillMaskOptions, options, texts=texts)
+    if (targets := options.get("targets")) is not None:
+        values["targets"] = as_texts("targets", targets)
+    return _unary("FillMask", values, FilledText, len(texts))
 
 
 def embed_text(texts: Texts, **options: Unpack[EmbedTextOptions]) -> Iterator[Call[Answer[TextEmbedding]]]:

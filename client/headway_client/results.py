@@ -385,6 +385,57 @@ class TokenClassification:
 
 
 @dataclass(frozen=True, slots=True)
+class ExtractedAnswer:
+    """A part of a context that answers a question."""
+
+    text: str
+    span: TextSpan
+    score: float
+    """Product of the probabilities of its first and last token, 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionAnswers:
+    """The answers to one question in one context, the best first."""
+
+    answers: tuple[ExtractedAnswer, ...]
+    no_answer_score: float
+    """Score of the context having no answer, 0 to 1."""
+    token_count: int
+    window_count: int
+    """Windows that the context was read in."""
+
+
+@dataclass(frozen=True, slots=True)
+class MaskToken:
+    """A token for a mask."""
+
+    token: str
+    """Text of the token, with a space before it if it begins a word."""
+    token_id: int
+    probability: float
+    filled_text: str
+    """The text with the token in place of the mask."""
+
+
+@dataclass(frozen=True, slots=True)
+class FilledMask:
+    """A mask of a text, and the likeliest tokens for it."""
+
+    span: TextSpan
+    tokens: tuple[MaskToken, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FilledText:
+    """The masks of a text, in order; each is filled by itself."""
+
+    masks: tuple[FilledMask, ...]
+    token_count: int
+    truncated: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ImageClassification:
     """The labels of an image, the most likely first, and the image's size in pixels."""
 

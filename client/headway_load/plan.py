@@ -35,6 +35,7 @@ class LoadTask(StrEnum):
     REWRITE_TEXT = "rewrite-text"
     CLASSIFY_TEXT = "classify-text"
     CLASSIFY_TOKENS = "classify-tokens"
+    FILL_MASK = "fill-mask"
     CLASSIFY_IMAGE = "classify-image"
     EMBED_TEXT = "embed-text"
     SCORE_TEXT = "score-text"

@@ -53,6 +53,7 @@ def sample_inputs(task: LoadTask) -> list[str] | list[bytes]:
         LoadTask.CHAT: QUESTIONS,
         LoadTask.TRANSLATE_TEXT: SENTENCES,
         LoadTask.REWRITE_TEXT: SENTENCES,
+        LoadTask.FILL_MASK: tuple(text.replace(" a ", " [MASK] ", 1) for text in HEADLINES if " a " in text),
     }
     return list(texts.get(task, HEADLINES))
 

@@ -31,8 +31,8 @@ from headway_training.data.audio import to_float
 
 NUM_ROWS = 32
 """Of evaluation data that are decoded or run together."""
-_MOST_SCORES = 1 << 25
-"""Attention scores of a head that an encoder computes together: of three windows of Whisper, 3,000 frames each."""
+_MOST_SCORES = 3 << 23
+"""Attention scores of a head that an encoder computes together: of two windows of Whisper, 3,000 frames each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

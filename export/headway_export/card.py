@@ -188,8 +188,11 @@ def _parity_table(proofs: Sequence[Proof], words: str) -> str:
 def _parity(variant: Variant) -> tuple[str, str, str, str]:
     figures = variant.parity
     differ = f"{figures.greedy_mismatch_count} of {figures.greedy_token_count}" if figures.greedy_token_count else "-"
+    largest = f"{figures.max_relative_logit_error:.1e}"
+    if figures.rounded_count:
+        largest += f" (past the bound in {figures.rounded_count} answers, which rounding explains)"
     bound = f"{figures.bound:.0e}" if figures.bound is not None else "by the metric"
-    return f"{figures.max_relative_logit_error:.1e}", bound, differ, figures.provider
+    return largest, bound, differ, figures.provider
 
 
 def attention_section(manifest: Manifest) -> list[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import secrets
-import shutil
+import signal
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from headway_export.source import (
     ExportSource,
     checkpoint_beside,
     from_factory,
+    has_metric,
     make_tagging,
     open_tokenizer,
     sources_from_checkpoint,
@@ -40,10 +42,13 @@ from headway_server.bundles import (
     Precision,
     SpecialTokens,
     Variant,
+    remove_folder,
 )
 from headway_server.bundles.tags import Aggregation, TagScheme
 from headway_server.errors import ServerError
 
+_ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
+"""Signals that tell a program to end."""
 _COMMAND = "checkpoint"
 """The command that is meant where none is named."""
 
@@ -341,7 +346,7 @@ def hf(
             aggregation=aggregation,
             prompts=_prompts(prompt or ()),
             base=base,
-            keeps_fp32=precision is None or Precision.FP32 in precision,
+            precisions=tuple(precision) if precision else None,
             scratch=scratch,
         )
         on_hub = None if Path(folder).exists() else huggingface.parse_id(folder, revision)
@@ -368,8 +373,10 @@ def hf(
                 _export(source, options)
         if precision is None and default == [Precision.FP32]:
             note = (
-                "fp32 alone: int8 is judged on evaluation data, which --evaluation FILE gives, or by fp32's answers to "
-                f"inputs that {flag_of(sources[0])} gives, or to drawn ones with --precision fp32 --precision int8"
+                "fp32 alone: int8 is judged "
+                + ("on evaluation data, which --evaluation FILE gives, or " if has_metric(sources[0].task) else "")
+                + f"by fp32's answers to inputs that {flag_of(sources[0])} gives, or to drawn ones with --precision "
+                "fp32 --precision int8"
             )
             notes += (note,)
         for note in notes:
@@ -469,7 +476,7 @@ def _scratch_in(store: Path) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_folder(folder)
 
 
 def _huggingface() -> ModuleType:
@@ -506,14 +513,51 @@ def _say(sentence: str) -> None:
 
 @contextmanager
 def _reporting(*, exit_code: int) -> Iterator[None]:
-    """Ends the program with a sentence and no traceback if what is exported cannot be."""
+    """Ends the program with a sentence and no traceback if what is exported cannot be, or if it is told to end.
+
+    Told by a signal, it removes what it has written first.
+    """
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns of optional packages that are not needed
     warnings.filterwarnings("ignore", module=r"torch\..*")
     try:
-        yield
+        with _ending_by_signals():
+            yield
+    except _ToldToEndError as told:
+        _complain(f"stopped by {told.signal.name}; no unfinished version is left in the store")
+        raise typer.Exit(128 + told.signal) from None
     except (ExportError, ServerError, ValidationError, OSError) as error:
-        _console.print(f"headway-export: {_message(error)}", style="red", markup=False, highlight=False, soft_wrap=True)
+        _complain(_message(error))
         raise typer.Exit(exit_code) from None
+
+
+def _complain(sentence: str) -> None:
+    _console.print(f"headway-export: {sentence}", style="red", markup=False, highlight=False, soft_wrap=True)
+
+
+class _ToldToEndError(BaseException):
+    """A signal has told the program to end. No `Exception`, which code of others might hold back."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.signal = signal.Signals(number)
+
+
+@contextmanager
+def _ending_by_signals() -> Iterator[None]:
+    """Raises `_ToldToEndError` where the program is when a signal tells it to end; further ones are ignored then."""
+
+    def end(number: int, _: object) -> None:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)  # what was written is being removed
+        raise _ToldToEndError(number)
+
+    is_main = threading.current_thread() is threading.main_thread()  # others may not handle signals
+    before = {one: signal.signal(one, end) for one in _ENDING if is_main}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
 
 
 def _export(source: ExportSource, options: ExportOptions) -> None:

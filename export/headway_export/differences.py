@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_MOST_COMPARED = 1 << 22
+_MOST_COMPARED = 1 << 20
 """Numbers that are compared at a time, in float64."""
 _CLOSE = 50.0
 """Logits this far below the largest have no part in a softmax: exp(-50) is 2e-22."""

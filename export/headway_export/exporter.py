@@ -18,7 +18,7 @@ from headway_export.activations import RowMaxima, noise_growth, row_maxima
 from headway_export.candidate import Candidate
 from headway_export.card import Proof, write_card, write_learning_curve
 from headway_export.errors import ParityError, SourceError
-from headway_export.graphs import shows_attention
+from headway_export.graphs import parameter_count, shows_attention
 from headway_export.reference import Reference, cache_ranges
 from headway_export.rewriting import (
     EXPERTS,
@@ -35,9 +35,10 @@ from headway_export.rewriting import (
     rewrite,
 )
 from headway_export.source import ExportSource, check_chat_template
+from headway_export.space import bundle_bytes, check_disk
 from headway_export.tasks.table import task_of, tasks_where
 from headway_export.tracing import Role, TracedGraph, TracedModel, trace
-from headway_export.weights import WrittenWeights, save
+from headway_export.weights import CheckpointFiles, WrittenWeights, save
 from headway_server.bundles import (
     BATCH_AXIS,
     CARD_FILE,
@@ -54,7 +55,9 @@ from headway_server.bundles import (
     Precision,
     QualityFigure,
     Variant,
+    describe_file,
     describe_files,
+    find_place,
     publish,
     staging_folder,
     write_manifest,
@@ -120,6 +123,9 @@ def export(source: ExportSource, options: ExportOptions, progress: Progress = la
         raise SourceError(f"int4 is a precision of {those}, and {source.name} does {source.task}; leave it out")
     if Precision.INT8_STATIC in options.precisions and not exported.takes_fixed_scales:
         raise SourceError(f"{source.name} does {source.task}, which has no int8-static; leave it out")
+    find_place(options.store, source.name, options.version, replace=options.replace)
+    count, writes_judge = parameter_count(source.module), not source.checkpoint_files
+    check_disk(source.name, options.store, bundle_bytes(count, options.precisions, writes_judge=writes_judge))
     with staging_folder(options.store) as folder:
         if source.tokenizer is not None:
             source.tokenizer.save(str(folder / TOKENIZER_FILE))
@@ -131,9 +137,11 @@ def export(source: ExportSource, options: ExportOptions, progress: Progress = la
         prover = _Prover(source, folder, options, progress)
         variants = prover.prove_all()
         write_learning_curve(folder, source)
-        manifest = _manifest(source, options, variants, describe_files(folder), prover.opset)
+        files = describe_files(folder)
+        manifest = _manifest(source, options, variants, files, prover.opset)
         write_card(folder / CARD_FILE, source, manifest, prover.proofs)
-        write_manifest(folder, manifest.model_copy(update={"files": describe_files(folder)}))
+        files = dict(sorted([*files.items(), (CARD_FILE, describe_file(folder / CARD_FILE))]))
+        write_manifest(folder, manifest.model_copy(update={"files": files}))
         return publish(folder, options.store, replace=options.replace)
 
 
@@ -154,7 +162,7 @@ def _check_outputs(source: ExportSource, traced: TracedModel) -> None:
     shapes = {output.name: output.shape for output in graph.outputs}
     if not exported.names_columns:
         return
-    needed = exported.recorded
+    needed = exported.output_of(source)
     if needed not in shapes:
         raise SourceError(f"the model gives {', '.join(shapes) or 'nothing'}; {source.task} needs an output {needed}")
     columns = shapes[needed][-1]
@@ -183,9 +191,13 @@ class _Prover:
         self._cache_ranges: list[LayerRange] | None = None
         self._opsets: dict[Precision, int] = {}
         self._weights = WrittenWeights()
+        self._checkpoint: CheckpointFiles | None = None
         self._reference: Reference | None = None
         num_bytes = sum(parameter.nbytes for parameter in source.module.parameters())
         self._is_large = num_bytes >= options.external_data_threshold_bytes
+        if self._is_large and Precision.FP32 not in options.precisions and source.checkpoint_files:
+            self._checkpoint = CheckpointFiles(source.checkpoint_files)
+            self._weights.begin_with(self._checkpoint, source.module)
         self.proofs: list[Proof] = []
         """Of every variant that was made; fp32 is among them even where it is not kept."""
 
@@ -322,7 +334,8 @@ class _Prover:
     def _known_reference(self) -> Reference:
         """Returns the second model, which is made once the weights of the first are read from the files of graphs."""
         if self._reference is None:
-            self._reference = Reference(self._source)
+            is_alone = set(self._options.precisions) == {Precision.FP32}
+            self._reference = Reference(self._source, keeps_answers=not is_alone)
             self._weights.share_with(self._reference.module)
         return self._reference
 
@@ -352,8 +365,9 @@ class _Prover:
                 beside = list(written)
             elif traced.attention is not None:
                 threshold_bytes = 0
-            save(whole.model, path, threshold_bytes=threshold_bytes, written=beside)
-            graphs[graph.role] = Graph(file=file, inputs=whole.inputs, outputs=whole.outputs)
+            checkpoint = self._checkpoint if precision is Precision.FP32 else None
+            save(whole.model, path, threshold_bytes=threshold_bytes, written=beside, checkpoint=checkpoint)
+            graphs[graph.role] = Graph(file=file, inputs=whole.inputs, outputs=whole.outputs, run_bytes=graph.run_bytes)
             written[path] = whole.model
         if precision is Precision.FP32 and next(self._source.module.parameters(), None) is not None:
             self._weights.read_from(written, self._source.module, [graph.model for graph in _all_graphs(traced)])
@@ -371,7 +385,7 @@ class _Prover:
             quality=None,
             batching=_UNPROVED_BATCHING if self._is_joined(graphs) else None,
         )
-        manifest = _manifest(self._source, self._options, {precision: variant}, describe_files(self._folder), opset)
+        manifest = _manifest(self._source, self._options, {precision: variant}, _unhashed(self._folder), opset)
         return Candidate(
             source=self._source,
             bundle=Bundle(path=self._folder, manifest=manifest),
@@ -382,6 +396,7 @@ class _Prover:
                 map_weights=True,
                 # fp32 that only judges is not served; and of many weights a second copy is what memory ends at.
                 lay_out_weights=not self._is_large or precision in self._options.precisions,
+                keep_memory=not self._is_large,
             ),
         )
 
@@ -413,6 +428,12 @@ class _Prover:
             for_cpu=known is not None,
             known=known,
         )
+
+
+def _unhashed(folder: Path) -> dict[str, BundleFile]:
+    """Returns the files of a variant that is not proved yet, which nobody checks."""
+    files = (file for file in folder.rglob("*") if file.is_file())
+    return {file.relative_to(folder).as_posix(): BundleFile(sha256="0" * 64, size_bytes=0) for file in files}
 
 
 def _untried_on_cuda(traced: TracedModel) -> str | None:
@@ -506,6 +527,7 @@ def _embedding(source: ExportSource, variants: dict[Precision, Variant]) -> Embe
         "default_prompt": source.default_prompt,
         "space": source.space,
         "is_sparse": source.has_sparse_vectors,
+        "pools_prompt": source.pools_prompt,
     }
     return Embedding.model_validate({"pooling": pooling, "dimension": dimension, **given})
 

@@ -282,7 +282,7 @@ def text_items(source: ExportSource, texts: Sequence[str], pairs: Sequence[str] 
     assert source.tokenizer is not None, "a text model has its tokenizer"
     if pairs is not None and source.scoring is not None and source.scoring.template is not None:
         texts, pairs = [source.scoring.joined(text, pair) for text, pair in zip(texts, pairs, strict=True)], None
-    if pairs is None:
+    if pairs is None or (source.scoring is not None and source.scoring.late_interaction is not None):
         return [text_tensors(ids, has_types=has_types) for ids in source.encode(texts, limit)]
     encoded = zip(*encode_pairs(source.tokenizer, texts, pairs, limit), strict=True)
     return [text_tensors(np.array(ids), np.array(types), has_types=has_types) for ids, types in encoded]

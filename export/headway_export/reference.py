@@ -25,6 +25,7 @@ from headway_export.errors import ParityError, SourceError
 from headway_export.graphs import outputs_of
 from headway_export.inputs import Inputs
 from headway_export.rewriting import LayerRange
+from headway_export.rounding import is_rounding
 from headway_export.source import ExportSource
 from headway_export.tasks.table import task_of
 from headway_export.tracing import alignment_layer
@@ -102,11 +103,15 @@ class OwnTarget(nn.Module, ABC):
 class Reference:
     """A second model of a source, made anew, against which variants are held.
 
-    Answers are kept, as far as they fit, since every variant is asked the same.
+    Answers are kept, as far as they fit, where several variants are asked the same.
     """
 
-    def __init__(self, source: ExportSource) -> None:
+    def __init__(self, source: ExportSource, *, keeps_answers: bool = True) -> None:
         """Makes the model.
+
+        Args:
+            source: What it is of.
+            keeps_answers: False if one variant alone is held against it.
 
         Raises:
             SourceError: It cannot be made a second time, or parts of it are those of the first.
@@ -119,7 +124,7 @@ class Reference:
                 "cannot be held against itself; make a new module at each call"
             )
         self._answers: dict[str, Any] = {}
-        self._kept_bytes = 0
+        self._kept_bytes, self._most_bytes = 0, _MOST_KEPT_BYTES if keeps_answers else 0
         self._first: dict[str, tuple[Callable[[], Any], Any]] = {}
 
     def __repr__(self) -> str:
@@ -204,7 +209,12 @@ class Reference:
                 )
 
     def _ask(self, kind: str, answer: Callable[[], Kept], *inputs: NDArray[Any]) -> Kept:
-        """Returns the answer to some inputs, which is computed once as long as there is room for it."""
+        """Returns the answer to some inputs, which is computed once as long as there is room for it.
+
+        An answer with other rounding errors is computed and not kept.
+        """
+        if is_rounding():
+            return answer()
         digest = hashlib.sha256(kind.encode())
         for array in map(np.asarray, inputs):
             digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
@@ -214,7 +224,7 @@ class Reference:
         found = answer()
         self._first.setdefault(kind, (answer, found))
         num_bytes = sum(array.nbytes for array in _arrays(found))
-        if self._kept_bytes + num_bytes <= _MOST_KEPT_BYTES:
+        if self._kept_bytes + num_bytes <= self._most_bytes:
             self._answers[key] = found
             self._kept_bytes += num_bytes
         return found

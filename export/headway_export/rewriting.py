@@ -2,6 +2,7 @@
 
 `Declare`            names the dynamic axes of a traced graph and drops the tracer's notes
 `ChooseAttention`    lets whole texts attend by one operator where their mask is padding on the right
+`ChunkAttention`     lets long texts attend in chunks of queries, whose scores take a bounded memory
 `FuseAttention`      hands attention the product of query, key and value unsliced
 `GatherAsked`        computes what follows the last attention for the positions alone whose logits are asked for
 `ShortenCaches`      gives layers with a window a cache of that size
@@ -24,6 +25,7 @@ head width, V vocabulary.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -203,6 +205,199 @@ class ChooseAttention(InPlacePass):
         while (producer := mask.producer()) is not None and producer.op_type in self._SAME_VALUES:
             mask = _input(producer, 0)
         return mask if mask.is_graph_input() and mask.name == "attention_mask" else None
+
+
+class ChunkAttention(InPlacePass):
+    """Computes the attention of long texts in chunks of queries: the scores of all would take H x T x T numbers a text.
+
+    A loop takes the place of two matrix products and of what is between them: a scale, a mask, a bias, a softmax. A
+    mask that follows from numbers of (B, T) is made a chunk at a time too. What has other operators stays.
+
+    The pass needs the shapes of values as they were traced.
+    """
+
+    MOST_SCORES: Final = 1 << 20
+    """Of a head and a chunk, over all texts of a batch; a text of 1,024 tokens is one chunk."""
+    CHUNK: Final = "chunk"
+    """Name of the axis of a chunk's queries."""
+
+    _ELEMENTWISE = frozenset(("Add", "And", "Cast", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"))
+    _ELEMENTWISE |= {"IsNaN", "Max", "Min", "Mul", "Neg", "Not", "Or", "Sub", "Tanh", "Where"}
+    """Operators that compute a number from those at its place, with NumPy's broadcasting."""
+
+    def call(self, model: ir.Model) -> PassResult:
+        """Rewrites the model in place."""
+        changed = False
+        for node in model.graph:
+            self._find_axes(node)
+        for product in [node for node in model.graph if node.op_type == "MatMul"]:
+            nodes = self._nodes_of_weights(product)
+            if nodes:
+                tape = Tape()
+                context = self._loop(tape, nodes, product)
+                context.shape = product.outputs[0].shape
+                _replace(product, tape, [context])
+                changed = True
+        return PassResult(model, modified=changed)
+
+    def _find_axes(self, node: ir.Node) -> None:
+        """Gives an output the axes that follow from its inputs, where the tracer has noted none."""
+        output, inputs = node.outputs[0], [axes_of(value) for value in node.inputs if value is not None]
+        known = [axes for axes in inputs if axes is not None]
+        if output.shape is not None or not inputs or len(known) < len(inputs):
+            return
+        found: Sequence[int | str | None] = ()
+        if node.op_type == "Transpose":
+            found = [known[0][axis] for axis in node.attributes.get_ints("perm", ())]
+        elif node.op_type == "MatMul" and min(map(len, known)) > 1:
+            found = [*_broadcast([axes[:-2] for axes in known]), known[0][-2], known[1][-1]]
+        elif node.op_type in self._ELEMENTWISE or node.op_type == "Softmax":
+            found = _broadcast(known)
+        if found and None not in found:
+            output.shape = ir.Shape(found)
+
+    def _nodes_of_weights(self, product: ir.Node) -> list[ir.Node]:
+        """Returns the nodes of the weights that a product takes, inputs first; none if it is no attention."""
+        weights = _input(product, 0)
+        axes = axes_of(weights)
+        if axes is None or len(axes) != 4 or any(isinstance(axis, int) for axis in axes[2:]):
+            return []
+        found: dict[ir.Node, None] = {}
+        if not self._collect(weights, axes, found):
+            return []
+        made = [node.op_type for node in found]
+        known = [axes_of(node.outputs[0]) for node in found if node.op_type == "MatMul"]
+        return [*found] if made.count("Softmax") == 1 and known == [axes] else []
+
+    def _collect(self, value: ir.Value, scores: Sequence[Any], found: dict[ir.Node, None]) -> bool:
+        """Notes the nodes that a value of all pairs of tokens is made by, inputs first; False if one is not known."""
+        node, own = value.producer(), axes_of(value)
+        if own is None or node is None or node in found or not self._is_of_pairs(own, scores):
+            return own is not None
+        if node.op_type == "Expand":  # what reads it broadcasts
+            return self._collect(_input(node, 0), scores, found)
+        is_softmax = node.op_type == "Softmax" and node.attributes.get_int("axis", -1) in (-1, len(own) - 1)
+        if is_softmax or node.op_type in self._ELEMENTWISE:
+            if not all(self._collect(one, scores, found) for one in node.inputs if one is not None):
+                return False
+        elif node.op_type != "MatMul":
+            return True
+        found[node] = None
+        return True
+
+    @staticmethod
+    def _is_of_pairs(axes: Sequence[Any], scores: Sequence[Any]) -> bool:
+        """True if a value has a number for each query and key."""
+        return list(axes[-2:]) == list(scores[2:])
+
+    def _loop(self, tape: Tape, nodes: Sequence[ir.Node], product: ir.Node) -> ir.Value:
+        """Records the loop of all chunks; returns the context, (B, H, T, K)."""
+        [first] = [node for node in nodes if node.op_type == "MatMul"]
+        query, value = _input(first, 0), _input(product, 1)
+        rows, length, width = (
+            tape.op("Gather", [tape.op("Shape", [of]), _constant(tape, np.int64(axis))], {"axis": 0})
+            for of, axis in ((query, 0), (query, 2), (value, 3))
+        )
+        one, most = _constant(tape, np.int64(1)), _constant(tape, np.int64(self.MOST_SCORES))
+        cost = tape.op("Mul", [tape.op("Mul", [rows, length]), length])
+        count = self._divided(tape, cost, most)
+        size = self._divided(tape, length, count)
+        places = tape.op("Range", [_constant(tape, np.int64(0)), size, one])  # (C,)
+        last = tape.op("Sub", [length, one])
+        body = self._body(nodes, product, places=places, size=size, last=last, query=query, value=value)
+        chunks = tape.op("Loop", [count, _constant(tape, np.array(True))], {"body": body})  # (N, B, H, C, K)
+        in_order = tape.op("Transpose", [chunks], {"perm": [1, 2, 0, 3, 4]})
+        ends = [_constant(tape, np.array([axis])) for axis in (0, 0, -1)]
+        target = tape.op("Concat", [*ends, self._as_axis(tape, width)], {"axis": 0})
+        whole = tape.op("Reshape", [in_order, target])  # (B, H, N C, K)
+        bounds = [_constant(tape, np.array([0])), self._as_axis(tape, length), _constant(tape, np.array([2]))]
+        return tape.op("Slice", [whole, *bounds])
+
+    @staticmethod
+    def _divided(tape: Tape, value: ir.Value, by: ir.Value) -> ir.Value:
+        """Divides integers, rounding up."""
+        one = _constant(tape, np.int64(1))
+        return tape.op("Div", [tape.op("Add", [value, tape.op("Sub", [by, one])]), by])
+
+    @staticmethod
+    def _as_axis(tape: Tape, value: ir.Value) -> ir.Value:
+        return tape.op("Unsqueeze", [value, _constant(tape, np.array([0]))])
+
+    def _body(
+        self,
+        nodes: Sequence[ir.Node],
+        product: ir.Node,
+        *,
+        places: ir.Value,
+        size: ir.Value,
+        last: ir.Value,
+        query: ir.Value,
+        value: ir.Value,
+    ) -> ir.Graph:
+        """Returns the graph of a chunk of queries; those beyond the end are the last one again."""
+        number, going_on = ir.val("number", ir.DataType.INT64, []), ir.val("going_on", ir.DataType.BOOL, [])
+        tape = Tape()
+        start = tape.op("Mul", [number, size])
+        index = tape.op("Min", [tape.op("Add", [start, places]), last])  # (C,)
+        [first] = [node for node in nodes if node.op_type == "MatMul"]
+        axes = axes_of(first.outputs[0])
+        assert axes is not None, "the pass has read it"
+        made: dict[ir.Value, ir.Value] = {}
+
+        def part(value: ir.Value) -> ir.Value:
+            """Returns what a chunk reads of a value: the rows of its queries, or all of it."""
+            if value in made:
+                return made[value]
+            node, own = value.producer(), axes_of(value)
+            if node is not None and node.op_type == "Expand" and own is not None and self._is_of_pairs(own, axes):
+                return part(_input(node, 0))
+            is_of_queries = own is not None and len(own) > 1 and own[-2] == axes[2]
+            if not is_of_queries:
+                return value
+            made[value] = tape.op("Gather", [value, index], {"axis": len(own or ()) - 2})
+            return made[value]
+
+        for node in nodes:
+            if node is first:
+                made[query] = tape.op("Gather", [query, index], {"axis": 2})
+                inputs: list[ir.Value | None] = [made[query], _input(node, 1)]
+            else:
+                inputs = [None if one is None else part(one) for one in node.inputs]
+            output = tape.op(node.op_type, inputs, dict(node.attributes), domain=node.domain)
+            known = axes_of(node.outputs[0])
+            if known is not None:
+                output.shape = ir.Shape([*known[:-2], self.CHUNK, known[-1]])
+            output.type = node.outputs[0].type
+            made[node.outputs[0]] = output
+        context = tape.op("MatMul", [made[nodes[-1].outputs[0]], value])
+        context.type = product.outputs[0].type
+        known = axes_of(product.outputs[0])
+        context.shape = ir.Shape([*known[:-2], self.CHUNK, known[-1]]) if known is not None else None
+        same = tape.op("Identity", [going_on])
+        same.type = ir.TensorType(ir.DataType.BOOL)
+        return ir.Graph([number, going_on], [same, context], nodes=tape.nodes, name="chunk_of_queries")
+
+
+def chunk_length(length: int) -> int:
+    """Returns how many queries of one text of `length` tokens attend together."""
+    return math.ceil(length / max(1, math.ceil(length * length / ChunkAttention.MOST_SCORES)))
+
+
+def _broadcast(shapes: Sequence[Sequence[int | str]]) -> list[int | str | None]:
+    """Returns the axes that shapes broadcast to; None for one that is not known."""
+    rank = max(map(len, shapes))
+    one: int | str = 1
+    padded = [[*[one] * (rank - len(shape)), *shape] for shape in shapes]
+    sizes = [{size for size in column if size != 1} for column in zip(*padded, strict=True)]
+    return [1 if not some else some.pop() if len(some) == 1 else None for some in sizes]
+
+
+def axes_of(value: ir.Value) -> list[int | str] | None:
+    """Returns the axes of a value as numbers and names; None where one is not known."""
+    if value.shape is None:
+        return None
+    axes = [axis if isinstance(axis, int) else axis.value for axis in value.shape]
+    return None if None in axes else [axis for axis in axes if axis is not None]
 
 
 class FuseAttention(InPlacePass):

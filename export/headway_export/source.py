@@ -188,6 +188,8 @@ class ExportSource:
     """Texts that can be put before what is embedded, by name."""
     default_prompt: str | None = None
     """Name of the one that is put before where none is asked for."""
+    pools_prompt: bool = True
+    """False for an embedder whose pooling leaves out the tokens of a prompt, which have 2 in `attention_mask`."""
     has_sparse_vectors: bool = False
     """True for vectors of weights of the vocabulary's tokens."""
     space: Space | None = None
@@ -219,6 +221,10 @@ class ExportSource:
     kept: Mapping[bytes, Callable[[], Blocks]] = field(default_factory=dict)
     """Reads the blocks of a weight that came in 4 bits, which int4 keeps, by `digest_of`. The other weights of such a
     model came in more bits, and are int8 there."""
+
+    checkpoint_files: tuple[Path, ...] = ()
+    """Files of safetensors that the module was read from. Weights that are there in fp32 need not be written for a
+    variant that is not kept."""
 
     def __post_init__(self) -> None:
         if self.tokenizer is not None:  # the caller decides on both

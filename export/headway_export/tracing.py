@@ -25,7 +25,17 @@ from torch import Tensor, nn
 
 from headway_export.errors import SourceError, TraceError, reason_of
 from headway_export.graphs import OperatorKernel, float_dtype, with_kernel
-from headway_export.rewriting import ChooseAttention, Declare, FuseAttention, GatherAsked, ShortenCaches, rewrite
+from headway_export.rewriting import (
+    ChooseAttention,
+    ChunkAttention,
+    Declare,
+    FuseAttention,
+    GatherAsked,
+    ShortenCaches,
+    chunk_length,
+    rewrite,
+)
+from headway_export.run_memory import run_bytes
 from headway_export.tasks.table import task_of
 from headway_export.tasks.task import ExportTask
 from headway_server.bundles import GraphRole, StateTensor, Task, TensorSpec, attention_layers
@@ -45,6 +55,7 @@ _TRACED_SIZES = {
     "source_length": 7,
     "prompts": 6,
     "points": 4,
+    "masks": 3,
 }
 """Sizes that a graph is traced at. Not 0 or 1, which PyTorch would take for fixed."""
 _OTHER_SIZES = {
@@ -57,6 +68,7 @@ _OTHER_SIZES = {
     "source_length": 6,
     "prompts": 7,
     "points": 2,
+    "masks": 2,
 }
 """Sizes that it is run at besides, to find the axes of its outputs."""
 
@@ -67,6 +79,8 @@ class TracedGraph:
 
     role: Role
     model: ir.Model
+    run_bytes: int | None = None
+    """Memory of a run with one text as long as the model reads; None for a model of short texts, or of none."""
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
@@ -139,6 +153,8 @@ def trace(
         TraceError: PyTorch cannot trace it.
     """
     exported = task_of(task)
+    longest = exported.longest_text(module)
+    for_cpu = for_cpu and chunk_length(longest) == longest  # the operator holds the scores of all queries
     if attention and exported.shows_no_attention is not None:
         raise SourceError(f"{task}: {exported.shows_no_attention}; leave out --attention")
     if attention:
@@ -384,6 +400,7 @@ def trace_graph(
     *,
     outputs: Sequence[TensorSpec] | None = None,
     example: tuple[Tensor, ...] | None = None,
+    longest: int = 0,
 ) -> TracedGraph:
     """Traces a graph of a module whose inputs are, in order, those that are declared.
 
@@ -394,6 +411,7 @@ def trace_graph(
         inputs: What it reads.
         outputs: What it gives; None: found by runs.
         example: Inputs to trace it at; None: ones and zeros.
+        longest: Most tokens of a text; a model of long ones attends in chunks, and the memory of a run is counted.
 
     Raises:
         SourceError: The module does not follow its protocol.
@@ -430,8 +448,13 @@ def trace_graph(
     rewrite(model, ChooseAttention(), FuseAttention())
     if role == "decoder":
         rewrite(model, GatherAsked())
+    taken = None
+    if chunk_length(longest) < longest:
+        rewrite(model, ChunkAttention())
+        batch, length = (str(axis) for axis in model.graph.inputs[0].shape or ())
+        taken = run_bytes(model, {batch: 1, length: longest, ChunkAttention.CHUNK: chunk_length(longest)})
     rewrite(model, Declare((*inputs, *outputs)))
-    return TracedGraph(role=role, model=model)
+    return TracedGraph(role=role, model=model, run_bytes=taken)
 
 
 def _shortcuts() -> AbstractContextManager[None]:

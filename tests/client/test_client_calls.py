@@ -279,6 +279,20 @@ def test_classify_and_its_kin(server: Any, connect: Connect) -> None:
     assert caller.call("embed_text", "good news")[0].values == (0.5, -0.5)
 
 
+def test_answers_and_filled_masks(server: Any, connect: Connect) -> None:
+    caller = connect(server.address)
+    answers = caller.call("answer_question", "who", ["Ada saw", "Oslo"], top_k=2, overlap_token_count=0)
+    assert [one.answers for one in answers] == [
+        (results.ExtractedAnswer(text, results.TextSpan(0, 4), 0.5),) for text in ("Ada ", "Oslo")
+    ]
+    request = server.rules.requests[0]
+    assert (list(request.questions), request.top_k, request.HasField("overlap_token_count")) == (["who"], 2, True)
+    [filled] = caller.call("fill_mask", "the [MASK]", targets="sea")
+    token = results.MaskToken(" sea", 7, 0.5, "the sea")
+    assert filled.masks == (results.FilledMask(results.TextSpan(4, 10), (token,)),)
+    assert list(server.rules.requests[1].targets) == ["sea"]
+
+
 def test_label_takes_bytes_and_paths(server: Any, connect: Connect, tmp_path: Path) -> None:
     file = tmp_path / "picture.png"
     file.write_bytes(b"four")

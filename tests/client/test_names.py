@@ -64,7 +64,7 @@ PROMPTS = {"conversations", "conversation", "prompt_token_ids"}
 
 def is_not_loaded(method: MethodDescriptor) -> bool:
     """True of a method whose speed is not that of a model alone, which the load tester leaves out."""
-    return method.name in ("RankImages", "RankTexts") or method.containing_service.name in (
+    return method.name in ("RankImages", "RankTexts", "AnswerQuestion") or method.containing_service.name in (
         "ModelService",
         "InspectionService",
         "ImageService",

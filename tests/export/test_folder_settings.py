@@ -318,7 +318,7 @@ OF_SENTENCES = {
         "model_type": ("SparseEncoder", REFUSED), "truncate_dim": (8, "not applied by the server"),
     },
     "pooling": {
-        "word_embedding_dimension": (32, READ), "embedding_dimension": (32, READ), "include_prompt": (False, REFUSED),
+        "word_embedding_dimension": (32, READ), "embedding_dimension": (32, READ), "include_prompt": (False, READ),
         "pooling_mode": ("max", READ),
     } | {f"pooling_mode_{name}": (True, READ) for name in (
         "cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")},

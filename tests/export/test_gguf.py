@@ -11,6 +11,7 @@ from transformers import AutoTokenizer
 
 from headway_export.errors import SourceError
 from headway_export.huggingface import FolderOptions, from_folder
+from headway_server.bundles import Precision
 
 pytest.importorskip("gguf", reason="needs the extra gguf of headway-export")
 import tiny_gguf
@@ -150,7 +151,7 @@ def test_a_file_that_memory_does_not_hold_is_refused_before_its_weights_are_read
     file = tmp_path / "Tiny.gguf"
     numbers = tiny_gguf.write_gguf(llama, file, "Q4_0")
     count = sum(array.size for array in numbers.values())
-    monkeypatch.setattr("headway_export.huggingface.folder.available_bytes", lambda _: 4 * count - 1)
+    monkeypatch.setattr("headway_export.space.available_bytes", lambda _: 4 * count - 1)
     monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", lambda *_, **__: pytest.fail("was read"))
-    with pytest.raises(SourceError, match=f"its {count:,} weights take .* an export needs at least 1 times that"):
-        from_folder(file, FolderOptions(scratch=tmp_path, keeps_fp32=False))
+    with pytest.raises(SourceError, match=f"its {count:,} weights take .* an export needs about 1 times that"):
+        from_folder(file, FolderOptions(scratch=tmp_path, precisions=(Precision.INT4,)))

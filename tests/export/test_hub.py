@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 import tiny_embedders
@@ -289,8 +288,7 @@ def test_a_model_that_is_too_large_is_refused_before_its_weights_are_fetched(hub
 
 
 def test_a_disk_that_is_too_small_is_told_with_numbers(hub, refusal, monkeypatch):
-    usage = SimpleNamespace(disk_usage=lambda _: SimpleNamespace(free=1000))
-    monkeypatch.setattr("headway_export.huggingface.hub.shutil", usage)
+    monkeypatch.setattr("headway_export.huggingface.hub.free_on_disk", lambda _: 1000)
     assert "of weights are to be fetched, and 0.0 MiB are free below" in refusal(ID)
 
 

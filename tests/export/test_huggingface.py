@@ -74,7 +74,7 @@ def test_a_file_that_is_no_safetensors_is_refused(llama):
 
 
 def test_a_model_that_is_too_large_for_the_machine_is_refused_before_it_is_loaded(llama, monkeypatch):
-    monkeypatch.setattr("headway_export.huggingface.folder.available_bytes", lambda _: 10_000)
+    monkeypatch.setattr("headway_export.space.available_bytes", lambda _: 10_000)
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("loaded"))
     assert "is too large for this machine: its 20,640 weights take 0.1 MiB in fp32" in refusal(llama)
 
@@ -328,7 +328,9 @@ def test_modules_that_are_not_supported_are_named(tmp_path):
     (folder / "modules.json").write_text("[1]")
     assert "modules.json: cannot be read as a list of modules" in refusal(folder)
     (folder / "modules.json").write_text(json.dumps(modules))
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "mean", "include_prompt": False}))
+    (folder / "1_Pooling" / "config.json").write_text(
+        json.dumps({"pooling_mode": "lasttoken", "include_prompt": False})
+    )
     assert "include_prompt" in refusal(folder)
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "splendid"}))
     assert "pooling splendid is none of" in refusal(folder)
@@ -367,6 +369,30 @@ def test_encoders_of_other_families_embed_as_in_transformers(tmp_path, family):
             states = own(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state[0]
             found = source.module(padded, (torch.arange(padded.shape[1]) < ids.shape[1]).long()[None])["embedding"][0]
         torch.testing.assert_close(found, torch.nn.functional.normalize(states.mean(dim=0), dim=-1))
+
+
+def test_a_folder_of_colberts_authors_has_the_vectors_of_its_own_projection(tmp_path):
+    folder = tiny_embedders.write_colbert(tmp_path / "colbert", is_of_authors=True)
+    source, notes = from_folder(folder, FolderOptions())
+    late = source.scoring.late_interaction
+    assert (source.task, notes, source.limits.max_input_tokens) == (Task.TEXT_SCORING, (), 30)
+    assert (late.dimension, late.max_query_tokens, late.attends_to_filler) == (8, 20, False)
+    assert (late.query_filler, late.query_marker, late.text_marker) == (77, 78, 79)
+    weights = load_file(folder / "model.safetensors")
+    own = transformers.BertModel(transformers.AutoConfig.from_pretrained(folder), add_pooling_layer=False).eval()
+    own.load_state_dict(
+        {name[5:]: value for name, value in weights.items() if "pooler" not in name and name[:5] == "bert."}
+    )
+    ids = torch.tensor([source.tokenizer.encode("the old fire").ids])
+    with torch.no_grad():
+        states = own(input_ids=ids).last_hidden_state @ weights["linear.weight"].T
+        found = source.module(ids, torch.ones_like(ids))["token_vectors"]
+    torch.testing.assert_close(found, torch.nn.functional.normalize(states, dim=-1))
+
+
+def test_a_colbert_whose_marker_is_no_token_is_refused(tmp_path):
+    folder = tiny_embedders.write_colbert(tmp_path / "colbert", query_prefix="[Query]")
+    assert "query_prefix is '[Query]', which is no token of its tokenizer" in refusal(folder)
 
 
 @pytest.mark.parametrize(("pooling", "activation"), [("max", "relu"), ("sum", "log1p_relu")])

@@ -87,7 +87,7 @@ def test_what_is_heard_otherwise_is_refused(tmp_path, file, changes, words):
         from_folder(folder, FolderOptions())
 
 
-@pytest.mark.parametrize(("frames", "batches"), [(3000, [3, 3, 2]), (200, [8])])
+@pytest.mark.parametrize(("frames", "batches"), [(3000, [2, 2, 2, 2]), (200, [8])])
 def test_long_windows_are_encoded_a_few_at_a_time(frames, batches):
     """Their attention scores are what an export of speech needs most memory for."""
     encoded = []

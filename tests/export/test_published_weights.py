@@ -15,12 +15,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
+from headway_export import agreement, exporter
 from headway_export.cli import app
 from headway_export.errors import SourceError
+from headway_export.exporter import ExportOptions, export
 from headway_export.huggingface import FolderOptions, from_folder, kinds, plain
 from headway_export.huggingface.adapters import Adapter, widened
 from headway_export.huggingface.published import plain_weights, stored_tensors
-from headway_server.bundles import open_bundle
+from headway_export.space import bytes_text
+from headway_server.bundles import Precision, open_bundle
 from headway_training import folders
 from headway_training.errors import CheckpointError
 
@@ -142,6 +145,16 @@ def test_a_weight_that_has_lost_its_scale_is_refused(folder, layout, end, stored
     del tensors[f"model.layers.0.self_attn.q_proj{end}"]
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     assert f"model.layers.0.self_attn.q_proj.weight is stored as {stored}, and has no scale there" in refusal(folder)
+
+
+@pytest.mark.parametrize("end", [".scales", ".qzeros"])
+@pytest.mark.parametrize("layout", ["gptq", "awq"])
+def test_a_weight_that_has_lost_a_part_is_refused_by_its_name(folder, layout, end):
+    tiny_quantized.quantize(folder, layout)
+    tensors = load_file(folder / "model.safetensors")
+    del tensors[f"model.layers.0.self_attn.q_proj{end}"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    assert f"lack model.layers.0.self_attn.q_proj{end}, a part of a quantized weight" in refusal(folder)
 
 
 def test_bytes_of_4_bits_may_be_stored_as_other_numbers(folder):
@@ -313,20 +326,72 @@ def test_an_adapter_without_its_base_or_of_another_kind_is_refused(folder, tmp_p
     assert "has adapter_config.json and no adapter_model.safetensors" in refusal(tmp_path / "adapter")
 
 
-def test_weights_of_16_bits_are_widened_on_disk_and_mapped(folder, tmp_path, monkeypatch):
+@pytest.fixture
+def narrow(folder, monkeypatch) -> dict[str, torch.Tensor]:
+    """The weights of the folder in 16 bits, which count as large."""
     tensors = {name: tensor.bfloat16() for name, tensor in load_file(folder / "model.safetensors").items()}
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     monkeypatch.setattr(plain, "_LARGE_BYTES", 1)
+    return tensors
+
+
+def ranges_mapped_from(part: str) -> list[tuple[int, ...]]:
+    """Returns where files whose paths have a part lie in memory."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return [tuple(int(end, 16) for end in line.split()[0].split("-")) for line in lines if part in line]
+
+
+def test_weights_of_16_bits_are_widened_on_disk_and_mapped(folder, narrow, tmp_path, monkeypatch):
+    tensors = narrow
     num_bytes = 4 * sum(tensor.numel() for tensor in tensors.values())
-    monkeypatch.setattr("headway_export.huggingface.folder.available_bytes", lambda _: num_bytes)
-    with pytest.raises(SourceError, match="leave fp32 out by --precision int8 or int4, with disk for three times that"):
+    monkeypatch.setattr("headway_export.space.available_bytes", lambda _: num_bytes)
+    monkeypatch.setattr(kinds, "working_bytes_of", lambda *_: 0)
+    with pytest.raises(SourceError, match="leave fp32 out by --precision int8 or int4, with disk for twice that"):
         from_folder(folder, FolderOptions(scratch=tmp_path / "scratch"))
-    source, notes = from_folder(folder, FolderOptions(scratch=tmp_path / "scratch", keeps_fp32=False))
+    source, notes = from_folder(folder, FolderOptions(scratch=tmp_path / "scratch", precisions=(Precision.INT4,)))
     found = dict(source.module.model.named_parameters())
     assert all(torch.equal(parameter, tensors[name].float()) for name, parameter in found.items())
-    lines = Path("/proc/self/maps").read_text().splitlines()
-    mapped = [line.split()[0].split("-") for line in lines if ".plain-" in line]
+    mapped = ranges_mapped_from(".plain-")
     for parameter in found.values():
-        assert any(int(start, 16) <= parameter.data_ptr() < int(end, 16) for start, end in mapped)
+        assert any(start <= parameter.data_ptr() < end for start, end in mapped)
     assert notes == ()
     assert "quantized" not in source.architecture.configuration
+
+
+def test_an_fp32_that_only_judges_is_neither_held_nor_written(folder, narrow, tmp_path, monkeypatch):
+    """Its module, its graphs and its session read the weights from the files that they were widened to."""
+    source, _ = from_folder(folder, FolderOptions(scratch=tmp_path / "scratch", precisions=(Precision.INT4,)))
+    held: list[str] = []
+    quantize = exporter._Prover._quantize
+
+    def look(prover, traced, *given):
+        mapped = ranges_mapped_from(".plain-")
+        values = [value for graph in traced.graphs for value in graph.model.graph.initializers.values()]
+        arrays = {str(value.name): value.const_value.numpy() for value in values}
+        addresses = {name: array.ctypes.data for name, array in arrays.items() if array.nbytes > 1024}
+        addresses |= {name: one.data_ptr() for name, one in source.module.named_parameters()}
+        held.extend(
+            name for name, address in addresses.items() if not any(start <= address < end for start, end in mapped)
+        )
+        files = list((prover._folder / "fp32").iterdir())
+        assert sum(file.is_symlink() for file in files) == 1
+        assert sum(file.stat().st_size for file in files if file.suffix == ".data" and not file.is_symlink()) < 5_000
+        return quantize(prover, traced, *given)
+
+    monkeypatch.setattr(exporter._Prover, "_quantize", look)
+    monkeypatch.setattr(agreement.Judge, "_check", lambda *_: None)  # random weights
+    options = ExportOptions(store=tmp_path / "store", precisions=(Precision.INT4,), external_data_threshold_bytes=1)
+    bundle = export(source, options)
+    assert held == []
+    assert set(bundle.manifest.variants) == {Precision.INT4}
+    assert not (bundle.path / "fp32").exists()
+
+
+def test_an_export_for_which_there_is_no_disk_is_refused_before_weights_are_read(folder, narrow, monkeypatch):
+    count = sum(tensor.numel() for tensor in narrow.values())
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", lambda *_, **__: pytest.fail("was read"))
+    monkeypatch.setattr("headway_export.huggingface.kinds.make_plain", lambda *_, **__: pytest.fail("was widened"))
+    monkeypatch.setattr("headway_export.space.free_on_disk", lambda _: 1)
+    for precision, bytes_of_weight in {"int4": 0.8, "int8": 1.1, "fp16": 2.0}.items():
+        told = refusal(folder, "--precision", precision)
+        assert f"needs about {bytes_text(int(count * (4 + bytes_of_weight)))} of disk while it is exported" in told

@@ -1,5 +1,6 @@
 """Modules and graphs that read their weights from the file these were saved to."""
 
+import mmap
 from pathlib import Path
 
 import numpy as np
@@ -7,10 +8,14 @@ import onnx_ir as ir
 import pytest
 import torch
 from numpy.typing import NDArray
+from onnx_ir.tape import Tape
+from safetensors.torch import save_file
 from torch import nn
 
 from headway_export import weights
-from headway_export.weights import WrittenWeights, save
+from headway_export.weights import CheckpointFiles, WrittenWeights, save
+from headway_server.bundles import Bundle, Graph, TensorSpec
+from headway_server.runtime import Runtime
 
 
 @pytest.fixture
@@ -79,6 +84,64 @@ def test_small_weights_stay_in_the_graph_and_in_memory(module, model, tmp_path):
     WrittenWeights().read_from({tmp_path / "model.onnx": model}, module, [model])
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
     assert [parameter.data_ptr() for parameter in module.parameters()] == before
+
+
+def test_weights_are_read_from_a_checkpoint_and_not_written(tmp_path):
+    """As they lie there or transposed; what is not there in fp32 is written."""
+    torch.manual_seed(0)
+    module = nn.ModuleDict({name: nn.Linear(64, 80) for name in ("same", "turned", "narrow", "changed")})
+    stored = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    stored["narrow.weight"] = stored["narrow.weight"].half()
+    stored["changed.weight"] += 1
+    save_file(stored, tmp_path / "model.safetensors")
+    written, checkpoint = WrittenWeights(), CheckpointFiles([tmp_path / "model.safetensors"])
+    written.begin_with(checkpoint, module)
+    assert _names_in(tmp_path / "model.safetensors", module) == {
+        f"{name}.bias" for name in ("same", "turned", "narrow", "changed")
+    } | {"same.weight", "turned.weight"}
+
+    given = ir.val("given", ir.DataType.FLOAT, (2, 64))
+    tape, weight_of = Tape(), {name: module[name].weight.detach().numpy() for name in module}
+    held = [ir.tensor(weight.T, name=name) for name, weight in weight_of.items()]
+    held[0] = ir.tensor(weight_of["same"], name="same")
+    float32 = ir.TensorType(ir.DataType.FLOAT)
+    values = [ir.Value(name=one.name, const_value=one, shape=one.shape, type=float32) for one in held]
+    turned = tape.op("Transpose", [values[0]], {"perm": [1, 0]})
+    outputs = [tape.op("MatMul", [given, value]) for value in (turned, *values[1:])]
+    output = tape.op("Sum", outputs)
+    output.name, output.type = "output", float32
+    graph = ir.Graph([given], [output], nodes=tape.nodes, initializers=values, name="g", opset_imports={"": 21})
+    model, path = ir.Model(graph, ir_version=10), tmp_path / "fp32" / "model.onnx"
+    path.parent.mkdir()
+    save(model, path, threshold_bytes=1, checkpoint=checkpoint)
+    assert path.with_name("model.onnx.data").stat().st_size == 2 * 64 * 80 * 4 + _rest_of_page(64 * 80 * 4)
+    written.read_from({path: model}, module, [model])
+    assert set(model.graph.initializers) == set(module), "the graph in memory stays as it was traced"
+    assert _names_in(tmp_path / "fp32" / "model.onnx.data", module) == {"narrow.weight", "changed.weight"}
+
+    shape = TensorSpec.model_validate({"name": "given", "dtype": "float32", "shape": (2, 64)})
+    result = shape.model_copy(update={"name": "output", "shape": ("rows", 80)})
+    opened = Runtime(device="cpu", map_weights=True, lay_out_weights=False).open(
+        Bundle(path=tmp_path, manifest=None), Graph(file="fp32/model.onnx", inputs=(shape,), outputs=(result,))
+    )
+    rows = np.random.default_rng(0).standard_normal((2, 64), np.float32)
+    expected = sum(rows @ module[name].weight.detach().numpy().T for name in module)
+    np.testing.assert_allclose(opened.run({"given": rows})["output"], expected, rtol=1e-4, atol=1e-4)
+
+
+def _rest_of_page(num_bytes: int) -> int:
+    return -num_bytes % mmap.PAGESIZE
+
+
+def _names_in(file: Path, module: nn.Module) -> set[str]:
+    """Returns the parameters that are read from a file."""
+    lines = (line.split() for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(str(file)))
+    ranges = [tuple(int(end, 16) for end in fields[0].split("-")) for fields in lines]
+    return {
+        name
+        for name, tensor in module.state_dict().items()
+        if any(start <= tensor.data_ptr() < end for start, end in ranges)
+    }
 
 
 def _files(folder: Path) -> dict[str, int]:

@@ -68,6 +68,8 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "EmbedText": {"texts": ["goal"]},
     "EmbedText sparse": {"texts": ["goal"], "sparse": True},
     "ScoreText": {"texts": ["goal"]},
+    "AnswerQuestion": {"questions": ["who"], "contexts": ["the Ada Lovelace"]},
+    "FillMask": {"texts": ["the [MASK] ."]},
     "ClassifyImage": {"images": [IMAGE]},
     "ClassifyImage candidate_labels": {"images": [IMAGE], "candidate_labels": ["dog", "cat"]},
     "EmbedImage": {"images": [IMAGE]},
@@ -216,6 +218,8 @@ TENSORS: dict[Task, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     Task.TOKEN_CLASSIFICATION: ([{"text": [b"Ada Lovelace saw Paris"]}], {}),
     Task.TEXT_EMBEDDING: (OF_TEXTS, {}),
     Task.TEXT_SCORING: (OF_TEXTS, {}),
+    Task.QUESTION_ANSWERING: ([{"question": [b"who"], "context": [b"the Ada Lovelace"]}], {"top_k": 2}),
+    Task.FILL_MASK: ([{"text": [b"the [MASK] ."]}], {"targets": '["sea", "star"]'}),
     Task.IMAGE_CLASSIFICATION: (OF_IMAGES, {}),
     Task.IMAGE_EMBEDDING: (OF_IMAGES, {}),
     Task.SEGMENTATION: (
@@ -310,6 +314,21 @@ TYPED: dict[Task, Typed] = {
         rpc="EmbedText", request=REQUESTS["EmbedText"], outputs=named("results.values", "embedding")
     ),
     Task.TEXT_SCORING: Typed(rpc="ScoreText", request=REQUESTS["ScoreText"], outputs=named("results.score", "score")),
+    Task.QUESTION_ANSWERING: Typed(
+        rpc="AnswerQuestion",
+        request={**REQUESTS["AnswerQuestion"], "top_k": 2},
+        outputs=named("results.answers.text", "answer")
+        | named("results.answers.span.start", "start")
+        | named("results.answers.score", "score")
+        | named("results.no_answer_score", "no_answer_score"),
+    ),
+    Task.FILL_MASK: Typed(
+        rpc="FillMask",
+        request={**REQUESTS["FillMask"], "targets": ["sea", "star"]},
+        outputs=named("results.masks.tokens.filled_text", "filled_text")
+        | named("results.masks.tokens.probability", "probability")
+        | named("results.masks.tokens.token_id", "token_id"),
+    ),
     Task.IMAGE_CLASSIFICATION: Typed(rpc="ClassifyImage", request=REQUESTS["ClassifyImage"], outputs=LABELS),
     Task.IMAGE_EMBEDDING: Typed(
         rpc="EmbedImage", request=REQUESTS["EmbedImage"], outputs=named("results.values", "embedding")
@@ -699,6 +718,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "EmbedText": ("embed-text", "goal"),
     "EmbedText sparse": ("embed-text", "goal", "--sparse"),
     "ScoreText": ("score-text", "goal"),
+    "AnswerQuestion": ("answer-question", "who", "--context", "the Ada Lovelace"),
+    "FillMask": ("fill-mask", "the [MASK] ."),
     "ClassifyImage": ("classify-image", "picture.png"),
     "ClassifyImage candidate_labels": ("classify-image", "picture.png", "--candidate-label", "dog"),
     "EmbedImage": ("embed-image", "picture.png"),

@@ -147,6 +147,23 @@ CALLS: dict[str, tuple[str, tuple[str | Refused, ...]]] = {
         ),
     ),
     "classify-tokens": ("ud-ewt-pos", (f"goal --truncate {MODEL}", "--file texts.txt --batch-size 1 --json")),
+    "answer-question": (
+        "answers",
+        (
+            "who --context the_Ada_Lovelace --top-k 2 --max-answer-token-count 3 --window-token-count 9 "
+            f"--overlap-token-count 1 --no-answer-threshold 0.5 --split-words {MODEL}",
+            "--file texts.txt --context-file texts.txt --batch-size 1 --json",
+            "--file pairs.txt --pairs",
+            Refused("who", "give one of --context, --context-file and --pairs"),
+        ),
+    ),
+    "fill-mask": (
+        "masks",
+        (
+            f"the[MASK] --top-k 2 --target sea --target star --truncate {MODEL}",
+            "--file masks.txt --batch-size 1 --json",
+        ),
+    ),
     "classify-image": (
         "cifar10",
         (
@@ -169,7 +186,11 @@ CALLS: dict[str, tuple[str, tuple[str | Refused, ...]]] = {
     ),
     "score-text": (
         "scorer",
-        (f"goal --truncate --query star {MODEL}", "--file pairs.txt --pairs --batch-size 1 --json"),
+        (
+            f"goal --truncate --query star {MODEL}",
+            "--file pairs.txt --pairs --batch-size 1 --json",
+            Refused("--file pairs.txt --pairs --query star", "exclude each other"),
+        ),
     ),
     "embed-image": (
         "cifar10",
@@ -319,6 +340,7 @@ def setting(doors: Doors, tmp_path_factory: pytest.TempPathFactory) -> Setting:
     for name, lines in {
         "texts.txt": "goal\nstar\n",
         "pairs.txt": "goal\tstar\natom\tcell\n",
+        "masks.txt": "the [MASK]\na <mask> .\n",
         "images.txt": "picture.png\npicture.png\n",
         "audios.txt": "speech.wav\n",
         "times.txt": "0.0\n0.1\n",

@@ -29,7 +29,7 @@ FOLDERS = {
     "bge": {"family": "bert", "pooling": "cls", "is_new": True},
     "gte": {"family": "modernbert", "pooling": "cls", "inner": "0_Transformer", "normalizes": False},
     "nomic": {"family": "nomic_bert", "is_new": True},
-    "dense": {"family": "mpnet", "pooling": "max", "width": 8},
+    "dense": {"family": "mpnet", "pooling": "max", "width": 8, "prompts": PROMPTS, "pools_prompt": False},
     "last": {"family": "qwen3", "pooling": "lasttoken"},
 }
 SCORERS = {
@@ -55,6 +55,7 @@ def folders(tmp_path_factory):
         found[name] = tiny.write_model(root / name, family, "ForSequenceClassification", num_labels=1, **changes)
         tiny.write_tokenizer(found[name], has_types=family != "roberta")
     found["decoder"] = tiny_embedders.write_reranker(root / "decoder")
+    found["colbert"] = tiny_embedders.write_colbert(root / "colbert")
     found["nli"] = tiny.write_model(root / "nli", "bert", "ForSequenceClassification", **NLI)
     tiny.write_tokenizer(found["nli"], has_types=True)
     return found
@@ -79,13 +80,14 @@ def client(store, tmp_path_factory):
             yield connected
 
 
-def expected_vector(folder, name, text):
+def expected_vector(folder, name, text, *, num_unpooled=0):
     """What sentence-transformers computes of one text, written anew: (E,)."""
     values = FOLDERS.get(name, {"family": "bert", "normalizes": False})
     inner = folder / values.get("inner", "")
     ids = transformers.AutoTokenizer.from_pretrained(inner)(text, return_tensors="pt").input_ids
     with torch.inference_mode():
         states = transformers.AutoModel.from_pretrained(inner, attn_implementation="eager").eval()(ids)[0][0]
+    states = states[num_unpooled:]
     pooled = {
         "mean": lambda: states.mean(0),
         "cls": lambda: states[0],
@@ -123,6 +125,15 @@ def test_a_prompt_comes_before_every_text(folders, client):
         client.embed_text("rain", model="e5", prompt_name="poem")
     with pytest.raises(InvalidArgumentError, match="is empty; give at least one character"):
         client.embed_text("", model="e5")
+
+
+def test_a_pooling_may_leave_out_the_prompt_that_tokens_attend_to(folders, client):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folders["dense"])
+    count = len(tokenizer(PROMPTS["query"]).input_ids) - 1  # without the token that ends a text
+    found = client.embed_text(TEXTS, model="dense", prompt_name="query").to_numpy()
+    for vector, text in zip(found, TEXTS, strict=True):
+        expected = expected_vector(folders["dense"], "dense", PROMPTS["query"] + text, num_unpooled=count)
+        np.testing.assert_allclose(vector, expected, atol=1e-5)
 
 
 def test_a_model_for_embeddings_says_what_it_is(client):
@@ -254,6 +265,26 @@ def test_a_decoder_scores_pairs_by_the_words_that_it_would_answer_with(folders, 
         client.score_text(long, text_pairs=["rain"], model="decoder", truncate=True)
     with pytest.raises(InvalidArgumentError, match="reads pairs of texts"):
         client.score_text("rain", model="decoder")
+
+
+def test_a_model_with_a_vector_of_each_token_scores_and_ranks_pairs(folders, client):
+    query, texts = "old fire", ["rain", "an answer", "the old fire is so"]
+    expected = [tiny_embedders.colbert_score(folders["colbert"], query, text) for text in texts]
+    found = client.score_text(query, text_pairs=texts, model="colbert").results
+    np.testing.assert_allclose([one.score for one in found], expected, atol=1e-4)
+    ranked = client.rank_texts(texts, query_text=query, model="colbert").results
+    assert [one.index for one in ranked] == sorted(range(3), key=lambda index: -expected[index])
+    with pytest.raises(InvalidArgumentError, match=r"texts\[0\]: has \d+ tokens, the model reads at most 19"):
+        client.score_text("rain " * 20, text_pairs=["rain"], model="colbert")
+    with pytest.raises(InvalidArgumentError, match=r"query_text: has \d+ tokens"):
+        client.rank_texts(texts, query_text="rain " * 20, model="colbert")
+    with pytest.raises(InvalidArgumentError, match=r"text_pairs\[1\]: has \d+ tokens, the model reads at most 39"):
+        client.score_text(query, text_pairs=["rain", "rain " * 40], model="colbert")
+    assert client.score_text(query, text_pairs=["rain " * 40], model="colbert", truncate=True)[0].truncated
+    with pytest.raises(InvalidArgumentError, match="reads pairs of texts"):
+        client.score_text("rain", model="colbert")
+    with pytest.raises(FailedPreconditionError, match="embed"):
+        client.embed_text("rain", model="colbert")
 
 
 def test_a_document_that_a_reranker_has_cut_is_counted(folders, tmp_path):

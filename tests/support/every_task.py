@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import tiny_answers
 import tiny_bundles
 import tiny_tensors
 
@@ -40,6 +41,8 @@ def write_every_task(store: Path) -> None:
     tiny_bundles.write_topic_bundle(store, name="pairs", text_pairs="optional", has_token_types=True)
     entailment = ("entailment", "neutral", "contradiction")
     _copy(store / "pairs" / "1", store, "nli", {}, labels=entailment)
+    tiny_answers.write_answer_bundle(store)
+    tiny_answers.write_mask_bundle(store)
     tiny_tensors.publish(store, "tabular", "detector", "series")
     for version in ("1", "2"):
         tiny_bundles.write_topic_bundle(store, name="spare", version=version)

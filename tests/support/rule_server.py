@@ -28,8 +28,12 @@ from headway.v1 import (
     generation_service_pb2_grpc,
     image_classification_service_pb2,
     image_classification_service_pb2_grpc,
+    mask_filling_service_pb2,
+    mask_filling_service_pb2_grpc,
     model_service_pb2,
     model_service_pb2_grpc,
+    question_answering_service_pb2,
+    question_answering_service_pb2_grpc,
     ranking_service_pb2,
     ranking_service_pb2_grpc,
     text_classification_service_pb2,
@@ -325,6 +329,35 @@ class Answer(text_classification_service_pb2_grpc.TextClassificationServiceServi
         return text_classification_service_pb2.ClassifyTokensResponse(results=results, model=MODEL, timings=TIMINGS)
 
 
+class Answering(question_answering_service_pb2_grpc.QuestionAnsweringServiceServicer):
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+
+    async def AnswerQuestion(self, request: Any, context: Any) -> Any:
+        await self.rules.admit(request, context)
+        answers = [
+            question_answering_service_pb2.ExtractedAnswer(text=text[:4], span=common_pb2.TextSpan(end=4), score=0.5)
+            for text in request.contexts
+        ]
+        results = [
+            question_answering_service_pb2.QuestionAnswers(answers=[one], token_count=2, window_count=1)
+            for one in answers
+        ]
+        return question_answering_service_pb2.AnswerQuestionResponse(results=results, model=MODEL, timings=TIMINGS)
+
+
+class Filling(mask_filling_service_pb2_grpc.MaskFillingServiceServicer):
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+
+    async def FillMask(self, request: Any, context: Any) -> Any:
+        await self.rules.admit(request, context)
+        token = mask_filling_service_pb2.MaskToken(token=" sea", token_id=7, probability=0.5, filled_text="the sea")
+        mask = mask_filling_service_pb2.FilledMask(span=common_pb2.TextSpan(start=4, end=10), tokens=[token])
+        results = [mask_filling_service_pb2.FilledText(masks=[mask], token_count=2) for _ in request.texts]
+        return mask_filling_service_pb2.FillMaskResponse(results=results, model=MODEL, timings=TIMINGS)
+
+
 class Embedding(embedding_service_pb2_grpc.EmbeddingServiceServicer):
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
@@ -500,6 +533,8 @@ class RuleServer:
         text_to_text_service_pb2_grpc.add_TextToTextServiceServicer_to_server(Rewriting(rules), server)
         text_classification_service_pb2_grpc.add_TextClassificationServiceServicer_to_server(Answer(rules), server)
         image_classification_service_pb2_grpc.add_ImageClassificationServiceServicer_to_server(Images(rules), server)
+        question_answering_service_pb2_grpc.add_QuestionAnsweringServiceServicer_to_server(Answering(rules), server)
+        mask_filling_service_pb2_grpc.add_MaskFillingServiceServicer_to_server(Filling(rules), server)
         embedding_service_pb2_grpc.add_EmbeddingServiceServicer_to_server(Embedding(rules), server)
         ranking_service_pb2_grpc.add_RankingServiceServicer_to_server(Ranking(rules), server)
         model_service_pb2_grpc.add_ModelServiceServicer_to_server(Models(rules), server)

@@ -59,6 +59,7 @@ def write_topic_bundle(
     num_labels: int = 3,
     prompts: dict[str, str] | None = None,
     has_sparse_vectors: bool = False,
+    run_bytes: int | None = None,
     **fields: object,
 ) -> Bundle:
     """Publishes the topic model.
@@ -85,7 +86,7 @@ def write_topic_bundle(
         graph = _save(folder, nodes, inputs, embedding="means" if offers_embeddings else None, num_labels=num_labels)
         manifest = _manifest(
             folder,
-            graph,
+            graph.model_copy(update={"run_bytes": run_bytes}),
             name=name,
             version=version,
             task=task,

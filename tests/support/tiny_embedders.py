@@ -6,7 +6,7 @@ from pathlib import Path
 import tiny_huggingface as tiny
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, normalizers
 
 _CLASSES = "sentence_transformers.models."
@@ -69,6 +69,7 @@ def write_sentence_transformer(
     max_seq_length: int | None = None,
     prompts: dict[str, str] | None = None,
     default_prompt: str | None = None,
+    pools_prompt: bool = True,
 ) -> Path:
     """Writes a folder of sentence-transformers.
 
@@ -83,13 +84,14 @@ def write_sentence_transformer(
         max_seq_length: Most tokens of a text.
         prompts: By name.
         default_prompt: Name of the default one.
+        pools_prompt: False to leave the prompt's tokens out of the pooling.
     """
     write_encoder(folder / inner, family)
     modules = [("Transformer", inner), ("Pooling", "1_Pooling")]
     if is_new:
         content = {"embedding_dimension": 32, "pooling_mode": pooling, "include_prompt": True}
     else:
-        content = {"word_embedding_dimension": 32} | {
+        content = {"word_embedding_dimension": 32, "include_prompt": pools_prompt} | {
             f"pooling_mode_{switch}": name == pooling for name, switch in _SWITCHES.items()
         }
     _write(folder / "1_Pooling" / "config.json", content)
@@ -166,3 +168,60 @@ def write_reranker(folder: Path) -> Path:
     words = dict(zip(("true_token_id", "false_token_id"), JUDGE_WORDS, strict=True))
     (folder / "1_LogitScore" / "config.json").write_text(json.dumps(words))
     return folder
+
+
+COLBERT_TOKENS = {"mask": "<77>", "query": "<78>", "text": "<79>"}
+COLBERT_QUERY_LENGTH = 20
+COLBERT_SKIPPED = ("e", "s", "an")
+
+
+def write_colbert(folder: Path, *, is_of_authors: bool = False, **stated) -> Path:
+    """Writes a BERT with a vector of 8 numbers a token, as PyLate does, or as ColBERT's authors do."""
+    write_encoder(folder, "bert")
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"mask_token": COLBERT_TOKENS["mask"]}))
+    weight = torch.randn(8, 32)
+    if is_of_authors:
+        config = json.loads((folder / "config.json").read_text()) | {"architectures": ["HF_ColBERT"]}
+        _write(folder / "config.json", config)
+        weights = load_file(folder / "model.safetensors")
+        save_file(
+            {f"bert.{name}": value for name, value in weights.items()} | {"linear.weight": weight},
+            folder / "model.safetensors",
+            metadata={"format": "pt"},
+        )
+        names = {"query_token_id": COLBERT_TOKENS["query"], "doc_token_id": COLBERT_TOKENS["text"]}
+        _write(folder / "artifact.metadata", names | {"query_maxlen": COLBERT_QUERY_LENGTH, "doc_maxlen": 30} | stated)
+        return folder
+    modules = [{"type": "sentence_transformers.models.Transformer", "path": ""}]
+    _write(folder / "modules.json", [*modules, {"type": "pylate.models.Dense.Dense", "path": "1_Dense"}])
+    sizes = {"in_features": 32, "out_features": 8, "bias": False}
+    _write(folder / "1_Dense" / "config.json", sizes | {"activation_function": "torch.nn.modules.linear.Identity"})
+    save_file({"linear.weight": weight}, folder / "1_Dense" / "model.safetensors")
+    settings = {"query_prefix": COLBERT_TOKENS["query"], "document_prefix": COLBERT_TOKENS["text"]}
+    settings |= {"query_length": COLBERT_QUERY_LENGTH, "document_length": 40, "skiplist_words": COLBERT_SKIPPED}
+    _write(folder / "config_sentence_transformers.json", settings | stated)
+    return folder
+
+
+def colbert_score(folder: Path, query: str, text: str, *, attends_to_filler: bool = False) -> float:
+    """What PyLate computes of a pair, written anew."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+    weight = load_file(folder / "1_Dense" / "model.safetensors")["linear.weight"]
+    mask, *markers = tokenizer.convert_tokens_to_ids(list(COLBERT_TOKENS.values()))
+
+    def vectors(text: str, marker: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        first, *rest = tokenizer(text).input_ids
+        ids = [first, marker, *rest]
+        seen = torch.tensor([[int(place < len(ids) or attends_to_filler) for place in range(max(length, len(ids)))]])
+        ids = torch.tensor([[*ids, *[mask] * (length - len(ids))]])
+        with torch.inference_mode():
+            states = model(input_ids=ids, attention_mask=seen).last_hidden_state[0]
+        return ids[0], torch.nn.functional.normalize(states @ weight.T, dim=-1)
+
+    _, asked = vectors(query, markers[0], COLBERT_QUERY_LENGTH)
+    ids, found = vectors(text, markers[1], 0)
+    skipped = tokenizer.convert_tokens_to_ids(list(COLBERT_SKIPPED))
+    found = found[[token not in skipped for token in ids.tolist()]]
+    return float((asked @ found.T).max(dim=1).values.sum())

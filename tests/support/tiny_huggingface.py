@@ -253,6 +253,29 @@ ENCODERS = {
     "big_bird": ("BigBird", {**_ENCODER, "max_position_embeddings": 256, "block_size": 16, "num_random_blocks": 1}),
 }
 
+_RELATIVE = {"relative_attention": True, "max_relative_positions": LENGTH}
+FURTHER_ENCODERS = {
+    "albert": ("Albert", {**_ENCODER, "embedding_size": 16}),
+    "deberta": ("Deberta", {**_ENCODER, **_RELATIVE, "pos_att_type": ["c2p", "p2c"], "type_vocab_size": 0}),
+    "deberta-v2": (
+        "DebertaV2",
+        {
+            **_ENCODER,
+            **_RELATIVE,
+            "pos_att_type": ["p2c", "c2p"],
+            "position_buckets": 8,
+            "norm_rel_ebd": "layer_norm",
+            "share_att_key": True,
+            "position_biased_input": False,
+            "type_vocab_size": 0,
+            "legacy": False,
+        },
+    ),
+    "mpnet": ("MPNet", {**_ENCODER, "max_position_embeddings": LENGTH + 2}),
+    "xlm-roberta": ("XLMRoberta", {**_ENCODER, "max_position_embeddings": LENGTH + 1, "type_vocab_size": 1}),
+}
+"""Encoders that are read, and not served in the tests."""
+
 
 def write_tokenizer(
     folder: Path,
@@ -261,6 +284,7 @@ def write_tokenizer(
     extra_words: int = 0,
     has_types: bool = False,
     chat_template: str | None = None,
+    mask: str = "",
 ) -> None:
     """Writes a tokenizer of bytes and a few merges, all of ASCII; 0 pads, 1 begins and 2 ends a text.
 
@@ -270,12 +294,15 @@ def write_tokenizer(
         extra_words: How many words it has past `WORDS`.
         has_types: True if it tells the model which text of a pair each token belongs to, as BERT's does.
         chat_template: Jinja.
+        mask: Its mask token, the last of its words; empty: none. One called <mask> takes the space before it, as
+            RoBERTa's does.
     """
     letters = [*string.ascii_lowercase, "Ġ"]
     merges = [("Ġ", letter) for letter in string.ascii_lowercase]
     merges += [(first, second) for first in "aeiou" for second in "nrst"]
     pieces = [*SPECIAL, *letters, *("".join(pair) for pair in merges)]
     pieces += [f"<{number}>" for number in range(len(pieces), WORDS + extra_words)]
+    pieces[-1] = mask or pieces[-1]
     tokenizer = Tokenizer(models.BPE({piece: index for index, piece in enumerate(pieces)}, merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -283,6 +310,8 @@ def write_tokenizer(
     pair = "<s> $A </s> $B:1 </s>:1"
     tokenizer.post_processor = processors.TemplateProcessing(single=frame, pair=pair, special_tokens=marks)
     names = dict(zip(("pad_token", "bos_token", "eos_token", "unk_token"), SPECIAL, strict=True))
+    if mask:
+        names["mask_token"] = transformers.AddedToken(mask, lstrip=mask == "<mask>", special=True)
     inputs = ["input_ids", *(["token_type_ids"] if has_types else []), "attention_mask"]
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_input_names=inputs, **names)
     fast.chat_template = chat_template
@@ -291,7 +320,15 @@ def write_tokenizer(
 
 def write_model(folder: Path, family: str, head: str = "", **changes) -> Path:
     """Writes a model with random weights, drawn wide enough that greedy answers do not repeat one word."""
-    families = {**DECODERS, **FURTHER_DECODERS, **MIXTURES, **STATEFUL, **ENCODERS, **ENCODER_DECODERS}
+    families = {
+        **DECODERS,
+        **FURTHER_DECODERS,
+        **MIXTURES,
+        **STATEFUL,
+        **ENCODERS,
+        **FURTHER_ENCODERS,
+        **ENCODER_DECODERS,
+    }
     prefix, values = families[family]
     text = "Text" if prefix in _WITH_IMAGES and "text_config" not in values else ""
     config = getattr(transformers, f"{prefix}{text}Config")(**{**values, **changes})

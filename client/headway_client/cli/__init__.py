@@ -12,6 +12,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 import typer
 
 from headway_client.cli import (
+    answers,
     captions,
     classification,
     generation,
@@ -49,6 +50,8 @@ for command in (
     speech.speak,
     classification.classify_text,
     classification.classify_tokens,
+    answers.answer_question,
+    answers.fill_mask,
     classification.classify_image,
     classification.embed_text,
     classification.score_text,

@@ -62,7 +62,7 @@ def classify_text(
     with connected(connection) as client:
 
         def call(batch: list[str]) -> Answer[TextClassification]:
-            first, options["text_pairs"] = _split(batch, pairs)
+            first, options["text_pairs"] = split_pairs(batch, pairs)
             return client.classify_text(first, **options)
 
         print_answers(
@@ -149,7 +149,7 @@ def embed_text(
     with connected(connection) as client:
 
         def call(batch: list[str]) -> Answer[TextEmbedding]:
-            first, options["text_pairs"] = _split(batch, pairs)
+            first, options["text_pairs"] = split_pairs(batch, pairs)
             return client.embed_text(first, **options)
 
         print_answers(inputs, batch_size, call, None if as_json else _show_vector)
@@ -173,11 +173,11 @@ def score_text(
     """
     inputs = read_inputs(texts, file)
     if pairs and query is not None:
-        raise ValueError("--query and --pairs exclude each other; give one of them")
+        raise typer.BadParameter("--query and --pairs exclude each other; give one of them")
     with connected(connection) as client:
 
         def call(batch: list[str]) -> Answer[TextScore]:
-            first, options["text_pairs"] = _split(batch, pairs) if query is None else ([query], batch)
+            first, options["text_pairs"] = split_pairs(batch, pairs) if query is None else ([query], batch)
             return client.score_text(first, **options)
 
         def show(text: str, result: TextScore) -> None:
@@ -222,7 +222,7 @@ def _show_vector(text: str, result: TextEmbedding | ImageEmbedding) -> None:
     typer.echo(f"{' '.join(values)}\t{text}")
 
 
-def _split(lines: list[str], pairs: bool) -> tuple[list[str], list[str] | None]:
+def split_pairs(lines: list[str], pairs: bool) -> tuple[list[str], list[str] | None]:
     """Returns the texts of a call and, for pairs separated by a tab, their second texts.
 
     Raises:

@@ -40,7 +40,7 @@ _TOLD_AFTER_S = 2.0
 _LOOKS = 4
 """Checks of the connection within that time; all must find none."""
 _WITHOUT_CONNECTION = (grpc.ChannelConnectivity.CONNECTING, grpc.ChannelConnectivity.TRANSIENT_FAILURE)
-_ELEMENT = re.compile(r"^(?:texts|prompts|images)\[(\d+)\]")
+_ELEMENT = re.compile(r"^(?:texts|prompts|images|questions|contexts)\[(\d+)\]")
 
 
 class ConnectionFlags(ConnectionOptions, total=False):
@@ -129,6 +129,7 @@ _FLAGS: dict[str, _Flag] = {
     "stop_strings": _Flag("--stop-string", list[str], "TEXT"),
     "candidate_labels": _Flag("--candidate-label", list[str], "TEXT"),
     "templates": _Flag("--template", list[str], "TEXT"),
+    "targets": _Flag("--target", list[str], "TOKEN"),
     "image_ids": _Flag("--image-id", list[str], "ID"),
     "image": _Flag(kind=str, metavar="FILE", description="Image file to edit."),
     "mask": _Flag(kind=str, metavar="FILE", description="Inpainting mask: image file, white is generated anew."),

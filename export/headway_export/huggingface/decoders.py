@@ -15,6 +15,7 @@ import inspect
 import math
 import re
 from collections.abc import Sequence
+from functools import partial
 from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, Final, Unpack, cast
@@ -394,7 +395,8 @@ def _check_against_own_attention(folder: ModelFolder, decoder: _HuggingFaceText)
         return CAUSAL(query, key, value, layer=layer, **scoring)
 
     with running(f"{folder.path}: {kind}"):
-        found = generation_logits(decoder, ids, noting)
+        compute = partial(generation_logits, decoder, ids, noting)
+        found = compute()
     layers = int(model.config.get_text_config().num_hidden_layers)
     if isinstance(decoder, HuggingFaceDecoder) and (not attending or len(attending) % layers):
         raise SourceError(
@@ -414,7 +416,7 @@ def _check_against_own_attention(folder: ModelFolder, decoder: _HuggingFaceText)
     finally:
         if not is_written:
             model.set_attn_implementation(ATTENTION)
-    check_logits(found, expected, f"{folder.path}: {kind}")
+    check_logits(found, expected, f"{folder.path}: {kind}", compute)
 
 
 def _window_of(config: Any) -> int | None:

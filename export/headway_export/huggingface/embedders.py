@@ -36,7 +36,7 @@ _TRANSFORMER_FILES: Final = (
     "sentence_xlnet_config.json",
 )  # fmt: skip
 """Names of the settings of a `Transformer`, of which the first that is there holds."""
-_PROMPTS_FILE: Final = "config_sentence_transformers.json"
+PROMPTS_FILE: Final = "config_sentence_transformers.json"
 SETTINGS: Final[Mapping[str, frozenset[str]]] = {
     "module": frozenset(("idx", "name", "path", "type", "kwargs")),
     "transformer": frozenset((
@@ -72,7 +72,7 @@ _ONLY: Final[Mapping[str, Any]] = {
     "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
 }
 """What a `Transformer` may be asked for, if anything; all else is refused."""
-_UNUSED: Final = ("pooler.",)
+UNUSED_WEIGHTS: Final = ("pooler.",)
 """Weights that the last hidden states do not depend on; many folders do not hold them."""
 TEXT_ENCODERS: Final = ("t5", "mt5", "umt5")
 """Model types with a decoder of which an embedder has the encoder alone."""
@@ -123,6 +123,8 @@ _POOLINGS: Final[Mapping[str, Callable[[Tensor, Tensor], Tensor]]] = {
     "mean_sqrt_length": _mean_sqrt_length,
     "weighted_mean": _weighted_mean,
 }
+_BY_PLACE: Final = frozenset(("last_token", "weighted_mean"))
+"""Poolings that count tokens from the first."""
 _SPARSE_KINDS: Final = (["MLMTransformer", "SpladePooling"], ["Transformer", "SpladePooling"])
 """Modules of a folder of sparse vectors, by sentence-transformers 5 and 6."""
 _NAMES: Final = {
@@ -149,18 +151,24 @@ _SWITCHES: Final = {
 class HuggingFaceEmbedder(nn.Module):
     """An encoder of `transformers`, a pooling, and what follows it."""
 
-    def __init__(self, model: nn.Module, *, poolings: Sequence[str], head: nn.Module, max_length: int) -> None:
+    def __init__(
+        self, model: nn.Module, *, poolings: Sequence[str], head: nn.Module, max_length: int, pools_prompt: bool = True
+    ) -> None:
         super().__init__()
         self.model = model
         self.poolings = tuple(poolings)
         self.pooling = "+".join(poolings)
         self.head = head
         self.max_length = max_length
+        self.pools_prompt = pools_prompt
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
         """(B, T), (B, T) -> `embedding` (B, E)."""
+        pooled_tokens = attention_mask
+        if not self.pools_prompt:
+            attention_mask, pooled_tokens = attention_mask.clamp(max=1), (attention_mask == 1).to(attention_mask.dtype)
         states = self.model(input_ids=input_ids, attention_mask=attention_mask, return_dict=True).last_hidden_state
-        mask = attention_mask.unsqueeze(-1).to(states.dtype)  # (B, T, 1)
+        mask = pooled_tokens.unsqueeze(-1).to(states.dtype)  # (B, T, 1)
         pooled = torch.cat([_POOLINGS[name](states, mask) for name in self.poolings], dim=-1)
         return {"embedding": self.head(pooled)}
 
@@ -216,6 +224,8 @@ class Layout:
     """Folder of the encoder."""
     poolings: tuple[str, ...]
     """Empty for sparse vectors."""
+    pools_prompt: bool = True
+    """False if the tokens of a prompt are left out of the pooling."""
     rest: tuple[tuple[str, Path], ...]
     """Kind and folder of each module that follows the pooling."""
     notes: tuple[str, ...]
@@ -233,15 +243,7 @@ def read_layout(path: Path) -> Layout | None:
     """
     if not (path / MODULES_FILE).exists():
         return None
-    try:
-        entries = json.loads((path / MODULES_FILE).read_text(encoding="utf-8"))
-        modules = [(str(entry["type"]).rsplit(".", 1)[-1], path / str(entry["path"])) for entry in entries]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SourceError(f"{path / MODULES_FILE}: cannot be read as a list of modules ({error!r})") from error
-    if outside := [
-        folder for _, folder in modules if not folder.is_relative_to(path) or ".." in folder.relative_to(path).parts
-    ]:
-        raise SourceError(f"{path / MODULES_FILE}: names {outside[0]}, which lies outside of the folder")
+    entries, modules = _read_modules(path)
     kinds = [kind for kind, _ in modules]
     if "Pooling" not in kinds and kinds[:1] == ["Transformer"]:
         return None
@@ -265,9 +267,28 @@ def read_layout(path: Path) -> Layout | None:
     return Layout(
         transformer=modules[0][1],
         poolings=_read_poolings(modules[1][1]),
+        pools_prompt=read_settings(modules[1][1] / "config.json").get("include_prompt") is not False,
         rest=tuple((kind, folder) for kind, folder in modules[2:] if kind != "Dropout"),
         notes=_notes_of_modules(path, entries, modules),
     )
+
+
+def read_modules(path: Path) -> list[tuple[str, Path]]:
+    """Returns the kind and the folder of each module; none where there is no `modules.json`; errors: `read_layout`."""
+    return _read_modules(path)[1] if (path / MODULES_FILE).exists() else []
+
+
+def _read_modules(path: Path) -> tuple[list[Mapping[str, Any]], list[tuple[str, Path]]]:
+    try:
+        entries = json.loads((path / MODULES_FILE).read_text(encoding="utf-8"))
+        modules = [(str(entry["type"]).rsplit(".", 1)[-1], path / str(entry["path"])) for entry in entries]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SourceError(f"{path / MODULES_FILE}: cannot be read as a list of modules ({error!r})") from error
+    if outside := [
+        folder for _, folder in modules if not folder.is_relative_to(path) or ".." in folder.relative_to(path).parts
+    ]:
+        raise SourceError(f"{path / MODULES_FILE}: names {outside[0]}, which lies outside of the folder")
+    return entries, modules
 
 
 def _read_sparse_pooling(path: Path) -> tuple[str, str]:
@@ -288,7 +309,7 @@ def _read_sparse_pooling(path: Path) -> tuple[str, str]:
 
 def unread_notes(path: Path) -> tuple[str, ...]:
     """Returns a note that names the files of sentence-transformers in the folder of another model, if it has some."""
-    names = [name for name in (MODULES_FILE, *_TRANSFORMER_FILES, _PROMPTS_FILE) if (path / name).exists()]
+    names = [name for name in (MODULES_FILE, *_TRANSFORMER_FILES, PROMPTS_FILE) if (path / name).exists()]
     return (f"{', '.join(names)}: read of embedders alone, so nothing in them is applied",) if names else ()
 
 
@@ -338,11 +359,11 @@ def read_embedder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
     if layout is not None and asked is not None:
         raise SourceError(f"--pooling {asked}: {folder.path / MODULES_FILE} says how token vectors become one")
     encoder = folder if layout is None else replace(folder, path=layout.transformer)
-    settings, transformer_notes = _read_transformer(encoder.path, is_sparse=is_sparse)
+    settings, transformer_notes = read_transformer(encoder.path, is_sparse=is_sparse)
     own = encoder.own_tokenizer()
     tokenizer = plain_tokenizer(own)
     if settings.get("do_lower_case"):
-        _lower(tokenizer)
+        lower(tokenizer)
     encoder.config.use_cache = False  # a decoder that embeds keeps none
     model = _load_encoder(encoder, is_sparse=is_sparse)
     encoder.check_inputs(model)
@@ -352,14 +373,22 @@ def read_embedder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
     length, notes = _length_of(encoder, model, stated)
     poolings = layout.poolings if layout is not None else (_NAMES[str(asked)],)
     rest = layout.rest if layout is not None else ()
+    pools_prompt = layout is None or layout.pools_prompt
+    if not pools_prompt and (others := set(poolings) & _BY_PLACE):
+        raise SourceError(
+            f"{folder.path}: leaves the prompt's tokens out of the pooling (include_prompt), which is not supported "
+            f"with {min(others)}"
+        )
 
     def adapt(model: nn.Module) -> nn.Module:
         if layout is not None and is_sparse:
             return SparseEmbedder(
                 model, pooling=layout.sparse_pooling, activation=layout.sparse_activation, max_length=length
             ).eval()
-        head = nn.Sequential(*(_read_module(kind, path, folder.options.allow_pickle) for kind, path in rest))
-        return HuggingFaceEmbedder(model, poolings=poolings, head=head, max_length=length).eval()
+        head = nn.Sequential(*(read_module(kind, path, folder.options.allow_pickle) for kind, path in rest))
+        return HuggingFaceEmbedder(
+            model, poolings=poolings, head=head, max_length=length, pools_prompt=pools_prompt
+        ).eval()
 
     module = adapt(model)
     with as_source_error():
@@ -379,6 +408,7 @@ def read_embedder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
             prompts=prompts,
             default_prompt=default,
             has_sparse_vectors=is_sparse,
+            pools_prompt=pools_prompt,
             evaluation=folder.evaluation(),
         ),
         notes,
@@ -390,7 +420,7 @@ def _load_encoder(folder: ModelFolder, *, is_sparse: bool) -> nn.Module:
     if is_sparse:
         return folder.load(AutoModelForMaskedLM)
     auto_class = AutoModelForTextEncoding if folder.config.model_type in TEXT_ENCODERS else AutoModel
-    model = folder.load(auto_class, unused=_UNUSED)
+    model = folder.load(auto_class, unused=UNUSED_WEIGHTS)
     if getattr(model, "pooler", None) is not None:
         cast("Any", model).pooler = None
     return model
@@ -401,10 +431,6 @@ def _read_poolings(path: Path) -> tuple[str, ...]:
     content = read_settings(file)
     if not content:
         raise SourceError(f"{file}: is not there, and says how token vectors become one; fetch the folder again")
-    if content.get("include_prompt", True) is False:
-        raise SourceError(
-            f"{file}: leaves the prompt's tokens out of the pooling (include_prompt), which is not supported"
-        )
     if others := sorted(
         name for name, value in content.items() if value and name.startswith("pooling_mode_") and name not in _SWITCHES
     ):
@@ -416,7 +442,12 @@ def _read_poolings(path: Path) -> tuple[str, ...]:
     return tuple(_NAMES[name] for name in names)
 
 
-def _read_module(kind: str, path: Path, allow_pickle: bool) -> nn.Module:
+def read_module(kind: str, path: Path, allow_pickle: bool, *, of: str = "sentence_embedding") -> nn.Module:
+    """Reads a module of sentence-transformers that follows the encoder or the pooling, whose output is `of`.
+
+    Raises:
+        SourceError: Its weights cannot be read, or its settings are not supported.
+    """
     if kind == "Normalize":
         return Normalize()
     file = path / "config.json"
@@ -425,10 +456,7 @@ def _read_module(kind: str, path: Path, allow_pickle: bool) -> nn.Module:
     if (
         name not in _ACTIVATIONS
         or content.get("use_residual")
-        or any(
-            content.get(name) not in (None, "sentence_embedding")
-            for name in ("module_input_name", "module_output_name")
-        )
+        or any(content.get(name) not in (None, of) for name in ("module_input_name", "module_output_name"))
     ):
         raise SourceError(
             f"{file}: has settings that are not supported; {', '.join(_ACTIVATIONS)} may follow its product"
@@ -446,7 +474,7 @@ def _read_module(kind: str, path: Path, allow_pickle: bool) -> nn.Module:
     return _Projection(linear, _ACTIVATIONS[name]())
 
 
-def _read_transformer(path: Path, *, is_sparse: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
+def read_transformer(path: Path, *, is_sparse: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Returns the settings of the encoder of a folder, and notes on those that nothing applies.
 
     Raises:
@@ -470,7 +498,7 @@ def read_prompts(
     Raises:
         SourceError: The default prompt is none of them, or the model is of another type.
     """
-    file = folder.path / _PROMPTS_FILE
+    file = folder.path / PROMPTS_FILE
     content = read_settings(file)
     wanted = "SparseEncoder" if is_sparse else "SentenceTransformer"
     if (kind := content.get("model_type")) not in (None, wanted):
@@ -483,13 +511,13 @@ def read_prompts(
             f"{file}: default_prompt_name {default} is none of its prompts ({', '.join(prompts) or 'none'}); give it "
             f"with --prompt {default}=TEXT"
         )
-    notes = _unknown(_PROMPTS_FILE, content, "sentence transformer")
+    notes = _unknown(PROMPTS_FILE, content, "sentence transformer")
     similarity = content.get("similarity_fn_name")
     if similarity not in (
         (None, "dot") if is_sparse else (None, "cosine", *(("dot", "euclidean") if is_normal else ()))
     ):
         notes += (
-            f"{_PROMPTS_FILE}: similarity_fn_name {similarity}: the server ranks by the "
+            f"{PROMPTS_FILE}: similarity_fn_name {similarity}: the server ranks by the "
             f"{'product' if is_sparse else 'cosine'}; to compare vectors by "
             "another function, get them with normalize false",
         )
@@ -504,7 +532,7 @@ def _length_of(folder: ModelFolder, model: nn.Module, stated: int | None) -> tup
     return folder.length(model)
 
 
-def _lower(tokenizer: Tokenizer) -> None:
+def lower(tokenizer: Tokenizer) -> None:
     """Has a tokenizer read texts in small letters."""
     parts: list[Any] = [normalizers.Lowercase(), *([tokenizer.normalizer] if tokenizer.normalizer is not None else [])]
     tokenizer.normalizer = normalizers.Sequence(parts)

@@ -303,8 +303,9 @@ def adapt_to(
     with running(f"{folder.path}: {kind}"):
         cast("Any", model).set_attn_implementation(ATTENTION)
         module = adapter(model)
-        found = translation_logits(module, values, target)
-    check_logits(found, expected, f"{folder.path}: {kind}")
+        compute = partial(translation_logits, module, values, target)
+        found = compute()
+    check_logits(found, expected, f"{folder.path}: {kind}", compute)
     return module
 
 

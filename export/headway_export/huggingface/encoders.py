@@ -5,10 +5,10 @@ B rows, T tokens, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal, NamedTuple, cast
 
 import torch
 from tokenizers import Tokenizer
@@ -70,6 +70,49 @@ class _EncoderDecoderClassifier(HuggingFaceClassifier):
         return cast("Tensor", model.classification_head(ends))
 
 
+class Opened(NamedTuple):
+    """An encoder of a folder, in the modules that are traced and compared."""
+
+    model: nn.Module
+    """As `transformers` makes it."""
+    module: nn.Module
+    """What is traced."""
+    own_tokenizer: Any
+    tokenizer: Tokenizer
+    notes: tuple[str, ...]
+    make_reference: Callable[[], nn.Module]
+
+
+def open_encoder(
+    folder: ModelFolder,
+    auto_class: Any,
+    kind: Callable[..., nn.Module],
+    reference: Callable[..., nn.Module] | None = None,
+) -> Opened:
+    """Opens an encoder with the head of its task.
+
+    Args:
+        folder: Its folder.
+        auto_class: The `Auto` class of `transformers` that makes models of the task.
+        kind: Makes what is traced, of a model, `max_length` and `has_types`.
+        reference: Makes what that is held against; None: `kind` does.
+
+    Raises:
+        SourceError: The folder is incomplete, or its model is none that can be served.
+    """
+    own = folder.own_tokenizer()
+    tokenizer, has_types = plain_tokenizer(own), "token_type_ids" in own.model_input_names
+    model = folder.load(auto_class)
+    folder.check_inputs(model)
+    length, notes = folder.length(model, kind(model, max_length=0, has_types=False))
+    module = kind(model, max_length=length, has_types=has_types)
+    with as_source_error():
+        name = type(model).__name__
+        check_reading(folder.path, module, name=name, config=folder.config, tokenizer=tokenizer, longest=length)
+    make = partial(reference or kind, max_length=length, has_types=has_types)
+    return Opened(model, module, own, tokenizer, notes, lambda: make(folder.load(auto_class)))
+
+
 def read_classifier(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
     """Reads a classifier of texts or tokens.
 
@@ -79,35 +122,26 @@ def read_classifier(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]
     scoring = _scoring_of(folder)
     if scoring is not None:
         folder = replace(folder, task=Task.TEXT_SCORING)
-    own = folder.own_tokenizer()
-    tokenizer, has_types = plain_tokenizer(own), "token_type_ids" in own.model_input_names
     auto_class = _AUTO_CLASSES.get(folder.task, AutoModelForSequenceClassification)
-    model = folder.load(auto_class)
-    folder.check_inputs(model)
     kind = _EncoderDecoderClassifier if folder.config.is_encoder_decoder else HuggingFaceClassifier
-    length, notes = folder.length(model, kind(model, max_length=0, has_types=False))
-    adapt = partial(kind, max_length=length, has_types=has_types)
-    module = adapt(model)
-    with as_source_error():
-        name = type(model).__name__
-        check_reading(folder.path, module, name=name, config=folder.config, tokenizer=tokenizer, longest=length)
+    opened = open_encoder(folder, auto_class, kind)
     labels, scheme = _labels_of(folder) if scoring is None else ((), None)
     tagging = _tagging_of(folder, labels)
     return (
         folder.source(
-            model,
-            module,
-            make_reference=lambda: adapt(folder.load(auto_class)),
-            tokenizer=tokenizer,
-            special_tokens=SpecialTokens(pad=padding_of(folder.config, own)),
+            opened.model,
+            opened.module,
+            make_reference=opened.make_reference,
+            tokenizer=opened.tokenizer,
+            special_tokens=SpecialTokens(pad=padding_of(folder.config, opened.own_tokenizer)),
             labels=labels,
             classification=scheme,
             scoring=scoring,
             tagging=tagging,
-            text_pairs=_text_pairs(tokenizer, folder.task),
+            text_pairs=_text_pairs(opened.tokenizer, folder.task),
             evaluation=folder.evaluation(len(labels)),
         ),
-        notes,
+        opened.notes,
     )
 
 
@@ -167,5 +201,9 @@ def _tagging_of(folder: ModelFolder, labels: Sequence[str]) -> Tagging | None:
 
 def _text_pairs(tokenizer: Tokenizer, task: Task) -> Literal["never", "optional"]:
     """A classifier reads pairs where its tokenizer knows how to join two texts."""
-    joins = tokenizer.num_special_tokens_to_add(True) > tokenizer.num_special_tokens_to_add(False)
-    return "optional" if task is not Task.TOKEN_CLASSIFICATION and joins else "never"
+    return "optional" if task is not Task.TOKEN_CLASSIFICATION and joins_texts(tokenizer) else "never"
+
+
+def joins_texts(tokenizer: Tokenizer) -> bool:
+    """Returns True if a tokenizer puts more tokens around two texts than around one."""
+    return bool(tokenizer.num_special_tokens_to_add(True) > tokenizer.num_special_tokens_to_add(False))

@@ -125,6 +125,24 @@ EXPORTED: Final = (
         compared="logits, within 1e-4; spans of each aggregation strategy",
     ),
     Families(
+        kind="",
+        names="BERT, DeBERTa V2",
+        task="`question_answering` ([question-answering.md](question-answering.md))",
+        compared="answers in overlapping windows, within 1e-5",
+    ),
+    Families(
+        kind="",
+        names="RoBERTa",
+        task="`fill_mask` ([question-answering.md](question-answering.md))",
+        compared="tokens and probabilities of the fill-mask pipeline, within 1e-5",
+    ),
+    Families(
+        kind="",
+        names="BERT, RoBERTa, DistilBERT, ModernBERT, ELECTRA, ALBERT, DeBERTa, DeBERTa V2, MPNet, XLM-RoBERTa",
+        task="`question_answering`, `fill_mask`",
+        compared="logits, within 1e-5; not served in the tests",
+    ),
+    Families(
         kind="embedders",
         names=(
             "BERT, XLM-RoBERTa, MPNet, ModernBERT, NomicBERT, Qwen3, as sentence-transformers (MiniLM, E5, BGE, GTE, "
@@ -245,10 +263,8 @@ REFUSALS: Final = (
 """Those that are refused; rows without `model_types` by what the configuration says."""
 
 OTHER_HEADS: Final[Mapping[str, str]] = {
-    "ForMaskedLM": "fills gaps of a text",
     "ForPreTraining": "has the heads that it was trained with first",
     "ForNextSentencePrediction": "tells whether one sentence follows another",
-    "ForQuestionAnswering": "finds answers in a text",
     "ForTableQuestionAnswering": "finds answers in a table",
     "ForDocumentQuestionAnswering": "finds answers in a document",
     "ForVisualQuestionAnswering": "answers questions about images",
@@ -347,12 +363,7 @@ def check_heads(path: Path, architectures: Sequence[str]) -> None:
     found = [(name, what) for name in architectures for head, what in OTHER_HEADS.items() if name.endswith(head)]
     if architectures and len({name for name, _ in found}) == len(architectures):
         name, what = found[0]
-        further = (
-            "; with --pooling its encoder is exported, or with --pooling splade its sparse vectors"
-            if name.endswith("MaskedLM")
-            else ""
-        )
-        raise SourceError(f"{path}: {name} {what}, which is no task of this command{further}")
+        raise SourceError(f"{path}: {name} {what}, which is no task of this command")
 
 
 def models_table() -> str:

@@ -23,29 +23,23 @@ from headway_export.graphs import parameter_count
 from headway_export.huggingface.adapters import Adapter
 from headway_export.huggingface.plain import PlainFolder
 from headway_export.source import EvaluationData, ExportSource, checkpoint_beside, limits_of, read_evaluation
-from headway_server.bundles import Architecture, Languages, Origin, Task
+from headway_export.space import check_memory, working_bytes
+from headway_export.tasks.table import task_of
+from headway_server.bundles import Architecture, Languages, Origin, Precision, Task
 from headway_server.bundles.tags import Aggregation, TagScheme
 from headway_server.errors import ServerError
-from headway_server.runtime import available_bytes
 from headway_training import folders
 from headway_training.errors import CheckpointError
 from headway_training.folders import plain_tokenizer
 
-_COPIES: Final = 2.5
-"""Of the weights in fp32 that an export holds at least: the module, which the graph shares, and the session that proves
-it. The libraries left out, a GPT-2 small took 2.9 times its weights (docs/journal/huggingface.md)."""
-_MAPPED_COPIES: Final = 1.0
-"""The same where weights are mapped from disk and fp32 only judges, as opened without a second layout of them. Long
-texts with a large vocabulary add to it (docs/decisions/mapped-weights.md)."""
-_FLOAT_BYTES: Final = 4
 _TEXT_INPUTS: Final = frozenset((
     "attention_mask", "cache", "decoder_attention_mask", "decoder_input_ids", "decoder_inputs_embeds",
     "decoder_position_ids", "deprecated_arguments", "encoder_attention_mask", "encoder_hidden_states",
-    "encoder_outputs", "entity_attention_mask", "entity_ids", "entity_position_ids", "entity_token_type_ids",
-    "global_attention_mask", "input_ids", "input_mask", "inputs", "inputs_embeds", "kwargs", "labels", "lang_ids",
-    "langs", "lengths", "logits_to_keep", "mems", "num_hashes", "output_attentions", "output_hidden_states",
-    "past_key_values", "perm_mask", "position_ids", "return_dict", "target_mapping", "task_type_ids",
-    "token_type_ids", "use_cache", "use_mems",
+    "encoder_outputs", "end_positions", "entity_attention_mask", "entity_ids", "entity_position_ids",
+    "entity_token_type_ids", "global_attention_mask", "input_ids", "input_mask", "inputs", "inputs_embeds", "kwargs",
+    "labels", "lang_ids", "langs", "lengths", "logits_to_keep", "mems", "num_hashes", "output_attentions",
+    "output_hidden_states", "past_key_values", "perm_mask", "position_ids", "return_dict", "start_positions",
+    "target_mapping", "task_type_ids", "token_type_ids", "use_cache", "use_mems",
 ))  # fmt: skip
 """What models of texts are called with: tokens and what follows from them, and what may always be left out."""
 _OF_OTHER_KINDS: Final = re.compile("pixel_|image|video|vision|audio|input_features|input_values|mm_|num_frames")
@@ -56,6 +50,7 @@ _LICENSE: Final = re.compile(r"^(license|license_name):\s*(?:-\s*)?(\S+)", re.MU
 DOCUMENTS: Final = re.compile(r"README\.md|(?:LICEN[SC]E|NOTICE)[A-Za-z0-9_.-]*")
 """Files of a folder that go into a bundle as they are."""
 _DOCUMENTS_FOLDER: Final = "upstream"
+_WEIGHTS: Final = ("model*.safetensors", "*/model*.safetensors")
 _MOST_DOCUMENT_BYTES: Final = 1 << 20
 
 
@@ -93,10 +88,15 @@ class FolderOptions:
     """Folder or id of the model that an adapter is merged into; None: the one that the adapter names."""
     adapter: Adapter | None = None
     """Merged into the weights of the folder."""
-    keeps_fp32: bool = True
-    """False if the bundle has no fp32, which takes less memory."""
+    precisions: tuple[Precision, ...] | None = None
+    """Of the bundle, which takes less memory without fp32; None: chosen once the folder is read."""
     scratch: Path | None = None
     """Where weights in fp32 are written for the time of an export; None: where the system has temporary files."""
+
+    @property
+    def keeps_fp32(self) -> bool:
+        """True if the bundle has it."""
+        return self.precisions is None or Precision.FP32 in self.precisions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +205,7 @@ class ModelFolder:
             architecture=self.architecture(model),
             limits=limits_of(module, self.task),
             kept={} if self.plain is None else self.plain.kept,
+            checkpoint_files=tuple(file for pattern in _WEIGHTS for file in sorted(self.path.glob(pattern))),
             **values,
         )
 
@@ -412,11 +413,12 @@ def weight_files(path: Path, there: Collection[str], *, allow_pickle: bool) -> l
         return folders.weight_files(path, there, allow_pickle=allow_pickle)
 
 
-def check_weights(path: Path, *, allow_pickle: bool, is_mapped: bool = False) -> None:
-    """Checks, by their headers, that a model's weights are there, whole, and fit into memory.
+def check_weights(path: Path, *, working: int, allow_pickle: bool, is_mapped: bool = False) -> int:
+    """Checks, by their headers, that a model's weights are there, whole, and fit into memory; returns how many.
 
     Args:
         path: The folder.
+        working: Bytes that an export computes with beside weights.
         allow_pickle: True if they may be pickled.
         is_mapped: True if they are mapped from disk, in fp32, and the bundle has no fp32.
 
@@ -425,36 +427,26 @@ def check_weights(path: Path, *, allow_pickle: bool, is_mapped: bool = False) ->
     """
     with as_source_error():
         count = folders.count_weights(path, allow_pickle=allow_pickle)
-    check_memory(str(path), count, is_mapped=is_mapped)
+    check_memory(str(path), count, working=working, is_mapped=is_mapped)
+    return count
 
 
-def check_memory(owner: str, num_weights: int, *, is_mapped: bool = False, least: float = 0) -> None:
-    """Checks that a model fits into memory.
-
-    Args:
-        owner: Whose weights they are, for the message.
-        num_weights: How many they are.
-        is_mapped: As `check_weights` has it.
-        least: How many times they are held at least, however they are read.
-
-    Raises:
-        SourceError: It does not.
-    """
-    copies = max(_MAPPED_COPIES if is_mapped else _COPIES, least)
-    available, needed = available_bytes("cpu"), copies * _FLOAT_BYTES * num_weights
-    if available is not None and needed > available:
-        raise SourceError(
-            f"{owner}: is too large for this machine: its {num_weights:,} weights take "
-            f"{bytes_text(_FLOAT_BYTES * num_weights)} in fp32, an export needs at least {copies:g} times that, "
-            f"{bytes_text(needed)}, and {bytes_text(available)} of memory are free; "
-            + ("" if is_mapped else "leave fp32 out by --precision int8 or int4, with disk for three times that, or ")
-            + "export it on a larger machine"
-        )
-
-
-def bytes_text(num_bytes: float) -> str:
-    """Returns a number of bytes for people."""
-    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**29 else f"{num_bytes / 2**20:.1f} MiB"
+def working_bytes_of(config: Any, task: Task, max_length: int | None) -> int:
+    """Returns about how many bytes an export computes with beside weights, by a configuration."""
+    texts = config.get_text_config()
+    stated = getattr(texts, "max_position_embeddings", None)
+    length = max_length or min(stated if isinstance(stated, int) else folders.MAX_LENGTH, folders.MAX_LENGTH)
+    if task is Task.TRANSCRIPTION:  # a window is longer than what is written of it
+        length = max(length, getattr(config, "max_source_positions", 0))
+    vocab_size = getattr(texts, "vocab_size", None)
+    if not isinstance(vocab_size, int):  # an image has few positions
+        length = vocab_size = 0
+    return working_bytes(
+        writes=task_of(task).has_cache,
+        num_heads=getattr(texts, "num_attention_heads", 0) or 0,
+        length=length,
+        vocab_size=vocab_size,
+    )
 
 
 def check_is_dense(path: Path, config: Any) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -21,10 +21,11 @@ from torch import Tensor
 from transformers import modeling_gguf_pytorch_utils as library
 
 from headway_export.errors import SourceError
-from headway_export.huggingface.folder import check_memory
-from headway_export.huggingface.plain import write_weights
+from headway_export.huggingface.plain import widened_bytes, write_weights
 from headway_export.huggingface.published import Codes
 from headway_export.rewriting import Blocks, digest_of
+from headway_export.space import check_disk, check_memory
+from headway_server.bundles import Precision
 from headway_training.folders import first_line, quiet
 
 SUFFIX: Final = ".gguf"
@@ -90,16 +91,23 @@ def write_descriptions(file: Path, folder: Path) -> None:
         _drop_tokens_past(len(tokens.data), folder / "tokenizer.json")
 
 
-def unpack_weights(file: Path, folder: Path) -> Mapping[bytes, Callable[[], Blocks]]:
+def unpack_weights(file: Path, folder: Path, precisions: Collection[Precision]) -> Mapping[bytes, Callable[[], Blocks]]:
     """Writes the weights of a file, in fp32, into the folder that has its configuration.
+
+    Args:
+        file: The file.
+        folder: The folder.
+        precisions: What is made of them.
 
     Returns:
         What reads the blocks of weights that are in 4 bits, by `digest_of`.
 
     Raises:
-        SourceError: They are not those of the model, or do not fit into memory, where they are held once.
+        SourceError: They are not those of the model, or do not fit on disk, or into memory, where they are held once.
     """
-    check_memory(str(file), sum(int(tensor.n_elements) for tensor in _opened(file).tensors), is_mapped=True, least=1)
+    count = sum(int(tensor.n_elements) for tensor in _opened(file).tensors)
+    check_memory(str(file), count, is_mapped=True, least=1)
+    check_disk(str(file), folder, widened_bytes(count, precisions))
     config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     model, report = _read(
         file, transformers.AutoModelForCausalLM, config=config, dtype=torch.float32, output_loading_info=True

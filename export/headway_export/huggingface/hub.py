@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,12 +25,13 @@ from headway_export.errors import SourceError
 from headway_export.huggingface.adapters import CONFIG_FILE as ADAPTER_FILE
 from headway_export.huggingface.adapters import WEIGHTS_FILE as ADAPTER_WEIGHTS
 from headway_export.huggingface.embedders import MODULES_FILE
-from headway_export.huggingface.folder import DOCUMENTS, as_source_error, bytes_text, check_memory, weight_files
+from headway_export.huggingface.folder import DOCUMENTS, as_source_error, weight_files
+from headway_export.space import bytes_text, check_memory, free_on_disk
 from headway_server.bundles import Origin
 from headway_training.folders import CONFIG_FILE, check_pickle, first_line
 
 _ID: Final = re.compile(r"([\w][\w.-]*/[\w][\w.-]*)(?:@([^@\s]+))?", re.ASCII)
-_SUFFIXES: Final = (".json", ".txt", ".model", ".spm", ".jinja")
+_SUFFIXES: Final = (".json", ".txt", ".model", ".spm", ".jinja", ".metadata")
 """Of files that describe a model or belong to its tokenizer."""
 _INDEX: Final = ".index.json"
 _MODULE_WEIGHTS: Final = ("model.safetensors", "pytorch_model.bin")
@@ -124,11 +124,20 @@ class HubModel:
         """
         self._fetch(self._descriptions())
 
-    def fetch_weights(self, folder: Path, *, allow_pickle: bool, is_mapped: bool, tell: Callable[[str], None]) -> None:
+    def fetch_weights(
+        self,
+        folder: Path,
+        *,
+        working: int = 0,
+        allow_pickle: bool,
+        is_mapped: bool,
+        tell: Callable[[str], None],
+    ) -> None:
         """Fetches the weights that the cache does not have, and says before how many bytes that are.
 
         Args:
             folder: Where the model lies: `path`, or a folder below it.
+            working: Bytes that an export computes with beside weights.
             allow_pickle: True if they may be pickled.
             is_mapped: True if they will be mapped from disk, and the bundle has no fp32.
             tell: Called with a sentence for the user.
@@ -145,8 +154,8 @@ class HubModel:
             tell(f"{where}: is in the cache")
             return
         if (count := self._parameter_count()) is not None:
-            check_memory(self.origin.id, count, is_mapped=is_mapped)
-        free = shutil.disk_usage(self.path).free
+            check_memory(self.origin.id, count, working=working, is_mapped=is_mapped)
+        free = free_on_disk(self.path)
         if num_bytes > free:
             raise SourceError(
                 f"{self.origin.id}: {bytes_text(num_bytes)} of weights are to be fetched, and "

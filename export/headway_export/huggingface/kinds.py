@@ -33,12 +33,23 @@ from headway_export.huggingface.folder import (
     parse_configuration,
     read_configuration,
     weight_files,
+    working_bytes_of,
 )
 from headway_export.huggingface.gguf_files import describe_gguf, find_gguf, unpack_weights, write_descriptions
 from headway_export.huggingface.hub import HubModel, parse_id
 from headway_export.huggingface.images import PREPROCESSOR_FILE, read_image_classifier, read_image_embedder
-from headway_export.huggingface.plain import PlainFolder, is_worth_mapping, make_plain, temporary_folder
+from headway_export.huggingface.late_interaction import compares_tokens, read_late_interaction
+from headway_export.huggingface.mask_fillers import read_mask_filler
+from headway_export.huggingface.plain import (
+    PlainFolder,
+    is_worth_mapping,
+    make_plain,
+    scratch_or_default,
+    temporary_folder,
+    widened_bytes,
+)
 from headway_export.huggingface.published import check_quantization, describe_quantization, quantization_of
+from headway_export.huggingface.question_answerers import read_question_answerer
 from headway_export.huggingface.rerankers import is_reranker, read_reranker
 from headway_export.huggingface.settings import folder_notes, length_notes, truncation_side
 from headway_export.huggingface.speech import SPEECH_HEADS, read_transcriber
@@ -46,7 +57,8 @@ from headway_export.huggingface.static import read_static, static_part
 from headway_export.huggingface.towers import is_two_towers, read_towers
 from headway_export.huggingface.translators import TRANSLATORS, read_translator
 from headway_export.source import ExportSource, checkpoint_beside, with_record
-from headway_server.bundles import EMBEDDING_TASKS, Origin, Task
+from headway_export.space import check_disk
+from headway_server.bundles import EMBEDDING_TASKS, Origin, Precision, Task
 from headway_training.checkpoint import Checkpoint
 from headway_training.folders import CONFIG_FILE
 
@@ -69,7 +81,9 @@ class Kind:
 
 
 def read_scorer(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
-    """Reads a model that scores texts: a decoder by its words, or an encoder by its one output."""
+    """Reads a model that scores texts: a decoder by its words, or an encoder by its one output or by its tokens."""
+    if compares_tokens(folder.path, folder.config.architectures or []):
+        return read_late_interaction(folder)
     is_decoder = folder.is_of("ForCausalLM", "LMHeadModel")
     return read_reranker(folder) if is_decoder else read_classifier(folder)
 
@@ -86,6 +100,8 @@ KINDS: Final = (
         read=read_classifier,
     ),
     Kind(task=Task.TOKEN_CLASSIFICATION, heads=("ForTokenClassification",), read=read_classifier),
+    Kind(task=Task.QUESTION_ANSWERING, heads=("ForQuestionAnswering",), read=read_question_answerer),
+    Kind(task=Task.FILL_MASK, heads=("ForMaskedLM",), read=read_mask_filler),
     Kind(task=Task.TEXT_SCORING, heads=(), encoder_decoders=ENCODER_DECODER_CLASSIFIERS, read=read_scorer),
     Kind(task=Task.TEXT_EMBEDDING, heads=(), encoder_decoders=frozenset(TEXT_ENCODERS), read=read_embedder),
     Kind(
@@ -174,6 +190,7 @@ def sources_from_hub(
             description = _Description.read(model.path, options)
             model.fetch_weights(
                 description.weights,
+                working=working_bytes_of(description.config, description.task, options.max_length),
                 allow_pickle=options.allow_pickle,
                 is_mapped=not options.keeps_fp32 and not num_experts(description.config),
                 tell=tell,
@@ -200,7 +217,7 @@ def _from_gguf(file: Path, options: FolderOptions) -> tuple[Sources, tuple[str, 
                 (plain.path / beside.name).symlink_to(beside.resolve())
         try:
             description = _Description.read(plain.path, options)
-            kept = unpack_weights(file, plain.path)
+            kept = unpack_weights(file, plain.path, options.precisions or ())
             stated = {"quantized": describe_gguf(file)}
             return replace(description, plain=replace(plain, kept=kept), stated=stated).load(options)
         except SourceError as error:
@@ -256,6 +273,11 @@ class _Description:
     stated: Mapping[str, str] = field(default_factory=dict)
     """What the manifest says of the weights as they came, by a word each."""
 
+    @property
+    def task(self) -> Task:
+        """What the model does; a model of two towers is one of images and one of texts."""
+        return Task.IMAGE_EMBEDDING if self.kind is None else self.kind.task
+
     @classmethod
     def read(cls, path: Path, options: FolderOptions) -> _Description:
         """Reads it.
@@ -294,20 +316,27 @@ class _Description:
         """
         comes_otherwise = options.adapter is not None or quantization_of(self.content) is not None
         with as_source_error():
-            is_mapped = self.plain is not None or comes_otherwise or is_worth_mapping(self.weights, options.scratch)
+            is_mapped = (
+                self.plain is not None
+                or comes_otherwise
+                or is_worth_mapping(self.weights, options.scratch, options.precisions or (Precision.FP32,))
+            )
         keeps_fp32 = options.keeps_fp32 and not (self.plain is not None and self.plain.kept)
-        check_weights(
+        task = self.task
+        count = check_weights(
             self.weights,
+            working=working_bytes_of(self.config, task, options.max_length),
             allow_pickle=options.allow_pickle,
             is_mapped=is_mapped and not keeps_fp32 and not num_experts(self.config),  # which are laid out anew
         )
         if self.plain is None and is_mapped:
+            place = scratch_or_default(options.scratch)
+            check_disk(str(self.path), place, widened_bytes(count, options.precisions or ()))
             unpacked = self._unpacked(options)
             try:
                 return unpacked.load(options, origin)
             except SourceError as error:
                 raise SourceError(str(error).replace(str(unpacked.path), str(self.path))) from error
-        task = Task.IMAGE_EMBEDDING if self.kind is None else self.kind.task
         folder = ModelFolder(
             path=self.path,
             task=task,
@@ -322,7 +351,7 @@ class _Description:
         else:
             source, notes = self.kind.read(folder)
             sources = (source,)
-        if task is not Task.TEXT_EMBEDDING:
+        if task is not Task.TEXT_EMBEDDING and not compares_tokens(self.path, self.config.architectures or []):
             notes += unread_notes(self.path)
         notes += folder_notes(self.weights, self.content, task) + _note_of_version(self.content)
         if longest := max(
@@ -403,7 +432,7 @@ def _note_of_version(content: Mapping[str, Any]) -> tuple[str, ...]:
 def _told_task(path: Path, content: Mapping[str, Any], layout: Layout | None, options: FolderOptions) -> str | None:
     """Returns the task of a model without a head of its own, where the folder or the options tell it."""
     names = [str(name) for name in content.get("architectures") or []]
-    if is_reranker(path, names):
+    if is_reranker(path, names) or compares_tokens(path, names):
         return str(Task.TEXT_SCORING)
     sees = (path / PREPROCESSOR_FILE).exists() and not content.keys() & {"text_config", "decoder"}
     if sees and names and all(name.endswith("Model") for name in names):

@@ -11,7 +11,7 @@ import json
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -36,13 +36,14 @@ from headway_export.huggingface.published import (
     stored_tensors,
 )
 from headway_export.rewriting import Blocks, digest_of
+from headway_export.space import FLOAT_BYTES, bundle_bytes, free_on_disk
+from headway_server.bundles import Precision
 from headway_training.folders import CONFIG_FILE, count_weights, first_line
 
 _SHARD_BYTES: Final = 1 << 28
 """Of weights that are written together; that many are in memory."""
 _LARGE_BYTES: Final = 1 << 28
 """Of weights in fp32 from which those that came in 16 bits are widened on disk and not in memory."""
-_FLOAT_BYTES: Final = 4
 _BLOCKS_FOLDER: Final = "blocks"
 _LEFT_OUT: Final = (
     "*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.gguf", CONFIG_FILE, ADAPTER_FILE
@@ -84,16 +85,31 @@ def temporary_folder(name: str, scratch: Path | None) -> PlainFolder:
     return PlainFolder(path=path, holder=holder)
 
 
-def is_worth_mapping(weights: Path, scratch: Path | None) -> bool:
-    """True if a folder's weights are many, came in fewer bits than fp32, and fit in it on the disk three times."""
+def is_worth_mapping(weights: Path, scratch: Path | None, precisions: Collection[Precision]) -> bool:
+    """True if a folder's weights are many, came in fewer bits than fp32, and there is disk to widen them on.
+
+    Without fp32 in the bundle it takes no more disk than to write them for an fp32 that judges.
+    """
     files = list(weights.glob("model*.safetensors"))
     stored = sum(file.stat().st_size for file in files)
-    widened_bytes = _FLOAT_BYTES * count_weights(weights) if files else 0
-    if widened_bytes < max(_LARGE_BYTES, 1.01 * stored):
+    num_weights = count_weights(weights) if files else 0
+    if FLOAT_BYTES * num_weights < max(_LARGE_BYTES, 1.01 * stored):
         return False
-    place = Path(tempfile.gettempdir()) if scratch is None else scratch.absolute()
-    there = next(folder for folder in (place, *place.parents) if folder.exists())
-    return shutil.disk_usage(there).free > 3 * widened_bytes
+    has_room = free_on_disk(scratch_or_default(scratch)) > widened_bytes(num_weights, precisions)
+    return has_room or Precision.FP32 not in precisions
+
+
+def widened_bytes(num_weights: int, precisions: Collection[Precision]) -> int:
+    """Returns about how many bytes of disk it takes to widen weights there and to make a bundle of them.
+
+    An fp32 that is not kept reads them where they are.
+    """
+    return FLOAT_BYTES * num_weights + bundle_bytes(num_weights, precisions, writes_judge=False)
+
+
+def scratch_or_default(scratch: Path | None) -> Path:
+    """Returns the folder that temporary ones are made in."""
+    return Path(tempfile.gettempdir()) if scratch is None else scratch
 
 
 def make_plain(
@@ -207,7 +223,7 @@ def _save(tensors: Mapping[str, Tensor], file: Path) -> None:
     try:
         save_file(dict(tensors), file, {"format": "pt"})
     except (OSError, SafetensorError) as error:  # the library wraps the system's errors
-        free = shutil.disk_usage(file.parent).free
+        free = free_on_disk(file.parent)
         raise SourceError(
             f"{file.parent}: weights in fp32 cannot be written there for the time of the export ({first_line(error)}, "
             f"{free >> 20} MiB are free); make room, or name another folder with --store"

@@ -19,7 +19,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 import numpy as np
 import torch
@@ -150,11 +150,18 @@ def plain_weights(stored: Stored, quantization: Mapping[str, Any] | None) -> Pla
 
 def stored_tensors(files: Iterable[Path]) -> dict[str, Callable[[], Tensor]]:
     """Opens files of safetensors, whose tensors are mapped when they are asked for."""
-    found: dict[str, Callable[[], Tensor]] = {}
+    found = _Stored()
     for file in files:
         opened: Any = safe_open(file, framework="pt")
         found |= {name: _reading(opened, name) for name in opened.keys()}  # noqa: SIM118 (it is no mapping)
     return found
+
+
+class _Stored(dict[str, Callable[[], Tensor]]):
+    """Tensors by name, which says what lacks where a weight is stored in parts."""
+
+    def __missing__(self, name: str) -> NoReturn:
+        raise SourceError(f"its weights lack {name}, a part of a quantized weight; fetch the folder again")
 
 
 def _reading(opened: Any, name: str) -> Callable[[], Tensor]:

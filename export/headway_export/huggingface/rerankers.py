@@ -17,6 +17,7 @@ from typing import Any, Final, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
@@ -218,6 +219,12 @@ def _check(folder: ModelFolder, model: nn.Module, reranker: nn.Module, yes: int,
     ids = torch.from_numpy(np.random.default_rng(0).integers(0, int(folder.config.vocab_size), (1, 32)))
     with torch.inference_mode():
         logits = cast("Any", model)(input_ids=ids, use_cache=False).logits[0, -1].float()
-        found = reranker(ids, torch.ones_like(ids)).numpy()
     expected = logits[yes] - (0 if no is None else logits[no])
-    check_logits(found, expected.reshape(1, 1).numpy(), f"{folder.path}: {type(model).__name__}")
+
+    def compute() -> NDArray[np.float32]:
+        with torch.inference_mode():
+            difference: NDArray[np.float32] = reranker(ids, torch.ones_like(ids)).numpy()
+        return difference
+
+    owner = f"{folder.path}: {type(model).__name__}"
+    check_logits(compute(), expected.reshape(1, 1).numpy(), owner, compute)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -130,18 +131,18 @@ class Generation(ExportTask):
                 decoded = np.stack([step[row] for step in steps])  # (T, V), after the prompt and after each token
                 text = np.concatenate([prompt, decoded[:-1].argmax(axis=-1)])
                 found = np.concatenate([first[row][:-1], decoded])
-                expected = reference.text_logits(
-                    text, np.concatenate([asked[row][:-1], np.arange(len(prompt) - 1, len(text))])
-                )
-                comparison.add("logits", found, expected, where)
-                comparison.add_greedy(found.argmax(axis=-1), expected, where)
+                compared = np.concatenate([asked[row][:-1], np.arange(len(prompt) - 1, len(text))])
+                again = partial(reference.text_logits, text, compared)
+                expected = again()
+                comparison.add("logits", found, expected, where, again)
+                comparison.add_greedy(found.argmax(axis=-1), expected, where, again)
                 written.append((text, decoded, expected[-len(decoded) :]))
             comparison.num_shapes += len(set(rows))
         assert runner is not None, "there is a batch"
         _take_back(runner, written, verifying_width(candidate))
         state = runner.state
         del runner  # and its session: that of the drafts holds the weights again
-        _compare_drafts(candidate, state, written, comparison)
+        _compare_drafts(candidate, state, written, comparison, reference)
 
     def attention_items(self, candidate: Candidate) -> Iterator[list[Tensors]]:
         """Yields texts."""
@@ -228,6 +229,7 @@ def _compare_drafts(
     state: SlotState,
     written: Sequence[tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]],
     comparison: parity.Comparison,
+    reference: Reference,
 ) -> None:
     """Verifies the last tokens of texts as drafts, if the graph can, against decoding them and against PyTorch.
 
@@ -236,6 +238,7 @@ def _compare_drafts(
         state: Slots that hold the texts.
         written: Each text, (T,), what decoding gave for its end, and what PyTorch gives for the same, (., V) each.
         comparison: Where the figures go.
+        reference: PyTorch.
 
     Raises:
         ParityError: They differ.
@@ -249,7 +252,8 @@ def _compare_drafts(
     verified = verifier.verify(drafts, starts)  # (R, width, V)
     for row, (text, decoded, expected) in enumerate(written):
         where = f"drafts of {width} tokens verified at position {len(text) - width} of a batch of {len(written)}"
-        comparison.add("logits", verified[row], expected[-width:], where)
+        again = partial(reference.text_logits, text, np.arange(len(text) - width, len(text)))
+        comparison.add("logits", verified[row], expected[-width:], where, again)
         error = relative_errors(verified[row], decoded[-width:], of_softmax=True).max()
         if not error <= _VERIFIED_BOUND:
             raise ParityError(

@@ -121,8 +121,13 @@ class ImageGeneration(ExportTask):
             for batch_size in BATCH_SIZES:
                 some = items[:batch_size]
                 for item, found in zip(some, run_batch(graphs[role], some), strict=True):
-                    for name, expected in reference.row_outputs(role, exact, item).items():
-                        comparison.add(name, found[name].ravel(), expected.ravel(), f"batch {batch_size}")
+
+                    def flat(role: str = role, exact: nn.Module = exact, item: Tensors = item) -> Tensors:
+                        answers = reference.row_outputs(role, exact, item)
+                        return {name: array.ravel() for name, array in answers.items()}
+
+                    numbers = {name: array.ravel() for name, array in found.items()}
+                    comparison.add_outputs(numbers, f"batch {batch_size}", flat)
         comparison.num_shapes += len(BATCH_SIZES)
 
     def answers(self, candidate: Candidate, inputs: Inputs) -> Iterator[Rows]:

@@ -6,6 +6,7 @@ N examples, C labels.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -51,7 +52,7 @@ class ImageTask(Stateless):
         graph = candidate.open_stateless()
         for items in self.attention_items(candidate):
             for item, found in zip(items, run_batch(graph, items), strict=True):
-                comparison.add_outputs(found, reference.outputs(item["pixel_values"]), f"batch {len(items)}")
+                comparison.add_outputs(found, f"batch {len(items)}", partial(reference.outputs, item["pixel_values"]))
             comparison.num_shapes += 1
 
     def attention_items(self, candidate: Candidate) -> Iterator[list[Tensors]]:

@@ -6,6 +6,7 @@ M masks of a prompt, S side of a mask.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -112,12 +113,15 @@ class Segmentation(ImageTask):
                 items.append(as_item(embeddings[random.integers(num_images)], points, labels, earlier))
             where = f"{num_images} images, {len(items)} prompts"
             for pixels, embedding in zip(images, embeddings, strict=False):
-                expected = reference.image_embedding(pixels)[EMBEDDING]
-                comparison.add(EMBEDDING, embedding.ravel(), expected.ravel(), where)
+
+                def expected(pixels: NDArray[np.float32] = pixels) -> Tensors:
+                    return {EMBEDDING: reference.image_embedding(pixels)[EMBEDDING].ravel()}
+
+                comparison.add_outputs({EMBEDDING: embedding.ravel()}, where, expected)
             for item, found in zip(items, answer_prompts(decoder, items), strict=True):
-                exact = reference.prompt_outputs(item)
-                comparison.add(MASKS, found[MASKS].reshape(len(exact[MASKS]), -1), exact[MASKS], where)
-                comparison.add(PREDICTED_IOU, found[PREDICTED_IOU], exact[PREDICTED_IOU], where)
+                masks = found[MASKS].reshape(len(found[PREDICTED_IOU]), -1)
+                answer = partial(reference.prompt_outputs, item)
+                comparison.add_outputs({MASKS: masks, PREDICTED_IOU: found[PREDICTED_IOU]}, where, answer)
             comparison.num_shapes += 1
 
     def answers(self, candidate: Candidate, inputs: Inputs) -> Iterator[Rows]:

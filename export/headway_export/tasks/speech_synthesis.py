@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -132,7 +133,8 @@ def _compare_codec(candidate: Candidate, reference: Reference, comparison: Compa
         for row, expected_codes in enumerate(codes):
             item = {"codes": expected_codes, "state": np.zeros_like(states[row])}
             outputs = {"samples": samples[row], "present_state": states[row]}
-            comparison.add_outputs(outputs, reference.row_outputs("codec_decoder", exact, item), f"batch {batch_size}")
+            answer = partial(reference.row_outputs, "codec_decoder", exact, item)
+            comparison.add_outputs(outputs, f"batch {batch_size}", answer)
     comparison.num_shapes += len(BATCH_SIZES)
 
 

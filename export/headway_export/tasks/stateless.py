@@ -29,7 +29,7 @@ from headway_server.bundles import CalibrationFigures, ClassificationScheme, Spa
 from headway_server.tasks.outputs import log_softmax
 from headway_training.calibration import NUM_BINS, calibration_metrics, to_probabilities
 
-_POSITIONS_AT_A_TIME = 1 << 14
+_POSITIONS_AT_A_TIME = 1 << 12
 
 
 class Stateless(ExportTask):
@@ -41,7 +41,8 @@ class Stateless(ExportTask):
     def trace(self, asked: Traceable) -> TracedModel:
         """Traces the graph."""
         inputs = self.attention_inputs(asked)
-        return TracedModel(graphs=(trace_graph("model", asked.module, StatelessGraph(asked.served), inputs),))
+        graph, longest = StatelessGraph(asked.served), self.longest_text(asked.module)
+        return TracedModel(graphs=(trace_graph("model", asked.module, graph, inputs, longest=longest),))
 
     @abstractmethod
     def items(self, source: ExportSource, data: EvaluationData) -> Sequence[Tensors]:
@@ -73,7 +74,7 @@ class Stateless(ExportTask):
     def answers(self, candidate: Candidate, inputs: Inputs) -> Iterator[Rows]:
         """Yields the logits or the embeddings of inputs, those of similar length run together."""
         source, graph = candidate.source, candidate.open_stateless()
-        name = self.recorded
+        name = self.output_of(source)
         lengths = [max(array.shape[-1] for array in item.values()) for item in inputs.items]
         order = sorted(range(len(lengths)), key=lengths.__getitem__)
         scheme = source.classification or ClassificationScheme()

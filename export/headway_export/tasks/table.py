@@ -25,6 +25,8 @@ TASKS: Final[dict[Task, str]] = {
     Task.SPEECH_SYNTHESIS: "headway_export.tasks.speech_synthesis:SpeechSynthesis",
     Task.TRANSCRIPTION: "headway_export.tasks.transcription:Transcription",
     Task.TEXT_SCORING: "headway_export.tasks.text:TextScoring",
+    Task.QUESTION_ANSWERING: "headway_export.tasks.text:QuestionAnswering",
+    Task.FILL_MASK: "headway_export.tasks.text:FillMask",
     Task.TEXT_EMBEDDING: "headway_export.tasks.text:TextEmbedding",
     Task.IMAGE_EMBEDDING: "headway_export.tasks.images:ImageEmbedding",
     Task.TENSORS: "headway_export.tasks.tensors:NamedTensors",

@@ -55,7 +55,7 @@ class ExportTask(ABC):
     metrics: ClassVar[tuple[Metric, ...]] = ()
     """The first is that of evaluation data which names none; none: such data is not read."""
     recorded: ClassVar[str] = "logits"
-    """The output whose error the manifest records."""
+    """The output that is judged, of most sources (`output_of`)."""
     names_columns: ClassVar[bool] = True
     """True if each of its columns is a label, a token or a number of a vector, which the exporter counts."""
     is_read: ClassVar[bool] = True
@@ -161,6 +161,10 @@ class ExportTask(ABC):
 
     # Graphs
 
+    def longest_text(self, module: nn.Module) -> int:
+        """Returns the most tokens of a text that attend to each other in one run; 0 of other inputs."""
+        return 0
+
     @abstractmethod
     def trace(self, asked: Traceable) -> TracedModel:
         """Traces the graphs that serve.
@@ -214,6 +218,10 @@ class ExportTask(ABC):
         """Says what a row of answers is."""
         several = source.classification is not None and source.classification.kind == "multi_label"
         return self.own_kind or ("choices" if several else "choice")
+
+    def output_of(self, source: ExportSource) -> str:
+        """Returns the name of the output that is judged, whose error the manifest records."""
+        return self.recorded
 
     @abstractmethod
     def answers(self, candidate: Candidate, inputs: Inputs) -> Iterator[Rows]:

@@ -6,8 +6,9 @@ N examples, C labels, T tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,17 +16,32 @@ from pydantic import NonNegativeInt
 from torch import nn
 
 from headway_export.candidate import Candidate, run_batch
-from headway_export.inputs import FULL_SHARE, LENGTHS, NUM_CALIBRATED, Draw, apart, evenly, text_items
+from headway_export.graphs import StatelessGraph
+from headway_export.inputs import FULL_SHARE, LENGTHS, NUM_CALIBRATED, NUM_VECTORS, Draw, apart, evenly, text_items
 from headway_export.parity import Comparison, attention_texts, batches, sample_tokens
 from headway_export.quality import by_length
 from headway_export.reference import Reference
 from headway_export.source import EvaluationData, ExportSource, TextRow, read_rows, validated
 from headway_export.tasks.stateless import Embedding, Stateless
-from headway_export.tasks.task import Metric
-from headway_export.tracing import Traceable, make_spec
+from headway_export.tasks.task import NOT_LOOKED_AT, Metric
+from headway_export.tracing import Traceable, TracedModel, make_spec, trace_graph
 from headway_server.batching import Tensors
-from headway_server.bundles import Limits, TensorSpec
+from headway_server.bundles import LateInteraction, Limits, TensorSpec, demanded
+from headway_server.tasks.mask_filling.model import POSITIONS
+from headway_server.tasks.outputs import LOGITS, VECTORS
+from headway_server.tasks.question_answering.windows import PairFrame
 from headway_server.tasks.text.model import text_tensors
+
+if TYPE_CHECKING:
+    from headway_export.agreement import Kind
+
+_WINDOW_LENGTH: Final = 128
+"""Tokens of a question and a context that judge."""
+_QUESTION_SHARE: Final = 8
+"""One token of so many is the question's."""
+_MASKED_SHARE: Final = 0.15
+"""Of a text's tokens that are masked, as in the training of BERT."""
+_MOST_MASKED: Final = 4
 
 
 class TextTask(Stateless):
@@ -35,7 +51,11 @@ class TextTask(Stateless):
 
     def limits(self, module: nn.Module) -> Limits:
         """Reads that of texts."""
-        return Limits(max_input_tokens=int(cast("Any", module).max_length))
+        return Limits(max_input_tokens=self.longest_text(module))
+
+    def longest_text(self, module: nn.Module) -> int:
+        """Reads the limit of the module."""
+        return int(cast("Any", module).max_length)
 
     def attention_inputs(self, asked: Traceable) -> list[TensorSpec]:
         """Tokens and their mask, and their types where the model reads such."""
@@ -51,12 +71,16 @@ class TextTask(Stateless):
         texts = sample_tokens(source, source.tokenizer.get_vocab_size(), limit, frame=True)
         for lengths in batches(limit):
             batch = [texts[row % len(texts)][:length] for row, length in enumerate(lengths)]
-            items = [text_tensors(text, _halved(text), has_types=source.has_token_types) for text in batch]
+            items = [self.item(source, text) for text in batch]
             for item, found in zip(items, run_batch(graph, items), strict=True):
                 read = [item[name] for name in graph.input_names if name != "attention_mask"]
-                expected = reference.outputs(*read)
-                comparison.add_outputs(found, expected, f"batch {len(lengths)}, lengths {lengths}")
+                where = f"batch {len(lengths)}, lengths {lengths}"
+                comparison.add_outputs(found, where, partial(reference.outputs, *read))
             comparison.num_shapes += len(set(lengths))
+
+    def item(self, source: ExportSource, text: NDArray[np.int64]) -> Tensors:
+        """Makes the graph's inputs of a text's tokens, (T,)."""
+        return text_tensors(text, _halved(text), has_types=source.has_token_types)
 
     def attention_items(self, candidate: Candidate) -> Iterator[list[Tensors]]:
         """Yields texts."""
@@ -72,9 +96,13 @@ class TextTask(Stateless):
         """Returns texts that are given or drawn, with second ones where the model reads such."""
         source, count = draw.source, self.num_inputs(draw.source)
         if source.texts:
-            return apart(text_items(source, *_paired(draw, evenly(source.texts, count))))
-        items = text_items(source, *_paired(draw, draw.texts(count + NUM_CALIBRATED)))
+            return apart(self.drawn_items(draw, evenly(source.texts, count)))
+        items = self.drawn_items(draw, draw.texts(count + NUM_CALIBRATED))
         return items[:count], items[count:]
+
+    def drawn_items(self, draw: Draw, texts: Sequence[str]) -> list[Tensors]:
+        """Makes the graph's inputs of texts that are given or drawn, as many of them."""
+        return text_items(draw.source, *_paired(draw, texts))
 
     def positions(self, source: ExportSource) -> float:
         """Tokens."""
@@ -123,11 +151,80 @@ class TextScoring(TextTask):
     """Numbers of texts, or of pairs."""
 
     is_read = False
-    own_kind = "score"
+
+    def kind(self, source: ExportSource) -> Kind:
+        """A score, or a vector of each token."""
+        return "score" if _late_interaction(source) is None else "vector"
+
+    def output_of(self, source: ExportSource) -> str:
+        """The logit, or the vectors of tokens."""
+        return LOGITS if _late_interaction(source) is None else VECTORS
+
+
+def _late_interaction(source: ExportSource) -> LateInteraction | None:
+    return None if source.scoring is None else source.scoring.late_interaction
 
 
 class TextEmbedding(Embedding, TextTask):
     """Vectors of texts."""
+
+
+class QuestionAnswering(TextTask):
+    """Where answers begin and end: a row of logits each, over the tokens of a question and a context."""
+
+    is_read = False
+    names_columns = False
+    shows_no_attention = NOT_LOOKED_AT
+
+    def positions(self, source: ExportSource) -> float:
+        """Tokens of a window."""
+        return _window_length(source)
+
+    def drawn_items(self, draw: Draw, texts: Sequence[str]) -> list[Tensors]:
+        """Makes windows of one length of the texts' tokens, so that answers are choices among as many."""
+        source = draw.source
+        assert source.tokenizer is not None, "a text model has its tokenizer"
+        frame, stream = PairFrame.of(source.tokenizer), np.concatenate(source.encode(texts, frame=False))
+        length = max(_window_length(source) - len(frame), 2)
+        parts = np.resize(stream, (len(texts), length))
+        asked = max(1, length // _QUESTION_SHARE)
+        joined = (frame.join(part[:asked], part[asked:]) for part in parts)
+        return [text_tensors(ids, types, has_types=source.has_token_types) for ids, types in joined]
+
+
+class FillMask(TextTask):
+    """Tokens in the places of masks."""
+
+    is_read = False
+    names_columns = False
+    shows_no_attention = NOT_LOOKED_AT
+    num_items = NUM_VECTORS
+
+    def trace(self, asked: Traceable) -> TracedModel:
+        """Traces the graph, which reads where the masks are."""
+        inputs = [*self.attention_inputs(asked), make_spec(POSITIONS, "int64", "batch", "masks")]
+        return TracedModel(graphs=(trace_graph("model", asked.module, StatelessGraph(asked.served), inputs),))
+
+    def item(self, source: ExportSource, text: NDArray[np.int64]) -> Tensors:
+        """Asks for the tokens at both ends and in the middle."""
+        return {**text_tensors(text), POSITIONS: np.unique([0, len(text) // 2, len(text) - 1])}
+
+    def drawn_items(self, draw: Draw, texts: Sequence[str]) -> list[Tensors]:
+        """Puts masks in the places of some tokens of each text."""
+        source = draw.source
+        assert source.special_tokens is not None, "the manifest needs a mask"
+        items: list[Tensors] = []
+        for ids in source.encode(texts, source.limits.max_input_tokens):
+            count = min(_MOST_MASKED, max(1, round(_MASKED_SHARE * len(ids))))
+            places = np.sort(draw.generator.choice(len(ids), count, replace=False))
+            masked = ids.copy()
+            masked[places] = demanded(source.special_tokens.mask)
+            items.append({**text_tensors(masked), POSITIONS: places})
+        return items
+
+
+def _window_length(source: ExportSource) -> int:
+    return min(_WINDOW_LENGTH, source.limits.max_input_tokens or _WINDOW_LENGTH)
 
 
 class _LabelRow(TextRow):

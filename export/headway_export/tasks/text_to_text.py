@@ -99,9 +99,9 @@ class EncoderDecoder(ExportTask):
             )
             batch.compare_decoding(tokens.bos, never)
             targets = [np.append(tokens.bos, written[row][: length - 1]) for row, length in enumerate(lengths)]
-            answers = batch.compare_given(targets)
+            alignments = batch.compare_given(targets)
             if runner.has_alignment:
-                batch.compare_alignments(targets, [answer.alignment for answer in answers])
+                batch.compare_alignments(targets, alignments)
             comparison.num_shapes += len({source.shape for source in sources}) + len(set(lengths))
 
     @abstractmethod
@@ -323,11 +323,11 @@ class _SourceBatch:
             found = np.stack([step[row] for step in steps])
             self._compare(self.sources[row // num_beams], target, np.arange(num_steps), found, where)
 
-    def compare_given(self, targets: Sequence[NDArray[np.int64]]) -> list[TargetAnswers]:
+    def compare_given(self, targets: Sequence[NDArray[np.int64]]) -> list[NDArray[np.float32]]:
         """Holds targets that are given: read in chunks, as a given beginning is, with their ends decoded.
 
         Returns:
-            What PyTorch answers to each.
+            The alignment of each by PyTorch, (T, S).
         """
         runner = self.runner
         where = f"batch {len(self.sources)}, targets of {[len(target) for target in targets]} tokens"
@@ -346,11 +346,13 @@ class _SourceBatch:
             logits = runner.decode(tokens, positions)
             for row in np.flatnonzero(step < num_steps).tolist():
                 found[row].append(logits[row : row + 1].copy())
-        answers = []
-        for row, target in enumerate(targets):
+        alignments = []
+        for row, (target, rows) in enumerate(zip(targets, found, strict=True)):
             positions = np.concatenate([asked[row], np.arange(firsts[row], len(target))])
-            answers.append(self._compare(self.sources[row], target, positions, np.concatenate(found[row]), where))
-        return answers
+            logits = np.concatenate(rows)
+            rows.clear()  # logits of a vocabulary take much memory
+            alignments.append(self._compare(self.sources[row], target, positions, logits, where).alignment)
+        return alignments
 
     def compare_alignments(
         self, targets: Sequence[NDArray[np.int64]], alignments: Sequence[NDArray[np.float32]]
@@ -374,9 +376,13 @@ class _SourceBatch:
         where: str,
     ) -> TargetAnswers:
         """Compares the logits (P, V) after some tokens of a target, (T,); returns what PyTorch answers."""
+
+        def again() -> NDArray[np.float32]:
+            return self.reference.target_answers(source, target, positions).logits
+
         answers = self.reference.target_answers(source, target, positions)
-        self.comparison.add("logits", found, answers.logits, where)
-        self.comparison.add_greedy(found.argmax(axis=-1), answers.logits, where)
+        self.comparison.add("logits", found, answers.logits, where, again)
+        self.comparison.add_greedy(found.argmax(axis=-1), answers.logits, where, again)
         return answers
 
 

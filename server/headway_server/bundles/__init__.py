@@ -32,6 +32,7 @@ from headway_server.bundles.manifest import (
     GraphRole,
     ImagePreprocessing,
     Languages,
+    LateInteraction,
     Limits,
     Manifest,
     Origin,
@@ -56,7 +57,15 @@ from headway_server.bundles.manifest import (
 from headway_server.bundles.reader import NAME, Bundle, find_bundles, open_bundle, path_key, read_manifest
 from headway_server.bundles.settings import ROUTES_FILE, VersionSettings
 from headway_server.bundles.signing import TrustedKeys, sign_bundle
-from headway_server.bundles.writer import describe_files, publish, staging_folder, write_manifest
+from headway_server.bundles.writer import (
+    describe_file,
+    describe_files,
+    find_place,
+    publish,
+    remove_folder,
+    staging_folder,
+    write_manifest,
+)
 
 __all__ = [
     "ALIGNMENT",
@@ -93,6 +102,7 @@ __all__ = [
     "GraphRole",
     "ImagePreprocessing",
     "Languages",
+    "LateInteraction",
     "Limits",
     "ListedBundle",
     "Manifest",
@@ -116,14 +126,17 @@ __all__ = [
     "VersionSettings",
     "attention_layers",
     "demanded",
+    "describe_file",
     "describe_files",
     "find_bundles",
+    "find_place",
     "fingerprint_of",
     "list_store",
     "open_bundle",
     "path_key",
     "publish",
     "read_manifest",
+    "remove_folder",
     "sign_bundle",
     "staging_folder",
     "write_manifest",

@@ -12,6 +12,7 @@ Axis names used in tensor shapes:
     source_length  positions of those tensors
     prompts        prompts of a run, each with the embedding of its image
     points         points of a prompt
+    masks          masks of a text
     frames         frames of codes that are decoded in a run
 """
 
@@ -103,6 +104,8 @@ class Task(StrEnum):
     IMAGE_CLASSIFICATION = "image_classification"
     TEXT_EMBEDDING = "text_embedding"
     TEXT_SCORING = "text_scoring"
+    QUESTION_ANSWERING = "question_answering"
+    FILL_MASK = "fill_mask"
     IMAGE_EMBEDDING = "image_embedding"
     SEGMENTATION = "segmentation"
     IMAGE_GENERATION = "image_generation"
@@ -181,6 +184,9 @@ class Graph(Record):
     file: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    run_bytes: Annotated[int, Field(ge=1)] | None = None
+    """Memory of a run with one text of `max_input_tokens`, beside the weights, by the values of the fp32 graph. None
+    for a model of texts of at most 1,024 tokens, and of other inputs."""
 
 
 class StateTensor(Record):
@@ -218,6 +224,8 @@ class ParityFigures(Record):
     greedy_token_count: int = 0
     """Compared tokens of greedy decoding; 0 for models that do not decode."""
     greedy_mismatch_count: int = 0
+    rounded_count: int = 0
+    """Answers past the bound whose difference is explained by what rounding does to PyTorch's own (docs/export.md)."""
     provider: str
     """Execution provider of the check."""
 
@@ -402,6 +410,8 @@ class SpecialTokens(Record):
     more_eos: tuple[Index, ...] = ()
     """Further end tokens of generated text, such as the end of a turn beside the end of a document."""
     unk: Index | None = None
+    mask: Index | None = None
+    """Token that stands for a missing one, of a masked language model."""
 
 
 class Limits(Record):
@@ -538,6 +548,8 @@ class Embedding(Record):
     """Name of the default prompt; None: no prompt by default."""
     space: Space | None = None
     """Space shared with other models; None: vectors are comparable only within the model."""
+    pools_prompt: bool = True
+    """False: the pooling leaves out the tokens of a prompt, which have 2 in `attention_mask`; all attend to them."""
     is_sparse: bool = False
     """True: each number is the weight of a token of the vocabulary, most are 0, and texts are compared by products."""
 
@@ -548,12 +560,37 @@ class Embedding(Record):
         return self
 
 
+class LateInteraction(Record):
+    """How a scorer of pairs compares the vectors of their tokens (ColBERT, Khattab and Zaharia 2020).
+
+    The score is the sum, over the vectors of the query, of the largest product with a vector of the text. The graph has
+    the output `token_vectors`, float32 (batch, length, dimension), of length one, and reads the two apart.
+    """
+
+    dimension: Size
+    """Numbers of a token's vector."""
+    max_query_tokens: Size
+    """Limit of a query, with its marker and special tokens; that of a text is `limits.max_input_tokens`."""
+    query_marker: Index | None = None
+    """Token behind the first one of each query; None: none."""
+    text_marker: Index | None = None
+    """The same of each text."""
+    query_filler: Index | None = None
+    """Token that fills up queries to `max_query_tokens`, and whose vectors count; None: queries stay as they are."""
+    attends_to_filler: bool = False
+    """True if the tokens of a query attend to what fills it up."""
+    skipped_tokens: tuple[Index, ...] = ()
+    """Tokens of a text whose vectors do not count, such as punctuation."""
+
+
 class Scoring(Record):
     """Mapping of a pair to a scorer's input, and of its logit to its score."""
 
     activation: Literal["none", "sigmoid"]
     template: str | None = None
     """Text with `{query}` and, after it, `{text}`, which stand for the pair; None: the tokenizer joins the two."""
+    late_interaction: LateInteraction | None = None
+    """For models that read the two texts apart; None: one run reads both, and gives a logit."""
 
     @model_validator(mode="after")
     def _check_template(self) -> Scoring:
@@ -772,6 +809,11 @@ class Manifest(Record):
         """
         return TagSet.parse(self.labels, (self.tagging or Tagging()).scheme)
 
+    def weight_bytes(self, variant: Variant) -> int:
+        """Returns the size of a variant's graphs that serve, with weights in files beside them; about the weights'."""
+        files = [graph.file for role, graph in variant.graphs.items() if role != "attention"]
+        return sum(file.size_bytes for path, file in self.files.items() if any(map(path.startswith, files)))
+
     @model_validator(mode="after")
     def _check_parts(self) -> Manifest:
         """Checks the parts required by the task."""
@@ -848,6 +890,12 @@ def _check_tags(manifest: Manifest) -> None:
         _ = manifest.tags
     except ValueError as error:
         raise ValueError(f"labels: {error}") from error
+
+
+def _check_mask(manifest: Manifest) -> None:
+    assert manifest.special_tokens is not None, "`TASK_PARTS` requires it"
+    if manifest.special_tokens.mask is None:
+        raise ValueError(f"special_tokens.mask: {manifest.task} needs it")
 
 
 def _check_languages(manifest: Manifest) -> None:
@@ -989,6 +1037,8 @@ TASK_PARTS: Final[dict[Task, TaskParts]] = {
     Task.IMAGE_CLASSIFICATION: TaskParts(needs=("labels", "image_preprocessing")),
     Task.TEXT_EMBEDDING: TaskParts(needs=("embedding", *_OF_TEXTS), files=(TOKENIZER_FILE,)),
     Task.TEXT_SCORING: TaskParts(needs=("scoring", *_OF_TEXTS), files=(TOKENIZER_FILE,)),
+    Task.QUESTION_ANSWERING: TaskParts(needs=_OF_TEXTS, files=(TOKENIZER_FILE,)),
+    Task.FILL_MASK: TaskParts(needs=_OF_TEXTS, files=(TOKENIZER_FILE,), check=_check_mask),
     Task.IMAGE_EMBEDDING: TaskParts(needs=("embedding", "image_preprocessing")),
     Task.SEGMENTATION: TaskParts(
         graphs=("encoder", "decoder"), needs=("image_preprocessing",), check=_check_segmentation

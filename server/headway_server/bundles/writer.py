@@ -17,10 +17,15 @@ from headway_server.errors import BundleError
 def describe_files(folder: Path) -> dict[str, BundleFile]:
     """Returns sizes and hashes of every file in `folder` except for the manifest and its signature."""
     return {
-        file.relative_to(folder).as_posix(): BundleFile(sha256=sha256_of(file), size_bytes=file.stat().st_size)
+        file.relative_to(folder).as_posix(): describe_file(file)
         for file in sorted(folder.rglob("*"))
         if file.is_file() and file not in (folder / MANIFEST_FILE, folder / SIGNATURE_FILE)
     }
+
+
+def describe_file(file: Path) -> BundleFile:
+    """Returns size and hash of a file."""
+    return BundleFile(sha256=sha256_of(file), size_bytes=file.stat().st_size)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -31,13 +36,43 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 @contextmanager
 def staging_folder(store: Path) -> Iterator[Path]:
-    """Creates a temporary folder on the store's file system; it is removed at the end unless it was renamed."""
+    """Creates a temporary folder on the store's file system; it is removed at the end unless it was renamed.
+
+    So is the version that was moved aside for it (`publish`).
+    """
     store.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=".staging-", dir=store))
     try:
         yield folder
     finally:
+        for left in (folder, _aside(folder)):
+            remove_folder(left)
+
+
+def remove_folder(folder: Path) -> None:
+    """Removes a folder, if it is there, even where the process is told to end meanwhile."""
+    try:
         shutil.rmtree(folder, ignore_errors=True)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _aside(staged: Path) -> Path:
+    """Returns where a version is as long as it is replaced by the folder `staged`."""
+    return staged.with_name(f"{staged.name}.replaced")
+
+
+def find_place(store: Path, name: str, version: str, *, replace: bool = False) -> Path:
+    """Returns the folder of a version that is to be published.
+
+    Raises:
+        BundleError: The version exists and `replace` is not set.
+    """
+    target = store / name / version
+    if target.exists() and not replace:
+        raise BundleError(f"{target}: exists already; choose another --version or pass --replace")
+    return target
 
 
 def publish(staged: Path, store: Path, *, replace: bool = False) -> Bundle:
@@ -47,19 +82,17 @@ def publish(staged: Path, store: Path, *, replace: bool = False) -> Bundle:
         BundleError: The bundle is incomplete, or the version exists and `replace` is not set.
     """
     manifest = check_bundle(staged)
-    target = store / manifest.name / manifest.version
-    if target.exists() and not replace:
-        raise BundleError(f"{target}: exists already; choose another --version or pass --replace")
+    target = find_place(store, manifest.name, manifest.version, replace=replace)
     target.parent.mkdir(parents=True, exist_ok=True)
     staged.chmod(0o755)  # a temporary folder is private; bundles are readable by everyone
-    aside = staged.with_name(f"{staged.name}.replaced")
-    if target.exists():
-        target.rename(aside)
+    aside = _aside(staged)
     try:
+        if target.exists():
+            target.rename(aside)
         staged.rename(target)
-    except OSError:
-        if aside.exists():
+    except BaseException:  # the process may be told to end between the two
+        if aside.exists() and not target.exists():
             aside.rename(target)
         raise
-    shutil.rmtree(aside, ignore_errors=True)
+    remove_folder(aside)
     return Bundle(path=target, manifest=manifest)

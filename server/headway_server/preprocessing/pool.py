@@ -7,6 +7,7 @@ the cores. Within a pool callers take turns, so much work of one caller delays n
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -83,6 +84,13 @@ class FairPool(Executor):
 def text_pool(num_characters: int = 0) -> FairPool:
     """Returns the process's pool for texts of a total number of characters; tokenizers release the GIL."""
     return _long_text_pool() if num_characters > LONG_TEXT else _short_text_pool()
+
+
+async def off_loop(size: int, make: Callable[[], Result], *, most_on_loop: int) -> Result:
+    """Returns what `make` returns, called on the event loop for a size of at most `most_on_loop`, else in a thread."""
+    if size <= most_on_loop:
+        return make()
+    return await asyncio.get_running_loop().run_in_executor(text_pool(size), make)
 
 
 @cache

@@ -50,6 +50,10 @@ class EncodedText:
     """(T,), 1 in the second text of a pair and 0 elsewhere; None in a call without pairs."""
     truncated: bool = False
     """True if the text was shortened to the limit."""
+    num_seen: int | None = None
+    """Tokens, from the first, that all of them attend to; None: all."""
+    num_unpooled: int = 0
+    """Tokens, from the first, that a pooling leaves out."""
 
     def __len__(self) -> int:
         return len(self.input_ids)

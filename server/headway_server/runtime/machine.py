@@ -105,6 +105,12 @@ def share_memory(num_processes: int) -> None:
     _num_sharers = num_processes
 
 
+def format_size(num_bytes: int) -> str:
+    """Writes a number of bytes in MiB, or in GiB where it is large."""
+    mib = num_bytes / 2**20
+    return f"{mib:.1f} MiB" if mib < 10_000 else f"{mib / 1024:.1f} GiB"
+
+
 def give_back_memory() -> None:
     """Returns memory freed in the C library to the system, if the library supports it (glibc)."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None

@@ -95,6 +95,7 @@ class Runtime:
         num_lanes: int | None = 1,
         map_weights: bool = False,
         lay_out_weights: bool = True,
+        keep_memory: bool = True,
     ) -> None:
         """Finds the device; `auto` takes CUDA where it is.
 
@@ -105,6 +106,7 @@ class Runtime:
             map_weights: True if files of weights do not change while they are used: what is not laid out anew is read
                 from them, mapped. False: they are read once, and may be overwritten then.
             lay_out_weights: True if weights of products are laid out anew for speed, in as much memory again.
+            keep_memory: True if a session keeps what its largest run took, for those to come. CPU only.
 
         Raises:
             RuntimeUnavailableError: ONNX Runtime is not installed, or CUDA is requested and not available.
@@ -115,6 +117,7 @@ class Runtime:
         self._num_lanes_asked = num_lanes
         self._map_weights = map_weights
         self._lay_out_weights = lay_out_weights
+        self._keep_memory = keep_memory
         self._fallback: Runtime | None = None
         self.num_threads = num_threads or usable_cores()
         self.num_lanes = 1 if self.device == "cuda" else min(num_lanes or self.num_threads, self.num_threads)
@@ -142,6 +145,7 @@ class Runtime:
                     num_lanes=self._num_lanes_asked,
                     map_weights=self._map_weights,
                     lay_out_weights=self._lay_out_weights,
+                    keep_memory=self._keep_memory,
                 )
             return self._fallback
         return self
@@ -199,6 +203,8 @@ class Runtime:
             BundleError: ONNX Runtime cannot load it, or its tensors do not match the manifest.
         """
         sizes = fixed_axes or {}
+        if not self._keep_memory:
+            give_back_memory()  # of sessions that are closed, which this one would come on top of
         threads = [self.num_threads, 1] if in_lanes and self.num_lanes > 1 else [self.num_threads]
         file = bundle.file(graph.file)
         weights = _weights_beside(file)
@@ -242,6 +248,7 @@ class Runtime:
         options.intra_op_num_threads = num_threads
         options.add_session_config_entry("session.intra_op.spin_duration_us", str(_SPIN_US))
         options.log_severity_level = 4  # errors are raised; warnings of the graph optimizer are not actionable
+        options.enable_cpu_mem_arena = self._keep_memory
         for axis, size in sizes.items():
             options.add_free_dimension_override_by_name(axis, size)
         if self._maps_weights:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
@@ -14,7 +13,7 @@ from google.protobuf.message import Message
 from headway.v1 import common_pb2
 from headway_server.bundles import Precision
 from headway_server.decoding.sequence import Delta, FinishReason
-from headway_server.preprocessing.pool import text_pool
+from headway_server.preprocessing.pool import off_loop
 from headway_server.services.enums import WireEnum
 from headway_server.serving.abilities import Ability, KindT
 from headway_server.serving.answers import Answer, CallTimings
@@ -113,9 +112,7 @@ async def build(num_parts: int, make: Callable[[], Response], *, most_on_loop: i
 
     A thousand take a millisecond; 256 texts with 1,000 labels each would block the event loop for a second.
     """
-    if num_parts <= most_on_loop:
-        return make()
-    return await asyncio.get_running_loop().run_in_executor(text_pool(), make)
+    return await off_loop(num_parts, make, most_on_loop=most_on_loop)
 
 
 def label_scores(labels: Iterable[ScoredLabel]) -> list[common_pb2.LabelScore]:

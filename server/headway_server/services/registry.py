@@ -18,7 +18,9 @@ from headway.v1 import (
     image_generation_service_pb2,
     image_service_pb2,
     inspection_service_pb2,
+    mask_filling_service_pb2,
     model_service_pb2,
+    question_answering_service_pb2,
     ranking_service_pb2,
     segmentation_service_pb2,
     speech_service_pb2,
@@ -34,8 +36,10 @@ from headway_server.services.image_classification import ImageClassificationServ
 from headway_server.services.image_generation import ImageGenerationService
 from headway_server.services.images import ImageService
 from headway_server.services.inspection import InspectionService
+from headway_server.services.mask_filling import MaskFillingService
 from headway_server.services.models import ModelService
 from headway_server.services.procedure import Procedure, procedures_of
+from headway_server.services.question_answering import QuestionAnsweringService
 from headway_server.services.ranking import RankingService
 from headway_server.services.segmentation import SegmentationService
 from headway_server.services.speech import SpeechService
@@ -72,6 +76,8 @@ SERVICES: Final = (
     Service(file=caption_service_pb2, servicer=CaptionService),
     Service(file=speech_service_pb2, servicer=SpeechService),
     Service(file=text_classification_service_pb2, servicer=TextClassificationService),
+    Service(file=question_answering_service_pb2, servicer=QuestionAnsweringService),
+    Service(file=mask_filling_service_pb2, servicer=MaskFillingService),
     Service(file=image_classification_service_pb2, servicer=ImageClassificationService),
     Service(file=embedding_service_pb2, servicer=EmbeddingService),
     Service(file=image_generation_service_pb2, servicer=ImageGenerationService),

@@ -20,7 +20,7 @@ from headway_server.decoding.core.step import Stepper
 from headway_server.decoding.interfaces import Decoder, DraftVerifier, Encoder, EncoderInput
 from headway_server.decoding.runner.decoder import DecoderRunner, slot_sizes
 from headway_server.decoding.runner.encoder import EncoderRunner
-from headway_server.decoding.runner.memory_plan import format_size, plan_memory
+from headway_server.decoding.runner.memory_plan import plan_memory
 from headway_server.decoding.sequence import Delta, Sequence, SequenceResult
 from headway_server.decoding.settings import EngineSettings
 from headway_server.decoding.speculation.verifier import can_verify, open_verifier
@@ -29,7 +29,7 @@ from headway_server.observers import NO_OBSERVER, ModelId, Observer
 from headway_server.preprocessing import TextTokenizer
 from headway_server.preprocessing.audio import AudioLimits
 from headway_server.preprocessing.image import ImageLimits
-from headway_server.runtime import Cores, Device, Runtime, available_bytes
+from headway_server.runtime import Cores, Device, Runtime, available_bytes, format_size
 from headway_server.serving.families import ServedModel
 from headway_server.serving.permits import Admission
 from headway_server.settings import DEFAULT_MAX_TEXT_KIB, ServerSettings
@@ -376,11 +376,7 @@ def open_decoders(
     num_lanes = runtime.num_lanes if manifest.task in ENCODER_DECODER_TASKS else 1
     if num_lanes > 1:
         sessions *= 2
-    weights = sessions * sum(  # including external data, in files beside the graph's
-        file.size_bytes
-        for path, file in manifest.files.items()
-        if any(path.startswith(graph.file) for role, graph in variant.graphs.items() if role != "attention")
-    )
+    weights = sessions * manifest.weight_bytes(variant)
     available = available_bytes(runtime.device)
     plan = plan_memory(
         settings,

@@ -18,6 +18,7 @@ from headway_server.bundles import ClassificationScheme, Manifest
 
 LOGITS: Final = "logits"
 EMBEDDING: Final = "embedding"
+VECTORS: Final = "token_vectors"
 
 
 class ScoredLabel(NamedTuple):

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from headway_server.batching import Batcher, BatchGraph
-from headway_server.bundles import Bundle, ClassificationScheme, Manifest, Precision
+from headway_server.bundles import Bundle, ClassificationScheme, LateInteraction, Manifest, Precision
 from headway_server.observers import ModelId, Observer
 from headway_server.runtime import Runtime
 from headway_server.serving.families import ServedModel
 from headway_server.serving.permits import Admission, MeasuredPace
 from headway_server.settings import ServerSettings
 from headway_server.tasks.inspection.inspector import Inspector
-from headway_server.tasks.outputs import EMBEDDING, LOGITS, LabelReader
+from headway_server.tasks.outputs import EMBEDDING, LOGITS, VECTORS, LabelReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +81,17 @@ class StatelessModel(ServedModel):
         return f"{type(self).__name__}({manifest.name}/{manifest.version}, {self.precision}, {self._admission!r})"
 
 
+def late_interaction(manifest: Manifest) -> LateInteraction | None:
+    """Returns how a model compares the vectors of two texts' tokens; None for a model that does not."""
+    return None if manifest.scoring is None else manifest.scoring.late_interaction
+
+
 def expected_outputs(manifest: Manifest, *axes: int) -> Mapping[str, tuple[int, ...]]:
-    """Returns the shapes of an item's outputs: logits, with the leading `axes`, and an embedding."""
+    """Returns the shapes of an item's outputs: logits or tokens' vectors, with the leading `axes`, and an embedding."""
     expected: dict[str, tuple[int, ...]] = {}
-    if manifest.labels or manifest.scoring is not None:
+    if (late := late_interaction(manifest)) is not None:
+        expected[VECTORS] = (*axes, late.dimension)
+    elif manifest.labels or manifest.scoring is not None:
         expected[LOGITS] = (*axes, len(manifest.labels) or 1)
     if manifest.embedding is not None:
         expected[EMBEDDING] = (manifest.embedding.dimension,)

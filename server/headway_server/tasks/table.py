@@ -20,6 +20,8 @@ if TYPE_CHECKING:  # families are imported with their first bundle
     from headway_server.tasks.image_generation.model import ImageGenerationModel
     from headway_server.tasks.images.classifier import ImageClassifier
     from headway_server.tasks.images.model import ImageModel
+    from headway_server.tasks.mask_filling.model import MaskFiller
+    from headway_server.tasks.question_answering.model import QuestionAnswerer
     from headway_server.tasks.segmentation.model import SegmentationModel
     from headway_server.tasks.speech.model import SpeechModel
     from headway_server.tasks.synthesis.model import SynthesisModel
@@ -83,6 +85,10 @@ CLASSIFY_TEXTS: Final[Ability[TextClassifier]] = Ability(name="classify_text", w
 CLASSIFY_TOKENS: Final[Ability[TokenClassifier]] = Ability(name="classify_tokens", words="classify tokens")
 CLASSIFY_IMAGES: Final[Ability[ImageClassifier]] = Ability(name="classify_image", words="classify images")
 SCORE_TEXTS: Final[Ability[TextScorer]] = Ability(name="score_text", words="score texts")
+ANSWER_QUESTIONS: Final[Ability[QuestionAnswerer]] = Ability(
+    name="answer_question", words="find answers to questions in texts"
+)
+FILL_MASKS: Final[Ability[MaskFiller]] = Ability(name="fill_mask", words="fill masks of texts")
 EMBED_TEXTS: Final[Ability[TextModel]] = Ability(name="embed_text", words="embed texts", needs=_embeds)
 EMBED_TEXTS_SPARSELY: Final[Ability[TextModel]] = Ability(
     name="embed_text_sparsely", words="embed texts as sparse vectors", needs=_embeds_sparsely
@@ -159,6 +165,16 @@ FAMILIES: Final[dict[Task, Family]] = {
         made_for=(EMBED_TEXTS, EMBED_TEXTS_SPARSELY, RANK_TEXTS),
         can=(RANK_TEXTS_BY_IMAGE, INSPECT_TEXTS),
         tensors=_TENSORS + "TEXT_EMBEDDING",
+    ),
+    Task.QUESTION_ANSWERING: Family(
+        loader="headway_server.tasks.question_answering.model:QuestionAnswerer.load",
+        made_for=(ANSWER_QUESTIONS,),
+        tensors=_TENSORS + "QUESTION_ANSWERING",
+    ),
+    Task.FILL_MASK: Family(
+        loader="headway_server.tasks.mask_filling.model:MaskFiller.load",
+        made_for=(FILL_MASKS,),
+        tensors=_TENSORS + "FILL_MASK",
     ),
     Task.IMAGE_CLASSIFICATION: Family(
         loader="headway_server.tasks.images.classifier:ImageClassifier.load",
@@ -238,6 +254,8 @@ RPCS: Final[Mapping[str, Rpc]] = {
     "ClassifyTokens": Rpc(asked=CLASSIFY_TOKENS),
     "EmbedText": Rpc(asked=EMBED_TEXTS, with_field={"sparse": EMBED_TEXTS_SPARSELY}),
     "ScoreText": Rpc(asked=SCORE_TEXTS),
+    "AnswerQuestion": Rpc(asked=ANSWER_QUESTIONS),
+    "FillMask": Rpc(asked=FILL_MASKS),
     "ClassifyImage": Rpc(asked=CLASSIFY_IMAGES, with_field={"candidate_labels": LABEL_IMAGES}),
     "EmbedImage": Rpc(asked=EMBED_IMAGES),
     "GenerateImage": Rpc(asked=GENERATE_IMAGES),

@@ -22,6 +22,7 @@ from edge import make_application
 from google.protobuf.message_factory import GetMessageClass
 from loop_turns import LongestTurn, longest_turn
 from PIL import Image
+from tiny_answers import write_answer_bundle, write_mask_bundle
 from tiny_engine import byte_tokenizer, make_chat_template, make_decoder, make_generation_model
 from tiny_hearing import make_speech_model
 
@@ -33,6 +34,8 @@ from headway_server.serving.finding import path_of
 from headway_server.serving.host import ModelHost
 from headway_server.settings import ServerSettings
 from headway_server.tasks.generation.model import GenerationModel
+from headway_server.tasks.mask_filling.model import MaskFiller
+from headway_server.tasks.question_answering.model import QuestionAnswerer
 from headway_server.tasks.speech.model import SpeechRequest
 from headway_server.transports.http import HttpServer
 
@@ -194,6 +197,15 @@ REQUESTS: dict[str, list[dict[str, Any]]] = {
     "TextClassificationService/ClassifyTokens": [
         {"model": "ud-ewt-pos", "texts": TEXTS, "truncate": True},
         {"model": "ud-ewt-pos", "texts": ["the oil price rose " * 40] * 64},
+    ],
+    "QuestionAnsweringService/AnswerQuestion": [
+        {"questions": ["who"], "contexts": ["the oil price rose. " * 3_000], "top_k": 100, "window_token_count": 256},
+        {"questions": ["who"] * 256, "contexts": ["Ada Lovelace saw Oslo"], "top_k": 100},
+    ],
+    "MaskFillingService/FillMask": [
+        {"texts": ["[MASK]" * 64] * 16, "top_k": 10},
+        {"texts": ["[MASK] " + LONG[:-8], "the [MASK]"]},
+        {"texts": ["[MASK]"] * 256, "top_k": 100, "targets": ["star"] * 256},
     ],
     "EmbeddingService/EmbedText": [{"model": "clip-text", "texts": TEXTS, "truncate": True}],
     "RankingService/ScoreText": [{"texts": TEXTS, "text_pairs": TEXTS, "truncate": True}],
@@ -406,11 +418,18 @@ def serving(tmp_path_factory) -> Iterator[Serving]:
     started: Future[Serving] = Future()
     ended = Event()
     long_model = _long_model(folder)
+    loads = [
+        (QuestionAnswerer.load, write_answer_bundle(folder / "store", max_input_tokens=512)),
+        (MaskFiller.load, write_mask_bundle(folder / "store", max_input_tokens=512)),
+    ]
 
     async def serve() -> None:
-        host = ModelHost.open(Runtime(device="cpu", num_threads=1), settings)
-        host._put(path_of(long_model), long_model)
-        host._entries[path_of(long_model)].is_asked_for = True  # so that it stays, though the store has no such bundle
+        runtime = Runtime(device="cpu", num_threads=1)
+        host = ModelHost.open(runtime, settings)
+        models = [long_model, *(load(bundle, runtime, settings) for load, bundle in loads)]
+        for model in models:
+            host._put(path_of(model), model)
+            host._entries[path_of(model)].is_asked_for = True  # so that it stays, though the store has no such bundle
         server = make_application(host, settings)
         server.doors.append(HttpServer(server))
         port = await server.start()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from headway_server.decoding.settings import EngineSettings
 from headway_server.errors import MemoryUnavailableError
+from headway_server.runtime import format_size
 
 DEFAULT_MAX_SLOTS = 32
 """Slots if the setting is left out and memory allows."""
@@ -59,12 +60,6 @@ class MemoryPlan:
             prefix_size = format_size(self.sizes.prefix_slot_bytes)
             sizes = f"{slots} x {size} + {self.num_prefix_slots} of prefix cache x {prefix_size}"
         return f"{sizes} = {format_size(self.total_bytes)}"
-
-
-def format_size(num_bytes: int) -> str:
-    """Writes a number of bytes in MiB, or in GiB where it is large."""
-    mib = num_bytes / 2**20
-    return f"{mib:.1f} MiB" if mib < 10_000 else f"{mib / 1024:.1f} GiB"
 
 
 def plan_memory(settings: EngineSettings, sizes: SlotSizes, *, available: int | None, owner: str) -> MemoryPlan:

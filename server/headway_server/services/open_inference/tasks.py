@@ -27,6 +27,7 @@ from headway.v1 import (
     common_pb2,
     generation_service_pb2,
     image_generation_service_pb2,
+    question_answering_service_pb2,
     segmentation_service_pb2,
     speech_service_pb2,
     translation_service_pb2,
@@ -41,6 +42,7 @@ from headway_server.diffusion import DiffusionSampler
 from headway_server.errors import InvalidInputError, WrongTaskError
 from headway_server.preprocessing import ChatTurn
 from headway_server.preprocessing.pool import image_pool, text_pool
+from headway_server.services.messages import build
 from headway_server.services.open_inference.parameters import Kind, kinds_of
 from headway_server.services.open_inference.tensors import (
     BYTES,
@@ -60,7 +62,9 @@ from headway_server.tasks.generation.request import MAX_PROMPTS, GenerationReque
 from headway_server.tasks.image_generation.model import ImageGenerationModel
 from headway_server.tasks.image_generation.request import ImageGenerationRequest
 from headway_server.tasks.images.classifier import ImageClassifier
+from headway_server.tasks.mask_filling.model import FilledText, MaskFiller
 from headway_server.tasks.outputs import ScoredLabel
+from headway_server.tasks.question_answering.model import QuestionAnswerer, QuestionRequest
 from headway_server.tasks.segmentation.decoder import MAX_POINTS
 from headway_server.tasks.segmentation.model import (
     EverythingRequest,
@@ -307,6 +311,78 @@ async def _classify_tokens(model: TokenClassifier, call: InferCall) -> Arrays:
         "end": np.array([span.end for _, span in spans], np.int64),
         **_embedding_array(one.embedding for one in answer.results),
         **_length_arrays(answer.results),
+    }
+
+
+# Answers and masks
+
+
+_ANSWERING: Final = kinds_of(
+    question_answering_service_pb2.AnswerQuestionRequest,
+    "top_k",
+    "max_answer_token_count",
+    "window_token_count",
+    "overlap_token_count",
+    "no_answer_threshold",
+    "split_words",
+)
+
+
+async def _answer_questions(model: QuestionAnswerer, call: InferCall) -> Arrays:
+    given = call.parameters
+    request = QuestionRequest(
+        questions=_texts(call, "question"),
+        contexts=_texts(call, "context"),
+        top_k=given.get("top_k", 0),
+        max_answer_tokens=given.get("max_answer_token_count", 0),
+        window_tokens=given.get("window_token_count", 0),
+        overlap_tokens=given.get("overlap_token_count"),
+        no_answer_threshold=given.get("no_answer_threshold"),
+        splits_words=given.get("split_words", False),
+    )
+    results = (await model.answer(request, deadline=call.deadline)).results
+    found = [(index, one) for index, result in enumerate(results) for one in result.answers]
+    return await build(
+        len(found),
+        lambda: {
+            "context_index": np.array([index for index, _ in found], np.int64),
+            "answer": texts_array([one.text for _, one in found]),
+            "score": np.array([one.score for _, one in found], np.float32),
+            "start": np.array([one.start for _, one in found], np.int64),
+            "end": np.array([one.end for _, one in found], np.int64),
+            "no_answer_score": np.array([one.no_answer_score for one in results], np.float32),
+            "token_count": np.array([one.num_tokens for one in results], np.int64),
+            "window_count": np.array([one.num_windows for one in results], np.int64),
+        },
+    )
+
+
+async def _fill_masks(model: MaskFiller, call: InferCall) -> Arrays:
+    inputs = TextInputs(texts=_texts(call, "text"), **call.select("truncate"))
+    answer = await model.fill(
+        inputs,
+        top_k=call.parameters.get("top_k", 0),
+        targets=call.parameters.get("targets", ()),
+        deadline=call.deadline,
+    )
+    return await build(
+        sum(len(mask.tokens) for text in answer.results for mask in text.masks),
+        lambda: _token_arrays(answer.results),
+    )
+
+
+def _token_arrays(results: Sequence[FilledText]) -> Arrays:
+    """Returns tensors of the tokens of all masks, (M,), and of the texts, (N,)."""
+    found = [(index, mask, token) for index, text in enumerate(results) for mask in text.masks for token in mask.tokens]
+    return {
+        "text_index": np.array([index for index, _, _ in found], np.int64),
+        "start": np.array([mask.start for _, mask, _ in found], np.int64),
+        "end": np.array([mask.end for _, mask, _ in found], np.int64),
+        "token": texts_array([token.token for _, _, token in found]),
+        "token_id": np.array([token.token_id for _, _, token in found], np.int64),
+        "probability": np.array([token.probability for _, _, token in found], np.float32),
+        "filled_text": texts_array([token.filled_text for _, _, token in found]),
+        **_length_arrays(results),
     }
 
 
@@ -918,6 +994,42 @@ TOKEN_CLASSIFICATION: Final = TensorTask(
     parameters=_COMMON | {"truncate": Kind.BOOLEAN, "normalize": Kind.BOOLEAN},
     max_rows=MAX_TEXTS,
     infer=_classify_tokens,
+)
+QUESTION_ANSWERING: Final = TensorTask(
+    inputs=lambda _: (
+        TensorSpec(name="question", datatype=BYTES, shape=(-1,)),
+        TensorSpec(name="context", datatype=BYTES, shape=(-1,)),
+    ),
+    outputs=lambda _: (
+        TensorSpec(name="context_index", datatype="INT64", shape=(-1,)),
+        TensorSpec(name="answer", datatype=BYTES, shape=(-1,)),
+        TensorSpec(name="score", datatype="FP32", shape=(-1,)),
+        TensorSpec(name="start", datatype="INT64", shape=(-1,)),
+        TensorSpec(name="end", datatype="INT64", shape=(-1,)),
+        TensorSpec(name="no_answer_score", datatype="FP32", shape=(-1,)),
+        _TOKEN_COUNT,
+        TensorSpec(name="window_count", datatype="INT64", shape=(-1,)),
+    ),
+    parameters=_COMMON | _ANSWERING,
+    max_rows=MAX_TEXTS,
+    infer=_answer_questions,
+)
+FILL_MASK: Final = TensorTask(
+    inputs=lambda _: (_TEXT,),
+    outputs=lambda _: (
+        TensorSpec(name="text_index", datatype="INT64", shape=(-1,)),
+        TensorSpec(name="start", datatype="INT64", shape=(-1,)),
+        TensorSpec(name="end", datatype="INT64", shape=(-1,)),
+        TensorSpec(name="token", datatype=BYTES, shape=(-1,)),
+        TensorSpec(name="token_id", datatype="INT64", shape=(-1,)),
+        TensorSpec(name="probability", datatype="FP32", shape=(-1,)),
+        TensorSpec(name="filled_text", datatype=BYTES, shape=(-1,)),
+        _TOKEN_COUNT,
+        _TRUNCATED,
+    ),
+    parameters=_COMMON | {"top_k": Kind.INTEGER, "targets": Kind.TEXTS, "truncate": Kind.BOOLEAN},
+    max_rows=MAX_TEXTS,
+    infer=_fill_masks,
 )
 IMAGE_CLASSIFICATION: Final = TensorTask(
     inputs=_image_specs,

@@ -6,20 +6,23 @@ T tokens of a text, D width of an embedding.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, Self, TypeVar
 
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
 from headway_server.batching import BatchGraph, Postprocess, Tensors
+from headway_server.batching.memory_plan import plan_runs
 from headway_server.batching.settings import MAX_TEXTS
-from headway_server.bundles import TOKENIZER_FILE, Bundle, Manifest, SpecialTokens, demanded
+from headway_server.bundles import TOKENIZER_FILE, Bundle, Manifest, SpecialTokens, Variant, demanded
 from headway_server.errors import InvalidInputError
 from headway_server.observers import NO_OBSERVER, ModelUsage, Observer
 from headway_server.preprocessing import EncodedText, TextTokenizer
-from headway_server.runtime import Runtime, Session
+from headway_server.runtime import Runtime, Session, available_bytes, format_size
 from headway_server.serving.answers import NO_TIMINGS, Answer, CallTimings
 from headway_server.serving.calls import counted_tokens, current_caller
 from headway_server.serving.limits import (
@@ -34,7 +37,7 @@ from headway_server.settings import ServerSettings
 from headway_server.tasks.inspection.inspector import InspectedText, inspected_tokens
 from headway_server.tasks.inspection.maps import AttentionRequest
 from headway_server.tasks.outputs import EMBEDDING, cosines, logits_postprocess, read_vector
-from headway_server.tasks.stateless import StatelessModel, StatelessParts, expected_outputs
+from headway_server.tasks.stateless import StatelessModel, StatelessParts, expected_outputs, late_interaction
 from headway_server.tasks.text.labels import LabelVectors, SetVectors
 
 Result = TypeVar("Result")
@@ -49,6 +52,8 @@ _WORK_OF_TEXT: Final = 64
 _WARM_UP_LENGTH: Final = 32
 """Tokens of a graph's test run at load time, within its limit."""
 _TYPES: Final = "token_type_ids"
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,8 +146,8 @@ class TextModel(StatelessModel):
     def __init__(self, bundle: Bundle, parts: StatelessParts, tokenizer: TextTokenizer) -> None:
         """Assembles a model from its parts."""
         batching = parts.settings.batching
-        budget = batching.batch_tokens(parts.graph.device)
-        super().__init__(bundle, parts, budget=budget, max_waiting=batching.max_waiting_texts)
+        self._budget = batching.batch_tokens(parts.graph.device)
+        super().__init__(bundle, parts, budget=self._budget, max_waiting=batching.max_waiting_texts)
         self.max_input_tokens = demanded(bundle.manifest.limits.max_input_tokens)
         self._max_text_bytes = parts.settings.max_text_bytes
         self._tokenizer = tokenizer
@@ -176,14 +181,13 @@ class TextModel(StatelessModel):
             truncation_side=bundle.manifest.truncation_side,
             truncates=settings.truncate_texts,
         )
+        runtime = _with_memory(runtime, manifest, variant, settings)
         session = runtime.open(bundle, variant.graphs["model"])
         graph = text_graph(session, manifest.special_tokens, cls._postprocess(manifest))
         length = min(_WARM_UP_LENGTH, manifest.limits.max_input_tokens or 1)
-        max_padding = graph.warm_up(
-            text_tensors(np.zeros(length, np.int64), has_types=_TYPES in graph.input_names),
-            length,
-            expected_outputs(manifest, *((length,) if cls._labels_tokens else ())),
-        )
+        first = EncodedText(input_ids=np.zeros(length, np.int64))
+        item = cls._tensors(manifest, first, has_types=_TYPES in graph.input_names)
+        max_padding = graph.warm_up(item, length, cls._expected(manifest, length))
         parts = StatelessParts(
             precision=precision,
             graph=graph,
@@ -193,6 +197,27 @@ class TextModel(StatelessModel):
             observer=observer,
         )
         return cls(bundle, parts, tokenizer)
+
+    @classmethod
+    def _tensors(cls, manifest: Manifest, text: EncodedText, *, has_types: bool) -> Tensors:  # noqa: ARG003
+        """Returns the graph's inputs for a text; see `text_tensors`."""
+        return text_tensors(
+            text.input_ids,
+            text.type_ids,
+            has_types=has_types,
+            num_seen=text.num_seen,
+            num_unpooled=text.num_unpooled,
+        )
+
+    def _cost(self, item: Tensors) -> int:
+        """Returns the cost of a text in the budget of a batch, in tokens."""
+        return len(item["input_ids"])
+
+    @classmethod
+    def _expected(cls, manifest: Manifest, length: int) -> Mapping[str, tuple[int, ...]]:
+        """Returns the shapes of the outputs for a text of `length` tokens."""
+        is_by_token = cls._labels_tokens or late_interaction(manifest) is not None
+        return expected_outputs(manifest, *((length,) if is_by_token else ()))
 
     @classmethod
     def _postprocess(cls, manifest: Manifest) -> Postprocess | None:
@@ -414,11 +439,11 @@ class TextModel(StatelessModel):
                     for ids, of_ids in zip(inputs.input_ids, types, strict=True)
                 ]
             preprocessing_s = time.monotonic() - began
-            lengths = [len(text) for text in encoded]
-            with counted_tokens(sum(lengths)):
+            items = [self._tensors(self.bundle.manifest, text, has_types=self.has_types) for text in encoded]
+            with counted_tokens(sum(map(len, encoded))):
                 batched = await self._batcher.submit(
-                    [text_tensors(text.input_ids, text.type_ids, has_types=self.has_types) for text in encoded],
-                    lengths,
+                    items,
+                    list(map(self._cost, items)),
                     outputs=outputs,
                     read=lambda row, index: read(row, texts[index], encoded[index]),
                     deadline=deadline,
@@ -429,7 +454,7 @@ class TextModel(StatelessModel):
 
     async def _encode(self, inputs: TextInputs, fields: Sequence[str], *, with_offsets: bool) -> list[EncodedText]:
         """Tokenizes the texts of a call, within the model's limit; errors: `encode_limited`."""
-        return await self._tokenizer.encode_limited(
+        encoded = await self._tokenizer.encode_limited(
             [inputs.prompt + text for text in inputs.texts] if inputs.prompt else inputs.texts,
             fields=fields,
             max_tokens=self.max_input_tokens,
@@ -437,6 +462,27 @@ class TextModel(StatelessModel):
             text_pairs=inputs.text_pairs,
             with_offsets=with_offsets,
         )
+        embedding = self.bundle.manifest.embedding
+        if not inputs.prompt or embedding is None or embedding.pools_prompt:
+            return encoded
+        count = await self._count_prompt(inputs.prompt)
+        return [replace(text, num_unpooled=min(count, len(text) - 1)) for text in encoded]
+
+    async def _count_prompt(self, prompt: str) -> int:
+        """Returns the tokens of a prompt with those before it, and without those behind a text."""
+        each = self._tokenizer.encode_each([prompt], add_special_tokens=True)
+        async with aclosing(each):
+            [whole] = [text async for text in each]
+        inner = self._tokenizer.encode_now(prompt).input_ids
+        before = next(
+            (
+                start
+                for start in range(len(whole))
+                if np.array_equal(whole.input_ids[start : start + len(inner)], inner)
+            ),
+            0,
+        )
+        return before + len(inner)
 
     def _prompt(self, name: str, *, is_text: bool) -> str:
         """Returns the text of a prompt, or of the default one.
@@ -509,6 +555,30 @@ class TextModel(StatelessModel):
             check_token_ids(f"{_TYPES}[{index}]", types, 1)
 
 
+def _with_memory(runtime: Runtime, manifest: Manifest, variant: Variant, settings: ServerSettings) -> Runtime:
+    """Returns a runtime with as many lanes as fit into memory with the longest texts.
+
+    Raises:
+        MemoryUnavailableError: Not even one does.
+    """
+    run_bytes = variant.graphs["model"].run_bytes
+    if run_bytes is None:
+        return runtime
+    owner, weights = f"{manifest.name}/{manifest.version}", manifest.weight_bytes(variant)
+    sessions = 2 if runtime.num_lanes > 1 else 1
+    available = available_bytes(runtime.device)
+    plan = plan_runs(
+        run_bytes,
+        num_lanes=runtime.num_lanes,
+        max_tokens=demanded(manifest.limits.max_input_tokens),
+        batch_tokens=settings.batching.batch_tokens(runtime.device),
+        available=None if available is None else max(0, available - sessions * weights),
+        owner=owner,
+    )
+    _log.info("memory", model=owner, weights=f"{sessions} x {format_size(weights)}", runs=str(plan))
+    return runtime.with_lanes(plan.num_lanes)
+
+
 def text_graph(
     session: Session, special_tokens: SpecialTokens | None, postprocess: Postprocess | None = None
 ) -> BatchGraph:
@@ -524,7 +594,12 @@ def text_graph(
 
 
 def text_tensors(
-    input_ids: NDArray[np.int64], type_ids: NDArray[np.int64] | None = None, *, has_types: bool = False
+    input_ids: NDArray[np.int64],
+    type_ids: NDArray[np.int64] | None = None,
+    *,
+    has_types: bool = False,
+    num_seen: int | None = None,
+    num_unpooled: int = 0,
 ) -> Tensors:
     """Returns a graph's inputs for one text, int64 (T,) each.
 
@@ -532,8 +607,13 @@ def text_tensors(
         input_ids: (T,)
         type_ids: (T,), 1 in the second text of a pair; None: 0 everywhere.
         has_types: True if the graph reads token types.
+        num_seen: Tokens, from the first, that all attend to; None: all.
+        num_unpooled: Tokens, from the first, that a pooling leaves out.
     """
     tensors = {"input_ids": input_ids, "attention_mask": np.ones_like(input_ids)}
+    if num_seen is not None:
+        tensors["attention_mask"][num_seen:] = 0
+    tensors["attention_mask"][:num_unpooled] = 2
     if has_types:
         tensors[_TYPES] = np.zeros_like(input_ids) if type_ids is None else type_ids
     return tensors

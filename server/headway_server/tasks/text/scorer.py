@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headway_server.batching import Tensors
 from headway_server.batching.settings import MAX_TEXTS
+from headway_server.bundles import LateInteraction
 from headway_server.errors import InvalidInputError
 from headway_server.observers import note_truncated
 from headway_server.preprocessing import EncodedText
+from headway_server.preprocessing.pool import text_pool
 from headway_server.serving.answers import NO_TIMINGS, Answer
+from headway_server.serving.calls import current_caller
 from headway_server.serving.limits import check_text, check_texts
-from headway_server.tasks.outputs import LOGITS
+from headway_server.tasks.outputs import LOGITS, VECTORS
+from headway_server.tasks.stateless import late_interaction
 from headway_server.tasks.text.labels import MAX_LABELS
 from headway_server.tasks.text.model import Relevance, TextInputs, TextModel, TokenInputs
 
@@ -30,19 +36,45 @@ class ScoredText:
     truncated: bool
 
 
-class TextScorer(TextModel):
-    """Scores texts by the graph's single logit, after a sigmoid if the manifest has one."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Apart(TextInputs):
+    """One side of pairs whose texts are read apart."""
 
-    async def score(self, inputs: TextInputs | TokenInputs, *, deadline: float | None) -> Answer[ScoredText]:
+    are_queries: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TokenVectors:
+    """What counts of a text that is read apart."""
+
+    vectors: NDArray[np.float32]
+    """(tokens, D), of length one."""
+    num_tokens: int
+    truncated: bool
+
+
+class TextScorer(TextModel):
+    """Scores texts by the graph's single logit, after a sigmoid if the manifest has one.
+
+    Where the manifest has `late_interaction`, the graph reads the texts of a pair apart, and the score is made of
+    the vectors of their tokens.
+    """
+
+    async def score(
+        self, inputs: TextInputs | TokenInputs, *, deadline: float | None, query_field: str = ""
+    ) -> Answer[ScoredText]:
         """Scores texts.
 
         Args:
             inputs: Texts. A single text with several second texts makes a pair with each.
             deadline: End of the caller's wait, in seconds of `time.monotonic`.
+            query_field: Name of a first text that all pairs have, for error messages; empty: each has its own.
 
         Raises:
             RequestError: The texts cannot be read, the queue is full, the deadline passed, the server is draining.
         """
+        if (late := late_interaction(self.bundle.manifest)) is not None:
+            return await self._score_apart(inputs, late, deadline=deadline, query_field=query_field)
         if isinstance(inputs, TextInputs) and inputs.text_pairs and len(inputs.texts) == 1:
             inputs = replace(inputs, texts=[inputs.texts[0]] * len(inputs.text_pairs))
 
@@ -54,9 +86,71 @@ class TextScorer(TextModel):
 
         return await self._answer(inputs, (LOGITS,), read, deadline=deadline)
 
+    async def _score_apart(
+        self, inputs: TextInputs | TokenInputs, late: LateInteraction, *, deadline: float | None, query_field: str
+    ) -> Answer[ScoredText]:
+        """Scores pairs by the vectors of their tokens; each different first text is read once."""
+        if isinstance(inputs, TokenInputs):
+            name = self.bundle.manifest.name
+            raise InvalidInputError(
+                "input_ids", f"is set, and model {name} reads the texts of a pair apart; give texts"
+            )
+        if inputs.text_pairs and len(inputs.texts) == 1:
+            inputs = replace(inputs, texts=[inputs.texts[0]] * len(inputs.text_pairs))
+        fields, pairs = self._check(inputs), list(inputs.text_pairs or ())
+        queries = list(dict.fromkeys(inputs.texts))
+        firsts = [query_field or fields[inputs.texts.index(query)] for query in queries]
+        num_vectors = len(queries) * late.max_query_tokens + len(pairs) * self.max_input_tokens
+        with self._memory.admit(1, 4 * late.dimension * num_vectors, caller=current_caller()):
+            each, seconds = inputs.truncate, [field.replace("texts", "text_pairs") for field in fields]
+            asked = await self._read_apart(
+                _Apart(texts=queries, fields=firsts, truncate=each, are_queries=True), late, deadline
+            )
+            found = await self._read_apart(
+                _Apart(texts=pairs, fields=fields if query_field else seconds, truncate=each, are_queries=False),
+                late,
+                deadline,
+            )
+            of_query = dict(zip(queries, asked.results, strict=True))
+            sides = [(of_query[query], text) for query, text in zip(inputs.texts, found.results, strict=True)]
+            results = await asyncio.get_running_loop().run_in_executor(text_pool(), _compared, sides)
+        return Answer(results=results, timings=asked.timings + found.timings)
+
+    async def _read_apart(self, inputs: _Apart, late: LateInteraction, deadline: float | None) -> Answer[_TokenVectors]:
+        """Returns the vectors that count of each query or text."""
+        skipped = () if inputs.are_queries else late.skipped_tokens
+
+        def read(row: Tensors, _: str, encoded: EncodedText) -> _TokenVectors:
+            vectors = row[VECTORS][~np.isin(encoded.input_ids, skipped)]
+            if not np.isfinite(vectors).all():
+                raise FloatingPointError("the model's vectors are not finite")
+            num_tokens = len(encoded) if encoded.num_seen is None else encoded.num_seen
+            return _TokenVectors(vectors=vectors, num_tokens=num_tokens, truncated=encoded.truncated)
+
+        return await self._answer(inputs, (VECTORS,), read, deadline=deadline)
+
+    def _check(self, inputs: TextInputs) -> list[str]:
+        """Validates the texts of a call, as `TextModel` does; those that are read apart have been validated."""
+        return list(inputs.fields) if isinstance(inputs, _Apart) else super()._check(inputs)
+
+    async def _encode_apart(self, inputs: _Apart, fields: Sequence[str], late: LateInteraction) -> list[EncodedText]:
+        """Tokenizes queries or texts, with the markers of their kind; queries are filled up."""
+        marker = late.query_marker if inputs.are_queries else late.text_marker
+        limit = late.max_query_tokens if inputs.are_queries else self.max_input_tokens
+        encoded = await self._tokenizer.encode_limited(
+            inputs.texts,
+            fields=fields,
+            max_tokens=limit - (marker is not None),
+            truncate=inputs.truncate or self._tokenizer.truncates,
+        )
+        filler = late.query_filler if inputs.are_queries else None
+        return [_marked(text, marker, filler, limit, sees_filler=late.attends_to_filler) for text in encoded]
+
     async def _encode(self, inputs: TextInputs, fields: Sequence[str], *, with_offsets: bool) -> list[EncodedText]:
         """Tokenizes pairs by the template of the manifest, if it has one; of too long ones the second text is cut."""
         scoring = self.bundle.manifest.scoring
+        if isinstance(inputs, _Apart) and scoring is not None and scoring.late_interaction is not None:
+            return await self._encode_apart(inputs, fields, scoring.late_interaction)
         if scoring is None or scoring.template is None or not inputs.text_pairs:
             return await super()._encode(inputs, fields, with_offsets=with_offsets)
         pairs, limit = list(inputs.text_pairs), self.max_input_tokens
@@ -121,8 +215,31 @@ class TextScorer(TextModel):
             some = TextInputs(
                 texts=[query] * len(fields[part]), text_pairs=texts[part], fields=fields[part], truncate=truncate
             )
-            answer = await self.score(some, deadline=deadline)
+            answer = await self.score(some, deadline=deadline, query_field="query_text")
             scores[part] = [result.score for result in answer.results]
             num_tokens += sum(result.num_tokens for result in answer.results)
             timings += answer.timings
         return Relevance(scores=scores, num_tokens=num_tokens, timings=timings)
+
+
+def _marked(
+    text: EncodedText, marker: int | None, filler: int | None, length: int, *, sees_filler: bool
+) -> EncodedText:
+    """Returns a text with a marker behind its first token, filled up to a length if there is a filler."""
+    ids = text.input_ids if marker is None else np.insert(text.input_ids, 1, marker)
+    if filler is None:
+        return replace(text, input_ids=ids)
+    filled = np.concatenate([ids, np.full(length - len(ids), filler, np.int64)])
+    return replace(text, input_ids=filled, num_seen=None if sees_filler else len(ids))
+
+
+def _compared(sides: Sequence[tuple[_TokenVectors, _TokenVectors]]) -> list[ScoredText]:
+    """Scores pairs of a query and a text: for each vector of the query the largest product, summed."""
+    return [
+        ScoredText(
+            score=float((query.vectors @ text.vectors.T).max(axis=1).sum()),
+            num_tokens=query.num_tokens + text.num_tokens,
+            truncated=query.truncated or text.truncated,
+        )
+        for query, text in sides
+    ]

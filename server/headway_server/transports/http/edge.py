@@ -512,7 +512,11 @@ def check_elements(body: bytes) -> None:
 
 
 def _refuse_elements(noun: str, limit: int) -> NoReturn:
-    raise InvalidInputError("request", f"has more than {limit} {noun}; send several calls, or fewer elements")
+    raise InvalidInputError(
+        "request",
+        f"has more than {limit} {noun}; send several calls, fewer elements, or tensors in the binary form of the Open "
+        "Inference Protocol",
+    )
 
 
 def to_json(value: Any) -> bytes:

@@ -88,7 +88,7 @@ class _Predictions:
         if not predictions:
             manifest = model.bundle.manifest
             raise WrongTaskError(
-                f"model {manifest.name} is for {manifest.task}, whose results are not one for each instance; call "
+                f"model {manifest.name} ({manifest.task}) is not known to give one result for each instance; call "
                 f"/v2/models/{manifest.name}/infer"
             )
 

@@ -27,6 +27,7 @@ pytest.importorskip("playwright.sync_api", reason="needs playwright")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python")
 
 from playwright.sync_api import Browser, Page, expect, sync_playwright  # noqa: E402 (see above)
+from tiny_answers import write_answer_bundle, write_mask_bundle  # noqa: E402
 from tiny_segmenter import write_segmenter_bundle  # noqa: E402
 from tiny_transcriber import tones, write_wav  # noqa: E402
 
@@ -39,6 +40,8 @@ PANELS = [
     "translate",
     "classify",
     "tag",
+    "answer",
+    "fill",
     "compare",
     "images",
     "caption",
@@ -280,6 +283,25 @@ def test_texts_get_labels(page: Page, address: str) -> None:
 def test_words_get_tags(page: Page, address: str) -> None:
     open_panel(page, address, "tag")
     assert "NOUN" in answer(page)
+
+
+def test_answers_are_marked_in_a_text_and_masks_filled(page: Page, tmp_path: Path) -> None:
+    write_answer_bundle(tmp_path / "store")
+    write_mask_bundle(tmp_path / "store")
+    with running(store=tmp_path / "store") as (_, url):
+        open_panel(page, url, "answer")
+        page.get_by_label("Text").fill("the Ada Lovelace saw Oslo")
+        assert "Ada Lovelace" in answer(page)
+        expect(page.locator("mark")).to_contain_text("Ada Lovelace")
+        page.get_by_label("No-answer threshold").fill("-1")
+        assert "No answer" in answer(page)
+        open_panel(page, url, "fill")
+        page.get_by_label("Text").fill("the [MASK] saw a [MASK]")
+        answer(page)
+        expect(page.locator(".quote")).to_have_text(["the sea saw a [MASK]", "the [MASK] saw a star"])
+        page.get_by_label("Targets").fill("goal, star")
+        answer(page)
+        expect(page.locator(".bars li")).to_have_count(4)
 
 
 def test_texts_of_a_kind_are_near_each_other(page: Page, address: str) -> None:
