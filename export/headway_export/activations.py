@@ -110,7 +110,9 @@ class _Recorder:
         length = len(tokens)
         positions = np.arange(length)[np.newaxis]
         past = {
-            spec.name: np.zeros((1, int(spec.shape[1]), length, int(spec.shape[3])), spec.dtype)
+            spec.name: np.zeros(
+                [1, *(size if isinstance(size, int) else length for size in spec.shape[1:])], spec.dtype
+            )
             for spec in self._graph.inputs
             if spec.name.startswith("past_")
         }

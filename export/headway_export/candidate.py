@@ -82,10 +82,15 @@ def run_batch(graph: BatchGraph, items: Sequence[Tensors]) -> list[dict[str, NDA
     return graph.split(graph.session.run(graph.collate(items)), items)
 
 
+def verifying_width(candidate: Candidate) -> int:
+    """Returns the tokens that a decoder's graph verifies at once; 1 if it verifies none."""
+    return chain_width(candidate.variant.graphs["decoder"], candidate.variant.state[0].present)
+
+
 def open_verifier(candidate: Candidate, state: SlotState) -> Verifier | None:
     """Opens a decoder's graph to verify drafts in slots that its decoding has filled; None if it cannot."""
     graph = candidate.variant.graphs["decoder"]
-    width = chain_width(graph, candidate.variant.state[0].present)
+    width = verifying_width(candidate)
     if width == 1:
         return None
     (vocab_size,) = (fixed_size(spec, -1) for spec in graph.outputs if spec.name == "logits")

@@ -418,6 +418,6 @@ class _Recorder:
     ) -> Tensor:
         """(1, T, ., K), (1, T, G, K), (1, T, G, K) -> (1, T, ., K)."""
         found = self.ranges[layer]
-        found.key = max(found.key, float(key.abs().max()))
-        found.value = max(found.value, float(value.abs().max()))
+        found.key = np.maximum(found.key, key.abs().amax(dim=(0, 1)).float().numpy())
+        found.value = np.maximum(found.value, value.abs().amax(dim=(0, 1)).float().numpy())
         return CAUSAL(query, key, value, layer=layer, **scoring)

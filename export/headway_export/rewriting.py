@@ -5,6 +5,7 @@
 `ChunkAttention`     lets long texts attend in chunks of queries, whose scores take a bounded memory
 `FuseAttention`      hands attention the product of query, key and value unsliced
 `GatherAsked`        computes what follows the last attention for the positions alone whose logits are asked for
+`ShortenCaches`      gives layers with a window a cache of that size
 `KeepBlocks`         stores weights that came in 4 bits as they came
 `QuantizeBlocks`     stores the weights of matrix products in 4 bits
 `SeparateRows`       lets a decode step compute the experts of each row by itself
@@ -41,11 +42,14 @@ from headway_export.errors import ExportError, TraceError, reason_of
 from headway_server.bundles import TensorSpec
 from headway_server.bundles.chain import VERIFIES, link_name
 from headway_server.bundles.manifest import EXPONENTIAL_MEANS, LIKELIEST_IDS, LIKELIEST_LOGITS, NUM_LIKELIEST
+from headway_server.decoding.runner.decoder import PREFILL_CHUNK
 
 ATTENTION = "GroupQueryAttention"
 """The operator that attends to a cache. Inputs: query, key, value, past key, past value, lengths, longest length, and
 optional ones. Outputs: context, present key, present value."""
 _PAST_KEY, _PAST_VALUE, _LENGTHS, _LONGEST, _BIAS, _KEY_SCALE = 3, 4, 5, 6, 10, 12
+_WINDOW, _IS_SHORT = "local_window_size", "sliding_window_cache"
+"""Attributes of it: how many tokens a token sees, and 1 if the cache has the newest positions alone."""
 EXPERTS: Final = frozenset(("MoE", "QMoE"))
 """The operators of experts. Inputs: hidden states, (N, D), scores, (N, E), and weights."""
 LINEAR_ATTENTION: Final = "LinearAttention"
@@ -507,6 +511,47 @@ class GatherAsked(InPlacePass):
             if is_row_wise and readers and not is_output and found.issuperset(readers):
                 found.add(node)
         return found - {gather}
+
+
+class ShortenCaches(InPlacePass):
+    """Gives layers with a window a cache of that size, whose oldest positions a step drops.
+
+    docs/decisions/window-caches.md has the figures. Such a cache has `SLACK` - 1 rows more than the window, so that
+    positions are dropped that many at a time, and where chunks end as many are left as the window has, rounded up to
+    whole chunks. A cache of all positions stays where it is not longer; in fp16, since the operator was tried on CPUs
+    alone; and where heads are of a width that the operator does not read from int8.
+
+    Attributes:
+        windows: The windows of the caches that were shortened, by the name of the input.
+    """
+
+    SLACK: Final = PREFILL_CHUNK
+    _WIDTHS: Final = 16
+    """Heads are of multiples of it."""
+
+    def __init__(self, max_length: int) -> None:
+        """Takes the most tokens of a text."""
+        self._max_length = max_length
+        self.windows: dict[str, int] = {}
+
+    def call(self, model: ir.Model) -> PassResult:
+        """Rewrites a decoder in place."""
+        for node in (node for node in model.graph if node.op_type == ATTENTION):
+            window = node.attributes.get_int(_WINDOW, 0)
+            num_rows = window + self.SLACK - 1
+            pasts = [_input(node, index) for index in (_PAST_KEY, _PAST_VALUE)]
+            shape = pasts[0].shape
+            assert shape is not None, "the tracer has declared the cache"
+            is_tried = (
+                pasts[0].dtype == ir.DataType.FLOAT and isinstance(shape[3], int) and shape[3] % self._WIDTHS == 0
+            )
+            if not window or num_rows >= self._max_length or not is_tried:
+                continue
+            node.attributes[_IS_SHORT] = ir.AttrInt64(_IS_SHORT, 1)
+            for value in (*pasts, *node.outputs[1:3]):
+                value.shape = ir.Shape([*shape[:2], num_rows, shape[3]])
+            self.windows |= {str(past.name): window for past in pasts}
+        return PassResult(model, modified=bool(self.windows))
 
 
 def _before_reshapes(value: ir.Value) -> ir.Value:
@@ -1083,24 +1128,33 @@ def quantize_blocks(
 
 @dataclass(slots=True)
 class LayerRange:
-    """The largest magnitudes of what a layer writes into its cache."""
+    """The largest magnitudes of what a layer writes into its cache: of each number of a head, (G, K), or of all."""
 
-    key: float = 0.0
-    value: float = 0.0
+    key: NDArray[np.float32] | float = 0.0
+    value: NDArray[np.float32] | float = 0.0
+
+
+_LEAST_SHARE = 1e-3
+"""Of a number, in the largest of its layer: what was near 0 in the texts that were read may be larger in others."""
 
 
 class QuantizeCache(InPlacePass):
     """Makes the key/value cache of a decoder int8: a quarter of the memory, and of what a decode step reads.
 
-    Keys and values are stored as round(x / scale), int8, with one scale a layer for keys and one for values: constants,
-    since what a slot holds was written at different steps. A scale reaches the largest magnitude of `LayerRange`, with
-    some room above it; what lies beyond is clipped.
+    Keys and values are stored as round(x / scale), int8, with a scale for each number of a layer's keys and values:
+    constants, since what a slot holds was written at different steps. A scale reaches the largest magnitude of
+    `LayerRange`, with some room above it; what lies beyond is clipped. Attention itself computes with keys and values
+    that are divided by their scales, queries that are multiplied by those of the keys, and multiplies its result by
+    those of the values (docs/decisions/cache-scales.md).
 
     `GroupQueryAttention` writes and reads such a cache by itself, and is faster with it as long as a row has one token:
     1.4 ms of one core instead of 2.2, for 32 rows, 12 heads of 64 and 190 cached tokens. For a chunk of 128 tokens it
     is slow: 1.6 ms instead of 0.5. So an `If` takes another way for chunks: quantize, write into the cache with
     `TensorScatter`, and give the operator without quantization what was written, as numbers. Both ways attend to what
     the cache holds and to nothing more exact, so that it does not matter which way a position was written.
+
+    The chunk's way of a cache of a window is to give the operator without quantization the positions that the cache
+    holds, as if the text began with them, and to write those into it that the operator would have left there.
     """
 
     OPSET = 24
@@ -1127,49 +1181,154 @@ class QuantizeCache(InPlacePass):
         start = tape.op("Sub", [tape.op("Reshape", [total, one]), length])  # (1,): tokens before a chunk
         graph.insert_before(graph[0], tape.nodes)
         for node, found in zip(layers, self._ranges, strict=True):
-            scales = [np.array([self._scale(magnitude)], np.float32) for magnitude in (found.key, found.value)]
+            context_scales = self._divide(node, found)
             for value in (*node.inputs[_PAST_KEY : _PAST_VALUE + 1], *node.outputs[1:]):
                 assert value is not None, "the tracer gives attention a cache"
                 value.type = ir.TensorType(ir.DataType.INT8)
-            branches = {"then_branch": self._chunk(node, scales, start), "else_branch": self._token(node, scales)}
+            branches = {"then_branch": self._chunk(node, start), "else_branch": self._token(node)}
             tape = Tape()
-            _replace(node, tape, tape.op_multi_out("If", [is_chunk], branches, num_outputs=3))
+            context, *presents = tape.op_multi_out("If", [is_chunk], branches, num_outputs=3)
+            _replace(node, tape, [tape.op("Mul", [context, _constant(tape, context_scales)]), *presents])
         graph.opset_imports[""] = self.OPSET
         return PassResult(model, modified=True)
 
-    def _scale(self, magnitude: float) -> float:
-        return max(magnitude * self.HEADROOM / _INT8_MAX, 1e-6)  # at least that, for a layer of zeros
+    @classmethod
+    def _divide(cls, node: ir.Node, found: LayerRange) -> NDArray[np.float32]:
+        """Divides the keys and values of a layer by their scales, and multiplies its queries by those of the keys.
+
+        Returns:
+            What its result is multiplied by, (H K,).
+        """
+        assert node.graph is not None, "the node is one of a graph"
+        key_scales, value_scales = (cls._scales(node, magnitudes) for magnitudes in (found.key, found.value))
+        num_readers = node.attributes.get_int("num_heads") // len(key_scales)  # heads that read one of the cache
+        for_query: NDArray[np.float32] = np.repeat(key_scales, num_readers, axis=0).ravel()
+        for_context: NDArray[np.float32] = np.repeat(value_scales, num_readers, axis=0).ravel()
+        factors = [for_query, np.reciprocal(key_scales.ravel()), np.reciprocal(value_scales.ravel())]
+        if node.inputs[1] is None:  # their product is not sliced
+            factors = [np.concatenate(factors)]
+        tape = Tape()
+        for index, factor in enumerate(factors):
+            scaled = tape.op("Mul", [_input(node, index), _constant(tape, factor)])
+            node.replace_input_with(index, scaled)
+        node.graph.insert_before(node, tape.nodes)
+        return for_context
+
+    @classmethod
+    def _scales(cls, node: ir.Node, magnitudes: NDArray[np.float32] | float) -> NDArray[np.float32]:
+        """Returns the scale of each number that a layer writes, (G, K)."""
+        shape = _input(node, _PAST_KEY).shape
+        assert shape is not None, "the tracer has declared the cache"
+        heads, width = shape[1], shape[3]
+        assert isinstance(heads, int), "a cache has a fixed number of heads"
+        assert isinstance(width, int), "a head's width is a fixed axis"
+        scales: NDArray[np.float32] = np.asarray(magnitudes, np.float32) * np.float32(cls.HEADROOM / _INT8_MAX)
+        least = np.float32(max(float(np.max(scales)) * _LEAST_SHARE, 1e-6))
+        return np.broadcast_to(np.maximum(scales, least), (heads, width))
 
     @staticmethod
-    def _token(node: ir.Node, scales: Sequence[NDArray[np.float32]]) -> ir.Graph:
+    def _token(node: ir.Node) -> ir.Graph:
         """One token a row: the operator does it all."""
         tape = Tape()
-        inputs = [*node.inputs, *[None] * (_KEY_SCALE - len(node.inputs)), *(_constant(tape, s) for s in scales)]
+        scales = [_constant(tape, np.ones(1, np.float32))] * 2
+        inputs = [*node.inputs, *[None] * (_KEY_SCALE - len(node.inputs)), *scales]
         quantization = {"k_quant_type": "PER_TENSOR", "v_quant_type": "PER_TENSOR", "kv_cache_bit_width": 8}
         attributes: dict[str, Any] = {**node.attributes, **quantization}
         outputs = tape.op_multi_out(ATTENTION, inputs, attributes, num_outputs=3, domain=node.domain)
         return ir.Graph([], outputs, nodes=tape.nodes, name="token")
 
     @staticmethod
-    def _chunk(node: ir.Node, scales: Sequence[NDArray[np.float32]], start: ir.Value) -> ir.Graph:
+    def _chunk(node: ir.Node, start: ir.Value) -> ir.Graph:
         """Many tokens of one row: they are written as codes, and attended to as the numbers that these stand for."""
         tape = Tape()
         query, key, value = _query_key_value(node, tape)
         heads = node.attributes.get_int("kv_num_heads")
+        positions = _CachedPositions.of(node, tape, start)
         presents, new, past = [], [], []
-        for tensor, cache, scale in zip((key, value), node.inputs[_PAST_KEY : _PAST_VALUE + 1], scales, strict=True):
-            quantization = [_constant(tape, scale), _constant(tape, np.zeros(1, np.int8))]
+        caches = [_input(node, index) for index in (_PAST_KEY, _PAST_VALUE)]
+        quantization = [_constant(tape, np.ones(1, np.float32)), _constant(tape, np.zeros(1, np.int8))]
+        for tensor, cache in zip((key, value), caches, strict=True):
             codes = tape.op("QuantizeLinear", [tensor, *quantization])  # (1, T, G K)
             by_head = tape.op("Reshape", [codes, _constant(tape, np.array([0, 0, heads, -1]))])  # (1, T, G, K)
             by_head = tape.op("Transpose", [by_head], {"perm": [0, 2, 1, 3]})  # (1, G, T, K)
+            written = _slice(tape, cache, 2, stop=positions.num_held)
             # Past and present are the same memory.
-            presents.append(tape.op("TensorScatter", [cache, by_head, start], {"axis": 2, "mode": "linear"}))
-            written = tape.op("Slice", [cache, _constant(tape, np.array([0])), start, _constant(tape, np.array([2]))])
+            to_write, place = positions.to_write(tape, written, by_head)
+            presents.append(tape.op("TensorScatter", [cache, to_write, place], {"axis": 2, "mode": "linear"}))
             new.append(tape.op("DequantizeLinear", [codes, *quantization]))
             past.append(tape.op("DequantizeLinear", [written, *quantization]))  # (1, G, S, K)
-        inputs = [query, *new, *past, *node.inputs[_LENGTHS:]]
-        context, *_ = tape.op_multi_out(ATTENTION, inputs, node.attributes, num_outputs=3, domain=node.domain)
+        attributes = {name: value for name, value in node.attributes.items() if name != _IS_SHORT}
+        inputs = [query, *new, *past, *positions.lengths_and_rest(tape, node)]
+        context, *_ = tape.op_multi_out(ATTENTION, inputs, attributes, num_outputs=3, domain=node.domain)
         return ir.Graph([], [context, *presents], nodes=tape.nodes, name="chunk")
+
+
+@dataclass(frozen=True, slots=True)
+class _CachedPositions:
+    """Which positions the cache of one row holds before a chunk and after it; each (1,) int64."""
+
+    num_held: ir.Value
+    """Positions that it holds before."""
+    first: ir.Value | None
+    """The first of them; None for a cache of all positions."""
+    num_dropped: ir.Value | None
+    """Of those and the chunk's, how many are held no more after it."""
+
+    @classmethod
+    def of(cls, node: ir.Node, tape: Tape, start: ir.Value) -> Self:
+        """Computes them in a branch for a layer's attention, of the tokens before the chunk, (1,)."""
+        if not node.attributes.get_int(_IS_SHORT, 0):
+            return cls(start, None, None)
+        shape = _input(node, _PAST_KEY).shape
+        assert shape is not None, "the tracer has declared the cache"
+        num_rows = shape[2]
+        assert isinstance(num_rows, int), "`ShortenCaches` has fixed it"
+        step = num_rows - node.attributes.get_int(_WINDOW) + 1
+        total = tape.op(
+            "Cast",
+            [tape.op("Reshape", [_input(node, _LONGEST), _constant(tape, np.array([1]))])],
+            {"to": ir.DataType.INT64},
+        )
+
+        def first(length: ir.Value) -> ir.Value:
+            """The position of row 0 after `length` tokens, as `Window.first` of the server has it."""
+            over = tape.op("Add", [length, _constant(tape, np.array([step - 1 - num_rows]))])
+            times = tape.op(
+                "Max", [tape.op("Div", [over, _constant(tape, np.array([step]))]), _constant(tape, np.array([0]))]
+            )
+            return tape.op("Mul", [times, _constant(tape, np.array([step]))])
+
+        before = first(start)
+        return cls(tape.op("Sub", [start, before]), before, tape.op("Sub", [first(total), before]))
+
+    def to_write(self, tape: Tape, written: ir.Value, new: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """Returns what is written into the cache, (1, G, ., K), of what it holds and what is new, and the first row."""
+        if self.num_dropped is None:
+            return new, self.num_held
+        held = tape.op("Concat", [written, new], {"axis": 2})
+        return _slice(tape, held, 2, start=self.num_dropped), _constant(tape, np.array([0]))
+
+    def lengths_and_rest(self, tape: Tape, node: ir.Node) -> Sequence[ir.Value | None]:
+        """Returns the inputs of attention after the cache, for a text that begins with the first held position."""
+        if self.first is None:
+            return node.inputs[_LENGTHS:]
+        dropped = tape.op("Cast", [self.first], {"to": ir.DataType.INT32})
+        lengths = tape.op("Sub", [_input(node, _LENGTHS), dropped])
+        longest = tape.op("Sub", [_input(node, _LONGEST), tape.op("Squeeze", [dropped])])
+        rest = list(node.inputs[_LONGEST + 1 :])
+        place = _BIAS - _LONGEST - 1
+        if len(rest) > place and (bias := rest[place]) is not None:
+            rest[place] = _slice(tape, bias, 3, start=self.first)
+        return [lengths, longest, *rest]
+
+
+def _slice(
+    tape: Tape, value: ir.Value, axis: int, *, start: ir.Value | None = None, stop: ir.Value | None = None
+) -> ir.Value:
+    """Slices an axis, from `start` to before `stop`, (1,) int64 each."""
+    first = _constant(tape, np.array([0])) if start is None else start
+    last = _constant(tape, np.array([np.iinfo(np.int64).max])) if stop is None else stop
+    return tape.op("Slice", [value, first, last, _constant(tape, np.array([axis]))])
 
 
 def _query_key_value(node: ir.Node, tape: Tape) -> Sequence[ir.Value]:

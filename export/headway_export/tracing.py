@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass, replace
 from io import StringIO
+from types import MappingProxyType
 from typing import Any, TypeAlias, Unpack, cast
 
 import numpy as np
@@ -30,6 +31,7 @@ from headway_export.rewriting import (
     Declare,
     FuseAttention,
     GatherAsked,
+    ShortenCaches,
     chunk_length,
     rewrite,
 )
@@ -215,11 +217,24 @@ def past_specs(module: nn.Module, *, has_source: bool) -> list[TensorSpec]:
     ]
 
 
-def in_place(past: Sequence[TensorSpec]) -> tuple[StateTensor, ...]:
-    """Describes a state whose past and present share their memory."""
+def in_place(past: Sequence[TensorSpec], windows: Mapping[str, int] = MappingProxyType({})) -> tuple[StateTensor, ...]:
+    """Describes a state whose past and present share their memory; some have a window, by the name of the past."""
     return tuple(
-        StateTensor(past=spec.name, present=spec.name.replace("past", "present"), update="in_place") for spec in past
+        StateTensor(
+            past=spec.name,
+            present=spec.name.replace("past", "present"),
+            update="in_place",
+            window=windows.get(spec.name),
+        )
+        for spec in past
     )
+
+
+def caches_of(decoder: TracedGraph, past: Sequence[TensorSpec], *, max_length: int) -> tuple[StateTensor, ...]:
+    """Gives layers with a window a cache of that size and describes the caches, of texts of `max_length` tokens."""
+    shortening = ShortenCaches(max_length)
+    rewrite(decoder.model, shortening)
+    return in_place(past, shortening.windows)
 
 
 def probe_attention(module: nn.Module, *, has_source: bool) -> list[tuple[int, int]]:

@@ -136,17 +136,21 @@ def test_ranges_reach_what_the_model_writes(tiny_checkpoints, task):
     read = of_evaluation(source, source.evaluation, NUM_CALIBRATED)
     ranges = cache_ranges(source, read)
     assert len(ranges) == source.architecture.configuration.get("num_layers", len(ranges))
-    assert all(0 < found.key < 100 and 0 < found.value < 100 for found in ranges)
+    for found in ranges:
+        for magnitudes in (found.key, found.value):
+            assert magnitudes.ndim == 2
+            assert (magnitudes > 0).all()
+            assert (magnitudes < 100).all()
     fewer = dataclasses.replace(read, texts=read.texts[:1])
     for less, more in zip(cache_ranges(source, fewer), ranges, strict=True):
-        assert less.key <= more.key
-        assert less.value <= more.value
+        assert (less.key <= more.key).all()
+        assert (less.value <= more.value).all()
 
 
 @pytest.mark.parametrize("parts", [{}, LLAMA_PARTS | {"num_kv_heads": 2}], ids=["usual", "llama"])
 @pytest.mark.parametrize("length", [1, 5])
 def test_the_cache_holds_rounded_keys_and_values_and_clips_the_rest(tmp_path, length, parts):
-    """One layer, so that what goes into it is known; half of the keys and values are beyond its scales."""
+    """One layer, so that what goes into it is known; half of each channel is beyond its scale, if there are several."""
     torch.manual_seed(0)
     sizes = {"vocabulary_size": 30, "max_length": 16, "num_layers": 1, "d_model": 32, "num_heads": 4, "d_ff": 64}
     module = GPT(GPTConfig(**sizes, **parts)).eval()
@@ -159,19 +163,24 @@ def test_the_cache_holds_rounded_keys_and_values_and_clips_the_rest(tmp_path, le
 
     with torch.inference_mode():
         module.hidden_states(torch.from_numpy(ids), torch.arange(length).unsqueeze(0), attend)
-    middle = [float(tensor.abs().median()) for tensor in written]
+    middle = [tensor.abs().flatten(0, 1).median(dim=0).values.numpy() for tensor in written]  # (G, K)
     traced = trace(module, Task.GENERATION)
     rewrite(traced.graphs[0].model, QuantizeCache([LayerRange(key=middle[0], value=middle[1])]))
     for past, exact, magnitude in zip(
         _written(traced, ids, tmp_path, written[0].shape[2]), written, middle, strict=True
     ):
-        codes = exact.transpose(1, 2).numpy() / (magnitude * QuantizeCache.HEADROOM / 127)
+        codes = exact.transpose(1, 2).numpy() / (magnitude[:, np.newaxis] * QuantizeCache.HEADROOM / 127)
         np.testing.assert_allclose(past[:, :, :length], np.clip(np.round(codes), -128, 127), atol=1)
         assert not past[:, :, length:].any()
 
 
 def _written(traced, ids, tmp_path, heads):
     """Runs the decoder on a prompt and returns what it wrote."""
+    return _run(traced, ids, tmp_path, heads, ["present_key_0", "present_value_0"])
+
+
+def _run(traced, ids, tmp_path, heads, outputs):
+    """Runs the decoder on a prompt and returns some outputs."""
     ir.save(traced.graphs[0].model, tmp_path / "decoder.onnx")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 16
@@ -185,4 +194,34 @@ def _written(traced, ids, tmp_path, heads):
         "total_sequence_length": np.array(length, np.int32),
     }
     past = {name: np.zeros((1, heads, 16, 8), np.int8) for name in ("past_key_0", "past_value_0")}
-    return session.run(["present_key_0", "present_value_0"], feeds | past)
+    return session.run(outputs, feeds | past)
+
+
+def test_a_channel_of_large_keys_does_not_round_the_others_away(tmp_path):
+    """Keys 100 times as large in one number of a head, and queries that much smaller: the same function in fp32."""
+    torch.manual_seed(0)
+    sizes = {"vocabulary_size": 30, "max_length": 16, "num_layers": 1, "d_model": 32, "num_heads": 4, "d_ff": 64}
+    module = GPT(GPTConfig(**sizes)).eval()
+    attention, width = module.stack.layers[0].attention, sizes["d_model"]
+    with torch.no_grad():
+        attention.query_key_value.weight.mul_(4)  # so that attention tells positions apart
+        for row, factor in ((3, 0.01), (width + 3, 100.0)):
+            attention.query_key_value.weight[row] *= factor
+            attention.query_key_value.bias[row] *= factor
+    ids = np.arange(12)[np.newaxis]
+    keys = []
+
+    def attend(query, key, value, *, layer):
+        keys.append((key, value))
+        return scaled_dot_product_attention(query, key, value, causal=True)
+
+    with torch.inference_mode():
+        exact = module.logits(module.hidden_states(torch.from_numpy(ids), torch.arange(12).unsqueeze(0), attend))
+    largest = LayerRange(*(tensor.abs().amax(dim=(0, 1)).numpy() for tensor in keys[0]))
+    errors = {}
+    for name, found in (("each", largest), ("one", LayerRange(float(largest.key.max()), float(largest.value.max())))):
+        traced = trace(module, Task.GENERATION)
+        rewrite(traced.graphs[0].model, QuantizeCache([found]))
+        logits = _run(traced, ids, tmp_path, sizes["num_heads"], ["logits"])[0]
+        errors[name] = np.abs(logits[0, 0] - exact[0, -1].numpy()).max()
+    assert errors["each"] < errors["one"] / 5

@@ -122,7 +122,7 @@ def test_a_sentence_that_was_moved_or_copied_goes_on_where_it_was(bundle, runtim
     expected = decoder.decode(np.array([5, 6]), np.ones(2, np.int64)).copy()
     open_sources(decoder, encoded)
     decoder.decode(np.array([BOS, BOS]), np.zeros(2, np.int64))
-    decoder.copy(source=(1, 0), target=(5, 0), length=1)
+    decoder.copy(1, 5, 1)
     decoder.move(0, 1, 1)
     decoder.move(5, 0, 1)
     decoder.set_sources(encoded[::-1])

@@ -2,30 +2,32 @@
 
 import dataclasses
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import onnx_ir as ir
 import onnxruntime
 import pytest
-import torch
-from shared_traces import trace
-from tiny_models import LLAMA_PARTS
-from torch import nn
+from bounded_decoder import MAX_LENGTH, NUM_LAYERS, VOCAB_SIZE, traced_decoder
 
-from headway_export.rewriting import AddVerification, LayerRange, QuantizeCache, QuantizeProducts, rewrite
-from headway_export.tracing import TracedModel
-from headway_server.bundles import Graph, ParityFigures, Task, Variant
+from headway_export.rewriting import (
+    AddVerification,
+    LayerRange,
+    QuantizeCache,
+    QuantizeProducts,
+    ShortenCaches,
+    rewrite,
+)
+from headway_export.tracing import TracedModel, in_place
+from headway_server.bundles import Graph, ParityFigures, Variant
 from headway_server.bundles.chain import DECODING_AXES, VERIFIES, chain_width, verifying_axes
 from headway_server.decoding.runner.state import SlotState
 from headway_server.decoding.speculation.verifier import Verifier
 from headway_server.runtime import Cores, Session
-from headway_training.models import build_model
 
-VOCAB_SIZE, MAX_LENGTH, NUM_LAYERS, WIDTH, NUM_ROWS = 90, 48, 2, 4, 3
+WIDTH, NUM_ROWS = 4, 3
 PARITY = ParityFigures(max_relative_logit_error=0.0, bound=None, checked_shape_count=0, provider="none")
-LENGTHS = np.array([17, 1, 33])
-"""Tokens that each row has read before its drafts."""
+LENGTHS = np.array([18, 1, 33])
+"""Tokens that each row has read before its drafts: short caches drop positions with the third draft of the first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,44 +49,30 @@ class Exported:
         return onnxruntime.InferenceSession(self.file, options, providers=["CPUExecutionProvider"])
 
     def new_state(self):
-        specs = {spec.name: spec for spec in self.graph.inputs}
-        return {
-            state.past: np.zeros(
-                (NUM_ROWS, specs[state.past].shape[1], MAX_LENGTH, specs[state.past].shape[3]), specs[state.past].dtype
-            )
-            for state in self.traced.state
-        }
-
-
-class Bounded(nn.Module):
-    """A decoder whose attention has a window, a cap and sinks."""
-
-    def __init__(self, decoder):
-        super().__init__()
-        self.decoder, self.max_length = decoder, decoder.max_length
-        self.sinks = nn.Parameter(torch.randn(4))
-
-    def hidden_states(self, input_ids, position_ids, attend):
-        bounded = partial(attend, window=9, softcap=4.0, sinks=self.sinks)
-        return self.decoder.hidden_states(input_ids, position_ids, bounded)
-
-    def logits(self, hidden_states):
-        return self.decoder.logits(hidden_states)
+        pasts = [spec for spec in self.graph.inputs if spec.name.startswith("past")]
+        sizes = {"slots": NUM_ROWS, "cache_length": MAX_LENGTH}
+        return {spec.name: np.zeros([sizes.get(size, size) for size in spec.shape], spec.dtype) for spec in pasts}
 
 
 @pytest.fixture(
     scope="module",
-    params=["fp32", "int8", "int8, int8 cache", "llama, int8, int8 cache", "bounded, int8, int8 cache"],
+    params=[
+        "fp32",
+        "int8",
+        "int8, int8 cache",
+        "llama, int8, int8 cache",
+        "bounded, int8, int8 cache",
+        "bounded, short, int8, int8 cache",
+    ],
 )
 def exported(request, tmp_path_factory):
-    torch.manual_seed(3)
-    sizes = {"num_layers": NUM_LAYERS, "d_model": 64, "num_heads": 4, "d_ff": 128}
-    parts = LLAMA_PARTS if "llama" in request.param else {}
-    model = build_model("gpt", {"vocabulary_size": VOCAB_SIZE, "max_length": MAX_LENGTH, **sizes, **parts})
-    for parameter in model.parameters():
-        parameter.data *= 3  # so that attention looks at something
-    model = Bounded(model) if "bounded" in request.param else model
-    traced = trace(model.eval(), Task.GENERATION)
+    traced = traced_decoder(is_bounded="bounded" in request.param, is_llama="llama" in request.param)
+    if "short" in request.param:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ShortenCaches, "SLACK", 4)
+            rewrite(traced.graphs[0].model, shortening := ShortenCaches(MAX_LENGTH))
+        state = in_place([spec for spec in traced.graphs[0].inputs if spec.name.startswith("past")], shortening.windows)
+        traced = dataclasses.replace(traced, state=state)
     if request.param != "fp32":
         rewrite(traced.graphs[0].model, QuantizeProducts())
     if request.param.endswith("cache"):
@@ -127,7 +115,7 @@ def slots_of(exported, arrays):
 
 
 def slot_arrays(slots):
-    return [tensor.buffer._array for tensor in slots._tensors]
+    return [cache.buffer._array for cache in slots._caches]
 
 
 def read_prompts(session, exported, token_ids):
@@ -154,7 +142,8 @@ def test_verifying_gives_the_bits_of_decoding_and_writes_the_same_state(exported
         np.testing.assert_array_equal(verified[:, place], expected)
     assert len(np.unique(verified.argmax(axis=-1))) > 1, "the model says something"
     for held, array in zip(slot_arrays(slots), state.values(), strict=True):
-        for row, length in enumerate(LENGTHS + WIDTH):
+        (window,) = slots._windows
+        for row, length in enumerate(LENGTHS + WIDTH - [window.first(length) for length in LENGTHS + WIDTH]):
             np.testing.assert_array_equal(held[row, :, :length], array[row, :, :length])
 
 

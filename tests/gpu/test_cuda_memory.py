@@ -17,8 +17,8 @@ def test_slots_move_on_the_device_as_they_do_in_main_memory(cuda, dtype):
     on_device._value.update_inplace(values)
     on_host._array[:] = values
     for source, target, length in [(3, 0, 10), (1, 3, 4), (0, 2, 1), (2, 1, 7)]:
-        on_device.copy((source, 0), (target, 0), length)
-        on_host.copy((source, 0), (target, 0), length)
+        on_device.copy(on_device, (source, 0), (target, 0), length)
+        on_host.copy(on_host, (source, 0), (target, 0), length)
     np.testing.assert_array_equal(on_device._value.numpy(), on_host._array)
     assert on_device.address(2) - on_device.address(0) == on_host.address(2) - on_host.address(0)
 

@@ -92,19 +92,24 @@ class NumpyDecoder:
             cache[target, :length] = cache[source, :length]
             cache[source] = np.nan  # nobody may read it again before it is written
 
-    def copy(self, *, source: tuple[int, int], target: tuple[int, int], length: int) -> None:
+    def copy(self, source: int, target: int, length: int) -> None:
+        self._copy((source, 0), (target, 0), length)
+
+    def can_return(self, length: int, num_read: int) -> bool:  # noqa: ARG002 (nothing is dropped)
+        return True
+
+    def _copy(self, source: tuple[int, int], target: tuple[int, int], length: int) -> None:
         self.steps.append("copy")
         (from_slot, start), (to_slot, to_start) = source, target
         for cache in (self.keys, self.values):
             cache[to_slot, to_start : to_start + length] = cache[from_slot, start : start + length]
 
     def keep_chunk(self, slot: int, start: int, index: int) -> None:
-        self.copy(source=(slot, start), target=self._place_of(index), length=self.prefill_chunk)
+        self._copy((slot, start), self._place_of(index), self.prefill_chunk)
 
     def reuse_chunks(self, indices: Sequence[int], slot: int) -> None:
         for number, index in enumerate(indices):
-            target = (slot, number * self.prefill_chunk)
-            self.copy(source=self._place_of(index), target=target, length=self.prefill_chunk)
+            self._copy(self._place_of(index), (slot, number * self.prefill_chunk), self.prefill_chunk)
 
     def _place_of(self, index: int) -> tuple[int, int]:
         row, column = divmod(index, self.max_length // self.prefill_chunk)

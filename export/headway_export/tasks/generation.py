@@ -18,7 +18,7 @@ from torch import nn
 
 from headway_export import parity, synthetic, tracing
 from headway_export.agreement import Rows, distributions
-from headway_export.candidate import Candidate, open_verifier
+from headway_export.candidate import Candidate, open_verifier, verifying_width
 from headway_export.differences import relative_errors
 from headway_export.errors import ParityError, SourceError
 from headway_export.graphs import DecoderAttentionGraph, DecoderGraph, HybridDecoderGraph, StatefulDecoderGraph
@@ -139,6 +139,7 @@ class Generation(ExportTask):
                 written.append((text, decoded, expected[-len(decoded) :]))
             comparison.num_shapes += len(set(rows))
         assert runner is not None, "there is a batch"
+        _take_back(runner, written, verifying_width(candidate))
         state = runner.state
         del runner  # and its session: that of the drafts holds the weights again
         _compare_drafts(candidate, state, written, comparison, reference)
@@ -205,6 +206,22 @@ class Generation(ExportTask):
 
 
 # Parity
+
+
+def _take_back(
+    runner: DecoderRunner,
+    written: Sequence[tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]],
+    width: int,
+) -> None:
+    """Lets slots read their texts again up to the last `width` tokens, where a window has dropped what these see."""
+    for slot, (text, decoded, _) in enumerate(written):
+        stop = len(text) - width
+        if runner.can_return(stop, len(text)):
+            continue
+        num_read = min(len(text) - len(decoded) + 1, stop)
+        parity.read_text(runner, slot, text[:num_read], np.array([num_read - 1]))
+        for position in range(num_read, stop):
+            runner.decode(text[position : position + 1], np.array([position]), slot)
 
 
 def _compare_drafts(
@@ -339,7 +356,8 @@ def trace_decoder(module: nn.Module) -> tracing.TracedModel:
     past = tracing.past_specs(module, has_source=False)
     inputs = [*(tracing.make_spec(*step) for step in tracing.STEP_INPUTS), *past]
     decoder = tracing.trace_graph("decoder", module, DecoderGraph(module), inputs)
-    return tracing.TracedModel(graphs=(decoder,), state=tracing.in_place(past))
+    state = tracing.caches_of(decoder, past, max_length=cast("Decoder", module).max_length)
+    return tracing.TracedModel(graphs=(decoder,), state=state)
 
 
 def trace_stateful(module: nn.Module) -> tracing.TracedModel:
@@ -366,4 +384,5 @@ def trace_stateful(module: nn.Module) -> tracing.TracedModel:
             f"{[spec.shape for spec in present]}; it returns at least one, each of the shape it was given"
         )
     decoder = tracing.trace_graph("decoder", module, graph, inputs)
-    return tracing.TracedModel(graphs=(decoder,), state=(*tracing.in_place(cached), *states))
+    caches = tracing.caches_of(decoder, cached, max_length=cast("HybridDecoder", module).max_length)
+    return tracing.TracedModel(graphs=(decoder,), state=(*caches, *states))

@@ -198,6 +198,10 @@ class StateTensor(Record):
     """`in_place`: past and present are one buffer, (slots, heads, cache_length, head_dim), and a step writes only its
     own positions: a key/value cache. `replace`: (slots, ...) of fixed size, replaced at each step: a recurrent
     state."""
+    window: Annotated[int, Field(gt=0)] | None = None
+    """Tokens that a token of the layer sees, itself included, if its cache is of that size: (slots, heads, rows,
+    head_dim), with a fixed number of rows, from which a step drops the oldest. None: the cache has every position. For
+    `in_place`."""
     initial: str | None = None
     """Output of the encoder, (batch, ...), with a slot's initial state; None: zeros. For `replace`."""
 
@@ -205,6 +209,8 @@ class StateTensor(Record):
     def _check_initial(self) -> StateTensor:
         if self.initial is not None and self.update != "replace":
             raise ValueError(f"state {self.past}: initial is for update replace, and this one's is {self.update}")
+        if self.window is not None and self.update != "in_place":
+            raise ValueError(f"state {self.past}: window is for update in_place, and this one's is {self.update}")
         return self
 
 

@@ -120,8 +120,14 @@ class Decoder(Protocol):
     def move(self, source: int, target: int, length: int) -> None:
         """Copies the first `length` positions of a slot to another; the first slot is not read again."""
 
-    def copy(self, *, source: tuple[int, int], target: tuple[int, int], length: int) -> None:
-        """Copies `length` positions from one (slot, position) to another, which is in another slot."""
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Copies the first `length` positions of a slot over those of another."""
+
+    def can_return(self, length: int, num_read: int) -> bool:
+        """Returns True if a slot that has read `num_read` tokens can go on from the first `length` of them.
+
+        Otherwise a window has dropped positions since. State without positions is not meant.
+        """
 
     def reorder(self, copies: Sequence[SlotCopy]) -> None:
         """Copies positions of slots over those of others. No slot is both read and written."""

@@ -31,8 +31,11 @@ class StateBuffer(Protocol):
     def address(self, slot: int) -> int:
         """Returns the memory address of a slot's state."""
 
-    def copy(self, source: tuple[int, int], target: tuple[int, int], length: int) -> None:
-        """Copies `length` positions from one (slot, position) to another."""
+    def copy(self, source: Self, start: tuple[int, int], target: tuple[int, int], length: int) -> None:
+        """Copies `length` positions of a buffer, from (slot, position) `start` on, to those from `target` on.
+
+        The two buffers differ in slots and positions alone; they may be one, if the two slots differ.
+        """
 
     def reorder(self, copies: Iterable[tuple[int, int, int, int]]) -> None:
         """Copies positions of slots to the same positions of other slots; no slot is both source and target.
@@ -78,10 +81,10 @@ class HostBuffer:
         """Returns the memory address of a slot's state."""
         return int(self._array.ctypes.data) + slot * self._array.strides[0]
 
-    def copy(self, source: tuple[int, int], target: tuple[int, int], length: int) -> None:
-        """Copies `length` positions from one (slot, position) to another."""
-        (from_slot, start), (to_slot, to_start) = source, target
-        self._array[to_slot, :, to_start : to_start + length] = self._array[from_slot, :, start : start + length]
+    def copy(self, source: Self, start: tuple[int, int], target: tuple[int, int], length: int) -> None:
+        """Copies `length` positions of a buffer, from (slot, position) `start` on, to those from `target` on."""
+        (from_slot, first), (to_slot, to_first) = start, target
+        self._array[to_slot, :, to_first : to_first + length] = source._array[from_slot, :, first : first + length]
 
     def reorder(self, copies: Iterable[tuple[int, int, int, int]]) -> None:
         """Copies positions of slots to other slots: (source, target, start, stop)."""
@@ -119,29 +122,30 @@ class CudaBuffer:
         """Returns the device address of a slot's state."""
         return self._address + slot * self._bytes(self.shape[1:])
 
-    def copy(self, source: tuple[int, int], target: tuple[int, int], length: int) -> None:
-        """Copies `length` positions from one (slot, position) to another.
+    def copy(self, source: Self, start: tuple[int, int], target: tuple[int, int], length: int) -> None:
+        """Copies `length` positions of a buffer, from (slot, position) `start` on, to those from `target` on.
 
         ONNX Runtime uses a stream of its own, so the copy waits for the device before and after.
         """
         self._check(self._cudart.cudaDeviceSynchronize())
-        self._enqueue_copy(source, target, length)
+        self._enqueue_copy(source, start, target, length)
         self._check(self._cudart.cudaDeviceSynchronize())
 
     def reorder(self, copies: Iterable[tuple[int, int, int, int]]) -> None:
         """Copies positions of slots to other slots, (source, target, start, stop); waits for the device once."""
         self._check(self._cudart.cudaDeviceSynchronize())
         for source, target, start, stop in copies:
-            self._enqueue_copy((source, start), (target, start), stop - start)
+            self._enqueue_copy(self, (source, start), (target, start), stop - start)
         self._check(self._cudart.cudaDeviceSynchronize())
 
-    def _enqueue_copy(self, source: tuple[int, int], target: tuple[int, int], length: int) -> None:
+    def _enqueue_copy(self, source: Self, start: tuple[int, int], target: tuple[int, int], length: int) -> None:
         """Begins a copy; all heads are one strided copy."""
         _, heads, _, _ = self.shape
-        pitch = ctypes.c_size_t(self._bytes(self.shape[2:]))
+        to_pitch, from_pitch = (ctypes.c_size_t(self._bytes(buffer.shape[2:])) for buffer in (self, source))
         width = ctypes.c_size_t(length * self._bytes(self.shape[3:]))
-        to, start = ctypes.c_void_p(self._position(*target)), ctypes.c_void_p(self._position(*source))
-        self._check(self._cudart.cudaMemcpy2D(to, pitch, start, pitch, width, heads, _CUDA_MEMCPY_DEVICE_TO_DEVICE))
+        to, first = ctypes.c_void_p(self._position(*target)), ctypes.c_void_p(source._position(*start))
+        kind = _CUDA_MEMCPY_DEVICE_TO_DEVICE
+        self._check(self._cudart.cudaMemcpy2D(to, to_pitch, first, from_pitch, width, heads, kind))
 
     def copy_slots(self, source: Self, first: int, target: int, count: int) -> None:
         """Copies `count` whole slots of a buffer, from `first` on, to those from `target` on."""

@@ -192,7 +192,9 @@ class PrefillStep:
                 self._decoder.keep_states(sequence.slot, index)
 
     def share(self, reader: Sequence, sequence: Sequence) -> bool:
-        """Copies a prompt from the slot of another sample that has read it; False if its states are not kept."""
+        """Copies a prompt from the slot of another sample that has read it; False if its state is no more there."""
+        if not self._decoder.can_return(len(sequence.prompt_ids), reader.num_written):
+            return False
         index = None
         if not self._decoder.keeps_positions:
             index = self.prefix_cache.find(_digest_of_prompt(sequence))
@@ -200,7 +202,7 @@ class PrefillStep:
                 return False
         sequence.num_prefilled = sequence.num_cached_tokens = len(sequence.prompt_ids)
         sequence.prompt_tokens = reader.prompt_tokens
-        self._decoder.copy(source=(reader.slot, 0), target=(sequence.slot, 0), length=sequence.num_prefilled)
+        self._decoder.copy(reader.slot, sequence.slot, sequence.num_prefilled)
         if index is not None:  # the reader's own have gone on
             self._decoder.reuse_states(index, sequence.slot)
         return True

@@ -114,7 +114,7 @@ class Stepper:
         self._masks = TokenMasks(self._slots, vocab_size=decoder.vocab_size, suppressed_ids=suppressed_ids)
         self._sampler = TokenSampler(self._masks, with_log_probabilities=encoder is not None)
         self._search_step = SearchStep(decoder, self._masks)
-        self.drafting = None if verifier is None else Drafting(verifier, self._slots, max_length=decoder.max_length)
+        self.drafting = None if verifier is None else Drafting(verifier, decoder, self._slots)
         self._token_ids = self._slots.array(np.int64)  # the token that the next step reads
         self._positions = self._slots.array(np.int64)  # and its position
         self._num_steps = 0
@@ -349,18 +349,22 @@ class Stepper:
 
         Returns:
             The rows whose rules were not asked. They read the same token again in the next step, at the same position,
-            which gives the same logits. Where state has no positions, that would change it: there all rules are asked,
-            as those on translations are, which cost next to nothing.
+            which gives the same logits. Where that would change its state, its rule is asked; so are those on
+            translations, which cost next to nothing.
         """
         ruled = [row for row, sequence in enumerate(sequences) if sequence.rule is not None]
         ruled.sort(key=lambda row: sequences[row].masked_at)
         may_wait = self._encoder is None and self._decoder.keeps_positions
         began = time.thread_time()
+        late: set[int] = set()
         for number, row in enumerate(ruled):
             if number and may_wait and time.thread_time() - began > _MASK_BUDGET_S:
-                return set(ruled[number:])
+                num_written = sequences[row].num_written
+                if self._decoder.can_return(num_written, num_written + 1):
+                    late.add(row)
+                    continue
             self._restrict(sequences[row], logits[row])
-        return set()
+        return late
 
     def _restrict(self, sequence: Sequence, logits: NDArray[np.float32]) -> None:
         """Restricts a sequence's next token, with logits (V,), by its rule."""

@@ -10,6 +10,7 @@ declares: a recurrent decoder needs no positions.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,9 +52,19 @@ def slot_sizes(manifest: Manifest, variant: Variant) -> SlotSizes:
     reads_prompts = manifest.task in (Task.GENERATION, Task.SPEECH_SYNTHESIS)
     return SlotSizes(
         state_bytes=state.of_slot,
+        windows=_windows(variant, manifest.limits.max_total_tokens or 0),
         source_bytes=sum(padded_length(max_source) * bytes_per_token(specs[name]) for name in variant.cross),
         prefix_slot_bytes=state.of_prefix_slot if reads_prompts and state.num_chunks else 0,
     )
+
+
+def _windows(variant: Variant, max_length: int) -> str:
+    """Says which caches hold fewer positions than a slot of `max_length` has."""
+    specs = {spec.name: spec for spec in variant.graphs["decoder"].inputs}
+    num_caches = sum(state.update == "in_place" for state in variant.state)
+    counts = Counter(fixed_size(specs[state.past], 2) for state in variant.state if state.window is not None)
+    parts = [f"{count} of {num_caches} caches hold {rows}" for rows, count in sorted(counts.items())]
+    return f"{', '.join(parts)} of {max_length} positions" if parts else ""
 
 
 def _state_sizes(manifest: Manifest, variant: Variant) -> StateSizes:
@@ -234,21 +245,24 @@ class DecoderRunner:
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copies the first `length` positions of slot `source` to slot `target`."""
-        self.copy(source=(source, 0), target=(target, 0), length=length)
-
-    def copy(self, *, source: tuple[int, int], target: tuple[int, int], length: int) -> None:
-        """Copies `length` positions of a slot, from a position on, over those of another slot: (slot, position)."""
         self._state.copy(source, target, length)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Copies the first `length` positions of a slot over those of another."""
+        self._state.copy(source, target, length)
+
+    def can_return(self, length: int, num_read: int) -> bool:
+        """Returns True if the caches of a slot of `num_read` tokens can go on from the first `length` of them."""
+        return self._state.can_return(length, num_read)
 
     def keep_chunk(self, slot: int, start: int, index: int) -> None:
         """Copies a chunk that a slot has just read, from position `start` on, to a place of the prefix cache."""
-        self._state.copy_positions((slot, start), self._place_of(index), self.prefill_chunk)
+        self._state.keep_chunk(slot, start, start + self.prefill_chunk, self._place_of(index))
         self._state.keep(slot, index)
 
     def reuse_chunks(self, indices: Sequence[int], slot: int) -> None:
         """Copies chunks from places of the prefix cache to a slot, in order; of state without positions the last."""
-        for number, index in enumerate(indices):
-            self._state.copy_positions(self._place_of(index), (slot, number * self.prefill_chunk), self.prefill_chunk)
+        self._state.reuse_chunks([self._place_of(index) for index in indices], self.prefill_chunk, slot)
         self._state.restore(indices[-1], slot)
 
     def keep_states(self, slot: int, index: int) -> None:
@@ -262,7 +276,7 @@ class DecoderRunner:
     def _place_of(self, index: int) -> tuple[int, int]:
         """Returns slot and position of a place of the prefix cache."""
         row, column = divmod(index, self._chunks_per_slot)
-        return self.num_slots + row, column * self.prefill_chunk
+        return row, column * self.prefill_chunk
 
     def reorder(self, copies: Sequence[SlotCopy]) -> None:
         """Copies positions of slots over those of others. No slot is both read and written."""

@@ -26,6 +26,8 @@ class SlotSizes:
     """The decoder's state, at the model's maximum length."""
     source_bytes: int = 0
     """Bytes of the longest encoded source; 0 without an encoder."""
+    windows: str = ""
+    """How many of its caches hold fewer positions than the slot has; empty if none does."""
     prefix_slot_bytes: int
     """A slot of the prefix cache; 0 if the model reads no prompts whose chunks can be cached, as in translation."""
 
@@ -46,6 +48,8 @@ class MemoryPlan:
 
     def __str__(self) -> str:
         slots, size = f"{self.num_slots} slots", format_size(self.sizes.state_bytes)
+        if self.sizes.windows:
+            size = f"{size} ({self.sizes.windows})"
         if self.sizes.source_bytes:
             size = f"({size} + {format_size(self.sizes.source_bytes)} of its source)"
         if not self.num_prefix_slots:

@@ -1,6 +1,6 @@
 """The state of a decoder, slot by slot, as the manifest's `state` describes it (docs/bundle.md).
 
-There are two kinds, and a model may have both. A cache (`in_place`) has positions: (slots, heads, max_length,
+There are three kinds, and a model may have all. A cache (`in_place`) has positions: (slots, heads, max_length,
 head_dim), bound as past and as present at once, so that a step writes its own positions and copies nothing. A recurrent
 state (`replace`) has none: a step reads (slots, ...) and returns a new one. Past and present do not share memory then,
 since a graph may read the one after it has written the other; the order of its operators is not defined. So a step
@@ -8,8 +8,12 @@ writes into rows beside the slots, which are copied over the slots it ran when i
 numbers. Two buffers that take turns would save that copy, but need all slots to have run equally often, and slots that
 join, wait or run in another call have not.
 
-The prefix cache has chunks of prompts: of a cache their positions, in slots of its own, and of a recurrent state a copy
-as it was after the chunk, a snapshot.
+The third kind is a cache of a window (`window`), where a token sees only so many. It has a few rows more than that, and
+a step drops the oldest itself: which positions it holds depends on the number of tokens that the slot has read, and on
+nothing else (`Window`). So it is copied as other caches are, but positions that have been dropped are no more there.
+
+The prefix cache has chunks of prompts: of any cache all their positions, in slots of its own, and of a recurrent state
+a copy as it was after the chunk, a snapshot.
 """
 
 from __future__ import annotations
@@ -30,13 +34,47 @@ from headway_server.runtime.memory import StateBuffer, allocate
 
 
 @dataclass(frozen=True, slots=True)
+class Window:
+    """Which positions a slot of a cache holds, as `com.microsoft::GroupQueryAttention` keeps them.
+
+    They are the newest, in order from row 0 on. When all rows are taken, so many are dropped that `size` are left with
+    the next token. A cache of all positions is one in which nothing is ever dropped.
+    """
+
+    size: int
+    """Tokens that a token sees, itself included."""
+    num_rows: int
+    """At least `size`."""
+
+    def first(self, length: int) -> int:
+        """Returns the position in row 0 of a slot that has read `length` tokens."""
+        step = self.num_rows - self.size + 1
+        return max(0, -(-(length - self.num_rows) // step)) * step
+
+
+@dataclass(frozen=True, slots=True)
 class _Tensor:
     """A state tensor of all slots."""
 
     names: StateTensor
     buffer: StateBuffer
-    following: StateBuffer | None
-    """Where a step writes the new state, from row 0 on; None if it writes into the buffer itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Cache(_Tensor):
+    """A tensor with positions."""
+
+    chunks: StateBuffer | None
+    """Slots of the prefix cache, of all positions; None if it has none."""
+    window: Window
+
+
+@dataclass(frozen=True, slots=True)
+class _Replaced(_Tensor):
+    """A tensor without positions, with the snapshots behind the slots."""
+
+    following: StateBuffer
+    """Where a step writes the new state, from row 0 on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +82,9 @@ class StateSizes:
     """Memory of the state, in bytes."""
 
     cached: int
-    """Of a slot's positions."""
+    """Of a slot's caches."""
+    positions: int
+    """Of all positions of a slot, those included that caches of windows do not hold."""
     replaced: int
     """Of the state without positions, once."""
     num_chunks: int
@@ -63,15 +103,19 @@ class StateSizes:
             BundleError: A tensor that the manifest names as state has no fixed size.
         """
         specs = {spec.name: spec for spec in variant.graphs["decoder"].inputs}
-        sizes = {"in_place": 0, "replace": 0}
+        cached = positions = replaced = 0
         for names in variant.state:
-            shape = _slot_shape(names, specs[names.past], max_length)
-            sizes[names.update] += math.prod(shape) * np.dtype(specs[names.past].dtype).itemsize
-        cached, replaced = sizes["in_place"], sizes["replace"]
+            spec = specs[names.past]
+            shape, itemsize = _slot_shape(names, spec, max_length), np.dtype(spec.dtype).itemsize
+            if names.update == "replace":
+                replaced += math.prod(shape) * itemsize
+            else:
+                cached += math.prod(shape) * itemsize
+                positions += shape[0] * max_length * shape[2] * itemsize
         num_chunks = max_length // chunk
         if replaced:  # snapshots take no more memory than a slot that runs
             num_chunks = min(num_chunks, (cached + 2 * replaced) // replaced)
-        return cls(cached, replaced, num_chunks)
+        return cls(cached, positions, replaced, num_chunks)
 
     @property
     def of_slot(self) -> int:
@@ -81,7 +125,7 @@ class StateSizes:
     @property
     def of_prefix_slot(self) -> int:
         """Memory of a slot of the prefix cache."""
-        return self.cached + self.num_chunks * self.replaced
+        return self.positions + self.num_chunks * self.replaced
 
 
 class SlotState:
@@ -109,32 +153,38 @@ class SlotState:
             variant: Its decoder's state is meant.
             num_slots: Slots that run.
             max_length: Positions of a slot.
-            num_prefix_slots: Slots after these, of state with positions alone.
+            num_prefix_slots: Slots of the prefix cache, of state with positions alone.
             num_snapshots: Snapshots of state without positions.
 
         Raises:
             BundleError: A tensor that the manifest names as state has no fixed size.
         """
         specs = {spec.name: spec for spec in variant.graphs["decoder"].inputs}
-        self._tensors: list[_Tensor] = []
+        self._caches: list[_Cache] = []
+        self._replaced: list[_Replaced] = []
         for names in variant.state:
             spec = specs[names.past]
             shape = _slot_shape(names, spec, max_length)
-            is_replaced = names.update == "replace"
-            count = num_slots + (num_snapshots if is_replaced else num_prefix_slots)
-            following = allocate(device, (num_slots, *shape), spec.dtype) if is_replaced else None
-            self._tensors.append(_Tensor(names, allocate(device, (count, *shape), spec.dtype), following))
-        self._replaced = [tensor for tensor in self._tensors if tensor.following is not None]
-        self._cached = [tensor.buffer for tensor in self._tensors if tensor.following is None]
+            if names.update == "replace":
+                buffer = allocate(device, (num_slots + num_snapshots, *shape), spec.dtype)
+                self._replaced.append(_Replaced(names, buffer, allocate(device, (num_slots, *shape), spec.dtype)))
+            else:
+                buffer = allocate(device, (num_slots, *shape), spec.dtype)
+                of_chunks = (num_prefix_slots, shape[0], max_length, shape[2])
+                chunks = allocate(device, of_chunks, spec.dtype) if num_prefix_slots else None
+                self._caches.append(_Cache(names, buffer, chunks, _window_of(names, spec, max_length)))
+        self._windows = {cache.window for cache in self._caches}
         self._device = device
         self._num_slots = num_slots
         self.max_length = max_length
-        self.num_bytes = sum(
-            buffer.num_bytes for tensor in self._tensors for buffer in (tensor.buffer, tensor.following) if buffer
-        )
+        buffers = [tensor.buffer for tensor in (*self._caches, *self._replaced)]
+        buffers += [cache.chunks for cache in self._caches if cache.chunks is not None]
+        buffers += [tensor.following for tensor in self._replaced]
+        self.num_bytes = sum(buffer.num_bytes for buffer in buffers)
 
     def __repr__(self) -> str:
-        return f"SlotState({len(self._tensors)} tensors, {self.max_length} positions, {self.num_bytes} bytes)"
+        num_tensors = len(self._caches) + len(self._replaced)
+        return f"SlotState({num_tensors} tensors, {self.max_length} positions, {self.num_bytes} bytes)"
 
     def bind(self, binding: Binding, first_slot: int, rows: int, *, width: int = 1) -> None:
         """Binds the slots `first_slot` to `first_slot + rows - 1` to a graph, as past and as present.
@@ -145,19 +195,19 @@ class SlotState:
             rows: How many.
             width: Tokens of a row, each of whose states the graph returns, as one that verifies drafts does.
         """
-        for tensor in self._tensors:
-            buffer, following = tensor.buffer, tensor.following
+        for tensor in (*self._caches, *self._replaced):
+            names, buffer = tensor.names, tensor.buffer
             where = (self._device, buffer.dtype, (rows, *buffer.shape[1:]))
             address = buffer.address(first_slot)
-            binding.bind_input(tensor.names.past, *where, address)
-            binding.bind_output(tensor.names.present, *where, address if following is None else following.address(0))
+            binding.bind_input(names.past, *where, address)
+            present = tensor.following.address(0) if isinstance(tensor, _Replaced) else address
+            binding.bind_output(names.present, *where, present)
             for number in range(1, width):
-                binding.bind_output(link_name(tensor.names.present, number), *where, address)
+                binding.bind_output(link_name(names.present, number), *where, address)
 
     def take_over(self, first_slot: int, rows: int) -> None:
         """Makes the new state of a step that of the slots it ran; to be called after each step that succeeded."""
         for tensor in self._replaced:
-            assert tensor.following is not None, "replaced tensors have it"
             tensor.buffer.copy_slots(tensor.following, 0, first_slot, rows)
 
     def begin(self, slot: int, initial: Mapping[str, NDArray[Any]]) -> None:
@@ -171,20 +221,48 @@ class SlotState:
             name = tensor.names.initial
             tensor.buffer.fill(slot, None if name is None else initial[name])
 
-    def copy(self, source: tuple[int, int], target: tuple[int, int], length: int) -> None:
-        """Copies `length` positions of a slot, from a (slot, position) on, over those of another.
+    def can_return(self, length: int, num_read: int) -> bool:
+        """Returns True if a slot that has read `num_read` tokens can go on from the first `length` of them.
 
-        State without positions is copied whole.
+        Otherwise a window has dropped positions since. State without positions is not meant.
         """
-        self.copy_positions(source, target, length)
-        for tensor in self._replaced:
-            tensor.buffer.copy_slots(tensor.buffer, source[0], target[0], 1)
+        return all(window.first(length) == window.first(num_read) for window in self._windows)
 
-    def copy_positions(self, source: tuple[int, int], target: tuple[int, int], length: int) -> None:
-        """Copies positions as `copy` does, and leaves state without positions as it is."""
-        assert max(source[1], target[1]) + length <= self.max_length, "a slot has no more positions"
-        for buffer in self._cached:
-            buffer.copy(source, target, length)
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Copies the first `length` tokens of a slot over those of another; state without positions whole."""
+        for cache in self._caches:
+            rows = min(length, cache.window.num_rows)
+            cache.buffer.copy(cache.buffer, (source, 0), (target, 0), rows)
+        for tensor in self._replaced:
+            tensor.buffer.copy_slots(tensor.buffer, source, target, 1)
+
+    def keep_chunk(self, slot: int, start: int, stop: int, place: tuple[int, int]) -> None:
+        """Copies the positions from `start` to before `stop`, which a slot has just read, to the prefix cache.
+
+        Args:
+            slot: The slot.
+            start: The first position.
+            stop: The position after the last; the slot has read no further.
+            place: Slot of the prefix cache, and the position there that the first one goes to.
+        """
+        row, column = place
+        for cache in self._caches:
+            first = cache.window.first(stop)
+            begin = max(start, first)  # a window may be shorter
+            assert cache.chunks is not None, "there is such a place"
+            cache.chunks.copy(cache.buffer, (slot, begin - first), (row, column + begin - start), stop - begin)
+
+    def reuse_chunks(self, places: Sequence[tuple[int, int]], chunk: int, slot: int) -> None:
+        """Copies chunks of `chunk` tokens from the prefix cache, the first ones of a prompt, to a slot."""
+        length = len(places) * chunk
+        for cache in self._caches:
+            first = cache.window.first(length)
+            assert cache.chunks is not None, "there are such places"
+            for number, (row, column) in enumerate(places):
+                start = number * chunk
+                begin = max(start, first)
+                if (count := start + chunk - begin) > 0:
+                    cache.buffer.copy(cache.chunks, (row, column + begin - start), (slot, begin - first), count)
 
     def keep(self, slot: int, snapshot: int) -> None:
         """Copies a slot's state without positions to a snapshot."""
@@ -199,20 +277,42 @@ class SlotState:
     def reorder(self, copies: Sequence[tuple[int, int, int, int]]) -> None:
         """Copies positions of slots over those of others, none of which is read: (source, target, start, stop).
 
-        State without positions is copied whole.
+        The slots have read `stop` tokens. State without positions is copied whole.
         """
-        for tensor in self._tensors:
-            if tensor.following is None:
-                tensor.buffer.reorder(copies)
-            else:
-                for source, target, _, _ in copies:
-                    tensor.buffer.copy_slots(tensor.buffer, source, target, 1)
+        for cache in self._caches:
+            cache.buffer.reorder(_rows_of(copies, cache.window))
+        for tensor in self._replaced:
+            for source, target, _, _ in copies:
+                tensor.buffer.copy_slots(tensor.buffer, source, target, 1)
+
+
+def _rows_of(copies: Sequence[tuple[int, int, int, int]], window: Window) -> list[tuple[int, int, int, int]]:
+    """Returns copies of positions as copies of rows."""
+    firsts = (window.first(stop) for _, _, _, stop in copies)
+    return [
+        (source, target, max(start - first, 0), stop - first)
+        for (source, target, start, stop), first in zip(copies, firsts, strict=True)
+    ]
+
+
+def _window_of(names: StateTensor, spec: TensorSpec, max_length: int) -> Window:
+    """Returns the window of a cache, one of all positions if it has none.
+
+    Raises:
+        BundleError: The cache has no fixed number of rows, or fewer than its window.
+    """
+    if names.window is None:
+        return Window(max_length, max_length)
+    num_rows = fixed_size(spec, 2)
+    if num_rows < names.window:
+        raise BundleError(f"{spec.name}: must have at least {names.window} rows for its window, and has {num_rows}")
+    return Window(names.window, num_rows)
 
 
 def _slot_shape(names: StateTensor, spec: TensorSpec, max_length: int) -> tuple[int, ...]:
-    """Returns the shape of one slot's state; of a cache it is (heads, max_length, head_dim)."""
+    """Returns the shape of one slot's state; of a cache it is (heads, rows, head_dim)."""
     if names.update == "in_place":
-        return fixed_size(spec, 1), max_length, fixed_size(spec, 3)
+        return fixed_size(spec, 1), _window_of(names, spec, max_length).num_rows, fixed_size(spec, 3)
     return tuple(fixed_size(spec, axis) for axis in range(1, len(spec.shape)))
 
 

@@ -171,16 +171,16 @@ class Drafting:
         num_accepted_tokens: Accepted draft tokens.
     """
 
-    def __init__(self, verifier: DraftVerifier, slots: Slots, *, max_length: int) -> None:
+    def __init__(self, verifier: DraftVerifier, decoder: Decoder, slots: Slots) -> None:
         """Starts with no tokens.
 
         Args:
             verifier: Runs the decoder's slots.
+            decoder: The decoder.
             slots: Storage of drafts.
-            max_length: Positions of a slot.
         """
         self._verifier = verifier
-        self._max_length = max_length
+        self._decoder = decoder
         self._lookups: list[PromptLookup | None] = slots.objects()
         self.num_drafted_tokens = 0
         self.num_accepted_tokens = 0
@@ -212,10 +212,13 @@ class Drafting:
 
         Returns:
             One for each sequence, from the last slot down, since a sequence that retires is replaced by the last one.
-            Empty if nothing was run, because there are too many sequences, too few tokens left, or no draft.
+            Empty if nothing was run, because there are too many sequences, too few tokens left, no draft, or because a
+            wrong draft could not be taken back from a window.
         """
         width = self._verifier.width
-        if len(token_ids) > MAX_ROWS or min(num_left) < 2 or positions.max() + width > self._max_length:
+        if len(token_ids) > MAX_ROWS or min(num_left) < 2 or positions.max() + width > self._decoder.max_length:
+            return []
+        if not all(self._decoder.can_return(start + 1, start + width) for start in positions.tolist()):
             return []
         lookups = [self._lookup(slot) for slot in range(len(token_ids))]
         drafts = [draft for lookup in lookups if (draft := lookup.draft(width - 1)) is not None]

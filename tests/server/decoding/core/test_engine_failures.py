@@ -242,3 +242,15 @@ async def test_costly_rules_hold_up_their_own_sequences_and_not_the_others():
     # Each of the 21 tokens after the first ones takes a step's budget, so they are spread over as many steps.
     assert sum(size > 2 for size in sizes) >= 21
     assert len(sizes) < 21 + 7 + 40, "the plain sequences get a token in every step"
+
+
+async def test_a_costly_rule_is_asked_at_once_where_its_token_cannot_be_read_again(monkeypatch):
+    decoder = make_decoder(num_slots=9)
+    monkeypatch.setattr(decoder, "can_return", lambda length, num_read: length == num_read)
+    costly = [make_sequence([6, n], eos_id=None, max_new_tokens=9, temperature=1.0, seed=n) for n in range(3)]
+    for sequence in costly:
+        sequence.rule = CostlyRule()
+    async with running_engine(decoder) as engine:
+        await engine.run(costly)
+    assert [sequence.rule.num_asked for sequence in costly] == [9] * 3
+    assert len(decoder.decode_sizes) <= 3 + 9, "all of them get a token in every step, however long it takes"

@@ -97,10 +97,10 @@ def test_copies_take_positions_of_a_cache_and_the_whole_of_a_recurrent_state(sta
     past, _ = bound(state, 0, SLOTS)
     past["past_key"][:] = np.arange(SLOTS * LENGTH).reshape(SLOTS, 1, LENGTH, 1)
     past["past_state"][:] = np.arange(SLOTS)[:, np.newaxis]
-    state.copy((3, 2), (1, 4), 2)
-    assert past["past_key"][1, 0, :, 0].tolist() == [6, 7, 8, 9, 20, 21]
+    state.copy(3, 1, 2)
+    assert past["past_key"][1, 0, :, 0].tolist() == [18, 19, 8, 9, 10, 11]
     assert past["past_state"][:, 0].tolist() == [0, 3, 2, 3]
-    state.copy((2, 0), (0, 0), 0)
+    state.copy(2, 0, 0)
     assert past["past_key"][0, 0, :, 0].tolist() == [0, 1, 2, 3, 4, 5]
     assert past["past_state"][:, 0].tolist() == [2, 3, 2, 3]
 
@@ -157,12 +157,109 @@ def test_a_snapshot_is_the_whole_of_a_recurrent_state_and_no_positions():
     past["past_state"][:] = np.arange(SLOTS)[:, np.newaxis]
     state.keep(3, 2)
     past["past_state"][3] = 9
-    state.copy_positions((2, 0), (SLOTS, 4), 2)
+    state.keep_chunk(2, 0, 2, (0, 4))
     state.restore(2, 0)
     assert past["past_state"][:, 0].tolist() == [3, 1, 2, 9]
     assert past["past_key"][:, 0, 0, 0].tolist() == [0, 1, 2, 3]
-    state.copy_positions((SLOTS, 4), (1, 0), 1)
-    assert past["past_key"][1, 0, :, 0].tolist() == [2, 1, 1, 1, 1, 1]
+    state.reuse_chunks([(0, 4)], 2, 1)
+    assert past["past_key"][1, 0, :, 0].tolist() == [2, 2, 1, 1, 1, 1]
+
+
+# Windows
+
+LONG, CHUNK = 60, 6
+SIZES = [(1, 1), (4, 4), (5, 8), (4, 9), (12, 17), (13, 30)]
+"""Windows and rows of their caches: shorter and longer than a chunk, and dropping one or several positions at once."""
+
+
+def windowed(window: int, num_rows: int) -> Variant:
+    shape = ("slots", HEADS, num_rows, WIDTH)
+    names = StateTensor(past="past_key", present="present_key", update="in_place", window=window)
+    decoder = Graph(file="d", inputs=(spec("past_key", *shape),), outputs=(spec("present_key", *shape),))
+    return variant().model_copy(update={"graphs": {"decoder": decoder}, "state": (names,)})
+
+
+class Reading:
+    """Slots that read tokens; in the place of each key stands the token, as the operator would leave it."""
+
+    def __init__(self, window: int, num_rows: int) -> None:
+        self.state = SlotState("cpu", windowed(window, num_rows), num_slots=SLOTS, max_length=LONG, num_prefix_slots=1)
+        past, _ = bound(self.state, 0, SLOTS)
+        self.cache = past["past_key"]
+        self.window, self.num_rows = window, num_rows
+
+    def read(self, slot: int, tokens: list[int], start: int) -> None:
+        """Reads the tokens of a text from position `start` on, one by one, and checks what the next one sees."""
+        for length in range(start, len(tokens)):
+            first, following = self.first(length), self.first(length + 1)
+            held = self.cache[slot, 0, : length - first, 0].tolist()
+            num_seen = min(length, self.window - 1)
+            assert held[len(held) - num_seen :] == tokens[length - num_seen : length]
+            kept = self.cache[slot, :, following - first : length - first].copy()
+            self.cache[slot, :, : length - following] = kept
+            self.cache[slot, :, length - following] = tokens[length]
+
+    def first(self, length: int) -> int:
+        """The position of row 0, by dropping as the operator's documentation says."""
+        first = 0
+        for count in range(1, length + 1):
+            if count - first > self.num_rows:
+                first += self.num_rows - self.window + 1
+        return first
+
+
+@pytest.mark.parametrize(("window", "num_rows"), SIZES)
+def test_a_window_survives_copies_chunks_and_reordering(window, num_rows):
+    reading = Reading(window, num_rows)
+    state = reading.state
+    for length in range(1, LONG):
+        tokens = list(range(100, 100 + length))
+        reading.cache[:] = -1
+        places = []
+        for start in range(0, length, CHUNK):
+            reading.read(0, tokens[: start + CHUNK], start)
+            if start + CHUNK <= length:
+                places.append((0, LONG - CHUNK * (len(places) + 1)))
+                state.keep_chunk(0, start, start + CHUNK, places[-1])
+        state.copy(0, 1, length)
+        reading.read(1, [*tokens, 1, 2, 3], length)
+        state.reuse_chunks(places, CHUNK, 2)
+        reading.read(2, [*tokens[: CHUNK * len(places)], 4, 5], CHUNK * len(places))
+        other = [*tokens[: length // 2], *range(length - length // 2)]
+        reading.read(3, other, 0)
+        state.reorder([(3, 0, length // 2, length)])
+        reading.read(0, [*other, 6, 7, 8], length)
+
+
+@pytest.mark.parametrize(("window", "num_rows"), SIZES)
+def test_a_slot_returns_to_a_length_whose_positions_it_still_has(window, num_rows):
+    reading = Reading(window, num_rows)
+    for num_read in range(1, LONG):
+        for length in range(num_read + 1):
+            can = reading.state.can_return(length, num_read)
+            assert can == (reading.first(length) == reading.first(num_read))
+            if can:
+                reading.cache[0] = -1
+                reading.read(0, list(range(num_read)), 0)
+                reading.read(0, [*range(length), 98, 99], length)
+
+
+def test_memory_of_windows_is_that_of_their_rows_and_their_chunks_take_all_positions():
+    sizes = StateSizes.of(windowed(5, 8), LONG, CHUNK)
+    assert sizes.of_slot == 4 * HEADS * 8 * WIDTH
+    assert sizes.of_prefix_slot == 4 * HEADS * LONG * WIDTH
+    assert sizes.num_chunks == LONG // CHUNK
+    state = Reading(5, 8).state
+    assert state.num_bytes == SLOTS * sizes.of_slot + sizes.of_prefix_slot
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [(4, "past_key: must have at least 5 rows for its window, and has 4"), ("rows", "axis 2 must have a fixed size")],
+)
+def test_a_window_that_its_cache_cannot_hold_is_refused(rows, message):
+    with pytest.raises(BundleError, match=message):
+        SlotState("cpu", windowed(5, rows), num_slots=SLOTS, max_length=LONG)
 
 
 def test_state_of_unknown_size_is_refused_with_its_name():
@@ -177,6 +274,7 @@ def test_state_of_unknown_size_is_refused_with_its_name():
         ({"present": "nowhere"}, "nowhere is named as an output of the decoder"),
         ({"initial": "nowhere"}, "nowhere is named as an output of the encoder"),
         ({"update": "in_place"}, "initial is for update replace, and this one's is in_place"),
+        ({"window": 3}, "window is for update in_place, and this one's is replace"),
     ],
 )
 def test_a_manifest_names_tensors_that_there_are(change, message):

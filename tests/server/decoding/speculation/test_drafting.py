@@ -225,6 +225,24 @@ async def test_drafts_are_for_few_sequences_that_all_have_one():
         assert not verifier.rows, "a single token needs no draft"
 
 
+async def test_a_draft_that_could_not_be_taken_back_is_not_run(monkeypatch):
+    decoder = repeating_decoder()
+    verifier = SteppingVerifier(decoder)
+    starts: list[int] = []
+    run = verifier.verify
+    monkeypatch.setattr(
+        verifier, "verify", lambda token_ids, starts_: (starts.extend(starts_), run(token_ids, starts_))[1]
+    )
+    monkeypatch.setattr(decoder, "can_return", lambda length, num_read: length // 20 == num_read // 20)
+    async with running_engine(decoder, verifier=verifier) as engine:
+        (found,) = await engine.run([make_sequence([2, 3, 4, 5, 2, 3, 4], eos_id=None, max_new_tokens=50)])
+    async with running_engine(repeating_decoder()) as engine:
+        (plain,) = await engine.run([make_sequence([2, 3, 4, 5, 2, 3, 4], eos_id=None, max_new_tokens=50)])
+    assert found.output == plain.output
+    assert starts
+    assert all((start + 1) // 20 == (start + verifier.width) // 20 for start in starts)
+
+
 async def test_a_server_with_speculation_says_what_it_costs_and_answers_alike(tiny_store, start_process):
     flags = ("--store", tiny_store, "--port", 0, "--num-slots", 2)
     servers = [start_process(*flags), start_process(*flags, "--speculation", "prompt-lookup")]
