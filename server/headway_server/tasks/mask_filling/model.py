@@ -209,14 +209,15 @@ class MaskFiller(TextModel):
         """Tokenizes texts with the model's own masks; one whose mask would be cut off is refused."""
         written = await off_loop(
             sum(map(len, inputs.texts)),
-            lambda: [self._masks.sub(lambda _: self._mask, text) for text in inputs.texts],
+            lambda: [self._masks.subn(lambda _: self._mask, text) for text in inputs.texts],
             most_on_loop=_FEW_CHARACTERS,
         )
-        encoded = await super()._encode(replace(inputs, texts=written), fields, with_offsets=with_offsets)
+        texts = [text for text, _ in written]
+        encoded = await super()._encode(replace(inputs, texts=texts), fields, with_offsets=with_offsets)
         mask_id = _mask_id(self.bundle.manifest)
-        for field, text, one in zip(fields, inputs.texts, encoded, strict=True):
+        for field, (_, expected), one in zip(fields, written, encoded, strict=True):
             count = int((one.input_ids == mask_id).sum())
-            if count != (expected := sum(1 for _ in self._masks.finditer(text))):
+            if count != expected:
                 raise InvalidInputError(
                     field,
                     f"has {expected} masks, and the model reads {count} of them in its {self.max_input_tokens} tokens; "

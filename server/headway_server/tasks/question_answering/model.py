@@ -9,6 +9,7 @@ T tokens of a window.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
@@ -241,6 +242,7 @@ class QuestionAnswerer(TextModel):
                     raise _no_text(f"contexts[{len(found)}]")
                 make = partial(Context.of, request.contexts[len(found)], encoded, splits_words=request.splits_words)
                 found.append(await off_loop(len(encoded), make, most_on_loop=_FEW))
+                await asyncio.sleep(0)  # a slice has many contexts, each of some milliseconds
         return found
 
     def _windows(self, request: QuestionRequest, pairs: Sequence[_Pair]) -> list[tuple[_Pair, Window]]:
