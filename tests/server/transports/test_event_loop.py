@@ -207,7 +207,7 @@ REQUESTS: dict[str, list[dict[str, Any]]] = {
         {"texts": ["[MASK]" * 64] * 16, "top_k": 10},
         {"texts": ["[MASK] " + LONG[:-8], "the [MASK]"]},
         {"texts": ["[MASK]"] * 256, "top_k": 100, "targets": ["star"] * 256},
-        {"texts": ["[MASK] " + "<[" * 120_000] * 16, "truncate": True},
+        {"texts": ["[MASK] " + "<[" * 120_000] * 16, "truncate": True, "top_k": 1},
     ],
     "EmbeddingService/EmbedText": [{"model": "clip-text", "texts": TEXTS, "truncate": True}],
     "RankingService/ScoreText": [{"texts": TEXTS, "text_pairs": TEXTS, "truncate": True}],
