@@ -1,5 +1,6 @@
 """AnswerQuestion and FillMask through a real channel: models whose answers are known by hand."""
 
+import asyncio
 import math
 from collections import Counter
 
@@ -13,6 +14,7 @@ from headway.v1 import mask_filling_service_pb2 as masks_pb
 from headway.v1 import question_answering_service_pb2 as pb
 from headway.v1.mask_filling_service_pb2_grpc import MaskFillingServiceStub
 from headway.v1.question_answering_service_pb2_grpc import QuestionAnsweringServiceStub
+from headway_server.preprocessing import TextTokenizer
 from headway_server.runtime import Runtime
 from headway_server.settings import ServerSettings
 from headway_server.tasks.mask_filling.model import POSITIONS, MaskFiller, fill_in
@@ -132,6 +134,21 @@ async def test_a_single_question_or_context_goes_with_all_others(serving):
 async def test_what_cannot_be_answered_is_refused_by_name(serving, questions, contexts, fields, words):
     failure = await failure_of(answer(serving, questions, contexts, **fields))
     assert words in failure.message, failure.message
+
+
+async def test_contexts_of_too_many_windows_are_refused_at_the_first_and_keep_nobody_waiting(serving, monkeypatch):
+    """All of them would be 600 MB of tokens, and seconds of work."""
+    read, encode = [], TextTokenizer._encode
+
+    def encode_and_count(tokenizer, texts, *rest):
+        read.extend(text for text in texts if len(text) > 1000)
+        return encode(tokenizer, texts, *rest)
+
+    monkeypatch.setattr(TextTokenizer, "_encode", encode_and_count)
+    calls = [failure_of(answer(serving, ["who"], ["a " * 130_000] * 16)) for _ in range(2)]
+    for failure in await asyncio.gather(*calls):
+        assert "contexts[0]: has 130000 tokens, which are" in failure.message
+    assert len(read) == 2
 
 
 async def test_masks_are_filled_in_the_callers_text(serving):
