@@ -10,6 +10,8 @@ import tiny_answers
 from rpc_failures import failure_of
 from tiny_answers import ENDS, write_answer_bundle, write_mask_bundle
 
+from headway.oip import grpc_predict_v2_pb2
+from headway.oip.grpc_predict_v2_pb2_grpc import GRPCInferenceServiceStub
 from headway.v1 import mask_filling_service_pb2 as masks_pb
 from headway.v1 import question_answering_service_pb2 as pb
 from headway.v1.mask_filling_service_pb2_grpc import MaskFillingServiceStub
@@ -229,6 +231,23 @@ def test_masks_cost_their_share_of_a_batchs_memory(tmp_path, monkeypatch):
     monkeypatch.setattr("headway_server.tasks.mask_filling.model._BATCH_BYTES", room)
     assert 512 // filler._cost(item) == 10 // 3
     filler.close()
+
+
+async def test_a_refusal_over_the_open_inference_protocol_names_its_tensors(serving):
+    def tensor(name, *texts):
+        contents = grpc_predict_v2_pb2.InferTensorContents(bytes_contents=[text.encode() for text in texts])
+        kind = grpc_predict_v2_pb2.ModelInferRequest.InferInputTensor
+        return kind(name=name, datatype="BYTES", shape=[len(texts)], contents=contents)
+
+    stub = GRPCInferenceServiceStub(serving.channel)
+    for questions, contexts, words in (
+        (["a"], ["a", " "], "context[1]: has no text"),
+        ([" "], ["a"], "question[0]: has"),
+    ):
+        inputs = [tensor("question", *questions), tensor("context", *contexts)]
+        request = grpc_predict_v2_pb2.ModelInferRequest(model_name="answers", inputs=inputs)
+        failure = await failure_of(stub.ModelInfer(request))
+        assert failure.message.startswith(words)
 
 
 async def test_other_calls_name_what_the_models_can_do(serving):
