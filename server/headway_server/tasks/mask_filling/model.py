@@ -169,8 +169,9 @@ class MaskFiller(TextModel):
         Raises:
             InvalidInputError: One is not a token, or there are too many.
         """
+        num_logits = _num_logits(self.bundle.manifest)
         if not targets:
-            return np.arange(min(self._tokenizer.largest_id + 1, _num_logits(self.bundle.manifest)))
+            return np.arange(min(self._tokenizer.largest_id + 1, num_logits))
         check_count("targets", len(targets), MAX_TARGETS)
         special, ids = self.bundle.manifest.special_tokens, dict[int, None]()
         for index, target in enumerate(targets):
@@ -183,6 +184,12 @@ class MaskFiller(TextModel):
                     field,
                     f"is no token of model {self.bundle.manifest.name}, which reads it as {parts}; give a token of its "
                     "vocabulary",
+                )
+            if found[0] >= num_logits:
+                raise InvalidInputError(
+                    field,
+                    f"is token {found[0]}, and model {self.bundle.manifest.name} fills masks with tokens below "
+                    f"{num_logits}; leave it out",
                 )
             ids[found[0]] = None
         return np.array(list(ids), np.int64)

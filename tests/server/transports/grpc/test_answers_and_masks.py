@@ -9,6 +9,7 @@ import pytest
 import tiny_answers
 from rpc_failures import failure_of
 from tiny_answers import ENDS, write_answer_bundle, write_mask_bundle
+from tokenizers import Tokenizer
 
 from headway.oip import grpc_predict_v2_pb2
 from headway.oip.grpc_predict_v2_pb2_grpc import GRPCInferenceServiceStub
@@ -248,6 +249,24 @@ async def test_a_refusal_over_the_open_inference_protocol_names_its_tensors(serv
         request = grpc_predict_v2_pb2.ModelInferRequest(model_name="answers", inputs=inputs)
         failure = await failure_of(stub.ModelInfer(request))
         assert failure.message.startswith(words)
+
+
+async def test_a_target_beyond_the_logits_is_refused(serve, tmp_path, monkeypatch):
+    load = Tokenizer.from_file
+
+    class Longer:
+        @staticmethod
+        def from_file(file):
+            tokenizer = load(file)
+            tokenizer.add_tokens(["extra"])
+            return tokenizer
+
+    write_mask_bundle(tmp_path / "store")
+    monkeypatch.setattr("headway_server.preprocessing.text.Tokenizer", Longer)
+    async with serve(tmp_path / "store") as running:
+        failure = await failure_of(fill(running, ["the [MASK]"], targets=["sea", "extra"]))
+        assert "targets[1]: is token 16, and model masks fills masks with tokens below 16" in failure.message
+        assert (await fill(running, ["the [MASK]"], top_k=100)).results[0].masks[0].tokens[0].token == " sea"
 
 
 async def test_other_calls_name_what_the_models_can_do(serving):
