@@ -241,12 +241,14 @@ class MaskFiller(TextModel):
 def fill_in(text: str, start: int, end: int, token: str) -> str:
     """Returns a text with a token in place of the characters `start` to `end`.
 
-    A token that begins a word is set apart from a word before it; any other continues the text before, without the
+    A token that begins a word is set apart from a word before it; any other continues the line before, without the
     white space between them.
     """
     before, word = text[:start], token.lstrip()
     if not token.startswith(" "):
-        return before.rstrip() + token + text[end:]
+        line = before.rstrip()
+        begins_line = not line or "\n" in before[len(line) :]
+        return (before if begins_line else line) + token + text[end:]
     is_apart = not before or not word or not (_is_spaced(before[-1]) and _is_spaced(word[0]))
     return f"{before}{'' if is_apart else ' '}{word}{text[end:]}"
 

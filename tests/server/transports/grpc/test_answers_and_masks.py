@@ -213,6 +213,8 @@ async def test_masks_that_cannot_be_filled_are_refused_by_name(serving, texts, f
         ("saw [MASK].", " sea", "saw sea."),
         ("super[MASK]", " man", "super man"),
         ("play [MASK]", "ing", "playing"),
+        ("One.\r\n[MASK] rain", "The", "One.\r\nThe rain"),
+        ("  [MASK] rain", "The", "  The rain"),
         ("([MASK])", " Paris", "(Paris)"),
         ("[MASK] rain", " the", "the rain"),
         ("\u5317[MASK]", " \u4eac", "\u5317\u4eac"),
