@@ -351,6 +351,24 @@ def test_an_error_about_an_element_names_the_input(run: Run, server: Any, fault:
     assert ended.stderr == "headway: INVALID_ARGUMENT: texts[1]: is too long (that is 'two')\n"
 
 
+def test_an_error_about_a_context_of_all_questions_names_none_of_them(run: Run, server: Any, fault: Any) -> None:
+    for arguments, named in ((["who", "--context", "x"], ""), (["--pairs", "who\tx"], r" (that is 'who x')")):
+        violations = {"contexts[0]": "is too long"}
+        server.rules.faults.append(fault(grpc.StatusCode.INVALID_ARGUMENT, "is too long", violations=violations))
+        ended = run("answer-question", *arguments)
+        assert (ended.exit_code, ended.stderr) == (1, f"headway: INVALID_ARGUMENT: is too long{named}\n")
+
+
+def test_a_context_is_sent_as_it_is_in_its_file_and_an_answer_is_one_line(
+    run: Run, server: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "context.txt"
+    file.write_bytes(b"a\r\nb\r\n")
+    ended = run("answer-question", "who", "--context-file", str(file))
+    assert ended.stdout == "0  4  0.500  a b\n"
+    assert list(server.rules.requests[-1].contexts) == ["a\r\nb\r\n"]
+
+
 def test_a_server_that_is_not_there_is_named(run: Run) -> None:
     ended = run("list-models", "--server", "127.0.0.1:1", "--timeout", "2")
     assert ended.exit_code == 1

@@ -2,6 +2,7 @@
 
 import json
 
+import grpc
 import httpx2
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ from tiny_bundles import write_topic_bundle
 from torch import nn
 from typer.testing import CliRunner
 
+from headway.oip import grpc_predict_v2_pb2
+from headway.oip.grpc_predict_v2_pb2_grpc import GRPCInferenceServiceStub
 from headway_client import Client, FailedPreconditionError, InvalidArgumentError
 from headway_client.cli import app as headway
 from headway_export.cli import app
@@ -285,6 +288,16 @@ def test_a_model_with_a_vector_of_each_token_scores_and_ranks_pairs(folders, cli
         client.score_text("rain", model="colbert")
     with pytest.raises(FailedPreconditionError, match="embed"):
         client.embed_text("rain", model="colbert")
+
+
+def test_a_model_that_reads_pairs_apart_lists_no_inputs_of_token_ids(client):
+    with grpc.insecure_channel(client.server) as channel:
+        stub = GRPCInferenceServiceStub(channel)
+        for model, has_ids in (("colbert", False), ("reranker", True)):
+            metadata = stub.ModelMetadata(grpc_predict_v2_pb2.ModelMetadataRequest(name=model))
+            names = [tensor.name for tensor in metadata.inputs]
+            assert names[:2] == ["text", "text_pair"]
+            assert ("input_ids" in names, "attention_mask" in names) == (has_ids, has_ids)
 
 
 def test_a_document_that_a_reranker_has_cut_is_counted(folders, tmp_path):

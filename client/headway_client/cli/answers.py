@@ -48,17 +48,21 @@ def answer_question(
     def show(question: str, result: QuestionAnswers) -> None:
         if headed:
             print_heading(question)
-        rows = [(str(one.span.start), str(one.span.end), f"{one.score:.3f}", one.text) for one in result.answers]
+        rows = [
+            (str(one.span.start), str(one.span.end), f"{one.score:.3f}", " ".join(one.text.split()))
+            for one in result.answers
+        ]
         print_table(rows or [("-", "-", f"{result.no_answer_score:.3f}", "no answer")])
 
     with connected(connection) as client:
-        text = context or "" if context_file is None else context_file.read_text(encoding="utf-8")
+        # Line ends stay as they are in the file, so that spans count its characters.
+        text = context or "" if context_file is None else context_file.read_bytes().decode()
 
         def call(batch: list[str]) -> Answer[QuestionAnswers]:
             asked, contexts = split_pairs(batch, pairs)
             return client.answer_question(asked, contexts or [text], **options)
 
-        print_answers(inputs, batch_size, call, None if as_json else show)
+        print_answers(inputs, batch_size, call, None if as_json else show, shared=() if pairs else ("contexts",))
 
 
 @takes_options

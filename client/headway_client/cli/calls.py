@@ -32,6 +32,8 @@ def print_answers(
     batch_size: int,
     call: Callable[[list[str]], Answer[ResultT]],
     show: Callable[[str, ResultT], None] | None,
+    *,
+    shared: Sequence[str] = (),
 ) -> None:
     """Calls once for each batch of inputs and prints its results before the next batch is read.
 
@@ -40,9 +42,10 @@ def print_answers(
         batch_size: Inputs of a call.
         call: Makes the call.
         show: Prints the result of an input; None: JSON is printed.
+        shared: Fields of the call whose elements are not the inputs.
     """
     for batch in batches(inputs, batch_size):
-        with named_inputs(batch):
+        with named_inputs(batch, shared=shared):
             answer = call(batch)
         if show is None:
             print_answer_json(batch, answer)

@@ -291,12 +291,13 @@ def _advice(error: UnavailableError, connection: Mapping[str, Any]) -> str:
 
 
 @contextmanager
-def named_inputs(inputs: Sequence[str]) -> Iterator[None]:
-    """Adds the command's input to an error about an element, such as `images[3]`."""
+def named_inputs(inputs: Sequence[str], *, shared: Sequence[str] = ()) -> Iterator[None]:
+    """Adds the command's input to an error about an element, such as `images[3]`; not where the field is `shared`."""
     try:
         yield
     except CallError as error:
-        elements = [_ELEMENT.search(violation.field) for violation in error.field_violations]
+        fields = [violation.field for violation in error.field_violations]
+        elements = [_ELEMENT.search(field) for field in fields if field.partition("[")[0] not in shared]
         named = [inputs[int(index[1])] for index in elements if index and int(index[1]) < len(inputs)]
         if not named:
             raise

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -52,7 +52,7 @@ class Subwords:
     def find(cls, text: str, offsets: Sequence[tuple[int, int]]) -> Subwords:
         """Finds the subwords of a text by the start and end positions of its tokens."""
         rows: list[tuple[int, int, int, bool]] = []
-        flags = [] if text.isascii() else [run.start() for run in _FLAGS.finditer(text)]
+        flags = _flags(text)
         covered = 0
         for token, (first, after) in enumerate(offsets):
             part = text[first:after]
@@ -79,6 +79,27 @@ class Subwords:
         starts = np.ones(len(words), np.bool_)
         starts[1:] = (words[1:] != words[:-1]) | apart[1:] | apart[:-1]
         return starts & ~self.joined
+
+
+def grapheme_ends(text: str, ends: Iterable[int]) -> NDArray[np.int64]:
+    """Returns positions in a text, each moved to the end of its grapheme: an accent may have no token.
+
+    Args:
+        text: The text.
+        ends: The positions, at most one in a grapheme, whose characters are gone through for each.
+    """
+    flags, found = _flags(text), list[int]()
+    for position in ends:
+        end = position
+        while end < len(text) and _continues_grapheme(text, end, flags):
+            end += 1
+        found.append(end)
+    return np.array(found, np.int64)
+
+
+def _flags(text: str) -> list[int]:
+    """Returns the start positions of runs of regional indicators, in order."""
+    return [] if text.isascii() else [run.start() for run in _FLAGS.finditer(text)]
 
 
 def _is_punctuation(character: str) -> bool:

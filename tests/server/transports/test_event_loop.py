@@ -201,11 +201,13 @@ REQUESTS: dict[str, list[dict[str, Any]]] = {
     "QuestionAnsweringService/AnswerQuestion": [
         {"questions": ["who"], "contexts": ["the oil price rose. " * 3_000], "top_k": 100, "window_token_count": 256},
         {"questions": ["who"] * 256, "contexts": ["Ada Lovelace saw Oslo"], "top_k": 100},
+        {"questions": ["who"], "contexts": ["a." * 1_000] * 32},
     ],
     "MaskFillingService/FillMask": [
         {"texts": ["[MASK]" * 64] * 16, "top_k": 10},
         {"texts": ["[MASK] " + LONG[:-8], "the [MASK]"]},
         {"texts": ["[MASK]"] * 256, "top_k": 100, "targets": ["star"] * 256},
+        {"texts": ["[MASK] " + "<[" * 120_000] * 16, "truncate": True, "top_k": 1},
     ],
     "EmbeddingService/EmbedText": [{"model": "clip-text", "texts": TEXTS, "truncate": True}],
     "RankingService/ScoreText": [{"texts": TEXTS, "text_pairs": TEXTS, "truncate": True}],

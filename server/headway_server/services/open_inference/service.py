@@ -60,6 +60,8 @@ _OWN_NAMES: Final = (
     (re.compile(r"^texts\b"), "text"),
     (re.compile(r"^text_pairs\b"), "text_pair"),
     (re.compile(r"^target_prefixes\b"), "target_prefix"),
+    (re.compile(r"^questions\b"), "question"),
+    (re.compile(r"^contexts\b"), "context"),
     (re.compile(r"^images\b"), "image"),
     (re.compile(r"^audios\b"), "audio"),
     (re.compile(r"^prompts\[0\]\.box\b"), "box"),

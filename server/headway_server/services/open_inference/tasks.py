@@ -82,6 +82,7 @@ from headway_server.tasks.speech.model import (
     SpeechTask,
     Transcript,
 )
+from headway_server.tasks.stateless import late_interaction
 from headway_server.tasks.synthesis.encoding import AudioFormat
 from headway_server.tasks.synthesis.model import SpeechPart, SpokenText, SynthesisModel
 from headway_server.tasks.synthesis.request import MAX_TEXTS as MAX_SPOKEN
@@ -181,6 +182,8 @@ def _text_specs(model: ServedModel) -> tuple[TensorSpec, ...]:
     assert isinstance(model, TextModel), "its family requires it"
     pairs = model.bundle.manifest.text_pairs
     pair = () if pairs == "never" else (replace(_TEXT_PAIR, is_optional=pairs == "optional"),)
+    if late_interaction(model.bundle.manifest) is not None:  # each text of a pair has tokens of its own
+        return (_TEXT, *pair)
     return (_TEXT, *pair, _INPUT_IDS, _MASK, *((_TYPES,) if model.has_types else ()))
 
 

@@ -169,8 +169,9 @@ class MaskFiller(TextModel):
         Raises:
             InvalidInputError: One is not a token, or there are too many.
         """
+        num_logits = _num_logits(self.bundle.manifest)
         if not targets:
-            return np.arange(min(self._tokenizer.largest_id + 1, _num_logits(self.bundle.manifest)))
+            return np.arange(min(self._tokenizer.largest_id + 1, num_logits))
         check_count("targets", len(targets), MAX_TARGETS)
         special, ids = self.bundle.manifest.special_tokens, dict[int, None]()
         for index, target in enumerate(targets):
@@ -183,6 +184,12 @@ class MaskFiller(TextModel):
                     field,
                     f"is no token of model {self.bundle.manifest.name}, which reads it as {parts}; give a token of its "
                     "vocabulary",
+                )
+            if found[0] >= num_logits:
+                raise InvalidInputError(
+                    field,
+                    f"is token {found[0]}, and model {self.bundle.manifest.name} fills masks with tokens below "
+                    f"{num_logits}; leave it out",
                 )
             ids[found[0]] = None
         return np.array(list(ids), np.int64)
@@ -209,14 +216,15 @@ class MaskFiller(TextModel):
         """Tokenizes texts with the model's own masks; one whose mask would be cut off is refused."""
         written = await off_loop(
             sum(map(len, inputs.texts)),
-            lambda: [self._masks.sub(lambda _: self._mask, text) for text in inputs.texts],
+            lambda: [self._masks.subn(lambda _: self._mask, text) for text in inputs.texts],
             most_on_loop=_FEW_CHARACTERS,
         )
-        encoded = await super()._encode(replace(inputs, texts=written), fields, with_offsets=with_offsets)
+        texts = [text for text, _ in written]
+        encoded = await super()._encode(replace(inputs, texts=texts), fields, with_offsets=with_offsets)
         mask_id = _mask_id(self.bundle.manifest)
-        for field, text, one in zip(fields, inputs.texts, encoded, strict=True):
+        for field, (_, expected), one in zip(fields, written, encoded, strict=True):
             count = int((one.input_ids == mask_id).sum())
-            if count != (expected := sum(1 for _ in self._masks.finditer(text))):
+            if count != expected:
                 raise InvalidInputError(
                     field,
                     f"has {expected} masks, and the model reads {count} of them in its {self.max_input_tokens} tokens; "
@@ -233,12 +241,14 @@ class MaskFiller(TextModel):
 def fill_in(text: str, start: int, end: int, token: str) -> str:
     """Returns a text with a token in place of the characters `start` to `end`.
 
-    A token that begins a word is set apart from a word before it; any other continues the text before, without the
+    A token that begins a word is set apart from a word before it; any other continues the line before, without the
     white space between them.
     """
     before, word = text[:start], token.lstrip()
     if not token.startswith(" "):
-        return before.rstrip() + token + text[end:]
+        line = before.rstrip()
+        begins_line = not line or "\n" in before[len(line) :]
+        return (before if begins_line else line) + token + text[end:]
     is_apart = not before or not word or not (_is_spaced(before[-1]) and _is_spaced(word[0]))
     return f"{before}{'' if is_apart else ' '}{word}{text[end:]}"
 

@@ -9,12 +9,13 @@ T tokens of a window.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Final, TypeVar
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,9 +31,7 @@ from headway_server.serving.limits import check_texts
 from headway_server.tasks.outputs import LOGITS
 from headway_server.tasks.parameters import check_range, check_rules
 from headway_server.tasks.question_answering.windows import Context, Found, PairFrame, Window, merge
-from headway_server.tasks.text.model import TextInputs, TextModel, text_tensors
-
-Value = TypeVar("Value")
+from headway_server.tasks.text.model import BYTES_OF_OFFSETS, BYTES_OF_TOKEN, TextInputs, TextModel, text_tensors
 
 MAX_WINDOWS: Final = 1024
 """Maximum windows of a call."""
@@ -148,25 +147,14 @@ class QuestionAnswerer(TextModel):
                 is full, the deadline passed, the server is draining.
         """
         self._check_request(request)
-        contexts = TextInputs(texts=request.contexts)
         num_pairs = max(len(request.questions), len(request.contexts))
-        num_bytes = contexts.num_bytes + TextInputs(texts=request.questions).num_bytes
-        held = num_bytes + contexts.num_token_bytes(self._max_text_bytes, with_offsets=True)
+        num_bytes = sum(TextInputs(texts=texts).num_bytes for texts in (request.questions, request.contexts))
+        held = num_bytes + self._num_token_bytes(request)
         work = float(num_pairs * _WORK_OF_PAIR + num_bytes * num_pairs / len(request.contexts))
         with self._admission.admit(num_pairs, held, work=work, deadline=deadline, caller=current_caller()):
             began = time.monotonic()
             questions = await self._encode_questions(request)
-            read = await self._encode_contexts(request)
-            pairs = [
-                _Pair(question=question, context=context, text=text)
-                for question, context, text in zip(
-                    _one_each(questions, num_pairs),
-                    _one_each(read, num_pairs),
-                    _one_each(request.contexts, num_pairs),
-                    strict=True,
-                )
-            ]
-            windows = self._windows(request, pairs)
+            pairs, windows = await self._encode_contexts(request, questions)
             preprocessing_s = time.monotonic() - began
             timings: CallTimings | None = None
             for start in range(0, len(windows), MAX_TEXTS):  # so that few windows of a call are in memory
@@ -231,46 +219,49 @@ class QuestionAnswerer(TextModel):
                 found.append(question.input_ids)
         return found
 
-    async def _encode_contexts(self, request: QuestionRequest) -> list[Context]:
-        """Tokenizes contexts of any length; one without tokens is refused."""
-        found: list[Context] = []
+    def _num_token_bytes(self, request: QuestionRequest) -> int:
+        """Returns the most bytes of the contexts' tokens.
+
+        Those of all windows are in memory, and those of a context that is refused; of one at a time with offsets.
+        """
+        most = TextInputs(texts=request.contexts).most_tokens(self._max_text_bytes)
+        one = min(most, self._max_text_bytes)
+        return BYTES_OF_TOKEN * min(most, MAX_WINDOWS * self._window_tokens(request) + one) + BYTES_OF_OFFSETS * one
+
+    async def _encode_contexts(
+        self, request: QuestionRequest, questions: Sequence[NDArray[np.int64]]
+    ) -> tuple[list[_Pair], list[tuple[_Pair, Window]]]:
+        """Tokenizes contexts of any length, and returns all pairs and their windows; stops at the first refusal.
+
+        Raises:
+            InvalidInputError: One has no tokens, or the windows are too many or overlap wholly.
+        """
+        pairs: list[_Pair] = []
+        windows: list[tuple[_Pair, Window]] = []
         each = self._tokenizer.encode_each(request.contexts, add_special_tokens=False, with_offsets=True)
         async with aclosing(each):
             async for encoded in each:
+                index = len(pairs)  # of the context, unless it is the only one
                 if not len(encoded):
-                    raise _no_text(f"contexts[{len(found)}]")
-                make = partial(Context.of, request.contexts[len(found)], encoded, splits_words=request.splits_words)
-                found.append(await off_loop(len(encoded), make, most_on_loop=_FEW))
-        return found
-
-    def _windows(self, request: QuestionRequest, pairs: Sequence[_Pair]) -> list[tuple[_Pair, Window]]:
-        """Returns the windows of all pairs.
-
-        Raises:
-            InvalidInputError: They are too many, or overlap wholly.
-        """
-        windows: list[tuple[_Pair, Window]] = []
-        for index, pair in enumerate(pairs):
-            room = self._window_tokens(request) - len(self._frame) - len(pair.question)
-            overlap = request.overlap_tokens
-            if overlap is not None and overlap >= room:
-                raise InvalidInputError(
-                    "overlap_token_count",
-                    f"is {overlap}, and beside questions[{min(index, len(request.questions) - 1)}] a window has "
-                    f"{room} tokens of the context; give less, or raise window_token_count",
-                )
-            shared = min(DEFAULT_OVERLAP_TOKENS, room // 2) if overlap is None else overlap
-            length = len(pair.context.ids)
-            starts = range(0, max(length - shared, 1), room - shared)
-            if len(windows) + len(starts) > MAX_WINDOWS:
-                raise InvalidInputError(
-                    f"contexts[{min(index, len(request.contexts) - 1)}]",
-                    f"has {length} tokens, which are {len(starts)} windows after {len(windows)} of the texts before; "
-                    f"the limit of a call is {MAX_WINDOWS}; split it, send the texts in several calls, lower "
-                    "overlap_token_count or raise window_token_count",
-                )
-            windows += [(pair, Window(start, min(start + room, length))) for start in starts]
-        return windows
+                    raise _no_text(f"contexts[{index}]")
+                asked = range(len(questions)) if len(request.contexts) == 1 else [min(index, len(questions) - 1)]
+                found: list[tuple[int, Window]] = []
+                for number in asked:
+                    before = len(windows) + len(found)
+                    room = self._window_tokens(request) - len(self._frame) - len(questions[number])
+                    shared = _shared_tokens(request, room, f"questions[{number}]")
+                    own = _windows(len(encoded), room, shared, name=f"contexts[{index}]", before=before)
+                    found += [(number, window) for window in own]
+                text = request.contexts[index]
+                make = partial(Context.of, text, encoded, splits_words=request.splits_words)
+                context = await off_loop(len(encoded), make, most_on_loop=_FEW)
+                await asyncio.sleep(0)  # a slice has many contexts, each of some milliseconds
+                of_question = {
+                    number: _Pair(question=questions[number], context=context, text=text) for number in asked
+                }
+                pairs += of_question.values()
+                windows += [(of_question[number], window) for number, window in found]
+        return pairs, windows
 
     async def _read(
         self,
@@ -310,9 +301,39 @@ class QuestionAnswerer(TextModel):
         return CallTimings.of(batched.runs, preprocessing_s=preprocessing_s)
 
 
-def _one_each(values: Sequence[Value], count: int) -> Sequence[Value]:
-    """Returns one value for each of `count` pairs, of as many or of a single one."""
-    return values if len(values) == count else [values[0]] * count
+def _shared_tokens(request: QuestionRequest, room: int, question: str) -> int:
+    """Returns the tokens that neighbouring windows share, of a context's `room` beside a question.
+
+    Raises:
+        InvalidInputError: They overlap wholly.
+    """
+    overlap = request.overlap_tokens
+    if overlap is None:
+        return min(DEFAULT_OVERLAP_TOKENS, room // 2)
+    if overlap >= room:
+        raise InvalidInputError(
+            "overlap_token_count",
+            f"is {overlap}, and beside {question} a window has {room} tokens of the context; give less, or raise "
+            "window_token_count",
+        )
+    return overlap
+
+
+def _windows(length: int, room: int, shared: int, *, name: str, before: int) -> list[Window]:
+    """Returns the windows of a context of `length` tokens, behind `before` others of the call.
+
+    Raises:
+        InvalidInputError: They are too many.
+    """
+    starts = range(0, max(length - shared, 1), room - shared)
+    if before + len(starts) > MAX_WINDOWS:
+        raise InvalidInputError(
+            name,
+            f"has {length} tokens, which are {len(starts)} windows after {before} of the texts before; the limit of a "
+            f"call is {MAX_WINDOWS}; split it, send the texts in several calls, lower overlap_token_count or raise "
+            "window_token_count",
+        )
+    return [Window(start, min(start + room, length)) for start in starts]
 
 
 def _no_text(name: str) -> InvalidInputError:

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from headway_server.errors import no_panics
 from headway_server.preprocessing import EncodedText
-from headway_server.preprocessing.subwords import Subwords
+from headway_server.preprocessing.subwords import Subwords, grapheme_ends
 
 _MORE: Final = 4
 """Pairs of tokens that are looked at for each answer: several pairs may be one answer, of the same words."""
@@ -100,8 +100,9 @@ class Context:
         following = np.searchsorted(subwords.tokens, numbers)  # (N,), the subword of a token, or that after white space
         before = np.searchsorted(subwords.tokens, numbers, side="right")  # (N,), one more than that, or than before it
         starts = np.append(subwords.starts[firsts].repeat(lengths), -1)
-        ends = np.append(-1, np.maximum.reduceat(subwords.ends, firsts).repeat(lengths) if len(firsts) else [])
-        return cls(encoded.input_ids, starts[following], ends[before].astype(np.int64))
+        lasts = np.maximum.reduceat(subwords.ends, firsts) if len(firsts) else firsts
+        ends = np.append(-1, grapheme_ends(text, lasts.tolist()).repeat(lengths))
+        return cls(encoded.input_ids, starts[following], ends[before])
 
     def read(
         self, logits: NDArray[np.float32], window: Window, *, first: int, has_null: bool, top_k: int, max_tokens: int
@@ -137,19 +138,25 @@ class Context:
 
 def _best(scores: NDArray[np.float64], starts: NDArray[np.int64], ends: NDArray[np.int64], top_k: int) -> list[Found]:
     """Returns the best distinct answers by the scores of their first token and of their length less one."""
-    flat, width = scores.ravel(), scores.shape[1]
+    width = scores.shape[1]
+    of_pairs = sliding_window_view(np.pad(ends, (0, width - 1), constant_values=-1), width)  # (P, width)
+    is_next = np.ones(scores.shape, np.bool_)  # True where a pair ends with another word than the one before it
+    is_next[:, 1:] = of_pairs[:, 1:] != of_pairs[:, :-1]
+    firsts = np.flatnonzero(is_next)
+    best = np.maximum.reduceat(scores.ravel(), firsts)  # (N,), of a first token and a last word
+    begins, finishes = starts[firsts // width], of_pairs[is_next]
     count = _MORE * top_k
     while True:
-        count = min(count, len(flat))
-        places = np.argpartition(-flat, count - 1)[:count]
-        places = places[np.lexsort((places, -flat[places]))]
-        found: dict[tuple[int, int], float] = {}
-        for place in places.tolist():
-            token, length = divmod(place, width)
-            if flat[place] > 0 and starts[token] < ends[token + length]:  # not white space alone
-                found.setdefault((int(starts[token]), int(ends[token + length])), float(flat[place]))
-        if len(found) >= top_k or count == len(flat) or flat[places[-1]] <= 0:
-            return [Found(score, *span) for span, score in found.items()][:top_k]
+        count = min(count, len(best))
+        places = np.argpartition(-best, count - 1)[:count]
+        places = places[np.lexsort((places, -best[places]))]
+        is_text = (best[places] > 0) & (begins[places] < finishes[places])  # not white space alone
+        likely = places[is_text]
+        spans = begins[likely] * (int(ends.max()) + 1) + finishes[likely]  # a number for each
+        kept = likely[np.sort(np.unique(spans, return_index=True)[1])[:top_k]]
+        if len(kept) == top_k or count == len(best) or best[places[-1]] <= 0:
+            columns = (best[kept], begins[kept], finishes[kept])
+            return [Found(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
         count *= _MORE
 
 

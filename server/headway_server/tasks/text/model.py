@@ -42,9 +42,9 @@ from headway_server.tasks.text.labels import LabelVectors, SetVectors
 
 Result = TypeVar("Result")
 
-_BYTES_OF_TOKEN: Final = 24
+BYTES_OF_TOKEN: Final = 24
 """Bytes of a token's id, mask and type."""
-_BYTES_OF_OFFSETS: Final = 128
+BYTES_OF_OFFSETS: Final = 128
 """Bytes of a token's first and last character, as objects."""
 _FEW_SPECIAL: Final = 4
 _WORK_OF_TEXT: Final = 64
@@ -76,13 +76,16 @@ class TextInputs:
         """Bytes of all texts in UTF-8."""
         return sum(map(num_bytes, (*self.texts, *(self.text_pairs or ())))) + len(self.texts) * num_bytes(self.prompt)
 
-    def num_token_bytes(self, max_tokens: int, *, with_offsets: bool) -> int:
-        """Returns the maximum bytes of the tokens; a text has at most `max_tokens`, and one for each byte."""
+    def most_tokens(self, max_tokens: int) -> int:
+        """Returns the most tokens that the texts may have; one has at most `max_tokens`, and one for each byte."""
         pairs = self.text_pairs or [""] * len(self.texts)
         before = _FEW_SPECIAL + num_bytes(self.prompt)
         lengths = (before + num_bytes(text) + num_bytes(pair) for text, pair in zip(self.texts, pairs, strict=False))
-        each = _BYTES_OF_TOKEN + with_offsets * _BYTES_OF_OFFSETS
-        return each * sum(min(length, max_tokens) for length in lengths)
+        return sum(min(length, max_tokens) for length in lengths)
+
+    def num_token_bytes(self, max_tokens: int, *, with_offsets: bool) -> int:
+        """Returns the maximum bytes of the tokens; see `most_tokens`."""
+        return (BYTES_OF_TOKEN + with_offsets * BYTES_OF_OFFSETS) * self.most_tokens(max_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +111,7 @@ class TokenInputs:
 
     def num_token_bytes(self, max_tokens: int, *, with_offsets: bool) -> int:  # noqa: ARG002 (interface of `TextInputs`)
         """Returns the bytes of the other inputs of the model: a mask, and types."""
-        return (_BYTES_OF_TOKEN - 8) * sum(map(len, self.input_ids))
+        return (BYTES_OF_TOKEN - 8) * sum(map(len, self.input_ids))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

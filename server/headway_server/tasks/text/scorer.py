@@ -98,13 +98,15 @@ class TextScorer(TextModel):
         if inputs.text_pairs and len(inputs.texts) == 1:
             inputs = replace(inputs, texts=[inputs.texts[0]] * len(inputs.text_pairs))
         fields, pairs = self._check(inputs), list(inputs.text_pairs or ())
+        firsts = dict(zip(reversed(inputs.texts), reversed(fields), strict=True))  # the first field of each query
         queries = list(dict.fromkeys(inputs.texts))
-        firsts = [query_field or fields[inputs.texts.index(query)] for query in queries]
-        num_vectors = len(queries) * late.max_query_tokens + len(pairs) * self.max_input_tokens
+        asked_fields = [query_field or firsts[query] for query in queries]
+        most = TextInputs(texts=pairs).most_tokens(self.max_input_tokens)
+        num_vectors = len(queries) * late.max_query_tokens + most
         with self._memory.admit(1, 4 * late.dimension * num_vectors, caller=current_caller()):
             each, seconds = inputs.truncate, [field.replace("texts", "text_pairs") for field in fields]
             asked = await self._read_apart(
-                _Apart(texts=queries, fields=firsts, truncate=each, are_queries=True), late, deadline
+                _Apart(texts=queries, fields=asked_fields, truncate=each, are_queries=True), late, deadline
             )
             found = await self._read_apart(
                 _Apart(texts=pairs, fields=fields if query_field else seconds, truncate=each, are_queries=False),

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final, TypeAlias
 
 import numpy as np
 from google.protobuf.message import Message
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from starlette.requests import Request as StarletteRequest
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -47,7 +47,19 @@ _NOT_IN_JSON: Final = "BF16"
 """Datatype without a NumPy equivalent."""
 
 _MAX_PARAMETERS: Final = 256
-Parameters: TypeAlias = Annotated[dict[str, bool | int | float | str], Field(max_length=_MAX_PARAMETERS)]
+
+
+def _check_parameter(value: object) -> object:
+    """Refuses what the protocol has no parameter of, before each kind in turn says that it is not of it."""
+    if not isinstance(value, bool | int | float | str):
+        raise ValueError("must be true, false, a number or a string; write a list as a string with a JSON array")
+    return value
+
+
+Parameters: TypeAlias = Annotated[
+    dict[str, Annotated[bool | int | float | str, BeforeValidator(_check_parameter)]],
+    Field(max_length=_MAX_PARAMETERS),
+]
 _Count = Annotated[int, Field(ge=0, lt=2**31)]
 
 

@@ -1,5 +1,6 @@
 """AnswerQuestion and FillMask through a real channel: models whose answers are known by hand."""
 
+import asyncio
 import math
 from collections import Counter
 
@@ -8,11 +9,15 @@ import pytest
 import tiny_answers
 from rpc_failures import failure_of
 from tiny_answers import ENDS, write_answer_bundle, write_mask_bundle
+from tokenizers import Tokenizer
 
+from headway.oip import grpc_predict_v2_pb2
+from headway.oip.grpc_predict_v2_pb2_grpc import GRPCInferenceServiceStub
 from headway.v1 import mask_filling_service_pb2 as masks_pb
 from headway.v1 import question_answering_service_pb2 as pb
 from headway.v1.mask_filling_service_pb2_grpc import MaskFillingServiceStub
 from headway.v1.question_answering_service_pb2_grpc import QuestionAnsweringServiceStub
+from headway_server.preprocessing import TextTokenizer
 from headway_server.runtime import Runtime
 from headway_server.settings import ServerSettings
 from headway_server.tasks.mask_filling.model import POSITIONS, MaskFiller, fill_in
@@ -134,6 +139,21 @@ async def test_what_cannot_be_answered_is_refused_by_name(serving, questions, co
     assert words in failure.message, failure.message
 
 
+async def test_contexts_of_too_many_windows_are_refused_at_the_first_and_keep_nobody_waiting(serving, monkeypatch):
+    """All of them would be 600 MB of tokens, and seconds of work."""
+    read, encode = [], TextTokenizer._encode
+
+    def encode_and_count(tokenizer, texts, *rest):
+        read.extend(text for text in texts if len(text) > 1000)
+        return encode(tokenizer, texts, *rest)
+
+    monkeypatch.setattr(TextTokenizer, "_encode", encode_and_count)
+    calls = [failure_of(answer(serving, ["who"], ["a " * 130_000] * 16)) for _ in range(2)]
+    for failure in await asyncio.gather(*calls):
+        assert "contexts[0]: has 130000 tokens, which are" in failure.message
+    assert len(read) == 2
+
+
 async def test_masks_are_filled_in_the_callers_text(serving):
     texts = ["saw  the [MASK].", "<mask> the<mask> a [MASK]"]
     response = await fill(serving, texts, top_k=2)
@@ -193,6 +213,8 @@ async def test_masks_that_cannot_be_filled_are_refused_by_name(serving, texts, f
         ("saw [MASK].", " sea", "saw sea."),
         ("super[MASK]", " man", "super man"),
         ("play [MASK]", "ing", "playing"),
+        ("One.\r\n[MASK] rain", "The", "One.\r\nThe rain"),
+        ("  [MASK] rain", "The", "  The rain"),
         ("([MASK])", " Paris", "(Paris)"),
         ("[MASK] rain", " the", "the rain"),
         ("\u5317[MASK]", " \u4eac", "\u5317\u4eac"),
@@ -212,6 +234,41 @@ def test_masks_cost_their_share_of_a_batchs_memory(tmp_path, monkeypatch):
     monkeypatch.setattr("headway_server.tasks.mask_filling.model._BATCH_BYTES", room)
     assert 512 // filler._cost(item) == 10 // 3
     filler.close()
+
+
+async def test_a_refusal_over_the_open_inference_protocol_names_its_tensors(serving):
+    def tensor(name, *texts):
+        contents = grpc_predict_v2_pb2.InferTensorContents(bytes_contents=[text.encode() for text in texts])
+        kind = grpc_predict_v2_pb2.ModelInferRequest.InferInputTensor
+        return kind(name=name, datatype="BYTES", shape=[len(texts)], contents=contents)
+
+    stub = GRPCInferenceServiceStub(serving.channel)
+    for questions, contexts, words in (
+        (["a"], ["a", " "], "context[1]: has no text"),
+        ([" "], ["a"], "question[0]: has"),
+    ):
+        inputs = [tensor("question", *questions), tensor("context", *contexts)]
+        request = grpc_predict_v2_pb2.ModelInferRequest(model_name="answers", inputs=inputs)
+        failure = await failure_of(stub.ModelInfer(request))
+        assert failure.message.startswith(words)
+
+
+async def test_a_target_beyond_the_logits_is_refused(serve, tmp_path, monkeypatch):
+    load = Tokenizer.from_file
+
+    class Longer:
+        @staticmethod
+        def from_file(file):
+            tokenizer = load(file)
+            tokenizer.add_tokens(["extra"])
+            return tokenizer
+
+    write_mask_bundle(tmp_path / "store")
+    monkeypatch.setattr("headway_server.preprocessing.text.Tokenizer", Longer)
+    async with serve(tmp_path / "store") as running:
+        failure = await failure_of(fill(running, ["the [MASK]"], targets=["sea", "extra"]))
+        assert "targets[1]: is token 16, and model masks fills masks with tokens below 16" in failure.message
+        assert (await fill(running, ["the [MASK]"], top_k=100)).results[0].masks[0].tokens[0].token == " sea"
 
 
 async def test_other_calls_name_what_the_models_can_do(serving):

@@ -187,7 +187,7 @@ WRONG = [
     ),
     ({"inputs": [TEXT], "parameters": {"top_p": 1}}, 400, "parameters.top_p: is unknown"),
     ({"inputs": [TEXT], "parameters": {"top_k": 2**80}}, 400, "more than 64 bits"),
-    ({"inputs": [TEXT], "parameters": {"top_k": [1]}}, 400, "parameters.top_k"),
+    ({"inputs": [TEXT], "parameters": {"top_k": [1]}}, 400, "parameters.top_k: must be true, false"),
 ]
 
 
