@@ -140,7 +140,7 @@ class MaskFiller(TextModel):
             raise InvalidInputError(
                 "texts",
                 f"have {size} bytes in all when each mask is filled with {count} tokens, the limit of a call is "
-                f"{limit}; lower top_k, or send them in several calls",
+                f"{limit}; send {'fewer masks, or ' if count == 1 else 'a lower top_k, or '}several calls",
             )
 
         def read(row: Tensors, text: str, encoded: EncodedText) -> FilledText:

@@ -199,7 +199,7 @@ async def test_targets_are_the_only_choices_and_keep_their_probability(serving):
             {"targets": ["sea", "zoo"]},
             "targets[1]: is no token of model masks, which reads it as '[UNK]'",
         ),
-        (["a [MASK] " * 60 + "x" * 2**13] * 10, {"top_k": 100}, "lower top_k, or send them in several calls"),
+        (["a [MASK] " * 60 + "x" * 2**13] * 10, {"top_k": 100}, "send a lower top_k, or several calls"),
     ],
 )
 async def test_masks_that_cannot_be_filled_are_refused_by_name(serving, texts, fields, words):

@@ -15,7 +15,7 @@ export const fill = {
     const text = textArea(EXAMPLE, 4, { required: true });
     const targets = element("input", { type: "text" });
     const form = caller({
-      fields: [field("Model", model), field("Text", text), field("Targets", targets, "Tokens to choose from, with commas between; empty: all")],
+      fields: [field("Model", model), field("Text", text), field("Targets", targets, "Tokens to choose from, with commas between; empty: all. A space before a token counts, as the model has it")],
       label: "Fill",
       prepare: () => ({
         service: "MaskFillingService",
@@ -23,7 +23,7 @@ export const fill = {
         request: {
           model: chosen(model, served).name,
           texts: [text.value],
-          targets: targets.value.split(",").map((one) => one.trim()).filter(Boolean),
+          targets: targets.value.split(",").filter((one) => one.trim()),
         },
       }),
       async run(prepared, signal, output) {
