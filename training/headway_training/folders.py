@@ -104,8 +104,9 @@ def parse_configuration(path: Path, content: Mapping[str, Any]) -> Any:
 
 
 def labels_of(config: Any) -> tuple[str, ...]:
-    """The names of a classifier's outputs, in their order."""
-    return tuple(str(config.id2label[index]) for index in range(config.num_labels))
+    """The names of a classifier's outputs, in their order; numbered ones where a family states their count alone."""
+    names = config.id2label or {index: f"LABEL_{index}" for index in range(config.num_labels)}
+    return tuple(str(names[index]) for index in range(config.num_labels))
 
 
 def padding_of(config: Any, tokenizer: Any) -> int | None:

@@ -172,6 +172,15 @@ EXPORTED: Final = (
         compared="probabilities and vectors, within 1e-4",
     ),
     Families(
+        kind="",
+        names=(
+            "MobileViT, EfficientNet, MobileNet V1 and V2, Hiera, RegNet, ViT-MSN, PVT, PVT v2, CvT, LeViT, "
+            "PoolFormer, Swin v2, ConvNeXt V2, DINOv2 with registers, BiT, FocalNet; DINOv3 as vectors"
+        ),
+        task="`image_classification`, `image_embedding`",
+        compared="probabilities and vectors of the exported module, within 1e-4; not served in the tests",
+    ),
+    Families(
         kind="two towers",
         names="CLIP, SigLIP, SigLIP 2 of a fixed size",
         task="`image_embedding` and `text_embedding` in one space",

@@ -438,12 +438,12 @@ def working_bytes_of(config: Any, task: Task, max_length: int | None) -> int:
     length = max_length or min(stated if isinstance(stated, int) else folders.MAX_LENGTH, folders.MAX_LENGTH)
     if task is Task.TRANSCRIPTION:  # a window is longer than what is written of it
         length = max(length, getattr(config, "max_source_positions", 0))
-    vocab_size = getattr(texts, "vocab_size", None)
-    if not isinstance(vocab_size, int):  # an image has few positions
-        length = vocab_size = 0
+    vocab_size, num_heads = getattr(texts, "vocab_size", None), getattr(texts, "num_attention_heads", 0) or 0
+    if not isinstance(vocab_size, int):  # an image has few positions, and its heads may be stated by the stage
+        length = vocab_size = num_heads = 0
     return working_bytes(
         writes=task_of(task).has_cache,
-        num_heads=getattr(texts, "num_attention_heads", 0) or 0,
+        num_heads=num_heads,
         length=length,
         vocab_size=vocab_size,
     )

@@ -6,13 +6,21 @@ B images, C classes, T tokens (patches and what is put before them), D model wid
 from __future__ import annotations
 
 import io
-from typing import Any, Final, cast
+import json
+from typing import Any, Final, cast, get_args
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from transformers import AutoImageProcessor, AutoModel, AutoModelForImageClassification
+from torch.nn import functional
+from transformers import (
+    AutoImageProcessor,
+    AutoModel,
+    AutoModelForImageClassification,
+    LevitImageProcessorPil,
+    ViTImageProcessorPil,
+)
 
 from headway_export.errors import SourceError
 from headway_export.huggingface.folder import ModelFolder
@@ -29,40 +37,51 @@ LEVEL: Final = 1 / 255
 POSITION_BOUND: Final = 1e-4
 """Largest relative difference that position embeddings of a fixed size may make."""
 
-_INTERPOLATIONS: Final = {2: "bilinear", 3: "bicubic"}
-"""By Pillow's numbers."""
+_INTERPOLATIONS: Final = get_args(ImagePreprocessing.model_fields["interpolation"].annotation)
+_LEVIT_SHARE: Final = 224 / 256
+"""Share of a resized image's shorter side that LeViT crops, which its preprocessing does not state."""
 _SAMPLE_SIZES: Final = ((64, 48), (301, 517), (517, 301), (640, 480), (224, 224), (1000, 333))
 """Width and height of the images that preprocessing is compared on."""
 _LIMITS: Final = ImageLimits(max_bytes=2**26, max_pixels=2**24)
 _POOLINGS: Final = ("cls", "mean")
 
 
-class HuggingFaceImageClassifier(nn.Module):
-    """A classifier of images of `transformers`."""
+class _ImageModel(nn.Module):
+    """A vision model of `transformers` that is given RGB images."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, is_bgr: bool) -> None:
         super().__init__()
         self.model = model
+        self.is_bgr = is_bgr
+
+    def read(self, pixel_values: Tensor) -> Any:
+        """(B, 3, height, width), RGB -> what the model answers."""
+        if self.is_bgr:
+            pixel_values = pixel_values.flip(1)
+        return self.model(pixel_values=pixel_values, return_dict=True)
+
+
+class HuggingFaceImageClassifier(_ImageModel):
+    """A classifier of images of `transformers`."""
 
     def forward(self, pixel_values: Tensor) -> Tensor:
         """(B, 3, height, width) -> logits (B, C)."""
-        return cast("Tensor", self.model(pixel_values=pixel_values, return_dict=True).logits)
+        return cast("Tensor", self.read(pixel_values).logits)
 
 
-class HuggingFaceEmbeddingImageClassifier(nn.Module):
+class HuggingFaceEmbeddingImageClassifier(_ImageModel):
     """A classifier of images whose last layer reads one vector of each, which is its embedding."""
 
     pooling = "before_classifier"
 
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
+    def __init__(self, model: nn.Module, *, is_bgr: bool) -> None:
+        super().__init__(model, is_bgr=is_bgr)
         self.classifier = cast("nn.Module", model.classifier)
         model.classifier = nn.Identity()
 
     def logits_and_embedding(self, pixel_values: Tensor) -> tuple[Tensor, Tensor]:
         """(B, 3, height, width) -> logits (B, C), vectors (B, D)."""
-        pooled = self.model(pixel_values=pixel_values, return_dict=True).logits
+        pooled = self.read(pixel_values).logits
         return self.classifier(pooled), pooled.flatten(1)
 
     def forward(self, pixel_values: Tensor) -> Tensor:
@@ -70,20 +89,21 @@ class HuggingFaceEmbeddingImageClassifier(nn.Module):
         return self.logits_and_embedding(pixel_values)[0]
 
 
-class HuggingFaceImageEmbedder(nn.Module):
+class HuggingFaceImageEmbedder(_ImageModel):
     """A vision model of `transformers` without a head, and a pooling."""
 
-    def __init__(self, model: nn.Module, *, pooling: str) -> None:
-        super().__init__()
-        self.model = model
+    def __init__(self, model: nn.Module, *, is_bgr: bool, pooling: str) -> None:
+        super().__init__(model, is_bgr=is_bgr)
         self.pooling = pooling
 
     def forward(self, pixel_values: Tensor) -> dict[str, Tensor]:
         """(B, 3, height, width) -> `embedding` (B, D)."""
-        output = self.model(pixel_values=pixel_values, return_dict=True)
+        output = self.read(pixel_values)
         if self.pooling == "pooler":
             return {"embedding": output.pooler_output.flatten(1)}
-        states = output.last_hidden_state  # (B, T, D)
+        states = output.last_hidden_state  # (B, T, D), or (B, D, rows, columns)
+        if states.ndim == 4:
+            states = states.flatten(2).transpose(1, 2)  # (B, T, D)
         return {"embedding": states[:, 0] if self.pooling == "class_token" else states.mean(dim=1)}
 
 
@@ -96,16 +116,18 @@ def read_image_classifier(folder: ModelFolder) -> tuple[ExportSource, tuple[str,
     config = folder.config
     if config.num_labels == 1 or config.problem_type == "regression":
         raise SourceError(f"{folder.path}: has one output, a score; scores are served of texts alone")
-    preprocessing = read_preprocessing(folder)
+    preprocessing, is_bgr = read_preprocessing(folder)
     model = folder.load(AutoModelForImageClassification)
     _fix_positions(folder, model, preprocessing)
+    gives_vectors = _gives_vectors(model, preprocessing)
+    kind = HuggingFaceEmbeddingImageClassifier if gives_vectors else HuggingFaceImageClassifier
     labels = labels_of(config)
     several = config.problem_type == "multi_label_classification"
     return (
         folder.source(
             model,
-            _classifier_of(model),
-            make_reference=lambda: _classifier_of(folder.load(AutoModelForImageClassification)),
+            kind(model, is_bgr=is_bgr).eval(),
+            make_reference=lambda: kind(folder.load(AutoModelForImageClassification), is_bgr=is_bgr).eval(),
             image_preprocessing=preprocessing,
             labels=labels,
             classification=(
@@ -117,10 +139,17 @@ def read_image_classifier(folder: ModelFolder) -> tuple[ExportSource, tuple[str,
     )
 
 
-def _classifier_of(model: nn.Module) -> nn.Module:
-    gives_vectors = isinstance(getattr(model, "classifier", None), nn.Module)
-    kind = HuggingFaceEmbeddingImageClassifier if gives_vectors else HuggingFaceImageClassifier
-    return kind(model).eval()
+def _gives_vectors(model: nn.Module, preprocessing: ImagePreprocessing) -> bool:
+    """Tells whether a classifier's logits are what its layer `classifier` answers, and no mean of two heads."""
+    layer = getattr(model, "classifier", None)
+    if not isinstance(layer, nn.Module):
+        return False
+    answers: list[Tensor] = []
+    hook = layer.register_forward_hook(lambda _module, _inputs, answer: answers.append(answer))
+    with torch.inference_mode():
+        logits = model(pixel_values=_sample_pixels(preprocessing), return_dict=True).logits
+    hook.remove()
+    return len(answers) == 1 and answers[0] is logits
 
 
 def read_image_embedder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
@@ -132,27 +161,48 @@ def read_image_embedder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, .
     asked = folder.options.pooling
     if asked is not None and asked not in _POOLINGS:
         raise SourceError(f"--pooling {asked}: is none of {', '.join(_POOLINGS)}")
-    preprocessing = read_preprocessing(folder)
+    preprocessing, is_bgr = read_preprocessing(folder)
     model, is_trained = _load_without_pooler(folder)
-    pooling = {"cls": "class_token", "mean": "mean", None: "class_token" if is_trained else "pooler"}[asked]
     _fix_positions(folder, model, preprocessing)
-    module = HuggingFaceImageEmbedder(model, pooling=pooling).eval()
     with torch.inference_mode():
-        output = model(pixel_values=torch.zeros(1, 3, preprocessing.height, preprocessing.width), return_dict=True)
-    states, pooled = getattr(output, "last_hidden_state", None), getattr(output, "pooler_output", None)
-    if (pooled is None) if pooling == "pooler" else (states is None or states.ndim != 3):
-        raise SourceError(
-            f"{folder.path}: {type(model).__name__} gives no "
-            f"{'pooled vector; give --pooling' if pooling == 'pooler' else 'row of tokens; leave --pooling out'}"
-        )
+        output = model(pixel_values=_sample_pixels(preprocessing), return_dict=True)
+    pooling = _pooling_of(folder, model, output, is_trained=is_trained)
+
+    def embedder_of(model: nn.Module) -> nn.Module:
+        return HuggingFaceImageEmbedder(model, is_bgr=is_bgr, pooling=pooling).eval()
+
     source = folder.source(
         model,
-        module,
-        make_reference=lambda: HuggingFaceImageEmbedder(_load_without_pooler(folder)[0], pooling=pooling),
+        embedder_of(model),
+        make_reference=lambda: embedder_of(_load_without_pooler(folder)[0]),
         image_preprocessing=preprocessing,
         evaluation=folder.evaluation(),
     )
     return source, ()
+
+
+def _pooling_of(folder: ModelFolder, model: nn.Module, output: Any, *, is_trained: bool) -> str:
+    """Returns how a model's answer becomes a vector: as asked for, or else as its own heads read it.
+
+    Raises:
+        SourceError: The answer has no such vector, or several could be meant.
+    """
+    states = getattr(output, "last_hidden_state", None)  # (1, T, D), or (1, D, rows, columns)
+    num_axes = 0 if states is None else states.ndim
+    has_class_token = num_axes == 3 and any(name.endswith("cls_token") for name, _ in model.named_parameters())
+    asked = folder.options.pooling
+    name = f"{folder.path}: {type(model).__name__}"
+    if asked == "mean" or (asked == "cls" and num_axes == 3):
+        if num_axes not in (3, 4):
+            raise SourceError(f"{name} gives no row of tokens and no map of features; leave --pooling out")
+        return "class_token" if asked == "cls" else "mean"
+    if asked == "cls":
+        raise SourceError(f"{name} gives no row of tokens; give --pooling mean, or leave it out")
+    if not is_trained and getattr(output, "pooler_output", None) is not None:
+        return "pooler"
+    if is_trained or has_class_token:
+        return "class_token"
+    raise SourceError(f"{name} gives no pooled vector and no class token; give --pooling mean")
 
 
 def _load_without_pooler(folder: ModelFolder) -> tuple[nn.Module, bool]:
@@ -170,8 +220,24 @@ def _load_without_pooler(folder: ModelFolder) -> tuple[nn.Module, bool]:
 # Preprocessing
 
 
-def read_preprocessing(folder: ModelFolder) -> ImagePreprocessing:
+class _FloatImageProcessor(ViTImageProcessorPil):  # type: ignore[misc]  # the library is untyped
+    """The preprocessing of DINOv3, which resizes an image before its colours are whole numbers again.
+
+    The library's own needs torchvision, whose resize of tensors this is.
+    """
+
+    def resize(self, image: Any, size: Any, resample: Any = None, **_: Any) -> Any:
+        """(3, height, width) -> float32 (3, height, width) of `size`."""
+        mode = Image.Resampling(resample).name.lower()
+        pixels = torch.from_numpy(np.array(image, np.float32))[None]
+        return functional.interpolate(pixels, (size.height, size.width), mode=mode, antialias=True)[0].numpy()
+
+
+def read_preprocessing(folder: ModelFolder) -> tuple[ImagePreprocessing, bool]:
     """Reads how images are prepared, and compares the pixels with those of `transformers`.
+
+    Returns:
+        It, and True if the model reads BGR: a bundle prepares RGB.
 
     Raises:
         SourceError: It is not said, or a bundle cannot say it.
@@ -180,19 +246,23 @@ def read_preprocessing(folder: ModelFolder) -> ImagePreprocessing:
     if not file.exists():
         raise SourceError(f"{folder.path}: has no {PREPROCESSOR_FILE}, which says how images are prepared")
     try:
+        is_float = str(json.loads(file.read_bytes()).get("image_processor_type")).startswith("DINOv3ViT")
         with quiet():
-            processor = AutoImageProcessor.from_pretrained(
-                folder.path, backend="pil", trust_remote_code=False, local_files_only=True
+            processor = (_FloatImageProcessor if is_float else AutoImageProcessor).from_pretrained(
+                folder.path,
+                **({} if is_float else {"backend": "pil", "trust_remote_code": False}),
+                local_files_only=True,
             )
     except Exception as error:  # the library raises many kinds
         raise SourceError(f"{file}: cannot be read ({first_line(error)})") from error
+    is_bgr = bool(getattr(processor, "do_flip_channel_order", None))
     try:
         settings = _map(processor)
         preprocessor = ImagePreprocessor(settings, _LIMITS)
     except (ValueError, BundleError) as error:
         raise SourceError(f"{file}: {first_line(error)}; such preprocessing is not supported") from error
-    _check_pixels(folder, processor, preprocessor, settings)
-    return settings
+    _check_pixels(folder, processor, preprocessor, settings, is_bgr=is_bgr)
+    return settings, is_bgr
 
 
 def _map(processor: Any) -> ImagePreprocessing:
@@ -205,15 +275,19 @@ def _map(processor: Any) -> ImagePreprocessing:
         raise ValueError("images are not resized, and a graph reads one size")
     if getattr(processor, "do_pad", None):
         raise ValueError("images are padded")
-    if processor.resample not in _INTERPOLATIONS:
-        raise ValueError(f"images are resized by filter {processor.resample}, and Pillow's 2 and 3 are known")
-    # (pixel * factor - mean) / std, of a pixel in 0 to 1
+    interpolation = Image.Resampling(processor.resample).name.lower()
+    if interpolation not in _INTERPOLATIONS:
+        raise ValueError(f"images are resized by {interpolation}, and {', '.join(_INTERPOLATIONS)} are known")
+    # (pixel * factor - offset - mean) / std, of a pixel in 0 to 1
     factor = 255 * float(processor.rescale_factor) if processor.do_rescale else 255.0
+    offset = 1.0 if processor.do_rescale and getattr(processor, "rescale_offset", None) else 0.0
     mean, std = (processor.image_mean, processor.image_std) if processor.do_normalize else ((0.0,) * 3, (1.0,) * 3)
+    if getattr(processor, "include_top", None):  # EfficientNet divides by it once more
+        std = [value * again for value, again in zip(std, processor.image_std, strict=True)]
     return ImagePreprocessing(
         **_map_size(processor),
-        interpolation=_INTERPOLATIONS[processor.resample],
-        mean=tuple(float(value) / factor for value in mean),
+        interpolation=cast("Any", interpolation),
+        mean=tuple((float(value) + offset) / factor for value in mean),
         std=tuple(float(value) / factor for value in std),
     )
 
@@ -224,14 +298,15 @@ def _map_size(processor: Any) -> dict[str, Any]:
     values: dict[str, Any] = {}
     if size.shortest_edge and not size.longest_edge:
         edge = int(size.shortest_edge)
-        if (share := getattr(processor, "crop_pct", None)) is not None:
+        share = getattr(processor, "crop_pct", _LEVIT_SHARE if isinstance(processor, LevitImageProcessorPil) else None)
+        if share is not None and crop is None:
             values = {"height": edge, "width": edge, "resize": "stretch"}
             if edge < 384:  # as ConvNeXt was trained: smaller images are cropped, larger ones are not
                 values |= {"resize": "shorter_side", "resize_size": int(edge / share), "rounding": "down"}
         elif crop is None:
             raise ValueError("images keep their proportions and are not cropped, and a graph reads one size")
         else:
-            values = {"resize": "shorter_side", "resize_size": edge, "rounding": "down"}
+            values = {"resize": "shorter_side", "resize_size": int(edge / (share or 1)), "rounding": "down"}
     elif size.height and size.width:
         values = {"height": int(size.height), "width": int(size.width), "resize": "stretch"}
         if crop is not None and (crop.height, crop.width) != (size.height, size.width):
@@ -246,7 +321,12 @@ def _map_size(processor: Any) -> dict[str, Any]:
 
 
 def _check_pixels(
-    folder: ModelFolder, processor: Any, preprocessor: ImagePreprocessor, settings: ImagePreprocessing
+    folder: ModelFolder,
+    processor: Any,
+    preprocessor: ImagePreprocessor,
+    settings: ImagePreprocessing,
+    *,
+    is_bgr: bool,
 ) -> None:
     """Compares pixels of pictures of several sizes.
 
@@ -265,6 +345,7 @@ def _check_pixels(
             expected = np.asarray(processor(picture, return_tensors="np")["pixel_values"][0])
         except Exception as error:  # whatever the library raises
             raise SourceError(f"{folder.path / PREPROCESSOR_FILE}: cannot be followed ({first_line(error)})") from error
+        expected = expected[::-1] if is_bgr else expected
         difference = np.inf if found.shape != expected.shape else float(np.abs((found - expected) * std).max())
         if not difference <= LEVEL * 1.01:
             raise SourceError(
@@ -272,6 +353,11 @@ def _check_pixels(
                 f"{height} in a way that a bundle cannot say (the largest difference is {255 * difference:.1f} levels, "
                 "a level of rounding is allowed); such preprocessing is not supported"
             )
+
+
+def _sample_pixels(preprocessing: ImagePreprocessing) -> Tensor:
+    """Returns random pixels, (1, 3, height, width)."""
+    return torch.rand(1, 3, preprocessing.height, preprocessing.width, generator=torch.Generator().manual_seed(0))
 
 
 def _height_and_width(stated: Any) -> tuple[int, int] | None:
@@ -284,18 +370,22 @@ def _fix_positions(folder: ModelFolder, model: nn.Module, preprocessing: ImagePr
     """Interpolates position embeddings once, where a model would do it for every image.
 
     Raises:
-        SourceError: The model does not read images of this size.
+        SourceError: The model does not read images of this size, or answers one image in many ways.
     """
-    size = (preprocessing.height, preprocessing.width)
-    pixels = torch.rand(1, 3, *size, generator=torch.Generator().manual_seed(0))
+    size, pixels = (preprocessing.height, preprocessing.width), _sample_pixels(preprocessing)
     try:
         with torch.inference_mode():
-            expected = model(pixel_values=pixels, return_dict=True)[0]
+            expected, again = (model(pixel_values=pixels, return_dict=True)[0] for _ in range(2))
     except Exception as error:  # whatever its code raises
         raise SourceError(
             f"{folder.path}: {type(model).__name__} does not read images of {size[0]} x {size[1]}, which "
             f"{PREPROCESSOR_FILE} asks for ({first_line(error)})"
         ) from error
+    if not torch.allclose(expected, again, rtol=0, atol=POSITION_BOUND * float(expected.abs().max())):
+        raise SourceError(
+            f"{folder.path}: {type(model).__name__} hides parts of an image at random, so it answers one image in many "
+            'ways; give its encoder as a ViT, with "model_type": "vit" and "architectures": ["ViTModel"] in config.json'
+        )
     parts: Any = getattr(cast("Any", model).base_model, "embeddings", None)
     table = getattr(parts, "position_embeddings", None)
     trained, patches = (_height_and_width(getattr(folder.config, name, None)) for name in ("image_size", "patch_size"))

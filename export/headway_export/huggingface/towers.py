@@ -118,7 +118,9 @@ def read_towers(folder: ModelFolder) -> tuple[tuple[ExportSource, ...], tuple[st
         raise SourceError(f"{folder.path}: has towers for {' and '.join(TASKS)}, and --task is {asked}")
     if folder.options.evaluation_file is not None:
         raise SourceError(f"--evaluation: no metric of {' and '.join(TASKS)} is known; leave it out")
-    preprocessing = read_preprocessing(folder)
+    preprocessing, is_bgr = read_preprocessing(folder)
+    if is_bgr:
+        raise SourceError(f"{folder.path}: {PREPROCESSOR_FILE} reverses the channels; towers are given RGB")
     tokenizer, read = _read_tokenizer(folder)
     model: Any = folder.load(AutoModel)
     reading = _reading_of(folder, model, read)

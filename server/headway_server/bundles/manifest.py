@@ -438,8 +438,8 @@ class ImagePreprocessing(Record):
     resize_size: Size | None = None
     rounding: Literal["nearest", "down"] = "nearest"
     """Rounding of the longer side to whole pixels, if proportions are kept."""
-    interpolation: Literal["bilinear", "bicubic"]
-    """Name of Pillow's filter, with antialiasing."""
+    interpolation: Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"]
+    """Name of Pillow's filter, with antialiasing except for `nearest`."""
     mean: tuple[float, float, float]
     """Mean of each channel, subtracted from values in 0 to 1."""
     std: tuple[Positive, Positive, Positive]

@@ -56,7 +56,6 @@ _BAND_HEIGHT = 256
 Pillow's conversions hold the GIL."""
 _LEVEL_SCALES = {"L;2": 85, "L;4": 17}
 """Factor to 8 bits of the levels of a grey PNG, by Pillow's name of its raw mode."""
-_RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 _MAX_PIXEL_VALUE: Final = 1000.0
 """Far beyond any normalized colour, and far below an overflow in a network."""
 _SMALL_FILE_BYTES: Final = 4096
@@ -272,7 +271,7 @@ class ImagePreprocessor:
                     f"the limit is {self._limits.max_pixels} pixels; crop it",
                 )
         left, top = (size[0] - settings.width) // 2, (size[1] - settings.height) // 2
-        resized = image.resize(size, _RESAMPLING[settings.interpolation])
+        resized = image.resize(size, Image.Resampling[settings.interpolation.upper()])
         if size != (settings.width, settings.height):
             resized = resized.crop((left, top, left + settings.width, top + settings.height))
         scale = size[0] / image.width, size[1] / image.height
