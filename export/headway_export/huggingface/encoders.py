@@ -17,6 +17,7 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 
 from headway_export.errors import SourceError
 from headway_export.huggingface.folder import ModelFolder, as_source_error
+from headway_export.huggingface.graph_forms import for_graph
 from headway_export.source import ExportSource, make_tagging
 from headway_export.tasks.table import task_of
 from headway_server.bundles import ClassificationScheme, Scoring, SpecialTokens, Tagging, Task
@@ -87,10 +88,12 @@ def read_classifier(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]
     kind = _EncoderDecoderClassifier if folder.config.is_encoder_decoder else HuggingFaceClassifier
     length, notes = folder.length(model, kind(model, max_length=0, has_types=False))
     adapt = partial(kind, max_length=length, has_types=has_types)
-    module = adapt(model)
+    module = adapt(for_graph(model))
     with as_source_error():
         name = type(model).__name__
         check_reading(folder.path, module, name=name, config=folder.config, tokenizer=tokenizer, longest=length)
+    pad = padding_of(folder.config, own)
+    folder.check_padding(module, name=name, pad=pad, longest=length)
     labels, scheme = _labels_of(folder) if scoring is None else ((), None)
     tagging = _tagging_of(folder, labels)
     return (
@@ -99,7 +102,7 @@ def read_classifier(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]
             module,
             make_reference=lambda: adapt(folder.load(auto_class)),
             tokenizer=tokenizer,
-            special_tokens=SpecialTokens(pad=padding_of(folder.config, own)),
+            special_tokens=SpecialTokens(pad=pad),
             labels=labels,
             classification=scheme,
             scoring=scoring,
