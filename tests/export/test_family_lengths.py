@@ -12,7 +12,6 @@ import transformers
 from headway_export.errors import SourceError
 from headway_export.huggingface import FolderOptions, from_folder
 from headway_training.errors import CheckpointError, RecipeError
-from headway_training.folders import MAX_LENGTH
 from headway_training.huggingface import open_folder
 from headway_training.optimization import layer_matrices, make_optimizers
 from headway_training.positions import _Probe, position_tables
@@ -21,10 +20,12 @@ from headway_training.recipes import OptimizationSettings
 TASK = "text_classification"
 FAMILIES = [one for one in tiny_families.ENCODERS if one not in tiny_families.NOT_TINY]
 REFUSED = {
-    "canine": "canine states no vocab_size, so it reads no tokens of a tokenizer",
-    "xmod": "XmodForSequenceClassification does not read a text of 3 tokens by itself (Input language unknown.",
+    "canine": "canine states no vocab_size",
+    "mra": "mra attends by a kernel for CUDA",
 }
 """Families that do not read texts of tokens alone, and what is said of them."""
+UNEVEN = {"funnel", "reformer"}
+"""Families that read padding: trained, and not exported."""
 READ_MORE = {
     "layoutlm": "bbox",
     "layoutlmv3": "bbox",
@@ -33,8 +34,6 @@ READ_MORE = {
     "roc_bert": "input_shape_ids, input_pronunciation_ids",
 }
 """Families that read more of a text than its tokens: trained on texts alone, they are exported, others are not."""
-ENDLESS = {"funnel"}
-"""Families that state no most length, as their positions are relative."""
 LABELS = ("LABEL_0", "LABEL_1", "LABEL_2")
 """Those of the folders, so that heads are kept."""
 
@@ -54,7 +53,7 @@ def train_and_export(folder):
 def test_the_families_are_those_of_the_library():
     assert set(tiny_families.NOT_TINY) <= set(tiny_families.ENCODERS)
     assert len(FAMILIES) > 40
-    assert REFUSED.keys() | READ_MORE.keys() | ENDLESS <= set(FAMILIES)
+    assert REFUSED.keys() | READ_MORE.keys() | UNEVEN <= set(FAMILIES)
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *tiny_families.DECODERS_WITH_TABLES])
@@ -71,10 +70,15 @@ def test_training_and_export_read_a_text_of_the_same_most_length_or_refuse_the_f
         with pytest.raises(SourceError, match=REFUSED[family].replace("(", r"\(")):
             from_folder(folder, FolderOptions(task=TASK))
         return
+    if family in UNEVEN:
+        assert open_folder(folder, TASK).build(LABELS).kind.endswith("ForSequenceClassification")
+        with pytest.raises(SourceError, match="answers a text otherwise where it is padded"):
+            from_folder(folder, FolderOptions(task=TASK))
+        return
     opened, trained, exported = train_and_export(folder)
     assert opened.max_length == exported.max_length
-    assert opened.max_length == MAX_LENGTH if family in ENDLESS else 40 < opened.max_length <= tiny_families.LENGTH
-    length = min(opened.max_length, 2 * tiny_families.LENGTH)
+    assert 40 < opened.max_length <= tiny_families.LENGTH
+    length = opened.max_length
     ids = torch.randint(10, 70, (2, length), generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(ids)
     mask[1, length // 2 :] = 0
@@ -84,11 +88,29 @@ def test_training_and_export_read_a_text_of_the_same_most_length_or_refuse_the_f
         torch.testing.assert_close(exported(ids, mask), logits)
     assert logits.shape == (2, 3)
     assert logits.isfinite().all()
-    if family not in ENDLESS:
-        with pytest.raises(RecipeError, match=f"takes at most {opened.max_length} tokens"):
-            open_folder(folder, TASK, opened.max_length + 1)
-        with pytest.raises(SourceError, match=f"the model takes {opened.max_length} tokens"):
-            from_folder(folder, FolderOptions(task=TASK, max_length=opened.max_length + 1))
+    with pytest.raises(RecipeError, match=f"takes at most {opened.max_length} tokens"):
+        open_folder(folder, TASK, opened.max_length + 1)
+    with pytest.raises(SourceError, match=f"the model takes {opened.max_length} tokens"):
+        from_folder(folder, FolderOptions(task=TASK, max_length=opened.max_length + 1))
+
+
+@pytest.mark.parametrize(
+    ("family", "values", "words"),
+    [
+        ("yoso", {"use_expectation": False}, "yoso attends by a kernel for CUDA"),
+        ("nystromformer", {"segment_means_seq_len": 512}, "reads texts of exactly 512 tokens"),
+        ("xmod", {"default_language": None}, "write default_language into config.json, one of en_XX, de_DE"),
+    ],
+)
+def test_a_configuration_by_which_no_text_is_read_is_refused_by_training_and_export(tmp_path, family, values, words):
+    config = tiny_families.tiny_config(family)
+    for name, value in values.items():
+        setattr(config, name, value)
+    config.save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=words):
+        open_folder(tmp_path, TASK)
+    with pytest.raises(SourceError, match=words):
+        from_folder(tmp_path, FolderOptions(task=TASK))
 
 
 def test_an_embedder_that_reads_more_than_tokens_is_refused_too(tmp_path):

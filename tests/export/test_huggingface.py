@@ -2,8 +2,11 @@
 
 import json
 
+import onnx_ir as ir
+import onnxruntime
 import pytest
 import tiny_embedders
+import tiny_families
 import tiny_huggingface as tiny
 import tiny_vision
 import torch
@@ -14,6 +17,7 @@ from typer.testing import CliRunner
 from headway_export.cli import app
 from headway_export.huggingface import FolderOptions, from_folder
 from headway_export.source import check_chat_template
+from headway_export.tracing import trace
 from headway_server.bundles import Task
 from headway_server.preprocessing import ChatTurn
 from headway_training.models.parts.attention import causal_attention
@@ -299,6 +303,31 @@ def test_classifiers_with_a_decoder_answer_as_in_transformers(tmp_path, family):
             expected = own(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
             found = source.module(padded, (torch.arange(padded.shape[1]) < ids.shape[1]).long()[None])
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("family", tiny_families.OF_OWN_FORMS)
+def test_a_text_in_a_batch_of_a_graph_is_answered_as_alone_in_transformers(tmp_path, family):
+    """Of families whose own code reads padding, or chooses by what no graph knows."""
+    folder = tiny_families.write_family(tmp_path / "model", family, spread=0.2)
+    source, _ = from_folder(folder, FolderOptions(max_length=40))
+    (graph,) = trace(source.module, source.task).graphs
+    session = onnxruntime.InferenceSession(ir.to_proto(graph.model).SerializeToString())
+    own = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    ids = torch.randint(10, 70, (2, 40), generator=torch.Generator().manual_seed(0))
+    for count, total in ((3, 3), (7, 18), (21, 40)):
+        rows, mask = ids[:, :total].clone(), torch.ones(2, total, dtype=torch.int64)
+        rows[0, count:], mask[0, count:] = source.special_tokens.pad, 0
+        (found,) = session.run(["logits"], {"input_ids": rows.numpy(), "attention_mask": mask.numpy()})
+        for row, length in ((0, count), (1, total)):
+            with torch.no_grad():
+                expected = own(rows[row : row + 1, :length], attention_mask=mask[row : row + 1, :length]).logits
+            torch.testing.assert_close(torch.from_numpy(found[row : row + 1]), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_whose_answers_depend_on_padding_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("headway_training.folders.keep_padding_out", lambda _: None)
+    folder = tiny_families.write_family(tmp_path / "convbert", "convbert", spread=0.2)
+    assert "padded to 48, so its answer would depend on the other texts of a batch" in refusal(folder)
 
 
 # Embeddings

@@ -19,6 +19,7 @@ DOCUMENTS = Path(__file__).parents[2] / "docs"
 SIZES = {"vocab_size": tiny.WORDS, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
 _ROTARY = {"n_layer": 1, "n_head": 4, "n_embd": 32, "rotary_dim": 4}
 _WRITES = "ForConditionalGeneration"
+_CLASSIFIES = "ForSequenceClassification"
 FAMILIES = {
     "DBRX": ("Dbrx", {}),
     "Llama 4": ("Llama4Text", {}),
@@ -46,6 +47,13 @@ FAMILIES = {
     "ProphetNet": ("ProphetNet", None, _WRITES),
     "FSMT": ("FSMT", None, _WRITES),
     "Pegasus-X": ("PegasusX", {}, _WRITES),
+    "Funnel": ("Funnel", None, _CLASSIFIES),
+    "Reformer": ("Reformer", None, _CLASSIFIES),
+    "CANINE": ("Canine", None, _CLASSIFIES),
+    "MRA": ("Mra", None, _CLASSIFIES),
+    "YOSO of hashes": ("Yoso", {"use_expectation": False}, _CLASSIFIES),
+    "Nyströmformer of fewer landmarks than tokens": ("Nystromformer", {"segment_means_seq_len": 512}, _CLASSIFIES),
+    "X-MOD without a default language": ("Xmod", {}, _CLASSIFIES),
     "BERT as a decoder": ("Bert", {}, "LMHeadModel"),
 }
 """Prefix of the classes, what its configuration has beside `SIZES` (None: only its own), and the head's name."""

@@ -43,6 +43,8 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "roc_bert": {"pronunciation_vocab_size": 8, "shape_vocab_size": 8},
     "mobilebert": {"intra_bottleneck_size": 32},
     "canine": {"num_hash_buckets": 64},
+    "longformer": {"attention_window": 8},
+    "xmod": {"languages": ["en_XX", "de_DE"], "default_language": "de_DE"},
     "markuplm": {"max_xpath_tag_unit_embeddings": 8, "max_xpath_subs_unit_embeddings": 8,
                  "tag_pad_id": 7, "subs_pad_id": 7},
 }  # fmt: skip
@@ -61,6 +63,8 @@ _OF_TWO_STACKS = modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
 ENCODERS = sorted(
     one for one in _SEQUENCE if one not in _OF_TWO_STACKS and (one in _MASKED or one not in _CAUSAL)
 )  # from names alone: to load each family's configuration takes seconds, of every process that collects tests
+OF_OWN_FORMS = ("convbert", "fnet", "longformer", "mobilebert", "nystromformer", "xlnet", "xmod", "yoso")
+"""Encoders that are not computed as the library has them, so that a graph answers as the library does."""
 DECODERS_WITH_TABLES = ("biogpt", "ctrl", "gpt2", "gpt_bigcode", "gpt_neo", "openai-gpt", "opt")
 
 
@@ -72,10 +76,21 @@ def tiny_config(model_type: str) -> Any:
     return kind(**{**values, "num_labels": 3, **_CHANGES.get(model_type, {})})
 
 
-def write_family(folder: Path, model_type: str) -> Path:
-    """Writes a classifier of a family with random weights and its tokenizer."""
+def write_family(folder: Path, model_type: str, *, spread: float | None = None) -> Path:
+    """Writes a classifier of a family with random weights and its tokenizer.
+
+    Args:
+        folder: Where to.
+        model_type: Of the family.
+        spread: Standard deviation of its matrices, rows for padding among them; None: as the library draws them.
+    """
     torch.manual_seed(7)
     model = transformers.AutoModelForSequenceClassification.from_config(tiny_config(model_type))
+    if spread is not None:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.ndim > 1:
+                    parameter.normal_(std=spread)
     model.save_pretrained(folder)
     tiny.write_tokenizer(folder)
     return folder

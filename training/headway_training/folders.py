@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from headway_training.errors import CheckpointError
+from headway_training.padding import keep_padding_out
 from headway_training.positions import longest_text
 
 CONFIG_FILE: Final = "config.json"
@@ -83,7 +84,7 @@ def parse_configuration(path: Path, content: Mapping[str, Any]) -> Any:
     """Returns a configuration as `transformers` parses it.
 
     Raises:
-        CheckpointError: It knows no such model.
+        CheckpointError: It knows no such model, or does not compute what the model is.
     """
     model_type = content.get("model_type")
     if model_type not in transformers.CONFIG_MAPPING:
@@ -98,9 +99,34 @@ def parse_configuration(path: Path, content: Mapping[str, Any]) -> Any:
         )
     try:
         with quiet():
-            return transformers.AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+            config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # the library raises many kinds
         raise CheckpointError(f"{path / CONFIG_FILE}: cannot be read ({first_line(error)})") from error
+    if (reason := _unread(config)) is not None:
+        raise CheckpointError(f"{path}: {reason}")
+    return config
+
+
+def _unread(config: Any) -> str | None:
+    """Says why no text is read by a configuration; None: texts are."""
+    kind = config.model_type
+    if kind == "mra" or (kind == "yoso" and not config.use_expectation):
+        without = "computes zeros" if kind == "mra" else "does not run"
+        return (
+            f"{kind} attends by a kernel for CUDA that transformers fetches as code, and {without} without it; train a "
+            "model of another family on the same data"
+        )
+    if kind == "xmod" and config.default_language is None:
+        return (
+            f"does not say which adapter reads a text; write default_language into {CONFIG_FILE}, one of "
+            f"{', '.join(config.languages)}"
+        )
+    if kind == "nystromformer" and config.num_landmarks != config.segment_means_seq_len:
+        return (
+            f"reads texts of exactly {config.segment_means_seq_len} tokens (segment_means_seq_len), as it has "
+            f"{config.num_landmarks} landmarks (num_landmarks); train a model of another family on the same data"
+        )
+    return None
 
 
 def labels_of(config: Any) -> tuple[str, ...]:
@@ -349,6 +375,7 @@ def load_model(
         tuple(key if isinstance(key, str) else str(key[0]) for key in report[kind])  # some with their shapes
         for kind in ("missing_keys", "mismatched_keys")
     )
+    keep_padding_out(model)
     return LoadedModel(model=model.eval(), missing=missing, mismatched=mismatched)
 
 

@@ -22,6 +22,7 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForTextEncodi
 
 from headway_export.errors import SourceError
 from headway_export.huggingface.folder import ModelFolder, as_source_error, weight_files
+from headway_export.huggingface.graph_forms import for_graph
 from headway_export.huggingface.settings import read_settings
 from headway_export.source import TOKENIZER_CONFIG_FILE, ExportSource
 from headway_server.bundles import SpecialTokens
@@ -390,10 +391,12 @@ def read_embedder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
             model, poolings=poolings, head=head, max_length=length, pools_prompt=pools_prompt
         ).eval()
 
-    module = adapt(model)
+    module = adapt(for_graph(model))
     with as_source_error():
         name = type(model).__name__
         check_reading(encoder.path, module, name=name, config=encoder.config, tokenizer=tokenizer, longest=length)
+    pad = padding_of(folder.config, own)
+    encoder.check_padding(module, name=name, pad=pad, longest=length)
     prompts, default, prompt_notes = read_prompts(
         folder, is_normal=any(kind == "Normalize" for kind, _ in rest), is_sparse=is_sparse
     )
@@ -404,7 +407,7 @@ def read_embedder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
             module,
             make_reference=lambda: adapt(_load_encoder(encoder, is_sparse=is_sparse)),
             tokenizer=tokenizer,
-            special_tokens=SpecialTokens(pad=padding_of(folder.config, own)),
+            special_tokens=SpecialTokens(pad=pad),
             prompts=prompts,
             default_prompt=default,
             has_sparse_vectors=is_sparse,

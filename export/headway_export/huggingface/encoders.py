@@ -17,6 +17,7 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 
 from headway_export.errors import SourceError
 from headway_export.huggingface.folder import ModelFolder, as_source_error
+from headway_export.huggingface.graph_forms import for_graph
 from headway_export.source import ExportSource, make_tagging
 from headway_export.tasks.table import task_of
 from headway_server.bundles import ClassificationScheme, Scoring, SpecialTokens, Tagging, Task
@@ -105,10 +106,11 @@ def open_encoder(
     model = folder.load(auto_class)
     folder.check_inputs(model)
     length, notes = folder.length(model, kind(model, max_length=0, has_types=False))
-    module = kind(model, max_length=length, has_types=has_types)
+    module = kind(for_graph(model), max_length=length, has_types=has_types)
     with as_source_error():
         name = type(model).__name__
         check_reading(folder.path, module, name=name, config=folder.config, tokenizer=tokenizer, longest=length)
+    folder.check_padding(module, name=name, pad=padding_of(folder.config, own), longest=length)
     make = partial(reference or kind, max_length=length, has_types=has_types)
     return Opened(model, module, own, tokenizer, notes, lambda: make(folder.load(auto_class)))
 

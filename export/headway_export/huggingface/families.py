@@ -108,6 +108,15 @@ EXPORTED: Final = (
     ),
     Families(
         kind="",
+        names=(
+            "ConvBERT, FNet, Longformer, MobileBERT, Nyströmformer with a landmark for each token, X-MOD with a "
+            "default language, XLNet, YOSO of expectations"
+        ),
+        task="`text_classification`",
+        compared="logits of the graph, in batches, within 1e-4; not served in the tests",
+    ),
+    Families(
+        kind="",
         names="BERT with a label `entailment`",
         task="`text_classification` with labels of the caller",
         compared="probabilities of the zero-shot pipeline, within 1e-5",
@@ -206,6 +215,7 @@ EXPORTED: Final = (
     ),
 )
 
+_READING: Final = (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.TEXT_SCORING, Task.TEXT_EMBEDDING)
 _NO_CACHE: Final = "a bundle's decoder keeps keys and values of each position"
 REFUSALS: Final = (
     Refusal(
@@ -262,6 +272,38 @@ REFUSALS: Final = (
         says="has a decoder with positions or attention of its own kind",
         why="the key/value cache cannot be proved",
         tasks=(Task.GENERATION, Task.TEXT_TO_TEXT, Task.TRANSLATION),
+    ),
+    Refusal(
+        names=("Funnel", "Reformer"),
+        model_types=("funnel", "reformer"),
+        says="answers a text otherwise where it is padded",
+        why="its answer would depend on the other texts of a batch",
+        tasks=_READING,
+    ),
+    Refusal(
+        names=("CANINE",),
+        model_types=("canine",),
+        says="states no vocab_size",
+        why="it reads characters, which no tokenizer of a bundle gives",
+        tasks=_READING,
+    ),
+    Refusal(
+        names=("MRA", "YOSO of hashes"),
+        says="attends by a kernel for CUDA",
+        why="`transformers` fetches it as code, and computes zeros or nothing without it",
+        tasks=_READING,
+    ),
+    Refusal(
+        names=("Nyströmformer of fewer landmarks than tokens",),
+        says="reads texts of exactly",
+        why="its landmarks are means of segments of a text that is filled up to one length",
+        tasks=_READING,
+    ),
+    Refusal(
+        names=("X-MOD without a default language",),
+        says="does not say which adapter reads a text",
+        why="`default_language` in `config.json` does, which may be written there",
+        tasks=_READING,
     ),
     Refusal(
         names=("BERT as a decoder",),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, cast
 
+import torch
 import transformers
 from pydantic import ValidationError
 from tokenizers import Tokenizer
@@ -52,6 +53,10 @@ DOCUMENTS: Final = re.compile(r"README\.md|(?:LICEN[SC]E|NOTICE)[A-Za-z0-9_.-]*"
 _DOCUMENTS_FOLDER: Final = "upstream"
 _WEIGHTS: Final = ("model*.safetensors", "*/model*.safetensors")
 _MOST_DOCUMENT_BYTES: Final = 1 << 20
+_PADDED_TOKENS: Final = 3
+_TOKENS_WITH_PADDING: Final = 128
+_PADDING_BOUND: Final = 1e-2
+"""Largest relative difference between the answers to a text alone and padded; the proof of a graph has a closer one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,6 +310,42 @@ class ModelFolder:
             raise SourceError(
                 f"{self.path}: {type(model).__name__} reads {', '.join(further)} beside tokens, which no call gives; "
                 "not supported, but for a model that headway-train has trained without"
+            )
+
+    def check_padding(self, module: nn.Module, *, name: str, pad: int | None, longest: int) -> None:
+        """Checks that a text in a batch, padded on the right, is answered as it is alone.
+
+        Args:
+            module: Reads ids and mask, int64 (B, T), and gives a row, or numbers of each token.
+            name: What it is called in errors.
+            pad: The token that fills up a batch; None: nothing is checked.
+            longest: Tokens of the longest text.
+
+        Raises:
+            SourceError: It is not.
+        """
+        tokens = folders.ordinary_tokens(self.config)
+        count, total = min(_PADDED_TOKENS, longest, len(tokens)), min(_TOKENS_WITH_PADDING, longest)
+        if pad is None or count == total:
+            return
+        ids = torch.full((1, total), pad)
+        ids[0, :count] = torch.tensor(tokens[:count])
+        mask = (torch.arange(total) < count).to(torch.int64)[None]
+
+        def answer(length: int) -> Tensor:
+            outputs = module(ids[:, :length], mask[:, :length])
+            given = cast("Tensor", outputs["embedding"] if isinstance(outputs, Mapping) else outputs)
+            if given.ndim > 2 and length in given.shape[1:]:  # an axis of tokens
+                return given.narrow(1 + given.shape[1:].index(length), 0, count)
+            return given
+
+        with torch.inference_mode(), folders.quiet():
+            alone, padded = answer(count), answer(total)
+        size = float(alone.abs().max())
+        if float((padded - alone).abs().max()) > _PADDING_BOUND * max(size, _PADDING_BOUND):
+            raise SourceError(
+                f"{self.path}: {name} answers a text of {count} tokens otherwise where it is padded to {total}, so its "
+                "answer would depend on the other texts of a batch; not supported, take a model of another family"
             )
 
     def length(
