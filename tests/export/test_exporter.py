@@ -51,7 +51,7 @@ def test_a_module_that_is_not_its_graph_is_refused_and_nothing_is_written(tmp_pa
         tokenizer_file=tokenizer_file,
         labels=list("abcdefgh"),
     )
-    with pytest.raises(ParityError, match="Unstable answers the same input .* otherwise after it has read others"):
+    with pytest.raises(ParityError, match=r"Unstable answers the same input .* otherwise after it has read others"):
         export(source, ExportOptions(store=tmp_path / "store", precisions=(Precision.FP32,)))
     with pytest.raises(StoreError, match="has no bundle"):
         find_bundles(tmp_path / "store")
