@@ -1,5 +1,7 @@
 """A model without state declares its outputs: any names, any axes, all of them proved and served as declared."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -50,8 +52,10 @@ def test_every_output_is_declared_with_its_axes_and_gives_pytorchs_values(export
 
 
 def test_an_output_beside_the_logits_that_is_not_pytorchs_is_refused(exported):
-    with pytest.raises(ParityError, match=r"output token_scores \(\d+,\) at batch \d, .* bound 1e-04"):
+    """It changes from call to call, which is the reason that is told; the difference was seen in that output."""
+    with pytest.raises(ParityError, match="Drifting answers the same input") as told:
         exported("build_drifting")
+    assert re.match(r"output token_scores \(\d+,\) at batch \d, .* bound 1e-04", str(told.value.__context__))
 
 
 def test_a_classifier_without_logits_is_refused(exported):
