@@ -140,7 +140,11 @@ class Comparison:
     ) -> None:
         """Compares all outputs of one input with what PyTorch answers."""
         for name, exact in answer().items():
-            self.add(name, found[name], exact, where, lambda name=name: answer()[name])  # type: ignore[misc]
+
+            def again(name: str = name) -> NDArray[Any]:
+                return answer()[name]
+
+            self.add(name, found[name], exact, where, again)
 
     def add_greedy(
         self,
