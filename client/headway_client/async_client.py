@@ -272,9 +272,9 @@ class AsyncClient:
 
     @spell_out
     async def classify_tokens(
-        self, texts: Texts, *, timeout_s: float | None = None, **options: Unpack[ClassifyTokensOptions]
+        self, texts: Texts = (), *, timeout_s: float | None = None, **options: Unpack[ClassifyTokensOptions]
     ) -> Answer[TokenClassification]:
-        """Returns the labelled spans of every text."""
+        """Returns the labelled spans of every text, or of every page of `pages`."""
         return await self._send(requests.classify_tokens(texts, **options), timeout_s)
 
     @spell_out

@@ -37,6 +37,7 @@ from headway_client.options import (
     DiffusionSampler,
     EarlyStopping,
     MaskFormat,
+    Page,
     PhraseConstraints,
     SpeechTask,
     Tool,
@@ -116,6 +117,7 @@ from headway_client.results import (
     Variant,
     WordMap,
     WordPair,
+    WordSpan,
 )
 from headway_client.retry import NO_RETRIES, RetryPolicy
 from headway_client.streams import ImageStream, SegmentSession, SegmentStream, SpeechStream, TextStream
@@ -185,6 +187,7 @@ __all__ = [
     "ModelList",
     "ModelReference",
     "NotFoundError",
+    "Page",
     "PermissionDeniedError",
     "PhraseConstraints",
     "PreparedImage",
@@ -241,4 +244,5 @@ __all__ = [
     "Variant",
     "WordMap",
     "WordPair",
+    "WordSpan",
 ]

@@ -72,6 +72,26 @@ class PhraseConstraints:
     """Phrases that must not appear, at most 64."""
 
 
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Words of a page and their boxes, such as an OCR system finds, for models that read boxes."""
+
+    words: Sequence[str]
+    """The words in reading order."""
+    boxes: Sequence[Sequence[float]] | Sequence[float]
+    """x_min, y_min, x_max and y_max of each word, from the upper left corner of the page; in fours or one after
+    another."""
+    width: float | None = None
+    """Width of the page in the unit of the boxes; None, with `height`: boxes are in whole thousandths of the page."""
+    height: float | None = None
+    """Height of the page."""
+
+    @property
+    def text(self) -> str:
+        """The words, with a space between two: the text that spans of a page are of."""
+        return " ".join(self.words)
+
+
 class ModelOptions(TypedDict, total=False):
     """Selection of the model."""
 
@@ -328,6 +348,8 @@ class ClassifyTextOptions(_PairOptions, total=False):
 
 class ClassifyTokensOptions(_TextOptions, total=False):
     """Options of ClassifyTokens."""
+
+    pages: Annotated[Page | Sequence[Page] | None, "Words with their boxes, for models that read boxes, and no texts."]
 
 
 class AnswerQuestionOptions(ModelOptions, total=False):

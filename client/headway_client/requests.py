@@ -65,6 +65,7 @@ from headway_client.options import (
     InspectTextOptions,
     InspectTranslationOptions,
     MaskFormat,
+    Page,
     PhraseConstraints,
     PrepareImageOptions,
     RankImagesOptions,
@@ -364,11 +365,30 @@ def classify_text(texts: Texts, **options: Unpack[ClassifyTextOptions]) -> Call[
     return _unary("ClassifyText", values, TextClassification, len(texts))
 
 
-def classify_tokens(texts: Texts, **options: Unpack[ClassifyTokensOptions]) -> Call[Answer[TokenClassification]]:
+def classify_tokens(texts: Texts = (), **options: Unpack[ClassifyTokensOptions]) -> Call[Answer[TokenClassification]]:
     """ClassifyTokens."""
     texts = as_texts("texts", texts)
     values = _values(ClassifyTokensOptions, options, texts=texts)
-    return _unary("ClassifyTokens", values, TokenClassification, len(texts))
+    if (given := options.get("pages")) is not None:
+        pages = [given] if isinstance(given, Page) else given
+        values["pages"] = [_as_page(f"pages[{index}]", page) for index, page in enumerate(pages)]
+    return _unary("ClassifyTokens", values, TokenClassification, len(texts) + len(values.get("pages") or ()))
+
+
+def _as_page(name: str, page: object) -> text_classification_service_pb2.Page:
+    """Makes the message of a page.
+
+    Raises:
+        TypeError: It is no page.
+    """
+    if not isinstance(page, Page):
+        raise TypeError(f"{name}: a Page is needed, got {type(page).__name__}")
+    return text_classification_service_pb2.Page(
+        words=as_texts(f"{name}.words", page.words),
+        boxes=[side for box in page.boxes for side in ([box] if isinstance(box, int | float) else box)],
+        width=page.width or 0,
+        height=page.height or 0,
+    )
 
 
 def answer_question(

@@ -368,16 +368,19 @@ class RankedText:
 
 @dataclass(frozen=True, slots=True)
 class LabeledSpan:
-    """A labelled span of a text."""
+    """A labelled span of a text or a page."""
 
     label: str
     probability: float
     span: TextSpan
+    """Its characters; of a page those of `Page.text`."""
+    words: WordSpan | None = None
+    """Its words, of a page."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenClassification:
-    """The labelled spans of a text, in order."""
+    """The labelled spans of a text or a page, in order."""
 
     spans: tuple[LabeledSpan, ...]
     token_count: int
@@ -559,6 +562,14 @@ class TextSpan:
     def of(self, text: str) -> str:
         """Returns this span of a text."""
         return text[self.start : self.end]
+
+
+@dataclass(frozen=True, slots=True)
+class WordSpan:
+    """A span of the words of a page: words `start` to `end`, `end` excluded."""
+
+    start: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from headway_export.tasks.table import task_of
 from headway_server.batching import Tensors
 from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_server.tasks.text.model import text_tensors
+from headway_server.tasks.tokens.pages import Page, token_boxes
 from headway_training.tokenizers import encode_pairs
 
 GENERATED: Final = "generated"
@@ -283,9 +284,23 @@ def text_items(source: ExportSource, texts: Sequence[str], pairs: Sequence[str] 
     if pairs is not None and source.scoring is not None and source.scoring.template is not None:
         texts, pairs = [source.scoring.joined(text, pair) for text, pair in zip(texts, pairs, strict=True)], None
     if pairs is None or (source.scoring is not None and source.scoring.late_interaction is not None):
-        return [text_tensors(ids, has_types=has_types) for ids in source.encode(texts, limit)]
+        rows = source.encode(texts, limit)
+        return [text_tensors(ids, has_types=has_types, boxes=drawn_boxes(source, ids)) for ids in rows]
     encoded = zip(*encode_pairs(source.tokenizer, texts, pairs, limit), strict=True)
     return [text_tensors(np.array(ids), np.array(types), has_types=has_types) for ids, types in encoded]
+
+
+def drawn_boxes(source: ExportSource, ids: NDArray[np.int64]) -> NDArray[Any] | None:
+    """Draws the boxes of a text's tokens, which are (T,), between two special ones: (T, 4), the same for the same text.
+
+    None of a model that reads none.
+    """
+    if (unit := source.word_boxes) is None:
+        return None
+    count = max(0, len(ids) - 2)
+    sides = synthetic.draw_boxes(count, np.random.default_rng(ids))
+    boxes = Page(words=(), boxes=()).scaled(sides, unit)
+    return token_boxes(boxes, [None, *range(count), None][: len(ids)], unit)
 
 
 def image_items(source: ExportSource, images: NDArray[np.uint8]) -> tuple[Tensors, ...]:

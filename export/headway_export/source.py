@@ -43,6 +43,7 @@ from headway_server.bundles import (
     SpeechTokens,
     Tagging,
     Task,
+    WordBoxes,
 )
 from headway_server.bundles.tags import Aggregation, TagScheme
 from headway_server.errors import BundleError
@@ -184,6 +185,8 @@ class ExportSource:
     """How the logit of a scorer becomes its score."""
     tagging: Tagging | None = None
     """How spans are found by a token classifier's tags; None: the manifest's defaults."""
+    word_boxes: WordBoxes | None = None
+    """Of a token classifier that reads pages; None: it reads texts."""
     prompts: Mapping[str, str] = field(default_factory=dict)
     """Texts that can be put before what is embedded, by name."""
     default_prompt: str | None = None

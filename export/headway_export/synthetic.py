@@ -89,6 +89,23 @@ def draw_texts(tokenizer: Tokenizer, lengths: Sequence[int], generator: np.rando
     return [tokenizer.decode(part.tolist()) or "a" for part in parts]
 
 
+def draw_boxes(count: int, generator: np.random.Generator) -> NDArray[np.float64]:
+    """Draws the boxes of a page's words in reading order, (L, 4), in thousandths: lines of words from left to right."""
+    widths, height = generator.integers(10, 120, count), int(generator.integers(8, 25))
+    left, right = np.sort(generator.integers(0, 1001, 2)) if count else (0, 1000)
+    left, right = min(left, 500), max(right, 700)
+    boxes = np.empty((count, 4))
+    x, y = left, int(generator.integers(0, 200))
+    for box, width in zip(boxes, widths.tolist(), strict=True):
+        if x + width > right:
+            x, y = left, y + 2 * height
+        if y + height > 1000:  # a page that is full begins anew
+            y = 0
+        box[:] = x, y, x + width, y + height
+        x += width + 8
+    return boxes
+
+
 # Images
 
 

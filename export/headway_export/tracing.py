@@ -38,7 +38,7 @@ from headway_export.rewriting import (
 from headway_export.run_memory import run_bytes
 from headway_export.tasks.table import task_of
 from headway_export.tasks.task import ExportTask
-from headway_server.bundles import GraphRole, StateTensor, Task, TensorSpec, attention_layers
+from headway_server.bundles import GraphRole, StateTensor, Task, TensorSpec, WordBoxes, attention_layers
 from headway_training.models.parts.attention import TextScoring
 from headway_training.models.protocols import Decoder, EncoderDecoder, HybridDecoder, decoder_kind
 
@@ -116,6 +116,7 @@ class Traceable:
     image_size: tuple[int, int] | None
     audio_size: tuple[int, int] | None
     has_token_types: bool
+    word_boxes: WordBoxes | None
     known: TracedModel | None
 
     @property
@@ -132,6 +133,7 @@ def trace(
     image_size: tuple[int, int] | None = None,
     audio_size: tuple[int, int] | None = None,
     has_token_types: bool = False,
+    word_boxes: WordBoxes | None = None,
     attention: bool = False,
     for_cpu: bool = False,
     known: TracedModel | None = None,
@@ -144,6 +146,7 @@ def trace(
         image_size: Height and width, for images.
         audio_size: Mel bins and frames of a window, for audio.
         has_token_types: True if a text classifier reads which text of a pair each token belongs to.
+        word_boxes: The boxes that a token classifier reads; None: it reads none.
         attention: True to trace what gives the attention weights too.
         for_cpu: True to have layers that attend to whole inputs do so by an operator that runs on the CPU alone.
         known: The same module traced without `for_cpu`: graphs that are the same with it are taken from there.
@@ -165,6 +168,7 @@ def trace(
         image_size=image_size,
         audio_size=audio_size,
         has_token_types=has_token_types,
+        word_boxes=word_boxes,
         known=known,
     )
     traced = exported.trace(asked)

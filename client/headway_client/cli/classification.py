@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,6 +19,7 @@ from headway_client.cli.flags import (
     takes_options,
 )
 from headway_client.cli.output import print_heading, print_table, read_inputs
+from headway_client.cli.pages import read_pages
 from headway_client.options import (
     ClassifyImageOptions,
     ClassifyTextOptions,
@@ -38,6 +40,17 @@ from headway_client.results import (
 
 Pairs = Annotated[bool, typer.Option("--pairs", help="Each input is two texts separated by a tab.")]
 
+Pages = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Pages in place of texts: objects of JSON with words, boxes, width and height, or Tesseract's TSV; "
+        "- is stdin.",
+    ),
+]
+
+_MOST_PAGES = 8
+"""Pages of a call, of which the server reads 8,000 words in all."""
 _SHOWN_LABELS = 3
 """Labels printed without --top-k."""
 
@@ -78,32 +91,42 @@ def classify_tokens(
     texts: TextArguments = None,
     *,
     file: File = None,
+    pages: Pages = None,
     batch_size: BatchSize = 32,
     as_json: AsJson = False,
     options: ClassifyTokensOptions,
     connection: ConnectionFlags,
 ) -> None:
-    """Find labelled spans in texts, such as names or parts of speech.
+    """Find labelled spans in texts, such as names or parts of speech, or in the words of pages.
 
-    Prints a line for each span: start, end, label, probability, text.
+    Prints a line for each span: start, end, label, probability, text. Start and end of a page's span number its words.
     """
-    inputs = read_inputs(texts, file)
-    headed = file is not None or len(texts or ()) != 1
-
-    def show(text: str, result: TokenClassification) -> None:
-        if headed:
-            print_heading(text)
-        print_table(
-            [
-                (str(one.span.start), str(one.span.end), one.label, f"{one.probability:.3f}", one.span.of(text))
-                for one in result.spans
-            ]
-        )
-
+    if pages is not None and (texts or file is not None):
+        raise typer.BadParameter("--pages is in place of texts and --file; give one of them")
     with connected(connection) as client:
-        print_answers(
-            inputs, batch_size, lambda batch: client.classify_tokens(batch, **options), None if as_json else show
-        )
+        by_name = {} if pages is None else read_pages(pages)
+        inputs = read_inputs(texts, file) if pages is None else by_name
+
+        def call(batch: list[str]) -> Answer[TokenClassification]:
+            if pages is None:
+                return client.classify_tokens(batch, **options)
+            options["pages"] = [by_name[name] for name in batch]
+            return client.classify_tokens(**options)
+
+        def show(name: str, result: TokenClassification) -> None:
+            text = by_name[name].text if by_name else name
+            if pages is not None or file is not None or len(texts or ()) != 1:
+                print_heading(name)
+            rows = ((one.words or one.span, one) for one in result.spans)
+            print_table(
+                [
+                    (str(span.start), str(span.end), one.label, f"{one.probability:.3f}", one.span.of(text))
+                    for span, one in rows
+                ]
+            )
+
+        size = batch_size if pages is None else min(batch_size, _MOST_PAGES)
+        print_answers(inputs, size, call, None if as_json else show)
 
 
 @takes_options

@@ -5,6 +5,7 @@ B rows, T tokens, C classes.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,10 +19,11 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 from headway_export.errors import SourceError
 from headway_export.huggingface.folder import ModelFolder, as_source_error
 from headway_export.huggingface.graph_forms import for_graph
-from headway_export.source import ExportSource, make_tagging
+from headway_export.source import ExportSource, checkpoint_beside, make_tagging
 from headway_export.tasks.table import task_of
-from headway_server.bundles import ClassificationScheme, Scoring, SpecialTokens, Tagging, Task
+from headway_server.bundles import ClassificationScheme, Scoring, SpecialTokens, Tagging, Task, WordBoxes
 from headway_server.bundles.tags import find_scheme
+from headway_server.tasks.tokens.pages import THOUSANDTHS
 from headway_training.folders import check_reading, labels_of, padding_of, plain_tokenizer
 
 _AUTO_CLASSES: Final = {
@@ -32,6 +34,14 @@ _SCORE_ACTIVATIONS: Final[dict[str, Literal["none", "sigmoid"]]] = {"Identity": 
 """By the name of the class that a folder states, such as `torch.nn.modules.linear.Identity`."""
 ENCODER_DECODER_CLASSIFIERS: Final = frozenset({"bart", "t5", "mt5", "umt5"})
 """Model types with a decoder whose classifiers are read."""
+_ZERO: Final = (0, 0, 0, 0)
+_END: Final = (THOUSANDTHS,) * 4
+_BOXES: Final = {
+    "layoutlm": WordBoxes(unit="thousandths", before=_ZERO, after=_END),
+    "lilt": WordBoxes(unit="thousandths", before=_ZERO, after=_ZERO),
+    "bros": WordBoxes(unit="fractions", before=_ZERO, after=_END),
+}
+"""Boxes by model type, as a family was trained with first; a tokenizer that has boxes of its own says otherwise."""
 
 
 class HuggingFaceClassifier(nn.Module):
@@ -47,6 +57,16 @@ class HuggingFaceClassifier(nn.Module):
         """(B, T), (B, T), (B, T) -> logits (B, C), or (B, T, C) of a token classifier."""
         types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
         output = self.model(input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **types)
+        return cast("Tensor", output.logits)
+
+
+class BoxClassifier(HuggingFaceClassifier):
+    """A classifier of a page's tokens, which reads the box of each."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, bbox: Tensor | None = None) -> Tensor:
+        """(B, T), (B, T), (B, T, 4) -> logits (B, T, C); without boxes all are zeros."""
+        boxes = torch.zeros((*input_ids.shape, 4), dtype=torch.int64) if bbox is None else bbox
+        output = self.model(input_ids=input_ids, attention_mask=attention_mask, bbox=boxes, return_dict=True)
         return cast("Tensor", output.logits)
 
 
@@ -104,7 +124,7 @@ def open_encoder(
     own = folder.own_tokenizer()
     tokenizer, has_types = plain_tokenizer(own), "token_type_ids" in own.model_input_names
     model = folder.load(auto_class)
-    folder.check_inputs(model)
+    folder.check_inputs(model, reads_boxes=kind is BoxClassifier)
     length, notes = folder.length(model, kind(model, max_length=0, has_types=False))
     module = kind(for_graph(model), max_length=length, has_types=has_types)
     with as_source_error():
@@ -126,6 +146,9 @@ def read_classifier(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]
         folder = replace(folder, task=Task.TEXT_SCORING)
     auto_class = _AUTO_CLASSES.get(folder.task, AutoModelForSequenceClassification)
     kind = _EncoderDecoderClassifier if folder.config.is_encoder_decoder else HuggingFaceClassifier
+    family = _BOXES.get(folder.config.model_type) if folder.task is Task.TOKEN_CLASSIFICATION else None
+    if family is not None and checkpoint_beside(folder.path) is None:  # which was trained on texts
+        return _read_box_classifier(folder, family)
     opened = open_encoder(folder, auto_class, kind)
     labels, scheme = _labels_of(folder) if scoring is None else ((), None)
     tagging = _tagging_of(folder, labels)
@@ -144,6 +167,52 @@ def read_classifier(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]
             evaluation=folder.evaluation(len(labels)),
         ),
         opened.notes,
+    )
+
+
+def _read_box_classifier(folder: ModelFolder, family: WordBoxes) -> tuple[ExportSource, tuple[str, ...]]:
+    """Reads a classifier of a page's tokens; errors are those of `read_classifier`."""
+    if folder.options.evaluation_file is not None:
+        raise SourceError(
+            f"--evaluation {folder.options.evaluation_file}: has texts without boxes, and {folder.config.model_type} "
+            "reads words with their boxes; leave it out"
+        )
+    rows = getattr(folder.config, "max_2d_position_embeddings", THOUSANDTHS + 1)
+    if rows <= THOUSANDTHS:
+        raise SourceError(
+            f"{folder.path}: its tables have {rows} rows for sides of boxes (max_2d_position_embeddings), and these "
+            f"are from 0 to {THOUSANDTHS}; not supported"
+        )
+    opened = open_encoder(folder, AutoModelForTokenClassification, BoxClassifier)
+    split = json.loads(opened.tokenizer.to_str())["pre_tokenizer"] or {}
+    if any(step.get("add_prefix_space") is False for step in split.get("pretokenizers", [split])):
+        raise SourceError(
+            f"{folder.path}: its tokenizer reads a word otherwise at the beginning of a text (add_prefix_space is "
+            "false), and words of a page come one by one; train it with add_prefix_space=True, as transformers demands"
+        )
+    labels = labels_of(folder.config)
+    sides = {
+        name: getattr(opened.own_tokenizer, f"{token}_token_box", None)
+        for name, token in (("before", "cls"), ("after", "sep"))
+    }
+    stated = {name: tuple(box) for name, box in sides.items() if box is not None}
+    boxes = WordBoxes.model_validate({**family.model_dump(), **stated})
+    return (
+        folder.source(
+            opened.model,
+            opened.module,
+            make_reference=opened.make_reference,
+            tokenizer=opened.tokenizer,
+            special_tokens=SpecialTokens(pad=padding_of(folder.config, opened.own_tokenizer)),
+            labels=labels,
+            tagging=_tagging_of(folder, labels),
+            word_boxes=boxes,
+        ),
+        (
+            *opened.notes,
+            f"special tokens have the boxes {list(boxes.before)} and {list(boxes.after)}, as "
+            + ("its tokenizer says" if stated else f"{folder.config.model_type} was trained with first"),
+        ),
     )
 
 

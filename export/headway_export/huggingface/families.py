@@ -135,6 +135,12 @@ EXPORTED: Final = (
     ),
     Families(
         kind="",
+        names="LayoutLM, LiLT, BROS",
+        task="`token_classification` of words with their boxes ([spans.md](spans.md#pages))",
+        compared="logits, within 1e-4; labels and probabilities of words",
+    ),
+    Families(
+        kind="",
         names="BERT, DeBERTa V2",
         task="`question_answering` ([question-answering.md](question-answering.md))",
         compared="answers in overlapping windows, within 1e-5",
@@ -274,6 +280,13 @@ REFUSALS: Final = (
         tasks=(Task.GENERATION, Task.TEXT_TO_TEXT, Task.TRANSLATION),
     ),
     Refusal(
+        names=("LayoutLMv2", "LayoutXLM", "LayoutLMv3", "UDOP"),
+        model_types=("layoutlmv2", "layoutxlm", "layoutlmv3", "udop"),
+        says="reads the image of a page beside its words and boxes",
+        why="no call gives all three; without the image answers are others",
+        tasks=(*_READING, Task.QUESTION_ANSWERING, Task.GENERATION, Task.TEXT_TO_TEXT),
+    ),
+    Refusal(
         names=("Funnel", "Reformer"),
         model_types=("funnel", "reformer"),
         says="answers a text otherwise where it is padded",
@@ -381,7 +394,7 @@ BEHIND: Final[Mapping[str, tuple[str, ...]]] = {
         "UniSpeech SAT", "Wav2Vec2", "Wav2Vec2 Conformer", "WavLM",
     ),
     "texts of images": ("Donut-Swin", "MGP-STR", "Pix2Struct", "TROCR", "Vision Encoder Decoder", "VisualBert"),
-    "documents with boxes or paths": ("LayoutLM", "LayoutLM-v3", "Lilt", "MarkupLM"),
+    "documents with images or paths": ("LayoutLM-v3", "MarkupLM"),
     "series and decisions": ("Decision Transformer", "PatchTST", "PatchTSMixer"),
     "texts": ("Encoder Decoder", "InternLM2", "Splinter"),
 }  # fmt: skip

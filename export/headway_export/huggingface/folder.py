@@ -43,6 +43,8 @@ _TEXT_INPUTS: Final = frozenset((
     "target_mapping", "task_type_ids", "token_type_ids", "use_cache", "use_mems",
 ))  # fmt: skip
 """What models of texts are called with: tokens and what follows from them, and what may always be left out."""
+_BOX_INPUTS: Final = frozenset(("bbox", "bbox_first_token_mask"))
+"""What models of documents are called with besides; the second is for a loss."""
 _OF_OTHER_KINDS: Final = re.compile("pixel_|image|video|vision|audio|input_features|input_values|mm_|num_frames")
 """Begins what a model reads in place of a text."""
 _CHANGING_ROTARY: Final = ("dynamic", "longrope")
@@ -296,14 +298,19 @@ class ModelFolder:
         _fix_rotary(loaded.model)
         return cast("nn.Module", loaded.model)
 
-    def check_inputs(self, model: nn.Module) -> None:
+    def check_inputs(self, model: nn.Module, *, reads_boxes: bool = False) -> None:
         """Checks that a model reads no more of a text than its tokens, as far as it was trained elsewhere.
+
+        Args:
+            model: The model.
+            reads_boxes: True if its graph reads the boxes of tokens, too.
 
         Raises:
             SourceError: It does, and no call gives that.
         """
+        known = _TEXT_INPUTS | _BOX_INPUTS if reads_boxes else _TEXT_INPUTS
         names = inspect.signature(model.forward).parameters
-        further = [name for name in names if name not in _TEXT_INPUTS and not _OF_OTHER_KINDS.match(name)]
+        further = [name for name in names if name not in known and not _OF_OTHER_KINDS.match(name)]
         if getattr(self.config, "n_langs", 1) > 1 and getattr(self.config, "use_lang_emb", False):
             further.append("langs")
         if further and checkpoint_beside(self.path) is None:

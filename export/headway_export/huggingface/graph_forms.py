@@ -3,9 +3,10 @@
 Longformer (Beltagy et al. 2020, arXiv 2004.05150) attends in chunks of a window. Here all scores of a text are computed
 and those outside of the windows are left out, which takes memory by the square of the length. X-MOD (Pfeiffer et al.
 2022, arXiv 2205.06266) picks rows by their language; here all are of one. XLNet (arXiv 1906.08237) subtracts its mask
-from 1.0, which PyTorch's tracer takes of floats alone.
+from 1.0, which PyTorch's tracer takes of floats alone. BROS (Hong et al. 2022, arXiv 2108.04539) has an embedding of
+each pair of tokens, and here only one of each token.
 
-B rows, T tokens, D model width, H heads, K head width.
+B rows, T tokens, D model width, H heads, K head width, E width of an embedding of boxes.
 """
 
 from __future__ import annotations
@@ -24,6 +25,11 @@ def for_graph(model: nn.Module) -> nn.Module:
     if body.config.model_type == "xmod":
         for layer in body.encoder.layer:
             layer.output.lang_adapter = partial(_adapted, layer.output, body.config.default_language)
+    if body.config.model_type == "bros":
+        projection = body.bbox_embeddings.bbox_projection
+        body.bbox_embeddings = _Waves(body.bbox_embeddings)
+        for layer in body.encoder.layer:
+            layer.attention.self = _BoxAttention(layer.attention.self, projection)
     if body.config.model_type == "xlnet":
         body.register_forward_pre_hook(_with_float_mask, with_kwargs=True)
     if body.config.model_type != "longformer":
@@ -48,6 +54,54 @@ def _adapted(part: Any, language: str, _: Tensor, states: Tensor) -> Tensor:
         normal = part.LayerNorm(states)
     residual = normal if part.ln_before_adapter else states
     return cast("Tensor", part.adapter_modules[language](normal) + residual)
+
+
+class _Waves(nn.Module):
+    """`BrosBboxEmbeddings` of each token, rather than of the difference of two."""
+
+    def __init__(self, own: Any) -> None:
+        super().__init__()
+        self.dtype_like = own.bbox_projection.weight
+        self.frequencies = tuple(own.bbox_sinusoid_emb.x_pos_emb.inv_freq.tolist())
+
+    def forward(self, boxes: Tensor) -> Tensor:
+        """Scaled boxes, (B, T, 8) -> sine and cosine of each coordinate at each frequency, (2, B, T, E/2)."""
+        angles = (boxes.float()[..., None] * torch.tensor(self.frequencies)).flatten(2)  # (B, T, E/2)
+        return torch.stack([angles.sin(), angles.cos()]).to(self.dtype_like.dtype)
+
+
+class _BoxAttention(nn.Module):
+    """`BrosSelfAttention`, with the names of its parts.
+
+    A query scores the sine and the cosine of each difference of angles, a_j - a_i. By the sums of angles these are
+    products of what depends on j alone and what depends on i alone, so that keys of j grow by its sines and cosines.
+    """
+
+    def __init__(self, own: Any, projection: nn.Linear) -> None:
+        super().__init__()
+        self.num_heads, self.width = own.num_attention_heads, own.attention_head_size
+        self.query, self.key, self.value, self.projection = own.query, own.key, own.value, projection
+
+    def forward(
+        self, states: Tensor, bbox_pos_emb: Tensor, attention_mask: Tensor | None = None, **_: Any
+    ) -> tuple[Tensor, None]:
+        """(B, T, D), waves (2, B, T, E/2), bias (B, 1, T, T) -> (B, T, D)."""
+        query, key, value = (
+            part(states).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, H, T, K)
+            for part in (self.query, self.key, self.value)
+        )
+        sine, cosine = bbox_pos_emb[:, :, None]  # (B, 1, T, E/2) each
+        frequencies = sine.shape[-1] // 8
+        of_sine, of_cosine = (  # of each coordinate: sines, then cosines
+            (query @ self.projection.weight).unflatten(-1, (8, 2, frequencies)).unbind(-2)  # (B, H, T, 8, E/16)
+        )
+        of_sine, of_cosine = of_sine.flatten(3), of_cosine.flatten(3)  # (B, H, T, E/2)
+        query = torch.cat([query, of_sine * cosine + of_cosine * sine, of_cosine * cosine - of_sine * sine], dim=-1)
+        waves = torch.cat([sine, cosine], dim=-1).expand(-1, self.num_heads, -1, -1)
+        scores = query @ torch.cat([key, waves], dim=-1).transpose(2, 3) * self.width**-0.5  # (B, H, T, T)
+        if attention_mask is not None:
+            scores = scores + attention_mask
+        return (scores.softmax(dim=-1) @ value).transpose(1, 2).flatten(2), None
 
 
 class _Longformer(nn.Module):

@@ -17,7 +17,17 @@ from torch import nn
 
 from headway_export.candidate import Candidate, run_batch
 from headway_export.graphs import StatelessGraph
-from headway_export.inputs import FULL_SHARE, LENGTHS, NUM_CALIBRATED, NUM_VECTORS, Draw, apart, evenly, text_items
+from headway_export.inputs import (
+    FULL_SHARE,
+    LENGTHS,
+    NUM_CALIBRATED,
+    NUM_VECTORS,
+    Draw,
+    apart,
+    drawn_boxes,
+    evenly,
+    text_items,
+)
 from headway_export.parity import Comparison, attention_texts, batches, sample_tokens
 from headway_export.quality import by_length
 from headway_export.reference import Reference
@@ -26,7 +36,7 @@ from headway_export.tasks.stateless import Embedding, Stateless
 from headway_export.tasks.task import NOT_LOOKED_AT, Metric
 from headway_export.tracing import Traceable, TracedModel, make_spec, trace_graph
 from headway_server.batching import Tensors
-from headway_server.bundles import LateInteraction, Limits, TensorSpec, demanded
+from headway_server.bundles import BBOX, LateInteraction, Limits, TensorSpec, demanded
 from headway_server.tasks.mask_filling.model import POSITIONS
 from headway_server.tasks.outputs import LOGITS, VECTORS
 from headway_server.tasks.question_answering.windows import PairFrame
@@ -58,9 +68,11 @@ class TextTask(Stateless):
         return int(cast("Any", module).max_length)
 
     def attention_inputs(self, asked: Traceable) -> list[TensorSpec]:
-        """Tokens and their mask, and their types where the model reads such."""
+        """Tokens and their mask, and their types or boxes where the model reads such."""
         names = ("input_ids", "attention_mask", *(("token_type_ids",) if asked.has_token_types else ()))
-        return [make_spec(name, "int64", "batch", "length") for name in names]
+        inputs = [make_spec(name, "int64", "batch", "length") for name in names]
+        boxes = asked.word_boxes
+        return inputs if boxes is None else [*inputs, make_spec(BBOX, boxes.dtype, "batch", "length", 4)]
 
     def compare(self, candidate: Candidate, reference: Reference, comparison: Comparison) -> None:
         """Compares batches of texts, long and short together."""
@@ -80,7 +92,8 @@ class TextTask(Stateless):
 
     def item(self, source: ExportSource, text: NDArray[np.int64]) -> Tensors:
         """Makes the graph's inputs of a text's tokens, (T,)."""
-        return text_tensors(text, _halved(text), has_types=source.has_token_types)
+        boxes = drawn_boxes(source, text)
+        return text_tensors(text, _halved(text), has_types=source.has_token_types, boxes=boxes)
 
     def attention_items(self, candidate: Candidate) -> Iterator[list[Tensors]]:
         """Yields texts."""

@@ -26,7 +26,7 @@ from headway.v1 import common_pb2 as headway_dot_v1_dot_common__pb2
 from headway.v1 import rules_pb2 as headway_dot_v1_dot_rules__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n,headway/v1/text_classification_service.proto\x12\nheadway.v1\x1a\x17headway/v1/common.proto\x1a\x16headway/v1/rules.proto\"\xaa\x02\n\x13\x43lassifyTextRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x16\n\x05texts\x18\x03 \x03(\tB\x07\xaa\xd4\x18\x03 \x80\x02\x12\x1b\n\ntext_pairs\x18\x04 \x03(\tB\x07\xaa\xd4\x18\x03 \x80\x02\x12\r\n\x05top_k\x18\x05 \x01(\x05\x12.\n\tthreshold\x18\x06 \x01(\x02\x42\x16\xaa\xd4\x18\x12\t\x00\x00\x00\x00\x00\x00\x00\x00\x19\x00\x00\x00\x00\x00\x00\xf0?H\x00\x88\x01\x01\x12\x10\n\x08truncate\x18\x07 \x01(\x08\x12 \n\x10\x63\x61ndidate_labels\x18\x08 \x03(\tB\x06\xaa\xd4\x18\x02 @\x12\x1b\n\x13hypothesis_template\x18\t \x01(\t\x12\x1a\n\x12independent_labels\x18\n \x01(\x08\x42\x0c\n\n_threshold\"d\n\x12TextClassification\x12&\n\x06labels\x18\x01 \x03(\x0b\x32\x16.headway.v1.LabelScore\x12\x13\n\x0btoken_count\x18\x02 \x01(\x05\x12\x11\n\ttruncated\x18\x03 \x01(\x08\"\x98\x01\n\x14\x43lassifyTextResponse\x12/\n\x07results\x18\x01 \x03(\x0b\x32\x1e.headway.v1.TextClassification\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\"g\n\x15\x43lassifyTokensRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x16\n\x05texts\x18\x03 \x03(\tB\x07\xaa\xd4\x18\x03 \x80\x02\x12\x10\n\x08truncate\x18\x04 \x01(\x08\"U\n\x0bLabeledSpan\x12\r\n\x05label\x18\x01 \x01(\t\x12\x13\n\x0bprobability\x18\x02 \x01(\x02\x12\"\n\x04span\x18\x03 \x01(\x0b\x32\x14.headway.v1.TextSpan\"e\n\x13TokenClassification\x12&\n\x05spans\x18\x01 \x03(\x0b\x32\x17.headway.v1.LabeledSpan\x12\x13\n\x0btoken_count\x18\x02 \x01(\x05\x12\x11\n\ttruncated\x18\x03 \x01(\x08\"\x9b\x01\n\x16\x43lassifyTokensResponse\x12\x30\n\x07results\x18\x01 \x03(\x0b\x32\x1f.headway.v1.TokenClassification\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings2\xc7\x01\n\x19TextClassificationService\x12Q\n\x0c\x43lassifyText\x12\x1f.headway.v1.ClassifyTextRequest\x1a .headway.v1.ClassifyTextResponse\x12W\n\x0e\x43lassifyTokens\x12!.headway.v1.ClassifyTokensRequest\x1a\".headway.v1.ClassifyTokensResponseBL\n\nheadway.v1P\x01Z\x14headway/v1;headwayv1\xaa\x02\nHeadway.V1\xca\x02\nHeadway\\V1\xea\x02\x0bHeadway::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n,headway/v1/text_classification_service.proto\x12\nheadway.v1\x1a\x17headway/v1/common.proto\x1a\x16headway/v1/rules.proto\"\xaa\x02\n\x13\x43lassifyTextRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x16\n\x05texts\x18\x03 \x03(\tB\x07\xaa\xd4\x18\x03 \x80\x02\x12\x1b\n\ntext_pairs\x18\x04 \x03(\tB\x07\xaa\xd4\x18\x03 \x80\x02\x12\r\n\x05top_k\x18\x05 \x01(\x05\x12.\n\tthreshold\x18\x06 \x01(\x02\x42\x16\xaa\xd4\x18\x12\t\x00\x00\x00\x00\x00\x00\x00\x00\x19\x00\x00\x00\x00\x00\x00\xf0?H\x00\x88\x01\x01\x12\x10\n\x08truncate\x18\x07 \x01(\x08\x12 \n\x10\x63\x61ndidate_labels\x18\x08 \x03(\tB\x06\xaa\xd4\x18\x02 @\x12\x1b\n\x13hypothesis_template\x18\t \x01(\t\x12\x1a\n\x12independent_labels\x18\n \x01(\x08\x42\x0c\n\n_threshold\"d\n\x12TextClassification\x12&\n\x06labels\x18\x01 \x03(\x0b\x32\x16.headway.v1.LabelScore\x12\x13\n\x0btoken_count\x18\x02 \x01(\x05\x12\x11\n\ttruncated\x18\x03 \x01(\x08\"\x98\x01\n\x14\x43lassifyTextResponse\x12/\n\x07results\x18\x01 \x03(\x0b\x32\x1e.headway.v1.TextClassification\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\"\x91\x01\n\x15\x43lassifyTokensRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x16\n\x05texts\x18\x03 \x03(\tB\x07\xaa\xd4\x18\x03 \x80\x02\x12\x10\n\x08truncate\x18\x04 \x01(\x08\x12(\n\x05pages\x18\x05 \x03(\x0b\x32\x10.headway.v1.PageB\x07\xaa\xd4\x18\x03 \x80\x02\"C\n\x04Page\x12\r\n\x05words\x18\x01 \x03(\t\x12\r\n\x05\x62oxes\x18\x02 \x03(\x01\x12\r\n\x05width\x18\x03 \x01(\x01\x12\x0e\n\x06height\x18\x04 \x01(\x01\"z\n\x0bLabeledSpan\x12\r\n\x05label\x18\x01 \x01(\t\x12\x13\n\x0bprobability\x18\x02 \x01(\x02\x12\"\n\x04span\x18\x03 \x01(\x0b\x32\x14.headway.v1.TextSpan\x12#\n\x05words\x18\x04 \x01(\x0b\x32\x14.headway.v1.WordSpan\"&\n\x08WordSpan\x12\r\n\x05start\x18\x01 \x01(\x05\x12\x0b\n\x03\x65nd\x18\x02 \x01(\x05\"e\n\x13TokenClassification\x12&\n\x05spans\x18\x01 \x03(\x0b\x32\x17.headway.v1.LabeledSpan\x12\x13\n\x0btoken_count\x18\x02 \x01(\x05\x12\x11\n\ttruncated\x18\x03 \x01(\x08\"\x9b\x01\n\x16\x43lassifyTokensResponse\x12\x30\n\x07results\x18\x01 \x03(\x0b\x32\x1f.headway.v1.TokenClassification\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings2\xc7\x01\n\x19TextClassificationService\x12Q\n\x0c\x43lassifyText\x12\x1f.headway.v1.ClassifyTextRequest\x1a .headway.v1.ClassifyTextResponse\x12W\n\x0e\x43lassifyTokens\x12!.headway.v1.ClassifyTokensRequest\x1a\".headway.v1.ClassifyTokensResponseBL\n\nheadway.v1P\x01Z\x14headway/v1;headwayv1\xaa\x02\nHeadway.V1\xca\x02\nHeadway\\V1\xea\x02\x0bHeadway::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,20 +44,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CLASSIFYTEXTREQUEST'].fields_by_name['candidate_labels']._serialized_options = b'\252\324\030\002 @'
   _globals['_CLASSIFYTOKENSREQUEST'].fields_by_name['texts']._loaded_options = None
   _globals['_CLASSIFYTOKENSREQUEST'].fields_by_name['texts']._serialized_options = b'\252\324\030\003 \200\002'
+  _globals['_CLASSIFYTOKENSREQUEST'].fields_by_name['pages']._loaded_options = None
+  _globals['_CLASSIFYTOKENSREQUEST'].fields_by_name['pages']._serialized_options = b'\252\324\030\003 \200\002'
   _globals['_CLASSIFYTEXTREQUEST']._serialized_start=110
   _globals['_CLASSIFYTEXTREQUEST']._serialized_end=408
   _globals['_TEXTCLASSIFICATION']._serialized_start=410
   _globals['_TEXTCLASSIFICATION']._serialized_end=510
   _globals['_CLASSIFYTEXTRESPONSE']._serialized_start=513
   _globals['_CLASSIFYTEXTRESPONSE']._serialized_end=665
-  _globals['_CLASSIFYTOKENSREQUEST']._serialized_start=667
-  _globals['_CLASSIFYTOKENSREQUEST']._serialized_end=770
-  _globals['_LABELEDSPAN']._serialized_start=772
-  _globals['_LABELEDSPAN']._serialized_end=857
-  _globals['_TOKENCLASSIFICATION']._serialized_start=859
-  _globals['_TOKENCLASSIFICATION']._serialized_end=960
-  _globals['_CLASSIFYTOKENSRESPONSE']._serialized_start=963
-  _globals['_CLASSIFYTOKENSRESPONSE']._serialized_end=1118
-  _globals['_TEXTCLASSIFICATIONSERVICE']._serialized_start=1121
-  _globals['_TEXTCLASSIFICATIONSERVICE']._serialized_end=1320
+  _globals['_CLASSIFYTOKENSREQUEST']._serialized_start=668
+  _globals['_CLASSIFYTOKENSREQUEST']._serialized_end=813
+  _globals['_PAGE']._serialized_start=815
+  _globals['_PAGE']._serialized_end=882
+  _globals['_LABELEDSPAN']._serialized_start=884
+  _globals['_LABELEDSPAN']._serialized_end=1006
+  _globals['_WORDSPAN']._serialized_start=1008
+  _globals['_WORDSPAN']._serialized_end=1046
+  _globals['_TOKENCLASSIFICATION']._serialized_start=1048
+  _globals['_TOKENCLASSIFICATION']._serialized_end=1149
+  _globals['_CLASSIFYTOKENSRESPONSE']._serialized_start=1152
+  _globals['_CLASSIFYTOKENSRESPONSE']._serialized_end=1307
+  _globals['_TEXTCLASSIFICATIONSERVICE']._serialized_start=1310
+  _globals['_TEXTCLASSIFICATIONSERVICE']._serialized_end=1509
 # @@protoc_insertion_point(module_scope)

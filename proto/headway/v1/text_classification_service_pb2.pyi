@@ -175,17 +175,24 @@ class ClassifyTokensRequest(_message.Message):
     MODEL_VERSION_FIELD_NUMBER: _builtins.int
     TEXTS_FIELD_NUMBER: _builtins.int
     TRUNCATE_FIELD_NUMBER: _builtins.int
+    PAGES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model. Default: the only loaded model for this task; required if there are several."""
     model_version: _builtins.str
     """Version of the model. Default: the latest loaded version."""
     truncate: _builtins.bool
-    """True cuts off the end of a text that is too long for the model; false refuses it. Where the
+    """True cuts off the end of a text or page that is too long for the model; false refuses it. Where the
     manifest's `truncation_side` is left, the beginning is cut off.
     """
     @_builtins.property
     def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Texts to classify. 1 to 256, of at least 1 character."""
+        """Texts to classify. 0 to 256, of at least 1 character; not with pages."""
+
+    @_builtins.property
+    def pages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Page]:
+        """Pages to classify, for models that read words with their boxes, which take no texts. 0 to 256, with at most 8000
+        words in all.
+        """
 
     def __init__(
         self,
@@ -194,14 +201,55 @@ class ClassifyTokensRequest(_message.Message):
         model_version: _builtins.str = ...,
         texts: _abc.Iterable[_builtins.str] | None = ...,
         truncate: _builtins.bool = ...,
+        pages: _abc.Iterable[Global___Page] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "model_version", b"model_version", "texts", b"texts", "truncate", b"truncate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "model_version", b"model_version", "pages", b"pages", "texts", b"texts", "truncate", b"truncate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ClassifyTokensRequest: _TypeAlias = ClassifyTokensRequest  # noqa: Y015
+
+@_typing.final
+class Page(_message.Message):
+    """Words of a page with their boxes, such as an OCR system finds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORDS_FIELD_NUMBER: _builtins.int
+    BOXES_FIELD_NUMBER: _builtins.int
+    WIDTH_FIELD_NUMBER: _builtins.int
+    HEIGHT_FIELD_NUMBER: _builtins.int
+    width: _builtins.float
+    """Width of the page, above 0, in any unit. Default: none, for boxes in thousandths."""
+    height: _builtins.float
+    """Height of the page, above 0, in the same unit. Default: none, for boxes in thousandths."""
+    @_builtins.property
+    def words(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The words in reading order. At least one, with a character. A word without characters has no label."""
+
+    @_builtins.property
+    def boxes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Four numbers for each word, the sides of its box from the upper left corner of the page: x_min, y_min, x_max and
+        y_max. They are in the unit of width and height, or without these in whole thousandths of the page: Range 0 to 1000.
+        """
+
+    def __init__(
+        self,
+        *,
+        words: _abc.Iterable[_builtins.str] | None = ...,
+        boxes: _abc.Iterable[_builtins.float] | None = ...,
+        width: _builtins.float = ...,
+        height: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boxes", b"boxes", "height", b"height", "width", b"width", "words", b"words"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Page: _TypeAlias = Page  # noqa: Y015
 
 @_typing.final
 class LabeledSpan(_message.Message):
@@ -212,6 +260,7 @@ class LabeledSpan(_message.Message):
     LABEL_FIELD_NUMBER: _builtins.int
     PROBABILITY_FIELD_NUMBER: _builtins.int
     SPAN_FIELD_NUMBER: _builtins.int
+    WORDS_FIELD_NUMBER: _builtins.int
     label: _builtins.str
     """Name of the label, as in the model's list of labels."""
     probability: _builtins.float
@@ -221,7 +270,11 @@ class LabeledSpan(_message.Message):
     """
     @_builtins.property
     def span(self) -> _common_pb2.TextSpan:
-        """Its characters in the text as it was sent."""
+        """Its characters in the text as it was sent; of a page in its words, joined by one space each."""
+
+    @_builtins.property
+    def words(self) -> Global___WordSpan:
+        """Its words, of a page."""
 
     def __init__(
         self,
@@ -229,18 +282,45 @@ class LabeledSpan(_message.Message):
         label: _builtins.str = ...,
         probability: _builtins.float = ...,
         span: _common_pb2.TextSpan | None = ...,
+        words: Global___WordSpan | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["span", b"span"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["span", b"span", "words", b"words"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["label", b"label", "probability", b"probability", "span", b"span"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["label", b"label", "probability", b"probability", "span", b"span", "words", b"words"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LabeledSpan: _TypeAlias = LabeledSpan  # noqa: Y015
 
 @_typing.final
+class WordSpan(_message.Message):
+    """A span of the words of a page."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    start: _builtins.int
+    """First word, from 0."""
+    end: _builtins.int
+    """Word after the last one."""
+    def __init__(
+        self,
+        *,
+        start: _builtins.int = ...,
+        end: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WordSpan: _TypeAlias = WordSpan  # noqa: Y015
+
+@_typing.final
 class TokenClassification(_message.Message):
-    """The labelled spans of one text."""
+    """The labelled spans of one text or page."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -248,12 +328,12 @@ class TokenClassification(_message.Message):
     TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     TRUNCATED_FIELD_NUMBER: _builtins.int
     token_count: _builtins.int
-    """Tokens of the text, as the model read it."""
+    """Tokens of the text or page, as the model read it."""
     truncated: _builtins.bool
-    """True if the text was cut."""
+    """True if the text or page was cut."""
     @_builtins.property
     def spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___LabeledSpan]:
-        """Spans in the order of the text, without overlap; possibly none."""
+        """Spans in the order of the text or the words, without overlap; possibly none."""
 
     def __init__(
         self,
@@ -281,7 +361,7 @@ class ClassifyTokensResponse(_message.Message):
     TIMINGS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenClassification]:
-        """One result for each text, in order."""
+        """One result for each text or page, in order."""
 
     @_builtins.property
     def model(self) -> _common_pb2.ModelReference:

@@ -59,7 +59,7 @@ class TextClassificationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ClassifyTokens(self, request, context):
-        """Returns the labelled spans of every text, such as names or parts of speech.
+        """Returns the labelled spans of every text, or of every page, such as names, parts of speech or fields of a form.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -36,7 +36,7 @@ class TextClassificationServiceStub:
     ClassifyText: _grpc.UnaryUnaryMultiCallable[_text_classification_service_pb2.ClassifyTextRequest, _text_classification_service_pb2.ClassifyTextResponse]
     """Returns the most likely labels of every text."""
     ClassifyTokens: _grpc.UnaryUnaryMultiCallable[_text_classification_service_pb2.ClassifyTokensRequest, _text_classification_service_pb2.ClassifyTokensResponse]
-    """Returns the labelled spans of every text, such as names or parts of speech."""
+    """Returns the labelled spans of every text, or of every page, such as names, parts of speech or fields of a form."""
 
 @_typing.type_check_only
 class TextClassificationServiceAsyncStub(TextClassificationServiceStub):
@@ -46,7 +46,7 @@ class TextClassificationServiceAsyncStub(TextClassificationServiceStub):
     ClassifyText: _aio.UnaryUnaryMultiCallable[_text_classification_service_pb2.ClassifyTextRequest, _text_classification_service_pb2.ClassifyTextResponse]  # type: ignore[assignment]
     """Returns the most likely labels of every text."""
     ClassifyTokens: _aio.UnaryUnaryMultiCallable[_text_classification_service_pb2.ClassifyTokensRequest, _text_classification_service_pb2.ClassifyTokensResponse]  # type: ignore[assignment]
-    """Returns the labelled spans of every text, such as names or parts of speech."""
+    """Returns the labelled spans of every text, or of every page, such as names, parts of speech or fields of a form."""
 
 class TextClassificationServiceServicer(metaclass=_abc_1.ABCMeta):
     """Classifies texts and their tokens."""
@@ -65,6 +65,6 @@ class TextClassificationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _text_classification_service_pb2.ClassifyTokensRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_text_classification_service_pb2.ClassifyTokensResponse, _abc.Awaitable[_text_classification_service_pb2.ClassifyTokensResponse]]:
-        """Returns the labelled spans of every text, such as names or parts of speech."""
+        """Returns the labelled spans of every text, or of every page, such as names, parts of speech or fields of a form."""
 
 def add_TextClassificationServiceServicer_to_server(servicer: TextClassificationServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

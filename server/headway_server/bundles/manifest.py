@@ -68,6 +68,9 @@ TEXT_DIFFUSION_TENSORS = DIFFUSION_TENSORS | {
     "text_encoder": (("input_ids", "attention_mask"), ("text",)),
 }
 """Inputs and outputs of the graphs of a text-conditional diffusion model."""
+BBOX = "bbox"
+"""Input of a token classifier that reads pages: the box of each token, (batch, length, 4), as `WordBoxes` says. Its
+padding is 0."""
 CODEC_TENSORS = (("codes", "state"), ("samples", "present_state"))
 """Inputs and outputs of the graph `codec_decoder` of a speech synthesis model (docs/graphs.md)."""
 EXAMPLES_FILE = "examples.npz"
@@ -86,6 +89,7 @@ Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 Size = Annotated[int, Field(ge=1, le=2**24)]
 """A number of tokens, pixels or elements; far beyond any model's, and far below an overflow."""
 Index = Annotated[int, Field(ge=0, lt=2**31)]
+Thousandth = Annotated[int, Field(ge=0, le=1000)]
 Positive = Annotated[float, Field(gt=0)]
 FilePath = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*$")]
 """A relative path within the bundle's folder, with slashes."""
@@ -625,6 +629,26 @@ class Tagging(Record):
         return self
 
 
+class WordBoxes(Record):
+    """Boxes of a page's words, which the graph reads of each token: x_min, y_min, x_max and y_max, the sides of a box.
+
+    A token has the box of its word.
+    """
+
+    unit: Literal["thousandths", "fractions"]
+    """Unit of the input `bbox`: whole thousandths of the page's width or height, rounded down, int64; or fractions of
+    them, float32."""
+    before: tuple[Thousandth, Thousandth, Thousandth, Thousandth]
+    """Box of the special tokens before the words, in thousandths."""
+    after: tuple[Thousandth, Thousandth, Thousandth, Thousandth]
+    """The same of those behind them."""
+
+    @property
+    def dtype(self) -> Literal["int64", "float32"]:
+        """Type of the input `bbox`."""
+        return "int64" if self.unit == "thousandths" else "float32"
+
+
 class Diffusion(Record):
     """Training objective of an image generation model's denoiser."""
 
@@ -773,6 +797,8 @@ class Manifest(Record):
     """None but for text_scoring."""
     tagging: Tagging | None = None
     """Of token_classification; None: the defaults."""
+    word_boxes: WordBoxes | None = None
+    """Of a token classifier that reads pages; None: it reads texts."""
     image_preprocessing: ImagePreprocessing | None = None
     patches: PatchGrid | None = None
     """Patches of an image, for models with attention weights of images and for captioning models."""
@@ -850,6 +876,20 @@ class Manifest(Record):
                 raise ValueError(f"variants.{precision}.graphs: {self.task} needs {', '.join(graphs)}")
             if unlisted := {graph.file for graph in variant.graphs.values()} - set(self.files):
                 raise ValueError(f"variants.{precision}.graphs: {min(unlisted)} is not among the files")
+        return self
+
+    @model_validator(mode="after")
+    def _check_word_boxes(self) -> Manifest:
+        """Checks that a token classifier's graphs read boxes if and only if they are described, and in their unit."""
+        expected = set() if self.word_boxes is None else {self.word_boxes.dtype}
+        for precision, variant in self.variants.items():
+            graph = variant.graphs.get("model") if self.task is Task.TOKEN_CLASSIFICATION else None
+            found = {spec.dtype for spec in graph.inputs if spec.name == BBOX} if graph is not None else set()
+            if found != expected:
+                raise ValueError(
+                    f"word_boxes: is for graphs of {Task.TOKEN_CLASSIFICATION} with an input {BBOX} in its unit, and "
+                    f"needed for these; that of variants.{precision} is {', '.join(found) or 'missing'}"
+                )
         return self
 
     @model_validator(mode="after")

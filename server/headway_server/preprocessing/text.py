@@ -17,7 +17,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,8 @@ from headway_server.errors import BundleError, ContextLengthError, InvalidInputE
 from headway_server.observers import note_truncated
 from headway_server.preprocessing.pool import LONG_TEXT, text_pool
 
+Text: TypeAlias = str | Sequence[str]
+"""A text, or the words of one that a caller has split: no token spans two of them."""
 REPLACEMENT: Final = "\ufffd"
 """Replacement character of invalid bytes."""
 _SLICE_LENGTH: Final = LONG_TEXT
@@ -54,6 +56,8 @@ class EncodedText:
     """Tokens, from the first, that all of them attend to; None: all."""
     num_unpooled: int = 0
     """Tokens, from the first, that a pooling leaves out."""
+    boxes: NDArray[np.int64] | NDArray[np.float32] | None = None
+    """Box of each token, (T, 4), for models that read boxes."""
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -138,7 +142,7 @@ class TextTokenizer:
 
     async def encode_each(
         self,
-        texts: Sequence[str],
+        texts: Sequence[Text],
         *,
         add_special_tokens: bool,
         with_offsets: bool = False,
@@ -149,7 +153,7 @@ class TextTokenizer:
         More than a few short texts are encoded off the event loop.
 
         Args:
-            texts: Any number of texts.
+            texts: Any number of texts, or words of as many; not of both.
             add_special_tokens: True to run the post-processor, for texts and sources but not for prompts.
             with_offsets: True for the positions of tokens, which take time.
             text_pairs: Second text of each pair; None: single texts.
@@ -161,7 +165,7 @@ class TextTokenizer:
 
     async def encode_limited(
         self,
-        texts: Sequence[str],
+        texts: Sequence[Text],
         *,
         fields: Sequence[str],
         max_tokens: int,
@@ -174,7 +178,7 @@ class TextTokenizer:
         """Encodes texts as `encode_each` does, within a model's limit; stops at the first refusal.
 
         Args:
-            texts: The texts of a request.
+            texts: The texts of a request, or words of each.
             fields: Field of each in the request, such as `texts[3]`, for messages.
             max_tokens: Limit of tokens of a text, including special tokens.
             truncate: True to truncate a longer text instead of refusing it; special tokens stay.
@@ -212,7 +216,7 @@ class TextTokenizer:
                     direction=truncation_side or self._truncation_side,
                     with_offsets=with_offsets,
                 )
-                pool = text_pool(len(texts[index]) + (0 if text_pairs is None else len(text_pairs[index])))
+                pool = text_pool(written_length(texts[index]) + written_length(text_pairs[index] if text_pairs else ""))
                 encoded.append(await asyncio.get_running_loop().run_in_executor(pool, shorten))
         return encoded
 
@@ -277,7 +281,7 @@ class TextTokenizer:
 
     async def _encode_slice(
         self,
-        texts: Sequence[str],
+        texts: Sequence[Text],
         text_pairs: Sequence[str] | None,
         length: int,
         add_special_tokens: bool,
@@ -291,19 +295,19 @@ class TextTokenizer:
         )
 
     def _encode(
-        self, texts: Sequence[str], text_pairs: Sequence[str] | None, add_special_tokens: bool, with_offsets: bool
+        self, texts: Sequence[Text], text_pairs: Sequence[str] | None, add_special_tokens: bool, with_offsets: bool
     ) -> list[EncodedText]:
         encode = self._tokenizer.encode_batch if with_offsets else self._tokenizer.encode_batch_fast
         # For a single text too: the library's `encode` holds the GIL, and a long text would block the event loop for
         # 0.3 s.
         inputs = list(texts) if text_pairs is None else list(zip(texts, text_pairs, strict=True))
         with no_panics():
-            encodings = encode(inputs, add_special_tokens=add_special_tokens)
+            encodings = encode(inputs, is_pretokenized=_is_split(texts[0]), add_special_tokens=add_special_tokens)
         return [_encoded_text(encoding, with_offsets, is_pair=text_pairs is not None) for encoding in encodings]
 
     def _shorten(
         self,
-        text: str,
+        text: Text,
         pair: str | None,
         max_tokens: int,
         *,
@@ -314,7 +318,9 @@ class TextTokenizer:
         """Encodes a text again, truncated before special tokens are added, so that they stay."""
         with no_panics():
             first, *rest = self._tokenizer.encode_batch(
-                [text, *([] if pair is None else [pair])], add_special_tokens=False
+                [text, *([] if pair is None else [pair])],
+                is_pretokenized=_is_split(text),
+                add_special_tokens=False,
             )
             second = rest[0] if rest else None
             room = max(max_tokens - (self._num_special(is_pair=second is not None) if add_special_tokens else 0), 0)
@@ -393,16 +399,22 @@ def _encoded_text(
     )
 
 
-def written_length(text: str) -> int:
-    """Returns the number of characters of a text in compatibility decomposition (NFKD).
+def _is_split(text: Text) -> bool:
+    return not isinstance(text, str)
+
+
+def written_length(text: Text) -> int:
+    """Returns the number of characters of a text in compatibility decomposition (NFKD); of words, with one for each.
 
     A tokenizer's normalizer produces at most as many, apart from spaces that some add around characters. Takes 0.3 µs
     for a headline, 0.1 ms for 256 KiB of Chinese, and 10 ns for each character of the result.
     """
+    if not isinstance(text, str):
+        return len(text) + sum(map(written_length, text))
     return len(text) if text.isascii() else len(unicodedata.normalize("NFKD", text))
 
 
-def _slices(texts: Sequence[str], text_pairs: Sequence[str] | None = None) -> Iterator[tuple[slice, int]]:
+def _slices(texts: Sequence[Text], text_pairs: Sequence[str] | None = None) -> Iterator[tuple[slice, int]]:
     """Cuts texts into slices of at most `_SLICE_LENGTH` characters; a longer text is a slice of its own.
 
     Characters are counted after normalization; each slice comes with its count.

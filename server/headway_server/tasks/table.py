@@ -82,7 +82,14 @@ SYNTHESIZE_SPEECH: Final[Ability[SynthesisModel]] = Ability(name="synthesize_spe
 GENERATE_IMAGES: Final[Ability[ImageGenerationModel]] = Ability(name="generate_image", words="generate images")
 SEGMENT_IMAGES: Final[Ability[SegmentationModel]] = Ability(name="segment_image", words="segment images")
 CLASSIFY_TEXTS: Final[Ability[TextClassifier]] = Ability(name="classify_text", words="classify texts")
-CLASSIFY_TOKENS: Final[Ability[TokenClassifier]] = Ability(name="classify_tokens", words="classify tokens")
+CLASSIFY_TOKENS: Final[Ability[TokenClassifier]] = Ability(
+    name="classify_tokens", words="classify tokens of texts", needs=lambda manifest: manifest.word_boxes is None
+)
+CLASSIFY_PAGES: Final[Ability[TokenClassifier]] = Ability(
+    name="classify_pages",
+    words="classify words with their boxes, which `pages` has",
+    needs=lambda manifest: manifest.word_boxes is not None,
+)
 CLASSIFY_IMAGES: Final[Ability[ImageClassifier]] = Ability(name="classify_image", words="classify images")
 SCORE_TEXTS: Final[Ability[TextScorer]] = Ability(name="score_text", words="score texts")
 ANSWER_QUESTIONS: Final[Ability[QuestionAnswerer]] = Ability(
@@ -150,7 +157,7 @@ FAMILIES: Final[dict[Task, Family]] = {
     ),
     Task.TOKEN_CLASSIFICATION: Family(
         loader="headway_server.tasks.tokens.classifier:TokenClassifier.load",
-        made_for=(CLASSIFY_TOKENS,),
+        made_for=(CLASSIFY_TOKENS, CLASSIFY_PAGES),
         can=(EMBED_TEXTS, RANK_TEXTS, INSPECT_TEXTS),
         tensors=_TENSORS + "TOKEN_CLASSIFICATION",
     ),
@@ -251,7 +258,7 @@ RPCS: Final[Mapping[str, Rpc]] = {
     "SynthesizeSpeech": Rpc(asked=SYNTHESIZE_SPEECH),
     "StreamSynthesizeSpeech": Rpc(asked=SYNTHESIZE_SPEECH),
     "ClassifyText": Rpc(asked=CLASSIFY_TEXTS),
-    "ClassifyTokens": Rpc(asked=CLASSIFY_TOKENS),
+    "ClassifyTokens": Rpc(asked=CLASSIFY_TOKENS, with_field={"pages": CLASSIFY_PAGES}),
     "EmbedText": Rpc(asked=EMBED_TEXTS, with_field={"sparse": EMBED_TEXTS_SPARSELY}),
     "ScoreText": Rpc(asked=SCORE_TEXTS),
     "AnswerQuestion": Rpc(asked=ANSWER_QUESTIONS),

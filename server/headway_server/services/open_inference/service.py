@@ -58,6 +58,9 @@ _DATA_TYPES: Final[dict[str, pb.DataType.ValueType]] = {
 _OWN_NAMES: Final = (
     (re.compile(r"^parameters\.(sampling|constraint)\."), "parameters."),
     (re.compile(r"^texts\b"), "text"),
+    (re.compile(r"^pages(\[\d+\])\.boxes\b"), r"bbox\1"),
+    (re.compile(r"^pages(\[\d+\])\.(width|height)\b"), r"page_size\1"),
+    (re.compile(r"^pages\b"), "word"),
     (re.compile(r"^text_pairs\b"), "text_pair"),
     (re.compile(r"^target_prefixes\b"), "target_prefix"),
     (re.compile(r"^questions\b"), "question"),

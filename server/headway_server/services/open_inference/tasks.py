@@ -97,6 +97,7 @@ from headway_server.tasks.text_to_text.model import TextToTextModel
 from headway_server.tasks.text_to_text.request import MAX_TEXTS as MAX_SOURCES
 from headway_server.tasks.text_to_text.request import TextToTextParameters, TextToTextRequest
 from headway_server.tasks.tokens.classifier import TokenClassifier
+from headway_server.tasks.tokens.pages import Page, PageInputs
 
 _MAX_MASK_PIXELS: Final = 2**24
 """Maximum pixels of all masks of an answer, each an element of JSON; files take a hundredth."""
@@ -302,8 +303,42 @@ async def _score_texts(model: TextScorer, call: InferCall) -> Arrays:
 # Tokens
 
 
+_WORD: Final = TensorSpec(name="word", datatype=BYTES, shape=(-1, -1))
+_BBOX: Final = TensorSpec(name="bbox", datatype="FP64", shape=(-1, -1, 4))
+_PAGE_SIZE: Final = TensorSpec(name="page_size", datatype="FP64", shape=(-1, 2), is_optional=True)
+_WORD_SPANS: Final = tuple(TensorSpec(name=name, datatype="INT64", shape=(-1,)) for name in ("first_word", "end_word"))
+
+
+def _reads_pages(model: ServedModel) -> bool:
+    return model.bundle.manifest.word_boxes is not None
+
+
+def _page_inputs(call: InferCall) -> PageInputs:
+    """Reads pages, whose rows of words are filled up with empty ones.
+
+    Raises:
+        InvalidInputError: A tensor is missing, or the shapes of tensors differ.
+    """
+    for spec in (_WORD, _BBOX):
+        if spec.name not in call.arrays:
+            raise InvalidInputError("inputs", f"lack {spec.name}; give it")
+    words, boxes = call.arrays["word"], call.arrays["bbox"]
+    sizes = call.arrays.get("page_size", np.zeros((len(words), 2)))
+    if boxes.shape[:2] != words.shape:
+        raise InvalidInputError("bbox", f"has shape {list(boxes.shape)}, and word {list(words.shape)}")
+    if len(sizes) != len(words):
+        raise InvalidInputError("page_size", f"has {len(sizes)} rows for {len(words)} pages; give one for each")
+    pages: list[Page] = []
+    for row, own, size in zip(words, boxes, sizes.tolist(), strict=True):
+        count = max((place for place, word in enumerate(row, 1) if word), default=0)
+        texts = decode_texts(f"word[{len(pages)}]", row[:count])
+        pages.append(Page(words=texts, boxes=own[:count].ravel(), width=size[0], height=size[1]))
+    return PageInputs.of(pages, **call.select("truncate"))
+
+
 async def _classify_tokens(model: TokenClassifier, call: InferCall) -> Arrays:
-    inputs = TextInputs(texts=_texts(call, "text"), **call.select("truncate"))
+    of_pages = _reads_pages(model)
+    inputs = _page_inputs(call) if of_pages else TextInputs(texts=_texts(call, "text"), **call.select("truncate"))
     answer = await model.classify(inputs, embedding=_wanted_embedding(call), deadline=call.deadline)
     spans = [(index, span) for index, text in enumerate(answer.results) for span in text.spans]
     return {
@@ -312,6 +347,10 @@ async def _classify_tokens(model: TokenClassifier, call: InferCall) -> Arrays:
         "probability": np.array([span.probability for _, span in spans], np.float32),
         "start": np.array([span.start for _, span in spans], np.int64),
         "end": np.array([span.end for _, span in spans], np.int64),
+        **{
+            spec.name: np.array([span.words[side] for _, span in spans if span.words], np.int64)
+            for side, spec in enumerate(_WORD_SPANS if of_pages else ())
+        },
         **_embedding_array(one.embedding for one in answer.results),
         **_length_arrays(answer.results),
     }
@@ -983,13 +1022,14 @@ TEXT_CLASSIFICATION: Final = TensorTask(
     infer=_classify_texts,
 )
 TOKEN_CLASSIFICATION: Final = TensorTask(
-    inputs=lambda _: (_TEXT,),
+    inputs=lambda model: (_WORD, _BBOX, _PAGE_SIZE) if _reads_pages(model) else (_TEXT,),
     outputs=lambda model: (
         TensorSpec(name="text_index", datatype="INT64", shape=(-1,)),
         TensorSpec(name="label", datatype=BYTES, shape=(-1,)),
         TensorSpec(name="probability", datatype="FP32", shape=(-1,)),
         TensorSpec(name="start", datatype="INT64", shape=(-1,)),
         TensorSpec(name="end", datatype="INT64", shape=(-1,)),
+        *(_WORD_SPANS if _reads_pages(model) else ()),
         *_embedding(model),
         _TOKEN_COUNT,
         _TRUNCATED,

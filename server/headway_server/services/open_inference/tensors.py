@@ -162,6 +162,7 @@ def _check_shape(
             f"{field}.shape",
             f"is {list(tensor.shape[:8])}; {spec.name} must be {list(spec.shape)}, where -1 is any length",
         )
+    _check_num_texts(field, shape, spec)
     if not 1 <= shape[0] <= max_rows:
         raise InvalidInputError(
             f"{field}.shape",
@@ -174,12 +175,16 @@ def _check_any_shape(field: str, shape: tuple[int, ...], spec: TensorSpec) -> tu
     """Checks that elements of a shape can be read, whatever the model makes of it."""
     if len(shape) > _MOST_AXES or any(length < 0 for length in shape):
         raise InvalidInputError(f"{field}.shape", f"is {list(shape[:8])}; must be at most {_MOST_AXES} sizes from 0 on")
+    _check_num_texts(field, shape, spec)
+    return shape
+
+
+def _check_num_texts(field: str, shape: tuple[int, ...], spec: TensorSpec) -> None:
     if spec.datatype == BYTES and (count := math.prod(shape)) > _MOST_TEXTS:
         raise InvalidInputError(
             f"{field}.shape",
             f"is {list(shape)}, {count} elements of {BYTES}; the limit is {_MOST_TEXTS}; send more in several calls",
         )
-    return shape
 
 
 def _read_raw(field: str, tensor: pb.ModelInferRequest.InferInputTensor, data: bytes) -> NDArray[Any]:

@@ -143,7 +143,8 @@ class MaskFiller(TextModel):
                 f"{limit}; send {'fewer masks, or ' if count == 1 else 'a lower top_k, or '}several calls",
             )
 
-        def read(row: Tensors, text: str, encoded: EncodedText) -> FilledText:
+        def read(row: Tensors, index: int, encoded: EncodedText) -> FilledText:
+            text = inputs.texts[index]
             if not np.isfinite(row[LOGITS]).all():
                 raise FloatingPointError("the model's logits are not finite")
             chances = softmax(row[LOGITS])[:, candidates]  # (M, C)

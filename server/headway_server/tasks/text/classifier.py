@@ -79,7 +79,7 @@ class TextClassifier(TextModel):
             check_probability("threshold", threshold)
         has_logits = self._entailment is not None
 
-        def read(row: Tensors, _: str, encoded: EncodedText) -> ClassifiedText:
+        def read(row: Tensors, _: int, encoded: EncodedText) -> ClassifiedText:
             probabilities = to_probabilities(row[LOGITS], self.classification) if has_logits else row[LOGITS]
             return ClassifiedText(
                 labels=self._label_reader.read(probabilities, num_labels, threshold),
@@ -140,7 +140,7 @@ class TextClassifier(TextModel):
             fields=[field for field in fields for _ in hypotheses],
         )
 
-        def read(row: Tensors, _: str, encoded: EncodedText) -> tuple[NDArray[np.float32], int, bool]:
+        def read(row: Tensors, _: int, encoded: EncodedText) -> tuple[NDArray[np.float32], int, bool]:
             logits: NDArray[np.float32] = row[LOGITS].astype(np.float32, copy=False)
             logits = np.divide(logits, np.float32(self.classification.temperature), dtype=np.float32)
             return logits, len(encoded), encoded.truncated

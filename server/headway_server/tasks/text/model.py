@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple, Self, TypeVar
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 import numpy as np
 import structlog
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from headway_server.batching import BatchGraph, Postprocess, Tensors
 from headway_server.batching.memory_plan import plan_runs
 from headway_server.batching.settings import MAX_TEXTS
-from headway_server.bundles import TOKENIZER_FILE, Bundle, Manifest, SpecialTokens, Variant, demanded
+from headway_server.bundles import BBOX, TOKENIZER_FILE, Bundle, Manifest, SpecialTokens, Variant, demanded
 from headway_server.errors import InvalidInputError
 from headway_server.observers import NO_OBSERVER, ModelUsage, Observer
 from headway_server.preprocessing import EncodedText, TextTokenizer
@@ -188,7 +188,7 @@ class TextModel(StatelessModel):
         session = runtime.open(bundle, variant.graphs["model"])
         graph = text_graph(session, manifest.special_tokens, cls._postprocess(manifest))
         length = min(_WARM_UP_LENGTH, manifest.limits.max_input_tokens or 1)
-        first = EncodedText(input_ids=np.zeros(length, np.int64))
+        first = EncodedText(input_ids=np.zeros(length, np.int64), boxes=_no_boxes(manifest, length))
         item = cls._tensors(manifest, first, has_types=_TYPES in graph.input_names)
         max_padding = graph.warm_up(item, length, cls._expected(manifest, length))
         parts = StatelessParts(
@@ -210,6 +210,7 @@ class TextModel(StatelessModel):
             has_types=has_types,
             num_seen=text.num_seen,
             num_unpooled=text.num_unpooled,
+            boxes=text.boxes,
         )
 
     def _cost(self, item: Tensors) -> int:
@@ -247,7 +248,7 @@ class TextModel(StatelessModel):
         if prompt and isinstance(inputs, TextInputs):
             inputs = replace(inputs, prompt=prompt)
 
-        def read(row: Tensors, _: str, encoded: EncodedText) -> EmbeddedText:
+        def read(row: Tensors, _: int, encoded: EncodedText) -> EmbeddedText:
             values = read_vector(row[EMBEDDING], normalize=normalize)
             return EmbeddedText(values=values, num_tokens=len(encoded), truncated=encoded.truncated)
 
@@ -410,7 +411,7 @@ class TextModel(StatelessModel):
         self,
         inputs: TextInputs | TokenInputs,
         outputs: Sequence[str],
-        read: Callable[[Tensors, str, EncodedText], Result],
+        read: Callable[[Tensors, int, EncodedText], Result],
         *,
         deadline: float | None,
         with_offsets: bool = False,
@@ -420,7 +421,7 @@ class TextModel(StatelessModel):
         Args:
             inputs: Texts.
             outputs: Names of the outputs.
-            read: Makes a result from these outputs, the text and its tokens; called off the event loop.
+            read: Makes a result from these outputs, the number of the text and its tokens; called off the event loop.
             deadline: End of the caller's wait, in seconds of `time.monotonic`.
             with_offsets: True if `read` needs the characters of each token.
         """
@@ -428,10 +429,10 @@ class TextModel(StatelessModel):
             fields = self._check(inputs)
         else:
             self._check_tokens(inputs)
-        caller, texts = current_caller(), inputs.texts
-        work = float(len(texts) * _WORK_OF_TEXT + inputs.num_bytes)
+        caller, count = current_caller(), len(inputs.texts)
+        work = float(count * _WORK_OF_TEXT + inputs.num_bytes)
         num_bytes = inputs.num_bytes + inputs.num_token_bytes(self.max_input_tokens, with_offsets=with_offsets)
-        with self._admission.admit(len(texts), num_bytes, work=work, deadline=deadline, caller=caller):
+        with self._admission.admit(count, num_bytes, work=work, deadline=deadline, caller=caller):
             began = time.monotonic()
             if isinstance(inputs, TextInputs):
                 encoded = await self._encode(inputs, fields, with_offsets=with_offsets)
@@ -448,7 +449,7 @@ class TextModel(StatelessModel):
                     items,
                     list(map(self._cost, items)),
                     outputs=outputs,
-                    read=lambda row, index: read(row, texts[index], encoded[index]),
+                    read=lambda row, index: read(row, index, encoded[index]),
                     deadline=deadline,
                     caller=caller,
                 )
@@ -582,6 +583,11 @@ def _with_memory(runtime: Runtime, manifest: Manifest, variant: Variant, setting
     return runtime.with_lanes(plan.num_lanes)
 
 
+def _no_boxes(manifest: Manifest, length: int) -> NDArray[Any] | None:
+    """Returns the boxes of padding, (T, 4), for a graph that reads boxes."""
+    return None if manifest.word_boxes is None else np.zeros((length, 4), manifest.word_boxes.dtype)
+
+
 def text_graph(
     session: Session, special_tokens: SpecialTokens | None, postprocess: Postprocess | None = None
 ) -> BatchGraph:
@@ -603,8 +609,9 @@ def text_tensors(
     has_types: bool = False,
     num_seen: int | None = None,
     num_unpooled: int = 0,
+    boxes: NDArray[np.int64] | NDArray[np.float32] | None = None,
 ) -> Tensors:
-    """Returns a graph's inputs for one text, int64 (T,) each.
+    """Returns a graph's inputs for one text, int64 (T,) each, and its boxes.
 
     Args:
         input_ids: (T,)
@@ -612,11 +619,14 @@ def text_tensors(
         has_types: True if the graph reads token types.
         num_seen: Tokens, from the first, that all attend to; None: all.
         num_unpooled: Tokens, from the first, that a pooling leaves out.
+        boxes: Box of each token, (T, 4), in the unit of the manifest's `word_boxes`; None: the graph reads none.
     """
-    tensors = {"input_ids": input_ids, "attention_mask": np.ones_like(input_ids)}
+    tensors: dict[str, NDArray[Any]] = {"input_ids": input_ids, "attention_mask": np.ones_like(input_ids)}
     if num_seen is not None:
         tensors["attention_mask"][num_seen:] = 0
     tensors["attention_mask"][:num_unpooled] = 2
     if has_types:
         tensors[_TYPES] = np.zeros_like(input_ids) if type_ids is None else type_ids
+    if boxes is not None:
+        tensors[BBOX] = boxes
     return tensors

@@ -78,7 +78,7 @@ class TextScorer(TextModel):
         if isinstance(inputs, TextInputs) and inputs.text_pairs and len(inputs.texts) == 1:
             inputs = replace(inputs, texts=[inputs.texts[0]] * len(inputs.text_pairs))
 
-        def read(row: Tensors, _: str, encoded: EncodedText) -> ScoredText:
+        def read(row: Tensors, _: int, encoded: EncodedText) -> ScoredText:
             score = float(row[LOGITS][0])
             if not math.isfinite(score):
                 raise FloatingPointError("the model's score is not finite")
@@ -122,7 +122,7 @@ class TextScorer(TextModel):
         """Returns the vectors that count of each query or text."""
         skipped = () if inputs.are_queries else late.skipped_tokens
 
-        def read(row: Tensors, _: str, encoded: EncodedText) -> _TokenVectors:
+        def read(row: Tensors, _: int, encoded: EncodedText) -> _TokenVectors:
             vectors = row[VECTORS][~np.isin(encoded.input_ids, skipped)]
             if not np.isfinite(vectors).all():
                 raise FloatingPointError("the model's vectors are not finite")

@@ -1,20 +1,27 @@
-"""Token classification: labelled spans of texts."""
+"""Token classification: labelled spans of texts, and of the words of pages."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headway_server.batching import Tensors
+from headway_server.batching.settings import MAX_TEXTS
+from headway_server.bundles import demanded
+from headway_server.errors import InvalidInputError
 from headway_server.preprocessing import EncodedText
 from headway_server.serving.answers import Answer
+from headway_server.serving.limits import check_count
 from headway_server.tasks.outputs import EMBEDDING, LOGITS, read_embedding
 from headway_server.tasks.text.model import TextInputs, TextModel
-from headway_server.tasks.tokens.spans import SpanDecoder
+from headway_server.tasks.tokens.pages import MAX_WORDS, PageInputs, token_boxes
+from headway_server.tasks.tokens.spans import Span, SpanDecoder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,11 +32,13 @@ class LabeledSpan:
     probability: float
     start: int
     end: int
+    words: tuple[int, int] | None = None
+    """First word and exclusive end, of a page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaggedText:
-    """Spans of one text, in order; they do not overlap."""
+    """Spans of one text or page, in order; they do not overlap."""
 
     spans: tuple[LabeledSpan, ...]
     num_tokens: int
@@ -39,7 +48,7 @@ class TaggedText:
 
 
 class TokenClassifier(TextModel):
-    """Labels spans of texts."""
+    """Labels spans of texts, or of pages if the manifest has boxes of words."""
 
     _labels_tokens = True
 
@@ -59,10 +68,10 @@ class TokenClassifier(TextModel):
         deadline: float | None,
         embedding: Literal["none", "raw", "normalized"] = "none",
     ) -> Answer[TaggedText]:
-        """Labels spans of texts.
+        """Labels spans of texts or pages.
 
         Args:
-            inputs: Texts.
+            inputs: Texts, `PageInputs` if and only if the model reads boxes.
             deadline: End of the caller's wait, in seconds of `time.monotonic`.
             embedding: Embedding to return with each text, from the same run; for bundles whose graphs give
                 embeddings.
@@ -72,15 +81,14 @@ class TokenClassifier(TextModel):
         """
         decoder = self._decoder
 
-        def read(row: Tensors, text: str, encoded: EncodedText) -> TaggedText:
-            spans = tuple(
-                LabeledSpan(
-                    label=decoder.labels[span.label], probability=span.probability, start=span.start, end=span.end
-                )
-                for span in decoder.decode_text(row[LOGITS], text, encoded.offsets, encoded.word_ids)
-            )
+        def read(row: Tensors, index: int, encoded: EncodedText) -> TaggedText:
+            if isinstance(inputs, PageInputs):
+                spans = self._of_words(decoder.decode_words(row[LOGITS], encoded.word_ids), inputs.pages[index].words)
+            else:
+                found = decoder.decode_text(row[LOGITS], inputs.texts[index], encoded.offsets, encoded.word_ids)
+                spans = [self._labeled(span, span.start, span.end) for span in found]
             return TaggedText(
-                spans=spans,
+                spans=tuple(spans),
                 num_tokens=len(encoded),
                 truncated=encoded.truncated,
                 embedding=read_embedding(row, embedding),
@@ -88,3 +96,41 @@ class TokenClassifier(TextModel):
 
         outputs = (LOGITS,) if embedding == "none" else (LOGITS, EMBEDDING)
         return await self._answer(inputs, outputs, read, deadline=deadline, with_offsets=True)
+
+    def _labeled(self, span: Span, start: int, end: int, words: tuple[int, int] | None = None) -> LabeledSpan:
+        return LabeledSpan(
+            label=self._decoder.labels[span.label], probability=span.probability, start=start, end=end, words=words
+        )
+
+    def _of_words(self, spans: Sequence[Span], words: Sequence[str]) -> list[LabeledSpan]:
+        """Adds to spans of words their characters in the page's text."""
+        starts = [0, *accumulate(len(word) + 1 for word in words)]
+        return [self._labeled(span, starts[span.start], starts[span.end] - 1, span[:2]) for span in spans]
+
+    def _check(self, inputs: TextInputs) -> list[str]:
+        """As of texts; the number of pages is told of `pages`."""
+        if isinstance(inputs, PageInputs):
+            check_count("pages", len(inputs.pages), MAX_TEXTS)
+            if (count := sum(len(page.words) for page in inputs.pages)) > MAX_WORDS:
+                raise InvalidInputError(
+                    "pages", f"have {count} words in all, the limit is {MAX_WORDS}; send them in several calls"
+                )
+        return super()._check(inputs)
+
+    async def _encode(self, inputs: TextInputs, fields: Sequence[str], *, with_offsets: bool) -> list[EncodedText]:
+        """As of texts; of pages with their boxes, errors of which are those of `Page.sides`."""
+        if not isinstance(inputs, PageInputs):
+            return await super()._encode(inputs, fields, with_offsets=with_offsets)
+        unit = demanded(self.bundle.manifest.word_boxes)
+        sides = [page.sides(field) for page, field in zip(inputs.pages, fields, strict=True)]
+        encoded = await self._tokenizer.encode_limited(
+            [page.words for page in inputs.pages],
+            fields=fields,
+            max_tokens=self.max_input_tokens,
+            truncate=inputs.truncate or self._tokenizer.truncates,
+            with_offsets=True,
+        )
+        return [
+            replace(text, offsets=(), boxes=token_boxes(page.scaled(own, unit), text.word_ids, unit))
+            for text, page, own in zip(encoded, inputs.pages, sides, strict=True)
+        ]

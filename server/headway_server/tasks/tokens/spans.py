@@ -25,7 +25,7 @@ from headway_server.tasks.outputs import log_softmax
 
 
 class Span(NamedTuple):
-    """A labelled part of a text: characters `start` to `end`, `end` excluded, in Unicode code points."""
+    """A labelled part of a text: characters `start` to `end`, `end` excluded, in Unicode code points; or words."""
 
     start: int
     end: int
@@ -80,13 +80,36 @@ class SpanDecoder:
             FloatingPointError: A logit is not finite.
         """
         subwords = Subwords.find(text, offsets)
+        by_word = self._aggregation in OF_WORDS
+        return self._decode(logits, subwords, subwords.word_starts(text, word_ids) if by_word else None)
+
+    def decode_words(self, logits: NDArray[np.float32], word_ids: Sequence[int | None]) -> list[Span]:
+        """Finds the spans of words that a caller has split: `start` and `end` number words. None begins within one.
+
+        Args:
+            logits: Logits of the tags at each token, (T, C).
+            word_ids: The number of each token's word, (T,); None of special tokens.
+
+        Raises:
+            FloatingPointError: A logit is not finite.
+        """
+        numbers = np.array([-1 if word is None else word for word in word_ids], np.int64)
+        tokens = np.flatnonzero(numbers >= 0)
+        words = numbers[tokens]  # (P,)
+        starts = np.diff(words, prepend=-1) != 0
+        return self._decode(logits, Subwords(tokens, words, words + 1, ~starts), starts)
+
+    def _decode(
+        self, logits: NDArray[np.float32], subwords: Subwords, word_starts: NDArray[np.bool_] | None
+    ) -> list[Span]:
+        """Finds spans; `word_starts` says which subwords begin a word, (P,), for aggregations by word."""
         scores = logits[subwords.tokens]  # (P, C)
         if not np.isfinite(scores).all():
             raise FloatingPointError("the model's logits are not finite")
         scores = log_softmax(scores)
-        if self._aggregation not in OF_WORDS or not len(scores):
+        if self._aggregation not in OF_WORDS or word_starts is None or not len(scores):
             return self.decode(scores, subwords)
-        return self.decode(*self._words(scores, subwords, subwords.word_starts(text, word_ids)))
+        return self.decode(*self._words(scores, subwords, word_starts))
 
     def decode(self, log_probabilities: NDArray[np.float32], subwords: Subwords) -> list[Span]:
         """Finds the spans of a text, in order, by the log-probabilities of tags, (P, C)."""
