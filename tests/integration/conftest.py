@@ -164,6 +164,7 @@ def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
     Image.new("RGB", (32, 32), (200, 60, 60)).save(folder / "picture.png")
     Image.new("L", (32, 32), 255).save(folder / "mask.png")
     write_wav(folder / "speech.wav", tones("low high"))
+    (folder / "page.json").write_text('{"words": ["Ada"], "boxes": [[0, 0, 9, 9]]}')
     found = {path.parent.parent.name: read_manifest(path.parent) for path in (folder / "store").glob("*/1/bundle.json")}
     flags = ("--http-port", "0", "--log-level", "warning")
     for line in serve_saying(folder / "store", folder / "server.log", *flags):

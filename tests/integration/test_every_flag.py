@@ -146,7 +146,15 @@ CALLS: dict[str, tuple[str, tuple[str | Refused, ...]]] = {
             "goal --candidate-label sport --independent-labels --model nli",
         ),
     ),
-    "classify-tokens": ("ud-ewt-pos", (f"goal --truncate {MODEL}", "--file texts.txt --batch-size 1 --json")),
+    "classify-tokens": (
+        "ud-ewt-pos",
+        (
+            f"goal --truncate {MODEL}",
+            "--file texts.txt --batch-size 1 --json",
+            "--pages page.json --model pages",
+            Refused("goal --pages page.json", "--pages is in place of texts and --file"),
+        ),
+    ),
     "answer-question": (
         "answers",
         (
@@ -334,7 +342,7 @@ def setting(doors: Doors, tmp_path_factory: pytest.TempPathFactory) -> Setting:
     from PIL import Image
 
     folder = tmp_path_factory.mktemp("flags")
-    for name in ("picture.png", "speech.wav"):
+    for name in ("picture.png", "speech.wav", "page.json"):
         (folder / name).write_bytes((doors.folder / name).read_bytes())
     Image.new("L", (32, 32), 255).save(folder / "mask.png")
     for name, lines in {

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import tiny_answers
 import tiny_bundles
+import tiny_tagger
 import tiny_tensors
 
 from headway_server.bundles import (
     CHAT_TEMPLATE_FILE,
     Scoring,
+    Tagging,
     Task,
     describe_files,
     publish,
@@ -43,6 +45,9 @@ def write_every_task(store: Path) -> None:
     _copy(store / "pairs" / "1", store, "nli", {}, labels=entailment)
     tiny_answers.write_answer_bundle(store)
     tiny_answers.write_mask_bundle(store)
+    tiny_tagger.write_tagger_bundle(
+        store, name="pages", word_boxes=tiny_tagger.BOXES, tagging=Tagging(aggregation="first")
+    )
     tiny_tensors.publish(store, "tabular", "detector", "series")
     for version in ("1", "2"):
         tiny_bundles.write_topic_bundle(store, name="spare", version=version)

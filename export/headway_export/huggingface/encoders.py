@@ -22,7 +22,7 @@ from headway_export.huggingface.graph_forms import for_graph
 from headway_export.source import ExportSource, checkpoint_beside, make_tagging
 from headway_export.tasks.table import task_of
 from headway_server.bundles import ClassificationScheme, Scoring, SpecialTokens, Tagging, Task, WordBoxes
-from headway_server.bundles.tags import find_scheme
+from headway_server.bundles.tags import OF_WORDS, find_scheme
 from headway_server.tasks.tokens.pages import THOUSANDTHS
 from headway_training.folders import check_reading, labels_of, padding_of, plain_tokenizer
 
@@ -176,6 +176,11 @@ def _read_box_classifier(folder: ModelFolder, family: WordBoxes) -> tuple[Export
         raise SourceError(
             f"--evaluation {folder.options.evaluation_file}: has texts without boxes, and {folder.config.model_type} "
             "reads words with their boxes; leave it out"
+        )
+    if folder.options.aggregation == "simple":
+        raise SourceError(
+            f"{folder.path}: --aggregation simple: labels parts of words, and {folder.config.model_type} reads whole "
+            f"words; give one of {', '.join(sorted({*OF_WORDS, 'sequence'}))}"
         )
     rows = getattr(folder.config, "max_2d_position_embeddings", THOUSANDTHS + 1)
     if rows <= THOUSANDTHS:

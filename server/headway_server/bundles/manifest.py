@@ -881,6 +881,8 @@ class Manifest(Record):
     @model_validator(mode="after")
     def _check_word_boxes(self) -> Manifest:
         """Checks that a token classifier's graphs read boxes if and only if they are described, and in their unit."""
+        if self.word_boxes is not None and (self.tagging or Tagging()).aggregation == "simple":
+            raise ValueError("tagging.aggregation: simple labels parts of words, and word_boxes are of whole ones")
         expected = set() if self.word_boxes is None else {self.word_boxes.dtype}
         for precision, variant in self.variants.items():
             graph = variant.graphs.get("model") if self.task is Task.TOKEN_CLASSIFICATION else None

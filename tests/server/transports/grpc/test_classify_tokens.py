@@ -12,6 +12,7 @@ from rpc_failures import failure_of
 from headway.v1 import common_pb2
 from headway.v1 import model_service_pb2 as models_pb
 from headway.v1 import text_classification_service_pb2 as pb
+from headway_server.bundles import Tagging
 
 SURE = math.exp(tiny_tagger.STRENGTH) / (math.exp(tiny_tagger.STRENGTH) + len(tiny_tagger.TAGS) - 1)
 TEXT = "the Ada Lovelace  saw Köln, Oslo"
@@ -108,3 +109,90 @@ async def test_many_callers_at_once_get_their_own_answers(tagging):
     for index, response in enumerate(together):
         assert response.results[0] == alone[index % 9].results[0]
         assert [span.label for span in response.results[1].spans] == ["place"]
+
+
+@pytest.fixture
+async def reading(serve, tmp_path):
+    """A server of two taggers that read boxes, in thousandths and in fractions, and one that reads texts."""
+    tiny_tagger.write_tagger_bundle(tmp_path)
+    for unit in ("thousandths", "fractions"):
+        boxes = tiny_tagger.BOXES.model_copy(update={"unit": unit})
+        tiny_tagger.write_tagger_bundle(tmp_path, name=unit, word_boxes=boxes, tagging=Tagging(aggregation="first"))
+    async with serve(tmp_path) as started:
+        yield started
+
+
+NARROW = pb.Page(words=["Ada", "Lovelace", "saw", "", "Köln"], boxes=[0, 0, 1, 1] * 5)
+WIDE = pb.Page(words=["saw", "the", "Ada"], boxes=[5, 0, 10, 9, 4, 0, 9, 9, 0, 0, 9, 9], width=10, height=9)
+
+
+@pytest.mark.parametrize("model", ["thousandths", "fractions"])
+async def test_words_are_labelled_by_their_boxes(reading, model):
+    response = await reading.texts.ClassifyTokens(pb.ClassifyTokensRequest(model=model, pages=[NARROW, WIDE]))
+    found = [
+        [(one.label, one.words.start, one.words.end, one.span.start, one.span.end) for one in result.spans]
+        for result in response.results
+    ]
+    assert found == [
+        [("person", 0, 2, 0, 12), ("place", 4, 5, 18, 22)],
+        [("place", 0, 1, 0, 3), ("person", 2, 3, 8, 11)],
+    ]
+    assert [result.token_count for result in response.results] == [5, 4]
+
+
+@pytest.mark.parametrize(
+    ("request_", "code", "words"),
+    [
+        (
+            pb.ClassifyTokensRequest(model="fractions", texts=["Ada"]),
+            grpc.StatusCode.FAILED_PRECONDITION,
+            "cannot classify tokens of texts; ask tagger; it can classify words with their boxes, which `pages` has",
+        ),
+        (
+            pb.ClassifyTokensRequest(model="tagger", pages=[NARROW]),
+            grpc.StatusCode.FAILED_PRECONDITION,
+            "cannot classify words with their boxes, which `pages` has; ask fractions, thousandths; it can",
+        ),
+        (
+            pb.ClassifyTokensRequest(model="fractions", texts=["Ada"], pages=[NARROW]),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "texts: is set together with pages",
+        ),
+        (
+            pb.ClassifyTokensRequest(model="fractions", pages=[NARROW, pb.Page(words=[" "], boxes=[0] * 4)]),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "pages[1]: has no text; give it at least one word",
+        ),
+        (
+            pb.ClassifyTokensRequest(model="fractions", pages=[pb.Page()]),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "pages[0]: is empty; give at least one character",
+        ),
+        (
+            pb.ClassifyTokensRequest(model="fractions", pages=[NARROW, pb.Page(words=["a"], boxes=[0, 0, 1])]),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "pages[1].boxes: has 3 numbers for 1 words; give four for each",
+        ),
+        (
+            pb.ClassifyTokensRequest(model="fractions", pages=[pb.Page(words=["a"] * 16, boxes=[0] * 64)]),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "pages[0]: has 17 tokens, the model reads at most 16; shorten it",
+        ),
+        (
+            pb.ClassifyTokensRequest(model="fractions", pages=[pb.Page(words=["a"] * 4001, boxes=[0] * 16004)] * 2),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "pages: have 8002 words in all, the limit is 8000; send them in several calls",
+        ),
+    ],
+)
+async def test_what_a_model_does_not_read_is_refused_and_what_to_send_is_said(reading, request_, code, words):
+    failure = await failure_of(reading.texts.ClassifyTokens(request_))
+    assert failure.code is code
+    assert words in failure.message
+
+
+async def test_a_long_page_is_cut_if_asked_for(reading):
+    page = pb.Page(words=["Ada"] * 20, boxes=[0] * 80)
+    request = pb.ClassifyTokensRequest(model="fractions", pages=[page], truncate=True)
+    [result] = (await reading.texts.ClassifyTokens(request)).results
+    assert (result.truncated, result.token_count, result.spans[-1].words.end) == (True, 16, 15)

@@ -1,9 +1,15 @@
-import { call } from "../api.js";
+import { call, CallError } from "../api.js";
 import { caller, chosen, field, modelChoice, textArea, timings } from "../controls.js";
 import { characters, element, show } from "../dom.js";
 import { looked } from "../viewer.js";
 
 const EXAMPLE = "The old sailor quickly told his grandchildren another story about the sea.";
+const PAGE = `{
+  "words": ["Total", "due:", "12.50"],
+  "boxes": [100, 80, 160, 95, 165, 80, 200, 95, 420, 80, 470, 95],
+  "width": 612,
+  "height": 792
+}`;
 const NUM_COLOURS = 12;
 
 function spans(text, found, labels) {
@@ -22,28 +28,49 @@ function spans(text, found, labels) {
   return element("p", { class: "tagged" }, ...parts, all.slice(at).join(""));
 }
 
+function readsPages(model) {
+  return model.capabilities.includes("classify_pages");
+}
+
+function page(json) {
+  let read;
+  try {
+    read = JSON.parse(json);
+  } catch (error) {
+    throw new CallError("invalid_argument", `The page is no JSON: ${error.message}`);
+  }
+  if (!Array.isArray(read?.words)) throw new CallError("invalid_argument", "The page has no list of words");
+  return read;
+}
+
 export const tag = {
   id: "tag",
   title: "Tag words",
   tab: "Tag",
-  lead: "Labels the words or names of a text.",
-  capabilities: ["classify_tokens"],
+  lead: "Labels the words or names of a text, or of a page by the boxes of its words.",
+  capabilities: ["classify_tokens", "classify_pages"],
   open(place, served) {
-    const model = modelChoice(served);
-    const text = textArea(EXAMPLE, 4, { required: true });
+    const text = textArea("", 6, { required: true });
+    const example = () => (readsPages(chosen(model, served)) ? PAGE : EXAMPLE);
+    const model = modelChoice(served, () => {
+      if (text.value === EXAMPLE || text.value === PAGE) text.value = example();
+    });
+    text.value = example();
     const form = caller({
-      fields: [field("Model", model), field("Text", text)],
+      fields: [field("Model", model), field("Text", text, "A model that reads boxes takes a page: its words and their boxes, as JSON")],
       label: "Tag",
-      prepare: () => ({
-        service: "TextClassificationService",
-        method: "ClassifyTokens",
-        request: { model: chosen(model, served).name, texts: [text.value] },
-      }),
+      prepare: () => {
+        const { name, ...one } = chosen(model, served);
+        const given = readsPages(one) ? { pages: [page(text.value)] } : { texts: [text.value] };
+        return { service: "TextClassificationService", method: "ClassifyTokens", request: { model: name, ...given } };
+      },
       async run(prepared, signal, output) {
         const model_ = chosen(model, served);
         const answer = await call(prepared.service, prepared.method, prepared.request, { signal });
-        const [read] = prepared.request.texts;
-        show(output, spans(read, answer.results[0].spans ?? [], model_.labels ?? []), looked(model_, { text: read }), timings(answer));
+        const { texts, pages } = prepared.request;
+        const read = texts ? texts[0] : pages[0].words.join(" ");
+        const viewer = texts ? looked(model_, { text: read }) : null;
+        show(output, spans(read, answer.results[0].spans ?? [], model_.labels ?? []), viewer, timings(answer));
       },
     });
     place.append(form.node);
