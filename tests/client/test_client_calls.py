@@ -25,6 +25,7 @@ from headway_client import (
     AsyncClient,
     ChatMessage,
     HeadwayError,
+    Page,
     RetryPolicy,
     Role,
     SegmentPrompt,
@@ -276,6 +277,15 @@ def test_classify_and_its_kin(server: Any, connect: Connect) -> None:
     assert caller.call("classify_tokens", "good news")[0].spans == (
         results.LabeledSpan("noun", 0.5, results.TextSpan(0, 4)),
     )
+    pages = [Page(["a", "bc"], [(1, 2, 3, 4), (5, 6, 7, 8)], 9, 10), Page(["a", "bc"], [*range(8)])]
+    expected = results.LabeledSpan("sum", 0.5, results.TextSpan(2, 4), results.WordSpan(1, 2))
+    assert [one.spans for one in caller.call("classify_tokens", pages=pages)] == [(expected,), (expected,)]
+    assert expected.span.of(pages[0].text) == "bc"
+    first, second = server.rules.requests[-1].pages
+    assert (list(first.boxes), first.width, first.height) == ([*range(1, 9)], 9, 10)
+    assert (list(second.boxes), second.width, second.height) == ([*range(8)], 0, 0)
+    with pytest.raises(TypeError, match=r"pages\[0\]: a Page is needed, got dict"):
+        caller.call("classify_tokens", pages=[{"words": ["a"]}])
     assert caller.call("embed_text", "good news")[0].values == (0.5, -0.5)
 
 

@@ -20,6 +20,7 @@ SIZES = {"vocab_size": tiny.WORDS, "hidden_size": 32, "num_hidden_layers": 1, "n
 _ROTARY = {"n_layer": 1, "n_head": 4, "n_embd": 32, "rotary_dim": 4}
 _WRITES = "ForConditionalGeneration"
 _CLASSIFIES = "ForSequenceClassification"
+_TAGS = "ForTokenClassification"
 FAMILIES = {
     "DBRX": ("Dbrx", {}),
     "Llama 4": ("Llama4Text", {}),
@@ -47,6 +48,10 @@ FAMILIES = {
     "ProphetNet": ("ProphetNet", None, _WRITES),
     "FSMT": ("FSMT", None, _WRITES),
     "Pegasus-X": ("PegasusX", {}, _WRITES),
+    "LayoutLMv2": ("LayoutLMv2", None, _TAGS),
+    "LayoutXLM": ("LayoutXLM", None, _TAGS),
+    "LayoutLMv3": ("LayoutLMv3", None, _TAGS),
+    "UDOP": ("Udop", None, _WRITES),
     "Funnel": ("Funnel", None, _CLASSIFIES),
     "Reformer": ("Reformer", None, _CLASSIFIES),
     "CANINE": ("Canine", None, _CLASSIFIES),

@@ -326,6 +326,14 @@ class Answer(text_classification_service_pb2_grpc.TextClassificationServiceServi
         results = [
             text_classification_service_pb2.TokenClassification(spans=[span], token_count=2) for _ in request.texts
         ]
+        word = text_classification_service_pb2.WordSpan(start=1, end=2)
+        for page in request.pages:
+            start = len(page.words[0]) + 1
+            characters = common_pb2.TextSpan(start=start, end=start + len(page.words[1]))
+            found = text_classification_service_pb2.LabeledSpan(
+                label="sum", probability=0.5, span=characters, words=word
+            )
+            results.append(text_classification_service_pb2.TokenClassification(spans=[found], token_count=4))
         return text_classification_service_pb2.ClassifyTokensResponse(results=results, model=MODEL, timings=TIMINGS)
 
 

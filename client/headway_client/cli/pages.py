@@ -27,9 +27,9 @@ def read_pages(file: Path) -> dict[str, Page]:
     """
     content = sys.stdin.read() if file == _STDIN else file.read_text(encoding="utf-8")
     pages = list(_of_tesseract(content.splitlines()) if content.startswith("level\t") else _of_json(content, file))
-    if not pages:
+    if not pages:  # of an empty list, or of a scan without words
         raise ValueError(f"{file}: holds no page; give an object of JSON with words and boxes")
-    return {f"{file}, page {number}": page for number, page in enumerate(pages, 1)}
+    return {f"page {number} of {file}": page for number, page in enumerate(pages, 1)}
 
 
 def _of_json(content: str, file: Path) -> Iterator[Page]:
@@ -51,6 +51,8 @@ def _of_json(content: str, file: Path) -> Iterator[Page]:
             raise ValueError(f"{wrong}; boxes are four numbers for each word") from None
         if not _are_texts(value["words"]):
             raise ValueError(f"{wrong}; words are a list of strings")
+        if not all(isinstance(value.get(name, 0), int | float) for name in ("width", "height")):
+            raise ValueError(f"{wrong}; width and height are numbers")
         yield Page(**{**value, "boxes": boxes})
 
 

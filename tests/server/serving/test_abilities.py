@@ -46,6 +46,7 @@ def test_a_service_is_healthy_by_the_models_that_its_calls_ask_for():
     assert {one.name for one in abilities["TextClassificationService"]} == {
         "classify_text",
         "classify_tokens",
+        "classify_pages",
     }
     assert {one.name for one in abilities["EmbeddingService"]} == {"embed_text", "embed_text_sparsely", "embed_image"}
     assert abilities["SpeechService"] == {TRANSCRIBE_SPEECH, SYNTHESIZE_SPEECH}
