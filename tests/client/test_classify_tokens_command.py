@@ -66,7 +66,7 @@ def test_words_of_pages_are_read_from_a_file(server: Any, tmp_path: Path, conten
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("", "is neither JSON, nor an object of it on each line"),
+        ("", "holds no page; give an object of JSON with words and boxes"),
         ("[]", "holds no page; give an object of JSON with words and boxes"),
         ("{", "is neither JSON, nor an object of it on each line"),
         ('[{"words": ["a"]}]', "page 1: must be an object with words and boxes, or these with width and height"),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from headway_export.errors import SourceError
+from headway_export.source import checkpoint_beside
 from headway_server.bundles import Task
 
 
@@ -38,6 +39,8 @@ class Refusal:
     """Those that are refused by name, before anything else is looked at; none: what the configuration says decides."""
     tasks: tuple[Task, ...] = (Task.GENERATION,)
     """Tasks that they are refused for."""
+    is_trained_without: bool = False
+    """True if headway-train trains them without what is missing, on texts alone: these are not refused."""
 
 
 _GREEDY: Final = "greedy answers equal `generate`, token for token"
@@ -285,6 +288,7 @@ REFUSALS: Final = (
         says="reads the image of a page beside its words and boxes",
         why="no call gives all three; without the image answers are others",
         tasks=(*_READING, Task.QUESTION_ANSWERING, Task.GENERATION, Task.TEXT_TO_TEXT),
+        is_trained_without=True,
     ),
     Refusal(
         names=("Funnel", "Reformer"),
@@ -414,6 +418,8 @@ def check_family(path: Path, content: Mapping[str, Any], task: Task) -> None:
     """
     model_type = content.get("model_type")
     for row in REFUSALS:
+        if row.is_trained_without and checkpoint_beside(path) is not None:
+            continue
         if model_type in row.model_types and task in row.tasks:
             raise SourceError(f"{path}: {model_type} {row.says}, and {row.why}; it is not exported for {task}")
 

@@ -5,7 +5,7 @@ import tiny_tagger
 from loading import loading
 from pydantic import ValidationError
 
-from headway_server.bundles import describe_files, open_bundle, write_manifest
+from headway_server.bundles import Manifest, Tagging, describe_files, open_bundle, write_manifest
 from headway_server.errors import BundleError
 from headway_server.tasks.tokens.classifier import TokenClassifier
 
@@ -27,3 +27,18 @@ def test_a_graph_that_is_not_onnx_is_a_bad_bundle(tmp_path, runtime):
     write_manifest(bundle.path, bundle.manifest.model_copy(update={"files": describe_files(bundle.path)}))
     with pytest.raises(BundleError, match=r"model\.onnx: ONNX Runtime .* cannot load it"):
         TokenClassifier.load(open_bundle(bundle.path), runtime, loading())
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"word_boxes": None}, "word_boxes: is for graphs of token_classification with an input bbox in its unit"),
+        ({"word_boxes": tiny_tagger.BOXES.model_copy(update={"unit": "fractions"})}, "variants.fp32 is int64"),
+        ({"tagging": Tagging(aggregation="simple")}, "simple labels parts of words, and word_boxes are of whole ones"),
+        ({"task": "text_classification"}, "word_boxes: is for graphs of token_classification"),
+    ],
+)
+def test_boxes_that_the_graph_does_not_read_are_a_bad_manifest(tmp_path, changes, says):
+    bundle = tiny_tagger.write_tagger_bundle(tmp_path, word_boxes=tiny_tagger.BOXES)
+    with pytest.raises(ValidationError, match=says):
+        Manifest.model_validate({**dict(bundle.manifest), **changes})

@@ -4,11 +4,14 @@ import asyncio
 import math
 
 import grpc
+import numpy as np
 import pytest
 import tiny_bundles
 import tiny_tagger
 from rpc_failures import failure_of
 
+from headway.oip import grpc_predict_v2_pb2 as oip_pb
+from headway.oip import grpc_predict_v2_pb2_grpc as oip_grpc
 from headway.v1 import common_pb2
 from headway.v1 import model_service_pb2 as models_pb
 from headway.v1 import text_classification_service_pb2 as pb
@@ -196,3 +199,51 @@ async def test_a_long_page_is_cut_if_asked_for(reading):
     request = pb.ClassifyTokensRequest(model="fractions", pages=[page], truncate=True)
     [result] = (await reading.texts.ClassifyTokens(request)).results
     assert (result.truncated, result.token_count, result.spans[-1].words.end) == (True, 16, 15)
+
+
+def tensors(**arrays: object) -> oip_pb.ModelInferRequest:
+    """A request of pages as tensors, raw."""
+    request = oip_pb.ModelInferRequest(model_name="thousandths")
+    for name, values in arrays.items():
+        array = np.array(values, object if name == "word" else np.float64)
+        kind = "BYTES" if name == "word" else "FP64"
+        request.inputs.add(name=name, datatype=kind, shape=array.shape)
+        data = b"".join(len(one).to_bytes(4, "little") + one for one in array.ravel()) if name == "word" else None
+        request.raw_input_contents.append(array.tobytes() if data is None else data)
+    return request
+
+
+WORDS = [[b"Ada", b"saw"], [b"Oslo", b""]]
+SIDES = [[[0, 0, 1, 1], [600, 0, 601, 1]], [[0, 0, 1, 1], [0] * 4]]
+
+
+async def test_pages_are_rows_of_tensors_filled_up_with_empty_words(reading):
+    stub = oip_grpc.GRPCInferenceServiceStub(reading.channel)
+    answer = await stub.ModelInfer(tensors(word=WORDS, bbox=SIDES))
+    found = {output.name: data for output, data in zip(answer.outputs, answer.raw_output_contents, strict=True)}
+    numbers = {name: np.frombuffer(found[name], np.int64).tolist() for name in ("text_index", "start", "first_word")}
+    assert numbers == {"text_index": [0, 0, 1], "start": [0, 4, 0], "first_word": [0, 1, 0]}
+    assert np.frombuffer(found["token_count"], np.int64).tolist() == [3, 2]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "says"),
+    [
+        ({"word": WORDS}, "inputs: lack bbox; give it"),
+        ({"bbox": SIDES}, "inputs: lack word; give it"),
+        ({"word": [[b"a"]], "bbox": SIDES}, "bbox: has shape [2, 2, 4], and word [1, 1]"),
+        ({"word": WORDS, "bbox": SIDES, "page_size": [[9, 9]]}, "page_size: has 1 rows for 2 pages; give one for each"),
+        ({"word": WORDS, "bbox": SIDES, "page_size": [[999, 9], [9, 0]]}, "page_size[1]: is 0; give width and height"),
+        (
+            {"word": [[b"a"]], "bbox": [[[0, 0, 1, 1001]]]},
+            "bbox[0][3]: is 1001, y_max of word 0; must be from 0 to 1000",
+        ),
+        ({"word": [[b"a", b"\xff"]], "bbox": SIDES[:1]}, "word[0][1]: is not UTF-8 at byte 0; send text as UTF-8"),
+        ({"word": [[b""]], "bbox": [[[0, 0, 1, 1]]]}, "word[0]: is empty; give at least one character"),
+    ],
+)
+async def test_tensors_that_are_no_pages_are_refused_by_their_names(reading, arrays, says):
+    stub = oip_grpc.GRPCInferenceServiceStub(reading.channel)
+    failure = await failure_of(stub.ModelInfer(tensors(**arrays)))
+    assert failure.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert says in failure.message
