@@ -315,8 +315,8 @@ class ModelFolder:
             further.append("langs")
         if further and checkpoint_beside(self.path) is None:
             raise SourceError(
-                f"{self.path}: {type(model).__name__} reads {', '.join(further)} beside tokens, which no call gives for "
-                f"{self.task}; not supported, but for a model that headway-train has trained without"
+                f"{self.path}: {type(model).__name__} reads {', '.join(further)} beside tokens, which no call gives "
+                f"for {self.task}; not supported, but for a model that headway-train has trained without"
             )
 
     def check_padding(self, module: nn.Module, *, name: str, pad: int | None, longest: int) -> None:
