@@ -50,7 +50,7 @@ Pages = Annotated[
 ]
 
 _MOST_PAGES = 8
-"""Pages of a call, of which the server reads 8,000 words in all."""
+"""Pages of a call, of which the server reads 7,000 words in all."""
 _SHOWN_LABELS = 3
 """Labels printed without --top-k."""
 

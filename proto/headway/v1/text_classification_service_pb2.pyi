@@ -190,7 +190,7 @@ class ClassifyTokensRequest(_message.Message):
 
     @_builtins.property
     def pages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Page]:
-        """Pages to classify, for models that read words with their boxes, which take no texts. 0 to 256, with at most 8000
+        """Pages to classify, for models that read words with their boxes, which take no texts. 0 to 256, with at most 7000
         words in all.
         """
 

@@ -25,6 +25,7 @@ from PIL import Image
 from tiny_answers import write_answer_bundle, write_mask_bundle
 from tiny_engine import byte_tokenizer, make_chat_template, make_decoder, make_generation_model
 from tiny_hearing import make_speech_model
+from tiny_tagger import BOXES, write_tagger_bundle
 
 from headway_server.errors import InvalidInputError
 from headway_server.observers import NO_OBSERVER
@@ -37,6 +38,7 @@ from headway_server.tasks.generation.model import GenerationModel
 from headway_server.tasks.mask_filling.model import MaskFiller
 from headway_server.tasks.question_answering.model import QuestionAnswerer
 from headway_server.tasks.speech.model import SpeechRequest
+from headway_server.tasks.tokens.classifier import TokenClassifier
 from headway_server.transports.http import HttpServer
 
 MODELS = Path(__file__).parents[3] / "models"
@@ -197,6 +199,8 @@ REQUESTS: dict[str, list[dict[str, Any]]] = {
     "TextClassificationService/ClassifyTokens": [
         {"model": "ud-ewt-pos", "texts": TEXTS, "truncate": True},
         {"model": "ud-ewt-pos", "texts": ["the oil price rose " * 40] * 64},
+        {"model": "tagger", "pages": [{"words": ["Ada"] * 7_000, "boxes": [1, 2, 3, 4] * 7_000}], "truncate": True},
+        {"model": "tagger", "pages": [{"words": ["Ada-" * 40] * 27, "boxes": [9] * 108}] * 256, "truncate": True},
     ],
     "QuestionAnsweringService/AnswerQuestion": [
         {"questions": ["who"], "contexts": ["the oil price rose. " * 3_000], "top_k": 100, "window_token_count": 256},
@@ -423,6 +427,7 @@ def serving(tmp_path_factory) -> Iterator[Serving]:
     loads = [
         (QuestionAnswerer.load, write_answer_bundle(folder / "store", max_input_tokens=512)),
         (MaskFiller.load, write_mask_bundle(folder / "store", max_input_tokens=512)),
+        (TokenClassifier.load, write_tagger_bundle(folder / "store", word_boxes=BOXES)),
     ]
 
     async def serve() -> None:

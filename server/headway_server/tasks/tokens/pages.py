@@ -19,8 +19,8 @@ from headway_server.tasks.text.model import BYTES_OF_OFFSETS, BYTES_OF_TOKEN, Te
 
 THOUSANDTHS: Final = 1000
 """Width and height of a page in thousandths."""
-MAX_WORDS: Final = 8000
-"""Maximum words of a call."""
+MAX_WORDS: Final = 7000
+"""Maximum words of a call, which is within the fields that a request may have (`services/wire.py`)."""
 _SIDES: Final = ("x_min", "y_min", "x_max", "y_max")
 _BYTES_OF_BOX: Final = 4 * 8
 _BYTES_OF_WORD: Final = 64 + _BYTES_OF_BOX

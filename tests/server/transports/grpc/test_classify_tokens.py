@@ -182,9 +182,9 @@ async def test_words_are_labelled_by_their_boxes(reading, model):
             "pages[0]: has 17 tokens, the model reads at most 16; shorten it",
         ),
         (
-            pb.ClassifyTokensRequest(model="fractions", pages=[pb.Page(words=["a"] * 4001, boxes=[0] * 16004)] * 2),
+            pb.ClassifyTokensRequest(model="fractions", pages=[pb.Page(words=["a"] * 3501, boxes=[0] * 14004)] * 2),
             grpc.StatusCode.INVALID_ARGUMENT,
-            "pages: have 8002 words in all, the limit is 8000; send them in several calls",
+            "pages: have 7002 words in all, the limit is 7000; send them in several calls",
         ),
     ],
 )
