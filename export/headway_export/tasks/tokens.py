@@ -57,6 +57,12 @@ class TokenClassification(TextTask):
         """Returns the labels of spans."""
         return manifest.tags.labels
 
+    def more_limits(self, manifest: Manifest) -> list[str]:
+        """Says what a model of documents reads."""
+        if manifest.word_boxes is None:
+            return []
+        return ["It reads words with their boxes, which are `pages` of ClassifyTokens, and no texts."]
+
     def measure(self, candidate: Candidate, data: EvaluationData) -> Quality:
         """Measures F1 of spans."""
         labels = SpanDecoder.of(candidate.source.labels, candidate.source.tagging).labels
