@@ -192,7 +192,7 @@ def sources_from_hub(
                 description.weights,
                 working=working_bytes_of(description.config, description.task, options.max_length),
                 allow_pickle=options.allow_pickle,
-                is_mapped=not options.keeps_fp32 and not num_experts(description.config),
+                is_mapped=not options.keeps_fp32,
                 tell=tell,
             )
             return description.load(options, model.origin)
@@ -314,12 +314,18 @@ class _Description:
         Raises:
             SourceError: The folder is incomplete, or its model cannot be served.
         """
+        has_experts = num_experts(self.config) > 0
         comes_otherwise = options.adapter is not None or quantization_of(self.content) is not None
         with as_source_error():
             is_mapped = (
                 self.plain is not None
                 or comes_otherwise
-                or is_worth_mapping(self.weights, options.scratch, options.precisions or (Precision.FP32,))
+                or is_worth_mapping(
+                    self.weights,
+                    options.scratch,
+                    options.precisions or (Precision.FP32,),
+                    has_experts=has_experts,
+                )
             )
         keeps_fp32 = options.keeps_fp32 and not (self.plain is not None and self.plain.kept)
         task = self.task
@@ -327,11 +333,11 @@ class _Description:
             self.weights,
             working=working_bytes_of(self.config, task, options.max_length),
             allow_pickle=options.allow_pickle,
-            is_mapped=is_mapped and not keeps_fp32 and not num_experts(self.config),  # which are laid out anew
+            is_mapped=is_mapped and not keeps_fp32,
         )
         if self.plain is None and is_mapped:
             place = scratch_or_default(options.scratch)
-            check_disk(str(self.path), place, widened_bytes(count, options.precisions or ()))
+            check_disk(str(self.path), place, widened_bytes(count, options.precisions or (), has_experts=has_experts))
             unpacked = self._unpacked(options)
             try:
                 return unpacked.load(options, origin)
@@ -369,7 +375,13 @@ class _Description:
         files = weight_files(self.weights, {file.name for file in self.weights.iterdir()}, allow_pickle=False)
         paths = [self.weights / file for file in files]
         plain, content = make_plain(
-            self.path, self.weights, paths, self.content, adapter=options.adapter, scratch=options.scratch
+            self.path,
+            self.weights,
+            paths,
+            self.content,
+            config=self.config,
+            adapter=options.adapter,
+            scratch=options.scratch,
         )
         weights = plain.path / self.weights.relative_to(self.path)
         quantization = quantization_of(self.content)
