@@ -25,7 +25,7 @@ from transformers.core_model_loading import MergeModulelist, WeightConverter, do
 
 from headway_export.errors import SourceError
 from headway_export.huggingface.adapters import widened
-from headway_export.huggingface.published import Plain, stored_tensors
+from headway_export.huggingface.published import Codes, Plain, Weight, stored_tensors
 from headway_export.space import save_tensors
 
 _UNCHOSEN = -1e9
@@ -134,6 +134,10 @@ def has_experts(model_class: type) -> bool:
     return any(hasattr(part, "_apply_gate") for part in vars(sys.modules[model_class.__module__]).values())
 
 
+def _as_tensor(weight: Weight) -> Tensor:
+    return widened(weight) if isinstance(weight, Codes) else weight
+
+
 def stack_experts(plain: Plain, config: Any) -> Plain:
     """Puts the weights of a layer's experts together, as `transformers` does when it loads them.
 
@@ -169,7 +173,7 @@ def stack_experts(plain: Plain, config: Any) -> Plain:
         def read() -> Tensor:
             converter = deepcopy(converter_of[target])
             for name, pattern in parts[target]:
-                converter.add_tensor(target, name, pattern, lambda name=name: widened(plain[name]()))
+                converter.add_tensor(target, name, pattern, lambda name=name: _as_tensor(plain[name]()))
             (tensor,) = converter.convert(target).values()
             return cast("Tensor", tensor)
 
