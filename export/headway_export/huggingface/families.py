@@ -258,6 +258,7 @@ REFUSALS: Final = (
         model_types=("blip-2", "instructblip", "instructblipvideo"),
         says="reads no text without an image",
         why="a bundle's prompt is a text",
+        tasks=(Task.GENERATION, Task.CAPTIONING),
     ),
     Refusal(
         names=("Llama 3.2 Vision",),
