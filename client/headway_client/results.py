@@ -665,7 +665,10 @@ class TranslatedText:
 
 @dataclass(frozen=True, slots=True)
 class CaptionToken:
-    """A token's span of a caption, and its attention over the patches of the image, row by row, which adds up to 1."""
+    """A token's span of a caption, and its attention over the patches of the image, row by row.
+
+    It adds up to 1, less what the token attends to a class token.
+    """
 
     span: TextSpan
     patch_attention: tuple[float, ...]
@@ -691,7 +694,7 @@ class WordMap:
 
     word: TextSpan
     attention: tuple[tuple[float, ...], ...]
-    """Attention by patch rows; adds up to 1."""
+    """Attention by patch rows; adds up to 1, less that to a class token."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,10 @@ import transformers
 
 from headway_export.errors import SourceError
 from headway_export.exporter import ExportOptions, export
-from headway_export.huggingface import FolderOptions, from_folder
+from headway_export.huggingface import FolderOptions, from_folder, plain
 from headway_export.huggingface.experts import Experts, give_experts
 from headway_export.rewriting import quantize_experts
+from headway_export.weights import CheckpointFiles, WrittenWeights
 from headway_server.bundles import Precision
 from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_server.decoding.speculation.verifier import can_verify
@@ -42,6 +43,27 @@ def test_a_family_of_experts_is_read(tmp_path, family):
         expected = own(ids, use_cache=False).logits
         found = source.module.logits(source.module.hidden_states(ids, torch.arange(37)[None], causal_attention()))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("family", tiny.MIXTURES)
+def test_a_mixture_is_mapped_from_disk(tmp_path, monkeypatch, family):
+    """Number for number what is read into memory, also where it came in fp32."""
+    folder = tiny.write_model(tmp_path / "model", family)
+    tiny.write_tokenizer(folder)
+    held, _ = from_folder(folder, FolderOptions())
+    monkeypatch.setattr(plain, "_LARGE_BYTES", 1)
+    mapped, _ = from_folder(folder, FolderOptions(scratch=tmp_path / "scratch", precisions=(Precision.INT8,)))
+    own, mapped_own = held.module.state_dict(), mapped.module.state_dict()
+    assert own.keys() == mapped_own.keys()
+    for name, weight in own.items():
+        torch.testing.assert_close(mapped_own[name], weight, rtol=0, atol=0)
+    files = CheckpointFiles(mapped.checkpoint_files)
+    for part in mapped.module.modules():
+        if isinstance(part, Experts):
+            files_of = WrittenWeights()
+            files_of.begin_with(files, part)
+            assert files.holds(part.up.detach().numpy())
+            assert files.holds(part.down.detach().numpy())
 
 
 def test_experts_of_another_gate_are_refused(tmp_path):

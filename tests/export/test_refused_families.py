@@ -36,7 +36,6 @@ FAMILIES = {
     "XLNet": ("XLNet", None, "LMHeadModel"),
     "XLM": ("XLM", {}, "WithLMHeadModel"),
     "CPM-Ant": ("CpmAnt", {}),
-    "BLIP": ("Blip", None, _WRITES),
     "BLIP-2": ("Blip2", None, _WRITES),
     "InstructBLIP": ("InstructBlip", None, _WRITES),
     "Llama 3.2 Vision": ("Mllama", None, _WRITES),
@@ -130,8 +129,8 @@ def test_what_no_task_does_is_said(tmp_path, head):
             {
                 "config.json": json.dumps(
                     {
-                        "model_type": "vision-encoder-decoder",
-                        "architectures": ["VisionEncoderDecoderModel"],
+                        "model_type": "speech-encoder-decoder",
+                        "architectures": ["SpeechEncoderDecoderModel"],
                         "is_encoder_decoder": True,
                         "encoder": {},
                         "decoder": {},
@@ -139,7 +138,7 @@ def test_what_no_task_does_is_said(tmp_path, head):
                 ),
                 "preprocessor_config.json": "{}",
             },
-            "VisionEncoderDecoderModel writes texts by an encoder and a decoder of two families",
+            "SpeechEncoderDecoderModel writes texts by an encoder and a decoder of two families",
         ),
     ],
     ids=["diffusers", "makers", "timm", "tensorflow", "two families"],

@@ -72,7 +72,7 @@ def layer_of(module: nn.Module) -> int:
     return number
 
 
-def _injected_attention(
+def injected_attention(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -161,7 +161,7 @@ def without(scoring: TextScoring, *names: str) -> None:
             )
 
 
-transformers.AttentionInterface.register(ATTENTION, _injected_attention)
+transformers.AttentionInterface.register(ATTENTION, injected_attention)
 
 
 @contextmanager

@@ -273,7 +273,7 @@ def read_decoder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
     is_written = text_class is not None and writes_attention(text_class) and not keeps_states
     own_name = own_attention(text_class) if is_written else "eager"
     model = folder.load(auto_class, attention=own_name if is_written else ATTENTION)
-    give_experts(model, str(folder.path))
+    give_experts(model, str(folder.path), None if folder.plain is None else folder.plain.path)
     length, notes = folder.length(model)
     with running(f"{folder.path}: {type(model).__name__}"):
         module = _adapted(model, max_length=length)

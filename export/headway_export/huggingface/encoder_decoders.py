@@ -51,6 +51,10 @@ from headway_training.positions import is_position_name
 _MARK: Final = "attends_to_source"
 _UNTRIED: Final = ("softcap", "sinks", "window")
 """Parameters of attention that no encoder-decoder was tried with."""
+_KEY_AND_VALUE: Final = (("k_proj", "v_proj"), ("k", "v"), ("key", "value"))
+_HEAD_DIM: Final = ("head_dim", "key_value_proj_dim", "attention_head_size")
+_CROSS_LAYERS: Final = (".encoder_attn", ".EncDecAttention", ".crossattention.self", ".crossattention")
+"""What the names of layers that attend to a source end with; the innermost of a layer attends."""
 Adapted = TypeVar("Adapted", bound="HuggingFaceEncoderDecoder")
 _positions: ContextVar[Tensor] = ContextVar("positions")
 
@@ -58,8 +62,16 @@ _positions: ContextVar[Tensor] = ContextVar("positions")
 class HuggingFaceEncoderDecoder(nn.Module):
     """An encoder-decoder of `transformers` as an `EncoderDecoder`."""
 
-    def __init__(self, model: nn.Module, *, max_source_length: int, max_target_length: int) -> None:
+    def __init__(
+        self, model: nn.Module, *, max_source_length: int, max_target_length: int, decoder: nn.Module | None = None
+    ) -> None:
         """Adapts a model that was made with `ATTENTION`, and gives its decoder positions of its own.
+
+        Args:
+            model: The model.
+            max_source_length: Most tokens of a source.
+            max_target_length: Most tokens of a target.
+            decoder: Its decoder without the output projection; None: the model says which.
 
         Raises:
             SourceError: The decoder has no attention to the source, or positions that are not known here.
@@ -68,13 +80,13 @@ class HuggingFaceEncoderDecoder(nn.Module):
         self.model = model
         self.max_source_length = max_source_length
         self.max_target_length = max_target_length
-        self._decoder = cast("Any", model).get_decoder()
+        self._decoder = cast("Any", model).get_decoder() if decoder is None else decoder
         self._cross = _cross_layers(self._decoder)
         for name, part in list(self._decoder.named_children()):
             if is_position_name(name):
                 setattr(self._decoder, name, _GivenPositions(part))
         self._distances = nn.ParameterDict(_distance_tables(self._decoder, max_target_length))
-        self._scale = float(self._decoder.config.d_model) ** -0.5 if _scales_output(model) else 1.0
+        self._scale = float(cast("Any", self._decoder).config.d_model) ** -0.5 if _scales_output(model) else 1.0
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """(B, S), (B, S) -> (B, S, D)."""
@@ -96,7 +108,7 @@ class HuggingFaceEncoderDecoder(nn.Module):
 
     def cross_keys_values(self, memory: Tensor) -> list[tuple[Tensor, Tensor]]:
         """(B, S, D) -> for each layer of the decoder twice (B, S, H, K)."""
-        return [(layer.key(memory), layer.value(memory)) for layer in self._cross]
+        return [layer.keys_values(memory) for layer in self._cross]
 
     def decode(self, input_ids: Tensor, position_ids: Tensor, attend: Attend, attend_cross: AttendCross) -> Tensor:
         """(B, T), (B, T) -> (B, T, D)."""
@@ -121,11 +133,19 @@ class HuggingFaceEncoderDecoder(nn.Module):
         try:
             with attending(attend_layer):
                 output = self._decoder(
-                    input_ids=input_ids, encoder_hidden_states=nothing, use_cache=False, return_dict=True
+                    input_ids=input_ids,
+                    encoder_hidden_states=nothing,
+                    use_cache=False,
+                    return_dict=True,
+                    **self._decoder_inputs(position_ids),
                 )
         finally:
             _positions.reset(token)
         return cast("Tensor", output.last_hidden_state)
+
+    def _decoder_inputs(self, position_ids: Tensor) -> dict[str, Any]:  # noqa: ARG002 (others read it)
+        """Returns what the decoder is given beside tokens and source."""
+        return {}
 
     def logits(self, hidden_states: Tensor) -> Tensor:
         """(..., D) -> (..., V)."""
@@ -205,18 +225,21 @@ class _CrossLayer:
     """The projections of a layer's attention to the source."""
 
     def __init__(self, module: nn.Module) -> None:
-        names = ("k_proj", "v_proj") if hasattr(module, "k_proj") else ("k", "v")
-        self._key, self._value = (cast("nn.Linear", getattr(module, name)) for name in names)
-        self._head_dim = int(getattr(module, "head_dim", 0) or cast("Any", module).key_value_proj_dim)
-        self.width = self._key.in_features
+        self._both = getattr(module, "c_attn", None)  # keys and values by one product, whose weight is transposed
+        if isinstance(self._both, nn.Module):
+            self.width = int(cast("Tensor", self._both.weight).shape[0])
+        else:
+            names = next(names for names in _KEY_AND_VALUE if hasattr(module, names[0]))
+            self._key, self._value = (cast("nn.Linear", getattr(module, name)) for name in names)
+            self.width = self._key.in_features
+        self._head_dim = next(int(size) for name in _HEAD_DIM if (size := getattr(module, name, 0)))
 
-    def key(self, memory: Tensor) -> Tensor:
-        """(B, S, D) -> (B, S, H, K)."""
-        return self._split(self._key(memory))
-
-    def value(self, memory: Tensor) -> Tensor:
-        """(B, S, D) -> (B, S, H, K)."""
-        return self._split(self._value(memory))
+    def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, S, D) -> twice (B, S, H, K)."""
+        key, value = (
+            (self._key(memory), self._value(memory)) if self._both is None else self._both(memory).chunk(2, dim=-1)
+        )
+        return self._split(key), self._split(value)
 
     def _split(self, states: Tensor) -> Tensor:
         """(B, S, H * K) -> (B, S, H, K)."""
@@ -229,7 +252,11 @@ def cross_attentions(decoder: nn.Module) -> list[nn.Module]:
     Raises:
         SourceError: There are none that are known.
     """
-    found = [part for name, part in decoder.named_modules() if name.endswith((".encoder_attn", ".EncDecAttention"))]
+    found = [
+        part
+        for name, part in decoder.named_modules()
+        if name.endswith(_CROSS_LAYERS) and not hasattr(part, "self")  # what is around the layer of BERT's kind
+    ]
     if not found:
         raise SourceError(f"{type(decoder).__name__}: where it attends to its source is not known")
     return sorted(found, key=layer_of)
@@ -311,9 +338,10 @@ def adapt_to(
 
 def random_tokens(folder: ModelFolder, length: int) -> NDArray[np.int64]:
     """Returns (T,) tokens, none of which pads."""
-    vocabulary = int(folder.config.get_text_config().vocab_size)
+    texts = folder.config.get_text_config()
+    vocabulary, padding = int(texts.vocab_size), getattr(folder.config, "pad_token_id", texts.pad_token_id)
     ids = np.random.default_rng(0).integers(0, vocabulary, length)
-    return np.where(ids == folder.config.pad_token_id, (ids + 1) % vocabulary, ids)
+    return np.where(ids == padding, (ids + 1) % vocabulary, ids)
 
 
 def read_rewriter(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:

@@ -199,6 +199,18 @@ EXPORTED: Final = (
         compared="probabilities and vectors of the exported module, within 1e-4; not served in the tests",
     ),
     Families(
+        kind="captioners",
+        names="ViT-GPT2, BLIP",
+        task="`captioning` ([captions.md](captions.md))",
+        compared="captions equal `generate`, greedy, token for token",
+    ),
+    Families(
+        kind="",
+        names="TrOCR, ViT, DeiT or BEiT with a decoder of BERT or RoBERTa",
+        task="`captioning`",
+        compared=_LOGITS,
+    ),
+    Families(
         kind="two towers",
         names="CLIP, SigLIP, SigLIP 2 of a fixed size",
         task="`image_embedding` and `text_embedding` in one space",
@@ -251,10 +263,11 @@ REFUSALS: Final = (
         why=_NO_CACHE,
     ),
     Refusal(
-        names=("BLIP", "BLIP-2", "InstructBLIP"),
-        model_types=("blip", "blip-2", "instructblip", "instructblipvideo"),
+        names=("BLIP-2", "InstructBLIP"),
+        model_types=("blip-2", "instructblip", "instructblipvideo"),
         says="reads no text without an image",
         why="a bundle's prompt is a text",
+        tasks=(Task.GENERATION, Task.CAPTIONING),
     ),
     Refusal(
         names=("Llama 3.2 Vision",),
@@ -397,7 +410,7 @@ BEHIND: Final[Mapping[str, tuple[str, ...]]] = {
         "AST", "Data2VecAudio", "Hubert", "Musicgen", "SEW", "SEW-D", "Speech2Text", "SpeechT5", "UniSpeech",
         "UniSpeech SAT", "Wav2Vec2", "Wav2Vec2 Conformer", "WavLM",
     ),
-    "texts of images": ("Donut-Swin", "MGP-STR", "Pix2Struct", "TROCR", "Vision Encoder Decoder", "VisualBert"),
+    "texts of images": ("Donut-Swin", "MGP-STR", "Pix2Struct", "VisualBert"),
     "documents with images or paths": ("LayoutLM-v3", "MarkupLM"),
     "series and decisions": ("Decision Transformer", "PatchTST", "PatchTSMixer"),
     "texts": ("Encoder Decoder", "InternLM2", "Splinter"),

@@ -22,6 +22,7 @@ from headway_export.errors import ExportError, SourceError, reason_of
 from headway_export.given import GivenInputs
 from headway_export.graphs import parameter_count
 from headway_export.huggingface.adapters import Adapter
+from headway_export.huggingface.experts import LAID_OUT_FILES
 from headway_export.huggingface.plain import PlainFolder
 from headway_export.source import EvaluationData, ExportSource, checkpoint_beside, limits_of, read_evaluation
 from headway_export.space import check_memory, working_bytes
@@ -53,7 +54,7 @@ _LICENSE: Final = re.compile(r"^(license|license_name):\s*(?:-\s*)?(\S+)", re.MU
 DOCUMENTS: Final = re.compile(r"README\.md|(?:LICEN[SC]E|NOTICE)[A-Za-z0-9_.-]*")
 """Files of a folder that go into a bundle as they are."""
 _DOCUMENTS_FOLDER: Final = "upstream"
-_WEIGHTS: Final = ("model*.safetensors", "*/model*.safetensors")
+_WEIGHTS: Final = ("model*.safetensors", "*/model*.safetensors", LAID_OUT_FILES)
 _MOST_DOCUMENT_BYTES: Final = 1 << 20
 _PADDED_TOKENS: Final = 3
 _TOKENS_WITH_PADDING: Final = 128

@@ -15,6 +15,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPI
 from headway_export.errors import SourceError
 from headway_export.huggingface.adapters import CONFIG_FILE as ADAPTER_FILE
 from headway_export.huggingface.adapters import Adapter
+from headway_export.huggingface.captioners import CAPTIONERS, read_captioner
 from headway_export.huggingface.decoders import check_decoder, read_decoder
 from headway_export.huggingface.embedders import TEXT_ENCODERS, Layout, read_embedder, read_layout, unread_notes
 from headway_export.huggingface.encoder_decoders import read_rewriter
@@ -92,6 +93,12 @@ KINDS: Final = (
     Kind(task=Task.GENERATION, heads=("ForCausalLM", "LMHeadModel"), read=read_decoder, check=check_decoder),
     Kind(task=Task.TRANSLATION, heads=TRANSLATORS, is_encoder_decoder=True, read=read_translator),
     Kind(task=Task.TRANSCRIPTION, heads=SPEECH_HEADS, is_encoder_decoder=True, read=read_transcriber),
+    Kind(
+        task=Task.CAPTIONING,
+        heads=CAPTIONERS,
+        encoder_decoders=frozenset(("vision-encoder-decoder",)),
+        read=read_captioner,
+    ),
     Kind(task=Task.TEXT_TO_TEXT, heads=("ForConditionalGeneration",), is_encoder_decoder=True, read=read_rewriter),
     Kind(
         task=Task.TEXT_CLASSIFICATION,
@@ -192,7 +199,7 @@ def sources_from_hub(
                 description.weights,
                 working=working_bytes_of(description.config, description.task, options.max_length),
                 allow_pickle=options.allow_pickle,
-                is_mapped=not options.keeps_fp32 and not num_experts(description.config),
+                is_mapped=not options.keeps_fp32,
                 tell=tell,
             )
             return description.load(options, model.origin)
@@ -314,12 +321,18 @@ class _Description:
         Raises:
             SourceError: The folder is incomplete, or its model cannot be served.
         """
+        has_experts = num_experts(self.config) > 0
         comes_otherwise = options.adapter is not None or quantization_of(self.content) is not None
         with as_source_error():
             is_mapped = (
                 self.plain is not None
                 or comes_otherwise
-                or is_worth_mapping(self.weights, options.scratch, options.precisions or (Precision.FP32,))
+                or is_worth_mapping(
+                    self.weights,
+                    options.scratch,
+                    options.precisions or (Precision.FP32,),
+                    has_experts=has_experts,
+                )
             )
         keeps_fp32 = options.keeps_fp32 and not (self.plain is not None and self.plain.kept)
         task = self.task
@@ -327,11 +340,11 @@ class _Description:
             self.weights,
             working=working_bytes_of(self.config, task, options.max_length),
             allow_pickle=options.allow_pickle,
-            is_mapped=is_mapped and not keeps_fp32 and not num_experts(self.config),  # which are laid out anew
+            is_mapped=is_mapped and not keeps_fp32,
         )
         if self.plain is None and is_mapped:
             place = scratch_or_default(options.scratch)
-            check_disk(str(self.path), place, widened_bytes(count, options.precisions or ()))
+            check_disk(str(self.path), place, widened_bytes(count, options.precisions or (), has_experts=has_experts))
             unpacked = self._unpacked(options)
             try:
                 return unpacked.load(options, origin)
@@ -369,7 +382,13 @@ class _Description:
         files = weight_files(self.weights, {file.name for file in self.weights.iterdir()}, allow_pickle=False)
         paths = [self.weights / file for file in files]
         plain, content = make_plain(
-            self.path, self.weights, paths, self.content, adapter=options.adapter, scratch=options.scratch
+            self.path,
+            self.weights,
+            paths,
+            self.content,
+            config=self.config,
+            adapter=options.adapter,
+            scratch=options.scratch,
         )
         weights = plain.path / self.weights.relative_to(self.path)
         quantization = quantization_of(self.content)

@@ -18,13 +18,12 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from headway_export.errors import SourceError
 from headway_export.huggingface.adapters import CONFIG_FILE as ADAPTER_FILE
 from headway_export.huggingface.adapters import Adapter, widened
+from headway_export.huggingface.experts import stack_experts
 from headway_export.huggingface.published import (
     FLOAT8,
     QUANTIZATIONS,
@@ -36,9 +35,9 @@ from headway_export.huggingface.published import (
     stored_tensors,
 )
 from headway_export.rewriting import Blocks, digest_of
-from headway_export.space import FLOAT_BYTES, bundle_bytes, free_on_disk
+from headway_export.space import FLOAT_BYTES, bundle_bytes, free_on_disk, save_tensors
 from headway_server.bundles import Precision
-from headway_training.folders import CONFIG_FILE, count_weights, first_line
+from headway_training.folders import CONFIG_FILE, count_weights
 
 _SHARD_BYTES: Final = 1 << 28
 """Of weights that are written together; that many are in memory."""
@@ -85,26 +84,31 @@ def temporary_folder(name: str, scratch: Path | None) -> PlainFolder:
     return PlainFolder(path=path, holder=holder)
 
 
-def is_worth_mapping(weights: Path, scratch: Path | None, precisions: Collection[Precision]) -> bool:
-    """True if a folder's weights are many, came in fewer bits than fp32, and there is disk to widen them on.
+def is_worth_mapping(
+    weights: Path, scratch: Path | None, precisions: Collection[Precision], *, has_experts: bool = False
+) -> bool:
+    """True if a folder's weights are many, are held otherwise than they came, and there is disk to write them on.
 
     Without fp32 in the bundle it takes no more disk than to write them for an fp32 that judges.
     """
     files = list(weights.glob("model*.safetensors"))
     stored = sum(file.stat().st_size for file in files)
     num_weights = count_weights(weights) if files else 0
-    if FLOAT_BYTES * num_weights < max(_LARGE_BYTES, 1.01 * stored):
+    if FLOAT_BYTES * num_weights < (_LARGE_BYTES if has_experts else max(_LARGE_BYTES, 1.01 * stored)):
         return False
-    has_room = free_on_disk(scratch_or_default(scratch)) > widened_bytes(num_weights, precisions)
+    needed = widened_bytes(num_weights, precisions, has_experts=has_experts)
+    has_room = free_on_disk(scratch_or_default(scratch)) > needed
     return has_room or Precision.FP32 not in precisions
 
 
-def widened_bytes(num_weights: int, precisions: Collection[Precision]) -> int:
+def widened_bytes(num_weights: int, precisions: Collection[Precision], *, has_experts: bool = False) -> int:
     """Returns about how many bytes of disk it takes to widen weights there and to make a bundle of them.
 
-    An fp32 that is not kept reads them where they are.
+    An fp32 that is not kept reads them where they are. Of experts, gates and ups are written once more, two matrices of
+    three, as their operator reads them.
     """
-    return FLOAT_BYTES * num_weights + bundle_bytes(num_weights, precisions, writes_judge=False)
+    num_written = num_weights * 5 // 3 if has_experts else num_weights
+    return FLOAT_BYTES * num_written + bundle_bytes(num_weights, precisions, writes_judge=False)
 
 
 def scratch_or_default(scratch: Path | None) -> Path:
@@ -118,6 +122,7 @@ def make_plain(
     files: Sequence[Path],
     content: Mapping[str, Any],
     *,
+    config: Any,
     adapter: Adapter | None,
     scratch: Path | None,
 ) -> tuple[PlainFolder, Mapping[str, Any]]:
@@ -128,6 +133,7 @@ def make_plain(
         weights: The folder of the model's weights: `given`, or one below it.
         files: The files of its weights, safetensors.
         content: Its `config.json`.
+        config: The same as `transformers` parses it.
         adapter: What is merged into the weights.
         scratch: Where to make it; None: where the system has temporary files.
 
@@ -145,7 +151,7 @@ def make_plain(
         mirror(made.path, adapter.path, adapter.path)
     folder = mirror(made.path, given, weights)
     (folder / CONFIG_FILE).write_text(json.dumps(content), encoding="utf-8")
-    kept = write_weights(folder, plain)
+    kept = write_weights(folder, stack_experts(plain, config))
     return replace(made, kept=kept), content
 
 
@@ -214,28 +220,12 @@ def _check_widened(folder: Path, name: str, weight: Weight) -> None:
         )
 
 
-def _save(tensors: Mapping[str, Tensor], file: Path) -> None:
-    """Writes a file of safetensors.
-
-    Raises:
-        SourceError: The disk is full.
-    """
-    try:
-        save_file(dict(tensors), file, {"format": "pt"})
-    except (OSError, SafetensorError) as error:  # the library wraps the system's errors
-        free = free_on_disk(file.parent)
-        raise SourceError(
-            f"{file.parent}: weights in fp32 cannot be written there for the time of the export ({first_line(error)}, "
-            f"{free >> 20} MiB are free); make room, or name another folder with --store"
-        ) from error
-
-
 def _stored(file: Path, blocks: Blocks) -> Callable[[], Blocks]:
     """Writes blocks, and returns what reads them again."""
     file.parent.mkdir(exist_ok=True)
     arrays = {"codes": blocks.codes, "scales": blocks.scales, "zeros": blocks.zeros}
     arrays |= {} if blocks.order is None else {"order": blocks.order}
-    _save({name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}, file)
+    save_tensors({name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}, file)
 
     def read() -> Blocks:
         return Blocks(**{name: tensor().numpy() for name, tensor in stored_tensors([file]).items()})
@@ -250,7 +240,7 @@ def _write_shards(folder: Path, tensors: Iterator[tuple[str, Tensor]]) -> None:
 
     def flush() -> None:
         name = f"model-{len(set(places.values())) + 1:05}.safetensors"
-        _save(shard, folder / name)
+        save_tensors(shard, folder / name)
         places.update(dict.fromkeys(shard, name))
         shard.clear()
 

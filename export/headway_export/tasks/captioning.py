@@ -33,9 +33,8 @@ class Captioning(EncoderDecoder):
 
     def limits(self, module: nn.Module) -> Limits:
         """Reads the grid of an image, and the length of captions."""
-        rows, columns = cast("Any", module).grid
         length = int(cast("Any", module).max_target_length)
-        return Limits(max_input_tokens=int(rows) * int(columns), max_total_tokens=length)
+        return Limits(max_input_tokens=_patches(module).num_tokens, max_total_tokens=length)
 
     def read_examples(self, file: Path, num_labels: int) -> dict[str, Any]:
         """Reads images, and captions by language."""
@@ -46,8 +45,7 @@ class Captioning(EncoderDecoder):
 
     def described(self, source: ExportSource) -> dict[str, Any]:
         """The patches that a caption attends to."""
-        rows, columns = cast("ImageToText", source.module).grid
-        return {"patches": PatchGrid(rows=rows, columns=columns, has_class_token=False)}
+        return {"patches": _patches(source.module)}
 
     def encoder_inputs(self, asked: Traceable) -> list[TensorSpec]:
         """Pixels."""
@@ -90,6 +88,13 @@ class Captioning(EncoderDecoder):
                 ),
             ),
         )
+
+
+def _patches(module: nn.Module) -> PatchGrid:
+    """Returns the tokens of an image that a decoder attends to."""
+    rows, columns = (int(size) for size in cast("ImageToText", module).grid)
+    leading = int(getattr(module, "num_leading_tokens", 0))
+    return PatchGrid(rows=rows, columns=columns, has_class_token=leading > 0, num_registers=max(leading - 1, 0))
 
 
 def _caption(candidate: Candidate, images: NDArray[np.uint8], language: str) -> list[str]:

@@ -97,7 +97,9 @@ class CaptionToken(_message.Message):
 
     @_builtins.property
     def patch_attention(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """Its attention over the patches of the image, row by row. Each at least 0; they add up to 1."""
+        """Its attention over the patches of the image, row by row. Each at least 0; they add up to 1,
+        less what the token attends to a class token.
+        """
 
     def __init__(
         self,

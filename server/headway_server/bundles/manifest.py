@@ -515,6 +515,18 @@ class PatchGrid(Record):
     columns: Size
     has_class_token: bool
     """True if a class token precedes the patches."""
+    num_registers: Index = 0
+    """Further tokens between class token and patches, which stand for no part of the image."""
+
+    @property
+    def num_leading(self) -> int:
+        """Tokens that precede the patches."""
+        return self.has_class_token + self.num_registers
+
+    @property
+    def num_tokens(self) -> int:
+        """All tokens of an image."""
+        return self.num_leading + self.rows * self.columns
 
 
 class ClassificationScheme(Record):
@@ -949,11 +961,10 @@ def _check_languages(manifest: Manifest) -> None:
 def _check_patches(manifest: Manifest) -> None:
     patches = manifest.patches
     assert patches is not None, "`TASK_PARTS` requires it"
-    count = patches.rows * patches.columns
-    if patches.has_class_token or count != manifest.limits.max_input_tokens:
+    if patches.num_tokens != manifest.limits.max_input_tokens:
         raise ValueError(
-            f"patches: the decoder of {manifest.task} attends to the patches of an image alone; there are {count}, and "
-            f"limits.max_input_tokens is {manifest.limits.max_input_tokens}"
+            f"patches: the decoder of {manifest.task} attends to the tokens of an image; there are "
+            f"{patches.num_tokens}, and limits.max_input_tokens is {manifest.limits.max_input_tokens}"
         )
 
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from headway.v1 import caption_service_pb2 as pb
+from headway_server.bundles import PatchGrid
 from headway_server.decoding.sequence import Delta
 from headway_server.preprocessing.pool import text_pool
 from headway_server.services.images import image_of, images_of
@@ -88,9 +89,10 @@ def _caption(caption: Caption) -> pb.ImageCaption:
     return pb.ImageCaption(
         **fields,
         hypotheses=[
-            pb.CaptionHypothesis(**hypothesis_fields(one), tokens=_tokens(one.alignment)) for one in written.hypotheses
+            pb.CaptionHypothesis(**hypothesis_fields(one), tokens=_tokens(one.alignment, caption.grid))
+            for one in written.hypotheses
         ],
-        tokens=_tokens(written.alignments[0] if written.alignments else None),
+        tokens=_tokens(written.alignments[0] if written.alignments else None, caption.grid),
         patch_row_count=caption.grid.rows,
         patch_column_count=caption.grid.columns,
         seen_part=box(caption.seen_part),
@@ -99,8 +101,8 @@ def _caption(caption: Caption) -> pb.ImageCaption:
     )
 
 
-def _tokens(alignment: Alignment | None) -> list[pb.CaptionToken]:
+def _tokens(alignment: Alignment | None, grid: PatchGrid) -> list[pb.CaptionToken]:
     if alignment is None:
         return []
-    rows = zip(alignment.target_spans, alignment.attention.tolist(), strict=True)
+    rows = zip(alignment.target_spans, alignment.attention[:, grid.num_leading :].tolist(), strict=True)
     return [pb.CaptionToken(span=text_span(span), patch_attention=row) for span, row in rows]

@@ -120,7 +120,8 @@ class ImageToText(Writes, Protocol):
     """A model that writes captions."""
 
     grid: tuple[int, int]
-    """Rows and columns of the patches of an image, which the memory holds row by row."""
+    """Rows and columns of the patches of an image, which the memory holds row by row. A module whose memory has other
+    tokens before them, a class token first, says how many in `num_leading_tokens`."""
 
     def encode(self, pixel_values: Tensor) -> Tensor:
         """(B, 3, height, width) -> memory (B, S, D)."""

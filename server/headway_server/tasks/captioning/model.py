@@ -35,7 +35,8 @@ class Caption:
     """Result of one image."""
 
     written: WrittenText
-    """Caption; its alignment is the attention of each token over the patches, row by row."""
+    """Caption; its alignment is the attention of each token over the image's tokens: `grid.num_leading`, then the
+    patches, row by row."""
     grid: PatchGrid
     seen_part: tuple[float, float, float, float]
     """Left, top, right and bottom of the area covered by patches, in pixels of the upright image."""
@@ -68,9 +69,8 @@ class ImageReader:
 
     def read(self, images: Elements[PreparedImage]) -> list[Reading]:
         """Returns the readings of images."""
-        num_patches = self.grid.rows * self.grid.columns
         return [
-            Reading(source=EncoderInput.of_pixels(image.pixel_values, num_patches), input_index=index)
+            Reading(source=EncoderInput.of_pixels(image.pixel_values, self.grid.num_tokens), input_index=index)
             for index, image in enumerate(images)
         ]
 

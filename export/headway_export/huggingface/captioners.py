@@ -1,0 +1,277 @@
+"""Models that write what an image shows: captions, or the text in it (ViT-GPT2, TrOCR, BLIP).
+
+An image encoder gives the memory that a decoder of texts attends to, all of it: a class token and what else comes
+before the patches are in it too. The decoder follows `encoder_decoders.py`.
+
+B images, S tokens of an image, T tokens, D model width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+from typing import Any, Final, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForImageTextToText, VisionEncoderDecoderModel
+from transformers.models.blip.modeling_blip_text import BlipTextSelfAttention
+from transformers.models.trocr.modeling_trocr import TrOCRAttention
+
+from headway_export.errors import SourceError
+from headway_export.huggingface.attention import ATTENTION, asked_logits, check_logits, injected_attention, running
+from headway_export.huggingface.encoder_decoders import (
+    DecoderStart,
+    HuggingFaceEncoderDecoder,
+    cross_attentions,
+    random_tokens,
+    read_generation_config,
+)
+from headway_export.huggingface.folder import ModelFolder
+from headway_export.huggingface.images import read_preprocessing
+from headway_export.reference import OwnTarget, translation_logits
+from headway_export.source import ExportSource
+from headway_export.tracing import alignment_layer
+from headway_server.bundles import ImagePreprocessing, SpecialTokens
+
+CAPTIONERS: Final = ("VisionEncoderDecoderModel", "BlipForConditionalGeneration")
+"""Architectures that write what an image shows."""
+_USUAL_LENGTH: Final = 256
+"""Most tokens of a caption where nobody asks for another length."""
+
+
+class HuggingFaceCaptioner(HuggingFaceEncoderDecoder):
+    """A model of `transformers` that writes about images, as an `ImageToText`."""
+
+    def __init__(self, model: nn.Module, *, grid: tuple[int, int], num_tokens: int, max_target_length: int) -> None:
+        """Adapts a model, whose decoder attends by `ATTENTION`.
+
+        Args:
+            model: The model.
+            grid: Rows and columns of patches.
+            num_tokens: S.
+            max_target_length: Most tokens of a caption.
+
+        Raises:
+            SourceError: As `HuggingFaceEncoderDecoder`.
+        """
+        writer = writer_of(model)
+        decoder = cast("nn.Module", cast("Any", writer).get_decoder())
+        super().__init__(model, max_source_length=num_tokens, max_target_length=max_target_length, decoder=decoder)
+        self.grid = grid
+        self.num_leading_tokens = num_tokens - grid[0] * grid[1]
+        self.is_bgr = False
+        projection = cast("Any", writer).get_output_embeddings()
+        self._head = next(part for part in writer.children() if any(one is projection for one in part.modules()))
+        parameters = inspect.signature(decoder.forward).parameters
+        self._constants = {"is_decoder": True} if "is_decoder" in parameters else {}
+        self._first_position: int | None = None
+        if "position_ids" in parameters:  # counted from behind the padding token by RoBERTa
+            self._first_position = _first_position(decoder)
+
+    def encode(self, pixel_values: Tensor) -> Tensor:  # type: ignore[override]  # the protocol is another
+        """(B, 3, height, width) -> (B, S, D)."""
+        return memory_of(self.model, pixel_values)
+
+    def _decoder_inputs(self, position_ids: Tensor) -> dict[str, Any]:
+        if self._first_position is None:
+            return self._constants
+        return {**self._constants, "position_ids": position_ids + self._first_position}
+
+    def logits(self, hidden_states: Tensor) -> Tensor:
+        """(..., D) -> (..., V)."""
+        return cast("Tensor", self._head(hidden_states))
+
+
+class OwnCaptioner(OwnTarget):
+    """A model of `transformers` that writes about images, with its own attention."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self._layers = cross_attentions(writer_of(model))
+
+    def target_logits(self, source: Tensor, target_ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """(1, 3, height, width), (1, T), (P,) -> (1, P, V), (1, H, T, S)."""
+        weights: list[Tensor] = []
+        layer = self._layers[alignment_layer(len(self._layers))]
+
+        def note(_module: nn.Module, _inputs: Any, outputs: tuple[Tensor | None, ...]) -> None:
+            weights.extend(part for part in outputs if isinstance(part, Tensor) and part.ndim == 4)
+
+        hook = layer.register_forward_hook(note)
+        try:
+            with asked_logits(writer_of(self.model), positions):
+                logits = _own_logits(self.model, source, target_ids)
+        finally:
+            hook.remove()
+        return logits, weights[-1]
+
+
+def writer_of(model: nn.Module) -> nn.Module:
+    """Returns the decoder of a model, with its output projection."""
+    of_images = cast("Any", model)
+    return cast("nn.Module", of_images.decoder if hasattr(of_images, "decoder") else of_images.text_decoder)
+
+
+def memory_of(model: nn.Module, pixel_values: Tensor) -> Tensor:
+    """Returns what the decoder of a model attends to: (B, 3, height, width) -> (B, S, D)."""
+    of_images = cast("Any", model)
+    encoder = of_images.encoder if hasattr(of_images, "encoder") else of_images.vision_model
+    states = cast("Tensor", encoder(pixel_values=pixel_values, return_dict=True).last_hidden_state)
+    bridge = getattr(of_images, "enc_to_dec_proj", None)
+    return states if bridge is None else cast("Tensor", bridge(states))
+
+
+def _own_logits(model: nn.Module, pixel_values: Tensor, target_ids: Tensor) -> Tensor:
+    """(1, 3, height, width), (1, T) -> (1, T, V)."""
+    name = "decoder_input_ids" if isinstance(model, VisionEncoderDecoderModel) else "input_ids"
+    given = {"pixel_values": pixel_values, name: target_ids, "return_dict": True}
+    if isinstance(model, VisionEncoderDecoderModel):
+        given |= {"use_cache": False, "output_attentions": True}
+    return cast("Tensor", cast("Any", model)(**given).logits)
+
+
+def _first_position(decoder: nn.Module) -> int:
+    """Returns the position of a text's first token in the table of a decoder."""
+    embeddings = getattr(decoder, "embeddings", None)
+    padding = getattr(getattr(embeddings, "position_embeddings", None), "padding_idx", None)
+    return 0 if padding is None else int(padding) + 1
+
+
+class _WrittenTrOCR(TrOCRAttention):  # type: ignore[misc]  # the library is untyped
+    """Attention of TrOCR, which writes it out, through the interface."""
+
+    def forward(self, hidden_states: Tensor, key_value_states: Tensor | None = None, **_: Any) -> tuple[Tensor, None]:
+        """(B, T, D), None or (B, S, E) -> (B, T, D)."""
+        source = hidden_states if key_value_states is None else key_value_states
+        projected = self.q_proj(hidden_states), self.k_proj(source), self.v_proj(source)
+        query, key, value = (_heads(states, self.head_dim) for states in projected)
+        context, _weights = injected_attention(self, query, key, value, None, scaling=self.scaling)
+        return self.out_proj(context.flatten(2)), None
+
+
+class _WrittenBlip(BlipTextSelfAttention):  # type: ignore[misc]  # the library is untyped
+    """Attention of BLIP's decoder, which writes it out, through the interface."""
+
+    def forward(
+        self, hidden_states: Tensor, _mask: Tensor | None = None, encoder_hidden_states: Tensor | None = None, **_: Any
+    ) -> tuple[Tensor, None]:
+        """(B, T, D), None or (B, S, E) -> (B, T, D)."""
+        source = hidden_states if encoder_hidden_states is None else encoder_hidden_states
+        projected = self.query(hidden_states), self.key(source), self.value(source)
+        query, key, value = (_heads(states, self.attention_head_size) for states in projected)
+        context, _weights = injected_attention(self, query, key, value, None)
+        return context.flatten(2), None
+
+
+def _heads(states: Tensor, head_dim: int) -> Tensor:
+    """(B, T, H * K) -> (B, H, T, K)."""
+    return states.reshape(*states.shape[:-1], -1, head_dim).transpose(1, 2)
+
+
+def _inject(writer: nn.Module) -> None:
+    """Lets a decoder attend by what it is given."""
+    cast("Any", writer).set_attn_implementation(ATTENTION)
+    for part in writer.modules():
+        for written in (_WrittenTrOCR, _WrittenBlip):
+            if type(part) is written.__base__:
+                part.__class__ = written
+
+
+def read_captioner(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
+    """Reads a model that writes what an image shows.
+
+    Raises:
+        SourceError: The folder is incomplete, or its model or its preprocessing cannot be served.
+    """
+    preprocessing, is_bgr = read_preprocessing(folder)
+    if is_bgr:
+        raise SourceError(f"{folder.path}: reads images as BGR, which is not supported for {folder.task}")
+    tokenizer = folder.tokenizer()
+    start = _read_start(folder)
+    model = _load(folder)
+    length, notes = _length(folder, writer_of(model))
+    pixels = torch.from_numpy(
+        np.random.default_rng(0).normal(size=(1, 3, preprocessing.height, preprocessing.width)).astype(np.float32)
+    )
+    target = random_tokens(folder, min(48, length))
+    owner = f"{folder.path}: {type(model).__name__}"
+    with torch.inference_mode():
+        num_tokens = memory_of(model, pixels).shape[1]
+        expected = _own_logits(model, pixels, torch.from_numpy(target)[None])[0].float().numpy()
+    grid = _grid(folder, preprocessing, num_tokens)
+    with running(owner):
+        _inject(writer_of(model))
+        module = HuggingFaceCaptioner(model, grid=grid, num_tokens=num_tokens, max_target_length=length)
+        compute = partial(translation_logits, module, pixels[0].numpy(), target)
+        found = compute()
+    check_logits(found, expected, owner, compute)
+    source = folder.source(
+        model,
+        module,
+        make_reference=lambda: OwnCaptioner(_load(folder)),
+        tokenizer=tokenizer,
+        special_tokens=start.special_tokens,
+        prompt_prefix=start.prefix,
+        suppressed_tokens=start.suppressed_tokens,
+        image_preprocessing=preprocessing,
+        evaluation=folder.evaluation(),
+    )
+    return source, start.notes + notes
+
+
+def _load(folder: ModelFolder) -> nn.Module:
+    model = folder.load(AutoModelForImageTextToText)
+    for part in writer_of(model).modules():
+        table = getattr(part, "weights", None)
+        if isinstance(table, Tensor) and table.is_meta:  # computed positions, which the library leaves without numbers
+            positions = cast("Any", part)
+            positions.weights = positions.get_embedding(*table.shape, positions.padding_idx)
+    return model
+
+
+def _read_start(folder: ModelFolder) -> DecoderStart:
+    """Reads what a caption starts from, and ends with."""
+    if folder.config.model_type != "blip":
+        return read_generation_config(folder)
+    texts = folder.config.text_config  # BLIP's own loop has them there
+    special = SpecialTokens(pad=texts.pad_token_id, bos=int(texts.bos_token_id), eos=int(texts.sep_token_id))
+    return DecoderStart(special_tokens=special, prefix=(), suppressed_tokens=(), notes=())
+
+
+def _length(folder: ModelFolder, writer: nn.Module) -> tuple[int, tuple[str, ...]]:
+    """Returns the most tokens of a caption, and a note if the decoder could write more.
+
+    Raises:
+        SourceError: More are asked for than it takes.
+    """
+    decoder = cast("Any", writer).get_decoder()
+    most = int(cast("Any", writer).config.max_position_embeddings) - _first_position(decoder)
+    asked = folder.options.max_length
+    if asked is not None and asked > most:
+        raise SourceError(f"{folder.path}: --max-length {asked}: the model writes {most} tokens")
+    length = asked or min(most, _USUAL_LENGTH)
+    if length < most and asked is None:
+        return length, (f"captions of at most {length} tokens: the model writes {most}; --max-length N changes it",)
+    return length, ()
+
+
+def _grid(folder: ModelFolder, preprocessing: ImagePreprocessing, num_tokens: int) -> tuple[int, int]:
+    """Returns the rows and columns of the patches that an image's last tokens are.
+
+    Raises:
+        SourceError: They are no grid of square patches.
+    """
+    config = folder.config
+    vision = getattr(config, "encoder", None) or config.vision_config
+    side = getattr(vision, "patch_size", None)
+    if isinstance(side, int) and preprocessing.height % side == 0 and preprocessing.width % side == 0:
+        grid = preprocessing.height // side, preprocessing.width // side
+        if 0 <= num_tokens - grid[0] * grid[1] < grid[1]:
+            return grid
+    raise SourceError(
+        f"{folder.path}: an image of {preprocessing.width} x {preprocessing.height} pixels is {num_tokens} tokens "
+        f"({vision.model_type}), which are no grid of square patches; this encoder is not supported"
+    )

@@ -1,0 +1,54 @@
+"""Models of `transformers` that write about images: logits, alignment and what stands before the patches."""
+
+import numpy as np
+import pytest
+import tiny_captioners as tiny
+import torch
+
+from headway_export.errors import SourceError
+from headway_export.exporter import ExportOptions, export
+from headway_export.huggingface import FolderOptions, from_folder
+from headway_export.reference import translation_logits
+from headway_server.bundles import Precision
+
+LEADING = {"trocr-small": 2}
+
+
+@pytest.mark.parametrize("family", [*tiny.FAMILIES, tiny.BLIP])
+def test_a_captioner_is_read(tmp_path, family):
+    folder = tiny.write_captioner(tmp_path / family, family)
+    source, _ = from_folder(folder, FolderOptions())
+    model = tiny.load(folder)
+    rng = np.random.default_rng(3)
+    pixels = rng.normal(size=(3, tiny.SIDE, tiny.SIDE)).astype(np.float32)
+    target = rng.integers(3, 60, 12)
+    name = "input_ids" if family == tiny.BLIP else "decoder_input_ids"
+    with torch.inference_mode():
+        given = {"pixel_values": torch.from_numpy(pixels)[None], name: torch.from_numpy(target)[None]}
+        expected = model(**given).logits[0].numpy()
+    found = translation_logits(source.module, pixels, target)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+    assert source.module.grid == (4, 4)
+    assert source.module.num_leading_tokens == LEADING.get(family, 1)
+    reference = source.make_reference()
+    logits, weights = reference.target_logits(
+        torch.from_numpy(pixels)[None], torch.from_numpy(target)[None], torch.tensor([0, 5, 11])
+    )
+    np.testing.assert_allclose(logits[0].detach().numpy(), expected[[0, 5, 11]], rtol=1e-4, atol=1e-4)
+    assert weights.shape[-2:] == (12, 16 + LEADING.get(family, 1))
+
+
+def test_a_captioner_is_exported_and_states_its_tokens(tmp_path):
+    """That of the narrowest encoder; others are exported where they are served."""
+    folder = tiny.write_captioner(tmp_path / "trocr-small", "trocr-small")
+    source, _ = from_folder(folder, FolderOptions())
+    bundle = export(source, ExportOptions(store=tmp_path / "store", precisions=(Precision.FP32,)))
+    patches = bundle.manifest.patches
+    assert (patches.rows, patches.columns, patches.has_class_token, patches.num_registers) == (4, 4, True, 1)
+    assert bundle.manifest.limits.max_input_tokens == patches.num_tokens == 18
+
+
+def test_a_length_past_the_positions_is_refused(tmp_path):
+    folder = tiny.write_captioner(tmp_path / "model", "beit-roberta")
+    with pytest.raises(SourceError, match=f"--max-length 25: the model writes {tiny.LENGTH} tokens"):
+        from_folder(folder, FolderOptions(max_length=25))

@@ -1,0 +1,89 @@
+"""Tiny models of Hugging Face `transformers` that write about images, with random weights and a tokenizer."""
+
+from pathlib import Path
+
+import tiny_huggingface as tiny
+import torch
+import transformers
+from tiny_vision import write_preprocessing
+
+SIDE, PATCH, LENGTH = 32, 8, 24
+_SEES = {
+    "hidden_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 48,
+    "image_size": SIDE,
+    "patch_size": PATCH,
+}
+_WRITES = {"vocab_size": tiny.WORDS, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+_BERT = {
+    **_WRITES,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": LENGTH,
+}
+_TROCR = {
+    **_WRITES,
+    "d_model": 32,
+    "decoder_layers": 2,
+    "decoder_attention_heads": 2,
+    "decoder_ffn_dim": 48,
+    "max_position_embeddings": LENGTH,
+    "cross_attention_hidden_size": 24,
+}
+_GPT2 = {**_WRITES, "n_embd": 24, "n_layer": 2, "n_head": 2, "n_positions": LENGTH}
+FAMILIES = {
+    "trocr": ("ViT", "TrOCR", _TROCR),
+    "trocr-small": ("DeiT", "TrOCR", {**_TROCR, "use_learned_position_embeddings": False, "scale_embedding": True}),
+    "vit-gpt2": ("ViT", "GPT2", _GPT2),
+    "beit-roberta": ("Beit", "Roberta", {**_BERT, "max_position_embeddings": LENGTH + 1}),
+    "vit-bert": ("ViT", "Bert", _BERT),
+}
+"""Encoder, decoder and its sizes."""
+BLIP = "blip"
+
+
+def write_captioner(folder: Path, family: str) -> Path:
+    """Writes a model that writes about images of 32 x 32 pixels, with its tokenizer."""
+    torch.manual_seed(7)
+    if family == BLIP:
+        texts = {**_BERT, "encoder_hidden_size": _SEES["hidden_size"], "sep_token_id": 2}
+        config = transformers.BlipConfig(text_config=texts, vision_config=_SEES)
+        model = transformers.BlipForConditionalGeneration(config)
+    else:
+        encoder, decoder, sizes = FAMILIES[family]
+        config = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(
+            getattr(transformers, f"{encoder}Config")(**_SEES), getattr(transformers, f"{decoder}Config")(**sizes)
+        )
+        config.decoder_start_token_id, config.pad_token_id, config.eos_token_id = 1, 0, 2
+        model = transformers.VisionEncoderDecoderModel(config=config)
+        model.generation_config = transformers.GenerationConfig(
+            decoder_start_token_id=1, pad_token_id=0, eos_token_id=2, bos_token_id=1
+        )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.3)
+    model.save_pretrained(folder)
+    tiny.write_tokenizer(folder)
+    write_preprocessing(
+        folder,
+        image_processor_type="ViTImageProcessor",
+        size={"height": SIDE, "width": SIDE},
+        resample=2,
+        image_mean=[0.5] * 3,
+        image_std=[0.5] * 3,
+    )
+    return folder
+
+
+def load(folder: Path) -> torch.nn.Module:
+    """Reads a folder as `transformers` does; computed positions, which 5.23 leaves without numbers, anew."""
+    model = transformers.AutoModelForImageTextToText.from_pretrained(folder).eval()
+    for part in model.modules():
+        if getattr(part, "weights", torch.zeros(0)).is_meta:
+            part.weights = None
+    return model
