@@ -26,6 +26,7 @@ from headway_export.tracing import TracedGraph, TracedModel
 from headway_server.batching import Tensors
 from headway_server.bundles.chain import VERIFIES
 from headway_server.bundles.manifest import NUM_LIKELIEST
+from headway_server.runtime import sum_exactly
 from headway_server.tasks.text.model import text_tensors
 
 RowMaxima = Mapping[str, NDArray[np.float32]]
@@ -89,6 +90,7 @@ class _Recorder:
             ir.save(model, path, external_data="graph.onnx.data")
             options = onnxruntime.SessionOptions()
             options.log_severity_level = 3
+            sum_exactly(options)
             self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
     @property

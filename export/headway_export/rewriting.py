@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -60,6 +61,9 @@ MASKED_ATTENTION_DOMAIN, MASKED_ATTENTION = "headway", "MaskedAttention"
 and output: those of `ATTENTION`, and its context."""
 
 _INT8_MAX = 127
+_SHARED_MAX = 63
+"""Of weights that several products share: two products with 255 do not overflow 16 bits, on any processor
+(docs/decisions/int8-without-vnni.md)."""
 _MIN_WEIGHT_SIZE = 1 << 12
 """Elements of a weight below which it stays fp32: a small classifier head costs nothing and decides everything."""
 
@@ -918,10 +922,13 @@ class QuantizeProducts(InPlacePass):
         self._many_rows = many_rows
         self._ranges = ranges
         self._weights: dict[tuple[str | None, bool], tuple[ir.Value, NDArray[np.float32]]] = {}
+        self._num_products: Counter[str | None] = Counter()
 
     def call(self, model: ir.Model) -> PassResult:
         """Rewrites the matrix products and embedding look-ups of the model in place."""
         modified = False
+        products = map(_weight_product, model.graph)
+        self._num_products = Counter(one.weight.name for one in products if one is not None and not one.transposed)
         for node in list(model.graph):
             tape = Tape()
             if (rewritten := self._rewritten(node, tape)) is not None:
@@ -989,7 +996,9 @@ class QuantizeProducts(InPlacePass):
         if key not in self._weights:
             if (matrix := _matrix_of(weight)) is None:
                 return None
-            values, scale = quantize_matrix(matrix, axis=1 if by_row else 0)
+            is_shared = not by_row and self._num_products[weight.name] > 1
+            most = {"most": _SHARED_MAX} if is_shared else {}
+            values, scale = quantize_matrix(matrix, axis=1 if by_row else 0, **most)
             name = f"{weight.name}.int8_{'rows' if by_row else 'columns'}"
             self._weights[key] = Tape(reader.graph).initializer(ir.tensor(values, name=name)), scale
         return self._weights[key]
@@ -1075,23 +1084,26 @@ _ROWS_AT_A_TIME = 256
 """Of a weight that are quantized together, so that hardly any memory is needed beside the result."""
 
 
-def quantize_matrix(matrix: NDArray[np.float32], *, axis: int) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+def quantize_matrix(
+    matrix: NDArray[np.float32], *, axis: int, most: int = _INT8_MAX
+) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     """Quantizes a matrix symmetrically to -127 .. 127.
 
     Args:
         matrix: float32 (K, N).
         axis: The axis a scale is shared along: 0 for a scale a column, 1 for a scale a row.
+        most: The largest code, 127 or less.
 
     Returns:
         int8 (K, N), and float32 scales, (N,) or (K,): the matrix is about their product.
     """
     largest = np.maximum(matrix.max(axis=axis), -matrix.min(axis=axis))
-    scale = np.maximum(largest / _INT8_MAX, _LEAST_SCALE).astype(np.float32)
+    scale = np.maximum(largest / most, _LEAST_SCALE).astype(np.float32)
     values = np.empty(matrix.shape, np.int8)
     for start in range(0, len(matrix), _ROWS_AT_A_TIME):
         rows = slice(start, start + _ROWS_AT_A_TIME)
         steps = scale[rows, np.newaxis] if axis else scale
-        values[rows] = np.clip(np.round(matrix[rows] / steps), -_INT8_MAX, _INT8_MAX)
+        values[rows] = np.clip(np.round(matrix[rows] / steps), -most, most)
     return values, scale
 
 

@@ -18,7 +18,7 @@ from headway_export.tasks.task import Metric
 from headway_export.tasks.text import TextClassification
 from headway_export.tracing import trace
 from headway_server.bundles import Precision, Task
-from headway_server.runtime import Runtime
+from headway_server.runtime import Runtime, sum_exactly
 
 WIDTH = 3 * 8 * 8
 
@@ -39,6 +39,7 @@ class Activated(nn.Module):
 
 def session_of(model):
     options = onnxruntime.SessionOptions()
+    sum_exactly(options)
     options.intra_op_num_threads = 1
     return onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), options)
 

@@ -14,6 +14,7 @@ from torch import nn
 from headway_export.rewriting import QuantizeProducts, quantize_matrix, rewrite
 from headway_export.tracing import trace
 from headway_server.bundles import Task
+from headway_server.runtime import sum_exactly
 
 
 @settings(max_examples=30, deadline=None)
@@ -57,10 +58,14 @@ def sessions(tmp_path_factory):
     ir.save(model, folder / "fp32.onnx")
     rewrite(model, QuantizeProducts())
     ir.save(model, folder / "int8.onnx")
+    return folder, {name: _open(folder / f"{name}.onnx") for name in ("fp32", "int8")}
+
+
+def _open(file):
     options = onnxruntime.SessionOptions()
+    sum_exactly(options)
     options.intra_op_num_threads = 1
-    opened = {name: onnxruntime.InferenceSession(folder / f"{name}.onnx", options) for name in ("fp32", "int8")}
-    return folder, opened
+    return onnxruntime.InferenceSession(file, options)
 
 
 def _feeds(rows, length=9):
@@ -105,10 +110,7 @@ def test_a_graph_of_many_rows_has_fewer_passes_and_the_same_bits(sessions):
     ir.save(model, folder / "many.onnx")
     operators = Counter(node.op_type for node in model.graph)
     assert (operators["MatMulIntegerToFloat"], operators["MatMulInteger"]) == (5, 0)
-    found, expected = (
-        session.run(None, _feeds(8))[0]
-        for session in (onnxruntime.InferenceSession(folder / "many.onnx"), opened["int8"])
-    )
+    found, expected = (session.run(None, _feeds(8))[0] for session in (_open(folder / "many.onnx"), opened["int8"]))
     np.testing.assert_array_equal(found, expected)
 
 
@@ -146,6 +148,7 @@ def activated(request, tmp_path_factory):
     file = tmp_path_factory.mktemp("activated") / "int8.onnx"
     ir.save(model, file)
     options = onnxruntime.SessionOptions()
+    sum_exactly(options)
     options.intra_op_num_threads = 1
     return module, onnxruntime.InferenceSession(file, options)
 

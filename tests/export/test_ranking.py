@@ -10,6 +10,7 @@ from headway_export.errors import ParityError
 from headway_export.parity import check_ranking
 from headway_export.rewriting import RankLogits, rewrite
 from headway_server.decoding.interfaces import Ranking
+from headway_server.runtime import sum_exactly
 
 
 def ranked_graph(vocab_size: int) -> ir.Model:
@@ -27,6 +28,7 @@ class Ranked:
 
     def __init__(self, vocab_size: int) -> None:
         options = onnxruntime.SessionOptions()
+        sum_exactly(options)
         options.intra_op_num_threads = 1
         content = ir.to_proto(ranked_graph(vocab_size)).SerializeToString()
         self._session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])

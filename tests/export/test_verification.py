@@ -22,7 +22,7 @@ from headway_server.bundles import Graph, ParityFigures, Variant
 from headway_server.bundles.chain import DECODING_AXES, VERIFIES, chain_width, verifying_axes
 from headway_server.decoding.runner.state import SlotState
 from headway_server.decoding.speculation.verifier import Verifier
-from headway_server.runtime import Cores, Session
+from headway_server.runtime import Cores, Session, sum_exactly
 
 WIDTH, NUM_ROWS = 4, 3
 PARITY = ParityFigures(max_relative_logit_error=0.0, bound=None, checked_shape_count=0, provider="none")
@@ -40,6 +40,7 @@ class Exported:
 
     def session(self, fixed_axes, optimized_file=None):
         options = onnxruntime.SessionOptions()
+        sum_exactly(options)
         options.intra_op_num_threads = 1
         for axis, size in fixed_axes.items():
             options.add_free_dimension_override_by_name(axis, size)

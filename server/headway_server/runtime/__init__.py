@@ -12,7 +12,7 @@ from headway_server.runtime.machine import (
     share_memory,
     usable_cores,
 )
-from headway_server.runtime.session import TENSOR_TYPES, Runtime, Session
+from headway_server.runtime.session import TENSOR_TYPES, Runtime, Session, sum_exactly
 from headway_server.runtime.threads import (
     CLOSE_TIMEOUT_S,
     Heartbeat,
@@ -44,5 +44,6 @@ __all__ = [
     "run_nicely",
     "set_own_niceness",
     "share_memory",
+    "sum_exactly",
     "usable_cores",
 ]

@@ -69,11 +69,7 @@ def _quota_v1(folder: Path) -> float | None:
 
 
 def has_exact_int8() -> bool:
-    """Returns True if products of uint8 and int8 are summed without saturation.
-
-    On x86 that takes the VNNI instructions. Without them ONNX Runtime adds pairs of products in 16 bits, which overflow
-    for large values, so that an int8 variant may answer worse here than where it was measured.
-    """
+    """Returns True if products of uint8 and int8 are summed without saturation; on x86 that takes VNNI instructions."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return True
     try:

@@ -77,6 +77,21 @@ def _import_onnxruntime() -> Any:
     return onnxruntime
 
 
+def sum_exactly(options: Any) -> None:
+    """Sets options of a session so that products of uint8 and int8 are exact on any processor.
+
+    Without the VNNI instructions an x86 processor adds pairs of such products in 16 bits, which overflow. ONNX Runtime
+    then takes weights in uint8, whose sums are exact (docs/decisions/int8-without-vnni.md).
+    """
+    if not has_exact_int8():
+        options.add_session_config_entry("session.x64quantprecision", "1")
+
+
+def _needs_folding(file: Path) -> bool:
+    """Returns True for a graph of a variant whose int8 tables must be constants where they are multiplied."""
+    return not has_exact_int8() and file.parent.name in (Precision.INT8, Precision.INT8_STATIC, Precision.INT4)
+
+
 class Runtime:
     """Opens sessions on one device.
 
@@ -172,7 +187,7 @@ class Runtime:
                     f"{where}: has no {precision} variant (it has {have}); ask for one of these or export it again"
                 )
         else:
-            precision = next((p for p in self._preference() if p in manifest.variants), None)
+            precision = next((p for p in _PREFERENCE[self.device] if p in manifest.variants), None)
             if precision is None:
                 raise RuntimeUnavailableError(
                     f"{where}: has no variant for {self.device} (it has {have}); export it again with "
@@ -181,11 +196,6 @@ class Runtime:
         if self.device == "cuda":
             _check_cuda(manifest, precision)
         return precision, manifest.variants[precision]
-
-    def _preference(self) -> tuple[Precision, ...]:
-        if self.device == "cpu" and not has_exact_int8():
-            return (Precision.FP32, Precision.INT8, Precision.INT8_STATIC, Precision.INT4, Precision.FP16)
-        return _PREFERENCE[self.device]
 
     def open(
         self, bundle: Bundle, graph: Graph, *, fixed_axes: Mapping[str, int] | None = None, in_lanes: bool = True
@@ -249,6 +259,7 @@ class Runtime:
         options.add_session_config_entry("session.intra_op.spin_duration_us", str(_SPIN_US))
         options.log_severity_level = 4  # errors are raised; warnings of the graph optimizer are not actionable
         options.enable_cpu_mem_arena = self._keep_memory
+        sum_exactly(options)
         for axis, size in sizes.items():
             options.add_free_dimension_override_by_name(axis, size)
         if self._maps_weights:
@@ -256,7 +267,7 @@ class Runtime:
         disabled = list(_SLOW_ON_CPU) if self.device == "cpu" else []
         if not self._lay_out_weights:
             options.add_session_config_entry("session.disable_prepacking", "1")
-            disabled += _COPYING
+            disabled += [] if _needs_folding(file) else _COPYING
         try:
             if weights:
                 buffers = list(weights.values())

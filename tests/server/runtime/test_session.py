@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 
 from headway_server.bundles import Bundle, Graph, Precision, Task, TensorSpec, Variant, open_bundle
 from headway_server.errors import BundleError, RuntimeUnavailableError
-from headway_server.runtime import Runtime, session
+from headway_server.runtime import Runtime
 
 
 @pytest.fixture
@@ -47,11 +47,55 @@ def test_the_fastest_variant_of_the_device_is_chosen(bundle):
     assert _on_cuda(found=False).choose_variant(every, None)[0] is Precision.FP16
 
 
-@pytest.mark.parametrize(("exact", "expected"), [(True, Precision.INT8), (False, Precision.FP32)])
-def test_a_processor_that_overflows_in_int8_gets_fp32(bundle, monkeypatch, exact, expected):
-    monkeypatch.setattr(session, "has_exact_int8", lambda: exact)
-    manifest = _decoder(bundle, Precision.FP32, Precision.INT8).manifest
-    assert Runtime(device="cpu").choose_variant(manifest, None)[0] is expected
+@pytest.mark.parametrize("lays_out", [True, False])
+@pytest.mark.parametrize("transposed", [True, False])
+def test_products_of_int8_are_exact_on_any_processor(bundle, tmp_path, transposed, lays_out):
+    """Of large values, whose pairs overflow 16 bits on processors without VNNI."""
+    rng = np.random.default_rng(0)
+    weights = rng.integers(-127, 128, (2, 64, 48)).astype(np.int8)
+    rows = rng.integers(0, 256, (5, 64)).astype(np.uint8)
+    nodes, stored = [], []
+    for index, matrix in enumerate(weights):
+        name = f"stored{index}" if transposed else f"weights{index}"
+        matrix = np.ascontiguousarray(matrix.T) if transposed else matrix  # noqa: PLW2901
+        stored.append(helper.make_tensor(name, TensorProto.INT8, matrix.shape, matrix.tobytes(), raw=True))
+        if transposed:
+            nodes.append(helper.make_node("Transpose", [name], [f"weights{index}"], perm=[1, 0]))
+    nodes.append(helper.make_node("MatMulInteger", ["x", "weights0", "zero"], ["y"]))
+    inputs = ["x", "weights1", "one", "one", "zero"]
+    nodes.append(helper.make_node("MatMulIntegerToFloat", inputs, ["z"], domain="com.microsoft"))
+    graph = helper.make_graph(
+        nodes,
+        "products",
+        [helper.make_tensor_value_info("x", TensorProto.UINT8, ["rows", 64])],
+        [
+            helper.make_tensor_value_info("y", TensorProto.INT32, ["rows", 48]),
+            helper.make_tensor_value_info("z", TensorProto.FLOAT, ["rows", 48]),
+        ],
+        [
+            *stored,
+            helper.make_tensor("zero", TensorProto.UINT8, [], [128]),
+            helper.make_tensor("one", TensorProto.FLOAT, [], [1.0]),
+        ],
+    )
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    file = tmp_path / "int8" / "model.onnx"
+    file.parent.mkdir()
+    file.write_bytes(model.SerializeToString())
+    declared = Graph(
+        file="int8/model.onnx",
+        inputs=(TensorSpec(name="x", dtype="uint8", shape=("rows", 64)),),
+        outputs=(
+            TensorSpec(name="y", dtype="int32", shape=("rows", 48)),
+            TensorSpec(name="z", dtype="float32", shape=("rows", 48)),
+        ),
+    )
+    runtime = Runtime(device="cpu", num_threads=1, lay_out_weights=lays_out)
+    found = runtime.open(Bundle(path=tmp_path, manifest=bundle.manifest), declared).run({"x": rows})
+    expected = (rows.astype(np.int64) - 128) @ weights.astype(np.int64)
+    np.testing.assert_array_equal(found["y"], expected[0])
+    np.testing.assert_array_equal(found["z"], expected[1])
 
 
 def test_a_precision_that_the_bundle_lacks_is_an_error_that_names_what_it_has(bundle):
