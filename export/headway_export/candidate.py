@@ -27,14 +27,14 @@ from headway_server.decoding.runner.state import SlotState, fixed_size
 from headway_server.decoding.speculation.verifier import Verifier
 from headway_server.preprocessing.audio import LogMel
 from headway_server.preprocessing.image import normalize
-from headway_server.runtime import Runtime, Session
+from headway_server.runtime import Runtime, Session, give_back_memory
 from headway_server.tasks.text.model import text_graph
 from headway_training.data.audio import to_float
 
 NUM_ROWS = 32
 """Of evaluation data that are decoded or run together, at most."""
-_MOST_SCORES = 3 << 23
-"""Attention scores of a head that an encoder computes together: of two windows of Whisper, 3,000 frames each."""
+_MOST_SCORES = 3 << 22
+"""Attention scores of a head that an encoder computes together: of one window of Whisper, 3,000 frames."""
 _LEAST_ROW_BYTES = 1 << 28
 """That rows which are decoded together may take, however few weights the model has."""
 
@@ -153,8 +153,13 @@ def encode_sources(encoder: EncoderRunner, sources: Sequence[NDArray[Any]], fold
     inputs = [EncoderInput(named_source(one), len(one) if one.ndim == 1 else 1) for one in sources]
     longest = max(len(one) if one.ndim == 1 else one.shape[-1] for one in sources)
     rows = max(1, _MOST_SCORES // longest**2)
-    parts = (encoder.encode(inputs[start : start + rows]) for start in range(0, len(inputs), rows))
-    return [replace(each, tensors=spooled(each.tensors, folder)) for part in parts for each in part]
+    encoded: list[CrossTensors] = []
+    for start in range(0, len(inputs), rows):
+        part = encoder.encode(inputs[start : start + rows])
+        encoded += [replace(each, tensors=spooled(each.tensors, folder)) for each in part]
+        del part
+        give_back_memory()
+    return encoded
 
 
 def named_source(source: NDArray[Any]) -> Tensors:

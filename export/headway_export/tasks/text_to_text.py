@@ -318,7 +318,6 @@ class _SourceBatch:
         num_beams = _NUM_BEAMS if 1 < num_sources <= max(parity.BATCH_SIZES) // _NUM_BEAMS else 1
         where = f"batch {num_sources}, sources {[source.shape for source in self.sources]}, {num_beams} rows each"
         chosen, steps = self._decode(bos, never, num_beams, where)
-        give_back_memory()
         for row in range(num_sources * num_beams):
             found = _Part(np.arange(len(steps)), np.stack([step[row] for step in steps]))
             self._compare(self.sources[row // num_beams], chosen[:, row], [found], where)
@@ -352,7 +351,6 @@ class _SourceBatch:
         """Holds targets that are given: read in chunks, as a given beginning is, with their ends decoded."""
         where = f"batch {len(self.sources)}, targets of {[len(target) for target in targets]} tokens"
         found, alignments = self._read(targets)
-        give_back_memory()
         for row, (source, target) in enumerate(zip(self.sources, targets, strict=True)):
             expected = self._compare(source, target, found[row], where).alignment
             if alignments:
@@ -373,23 +371,24 @@ class _SourceBatch:
             asked = parity.asked_positions(int(firsts[slot]), runner.vocab_size)
             chunks = parity.read_chunks(runner, slot, target[: firsts[slot]], asked, source)
             found.append([_Part(positions, self._kept(logits)) for positions, logits in chunks])
+            give_back_memory()
         runner.set_sources(self.encoded)
-        decoded: list[list[NDArray[np.float32]]] = [[] for _ in targets]
+        steps = list[NDArray[np.float32]]()
         for step in range(int(num_steps.max())):
             # A row that has ended reads its last token once more, where it was.
             positions = np.minimum(firsts + step, firsts + num_steps - 1)
             tokens = np.array([target[at] for target, at in zip(targets, positions, strict=True)])
-            logits = runner.decode(tokens, positions)
-            for row in np.flatnonzero(step < num_steps).tolist():
-                decoded[row].append(logits[row].copy())
-        for parts, rows, target in zip(found, decoded, targets, strict=True):
-            if rows:
-                parts.append(_Part(np.arange(len(target) - len(rows), len(target)), np.stack(rows)))
+            steps.append(self._kept(runner.decode(tokens, positions)))
+        for row, (parts, target, count) in enumerate(zip(found, targets, num_steps.tolist(), strict=True)):
+            if count:
+                decoded = np.stack([logits[row] for logits in steps[:count]])
+                parts.append(_Part(np.arange(len(target) - count, len(target)), self._kept(decoded)))
         if not runner.has_alignment:
             return found, []
         return found, [runner.align(slot, *pair) for slot, pair in enumerate(zip(self.encoded, targets, strict=True))]
 
     def _open(self, num_rows: int, max_length: int) -> DecoderRunner:
+        give_back_memory()  # of what PyTorch has computed
         return self.candidate.open_decoder(num_rows, max_length=max_length, sources=self.encoded, session=self.session)
 
     def _kept(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -411,6 +410,7 @@ class _SourceBatch:
     ) -> TargetAnswers:
         """Compares logits after tokens of a target, (T,), in parts; returns what PyTorch answers to all of them."""
         positions = np.concatenate([part.positions for part in found])
+        give_back_memory()  # freed by the decoder, or by the comparison of another row
 
         def answer() -> TargetAnswers:
             return self.reference.target_answers(source, target, positions)
