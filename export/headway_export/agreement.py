@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, ndtri, stdtrit
 
-from headway_export.candidate import Candidate, encode_sources, open_sources
+from headway_export.candidate import Candidate, open_sources
 from headway_export.errors import ParityError
 from headway_export.given import flag_of
 from headway_export.inputs import DecoderText, Drawn, Inputs
@@ -227,19 +227,19 @@ def _spool(candidate: Candidate, inputs: Inputs, num_columns: int) -> NDArray[np
 def distributions(candidate: Candidate, texts: Sequence[DecoderText]) -> Iterator[Rows]:
     """Yields logarithms of the probabilities, (R, V), of what may follow each token of a text, from the last given."""
     source = candidate.source
-    runner = candidate.open_decoder(1, max_length=max(len(text.token_ids) for text in texts))
-    encoder = candidate.open_encoder() if "encoder" in candidate.variant.graphs else None
-    read = None
+    sources = {id(text.source): text.source for text in texts if text.source is not None}
+    has_encoder = "encoder" in candidate.variant.graphs
+    encoded = candidate.encode([one] for one in sources.values()) if has_encoder else []
+    of_source = dict(zip(sources, encoded, strict=has_encoder))
+    longest = max(len(text.token_ids) for text in texts)
+    runner = candidate.open_decoder(1, max_length=longest, sources=[one for (one,) in encoded])
     for number, text in enumerate(texts):
-        if encoder is not None:
-            if text.source is not read:
-                assert text.source is not None, "an encoder-decoder has a source"
-                encoded, read = encode_sources(encoder, [text.source]), text.source
-            open_sources(runner, encoded)
+        if has_encoder:
+            open_sources(runner, of_source[id(text.source)])
         for start in range(0, len(text.token_ids), runner.prefill_chunk):
             ids = text.token_ids[start : start + runner.prefill_chunk]
             # `score` begins a state without positions anew, which the source has filled.
-            has_begun = encoder is not None and not runner.keeps_positions
+            has_begun = has_encoder and not runner.keeps_positions
             logits = _decoded(runner, ids, start) if has_begun else runner.score(0, ids, start)
             skipped = max(0, text.num_given - 1 - start)
             if skipped >= len(logits):

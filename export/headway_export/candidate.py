@@ -5,8 +5,9 @@ N images, T tokens, S source tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,24 +16,27 @@ from PIL import Image
 
 from headway_export.errors import SourceError
 from headway_export.source import EvaluationData, ExportSource
+from headway_export.spool import spooled
 from headway_server.batching import BatchGraph, Tensors
 from headway_server.bundles import Bundle, Precision, Variant
-from headway_server.bundles.chain import chain_width, verifying_axes
+from headway_server.bundles.chain import DECODING_AXES, chain_width, verifying_axes
 from headway_server.decoding.interfaces import EncoderInput
-from headway_server.decoding.runner.decoder import DecoderRunner
+from headway_server.decoding.runner.decoder import DecoderRunner, slot_sizes
 from headway_server.decoding.runner.encoder import CrossTensors, EncoderRunner
 from headway_server.decoding.runner.state import SlotState, fixed_size
 from headway_server.decoding.speculation.verifier import Verifier
 from headway_server.preprocessing.audio import LogMel
 from headway_server.preprocessing.image import normalize
-from headway_server.runtime import Runtime
+from headway_server.runtime import Runtime, Session, give_back_memory
 from headway_server.tasks.text.model import text_graph
 from headway_training.data.audio import to_float
 
 NUM_ROWS = 32
-"""Of evaluation data that are decoded or run together."""
-_MOST_SCORES = 3 << 23
-"""Attention scores of a head that an encoder computes together: of two windows of Whisper, 3,000 frames each."""
+"""Of evaluation data that are decoded or run together, at most."""
+_MOST_SCORES = 3 << 22
+"""Attention scores of a head that an encoder computes together: of one window of Whisper, 3,000 frames."""
+_LEAST_ROW_BYTES = 1 << 28
+"""That rows which are decoded together may take, however few weights the model has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,25 +49,64 @@ class Candidate:
     variant: Variant
     runtime: Runtime
 
+    @property
+    def vocab_size(self) -> int:
+        """Logits after a token."""
+        (size,) = (fixed_size(spec, -1) for spec in self.variant.graphs["decoder"].outputs if spec.name == "logits")
+        return size
+
     def open_decoder(
-        self, num_slots: int, *, max_length: int | None = None, beside: DecoderRunner | None = None
+        self,
+        num_slots: int,
+        *,
+        max_length: int | None = None,
+        sources: Sequence[CrossTensors] = (),
+        session: Session | None = None,
     ) -> DecoderRunner:
-        """Opens the decoder; its cache takes memory at once.
+        """Opens the decoder; its cache, and the room for what it reads of sources, take memory at once.
 
         Args:
             num_slots: Rows that are decoded together.
             max_length: Positions of a slot; None: those of the bundle.
-            beside: A runner whose session this one shares.
+            sources: Encoded sources, of which there is room for the longest; none: for the bundle's longest.
+            session: An open session of the decoder (`open_session`).
         """
-        bundle = self.bundle
-        if max_length is not None:
-            limits = bundle.manifest.limits.model_copy(update={"max_total_tokens": max_length})
-            bundle = replace(bundle, manifest=bundle.manifest.model_copy(update={"limits": limits}))
-        return DecoderRunner(self.runtime, bundle, self.variant, num_slots=num_slots, sharing=beside)
+        bundle = self._limited(max_length, sources)
+        return DecoderRunner(self.runtime, bundle, self.variant, num_slots=num_slots, sharing=session)
+
+    def open_session(self) -> Session:
+        """Opens the decoder's graph for runners of several sizes."""
+        return self.runtime.open(self.bundle, self.variant.graphs["decoder"], fixed_axes=DECODING_AXES)
+
+    def affordable_rows(self, most: int, *, max_length: int | None = None, sources: Sequence[CrossTensors] = ()) -> int:
+        """Returns how many of `most` rows can be decoded together, 1 at least.
+
+        Their state and sources take no more memory than the weights in fp32, or 256 MiB. The other arguments are those
+        of `open_decoder`.
+        """
+        sizes = slot_sizes(self._limited(max_length, sources).manifest, self.variant)
+        weights = sum(parameter.nbytes for parameter in self.source.module.parameters())
+        return max(1, min(most, max(weights, _LEAST_ROW_BYTES) // (sizes.state_bytes + sizes.source_bytes)))
+
+    def _limited(self, max_length: int | None, sources: Sequence[CrossTensors]) -> Bundle:
+        """Returns the bundle with lengths that are enough."""
+        lengths = {"max_total_tokens": max_length} if max_length is not None else {}
+        if sources:
+            lengths["max_input_tokens"] = max(source.num_positions for source in sources)
+        limits = self.bundle.manifest.limits.model_copy(update=lengths)
+        return replace(self.bundle, manifest=self.bundle.manifest.model_copy(update={"limits": limits}))
 
     def open_encoder(self) -> EncoderRunner:
         """Opens the encoder of a translation model."""
         return EncoderRunner(self.runtime, self.bundle, self.variant)
+
+    def encode(self, batches: Iterable[Sequence[NDArray[Any]]]) -> list[list[CrossTensors]]:
+        """Encodes batches of sources, as `encode_sources` does, before the decoder is opened.
+
+        What a decoder reads of them is kept on disk: 35 MiB of a window of Whisper base.
+        """
+        encoder = self.open_encoder()
+        return [encode_sources(encoder, batch, self.bundle.path) for batch in batches]
 
     def open_attention(self) -> BatchGraph:
         """Opens the graph of the attention weights."""
@@ -93,20 +136,30 @@ def open_verifier(candidate: Candidate, state: SlotState) -> Verifier | None:
     width = verifying_width(candidate)
     if width == 1:
         return None
-    (vocab_size,) = (fixed_size(spec, -1) for spec in graph.outputs if spec.name == "logits")
     session = candidate.runtime.open(candidate.bundle, graph, fixed_axes=verifying_axes(width), in_lanes=False)
-    return Verifier(session, state, width=width, vocab_size=vocab_size)
+    return Verifier(session, state, width=width, vocab_size=candidate.vocab_size)
 
 
-def encode_sources(encoder: EncoderRunner, sources: Sequence[NDArray[Any]]) -> list[CrossTensors]:
+def encode_sources(encoder: EncoderRunner, sources: Sequence[NDArray[Any]], folder: Path) -> list[CrossTensors]:
     """Encodes sentences, int64 (S,) each, images or audio in one batch, or in several if these are long.
 
     Images are float32 (3, height, width) each, and windows of audio float32 (mel bins, frames).
+
+    Args:
+        encoder: The encoder.
+        sources: The sources.
+        folder: Where temporary files are made of what a decoder reads of them.
     """
     inputs = [EncoderInput(named_source(one), len(one) if one.ndim == 1 else 1) for one in sources]
     longest = max(len(one) if one.ndim == 1 else one.shape[-1] for one in sources)
     rows = max(1, _MOST_SCORES // longest**2)
-    return [each for start in range(0, len(inputs), rows) for each in encoder.encode(inputs[start : start + rows])]
+    encoded: list[CrossTensors] = []
+    for start in range(0, len(inputs), rows):
+        part = encoder.encode(inputs[start : start + rows])
+        encoded += [replace(each, tensors=spooled(each.tensors, folder)) for each in part]
+        del part
+        give_back_memory()
+    return encoded
 
 
 def named_source(source: NDArray[Any]) -> Tensors:

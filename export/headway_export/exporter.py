@@ -209,6 +209,7 @@ class _Prover:
     def prove_all(self) -> dict[Precision, Variant]:
         """Makes and proves every variant asked for."""
         wanted = self._options.precisions
+        self._give_back()
         self._progress("fp32: tracing")
         traced = self._trace(self._source.module)
         _check_outputs(self._source, traced)
@@ -335,7 +336,7 @@ class _Prover:
         """Returns the second model, which is made once the weights of the first are read from the files of graphs."""
         if self._reference is None:
             is_alone = set(self._options.precisions) == {Precision.FP32}
-            self._reference = Reference(self._source, keeps_answers=not is_alone)
+            self._reference = Reference(self._source, folder=None if is_alone else self._folder)
             self._weights.share_with(self._reference.module)
         return self._reference
 

@@ -221,20 +221,30 @@ def read_text(
     asked: NDArray[np.int64],
     source: CrossTensors | None = None,
 ) -> NDArray[np.float32]:
-    """Reads a text into a slot, chunk by chunk, and returns the logits after the asked tokens: (T,), (P,) -> (P, V).
+    """Reads a text into a slot, chunk by chunk, and returns the logits after the asked tokens: (T,), (P,) -> (P, V)."""
+    return np.concatenate([logits for _, logits in read_chunks(runner, slot, token_ids, asked, source)])
+
+
+def read_chunks(
+    runner: DecoderRunner,
+    slot: int,
+    token_ids: NDArray[np.int64],
+    asked: NDArray[np.int64],
+    source: CrossTensors | None = None,
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
+    """Reads a text into a slot and yields the asked positions of each chunk with the logits there, (P,) and (P, V).
 
     A chunk none of whose logits but the last are asked for is read as a server reads a prompt.
     """
-    rows = []
     for start in range(0, len(token_ids), runner.prefill_chunk):
         chunk = token_ids[start : start + runner.prefill_chunk]
         here = asked[(asked >= start) & (asked < start + len(chunk))] - start
         if (here < len(chunk) - 1).any():
-            rows.append(runner.score(slot, chunk, start, source)[here])
+            logits = runner.score(slot, chunk, start, source)
+            yield here + start, logits if len(here) == len(chunk) else logits[here]
         else:
             last = runner.prefill(slot, chunk, start, source)
-            rows.append(last[np.newaxis][: len(here)].copy())
-    return np.concatenate(rows)
+            yield here + start, last[np.newaxis][: len(here)].copy()
 
 
 def check_attention(candidate: Candidate, reference: Reference) -> AttentionFigures:

@@ -72,11 +72,11 @@ def figure_of(data: EvaluationData, value: float, *, signature: str = "") -> Qua
     )
 
 
-def by_length(rows: Sequence[NDArray[np.int64]]) -> Iterator[list[int]]:
-    """Yields batches of indices, rows of similar length together."""
+def by_length(rows: Sequence[NDArray[np.int64]], count: int = NUM_ROWS) -> Iterator[list[int]]:
+    """Yields batches of `count` indices at most, rows of similar length together."""
     order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
-    for start in range(0, len(order), NUM_ROWS):
-        yield order[start : start + NUM_ROWS]
+    for start in range(0, len(order), count):
+        yield order[start : start + count]
 
 
 # Classifiers
@@ -135,10 +135,11 @@ def write_greedily(candidate: Candidate, batches: Iterable[NDArray[np.float32]],
     source = candidate.source
     assert source.tokenizer is not None, "a model that writes has its tokenizer"
     assert source.special_tokens is not None, "a model that writes has its special tokens"
-    decoder, encoder = candidate.open_decoder(NUM_ROWS), candidate.open_encoder()
+    rows_at_a_time = candidate.affordable_rows(NUM_ROWS)
+    decoder, encoder = candidate.open_decoder(rows_at_a_time), candidate.open_encoder()
     texts: list[str] = []
-    for batch in batches:
-        open_sources(decoder, encode_sources(encoder, list(batch)))
+    for batch in (each[at : at + rows_at_a_time] for each in batches for at in range(0, len(each), rows_at_a_time)):
+        open_sources(decoder, encode_sources(encoder, list(batch), candidate.bundle.path))
         starts = np.tile(start, (len(batch), 1))
         rows = decode_greedily(decoder, starts, source.special_tokens.eos, source.suppressed_tokens)
         texts += source.tokenizer.decode_batch(rows, skip_special_tokens=True)

@@ -13,6 +13,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, Unpack, cast
 
 import numpy as np
@@ -27,6 +28,7 @@ from headway_export.inputs import Inputs
 from headway_export.rewriting import LayerRange
 from headway_export.rounding import is_rounding
 from headway_export.source import ExportSource
+from headway_export.spool import spooled
 from headway_export.tasks.table import task_of
 from headway_export.tracing import alignment_layer
 from headway_server.batching import Tensors
@@ -56,8 +58,8 @@ CAUSAL: Attend = causal_attention(fused_attention)
 _PIECE = 50
 _STEADY_BOUND = 1e-5
 """Largest relative difference between two answers of the same model to the same input."""
-_MOST_KEPT_BYTES = 1 << 28
-"""Of answers that are kept for the variants to come."""
+_MOST_KEPT_BYTES = 1 << 29
+"""Of answers that are kept on disk for the variants to come."""
 
 Kept = TypeVar("Kept")
 
@@ -106,12 +108,12 @@ class Reference:
     Answers are kept, as far as they fit, where several variants are asked the same.
     """
 
-    def __init__(self, source: ExportSource, *, keeps_answers: bool = True) -> None:
+    def __init__(self, source: ExportSource, *, folder: Path | None = None) -> None:
         """Makes the model.
 
         Args:
             source: What it is of.
-            keeps_answers: False if one variant alone is held against it.
+            folder: Where answers are kept in temporary files for variants to come; None: none is kept.
 
         Raises:
             SourceError: It cannot be made a second time, or parts of it are those of the first.
@@ -124,7 +126,7 @@ class Reference:
                 "cannot be held against itself; make a new module at each call"
             )
         self._answers: dict[str, Any] = {}
-        self._kept_bytes, self._most_bytes = 0, _MOST_KEPT_BYTES if keeps_answers else 0
+        self._kept_bytes, self._folder = 0, folder
         self._first: dict[str, tuple[Callable[[], Any], Any]] = {}
 
     def __repr__(self) -> str:
@@ -224,8 +226,8 @@ class Reference:
         found = answer()
         self._first.setdefault(kind, (answer, found))
         num_bytes = sum(array.nbytes for array in _arrays(found))
-        if self._kept_bytes + num_bytes <= self._most_bytes:
-            self._answers[key] = found
+        if self._folder is not None and self._kept_bytes + num_bytes <= _MOST_KEPT_BYTES:
+            self._answers[key] = _on_disk(found, self._folder)
             self._kept_bytes += num_bytes
         return found
 
@@ -235,6 +237,18 @@ def _arrays(answer: Any) -> list[NDArray[Any]]:
     if isinstance(answer, np.ndarray):
         return [answer]
     return list(answer.values() if isinstance(answer, dict) else answer)
+
+
+def _on_disk(answer: Kept, folder: Path) -> Kept:
+    """Returns an answer whose arrays are in a temporary file of a folder."""
+    held: Any = answer
+    if isinstance(held, np.ndarray):
+        held = spooled({"answer": held}, folder)["answer"]
+    elif isinstance(held, TargetAnswers):
+        held = TargetAnswers(**spooled(held._asdict(), folder))
+    else:
+        held = spooled(held, folder)
+    return cast("Kept", held)
 
 
 def _difference(again: NDArray[Any], first: NDArray[Any]) -> float:

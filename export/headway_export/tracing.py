@@ -367,13 +367,13 @@ def declare_outputs(module: nn.Module, graph: nn.Module, inputs: Sequence[Tensor
         SourceError: The module does not follow its protocol, or an axis is neither fixed nor one of the inputs'.
     """
     with following_the_protocol(module):
-        traced, other = (graph(*_example_of(inputs, sizes)) for sizes in (_TRACED_SIZES, _OTHER_SIZES))
+        traced, other = (_shapes_of(graph, inputs, sizes) for sizes in (_TRACED_SIZES, _OTHER_SIZES))
     names = {axis for spec in inputs for axis in spec.shape if isinstance(axis, str)}
     by_sizes = {(_TRACED_SIZES[name], _OTHER_SIZES[name]): name for name in names}
     specs = []
-    for name, tensor in traced.items():
+    for name, (dtype, axes) in traced.items():
         shape: list[int | str] = []
-        for sizes in zip(tensor.shape, other[name].shape, strict=True):
+        for sizes in zip(axes, other[name][1], strict=True):
             if sizes[0] != sizes[1] and sizes not in by_sizes:
                 raise SourceError(
                     f"{type(module).__name__}: an axis of output {name} is {sizes[0]} and {sizes[1]} for inputs of "
@@ -381,8 +381,16 @@ def declare_outputs(module: nn.Module, graph: nn.Module, inputs: Sequence[Tensor
                     "fixed, or as long as one of the inputs'"
                 )
             shape.append(sizes[0] if sizes[0] == sizes[1] else by_sizes[sizes])
-        specs.append(make_spec(name, str(tensor.dtype).removeprefix("torch."), *shape))
+        specs.append(make_spec(name, dtype, *shape))
     return specs
+
+
+def _shapes_of(
+    graph: nn.Module, inputs: Sequence[TensorSpec], sizes: Mapping[str, int]
+) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Runs a graph and returns types and shapes of its outputs, by name; the outputs themselves may be large."""
+    found: Mapping[str, Tensor] = graph(*_example_of(inputs, sizes))
+    return {name: (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)) for name, tensor in found.items()}
 
 
 class _Positional(nn.Module):

@@ -14,7 +14,6 @@ from transformers.generation.logits_process import (
     WhisperTimeStampLogitsProcessor,
 )
 
-from headway_export.candidate import encode_sources
 from headway_export.errors import SourceError
 from headway_export.huggingface.folder import FolderOptions
 from headway_export.huggingface.kinds import from_folder
@@ -85,18 +84,3 @@ def test_what_is_heard_otherwise_is_refused(tmp_path, file, changes, words):
         path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     with pytest.raises(SourceError, match=words):
         from_folder(folder, FolderOptions())
-
-
-@pytest.mark.parametrize(("frames", "batches"), [(3000, [2, 2, 2, 2]), (200, [8])])
-def test_long_windows_are_encoded_a_few_at_a_time(frames, batches):
-    """Their attention scores are what an export of speech needs most memory for."""
-    encoded = []
-
-    class Encoder:
-        def encode(self, inputs):
-            encoded.append(len(inputs))
-            return inputs
-
-    found = encode_sources(Encoder(), [np.full((4, frames), number, np.float32) for number in range(8)])
-    assert encoded == batches
-    assert [each.tensors["input_features"][0, 0] for each in found] == [*range(8)]

@@ -105,11 +105,11 @@ class Generation(ExportTask):
         """
         max_length = candidate.source.limits.max_total_tokens
         assert max_length is not None, "the source has read the module's length"
-        runner: DecoderRunner | None = None
+        session = candidate.open_session()
         num_steps = min(parity.DECODED_TOKENS, max_length - 1)
         texts: Sequence[NDArray[np.int64]] = ()
         for rows in parity.batches(max_length - num_steps):
-            runner = candidate.open_decoder(len(rows), max_length=max(rows) + num_steps, beside=runner)
+            runner = candidate.open_decoder(len(rows), max_length=max(rows) + num_steps, session=session)
             texts = texts or parity.sample_tokens(candidate.source, runner.vocab_size, max_length, frame=False)
             prompts = [texts[row % len(texts)][:length] for row, length in enumerate(rows)]
             asked = [
@@ -300,10 +300,10 @@ def _written(draw: Draw) -> tuple[list[Any], list[Any]]:
     tokens = source.special_tokens
     ends = () if tokens is None or tokens.eos is None else (tokens.eos, *tokens.more_eos)
     written: list[NDArray[np.int64]] = []
-    runner: DecoderRunner | None = None
+    session = draw.candidate.open_session()
     for at in range(0, len(starts), NUM_CALIBRATED):
         some = starts[at : at + NUM_CALIBRATED]
-        runner = draw.candidate.open_decoder(len(some), max_length=length, beside=runner)
+        runner = draw.candidate.open_decoder(len(some), max_length=length, session=session)
         forbidden = (*source.suppressed_tokens, *ends)
         written += write_on(runner, some, length, np.ones(len(some), bool), (), forbidden, draw.generator)
     judged, calibration = written[:count], written[count:]

@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 import sacrebleu
@@ -33,11 +33,13 @@ from headway_export.quality import NUM_EXAMPLES, Quality, by_length, decode_gree
 from headway_export.reference import Reference, TargetAnswers
 from headway_export.rewriting import RankLogits
 from headway_export.source import EvaluationData, ExportSource, read_rows, validated
+from headway_export.spool import spooled
 from headway_export.tasks.task import ExportTask, Metric
 from headway_server.batching import Tensors
 from headway_server.bundles import Limits, StateTensor, TensorSpec
 from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_server.decoding.runner.encoder import CrossTensors
+from headway_server.runtime import Session, give_back_memory
 from headway_server.tasks.text.model import text_tensors
 from headway_training.models.protocols import is_recurrent
 
@@ -76,10 +78,13 @@ class EncoderDecoder(ExportTask):
         """Declares what the encoder reads."""
 
     def compare(self, candidate: Candidate, reference: Reference, comparison: parity.Comparison) -> None:
-        """Compares what is decoded of batches of sources, and what is answered to targets that are given."""
-        runner, encoder = candidate.open_decoder(max(parity.BATCH_SIZES)), candidate.open_encoder()
+        """Compares what is decoded of batches of sources, and what is answered to targets that are given.
+
+        The encoder, the decoder with its cache, and PyTorch take their memory one after another.
+        """
         limits, tokens = candidate.source.limits, candidate.source.special_tokens
         assert limits.max_input_tokens is not None, "the source has read the module's lengths"
+        assert limits.max_total_tokens is not None, "the source has read the module's lengths"
         assert tokens is not None, "a text model has its special tokens"
         assert tokens.bos is not None, "the exporter has checked it"
         # A decoder may place tokens by where there is no padding, which it never writes.
@@ -87,21 +92,23 @@ class EncoderDecoder(ExportTask):
         never = sorted(forbidden - {tokens.bos})
         evaluation = candidate.source.evaluation
         references = () if evaluation is None else self.references(evaluation)
-        written = _sample_targets(candidate.source, references, runner, never)
-        read = self.source_batches(candidate.source, runner.vocab_size, limits.max_input_tokens)
-        for sources, lengths in zip(read, parity.batches(runner.max_length), strict=True):
+        written = _sample_targets(candidate, references, never)
+        read = [*self.source_batches(candidate.source, candidate.vocab_size, limits.max_input_tokens)]
+        encoded, session = candidate.encode(read), candidate.open_session()
+        all_lengths = parity.batches(limits.max_total_tokens)
+        for sources, of_decoder, lengths in zip(read, encoded, all_lengths, strict=True):
             batch = _SourceBatch(
-                runner=runner,
+                candidate=candidate,
+                session=session,
                 reference=reference,
                 comparison=comparison,
                 sources=sources,
-                encoded=encode_sources(encoder, sources),
+                encoded=of_decoder,
             )
             batch.compare_decoding(tokens.bos, never)
-            targets = [np.append(tokens.bos, written[row][: length - 1]) for row, length in enumerate(lengths)]
-            alignments = batch.compare_given(targets)
-            if runner.has_alignment:
-                batch.compare_alignments(targets, alignments)
+            batch.compare_given(
+                [np.append(tokens.bos, written[row][: length - 1]) for row, length in enumerate(lengths)]
+            )
             comparison.num_shapes += len({source.shape for source in sources}) + len(set(lengths))
 
     @abstractmethod
@@ -157,19 +164,23 @@ class EncoderDecoder(ExportTask):
         assert limit is not None, "a decoder has a length"
         length, texts = min(LENGTHS[1], limit), list[DecoderText]()
         ends = [token for token in (tokens.eos, *tokens.more_eos) if token is not None]
-        encoder, runner = draw.candidate.open_encoder(), None
-        for at in range(0, len(sources), _SOURCES_AT_A_TIME):
-            some = sources[at : at + _SOURCES_AT_A_TIME]
+        parts = [sources[at : at + _SOURCES_AT_A_TIME] for at in range(0, len(sources), _SOURCES_AT_A_TIME)]
+        encoded = [one for part in draw.candidate.encode([one for one, _ in part] for part in parts) for one in part]
+        session = draw.candidate.open_session()
+        most_rows = draw.candidate.affordable_rows(2 * _SOURCES_AT_A_TIME, max_length=length, sources=encoded)
+        step = max(1, most_rows // 2)
+        for at in range(0, len(sources), step):
+            some, of_decoder = sources[at : at + step], encoded[at : at + step]
             rows = 2 * len(some)
-            runner = draw.candidate.open_decoder(rows, max_length=length, beside=runner)
-            encoded = encode_sources(encoder, [one for one, _ in some])
-            runner.set_sources(encoded)
+            runner = draw.candidate.open_decoder(rows, max_length=length, sources=of_decoder, session=session)
+            runner.set_sources(of_decoder)
             for row in range(rows):
-                runner.begin(row, encoded[row // 2])
+                runner.begin(row, of_decoder[row // 2])
             starts = np.stack([some[row // 2][1] for row in range(rows)])
             starts = self.first_tokens(draw, runner, starts)
             is_drawn = np.arange(rows) % 2 == 1
             written = write_on(runner, starts, length, is_drawn, ends, source.suppressed_tokens, draw.generator)
+            del runner  # its cache, before that of the next
             texts += [
                 DecoderText(token_ids=ids, num_given=len(starts[row]), source=some[row // 2][0])
                 for row, ids in enumerate(written)
@@ -284,9 +295,13 @@ class _TranslationRow(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SourceBatch:
-    """Encoded sources, and what a decoder makes of them."""
+    """Encoded sources, and what a decoder makes of them.
 
-    runner: DecoderRunner
+    The decoder's logits are on disk before PyTorch is asked, and its cache is closed.
+    """
+
+    candidate: Candidate
+    session: Session
     reference: Reference
     comparison: parity.Comparison
     sources: Sequence[NDArray[Any]]
@@ -299,11 +314,23 @@ class _SourceBatch:
             bos: The first token.
             never: Tokens that are not taken.
         """
-        runner, num_sources = self.runner, len(self.sources)
-        num_beams = _NUM_BEAMS if 1 < num_sources <= runner.num_slots // _NUM_BEAMS else 1
-        num_steps, count = min(2 * parity.DECODED_TOKENS, runner.max_length), min(_NUM_LIKELIEST, runner.vocab_size)
-        num_rows = num_sources * num_beams
+        num_sources = len(self.sources)
+        num_beams = _NUM_BEAMS if 1 < num_sources <= max(parity.BATCH_SIZES) // _NUM_BEAMS else 1
         where = f"batch {num_sources}, sources {[source.shape for source in self.sources]}, {num_beams} rows each"
+        chosen, steps = self._decode(bos, never, num_beams, where)
+        for row in range(num_sources * num_beams):
+            found = _Part(np.arange(len(steps)), np.stack([step[row] for step in steps]))
+            self._compare(self.sources[row // num_beams], chosen[:, row], [found], where)
+
+    def _decode(
+        self, bos: int, never: Sequence[int], num_beams: int, where: str
+    ) -> tuple[NDArray[np.int64], list[NDArray[np.float32]]]:
+        """Decodes greedily and returns the tokens read, (T, R), and the logits after each: T times (R, V)."""
+        limit, vocab_size = self.candidate.source.limits.max_total_tokens, self.candidate.vocab_size
+        assert limit is not None, "the source has read the module's lengths"
+        num_steps, count = min(2 * parity.DECODED_TOKENS, limit), min(_NUM_LIKELIEST, vocab_size)
+        num_rows = len(self.sources) * num_beams
+        runner = self._open(num_rows, num_steps)
         runner.set_sources(self.encoded)
         for slot in range(num_rows):
             runner.begin(slot, self.encoded[slot // num_beams])
@@ -311,91 +338,114 @@ class _SourceBatch:
         for position in range(num_steps):
             logits = runner.decode(chosen[-1], np.full(num_rows, position), num_likeliest=count)
             parity.check_ranking(runner.ranking, logits, where)
-            steps.append(logits.copy())
+            steps.append(self._kept(logits))
             logits[:, never] = -np.inf
             following = logits.argmax(axis=-1)
             if position == 0:  # the beams of a source go ways of their own
                 best = np.argsort(-logits, axis=-1, kind="stable")
                 following = best[np.arange(num_rows), np.arange(num_rows) % num_beams]
             chosen.append(following)
-        for row in range(num_rows):
-            target = np.stack([step[row] for step in chosen])[:-1]  # (T,)
-            found = np.stack([step[row] for step in steps])
-            self._compare(self.sources[row // num_beams], target, np.arange(num_steps), found, where)
+        return np.stack(chosen[:-1]), steps
 
-    def compare_given(self, targets: Sequence[NDArray[np.int64]]) -> list[NDArray[np.float32]]:
-        """Holds targets that are given: read in chunks, as a given beginning is, with their ends decoded.
+    def compare_given(self, targets: Sequence[NDArray[np.int64]]) -> None:
+        """Holds targets that are given: read in chunks, as a given beginning is, with their ends decoded."""
+        where = f"batch {len(self.sources)}, targets of {[len(target) for target in targets]} tokens"
+        found, alignments = self._read(targets)
+        for row, (source, target) in enumerate(zip(self.sources, targets, strict=True)):
+            expected = self._compare(source, target, found[row], where).alignment
+            if alignments:
+                self._compare_alignment(alignments[row], expected)
+
+    def _read(self, targets: Sequence[NDArray[np.int64]]) -> tuple[list[list[_Part]], list[NDArray[np.float32]]]:
+        """Reads targets in chunks and decodes their ends.
 
         Returns:
-            The alignment of each by PyTorch, (T, S).
+            The logits of each target, and its alignment (T, S) if the decoder has such.
         """
-        runner = self.runner
-        where = f"batch {len(self.sources)}, targets of {[len(target) for target in targets]} tokens"
         num_steps = np.array([min(parity.DECODED_TOKENS, len(target) - 1) for target in targets])
         firsts = np.array([len(target) for target in targets]) - num_steps
-        asked = [parity.asked_positions(first, runner.vocab_size) for first in firsts.tolist()]
-        found = []
+        runner = self._open(len(targets), max(map(len, targets)))
+        found: list[list[_Part]] = []
         for slot, (target, source) in enumerate(zip(targets, self.encoded, strict=True)):
             runner.begin(slot, source)
-            found.append([parity.read_text(runner, slot, target[: firsts[slot]], asked[slot], source)])
+            asked = parity.asked_positions(int(firsts[slot]), runner.vocab_size)
+            chunks = parity.read_chunks(runner, slot, target[: firsts[slot]], asked, source)
+            found.append([_Part(positions, self._kept(logits)) for positions, logits in chunks])
+            give_back_memory()
         runner.set_sources(self.encoded)
+        steps = list[NDArray[np.float32]]()
         for step in range(int(num_steps.max())):
             # A row that has ended reads its last token once more, where it was.
             positions = np.minimum(firsts + step, firsts + num_steps - 1)
             tokens = np.array([target[at] for target, at in zip(targets, positions, strict=True)])
-            logits = runner.decode(tokens, positions)
-            for row in np.flatnonzero(step < num_steps).tolist():
-                found[row].append(logits[row : row + 1].copy())
-        alignments = []
-        for row, (target, rows) in enumerate(zip(targets, found, strict=True)):
-            positions = np.concatenate([asked[row], np.arange(firsts[row], len(target))])
-            logits = np.concatenate(rows)
-            rows.clear()  # logits of a vocabulary take much memory
-            alignments.append(self._compare(self.sources[row], target, positions, logits, where).alignment)
-        return alignments
+            steps.append(self._kept(runner.decode(tokens, positions)))
+        for row, (parts, target, count) in enumerate(zip(found, targets, num_steps.tolist(), strict=True)):
+            if count:
+                decoded = np.stack([logits[row] for logits in steps[:count]])
+                parts.append(_Part(np.arange(len(target) - count, len(target)), self._kept(decoded)))
+        if not runner.has_alignment:
+            return found, []
+        return found, [runner.align(slot, *pair) for slot, pair in enumerate(zip(self.encoded, targets, strict=True))]
 
-    def compare_alignments(
-        self, targets: Sequence[NDArray[np.int64]], alignments: Sequence[NDArray[np.float32]]
-    ) -> None:
-        """Holds alignments of targets against the attention of PyTorch's layer, (T, S) each."""
-        for slot, (encoded, target, expected) in enumerate(zip(self.encoded, targets, alignments, strict=True)):
-            found = self.runner.align(slot, encoded, target)
-            error = float(np.abs(found - expected / expected.sum(axis=-1, keepdims=True)).max())
-            if not (error <= parity.WEIGHT_BOUND or (self.comparison.bound is None and np.isfinite(error))):
-                raise ParityError(
-                    f"alignment {found.shape} of a target of {len(target)} tokens: {error:.2e} from PyTorch's weights, "
-                    f"bound {parity.WEIGHT_BOUND:.0e}"
-                )
+    def _open(self, num_rows: int, max_length: int) -> DecoderRunner:
+        give_back_memory()  # of what PyTorch has computed
+        return self.candidate.open_decoder(num_rows, max_length=max_length, sources=self.encoded, session=self.session)
+
+    def _kept(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Returns logits, which the next step writes over, on disk if they are many."""
+        (kept,) = spooled({"logits": logits}, self.candidate.bundle.path).values()
+        return kept.copy() if kept is logits else kept
+
+    def _compare_alignment(self, found: NDArray[np.float32], expected: NDArray[np.float32]) -> None:
+        """Holds the alignment of a target against the attention of PyTorch's layer, (T, S) each."""
+        error = float(np.abs(found - expected / expected.sum(axis=-1, keepdims=True)).max())
+        if not (error <= parity.WEIGHT_BOUND or (self.comparison.bound is None and np.isfinite(error))):
+            raise ParityError(
+                f"alignment {found.shape} of a target of {len(found)} tokens: {error:.2e} from PyTorch's weights, "
+                f"bound {parity.WEIGHT_BOUND:.0e}"
+            )
 
     def _compare(
-        self,
-        source: NDArray[Any],
-        target: NDArray[np.int64],
-        positions: NDArray[np.int64],
-        found: NDArray[np.float32],
-        where: str,
+        self, source: NDArray[Any], target: NDArray[np.int64], found: Sequence[_Part], where: str
     ) -> TargetAnswers:
-        """Compares the logits (P, V) after some tokens of a target, (T,); returns what PyTorch answers."""
+        """Compares logits after tokens of a target, (T,), in parts; returns what PyTorch answers to all of them."""
+        positions = np.concatenate([part.positions for part in found])
+        give_back_memory()  # freed by the decoder, or by the comparison of another row
 
-        def again() -> NDArray[np.float32]:
-            return self.reference.target_answers(source, target, positions).logits
+        def answer() -> TargetAnswers:
+            return self.reference.target_answers(source, target, positions)
 
-        answers = self.reference.target_answers(source, target, positions)
-        self.comparison.add("logits", found, answers.logits, where, again)
-        self.comparison.add_greedy(found.argmax(axis=-1), answers.logits, where, again)
+        answers, stop = answer(), 0
+        for part in found:
+            start, stop = stop, stop + len(part.positions)
+            here = slice(start, stop)
+
+            def again(here: slice = here) -> NDArray[np.float32]:
+                return answer().logits[here]
+
+            self.comparison.add("logits", part.logits, answers.logits[here], where, again)
+            self.comparison.add_greedy(part.logits.argmax(axis=-1), answers.logits[here], where, again)
         return answers
 
 
-def _sample_targets(
-    source: ExportSource, references: Sequence[str], runner: DecoderRunner, never: Sequence[int]
-) -> list[NDArray[np.int64]]:
+class _Part(NamedTuple):
+    """Logits of a decoder."""
+
+    positions: NDArray[np.int64]
+    """(P,), of the tokens of a target that they come after."""
+    logits: NDArray[np.float32]
+    """(P, V)"""
+
+
+def _sample_targets(candidate: Candidate, references: Sequence[str], never: Sequence[int]) -> list[NDArray[np.int64]]:
     """Returns tokens that a decoder is given, up to its limit: of evaluation data, or drawn among those it takes."""
-    rows, length = max(parity.BATCH_SIZES), runner.max_length
+    source, rows, length = candidate.source, max(parity.BATCH_SIZES), candidate.source.limits.max_total_tokens
+    assert length is not None, "the source has read the module's lengths"
     if references and source.tokenizer is not None:
         tokens = np.concatenate(source.encode(references[: rows * length], frame=False))
         if len(tokens) > 1:
             return list(np.resize(tokens, (rows, length)))
-    allowed = np.setdiff1d(np.arange(runner.vocab_size), never)
+    allowed = np.setdiff1d(np.arange(candidate.vocab_size), never)
     return list(np.random.default_rng(parity.SEED).choice(allowed, (rows, length)))
 
 
@@ -420,10 +470,11 @@ def _translate(candidate: Candidate, data: EvaluationData) -> list[str]:
     assert source.special_tokens is not None, "a text model has its special tokens"
     pairs = source.encode_sources(data.texts, data.languages)
     ids, starts = [ids for ids, _ in pairs], [start for _, start in pairs]
-    decoder, encoder = candidate.open_decoder(NUM_ROWS), candidate.open_encoder()
+    rows = candidate.affordable_rows(NUM_ROWS)
+    decoder, encoder = candidate.open_decoder(rows), candidate.open_encoder()
     translations = [""] * len(ids)
-    for batch in by_length(ids):
-        open_sources(decoder, encode_sources(encoder, [ids[index] for index in batch]))
+    for batch in by_length(ids, rows):
+        open_sources(decoder, encode_sources(encoder, [ids[index] for index in batch], candidate.bundle.path))
         given = np.stack([starts[index] for index in batch])
         targets = decode_greedily(decoder, given, source.special_tokens.eos, source.suppressed_tokens)
         for index, target in zip(batch, targets, strict=True):

@@ -398,7 +398,7 @@ def open_decoders(
                 variant,
                 num_slots=_share(plan.num_slots, num_lanes, lane),
                 num_prefix_slots=plan.num_prefix_slots,
-                sharing=runners[0] if runners else None,
+                sharing=runners[0].session if runners else None,
             )
         )
     return runners

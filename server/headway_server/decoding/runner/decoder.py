@@ -95,7 +95,7 @@ class DecoderRunner:
         *,
         num_slots: int,
         num_prefix_slots: int = 0,
-        sharing: DecoderRunner | None = None,
+        sharing: Session | None = None,
     ) -> None:
         """Opens the variant's decoder and allocates the state of `num_slots + num_prefix_slots` slots.
 
@@ -105,7 +105,7 @@ class DecoderRunner:
             variant: One of its variants.
             num_slots: Rows that can run at once.
             num_prefix_slots: Slots of the prefix cache.
-            sharing: Runner of the same decoder, whose session is shared.
+            sharing: Open session of the same decoder; None: one is opened.
 
         Raises:
             BundleError: The graph does not match the manifest.
@@ -116,9 +116,7 @@ class DecoderRunner:
         specs = {spec.name: spec for spec in (*graph.inputs, *graph.outputs)}
         in_lanes = bundle.manifest.task in ENCODER_DECODER_TASKS
         self._session = (
-            runtime.open(bundle, graph, fixed_axes=DECODING_AXES, in_lanes=in_lanes)
-            if sharing is None
-            else sharing.session
+            runtime.open(bundle, graph, fixed_axes=DECODING_AXES, in_lanes=in_lanes) if sharing is None else sharing
         )
         self._chunks_per_slot = _state_sizes(bundle.manifest, variant).num_chunks
         self.num_cached_chunks = num_prefix_slots * self._chunks_per_slot
