@@ -33,8 +33,8 @@ from headway_training.data.audio import to_float
 
 NUM_ROWS = 32
 """Of evaluation data that are decoded or run together, at most."""
-_MOST_SCORES = 3 << 22
-"""Attention scores of a head that an encoder computes together: of one window of Whisper, 3,000 frames."""
+_MOST_SCORES = 3 << 23
+"""Attention scores of a head that an encoder computes together: of two windows of Whisper, 3,000 frames each."""
 _LEAST_ROW_BYTES = 1 << 28
 """That rows which are decoded together may take, however few weights the model has."""
 
