@@ -5,7 +5,20 @@ import sys
 
 import pytest
 
-_SLOW = {"datasets", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "scipy", "sklearn", "sympy", "torch", "transformers"}
+_SLOW = {
+    "datasets",
+    "onnx",
+    "onnx_ir",
+    "onnxruntime",
+    "onnxscript",
+    "nltk",
+    "sacrebleu",
+    "scipy",
+    "sklearn",
+    "sympy",
+    "torch",
+    "transformers",
+}
 _PROGRAM = """
 import importlib, sys
 module, name = sys.argv.pop(1).split(":")
