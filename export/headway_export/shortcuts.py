@@ -15,8 +15,8 @@ from unittest.mock import patch
 
 import onnx_ir as ir
 import torch
-from onnxscript.rewriter._basics import MatchResult
 from onnxscript.rewriter._matcher import SimplePatternMatcher
+from onnxscript.rewriter._rewrite_rule import RewriteRule
 from torch import Tensor
 from torch._C import DispatchKey
 from torch._decomp import decomposition_table
@@ -71,6 +71,7 @@ def _decomposing_if_needed() -> Iterator[None]:
 
 
 _schema_of, _has_kernel = attrgetter("_schema"), OpOverload.has_kernel_for_dispatch_key
+_matcher_of = attrgetter("_matcher")
 _CASTS = (torch.ops.aten.to.dtype, torch.ops.aten.to.dtype_layout, torch.ops.aten.to.device)
 _COPY = torch.ops.aten._to_copy.default  # noqa: SLF001 (the name of an operator)
 _CHECK = torch.ops.aten._assert_tensor_metadata.default  # noqa: SLF001 (the name of an operator)
@@ -239,17 +240,23 @@ def _rules_by_operator() -> Iterator[None]:
     Of each node and each rule of several outputs ONNX Script lists the whole graph before it compares operators: a
     third of the trace of a GPT-2.
     """
-    match = SimplePatternMatcher.match
+    rewrite = RewriteRule.try_rewrite
 
-    def match_operator(
-        self: SimplePatternMatcher, model: ir.Model, graph: ir.Graph | ir.Function, node: ir.Node, **options: Any
-    ) -> MatchResult:
-        identifier = self.pattern.output_nodes[0].op_identifier()
-        if identifier is not None and identifier[1] != node.op_type:
-            return MatchResult().fail("another operator")
-        return match(self, model, graph, node, **options)
+    @functools.cache
+    def operator_of(rule: RewriteRule) -> str | None:
+        matcher = _matcher_of(rule)
+        named = matcher.pattern.output_nodes[0].op_identifier() if isinstance(matcher, SimplePatternMatcher) else None
+        return None if named is None else named[1]
 
-    with patch.object(SimplePatternMatcher, "match", match_operator):
+    def rewrite_operator(
+        self: RewriteRule, model: ir.Model, graph: ir.Graph | ir.Function, node: ir.Node, **options: Any
+    ) -> Any:
+        operator = operator_of(self)
+        if operator is not None and operator != node.op_type:
+            return None
+        return rewrite(self, model, graph, node, **options)
+
+    with patch.object(RewriteRule, "try_rewrite", rewrite_operator):
         yield
 
 
