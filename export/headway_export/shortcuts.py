@@ -26,6 +26,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_impls import get_fast_op_impls
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
+from torch.fx import config as fx_config
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 from torch.onnx._internal.fx.passes.type_promotion import _TypePromotionInterpreter, get_type_promotion_rule
 
@@ -40,6 +41,7 @@ def shortcuts() -> Iterator[None]:
         _rules_by_operator(),
         _promoting_known_values(),
         _results_by_shape(),
+        _without_stack_traces(),
         _uncached(),
     ):
         yield
@@ -103,6 +105,7 @@ _needed: tuple[object, ...] = (
     *(_schema_of(_CHECK).is_mutable, _schema_of(_CHECK).arguments[0].alias_info, DispatchKey.CompositeImplicitAutograd),
     *attrgetter("_set_current_node", "_maybe_promote_node")(_TypePromotionInterpreter),
     dynamo_config.fake_tensor_cache_enabled,
+    fx_config.do_not_emit_stack_traces,
 )
 
 
@@ -327,3 +330,10 @@ def _is_in_order(tensor: Tensor) -> bool:
 
 
 _BY_SHAPE = {_NORM: _norm_by_shape, _GELU: _gelu_by_shape}
+
+
+@contextmanager
+def _without_stack_traces() -> Iterator[None]:
+    """Has PyTorch not look up the lines of code of every node, which a bundle's graph does not keep."""
+    with patch.object(fx_config, "do_not_emit_stack_traces", new=True):
+        yield

@@ -166,6 +166,12 @@ class PoolingOfNorms(Pooling):
         return self.output((mixed * attention_mask.unsqueeze(-1)).mean(dim=1))
 
 
+OF_THE_CAPTURE = (
+    *("_composites_listed_once", "_promoting_known_values", "_results_by_shape", "_uncached"),
+    "_without_stack_traces",
+)
+
+
 @pytest.mark.parametrize(
     "kind", [Pooling, PoolingOfManyOperators, PoolingOfSeveralTypes, PoolingInPlace, PoolingOfNorms]
 )
@@ -175,7 +181,7 @@ def test_the_graph_is_the_one_without_known_values(monkeypatch, kind, tmp_path):
     module = kind().eval()
     model, _ = _trace(module, monkeypatch)
     with monkeypatch.context() as patch:
-        for shortcut in ("_composites_listed_once", "_promoting_known_values", "_results_by_shape", "_uncached"):
+        for shortcut in OF_THE_CAPTURE:
             patch.setattr(f"headway_export.shortcuts.{shortcut}", nullcontext)
         slow, _ = _trace(module, monkeypatch)
     operators, of_slow = ([(node.op_type, dict(node.attributes)) for node in each.graph] for each in (model, slow))
