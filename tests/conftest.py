@@ -4,6 +4,7 @@ Two processes may share the tests of a run between them (`make test`): a file's 
 files need and takes seconds to make is made by one process for both.
 """
 
+import functools
 import gc
 import os
 import shutil
@@ -91,14 +92,22 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> MadeOnce:
     return get
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _commands_built_once() -> Iterator[None]:
+    """Has a process build the commands of a program once, and not for each call: nine tenths of a short call."""
+    import typer.testing
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.testing, "_get_command", functools.cache(typer.main.get_command))
+        yield
+
+
 @pytest.fixture(scope="session")
 def quick_exports() -> Iterator[None]:
     """Has a process trace equal modules once, and hold the tokenizer of a model folder to the original on fewer lines.
 
     `test_huggingface_translators.py` holds converted tokenizers to their originals on thousands.
     """
-    from functools import partial
-
     import shared_traces
 
     from headway_export.huggingface.tokenizers import sample_lines
@@ -106,7 +115,7 @@ def quick_exports() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("headway_export.exporter.trace", shared_traces.trace)
         for module in ("towers", "translators"):
-            patch.setattr(f"headway_export.huggingface.{module}.sample_lines", partial(sample_lines, 500))
+            patch.setattr(f"headway_export.huggingface.{module}.sample_lines", functools.partial(sample_lines, 500))
         yield
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from pydantic import ValidationError
@@ -20,20 +20,6 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from headway_export.errors import ExportError, SourceError
-from headway_export.exporter import DEFAULT_PRECISIONS, ExportOptions, export
-from headway_export.given import GivenInputs, flag_of
-from headway_export.onnx_file import OnnxOptions, name_of_model, source_from_onnx
-from headway_export.source import (
-    ExportSource,
-    checkpoint_beside,
-    from_factory,
-    has_metric,
-    make_tagging,
-    open_tokenizer,
-    sources_from_checkpoint,
-)
-from headway_export.tasks.table import task_of
-from headway_export.torch_module import source_from_tensors
 from headway_server.bundles import (
     CHAT_TEMPLATE_FILE,
     Bundle,
@@ -46,6 +32,12 @@ from headway_server.bundles import (
 )
 from headway_server.bundles.tags import Aggregation, TagScheme
 from headway_server.errors import ServerError
+
+if TYPE_CHECKING:
+    from headway_export.exporter import ExportOptions
+    from headway_export.source import ExportSource
+
+# Commands import what they need when they run: torch and onnx take seconds to load, and --help needs neither.
 
 _ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
 """Signals that tell a program to end."""
@@ -204,6 +196,10 @@ def main(
 ) -> None:
     """Export CHECKPOINT, or a module of your own with --model, and prove that the export computes the same function."""
     with _reporting(exit_code=1):
+        from headway_export.exporter import ExportOptions  # noqa: PLC0415 (see above)
+        from headway_export.given import GivenInputs  # noqa: PLC0415
+        from headway_export.source import from_factory, make_tagging  # noqa: PLC0415
+
         if (checkpoint is None) == (model is None):
             raise SourceError("give either CHECKPOINT or --model")
         if checkpoint is not None:
@@ -325,6 +321,10 @@ def hf(
 ) -> None:
     """Export a model of Hugging Face transformers, and prove that the export computes the same function."""
     with _reporting(exit_code=2), _scratch_in(store) as scratch:
+        from headway_export.exporter import ExportOptions  # noqa: PLC0415 (see above)
+        from headway_export.given import GivenInputs, flag_of  # noqa: PLC0415
+        from headway_export.source import has_metric  # noqa: PLC0415
+
         if trust_remote_code:
             raise SourceError(
                 "--trust-remote-code: code that comes with a model is never run; a model whose family the installed "
@@ -410,6 +410,8 @@ def onnx(
 ) -> None:
     """Take an ONNX FILE of any model as it is, tried and proved; it answers named tensors."""
     with _reporting(exit_code=2):
+        from headway_export.onnx_file import OnnxOptions, source_from_onnx  # noqa: PLC0415 (see above)
+
         options = OnnxOptions(
             name=name,
             batch_axis=batch_axis,
@@ -442,6 +444,9 @@ def tensors(
 ) -> None:
     """Trace a module with named inputs and outputs, and prove it; it answers named tensors."""
     with _reporting(exit_code=2):
+        from headway_export.onnx_file import name_of_model  # noqa: PLC0415 (see above)
+        from headway_export.torch_module import source_from_tensors  # noqa: PLC0415
+
         source, notes = source_from_tensors(
             model,
             weights=weights,
@@ -454,6 +459,8 @@ def tensors(
 
 
 def _export_tensors(source: ExportSource, notes: Sequence[str], store: Path, version: str, *, replace: bool) -> None:
+    from headway_export.exporter import ExportOptions  # noqa: PLC0415 (see above)
+
     _export(source, ExportOptions(store=store, version=version, precisions=(Precision.FP32,), replace=replace))
     for note in notes:
         Console().print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
@@ -490,6 +497,8 @@ def _huggingface() -> ModuleType:
 
 def _sources_of(checkpoint: Path, name: str | None) -> tuple[ExportSource, ...]:
     """What a checkpoint holds: a model of the kit, or a fine-tuned model folder."""
+    from headway_export.source import checkpoint_beside, sources_from_checkpoint  # noqa: PLC0415 (see above)
+
     if checkpoint_beside(checkpoint) is None:
         return sources_from_checkpoint(checkpoint, name=name)
     huggingface = _huggingface()
@@ -561,6 +570,8 @@ def _ending_by_signals() -> Iterator[None]:
 
 
 def _export(source: ExportSource, options: ExportOptions) -> None:
+    from headway_export.exporter import export  # noqa: PLC0415 (see above)
+
     with _console.status("") as status:
         bundle = export(source, options, progress=status.update)
     _print_summary(bundle)
@@ -587,6 +598,8 @@ def _check_flags_of_checkpoint(context: typer.Context) -> None:
 
 
 def _precisions(asked: list[Precision] | None, source: ExportSource) -> tuple[Precision, ...]:
+    from headway_export.exporter import DEFAULT_PRECISIONS  # noqa: PLC0415 (see above)
+
     if asked:
         return tuple(dict.fromkeys(asked))
     return DEFAULT_PRECISIONS if source.evaluation is not None or source.texts_name else (Precision.FP32,)
@@ -594,6 +607,8 @@ def _precisions(asked: list[Precision] | None, source: ExportSource) -> tuple[Pr
 
 def _special_tokens(tokenizer_file: Path | None, tokens: dict[str, str | None]) -> SpecialTokens | None:
     """Looks up the ids of the tokens that were named."""
+    from headway_export.source import open_tokenizer  # noqa: PLC0415 (see above)
+
     named = {kind: token for kind, token in tokens.items() if token is not None}
     if tokenizer_file is None:
         if named:
@@ -637,6 +652,8 @@ def _agreement(variant: Variant) -> str:
 
 
 def _print_summary(bundle: Bundle) -> None:
+    from headway_export.tasks.table import task_of  # noqa: PLC0415 (see above)
+
     manifest = bundle.manifest
     table = Table(title=f"{manifest.name}/{manifest.version}  ({manifest.task})", title_justify="left")
     words = task_of(manifest.task).words_of_error

@@ -7,7 +7,7 @@ release that lacks one of them, and `tracing` does without it then (docs/decisio
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from operator import attrgetter
 from typing import Any, cast
@@ -15,12 +15,18 @@ from unittest.mock import patch
 
 import onnx_ir as ir
 import torch
-from onnxscript.rewriter._basics import MatchResult
 from onnxscript.rewriter._matcher import SimplePatternMatcher
+from onnxscript.rewriter._rewrite_rule import RewriteRule
+from torch import Tensor
 from torch._C import DispatchKey
+from torch._decomp import decomposition_table
 from torch._dynamo import config as dynamo_config
+from torch._export import utils as export_utils
 from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses.fake_impls import get_fast_op_impls
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
+from torch.fx import config as fx_config
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 from torch.onnx._internal.fx.passes.type_promotion import _TypePromotionInterpreter, get_type_promotion_rule
 
@@ -28,7 +34,16 @@ from torch.onnx._internal.fx.passes.type_promotion import _TypePromotionInterpre
 @contextmanager
 def shortcuts() -> Iterator[None]:
     """Spares the tracer work as long as it is open."""
-    with _decomposing_if_needed(), _known_operators(), _rules_by_operator(), _promoting_known_values(), _uncached():
+    with (
+        _decomposing_if_needed(),
+        _known_operators(),
+        _composites_listed_once(),
+        _rules_by_operator(),
+        _promoting_known_values(),
+        _results_by_shape(),
+        _without_stack_traces(),
+        _uncached(),
+    ):
         yield
 
 
@@ -58,6 +73,7 @@ def _decomposing_if_needed() -> Iterator[None]:
 
 
 _schema_of, _has_kernel = attrgetter("_schema"), OpOverload.has_kernel_for_dispatch_key
+_matcher_of = attrgetter("_matcher")
 _CASTS = (torch.ops.aten.to.dtype, torch.ops.aten.to.dtype_layout, torch.ops.aten.to.device)
 _COPY = torch.ops.aten._to_copy.default  # noqa: SLF001 (the name of an operator)
 _CHECK = torch.ops.aten._assert_tensor_metadata.default  # noqa: SLF001 (the name of an operator)
@@ -89,6 +105,7 @@ _needed: tuple[object, ...] = (
     *(_schema_of(_CHECK).is_mutable, _schema_of(_CHECK).arguments[0].alias_info, DispatchKey.CompositeImplicitAutograd),
     *attrgetter("_set_current_node", "_maybe_promote_node")(_TypePromotionInterpreter),
     dynamo_config.fake_tensor_cache_enabled,
+    fx_config.do_not_emit_stack_traces,
 )
 
 
@@ -210,23 +227,39 @@ _registry = functools.cache(ONNXRegistry.from_torchlib)
 
 
 @contextmanager
+def _composites_listed_once() -> Iterator[None]:
+    """Has PyTorch look for all composite operators once in a trace, and not for each namespace of operators."""
+    with patch.object(export_utils, "_materialize_cpp_cia_ops", functools.cache(_list_composites)):
+        yield
+
+
+_list_composites = attrgetter("_materialize_cpp_cia_ops")(export_utils)
+
+
+@contextmanager
 def _rules_by_operator() -> Iterator[None]:
     """Has a rule of rewriting tried on nodes of its own operator alone.
 
     Of each node and each rule of several outputs ONNX Script lists the whole graph before it compares operators: a
     third of the trace of a GPT-2.
     """
-    match = SimplePatternMatcher.match
+    rewrite = RewriteRule.try_rewrite
 
-    def match_operator(
-        self: SimplePatternMatcher, model: ir.Model, graph: ir.Graph | ir.Function, node: ir.Node, **options: Any
-    ) -> MatchResult:
-        identifier = self.pattern.output_nodes[0].op_identifier()
-        if identifier is not None and identifier[1] != node.op_type:
-            return MatchResult().fail("another operator")
-        return match(self, model, graph, node, **options)
+    @functools.cache
+    def operator_of(rule: RewriteRule) -> str | None:
+        matcher = _matcher_of(rule)
+        named = matcher.pattern.output_nodes[0].op_identifier() if isinstance(matcher, SimplePatternMatcher) else None
+        return None if named is None else named[1]
 
-    with patch.object(SimplePatternMatcher, "match", match_operator):
+    def rewrite_operator(
+        self: RewriteRule, model: ir.Model, graph: ir.Graph | ir.Function, node: ir.Node, **options: Any
+    ) -> Any:
+        operator = operator_of(self)
+        if operator is not None and operator != node.op_type:
+            return None
+        return rewrite(self, model, graph, node, **options)
+
+    with patch.object(RewriteRule, "try_rewrite", rewrite_operator):
         yield
 
 
@@ -253,3 +286,54 @@ def _promoting_known_values() -> Iterator[None]:
 def _uncached() -> AbstractContextManager[None]:
     """Has PyTorch keep no results of operators on tensors without numbers: keeping takes longer than computing."""
     return cast("AbstractContextManager[None]", dynamo_config.patch(fake_tensor_cache_enabled=False))
+
+
+@contextmanager
+def _results_by_shape() -> Iterator[None]:
+    """Has the shapes of results taken from the inputs' where PyTorch computes them by the parts of a formula."""
+    with patch.dict(get_fast_op_impls(), _BY_SHAPE):
+        yield
+
+
+_NORM, _GELU = torch.ops.aten.native_layer_norm.default, torch.ops.aten.gelu.default
+_norm_by_formula, _gelu_by_formula = decomposition_table[_NORM], decomposition_table[_GELU]
+
+
+def _norm_by_shape(
+    mode: FakeTensorMode, tensor: Tensor, normalized_shape: Sequence[int], *parameters: Any
+) -> tuple[Tensor, ...]:
+    """Returns tensors of the input's shape, and twice of that with its normalized axes 1."""
+    with mode:
+        if not _is_in_order(tensor):
+            return cast("tuple[Tensor, ...]", _norm_by_formula(tensor, normalized_shape, *parameters))
+        kept = len(normalized_shape)
+        shape = (*tensor.shape[:-kept], *[1] * kept)
+        return tensor.new_empty(tensor.shape), tensor.new_empty(shape), tensor.new_empty(shape)
+
+
+def _gelu_by_shape(mode: FakeTensorMode, tensor: Tensor, **options: Any) -> Tensor:
+    """Returns a tensor of the input's shape."""
+    with mode:
+        if not _is_in_order(tensor):
+            return cast("Tensor", _gelu_by_formula(tensor, **options))
+        return tensor.new_empty(tensor.shape)
+
+
+def _is_in_order(tensor: Tensor) -> bool:
+    """True if the strides are written as those of a contiguous tensor; comparing them would make conditions."""
+    expected: Any = 1
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        if str(stride) != str(expected):
+            return False
+        expected = expected * size
+    return True
+
+
+_BY_SHAPE = {_NORM: _norm_by_shape, _GELU: _gelu_by_shape}
+
+
+@contextmanager
+def _without_stack_traces() -> Iterator[None]:
+    """Has PyTorch not look up the lines of code of every node, which a bundle's graph does not keep."""
+    with patch.object(fx_config, "do_not_emit_stack_traces", new=True):
+        yield

@@ -150,14 +150,38 @@ class PoolingOfSeveralTypes(Pooling):
         return self.output((tokens * 0.5 + mask * 1.5).sum(dim=1) / counts) * (counts * 0.25)
 
 
-@pytest.mark.parametrize("kind", [Pooling, PoolingOfManyOperators, PoolingOfSeveralTypes, PoolingInPlace])
+class PoolingOfNorms(Pooling):
+    """Normalizes tensors whose axes are in order, swapped or repeated, and puts them through an activation."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.norm_of_both = nn.LayerNorm((2, WIDTH), bias=False)
+
+    def forward(self, input_ids, attention_mask):
+        tokens = self.tokens(input_ids)
+        swapped = self.norm(tokens.transpose(0, 1)).transpose(0, 1)
+        twice = self.norm_of_both(nn.functional.gelu(tokens.unsqueeze(2).expand(-1, -1, 2, -1))).mean(dim=2)
+        mixed = nn.functional.gelu(self.norm(tokens), approximate="tanh") + nn.functional.gelu(swapped + twice)
+        return self.output((mixed * attention_mask.unsqueeze(-1)).mean(dim=1))
+
+
+OF_THE_CAPTURE = (
+    *("_composites_listed_once", "_promoting_known_values", "_results_by_shape", "_uncached"),
+    "_without_stack_traces",
+)
+
+
+@pytest.mark.parametrize(
+    "kind", [Pooling, PoolingOfManyOperators, PoolingOfSeveralTypes, PoolingInPlace, PoolingOfNorms]
+)
 def test_the_graph_is_the_one_without_known_values(monkeypatch, kind, tmp_path):
     """What operators give is known from the capture: computing it anew and keeping it changes no operator."""
     torch.manual_seed(0)
     module = kind().eval()
     model, _ = _trace(module, monkeypatch)
     with monkeypatch.context() as patch:
-        for shortcut in ("_promoting_known_values", "_uncached"):
+        for shortcut in OF_THE_CAPTURE:
             patch.setattr(f"headway_export.shortcuts.{shortcut}", nullcontext)
         slow, _ = _trace(module, monkeypatch)
     operators, of_slow = ([(node.op_type, dict(node.attributes)) for node in each.graph] for each in (model, slow))
@@ -168,7 +192,7 @@ def test_the_graph_is_the_one_without_known_values(monkeypatch, kind, tmp_path):
     np.testing.assert_allclose(_logits(model, tmp_path), expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("shortcut", ["_promoting_known_values", "_uncached"])
+@pytest.mark.parametrize("shortcut", ["_promoting_known_values", "_results_by_shape", "_uncached"])
 def test_values_that_are_known_are_not_computed_again(monkeypatch, shortcut):
     """Each spares a part of the calls of operators on tensors without numbers, or of what is kept of them."""
     count = Counter()
@@ -180,7 +204,7 @@ def test_values_that_are_known_are_not_computed_again(monkeypatch, shortcut):
             return call(self, *arguments, **options)
 
         monkeypatch.setattr(FakeTensorMode, name, counted)
-    module = PoolingOfManyOperators().eval()
+    module = (PoolingOfNorms if shortcut == "_results_by_shape" else PoolingOfManyOperators)().eval()
     spared = True
     _trace(module, monkeypatch)
     spared = False

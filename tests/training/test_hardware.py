@@ -3,12 +3,14 @@
 import io
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
 from accelerate import Accelerator
 from rich.console import Console
 
+from headway_training import hardware
 from headway_training.hardware import _left_by_cgroups, available_bytes, matrix_flops, peak_flops
 from headway_training.progress import TrainingDisplay
 
@@ -45,6 +47,22 @@ def test_a_card_has_the_peak_of_its_longest_name():
 
 def test_the_matrix_throughput_is_measured():
     assert matrix_flops(torch.device("cpu"), bf16=False) > 0
+
+
+def test_a_slow_machine_multiplies_small_matrices_and_is_measured_once(monkeypatch):
+    sizes = []
+
+    def multiply(left, right):
+        sizes.append(len(left))
+        time.sleep(0.02)
+
+    monkeypatch.setattr(hardware, "_multiply", multiply)
+    hardware._matrix_flops.cache_clear()
+    measured = {matrix_flops(torch.device("cpu"), bf16=True) for _ in range(3)}
+    hardware._matrix_flops.cache_clear()
+    assert len(measured) == 1
+    assert set(sizes) == {256}
+    assert len(sizes) < 10
 
 
 def test_a_display_shows_the_share_of_waiting_and_of_the_peak():

@@ -14,13 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 from scipy.ndimage import label as label_components
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.feature_extraction.text import CountVectorizer
-from sklearn.linear_model import LogisticRegression
-from sklearn.multiclass import OneVsRestClassifier
-from sklearn.naive_bayes import MultinomialNB
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import MultiLabelBinarizer, StandardScaler
 
 from headway_training.checkpoint import Baseline
 from headway_training.data.examples import (
@@ -47,6 +40,10 @@ def _words(text: str) -> list[str]:
 
 def naive_bayes_baseline(train: LabeledTexts, test: LabeledTexts) -> Baseline:
     """Naive Bayes on word counts (scikit-learn's multinomial one, its defaults)."""
+    from sklearn.feature_extraction.text import CountVectorizer
+    from sklearn.naive_bayes import MultinomialNB
+    from sklearn.pipeline import make_pipeline
+
     classifier = make_pipeline(CountVectorizer(analyzer=_words), MultinomialNB())
     predictions = classifier.fit(train.texts, train.labels).predict(test.texts)
     return Baseline(name="Naive Bayes on word counts", metric="accuracy", value=accuracy(predictions, test.labels))
@@ -54,6 +51,12 @@ def naive_bayes_baseline(train: LabeledTexts, test: LabeledTexts) -> Baseline:
 
 def multi_label_bayes_baseline(train: MultiLabeledTexts, test: MultiLabeledTexts, num_labels: int) -> Baseline:
     """Naive Bayes on word counts, one for each label."""
+    from sklearn.feature_extraction.text import CountVectorizer
+    from sklearn.multiclass import OneVsRestClassifier
+    from sklearn.naive_bayes import MultinomialNB
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import MultiLabelBinarizer
+
     binarizer = MultiLabelBinarizer(classes=range(num_labels)).fit([()])
     classifier = make_pipeline(CountVectorizer(analyzer=_words), OneVsRestClassifier(MultinomialNB()))
     with warnings.catch_warnings():
@@ -67,6 +70,11 @@ def multi_label_bayes_baseline(train: MultiLabeledTexts, test: MultiLabeledTexts
 
 def pixel_regression_baseline(train: LabeledImages, test: LabeledImages) -> Baseline:
     """Logistic regression on standardised pixels, stopped after a fixed number of iterations."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
     classifier = make_pipeline(StandardScaler(), LogisticRegression(C=1e-3, max_iter=REGRESSION_ITERATIONS))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # a baseline need not be at its optimum

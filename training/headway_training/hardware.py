@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import platform
 import time
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ _PEAK_TFLOPS = {
 """Dense matrix products with bf16 (T4: fp16) inputs, from data sheets, by a part of the card's name."""
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUP = Path("/proc/self/cgroup")
-_PROBE_SIZE = 1024
+_PROBE_SIZES = (256, 512, 1024)
 _PROBE_S = 0.1
 _TRIM_THRESHOLD, _MMAP_MAX, _LARGEST = -1, -4, 2**31 - 1  # mallopt(3)
 
@@ -87,15 +88,24 @@ def keep_freed_memory() -> bool:
 
 
 def matrix_flops(device: torch.device, *, bf16: bool) -> float:
-    """Floating-point operations a second of matrix products, measured for a tenth of a second."""
-    dtype = torch.bfloat16 if bf16 else torch.float32
-    left, right = (torch.ones(_PROBE_SIZE, _PROBE_SIZE, dtype=dtype, device=device) for _ in range(2))
-    _multiply(left, right)  # the first one is slow
+    """Floating-point operations a second of matrix products, measured once in a process for a tenth of a second."""
+    return _matrix_flops(device, torch.bfloat16 if bf16 else torch.float32, torch.get_num_threads())
+
+
+@functools.cache
+def _matrix_flops(device: torch.device, dtype: torch.dtype, _num_threads: int) -> float:
+    for size in _PROBE_SIZES:
+        left, right = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
+        _multiply(left, right)  # the first one is slow
+        start_s = time.perf_counter()
+        _multiply(left, right)
+        if 8 * (time.perf_counter() - start_s) > _PROBE_S:  # as long as one of the next size takes
+            break
     start_s, count = time.perf_counter(), 0
     while time.perf_counter() - start_s < _PROBE_S:
         _multiply(left, right)
         count += 1
-    return 2 * _PROBE_SIZE**3 * count / (time.perf_counter() - start_s)
+    return 2 * size**3 * count / (time.perf_counter() - start_s)
 
 
 def _multiply(left: torch.Tensor, right: torch.Tensor) -> None:

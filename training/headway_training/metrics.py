@@ -12,11 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 
 import numpy as np
-from nltk.stem.snowball import SnowballStemmer
-from nltk.translate.meteor_score import meteor_score
 from numpy.typing import ArrayLike, NDArray
-from sacrebleu.metrics.bleu import BLEU
-from sklearn.metrics import accuracy_score, f1_score
 
 _QUERIES_AT_ONCE = 500
 _WORD = re.compile(r"\w+(?:['\u2019-]\w+)*")
@@ -30,11 +26,15 @@ _STEMMERS: Mapping[str, str] = {"en": "english", "de": "german"}
 
 def accuracy(predictions: ArrayLike, labels: ArrayLike) -> float:
     """Share of predictions, integer (N,), that equal their labels, integer (N,)."""
+    from sklearn.metrics import accuracy_score
+
     return float(100 * accuracy_score(labels, predictions))
 
 
 def macro_f1(predictions: ArrayLike, labels: ArrayLike) -> float:
     """Mean of the classes' F1, over the classes that occur among predictions or labels, integer (N,) each."""
+    from sklearn.metrics import f1_score
+
     return float(100 * f1_score(labels, predictions, average="macro", zero_division=0.0))
 
 
@@ -45,6 +45,8 @@ def multi_label_f1(selected: ArrayLike, targets: ArrayLike) -> tuple[float, floa
         selected: Which labels are selected, bool (N, C).
         targets: 1 where a label applies and 0 elsewhere, (N, C).
     """
+    from sklearn.metrics import f1_score
+
     chosen, truth = np.asarray(selected, bool), np.asarray(targets) == 1
     present = np.flatnonzero((chosen | truth).any(axis=0))
     if not len(present):
@@ -135,6 +137,8 @@ def nearest_neighbour_labels(
 
 def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
     """Corpus BLEU, case mixed, tokenizer 13a (Post 2018), and sacreBLEU's signature."""
+    from sacrebleu.metrics.bleu import BLEU
+
     metric = BLEU()
     score = metric.corpus_score(list(hypotheses), [list(references)])
     return float(score.score), str(metric.get_signature())
@@ -153,6 +157,8 @@ def caption_bleu(captions: Sequence[str], references: Sequence[Sequence[str]]) -
     """
     count = min(map(len, references))
     columns = [[" ".join(caption_words(several[i])) for several in references] for i in range(count)]
+    from sacrebleu.metrics.bleu import BLEU
+
     metric = BLEU(tokenize="none", force=True)
     return float(metric.corpus_score([" ".join(caption_words(caption)) for caption in captions], columns).score)
 
@@ -221,6 +227,8 @@ def caption_meteor(captions: Sequence[str], references: Sequence[Sequence[str]],
     NLTK's, with the stemmer of the language, where there is one, and without synonyms: there is no free WordNet of
     every language. The figure of a caption is that of the best of its references.
     """
+    from nltk.translate.meteor_score import meteor_score
+
     options = {"stemmer": _Stemmer(_STEMMERS.get(language)), "wordnet": _NO_SYNONYMS}
     scores = [
         meteor_score([caption_words(one) for one in several], caption_words(caption), **options)
@@ -233,6 +241,8 @@ class _Stemmer:
     """A Snowball stemmer that remembers; without a name, words are their stems."""
 
     def __init__(self, name: str | None) -> None:
+        from nltk.stem.snowball import SnowballStemmer
+
         self.stem: Callable[[str], str] = cache(SnowballStemmer(name).stem) if name else str
 
 

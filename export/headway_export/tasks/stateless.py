@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
-from sklearn.metrics import confusion_matrix, f1_score, recall_score
 from torch import nn
 
 from headway_export.agreement import Rows
@@ -141,6 +140,8 @@ def _accuracy(candidate: Candidate, data: EvaluationData, logits: NDArray[np.flo
 
 
 def _micro_f1(candidate: Candidate, data: EvaluationData, logits: NDArray[np.float32]) -> Quality:
+    from sklearn.metrics import f1_score
+
     scheme = candidate.source.classification or ClassificationScheme()
     selected = to_probabilities(logits / scheme.temperature, multi_label=True) >= np.asarray(
         scheme.thresholds or (0.5,)
@@ -179,6 +180,8 @@ def weak_classes(
         names: Of the classes.
         texts: What was classified; without them, mistakes are named by their numbers.
     """
+    from sklearn.metrics import confusion_matrix, recall_score
+
     predicted = logits.argmax(axis=-1)  # (N,)
     wrong = np.flatnonzero(predicted != labels)
     if not len(wrong):

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
-import sacrebleu
 from numpy.typing import NDArray
 from pydantic import BaseModel
 from torch import nn
@@ -277,6 +276,8 @@ class Translation(TextToText):
 
     def measure(self, candidate: Candidate, data: EvaluationData) -> Quality:
         """Measures BLEU of greedy translations."""
+        import sacrebleu
+
         metric = sacrebleu.BLEU()
         translations = _translate(candidate, data)
         score = metric.corpus_score(translations, [list(data.references)])
@@ -486,6 +487,8 @@ def weak_translations(
     sources: Sequence[str], translations: Sequence[str], references: Sequence[str]
 ) -> tuple[str, ...]:
     """The worst translations by chrF (Popović 2015) of the sentence, with sacreBLEU's defaults."""
+    import sacrebleu
+
     metric = sacrebleu.CHRF()
     pairs = zip(translations, references, strict=True)
     scores = [metric.sentence_score(translation, [reference]).score for translation, reference in pairs]
