@@ -107,7 +107,7 @@ def _owner(array):
     return array.obj if isinstance(array, memoryview) else array
 
 
-@pytest.mark.parametrize(("frames", "batches"), [(3000, [1] * 8), (200, [8])])
+@pytest.mark.parametrize(("frames", "batches"), [(3000, [2] * 4), (200, [8])])
 def test_long_windows_are_encoded_a_few_at_a_time(frames, batches, tmp_path):
     """Their attention scores are what an export of speech needs most memory for."""
     encoded = []
