@@ -421,7 +421,7 @@ class _Prover:
         return trace(
             module,
             self._source.task,
-            image_size=(image.height, image.width) if image else None,
+            image_size=image.axes if image else None,
             audio_size=(audio.num_mel_bins, audio.num_frames) if audio else None,
             has_token_types=self._source.has_token_types,
             attention=self._source.attention if (given := self._options.attention) is None else given,

@@ -32,6 +32,7 @@ from headway_server.bundles import (
     AudioCodec,
     AudioPreprocessing,
     ClassificationScheme,
+    Detection,
     ImagePreprocessing,
     Languages,
     Limits,
@@ -173,6 +174,8 @@ class ExportSource:
     text_pairs: TextPairUse = "never"
     """When a text classifier reads two texts as one input: never, where a second one is given, or always."""
     image_preprocessing: ImagePreprocessing | None = None
+    detection: Detection | None = None
+    """How the outputs of a detector become objects."""
     audio_preprocessing: AudioPreprocessing | None = None
     codec: AudioCodec | None = None
     speech: SpeechTokens | None = None

@@ -43,6 +43,7 @@ def write_every_task(store: Path) -> None:
     _copy(store / "pairs" / "1", store, "nli", {}, labels=entailment)
     tiny_answers.write_answer_bundle(store)
     tiny_answers.write_mask_bundle(store)
+    tiny_bundles.write_box_bundle(store)
     tiny_tensors.publish(store, "tabular", "detector", "series")
     for version in ("1", "2"):
         tiny_bundles.write_topic_bundle(store, name="spare", version=version)

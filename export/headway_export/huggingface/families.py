@@ -190,6 +190,18 @@ EXPORTED: Final = (
         compared="probabilities and vectors of the exported module, within 1e-4; not served in the tests",
     ),
     Families(
+        kind="detectors",
+        names="DETR, YOLOS",
+        task="`object_detection` ([detection.md](detection.md))",
+        compared="labels; scores within 1e-4; boxes within a thousandth of the image",
+    ),
+    Families(
+        kind="",
+        names="Conditional DETR, Table Transformer",
+        task="`object_detection`",
+        compared="outputs of the graph, in batches, within 1e-4; not served in the tests",
+    ),
+    Families(
         kind="two towers",
         names="CLIP, SigLIP, SigLIP 2 of a fixed size",
         task="`image_embedding` and `text_embedding` in one space",
@@ -328,7 +340,6 @@ OTHER_HEADS: Final[Mapping[str, str]] = {
     "ForXVector": "tells speakers apart",
     "ForTextToSpeech": "speaks",
     "ForTextToWaveform": "speaks",
-    "ForObjectDetection": "finds objects in images",
     "ForZeroShotObjectDetection": "finds objects in images",
     "ForSemanticSegmentation": "segments images",
     "ForUniversalSegmentation": "segments images",

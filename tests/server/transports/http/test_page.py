@@ -44,6 +44,7 @@ PANELS = [
     "fill",
     "compare",
     "images",
+    "detect",
     "caption",
     "draw",
     "transcribe",
