@@ -73,7 +73,7 @@ def test_objects_are_those_of_transformers(folders, client, images, family):
         assert [one.label_index for one in result.objects] == labels.tolist()
         assert [one.label for one in result.objects] == [f"LABEL_{label}" for label in labels]
         found = [(one.box.left, one.box.top, one.box.right, one.box.bottom) for one in result.objects]
-        np.testing.assert_allclose(found, boxes, atol=1e-3 * max(image.size))
+        np.testing.assert_allclose(np.reshape(found, (-1, 4)), boxes, atol=1e-3 * max(image.size))
         counts.append(len(scores))
     assert 0 < sum(counts) < len(all_scores)
 

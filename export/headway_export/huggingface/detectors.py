@@ -5,6 +5,9 @@ B images, Q boxes of an image, C labels.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -32,13 +35,21 @@ class _Reading:
 
 
 _ONE_LABEL: Final = _Reading(scores="softmax")
+_BEST_PAIRS: Final = _Reading(scores="sigmoid", most=100)
+_AS_MANY_PAIRS: Final = _Reading(scores="sigmoid")
 DETECTORS: Final = {
     "detr": _ONE_LABEL,
     "table-transformer": _ONE_LABEL,
     "yolos": _ONE_LABEL,
-    "conditional_detr": _Reading(scores="sigmoid", most=100),
+    "conditional_detr": _BEST_PAIRS,
+    "deformable_detr": _BEST_PAIRS,
+    "rt_detr": _AS_MANY_PAIRS,
+    "rt_detr_v2": _AS_MANY_PAIRS,
+    "d_fine": _AS_MANY_PAIRS,
 }
 """Families by model type."""
+_CHECKS_OFF: Final = "TRANSFORMERS_DISABLE_TORCH_CHECK"
+"""Variable of the library."""
 _SAMPLE_SIDES: Final = (160, 224)
 """Height and width of the image that outputs are read of, where a model reads several sizes."""
 
@@ -52,8 +63,23 @@ class HuggingFaceDetector(nn.Module):
 
     def forward(self, pixel_values: Tensor) -> dict[str, Tensor]:
         """(B, 3, height, width) -> `logits` (B, Q, classes), `boxes` (B, Q, 4)."""
-        output = self.model(pixel_values=pixel_values, return_dict=True)
+        with _without_checks():
+            output = self.model(pixel_values=pixel_values, return_dict=True)
         return {"logits": output.logits, "boxes": output.pred_boxes}
+
+
+@contextmanager
+def _without_checks() -> Iterator[None]:
+    """Turns off checks of shapes in the library's code, which become operators that ONNX does not have."""
+    before = os.environ.get(_CHECKS_OFF)
+    os.environ[_CHECKS_OFF] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_CHECKS_OFF]
+        else:
+            os.environ[_CHECKS_OFF] = before
 
 
 def read_detector(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:

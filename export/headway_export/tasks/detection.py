@@ -85,8 +85,11 @@ def _sizes(image: ImagePreprocessing) -> list[tuple[int, int]]:
     if image.resize != "fit":
         return [image.largest] * len(BATCH_SIZES)
     (shorter, longer), unit = image.largest, image.multiple
-    smaller = [tuple(max(1, int(share * side / unit)) * unit for side in (longer, shorter)) for share in _SHARES]
-    return [(shorter, longer), *smaller]
+
+    def scaled(side: int, share: float) -> int:
+        return max(1, int(share * side / unit)) * unit
+
+    return [(shorter, longer), *((scaled(longer, share), scaled(shorter, share)) for share in _SHARES)]
 
 
 def _in_order_of(
