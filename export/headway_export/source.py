@@ -208,8 +208,8 @@ class ExportSource:
     evaluation: EvaluationData | None = None
     texts: tuple[str, ...] = ()
     """Texts that int8 is held against fp32 on where there is no evaluation data; none: drawn ones."""
-    images: NDArray[np.uint8] | None = None
-    """(N, height, width, 3), already resized and cropped, that int8 is held against fp32 on likewise."""
+    images: NDArray[np.uint8] | Sequence[NDArray[np.uint8]] | None = None
+    """N of (height, width, 3), already resized and cropped, that int8 is held against fp32 on likewise."""
     recordings: tuple[NDArray[np.float32], ...] = ()
     """Mono audio, (S,) each, at the model's rate and at most a window, that int8 is held against fp32 on likewise."""
     texts_name: str = ""

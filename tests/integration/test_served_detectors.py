@@ -63,7 +63,7 @@ def expected_objects(folder, image, threshold):
 @pytest.mark.parametrize("family", SERVED)
 def test_objects_are_those_of_transformers(folders, client, images, family):
     all_scores = np.concatenate([expected_objects(folders[family], image, 0.0)[0] for image in images])
-    threshold = float(np.sort(all_scores)[len(all_scores) // 3 :][:2].mean())  # between two scores: some are left out
+    threshold = tiny_detectors.threshold_within(all_scores)
     results = client.detect_objects([encode(image) for image in images], model=family, threshold=threshold).results
     counts = []
     for image, result in zip(images, results, strict=True):

@@ -6,6 +6,7 @@ B images, Q boxes of an image, C labels.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -63,23 +64,32 @@ class HuggingFaceDetector(nn.Module):
 
     def forward(self, pixel_values: Tensor) -> dict[str, Tensor]:
         """(B, 3, height, width) -> `logits` (B, Q, classes), `boxes` (B, Q, 4)."""
-        with _without_checks():
+        with _traceable(self.model):
             output = self.model(pixel_values=pixel_values, return_dict=True)
         return {"logits": output.logits, "boxes": output.pred_boxes}
 
 
 @contextmanager
-def _without_checks() -> Iterator[None]:
-    """Turns off checks of shapes in the library's code, which become operators that ONNX does not have."""
+def _traceable(model: nn.Module) -> Iterator[None]:
+    """Lets the library's code be traced: without checks that ONNX has no operators for, and in batches of any size.
+
+    `len` of a tensor is a number for the tracer, of which the graph would be.
+    """
+    module = vars(sys.modules[type(model).__module__])
     before = os.environ.get(_CHECKS_OFF)
-    os.environ[_CHECKS_OFF] = "1"
+    os.environ[_CHECKS_OFF], module["len"] = "1", _length
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[_CHECKS_OFF]
-        else:
+        del module["len"]
+        del os.environ[_CHECKS_OFF]
+        if before is not None:
             os.environ[_CHECKS_OFF] = before
+
+
+def _length(one: Any) -> int:
+    """As `len`, but the length of a tensor may be a symbol."""
+    return one.shape[0] if isinstance(one, Tensor) else len(one)
 
 
 def read_detector(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:

@@ -15,7 +15,7 @@ from scipy.optimize import linear_sum_assignment
 
 from headway_export.agreement import Rows
 from headway_export.candidate import Candidate, pixel_values_of, run_batch
-from headway_export.inputs import Inputs
+from headway_export.inputs import NUM_MASKED, Draw, Inputs
 from headway_export.parity import BATCH_SIZES, SEED, Comparison
 from headway_export.reference import Reference
 from headway_export.source import ExportSource
@@ -32,6 +32,8 @@ _SHARES: Final = (0.5, 0.3)
 class ObjectDetection(ImageTask):
     """Boxes and their labels."""
 
+    own_kind = "objects"
+    num_items = NUM_MASKED
     is_read = False
     names_columns = False
     takes_fixed_scales = False
@@ -70,6 +72,11 @@ class ObjectDetection(ImageTask):
                 where = f"batch {batch_size} of {width} x {height}"
                 comparison.add_outputs(_in_order_of(answer(), found), where, answer)
             comparison.num_shapes += 1
+
+    def draw(self, draw: Draw) -> tuple[list[Any], list[Any]]:
+        """Returns images that are given or drawn; no scales are taken from them."""
+        items = draw.pixels(self.num_inputs(draw.source))
+        return items, items
 
     def answers(self, candidate: Candidate, inputs: Inputs) -> Iterator[Rows]:
         """Yields what the model gives for each image, logits and boxes in one row."""
