@@ -51,6 +51,13 @@ def test_objects_are_those_of_the_post_processing(folder):
     assert 0 < len(expected[0]["scores"]) < len(everything["scores"])
 
 
+def test_a_family_of_one_size_is_not_asked_for_several(tmp_path):
+    sizes = {"shortest_edge": 50, "longest_edge": 71}
+    folder = tiny_detectors.write_detector(tmp_path / "detector", "deformable_detr", size=sizes)
+    with pytest.raises(SourceError, match=r"a graph of deformable_detr is of one size; write one there"):
+        from_folder(folder, FolderOptions())
+
+
 def test_a_family_whose_scores_nobody_knows_is_refused(tmp_path):
     folder = tiny_detectors.write_detector(tmp_path / "detector", "detr")
     text = (folder / "config.json").read_text()

@@ -7,6 +7,8 @@ import numpy as np
 import torch
 import transformers
 
+from headway_export.huggingface.detectors import DETECTORS
+
 _BACKBONE = {
     "model_type": "resnet",
     "embedding_size": 8,
@@ -129,7 +131,7 @@ def write_detector(folder: Path, family: str, **preprocessing) -> Path:
             if parameter.ndim > 1:  # each box differs from the others, and from image to image
                 parameter.normal_(std=next((std for part, std in _DEVIATIONS.items() if part in name), 0.2))
     model.save_pretrained(folder)
-    square = _SQUARE if processor.startswith("RTDetr") else {}
+    square = {} if DETECTORS[family].reads_sizes else _SQUARE
     written = {"image_processor_type": processor, **_RESIZED, **square, **preprocessing}
     (folder / "preprocessor_config.json").write_text(json.dumps(written))
     return folder

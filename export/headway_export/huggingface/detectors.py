@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -33,17 +33,19 @@ class _Reading:
     """As in the manifest."""
     most: int | None = None
     """Most objects of an image; None: as many as boxes."""
+    reads_sizes: bool = True
+    """False for a model whose graph is of one size of images, since it attends to places in maps of stated sizes."""
 
 
 _ONE_LABEL: Final = _Reading(scores="softmax")
 _BEST_PAIRS: Final = _Reading(scores="sigmoid", most=100)
-_AS_MANY_PAIRS: Final = _Reading(scores="sigmoid")
+_AS_MANY_PAIRS: Final = _Reading(scores="sigmoid", reads_sizes=False)
 DETECTORS: Final = {
     "detr": _ONE_LABEL,
     "table-transformer": _ONE_LABEL,
     "yolos": _ONE_LABEL,
     "conditional_detr": _BEST_PAIRS,
-    "deformable_detr": _BEST_PAIRS,
+    "deformable_detr": replace(_BEST_PAIRS, reads_sizes=False),
     "rt_detr": _AS_MANY_PAIRS,
     "rt_detr_v2": _AS_MANY_PAIRS,
     "d_fine": _AS_MANY_PAIRS,
@@ -107,6 +109,12 @@ def read_detector(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
     preprocessing, is_bgr = read_preprocessing(folder, of_any_size=True)
     if is_bgr:
         raise SourceError(f"{folder.path / PREPROCESSOR_FILE}: turns colours around, and a detector reads RGB")
+
+    if preprocessing.resize == "fit" and not reading.reads_sizes:
+        raise SourceError(
+            f"{folder.path / PREPROCESSOR_FILE}: keeps proportions of images, and a graph of {config.model_type} is "
+            'of one size; write one there, such as "size": {"height": 800, "width": 800}'
+        )
 
     def load() -> nn.Module:
         return folder.load(AutoModelForObjectDetection)
