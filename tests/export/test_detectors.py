@@ -4,9 +4,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tiny_bundles
 import tiny_detectors
 import torch
 import transformers
+from transformers.image_transforms import get_size_with_aspect_ratio
+from transformers.models.yolos.image_processing_pil_yolos import get_size_with_aspect_ratio_yolos
 
 from headway_export.agreement import LIMITS, Rows, _Comparison
 from headway_export.errors import SourceError
@@ -73,6 +76,18 @@ def test_pictures_are_fitted_as_by_the_image_processor(tmp_path, resample):
     )
     preprocessing = from_folder(folder, FolderOptions())[0].image_preprocessing
     assert (preprocessing.resize, preprocessing.resize_size, preprocessing.largest) == ("fit", 50, (50, 71))
+
+
+@pytest.mark.parametrize(("multiple", "own"), [(1, get_size_with_aspect_ratio), (16, get_size_with_aspect_ratio_yolos)])
+def test_sizes_are_those_of_the_image_processors(multiple, own):
+    generator = np.random.default_rng(0)
+    for shorter, longer in ((800, 1333), (512, 864), (60, 96)):
+        preprocessing = tiny_bundles.FITTED.model_copy(
+            update={"height": longer, "width": longer, "resize_size": shorter, "multiple": multiple}
+        )
+        for height, width in generator.integers(40, (2 * longer, 3 * shorter), (2_000, 2)).tolist():
+            sides = tuple(max(side, multiple) for side in own((height, width), shorter, longer))
+            assert preprocessing.fitted(width, height)[::-1] == sides, (height, width)
 
 
 def outputs_of(labels, sides):
