@@ -1,5 +1,7 @@
 """How detectors of `transformers` are read, and how their outputs become objects."""
 
+import json
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -58,6 +60,16 @@ def test_a_family_of_one_size_is_not_asked_for_several(tmp_path):
     sizes = {"shortest_edge": 50, "longest_edge": 71}
     folder = tiny_detectors.write_detector(tmp_path / "detector", "deformable_detr", size=sizes)
     with pytest.raises(SourceError, match=r"a graph of deformable_detr is of one size; write one there"):
+        from_folder(folder, FolderOptions())
+
+
+def test_a_backbone_of_a_package_that_is_absent_is_refused(tmp_path, monkeypatch):
+    folder = tiny_detectors.write_detector(tmp_path / "detector", "detr")
+    config = json.loads((folder / "config.json").read_text())
+    config["backbone_config"] = {"model_type": "timm_backbone", "backbone": "resnet50", "out_indices": [4]}
+    (folder / "config.json").write_text(json.dumps(config))
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(SourceError, match=r"computed by the package timm, which is not installed; install it"):
         from_folder(folder, FolderOptions())
 
 

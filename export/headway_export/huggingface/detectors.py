@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any, Final
 
 import numpy as np
@@ -106,6 +107,11 @@ def read_detector(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
             f"{folder.path}: finds objects as {config.model_type}, and how its scores are read is not known; known are "
             f"{', '.join(sorted(DETECTORS))}"
         )
+    if _is_of_timm(config) and find_spec("timm") is None:
+        raise SourceError(
+            f"{folder.path}: its backbone is computed by the package timm, which is not installed; install it, or take "
+            "the weights without it, which DETR's have as their revision no_timm"
+        )
     preprocessing, is_bgr = read_preprocessing(folder, of_any_size=True)
     if is_bgr:
         raise SourceError(f"{folder.path / PREPROCESSOR_FILE}: turns colours around, and a detector reads RGB")
@@ -138,6 +144,10 @@ def read_detector(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
         detection=scheme,
     )
     return source, ()
+
+
+def _is_of_timm(config: Any) -> bool:
+    return getattr(getattr(config, "backbone_config", None), "model_type", None) == "timm_backbone"
 
 
 def _sizes_of(folder: ModelFolder, model: nn.Module, preprocessing: ImagePreprocessing) -> tuple[int, int]:
