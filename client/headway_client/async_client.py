@@ -25,6 +25,7 @@ from headway_client.options import (
     ClassifyImageOptions,
     ClassifyTextOptions,
     ClassifyTokensOptions,
+    DetectObjectsOptions,
     EmbedImageOptions,
     EmbedTextOptions,
     FillMaskOptions,
@@ -85,6 +86,7 @@ from headway_client.results import (
     Model,
     ModelDetails,
     ModelList,
+    ObjectDetection,
     PreparedImage,
     PromptMasks,
     QuestionAnswers,
@@ -302,6 +304,13 @@ class AsyncClient:
     ) -> Answer[ImageClassification]:
         """Returns the most likely labels of every image, given as bytes or by path."""
         return await self._send(requests.classify_image(images, **options), timeout_s)
+
+    @spell_out
+    async def detect_objects(
+        self, images: Images = (), *, timeout_s: float | None = None, **options: Unpack[DetectObjectsOptions]
+    ) -> Answer[ObjectDetection]:
+        """Returns the objects of every image, each with a box around it."""
+        return await self._send(requests.detect_objects(images, **options), timeout_s)
 
     @spell_out
     async def embed_text(

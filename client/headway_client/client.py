@@ -19,6 +19,7 @@ from headway_client.options import (
     ClassifyImageOptions,
     ClassifyTextOptions,
     ClassifyTokensOptions,
+    DetectObjectsOptions,
     EmbedImageOptions,
     EmbedTextOptions,
     FillMaskOptions,
@@ -79,6 +80,7 @@ from headway_client.results import (
     Model,
     ModelDetails,
     ModelList,
+    ObjectDetection,
     PreparedImage,
     PromptMasks,
     QuestionAnswers,
@@ -303,6 +305,13 @@ class Client:
     ) -> Answer[ImageClassification]:
         """Returns the most likely labels of every image, given as bytes or by path."""
         return self._send(requests.classify_image(images, **options), timeout_s)
+
+    @spell_out
+    def detect_objects(
+        self, images: Images = (), *, timeout_s: float | None = None, **options: Unpack[DetectObjectsOptions]
+    ) -> Answer[ObjectDetection]:
+        """Returns the objects of every image, each with a box around it."""
+        return self._send(requests.detect_objects(images, **options), timeout_s)
 
     @spell_out
     def embed_text(

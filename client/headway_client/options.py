@@ -400,6 +400,15 @@ class ClassifyImageOptions(ModelOptions, total=False):
     image_ids: Annotated[Texts | None, "Ids of prepared images, in place of images."]
 
 
+class DetectObjectsOptions(ModelOptions, total=False):
+    """Options of DetectObjects."""
+
+    threshold: Annotated[float | None, "Objects with a score of at most this are left out, 0 to 1. Default: 0.5."]
+    max_object_count: Annotated[int | None, "Most objects for each image, the best first, at most 1000. Default: all."]
+    labels: Annotated[Texts | None, "Labels whose objects are returned. Default: all."]
+    image_ids: Annotated[Texts | None, "Ids of prepared images, in place of images."]
+
+
 class EmbedImageOptions(ModelOptions, total=False):
     """Options of EmbedImage."""
 

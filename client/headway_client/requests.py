@@ -32,6 +32,7 @@ from headway.v1 import (
     image_service_pb2,
     mask_filling_service_pb2,
     model_service_pb2,
+    object_detection_service_pb2,
     question_answering_service_pb2,
     ranking_service_pb2,
     text_classification_service_pb2,
@@ -53,6 +54,7 @@ from headway_client.options import (
     ClassifyImageOptions,
     ClassifyTextOptions,
     ClassifyTokensOptions,
+    DetectObjectsOptions,
     DiffusionSampler,
     EarlyStopping,
     EmbedImageOptions,
@@ -111,6 +113,7 @@ from headway_client.results import (
     ModelDetails,
     ModelList,
     ModelReference,
+    ObjectDetection,
     PreparedImage,
     PromptMasks,
     QuestionAnswers,
@@ -149,6 +152,7 @@ _METHODS: Final[dict[str, MethodDescriptor]] = {
         inspection_pb2,
         mask_filling_service_pb2,
         model_service_pb2,
+        object_detection_service_pb2,
         question_answering_service_pb2,
         ranking_service_pb2,
         segmentation_pb2,
@@ -523,6 +527,16 @@ def classify_image(images: Images = (), **options: Unpack[ClassifyImageOptions])
     values = _values(ClassifyImageOptions, options, images=contents)
     count = len(contents) + _take_ids(values)
     return _unary("ClassifyImage", values, ImageClassification, count)
+
+
+def detect_objects(images: Images = (), **options: Unpack[DetectObjectsOptions]) -> Call[Answer[ObjectDetection]]:
+    """DetectObjects."""
+    contents = _as_images("images", images)
+    values = _values(DetectObjectsOptions, options, images=contents)
+    if (labels := options.get("labels")) is not None:
+        values["labels"] = as_texts("labels", labels)
+    count = len(contents) + _take_ids(values)
+    return _unary("DetectObjects", values, ObjectDetection, count)
 
 
 def prepare_image(images: Images, **options: Unpack[PrepareImageOptions]) -> Call[Answer[PreparedImage]]:

@@ -458,6 +458,28 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
+class DetectedObject:
+    """An object in an image."""
+
+    label: str
+    label_index: int
+    """Number of the label among the model's labels."""
+    score: float
+    """Probability of the label."""
+    box: Box
+    """In pixels of the image; a side may be a little outside of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectDetection:
+    """The objects of an image, the one with the highest score first, and the image's size in pixels."""
+
+    objects: tuple[DetectedObject, ...]
+    width: int
+    height: int
+
+
+@dataclass(frozen=True, slots=True)
 class Mask:
     """A segment of an image."""
 

@@ -37,6 +37,7 @@ class LoadTask(StrEnum):
     CLASSIFY_TOKENS = "classify-tokens"
     FILL_MASK = "fill-mask"
     CLASSIFY_IMAGE = "classify-image"
+    DETECT_OBJECTS = "detect-objects"
     EMBED_TEXT = "embed-text"
     SCORE_TEXT = "score-text"
     EMBED_IMAGE = "embed-image"
@@ -44,7 +45,7 @@ class LoadTask(StrEnum):
     @property
     def takes_images(self) -> bool:
         """True if the inputs are images."""
-        return self in (LoadTask.CLASSIFY_IMAGE, LoadTask.EMBED_IMAGE)
+        return self in (LoadTask.CLASSIFY_IMAGE, LoadTask.DETECT_OBJECTS, LoadTask.EMBED_IMAGE)
 
     @property
     def decodes(self) -> bool:

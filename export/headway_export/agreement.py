@@ -9,12 +9,14 @@ a token or of an input, an embedding, a mask. Of each kind:
 - Choices: the share that are fp32's. A choice that fp32 itself holds nearly as likely as its own is no fault.
 - Vectors: their cosine, the mean and the least.
 - Masks: intersection over union of what either variant cuts out. Where neither cuts out anything, nothing is shown.
-- Everything: how each column of the rows varies over the inputs, by Lin's concordance (1989) without the shift of its
-  mean, 2 cov / (var + var'): 1 if both variants vary alike, 0 if one of them answers a constant.
+- Objects: the share of either variant's objects that the other has too, with the same label and an intersection over
+  union of one half; and the mean of theirs. Objects whose score is close to the threshold are no fault.
+- Everything but objects: how each column of the rows varies over the inputs, by Lin's concordance (1989) without the
+  shift of its mean, 2 cov / (var + var'): 1 if both variants vary alike, 0 if one of them answers a constant.
 
 A figure that is a mean has an interval, and its limit is held against the interval's worse end.
 
-N inputs, R rows, C columns, V vocabulary, M masks of a prompt, S side of a mask.
+N inputs, R rows, C columns, V vocabulary, M masks of a prompt, S side of a mask, O objects.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from typing import Any, Final, Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit, ndtri, stdtrit
+from scipy.optimize import linear_sum_assignment
+from scipy.special import expit, logit, ndtri, stdtrit
 
 from headway_export.candidate import Candidate, open_sources
 from headway_export.errors import ParityError
@@ -35,13 +38,16 @@ from headway_export.given import flag_of
 from headway_export.inputs import DecoderText, Drawn, Inputs
 from headway_export.source import ExportSource, has_metric
 from headway_export.tasks.table import task_of
-from headway_server.bundles import AgreementFigures, ClassificationScheme, Precision
+from headway_server.bundles import AgreementFigures, ClassificationScheme, Detection, Precision
 from headway_server.decoding.runner.decoder import DecoderRunner
+from headway_server.tasks.detection.model import THRESHOLD
+from headway_server.tasks.detection.objects import Objects
 from headway_server.tasks.outputs import log_softmax
 from headway_server.tasks.segmentation.decoder import PREDICTED_IOU
 
-Kind: TypeAlias = Literal["choice", "choices", "score", "vector", "mask"]
-"""What a row is: logits of which one is chosen, or each by itself, a logit, a vector, or logits of pixels."""
+Kind: TypeAlias = Literal["choice", "choices", "score", "vector", "mask", "objects"]
+"""What a row is: logits of which one is chosen, or each by itself, a logit, a vector, logits of pixels, or the outputs
+of a detector."""
 
 MARGIN: Final = 0.25
 """Nats by which fp32 must hold its choice likelier than the variant's, for that to be a fault: 1.28 times as likely.
@@ -57,6 +63,7 @@ LIMITS: Final = {
     "mean_cosine": 0.99,
     "least_cosine": 0.95,
     "mean_mask_iou": 0.95,
+    "mean_box_iou": 0.9,
     "correlation": 0.9,
     "least_correlation": 0.5,
     "iou_correlation": 0.5,
@@ -73,6 +80,8 @@ LIMITS_OF_INT4: Final = {
 """In place of these: 15 steps to a block round more than 254 to a column (docs/decisions/int4-weights.md)."""
 LIMITS_BESIDE_A_METRIC: Final = {"correlation": 0.5, "least_correlation": 0.2}
 """Where a task metric judges: a variant must not answer a constant."""
+LEAST_BOX_IOU: Final = 0.5
+"""Intersection over union from which two boxes are of one object."""
 _DIVERGENCES: Final = ("mean_kl_divergence", "worst_kl_divergence")
 
 _UNIT: Final = 32
@@ -141,6 +150,7 @@ class Judge:
             scheme=source.classification or ClassificationScheme(),
             has_labels=bool(source.labels) and self.kind in ("choice", "choices"),
             is_probability=source.scoring is None or source.scoring.activation == "sigmoid",
+            detection=source.detection,
             num_masks=int(outputs[PREDICTED_IOU].shape[-1]) if self.kind == "mask" else 0,
         )
         end = 0
@@ -270,6 +280,8 @@ class _Comparison:
     """True if each column is a label."""
     is_probability: bool = True
     """True if a score is the sigmoid of its logit."""
+    detection: Detection | None = None
+    """How a row becomes objects."""
     num_masks: int = 0
     """Columns at the end of a row that are no pixels: the IoU that is predicted of each mask."""
     num_predictions: int = 0
@@ -289,6 +301,9 @@ class _Comparison:
         values = found.values
         self._positions.append(found.positions)
         self._units.append(found.number * (1 << 32) + found.positions // _UNIT)
+        if self.kind == "objects":
+            self._add_objects(expected[0], values[0])
+            return
         self.num_predictions += len(values)
         count = values.shape[1] - self.num_masks
         for side, rows in zip(self._columns, (expected, values), strict=True):
@@ -315,6 +330,21 @@ class _Comparison:
             case "mask":
                 self._ious.append(_ious(*(rows[0, :count].reshape(self.num_masks, -1) for rows in (expected, values))))
 
+    def _add_objects(self, expected: NDArray[np.float32], found: NDArray[np.float32]) -> None:
+        """Adds the objects of an image, (C,)."""
+        assert self.detection is not None, "a detector has it"
+        first, second = (_objects_of(row, self.detection) for row in (expected, found))
+        shares = _box_ious(first.boxes, second.boxes) * (first.labels[:, np.newaxis] == second.labels)  # (O, O)
+        rows, columns = linear_sum_assignment(shares, maximize=True)
+        is_same = shares[rows, columns] >= LEAST_BOX_IOU
+        self._ious.append(shares[rows, columns][is_same])
+        for objects, matched in ((first, rows[is_same]), (second, columns[is_same])):
+            logits = logit(objects.scores.astype(np.float64))
+            agrees = np.abs(logits - logit(THRESHOLD)) <= MARGIN
+            agrees[matched] = True
+            self._agrees.append(agrees)
+        self.num_predictions += len(first.scores)
+
     def figures(self) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
         """Returns all figures, and the intervals of those that are means."""
         figures: dict[str, float] = {}
@@ -323,8 +353,7 @@ class _Comparison:
         for name, values in self._means().items():
             figures[name] = float(values.mean())
             intervals[name] = interval_of_mean(values, units if len(values) == len(units) else np.arange(len(values)))
-        if self._agrees:
-            agrees = np.concatenate(self._agrees)
+        if self._agrees and (agrees := np.concatenate(self._agrees)).size:
             figures["top_agreement"] = float(agrees.mean())
             intervals["top_agreement"] = interval_of_share(int(agrees.sum()), agrees.size)
         return figures | self._extremes() | self._correlations(), intervals
@@ -341,7 +370,7 @@ class _Comparison:
             first, second = map(np.concatenate, self._columns)
             values["mean_cosine"] = _cosines(first - first.mean(axis=0), second - first.mean(axis=0))
         if self._ious and len(ious := np.concatenate(self._ious)):
-            values["mean_mask_iou"] = ious
+            values["mean_mask_iou" if self.kind == "mask" else "mean_box_iou"] = ious
         return values
 
     def _extremes(self) -> dict[str, float]:
@@ -359,6 +388,8 @@ class _Comparison:
     def _correlations(self) -> dict[str, float]:
         """Returns how alike columns vary, where they vary."""
         figures: dict[str, float] = {}
+        if not self._columns[0]:
+            return figures
         first, second = map(np.concatenate, self._columns)
         count = first.shape[1] - self.num_masks
         if len(found := _concordances(first[:, :count], second[:, :count])):
@@ -423,6 +454,23 @@ def _ious(expected: NDArray[np.float32], found: NDArray[np.float32]) -> NDArray[
     second = np.where(np.abs(expected) <= MARGIN, first, found > 0)
     either = (first | second).sum(axis=1)
     shares: NDArray[np.float64] = (first & second).sum(axis=1)[either > 0] / either[either > 0]
+    return shares
+
+
+def _objects_of(row: NDArray[np.float32], scheme: Detection) -> Objects:
+    """Reads the objects of logits and boxes, (C,), as a server does; sides are shares of the image."""
+    end = len(row) - 4 * scheme.num_queries
+    logits, boxes = row[:end].reshape(scheme.num_queries, -1), row[end:].reshape(-1, 4)
+    return Objects.of(logits, boxes, scheme, threshold=THRESHOLD, size=(1, 1))
+
+
+def _box_ious(first: NDArray[np.float32], second: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Computes the intersection over union of boxes, left, top, right, bottom: (O, 4), (O, 4) -> (O, O)."""
+    boxes, others = first.astype(np.float64)[:, np.newaxis], second.astype(np.float64)
+    sides = np.minimum(boxes[..., 2:], others[..., 2:]) - np.maximum(boxes[..., :2], others[..., :2])
+    common = np.maximum(sides, 0).prod(axis=-1)
+    areas, other_areas = ((each[..., 2:] - each[..., :2]).prod(axis=-1) for each in (boxes, others))
+    shares: NDArray[np.float64] = common / np.maximum(areas + other_areas - common, np.finfo(np.float64).tiny)
     return shares
 
 

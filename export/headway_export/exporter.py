@@ -422,7 +422,7 @@ class _Prover:
         return trace(
             module,
             self._source.task,
-            image_size=(image.height, image.width) if image else None,
+            image_size=image.axes if image else None,
             audio_size=(audio.num_mel_bins, audio.num_frames) if audio else None,
             has_token_types=self._source.has_token_types,
             word_boxes=self._source.word_boxes,

@@ -88,7 +88,7 @@ def _with_images(source: ExportSource, folder: Path) -> ExportSource:
             images.append(np.asarray(preprocessor.resize(upright, file.name)[0]))
         except (OSError, InvalidInputError) as error:
             raise SourceError(f"--images {folder}: {error}") from error
-    return replace(source, images=np.stack(images), texts_name=folder.resolve().name)
+    return replace(source, images=images, texts_name=folder.resolve().name)
 
 
 def _with_recordings(source: ExportSource, folder: Path) -> ExportSource:

@@ -9,7 +9,7 @@ N inputs, T tokens, S source tokens, R rows of a step, P tokens that are given, 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -196,8 +196,8 @@ class Draw:
         source = self.source
         assert source.image_preprocessing is not None, "an image model has its preprocessing"
         if source.images is not None:
-            return list(image_items(source, source.images[places(len(source.images), count)]))
-        height, width = source.image_preprocessing.height, source.image_preprocessing.width
+            return list(image_items(source, evenly(source.images, count)))
+        height, width = source.image_preprocessing.largest
         return list(image_items(source, synthetic.draw_images(count, height, width, self.generator)))
 
 
@@ -251,7 +251,8 @@ def affordable(source: ExportSource, positions: float, least: int, most: int) ->
 def image_positions(source: ExportSource) -> int:
     """Returns how many positions an image counts as."""
     assert source.image_preprocessing is not None, "an image model has its preprocessing"
-    return max(1, source.image_preprocessing.height * source.image_preprocessing.width // _PATCH_PIXELS)
+    height, width = source.image_preprocessing.largest
+    return max(1, height * width // _PATCH_PIXELS)
 
 
 def places(length: int, count: int) -> NDArray[np.int64]:
@@ -259,7 +260,7 @@ def places(length: int, count: int) -> NDArray[np.int64]:
     return np.arange(length) if count >= length else np.linspace(0, length - 1, count).astype(np.int64)
 
 
-def evenly(values: Sequence[Any], count: int) -> list[Any]:
+def evenly(values: Sequence[Any] | NDArray[Any], count: int) -> list[Any]:
     """Returns `count` values, evenly from all of them."""
     return [values[place] for place in places(len(values), count)]
 
@@ -303,6 +304,6 @@ def drawn_boxes(source: ExportSource, ids: NDArray[np.int64]) -> NDArray[Any] | 
     return token_boxes(boxes, [None, *range(count), None][: len(ids)], unit)
 
 
-def image_items(source: ExportSource, images: NDArray[np.uint8]) -> tuple[Tensors, ...]:
-    """Makes a graph's inputs of images, (N, height, width, 3)."""
-    return tuple({"pixel_values": pixels} for pixels in pixel_values_of(source, images))
+def image_items(source: ExportSource, images: Iterable[NDArray[np.uint8]]) -> tuple[Tensors, ...]:
+    """Makes a graph's inputs of images, (height, width, 3) each."""
+    return tuple({"pixel_values": pixel_values_of(source, image[np.newaxis])[0]} for image in images)

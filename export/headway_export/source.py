@@ -32,6 +32,7 @@ from headway_server.bundles import (
     AudioCodec,
     AudioPreprocessing,
     ClassificationScheme,
+    Detection,
     ImagePreprocessing,
     Languages,
     Limits,
@@ -174,6 +175,8 @@ class ExportSource:
     text_pairs: TextPairUse = "never"
     """When a text classifier reads two texts as one input: never, where a second one is given, or always."""
     image_preprocessing: ImagePreprocessing | None = None
+    detection: Detection | None = None
+    """How the outputs of a detector become objects."""
     audio_preprocessing: AudioPreprocessing | None = None
     codec: AudioCodec | None = None
     speech: SpeechTokens | None = None
@@ -208,8 +211,8 @@ class ExportSource:
     evaluation: EvaluationData | None = None
     texts: tuple[str, ...] = ()
     """Texts that int8 is held against fp32 on where there is no evaluation data; none: drawn ones."""
-    images: NDArray[np.uint8] | None = None
-    """(N, height, width, 3), already resized and cropped, that int8 is held against fp32 on likewise."""
+    images: NDArray[np.uint8] | Sequence[NDArray[np.uint8]] | None = None
+    """N of (height, width, 3), already resized and cropped, that int8 is held against fp32 on likewise."""
     recordings: tuple[NDArray[np.float32], ...] = ()
     """Mono audio, (S,) each, at the model's rate and at most a window, that int8 is held against fp32 on likewise."""
     texts_name: str = ""

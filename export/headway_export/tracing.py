@@ -56,6 +56,8 @@ _TRACED_SIZES = {
     "prompts": 6,
     "points": 4,
     "masks": 3,
+    "height": 96,
+    "width": 128,
 }
 """Sizes that a graph is traced at. Not 0 or 1, which PyTorch would take for fixed."""
 _OTHER_SIZES = {
@@ -69,6 +71,8 @@ _OTHER_SIZES = {
     "prompts": 7,
     "points": 2,
     "masks": 2,
+    "height": 128,
+    "width": 64,
 }
 """Sizes that it is run at besides, to find the axes of its outputs."""
 
@@ -113,7 +117,7 @@ class Traceable:
     module: nn.Module
     served: nn.Module
     """The module, whose layers attend by an operator for the CPU where that was asked for."""
-    image_size: tuple[int, int] | None
+    image_size: tuple[int | str, int | str] | None
     audio_size: tuple[int, int] | None
     has_token_types: bool
     word_boxes: WordBoxes | None
@@ -130,7 +134,7 @@ def trace(
     module: nn.Module,
     task: Task,
     *,
-    image_size: tuple[int, int] | None = None,
+    image_size: tuple[int | str, int | str] | None = None,
     audio_size: tuple[int, int] | None = None,
     has_token_types: bool = False,
     word_boxes: WordBoxes | None = None,
@@ -143,7 +147,7 @@ def trace(
     Args:
         module: Follows the protocol of the task (docs/bring-your-own.md); in evaluation mode.
         task: The task.
-        image_size: Height and width, for images.
+        image_size: Height and width, for images: numbers, or names of axes.
         audio_size: Mel bins and frames of a window, for audio.
         has_token_types: True if a text classifier reads which text of a pair each token belongs to.
         word_boxes: The boxes that a token classifier reads; None: it reads none.

@@ -313,6 +313,17 @@ def test_label_takes_bytes_and_paths(server: Any, connect: Connect, tmp_path: Pa
         connect(server.address).call("classify_image", tmp_path / "absent.png")
 
 
+def test_objects_of_images(server: Any, connect: Connect) -> None:
+    caller = connect(server.address)
+    answer = caller.call("detect_objects", [b"one", b"four"], threshold=0.0, labels="dog", max_object_count=3)
+    found = results.DetectedObject("dog", 7, 0.5, results.Box(1, 2, 3.5, 4))
+    assert list(answer) == [results.ObjectDetection((found,), width, 2) for width in (3, 4)]
+    request = server.rules.requests[0]
+    assert request.HasField("threshold")
+    assert (list(request.labels), request.max_object_count) == (["dog"], 3)
+    assert len(caller.call("detect_objects", image_ids=["a", "b"])) == 2
+
+
 def test_models_and_model(server: Any, connect: Connect) -> None:
     caller = connect(server.address)
     listing = caller.call("list_models")

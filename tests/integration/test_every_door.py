@@ -73,6 +73,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "FillMask": {"texts": ["the [MASK] ."]},
     "ClassifyImage": {"images": [IMAGE]},
     "ClassifyImage candidate_labels": {"images": [IMAGE], "candidate_labels": ["dog", "cat"]},
+    "DetectObjects": {"images": [IMAGE]},
     "EmbedImage": {"images": [IMAGE]},
     "GenerateImage": {"parameters": {"step_count": 1}},
     "StreamGenerateImage": {"parameters": {"step_count": 1}},
@@ -228,6 +229,7 @@ TENSORS: dict[Task, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     Task.FILL_MASK: ([{"text": [b"the [MASK] ."]}], {"targets": '["sea", "star"]'}),
     Task.IMAGE_CLASSIFICATION: (OF_IMAGES, {}),
     Task.IMAGE_EMBEDDING: (OF_IMAGES, {}),
+    Task.OBJECT_DETECTION: (OF_IMAGES, {"threshold": 0.25, "max_object_count": 2}),
     Task.SEGMENTATION: (
         [
             {"image": [IMAGE], "point": [[9, 9]], "point_is_inside": [True], "box": [[2, 2, 30, 30]]},
@@ -340,6 +342,13 @@ TYPED: dict[Task, Typed] = {
     Task.IMAGE_CLASSIFICATION: Typed(rpc="ClassifyImage", request=REQUESTS["ClassifyImage"], outputs=LABELS),
     Task.IMAGE_EMBEDDING: Typed(
         rpc="EmbedImage", request=REQUESTS["EmbedImage"], outputs=named("results.values", "embedding")
+    ),
+    Task.OBJECT_DETECTION: Typed(
+        rpc="DetectObjects",
+        request={**REQUESTS["DetectObjects"], "threshold": 0.25, "max_object_count": 2},
+        outputs=named("results.objects.label", "label")
+        | named("results.objects.label_index", "label_index")
+        | named("results.objects.score", "score"),
     ),
     Task.SEGMENTATION: Typed(
         rpc="SegmentImage",
@@ -744,6 +753,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "FillMask": ("fill-mask", "the [MASK] ."),
     "ClassifyImage": ("classify-image", "picture.png"),
     "ClassifyImage candidate_labels": ("classify-image", "picture.png", "--candidate-label", "dog"),
+    "DetectObjects": ("detect-objects", "picture.png"),
     "EmbedImage": ("embed-image", "picture.png"),
     "GenerateImage": ("generate-image", "-o", "drawn.png", "--step-count", "1"),
     "StreamGenerateImage": ("generate-image", "-o", "drawn.png", "--step-count", "1", "--progress", "1"),

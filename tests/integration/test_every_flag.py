@@ -192,6 +192,14 @@ CALLS: dict[str, tuple[str, tuple[str | Refused, ...]]] = {
             "goal --sparse --model weights",
         ),
     ),
+    "detect-objects": (
+        "boxes",
+        (
+            f"picture.png --threshold 0.2 --max-object-count 2 --label red --label blue {MODEL}",
+            "--file images.txt --batch-size 1 --json",
+            "--image-id {image_id}",
+        ),
+    ),
     "score-text": (
         "scorer",
         (

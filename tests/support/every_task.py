@@ -48,6 +48,7 @@ def write_every_task(store: Path) -> None:
     tiny_tagger.write_tagger_bundle(
         store, name="pages", word_boxes=tiny_tagger.BOXES, tagging=Tagging(aggregation="first")
     )
+    tiny_bundles.write_box_bundle(store)
     tiny_tensors.publish(store, "tabular", "detector", "series")
     for version in ("1", "2"):
         tiny_bundles.write_topic_bundle(store, name="spare", version=version)

@@ -32,6 +32,8 @@ from headway.v1 import (
     mask_filling_service_pb2_grpc,
     model_service_pb2,
     model_service_pb2_grpc,
+    object_detection_service_pb2,
+    object_detection_service_pb2_grpc,
     question_answering_service_pb2,
     question_answering_service_pb2_grpc,
     ranking_service_pb2,
@@ -366,6 +368,21 @@ class Filling(mask_filling_service_pb2_grpc.MaskFillingServiceServicer):
         return mask_filling_service_pb2.FillMaskResponse(results=results, model=MODEL, timings=TIMINGS)
 
 
+class Detection(object_detection_service_pb2_grpc.ObjectDetectionServiceServicer):
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+
+    async def DetectObjects(self, request: Any, context: Any) -> Any:
+        await self.rules.admit(request, context)
+        box = common_pb2.Box(left=1, top=2, right=3.5, bottom=4)
+        found = object_detection_service_pb2.DetectedObject(label="dog", label_index=7, score=0.5, box=box)
+        results = [
+            object_detection_service_pb2.ObjectDetection(objects=[found], width=len(image), height=2)
+            for image in (*request.images, *request.image_ids)
+        ]
+        return object_detection_service_pb2.DetectObjectsResponse(results=results, model=MODEL, timings=TIMINGS)
+
+
 class Embedding(embedding_service_pb2_grpc.EmbeddingServiceServicer):
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
@@ -543,6 +560,7 @@ class RuleServer:
         image_classification_service_pb2_grpc.add_ImageClassificationServiceServicer_to_server(Images(rules), server)
         question_answering_service_pb2_grpc.add_QuestionAnsweringServiceServicer_to_server(Answering(rules), server)
         mask_filling_service_pb2_grpc.add_MaskFillingServiceServicer_to_server(Filling(rules), server)
+        object_detection_service_pb2_grpc.add_ObjectDetectionServiceServicer_to_server(Detection(rules), server)
         embedding_service_pb2_grpc.add_EmbeddingServiceServicer_to_server(Embedding(rules), server)
         ranking_service_pb2_grpc.add_RankingServiceServicer_to_server(Ranking(rules), server)
         model_service_pb2_grpc.add_ModelServiceServicer_to_server(Models(rules), server)

@@ -1,9 +1,11 @@
 """Tiny classifiers, built node by node and published as real bundles: no training, no export, answers known by hand.
 
 The topic model averages the vectors of a text's words; each word points to one topic, so a text's topic is the one
-most of its words belong to. The colour model compares the means of an image's channels.
+most of its words belong to. The colour model compares the means of an image's channels. The box model finds an object
+in each quarter of an image but the last, by the same means.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from headway_server.bundles import (
     Architecture,
     Bundle,
+    Detection,
     Embedding,
     Graph,
     ImagePreprocessing,
@@ -44,6 +47,10 @@ _OPSET = 20
 COLOUR_PREPROCESSING = ImagePreprocessing(
     height=8, width=8, resize="shorter_side", resize_size=10, interpolation="bilinear", mean=(0.5,) * 3, std=(0.25,) * 3
 )
+FITTED = ImagePreprocessing(
+    height=24, width=24, resize="fit", resize_size=16, interpolation="bilinear", mean=(0.5,) * 3, std=(0.25,) * 3
+)
+"""Of images that keep their proportions."""
 
 
 def write_topic_bundle(
@@ -135,6 +142,40 @@ def write_colour_bundle(
         return publish(folder, store)
 
 
+def write_box_bundle(store: Path, *, name: str = "boxes", version: str = "1") -> Bundle:
+    """Publishes the box model: a box for each colour, whose score is the higher the more an image has of it."""
+    pixels = TensorSpec(name="pixel_values", dtype="float32", shape=("batch", 3, "height", "width"))
+    places = np.array([[x, y, 0.5, 0.5] for x, y in ((0.25, 0.25), (0.75, 0.25), (0.25, 0.75))], np.float32)
+    nodes = [
+        _constant("axes", np.array([2, 3])),
+        _constant("last", np.array([2])),
+        _constant("classes", 4 * np.eye(3, 4, dtype=np.float32)),
+        _constant("places", places),
+        _constant("none", np.zeros(4, np.float32)),
+        helper.make_node("ReduceMean", ["pixel_values", "axes"], ["means"], keepdims=0),  # (B, 3)
+        helper.make_node("Unsqueeze", ["means", "last"], ["colours"]),  # (B, 3, 1)
+        helper.make_node("Mul", ["colours", "classes"], ["logits"]),  # (B, 3, 4)
+        helper.make_node("Mul", ["colours", "none"], ["nowhere"]),
+        helper.make_node("Add", ["nowhere", "places"], ["boxes"]),
+    ]
+    outputs = {"logits": (3, len(COLOURS) + 1), "boxes": (3, 4)}
+    specs = tuple(TensorSpec(name=key, dtype="float32", shape=("batch", *shape)) for key, shape in outputs.items())
+    with staging_folder(store) as folder:
+        graph = _save_graph(folder, nodes, [pixels], specs)
+        manifest = _manifest(
+            folder,
+            graph,
+            name=name,
+            version=version,
+            task=Task.OBJECT_DETECTION,
+            labels=COLOURS,
+            image_preprocessing=FITTED,
+            detection=Detection(scores="softmax", num_queries=3, max_objects=3),
+        )
+        write_manifest(folder, manifest)
+        return publish(folder, store)
+
+
 def _topic_nodes(
     words: list[str], num_idle_products: int, has_token_types: bool, num_labels: int
 ) -> list[onnx.NodeProto]:
@@ -207,11 +248,18 @@ def _save(
     num_labels: int = 3,
 ) -> Graph:
     """Writes the graph from `inputs` to float32 logits; a tensor of three named by `embedding` is an output."""
-    types = {"int64": TensorProto.INT64, "float32": TensorProto.FLOAT}
     outputs = [TensorSpec(name="logits", dtype="float32", shape=("batch", num_labels))]
     if embedding is not None:
         outputs.append(TensorSpec(name="embedding", dtype="float32", shape=("batch", 3)))
         nodes = [*nodes, helper.make_node("Identity", [embedding], ["embedding"])]
+    return _save_graph(folder, nodes, inputs, outputs)
+
+
+def _save_graph(
+    folder: Path, nodes: list[onnx.NodeProto], inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+) -> Graph:
+    """Writes a graph of these tensors."""
+    types = {"int64": TensorProto.INT64, "float32": TensorProto.FLOAT}
     ins, outs = (
         [helper.make_tensor_value_info(spec.name, types[spec.dtype], spec.shape) for spec in specs]
         for specs in (inputs, outputs)

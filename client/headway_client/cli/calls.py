@@ -18,12 +18,20 @@ from headway_client.cli.output import (
     read_inputs,
     with_inputs,
 )
-from headway_client.options import CaptionImageOptions, ClassifyImageOptions, EmbedImageOptions, RankImagesOptions
+from headway_client.options import (
+    CaptionImageOptions,
+    ClassifyImageOptions,
+    DetectObjectsOptions,
+    EmbedImageOptions,
+    RankImagesOptions,
+)
 from headway_client.results import Answer
 from headway_client.streams import TextStream
 
 ResultT = TypeVar("ResultT")
-_ImageOptions: TypeAlias = CaptionImageOptions | ClassifyImageOptions | EmbedImageOptions | RankImagesOptions
+_ImageOptions: TypeAlias = (
+    CaptionImageOptions | ClassifyImageOptions | DetectObjectsOptions | EmbedImageOptions | RankImagesOptions
+)
 """Options of calls with several images or image ids."""
 
 

@@ -127,6 +127,7 @@ _FLAGS: dict[str, _Flag] = {
     "timeout_s": _Flag("--timeout", metavar="SECONDS"),
     "max_duration_seconds": _Flag("--max-duration", metavar="SECONDS"),
     "stop_strings": _Flag("--stop-string", list[str], "TEXT"),
+    "labels": _Flag("--label", list[str], "LABEL"),
     "candidate_labels": _Flag("--candidate-label", list[str], "TEXT"),
     "templates": _Flag("--template", list[str], "TEXT"),
     "targets": _Flag("--target", list[str], "TOKEN"),

@@ -211,6 +211,18 @@ EXPORTED: Final = (
         compared=_LOGITS,
     ),
     Families(
+        kind="detectors",
+        names="DETR, YOLOS",
+        task="`object_detection` ([detection.md](detection.md))",
+        compared="labels; scores within 1e-4; boxes within a thousandth of the image",
+    ),
+    Families(
+        kind="",
+        names="Conditional DETR, Deformable DETR, Table Transformer, RT-DETR, RT-DETRv2, D-FINE",
+        task="`object_detection`",
+        compared="objects of the module's outputs, within a thousandth of the image; not exported in the tests",
+    ),
+    Families(
         kind="two towers",
         names="CLIP, SigLIP, SigLIP 2 of a fixed size",
         task="`image_embedding` and `text_embedding` in one space",
@@ -358,7 +370,6 @@ OTHER_HEADS: Final[Mapping[str, str]] = {
     "ForXVector": "tells speakers apart",
     "ForTextToSpeech": "speaks",
     "ForTextToWaveform": "speaks",
-    "ForObjectDetection": "finds objects in images",
     "ForZeroShotObjectDetection": "finds objects in images",
     "ForSemanticSegmentation": "segments images",
     "ForUniversalSegmentation": "segments images",
@@ -402,9 +413,7 @@ OPTIMUM: Final = (
 )  # fmt: skip
 """Architectures of `transformers` that Optimum-ONNX lists (`OPTIMUM_SOURCE`)."""
 BEHIND: Final[Mapping[str, tuple[str, ...]]] = {
-    "objects in images": (
-        "D-FINE", "Detr", "OWL-ViT", "RT-DETR", "RT-DETRv2", "Table Transformer", "Yolos",
-    ),
+    "objects in images": ("OWL-ViT",),
     "segments of images": ("GroupVit", "MaskFormer", "SAM"),
     "speech and sounds": (
         "AST", "Data2VecAudio", "Hubert", "Musicgen", "SEW", "SEW-D", "Speech2Text", "SpeechT5", "UniSpeech",

@@ -20,6 +20,7 @@ from transformers import (
     AutoModelForImageClassification,
     LevitImageProcessorPil,
     ViTImageProcessorPil,
+    YolosImageProcessorPil,
 )
 
 from headway_export.errors import SourceError
@@ -40,6 +41,8 @@ POSITION_BOUND: Final = 1e-4
 _INTERPOLATIONS: Final = get_args(ImagePreprocessing.model_fields["interpolation"].annotation)
 _LEVIT_SHARE: Final = 224 / 256
 """Share of a resized image's shorter side that LeViT crops, which its preprocessing does not state."""
+_YOLOS_MULTIPLE: Final = 16
+"""Multiple that YOLOS rounds sides down to, which its preprocessing does not state."""
 _SAMPLE_SIZES: Final = ((64, 48), (301, 517), (517, 301), (640, 480), (224, 224), (1000, 333))
 """Width and height of the images that preprocessing is compared on."""
 _LIMITS: Final = ImageLimits(max_bytes=2**26, max_pixels=2**24)
@@ -233,8 +236,12 @@ class _FloatImageProcessor(ViTImageProcessorPil):  # type: ignore[misc]  # the l
         return functional.interpolate(pixels, (size.height, size.width), mode=mode, antialias=True)[0].numpy()
 
 
-def read_preprocessing(folder: ModelFolder) -> tuple[ImagePreprocessing, bool]:
+def read_preprocessing(folder: ModelFolder, *, of_any_size: bool = False) -> tuple[ImagePreprocessing, bool]:
     """Reads how images are prepared, and compares the pixels with those of `transformers`.
+
+    Args:
+        folder: The folder.
+        of_any_size: True if the model reads images of several sizes.
 
     Returns:
         It, and True if the model reads BGR: a bundle prepares RGB.
@@ -257,7 +264,7 @@ def read_preprocessing(folder: ModelFolder) -> tuple[ImagePreprocessing, bool]:
         raise SourceError(f"{file}: cannot be read ({first_line(error)})") from error
     is_bgr = bool(getattr(processor, "do_flip_channel_order", None))
     try:
-        settings = _map(processor)
+        settings = _map(processor, of_any_size=of_any_size)
         preprocessor = ImagePreprocessor(settings, _LIMITS)
     except (ValueError, BundleError) as error:
         raise SourceError(f"{file}: {first_line(error)}; such preprocessing is not supported") from error
@@ -265,7 +272,7 @@ def read_preprocessing(folder: ModelFolder) -> tuple[ImagePreprocessing, bool]:
     return settings, is_bgr
 
 
-def _map(processor: Any) -> ImagePreprocessing:
+def _map(processor: Any, *, of_any_size: bool) -> ImagePreprocessing:
     """Says in the manifest's words what an image processor does.
 
     Raises:
@@ -273,8 +280,8 @@ def _map(processor: Any) -> ImagePreprocessing:
     """
     if not processor.do_resize:
         raise ValueError("images are not resized, and a graph reads one size")
-    if getattr(processor, "do_pad", None):
-        raise ValueError("images are padded")
+    if getattr(processor, "do_pad", None) and (not of_any_size or getattr(processor, "pad_size", None)):
+        raise ValueError("images are padded")  # alone, an image of any size is not, unless to a stated one
     interpolation = Image.Resampling(processor.resample).name.lower()
     if interpolation not in _INTERPOLATIONS:
         raise ValueError(f"images are resized by {interpolation}, and {', '.join(_INTERPOLATIONS)} are known")
@@ -285,17 +292,21 @@ def _map(processor: Any) -> ImagePreprocessing:
     if getattr(processor, "include_top", None):  # EfficientNet divides by it once more
         std = [value * again for value, again in zip(std, processor.image_std, strict=True)]
     return ImagePreprocessing(
-        **_map_size(processor),
+        **_map_size(processor, of_any_size=of_any_size),
         interpolation=cast("Any", interpolation),
         mean=tuple((float(value) + offset) / factor for value in mean),
         std=tuple(float(value) / factor for value in std),
     )
 
 
-def _map_size(processor: Any) -> dict[str, Any]:
+def _map_size(processor: Any, *, of_any_size: bool) -> dict[str, Any]:
     """Returns sizes and the way to them; errors as `_map`."""
     size, crop = processor.size, processor.crop_size if processor.do_center_crop else None
     values: dict[str, Any] = {}
+    if of_any_size and size.shortest_edge and size.longest_edge and crop is None:
+        edge, limit = int(size.shortest_edge), int(size.longest_edge)
+        multiple = _YOLOS_MULTIPLE if isinstance(processor, YolosImageProcessorPil) else 1
+        return {"height": limit, "width": limit, "resize": "fit", "resize_size": edge, "multiple": multiple}
     if size.shortest_edge and not size.longest_edge:
         edge = int(size.shortest_edge)
         share = getattr(processor, "crop_pct", _LEVIT_SHARE if isinstance(processor, LevitImageProcessorPil) else None)

@@ -17,6 +17,7 @@ from headway_export.huggingface.adapters import CONFIG_FILE as ADAPTER_FILE
 from headway_export.huggingface.adapters import Adapter
 from headway_export.huggingface.captioners import CAPTIONERS, read_captioner
 from headway_export.huggingface.decoders import check_decoder, read_decoder
+from headway_export.huggingface.detectors import DETECTORS, read_detector
 from headway_export.huggingface.embedders import TEXT_ENCODERS, Layout, read_embedder, read_layout, unread_notes
 from headway_export.huggingface.encoder_decoders import read_rewriter
 from headway_export.huggingface.encoders import ENCODER_DECODER_CLASSIFIERS, read_classifier
@@ -115,6 +116,12 @@ KINDS: Final = (
         task=Task.IMAGE_CLASSIFICATION,
         heads=("ForImageClassification", "ForImageClassificationWithTeacher"),
         read=read_image_classifier,
+    ),
+    Kind(
+        task=Task.OBJECT_DETECTION,
+        heads=("ForObjectDetection",),
+        encoder_decoders=frozenset(DETECTORS),
+        read=read_detector,
     ),
     Kind(task=Task.IMAGE_EMBEDDING, heads=(), read=read_image_embedder),
 )

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from headway_export.candidate import NUM_ROWS, Candidate, pixel_values_of, run_batch
-from headway_export.inputs import NUM_CALIBRATED, Draw, apart, image_items, image_positions, places
+from headway_export.inputs import NUM_CALIBRATED, Draw, apart, evenly, image_items, image_positions
 from headway_export.parity import BATCH_SIZES, Comparison, sample_images
 from headway_export.reference import Reference
 from headway_export.source import EvaluationData, ExportSource, read_images
@@ -70,7 +70,7 @@ class ImageTask(Stateless):
         """Returns images that are given or drawn."""
         source, count = draw.source, self.num_inputs(draw.source)
         if source.images is not None:
-            return apart(list(image_items(source, source.images[places(len(source.images), count)])))
+            return apart(list(image_items(source, evenly(source.images, count))))
         items = draw.pixels(count + NUM_CALIBRATED)
         return items[:count], items[count:]
 

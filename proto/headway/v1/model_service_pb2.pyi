@@ -100,8 +100,8 @@ class Model(_message.Message):
     task: _builtins.str
     """What it was made for: "generation", "translation", "text_to_text", "captioning", "transcription",
     "text_classification", "token_classification", "image_classification", "text_embedding", "text_scoring",
-    "question_answering", "fill_mask", "image_embedding", "segmentation", "image_generation", "speech_synthesis",
-    "tensors", or a task that the server's operator added.
+    "question_answering", "fill_mask", "object_detection", "image_embedding", "segmentation", "image_generation",
+    "speech_synthesis", "tensors", or a task that the server's operator added.
     """
     description: _builtins.str
     """One sentence about the model."""

@@ -175,7 +175,7 @@ class Batcher(Worker):
         deadline: float | None,
         caller: str = "",
         counts: Sequence[int] | None = None,
-        group: Hashable = None,
+        groups: Sequence[Hashable] | None = None,
     ) -> BatchedResults[Result]:
         """Waits for the results of a call's items. If the caller disconnects, items that have not run are dropped.
 
@@ -187,7 +187,7 @@ class Batcher(Worker):
             deadline: End of the caller's wait, in seconds of `time.monotonic`.
             caller: Who waits: the calls of one caller wait behind each other.
             counts: Rows of each item; None: one.
-            group: Items of calls with different groups do not share a batch.
+            groups: Group of each item; items of different groups do not share a batch. None: all are of one.
 
         Raises:
             BatchError: The model could not be run, or its outputs could not be read.
@@ -198,7 +198,9 @@ class Batcher(Worker):
         call = PendingCall(len(items), tuple(outputs), read)
         entries = [
             Entry(item=item, length=length, call=call, index=index, deadline=deadline, count=count, group=group)
-            for index, (item, length, count) in enumerate(zip(items, lengths, counts or [1] * len(items), strict=True))
+            for index, (item, length, count, group) in enumerate(
+                zip(items, lengths, counts or [1] * len(items), groups or [None] * len(items), strict=True)
+            )
         ]
         try:
             with self._accept(call):

@@ -13,6 +13,7 @@ Axis names used in tensor shapes:
     prompts        prompts of a run, each with the embedding of its image
     points         points of a prompt
     masks          masks of a text
+    height, width  sides of an image whose proportions are kept
     frames         frames of codes that are decoded in a run
 """
 
@@ -110,6 +111,7 @@ class Task(StrEnum):
     TEXT_SCORING = "text_scoring"
     QUESTION_ANSWERING = "question_answering"
     FILL_MASK = "fill_mask"
+    OBJECT_DETECTION = "object_detection"
     IMAGE_EMBEDDING = "image_embedding"
     SEGMENTATION = "segmentation"
     IMAGE_GENERATION = "image_generation"
@@ -251,9 +253,9 @@ class AgreementFigures(Record):
 
     Figures are `mean_kl_divergence` (nats a prediction), `worst_kl_divergence` (the largest mean over a label or a band
     of positions), `top_agreement` (share of tokens, labels or decisions that are fp32's, but for those of which fp32 is
-    unsure), `mean_cosine` and `least_cosine` of vectors, `mean_mask_iou`, and `correlation`, `least_correlation` and
-    `iou_correlation` (how alike outputs vary over the inputs: 1, and 0 for a constant; the mean of all outputs, the
-    least of a label, and that of predicted IoU).
+    unsure), `mean_cosine` and `least_cosine` of vectors, `mean_mask_iou`, `mean_box_iou`, and `correlation`,
+    `least_correlation` and `iou_correlation` (how alike outputs vary over the inputs: 1, and 0 for a constant; the mean
+    of all outputs, the least of a label, and that of predicted IoU).
     """
 
     dataset: str
@@ -436,10 +438,14 @@ class ImagePreprocessing(Record):
 
     height: Size
     width: Size
-    resize: Literal["stretch", "shorter_side"]
+    resize: Literal["stretch", "shorter_side", "fit"]
     """`stretch`: to height and width, or to a square of `resize_size`. `shorter_side`: to a shorter side of
-    `resize_size`, keeping proportions. A centre crop to height and width follows if the result is larger."""
+    `resize_size`, keeping proportions. A centre crop to height and width follows if the result is larger. `fit`: to a
+    shorter side of `resize_size`, or of less where the longer one would exceed `height`, which is `width`; proportions
+    are kept, nothing is cropped, and the graphs have the axes `height` and `width`."""
     resize_size: Size | None = None
+    multiple: Size = 1
+    """Both sides of an image are rounded down to multiples of it; for `fit`."""
     rounding: Literal["nearest", "down"] = "nearest"
     """Rounding of the longer side to whole pixels, if proportions are kept."""
     interpolation: Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"]
@@ -448,6 +454,43 @@ class ImagePreprocessing(Record):
     """Mean of each channel, subtracted from values in 0 to 1."""
     std: tuple[Positive, Positive, Positive]
     """Standard deviation of each channel, by which the difference is divided."""
+
+    @property
+    def axes(self) -> tuple[int | str, int | str]:
+        """Axes of an image in the graphs, rows and columns: numbers, or names where images keep their proportions."""
+        return ("height", "width") if self.resize == "fit" else (self.height, self.width)
+
+    @property
+    def largest(self) -> tuple[int, int]:
+        """Height and width of the largest image that the graphs read; with `fit` it may lie on its side."""
+        if self.resize != "fit":
+            return self.height, self.width
+        shorter = min(self.resize_size or self.height, self.height)
+        return self._rounded(shorter), self._rounded(self.width)
+
+    def fitted(self, width: int, height: int) -> tuple[int, int]:
+        """Returns width and height of an image after `fit`, as image processors of DETR and YOLOS compute them."""
+        assert self.resize_size is not None, "the validator demands it"
+        shorter, longer, size = min(width, height), max(width, height), float(self.resize_size)
+        if longer / shorter * size > self.height:
+            size = self.height * float(shorter) / longer
+        sides = round(size), int(size * longer / shorter)
+        if sides[0] == shorter and (self.multiple == 1 or width >= height):  # YOLOS resizes upright ones even then
+            sides = shorter, longer
+        sides = self._rounded(sides[0]), self._rounded(sides[1])
+        return sides if width <= height else (sides[1], sides[0])
+
+    def _rounded(self, side: int) -> int:
+        """Returns the multiple below a side, and at least one."""
+        return max(side - side % self.multiple, self.multiple)
+
+    @model_validator(mode="after")
+    def _check_fit(self) -> ImagePreprocessing:
+        if self.resize == "fit" and (self.resize_size is None or self.height != self.width):
+            raise ValueError("image_preprocessing: fit needs resize_size, and one limit as height and width")
+        if self.resize != "fit" and self.multiple != 1:
+            raise ValueError(f"image_preprocessing: multiple is for fit, and resize is {self.resize}")
+        return self
 
 
 class AudioPreprocessing(Record):
@@ -538,6 +581,27 @@ class ClassificationScheme(Record):
     """Divisor of the logits."""
     thresholds: tuple[Annotated[float, Field(ge=0, le=1)], ...] = ()
     """Threshold of each label's probability; multi_label only."""
+
+
+class Detection(Record):
+    """Mapping of a detector's outputs to objects.
+
+    The graph has the outputs `logits`, float32 (batch, num_queries, classes), and `boxes`, float32 (batch, num_queries,
+    4): centre, width and height of each box, as shares of the image's width and height.
+    """
+
+    scores: Literal["softmax", "sigmoid"]
+    """`softmax`: a box has its likeliest label, of classes that are the labels and, last, no object. `sigmoid`: the
+    classes are the labels, and each pair of a box and a label is an object by itself."""
+    num_queries: Size
+    """Boxes of an image."""
+    max_objects: Size
+    """Most objects of an image, those of the highest scores."""
+
+    @property
+    def num_extra_classes(self) -> int:
+        """Classes that are no labels."""
+        return int(self.scores == "softmax")
 
 
 class Space(Record):
@@ -807,6 +871,8 @@ class Manifest(Record):
     """None without that output of the graphs."""
     scoring: Scoring | None = None
     """None but for text_scoring."""
+    detection: Detection | None = None
+    """None but for object_detection."""
     tagging: Tagging | None = None
     """Of token_classification; None: the defaults."""
     word_boxes: WordBoxes | None = None
@@ -980,6 +1046,20 @@ def _check_speech(manifest: Manifest) -> None:
         )
 
 
+def _check_detection(manifest: Manifest) -> None:
+    detection = manifest.detection
+    assert detection is not None, "`TASK_PARTS` requires it"
+    count = detection.num_queries
+    expected = {"logits": (count, len(manifest.labels) + detection.num_extra_classes), "boxes": (count, 4)}
+    for precision, variant in manifest.variants.items():
+        for name, graph in variant.graphs.items():
+            found = {spec.name: spec.shape[1:] for spec in graph.outputs}
+            if found != expected:
+                raise ValueError(
+                    f"variants.{precision}.graphs.{name}: has the outputs {found}; {manifest.task} needs {expected}"
+                )
+
+
 def _check_segmentation(manifest: Manifest) -> None:
     for precision, variant in manifest.variants.items():
         if (graph := variant.graphs.get("decoder")) is None:
@@ -1092,6 +1172,7 @@ TASK_PARTS: Final[dict[Task, TaskParts]] = {
     Task.TEXT_SCORING: TaskParts(needs=("scoring", *_OF_TEXTS), files=(TOKENIZER_FILE,)),
     Task.QUESTION_ANSWERING: TaskParts(needs=_OF_TEXTS, files=(TOKENIZER_FILE,)),
     Task.FILL_MASK: TaskParts(needs=_OF_TEXTS, files=(TOKENIZER_FILE,), check=_check_mask),
+    Task.OBJECT_DETECTION: TaskParts(needs=("labels", "image_preprocessing", "detection"), check=_check_detection),
     Task.IMAGE_EMBEDDING: TaskParts(needs=("embedding", "image_preprocessing")),
     Task.SEGMENTATION: TaskParts(
         graphs=("encoder", "decoder"), needs=("image_preprocessing",), check=_check_segmentation

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
+from operator import le
 from typing import Final
 
 import numpy as np
@@ -125,16 +126,17 @@ class ImagePreprocessor:
             BundleError: A resize of the shorter side without a size that covers the crop, or more pixels than an image
                 may have.
         """
-        crop = max(settings.height, settings.width)
+        crop = 0 if settings.resize == "fit" else max(settings.height, settings.width)
         if (settings.resize_size or (crop if settings.resize == "stretch" else 0)) < crop:
             raise BundleError(
                 f"image_preprocessing.resize_size is {settings.resize_size}; {settings.resize} needs at least the "
                 f"crop's {crop}: export the model again"
             )
         largest = max(settings.resize_size or 0, settings.height, settings.width)
-        if largest > limits.max_side or settings.height * settings.width > limits.max_pixels:
+        height, width = settings.largest
+        if largest > limits.max_side or height * width > limits.max_pixels:
             raise BundleError(
-                f"image_preprocessing has {settings.width} x {settings.height} pixels and a side of {largest}; the "
+                f"image_preprocessing has {width} x {height} pixels and a side of {largest}; the "
                 f"limits are {limits.max_pixels} and {limits.max_side}: raise --max-image-megapixels, or export the "
                 "model again"
             )
@@ -144,12 +146,13 @@ class ImagePreprocessor:
 
     @property
     def num_pixels(self) -> int:
-        """Pixels of the model's input."""
-        return self._settings.height * self._settings.width
+        """Pixels of the model's largest input."""
+        height, width = self._settings.largest
+        return height * width
 
     @property
     def num_image_bytes(self) -> int:
-        """Bytes of the model's input, float32 (3, height, width)."""
+        """Bytes of the model's largest input, float32 (3, height, width)."""
         return 3 * 4 * self.num_pixels
 
     async def prepare_batch(self, images: Sequence[bytes], *, fields: Sequence[str]) -> list[PreparedImage]:
@@ -192,10 +195,11 @@ class ImagePreprocessor:
         Raises:
             InvalidInputError: They have another shape, or values outside of any image's range.
         """
-        expected = (3, self._settings.height, self._settings.width)
-        if pixel_values.shape[1:] != expected:
+        _, channels, height, width = pixel_values.shape
+        if channels != 3 or not self._reads_size(height, width):
             raise InvalidInputError(
-                "pixel_values", f"has images of shape {list(pixel_values.shape[1:])}; this model reads {list(expected)}"
+                "pixel_values",
+                f"has images of shape {list(pixel_values.shape[1:])}; this model reads {self._sizes_as_text()}",
             )
         loop = asyncio.get_running_loop()
         if not await loop.run_in_executor(image_pool(), _has_values_of_pixels, pixel_values):
@@ -204,12 +208,29 @@ class ImagePreprocessor:
                 f"has values that are not numbers from {-_MAX_PIXEL_VALUE:g} to {_MAX_PIXEL_VALUE:g}; send colours "
                 "scaled to 0 to 1, less the model's mean, divided by its standard deviation",
             )
-        height, width = expected[1:]
         transform = ImageTransform(scale=(1.0, 1.0), offset=(0.0, 0.0))
         return [
             PreparedImage(pixel_values=values, width=width, height=height, transform=transform)
             for values in pixel_values
         ]
+
+    def _reads_size(self, height: int, width: int) -> bool:
+        """Returns True if the model reads images of a size."""
+        settings = self._settings
+        if settings.resize != "fit":
+            return (height, width) == (settings.height, settings.width)
+        is_rounded = not height % settings.multiple and not width % settings.multiple
+        sides = sorted((height, width))
+        return sides[0] > 0 and all(map(le, sides, settings.largest)) and is_rounded
+
+    def _sizes_as_text(self) -> str:
+        if self._settings.resize != "fit":
+            return str([3, self._settings.height, self._settings.width])
+        shorter, longer = self._settings.largest
+        return (
+            f"[3, height, width], the shorter side up to {shorter}, the longer one up to {longer}, both multiples of "
+            f"{self._settings.multiple}"
+        )
 
     def prepare(self, data: bytes, field: str = "images[0]") -> PreparedImage:
         """Prepares one image on the caller's thread.
@@ -249,7 +270,7 @@ class ImagePreprocessor:
         )
 
     def resize(self, image: Image.Image, field: str) -> tuple[Image.Image, ImageTransform]:
-        """Resizes and crops an RGB image to the model's size.
+        """Resizes and crops an RGB image to the model's size, or to one of its sizes.
 
         Raises:
             InvalidInputError: It would become too large.
@@ -270,11 +291,15 @@ class ImagePreprocessor:
                     f"is {image.width} x {image.height} pixels and would become {size[0]} x {size[1]} for this model, "
                     f"the limit is {self._limits.max_pixels} pixels; crop it",
                 )
-        left, top = (size[0] - settings.width) // 2, (size[1] - settings.height) // 2
+        elif settings.resize == "fit":
+            size = settings.fitted(*image.size)
         resized = image.resize(size, Image.Resampling[settings.interpolation.upper()])
+        scale = size[0] / image.width, size[1] / image.height
+        if settings.resize == "fit":
+            return resized, ImageTransform(scale=scale, offset=(0, 0))
+        left, top = (size[0] - settings.width) // 2, (size[1] - settings.height) // 2
         if size != (settings.width, settings.height):
             resized = resized.crop((left, top, left + settings.width, top + settings.height))
-        scale = size[0] / image.width, size[1] / image.height
         return resized, ImageTransform(scale=scale, offset=(-left, -top))
 
     def __repr__(self) -> str:

@@ -20,6 +20,7 @@ from headway.v1 import (
     inspection_service_pb2,
     mask_filling_service_pb2,
     model_service_pb2,
+    object_detection_service_pb2,
     question_answering_service_pb2,
     ranking_service_pb2,
     segmentation_service_pb2,
@@ -38,6 +39,7 @@ from headway_server.services.images import ImageService
 from headway_server.services.inspection import InspectionService
 from headway_server.services.mask_filling import MaskFillingService
 from headway_server.services.models import ModelService
+from headway_server.services.object_detection import ObjectDetectionService
 from headway_server.services.procedure import Procedure, procedures_of
 from headway_server.services.question_answering import QuestionAnsweringService
 from headway_server.services.ranking import RankingService
@@ -79,6 +81,7 @@ SERVICES: Final = (
     Service(file=question_answering_service_pb2, servicer=QuestionAnsweringService),
     Service(file=mask_filling_service_pb2, servicer=MaskFillingService),
     Service(file=image_classification_service_pb2, servicer=ImageClassificationService),
+    Service(file=object_detection_service_pb2, servicer=ObjectDetectionService),
     Service(file=embedding_service_pb2, servicer=EmbeddingService),
     Service(file=image_generation_service_pb2, servicer=ImageGenerationService),
     Service(file=image_service_pb2, servicer=ImageService),

@@ -16,6 +16,7 @@ from headway_server.serving.families import Family
 
 if TYPE_CHECKING:  # families are imported with their first bundle
     from headway_server.tasks.captioning.model import CaptioningModel
+    from headway_server.tasks.detection.model import ObjectDetector
     from headway_server.tasks.generation.model import GenerationModel
     from headway_server.tasks.image_generation.model import ImageGenerationModel
     from headway_server.tasks.images.classifier import ImageClassifier
@@ -91,6 +92,7 @@ CLASSIFY_PAGES: Final[Ability[TokenClassifier]] = Ability(
     needs=lambda manifest: manifest.word_boxes is not None,
 )
 CLASSIFY_IMAGES: Final[Ability[ImageClassifier]] = Ability(name="classify_image", words="classify images")
+DETECT_OBJECTS: Final[Ability[ObjectDetector]] = Ability(name="detect_object", words="find objects in images")
 SCORE_TEXTS: Final[Ability[TextScorer]] = Ability(name="score_text", words="score texts")
 ANSWER_QUESTIONS: Final[Ability[QuestionAnswerer]] = Ability(
     name="answer_question", words="find answers to questions in texts"
@@ -189,6 +191,12 @@ FAMILIES: Final[dict[Task, Family]] = {
         can=(EMBED_IMAGES, INSPECT_IMAGES, PREPARE_IMAGES, READ_IMAGES),
         tensors=_TENSORS + "IMAGE_CLASSIFICATION",
     ),
+    Task.OBJECT_DETECTION: Family(
+        loader="headway_server.tasks.detection.model:ObjectDetector.load",
+        made_for=(DETECT_OBJECTS,),
+        can=(PREPARE_IMAGES, READ_IMAGES),
+        tensors=_TENSORS + "OBJECT_DETECTION",
+    ),
     Task.IMAGE_EMBEDDING: Family(
         loader="headway_server.tasks.images.classifier:ImageClassifier.load",
         made_for=(EMBED_IMAGES,),
@@ -264,6 +272,7 @@ RPCS: Final[Mapping[str, Rpc]] = {
     "AnswerQuestion": Rpc(asked=ANSWER_QUESTIONS),
     "FillMask": Rpc(asked=FILL_MASKS),
     "ClassifyImage": Rpc(asked=CLASSIFY_IMAGES, with_field={"candidate_labels": LABEL_IMAGES}),
+    "DetectObjects": Rpc(asked=DETECT_OBJECTS),
     "EmbedImage": Rpc(asked=EMBED_IMAGES),
     "GenerateImage": Rpc(asked=GENERATE_IMAGES),
     "StreamGenerateImage": Rpc(asked=GENERATE_IMAGES),

@@ -23,6 +23,7 @@ from google.protobuf.message_factory import GetMessageClass
 from loop_turns import LongestTurn, longest_turn
 from PIL import Image
 from tiny_answers import write_answer_bundle, write_mask_bundle
+from tiny_bundles import write_box_bundle
 from tiny_engine import byte_tokenizer, make_chat_template, make_decoder, make_generation_model
 from tiny_hearing import make_speech_model
 from tiny_tagger import BOXES, write_tagger_bundle
@@ -34,6 +35,7 @@ from headway_server.services import service_descriptors
 from headway_server.serving.finding import path_of
 from headway_server.serving.host import ModelHost
 from headway_server.settings import ServerSettings
+from headway_server.tasks.detection.model import ObjectDetector
 from headway_server.tasks.generation.model import GenerationModel
 from headway_server.tasks.mask_filling.model import MaskFiller
 from headway_server.tasks.question_answering.model import QuestionAnswerer
@@ -148,6 +150,10 @@ REQUESTS: dict[str, list[dict[str, Any]]] = {
         },
     ],
     "EmbeddingService/EmbedImage": [{"model": "clip-image", "images": [SMALL] * 64}],
+    "ObjectDetectionService/DetectObjects": [
+        {"images": [LARGE]},
+        {"images": [SMALL] * 64, "threshold": 0, "labels": ["red"] * 256},
+    ],
     "ImageGenerationService/GenerateImage": [
         {"image_count": 16, "parameters": {"step_count": 2}},
         {"image": picture(), "mask": white(1000), "parameters": {"step_count": 1}},
@@ -428,6 +434,7 @@ def serving(tmp_path_factory) -> Iterator[Serving]:
         (QuestionAnswerer.load, write_answer_bundle(folder / "store", max_input_tokens=512)),
         (MaskFiller.load, write_mask_bundle(folder / "store", max_input_tokens=512)),
         (TokenClassifier.load, write_tagger_bundle(folder / "store", word_boxes=BOXES)),
+        (ObjectDetector.load, write_box_bundle(folder / "store")),
     ]
 
     async def serve() -> None:

@@ -27,6 +27,7 @@ from headway.v1 import (
     common_pb2,
     generation_service_pb2,
     image_generation_service_pb2,
+    object_detection_service_pb2,
     question_answering_service_pb2,
     segmentation_service_pb2,
     speech_service_pb2,
@@ -57,11 +58,13 @@ from headway_server.services.open_inference.tensors import (
 from headway_server.serving.families import Families, ServedModel
 from headway_server.serving.images import SentImage, name_images
 from headway_server.tasks.captioning.model import CaptioningModel
+from headway_server.tasks.detection.model import DetectionParameters, ObjectDetector
 from headway_server.tasks.generation.model import GeneratedText, GenerationModel
 from headway_server.tasks.generation.request import MAX_PROMPTS, GenerationRequest, Prompt
 from headway_server.tasks.image_generation.model import ImageGenerationModel
 from headway_server.tasks.image_generation.request import ImageGenerationRequest
 from headway_server.tasks.images.classifier import ImageClassifier
+from headway_server.tasks.images.model import Images
 from headway_server.tasks.mask_filling.model import FilledText, MaskFiller
 from headway_server.tasks.outputs import ScoredLabel
 from headway_server.tasks.question_answering.model import QuestionAnswerer, QuestionRequest
@@ -439,14 +442,23 @@ _PIXELS: Final = TensorSpec(name="pixels", datatype="UINT8", shape=(-1, -1, -1, 
 def _image_specs(model: ServedModel) -> tuple[TensorSpec, ...]:
     preprocessing = model.bundle.manifest.image_preprocessing
     assert preprocessing is not None, "the manifest's validator requires it"
-    shape = (-1, 3, preprocessing.height, preprocessing.width)
+    shape = (-1, 3, *(axis if isinstance(axis, int) else -1 for axis in preprocessing.axes))
     return (_IMAGE, _PIXELS, TensorSpec(name="pixel_values", datatype="FP32", shape=shape, is_optional=True))
 
 
-async def _classify_images(model: ImageClassifier, call: InferCall) -> Arrays:
+async def _images_or_values(call: InferCall) -> Images:
+    """Returns the images of a call, or their pixel values.
+
+    Raises:
+        InvalidInputError: The call has none, or several kinds of them.
+    """
     if len(call.arrays) != 1:
         raise InvalidInputError("inputs", f"have {len(call.arrays)} of image, pixels and pixel_values; give one")
-    images = call.arrays["pixel_values"] if "pixel_values" in call.arrays else await _images(call)
+    return call.arrays["pixel_values"] if "pixel_values" in call.arrays else await _images(call)
+
+
+async def _classify_images(model: ImageClassifier, call: InferCall) -> Arrays:
+    images = await _images_or_values(call)
     embedding = _wanted_embedding(call)
     if call.outputs.isdisjoint(("label", "probability", "selected")) and embedding != "none":
         embedded = await model.embed(images, normalize=embedding == "normalized", deadline=call.deadline)
@@ -458,6 +470,32 @@ async def _classify_images(model: ImageClassifier, call: InferCall) -> Arrays:
         **_label_arrays([one.labels for one in answer.results]),
         **_embedding_array(one.embedding for one in answer.results),
     }
+
+
+_DETECTING: Final = kinds_of(
+    object_detection_service_pb2.DetectObjectsRequest, "threshold", "max_object_count", "labels"
+)
+_OF_DETECTION: Final = {"max_object_count": "max_objects"}
+"""Names of `DetectionParameters` that differ from the protocol's."""
+
+
+async def _detect_objects(model: ObjectDetector, call: InferCall) -> Arrays:
+    given = {_OF_DETECTION.get(name, name): value for name, value in call.select(*_DETECTING).items()}
+    parameters = DetectionParameters(**given)
+    images = await _images_or_values(call)
+    results = (await model.detect(images, parameters, deadline=call.deadline)).results
+    counts = [len(result.objects.scores) for result in results]
+    labels = np.concatenate([result.objects.labels for result in results])
+    return await build(
+        len(labels),
+        lambda: {
+            "image_index": np.repeat(np.arange(len(results)), counts),
+            "label": texts_array([model.labels[label] for label in labels.tolist()]),
+            "label_index": labels,
+            "score": np.concatenate([result.objects.scores for result in results]),
+            "box": np.concatenate([result.objects.boxes for result in results]),
+        },
+    )
 
 
 # Generation
@@ -1081,6 +1119,20 @@ IMAGE_CLASSIFICATION: Final = TensorTask(
     max_rows=MAX_IMAGES,
     predictions=_always("label", "probability"),
     infer=_classify_images,
+    reads_texts=False,
+)
+OBJECT_DETECTION: Final = TensorTask(
+    inputs=_image_specs,
+    outputs=lambda _: (
+        TensorSpec(name="image_index", datatype="INT64", shape=(-1,)),
+        TensorSpec(name="label", datatype=BYTES, shape=(-1,)),
+        TensorSpec(name="label_index", datatype="INT64", shape=(-1,)),
+        TensorSpec(name="score", datatype="FP32", shape=(-1,)),
+        TensorSpec(name="box", datatype="FP32", shape=(-1, 4)),
+    ),
+    parameters=_COMMON | _DETECTING,
+    max_rows=MAX_IMAGES,
+    infer=_detect_objects,
     reads_texts=False,
 )
 TEXT_EMBEDDING: Final = TensorTask(

@@ -7,22 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headway_server.batching import BatchGraph, Tensors
-from headway_server.bundles import Bundle, ClassificationScheme, PatchGrid, demanded
-from headway_server.observers import NO_OBSERVER, Observer
-from headway_server.preprocessing import ImagePreprocessor, PreparedImage
-from headway_server.runtime import Runtime
+from headway_server.batching import Postprocess, Tensors
+from headway_server.bundles import ClassificationScheme, Manifest, PatchGrid, demanded
+from headway_server.preprocessing import PreparedImage
 from headway_server.serving.answers import Answer, CallTimings
 from headway_server.serving.images import SentImage
 from headway_server.serving.limits import check_top_k
-from headway_server.serving.lru_cache import LruCache
-from headway_server.settings import ServerSettings
-from headway_server.tasks.images.model import MIB, ImageModel, Images, SeenImage
+from headway_server.tasks.images.model import ImageModel, Images, SeenImage
 from headway_server.tasks.inspection.maps import AttentionRequest, Maps
 from headway_server.tasks.outputs import (
     EMBEDDING,
@@ -35,7 +31,6 @@ from headway_server.tasks.outputs import (
     sigmoid,
     softmax,
 )
-from headway_server.tasks.stateless import StatelessParts, expected_outputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,35 +71,8 @@ class ImageClassifier(ImageModel):
     """Classifies images, and embeds them if its graph has embeddings."""
 
     @classmethod
-    def load(cls, bundle: Bundle, runtime: Runtime, settings: ServerSettings, observer: Observer = NO_OBSERVER) -> Self:
-        """Loads the requested variant, or the best one for the runtime, and runs it once.
-
-        Raises:
-            BundleError: The graph cannot be loaded, or graph or preprocessing do not match the manifest.
-            RuntimeUnavailableError: The bundle does not have the variant.
-        """
-        manifest = bundle.manifest
-        sizes = demanded(manifest.image_preprocessing)
-        preprocessor = ImagePreprocessor(sizes, settings.image_limits)
-        precision, variant = runtime.choose_variant(manifest, settings.precision)
-        graph = BatchGraph(runtime.open(bundle, variant.graphs["model"]), postprocess=logits_postprocess(manifest))
-        blank = np.zeros((3, sizes.height, sizes.width), np.float32)
-        max_padding = graph.warm_up({"pixel_values": blank}, 1, expected_outputs(manifest))
-        parts = StatelessParts(
-            precision=precision,
-            graph=graph,
-            max_padding=max_padding,
-            runtime=runtime,
-            settings=settings,
-            observer=observer,
-        )
-        return cls(
-            bundle,
-            parts,
-            preprocessor,
-            outputs=tuple(expected_outputs(manifest)),
-            cache=LruCache("image_outputs", max_bytes=settings.max_image_outputs_mib * MIB, ttl_s=settings.image_ttl),
-        )
+    def _postprocess(cls, manifest: Manifest) -> Postprocess | None:
+        return logits_postprocess(manifest)
 
     async def classify(
         self,

@@ -7,26 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Final, NamedTuple, Self, TypeAlias, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headway_server.batching import Tensors
+from headway_server.batching import BatchGraph, Postprocess, Tensors
 from headway_server.batching.settings import MAX_IMAGES
-from headway_server.bundles import Bundle
-from headway_server.observers import ModelUsage
+from headway_server.bundles import Bundle, Manifest, demanded
+from headway_server.observers import NO_OBSERVER, ModelUsage, Observer
 from headway_server.preprocessing import ImagePreprocessor
 from headway_server.preprocessing.image import ImageTransform
 from headway_server.preprocessing.pool import image_pool
+from headway_server.runtime import Runtime
 from headway_server.serving.answers import NO_TIMINGS, Answer, CallTimings
 from headway_server.serving.calls import current_caller
 from headway_server.serving.images import SentImage, name_images
 from headway_server.serving.limits import check_count
 from headway_server.serving.lru_cache import LruCache
-from headway_server.tasks.stateless import StatelessModel, StatelessParts
+from headway_server.settings import ServerSettings
+from headway_server.tasks.stateless import StatelessModel, StatelessParts, expected_outputs
 
 Result = TypeVar("Result")
 Images: TypeAlias = Sequence[bytes] | Sequence[SentImage] | NDArray[np.float32]
@@ -85,6 +87,48 @@ class ImageModel(StatelessModel):
         self._preprocessor = preprocessor
         self._outputs = tuple(outputs)
         self._cache = cache
+
+    @classmethod
+    def load(cls, bundle: Bundle, runtime: Runtime, settings: ServerSettings, observer: Observer = NO_OBSERVER) -> Self:
+        """Loads the requested variant, or the best one for the runtime, and runs it once on the largest image.
+
+        Raises:
+            BundleError: The graph cannot be loaded, or graph or preprocessing do not match the manifest.
+            RuntimeUnavailableError: The bundle does not have the variant.
+        """
+        manifest = bundle.manifest
+        sizes = demanded(manifest.image_preprocessing)
+        preprocessor = ImagePreprocessor(sizes, settings.image_limits)
+        precision, variant = runtime.choose_variant(manifest, settings.precision)
+        graph = BatchGraph(runtime.open(bundle, variant.graphs["model"]), postprocess=cls._postprocess(manifest))
+        expected = cls._expected(manifest)
+        blank = np.zeros((3, *sizes.largest), np.float32)
+        max_padding = graph.warm_up({"pixel_values": blank}, 1, expected)
+        parts = StatelessParts(
+            precision=precision,
+            graph=graph,
+            max_padding=max_padding,
+            runtime=runtime,
+            settings=settings,
+            observer=observer,
+        )
+        return cls(
+            bundle,
+            parts,
+            preprocessor,
+            outputs=tuple(expected),
+            cache=LruCache("image_outputs", max_bytes=settings.max_image_outputs_mib * MIB, ttl_s=settings.image_ttl),
+        )
+
+    @classmethod
+    def _expected(cls, manifest: Manifest) -> Mapping[str, tuple[int, ...]]:
+        """Returns the shapes of an image's outputs."""
+        return expected_outputs(manifest)
+
+    @classmethod
+    def _postprocess(cls, manifest: Manifest) -> Postprocess | None:  # noqa: ARG003
+        """Returns the postprocessing of a batch's outputs; see `BatchGraph`."""
+        return None
 
     def usage(self) -> ModelUsage:
         """Returns the number of waiting images, and the size of the cache of outputs."""
@@ -176,6 +220,7 @@ class ImageModel(StatelessModel):
                 read=lambda row, index: read(row, seen[index]),
                 deadline=deadline,
                 caller=caller,
+                groups=[image.pixel_values.shape for image in prepared],  # padding would change what a graph computes
             )
         timings = CallTimings.of(batched.runs, preprocessing_s=preprocessing_s)
         return Answer(results=batched.results, timings=timings)

@@ -131,7 +131,7 @@ class TensorModel(ServedModel):
                 deadline=deadline,
                 caller=caller,
                 counts=counts,
-                group=self._graph.group(inputs),
+                groups=[self._graph.group(inputs)] * len(items),
             )
             found = await self._joined(batched.results)
         timings = CallTimings.of(batched.runs, preprocessing_s=0.0, num_inputs=num_rows)

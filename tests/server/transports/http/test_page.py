@@ -28,6 +28,7 @@ axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs
 
 from playwright.sync_api import Browser, Page, expect, sync_playwright  # noqa: E402 (see above)
 from tiny_answers import write_answer_bundle, write_mask_bundle  # noqa: E402
+from tiny_bundles import write_box_bundle  # noqa: E402
 from tiny_segmenter import write_segmenter_bundle  # noqa: E402
 from tiny_transcriber import tones, write_wav  # noqa: E402
 
@@ -44,6 +45,7 @@ PANELS = [
     "fill",
     "compare",
     "images",
+    "detect",
     "caption",
     "draw",
     "transcribe",
@@ -322,6 +324,24 @@ def test_a_picture_gets_labels(page: Page, address: str, tmp_path: Path) -> None
     expect(page.locator(".looked .multiples .overlay")).to_have_count(16)
     page.get_by_label("Heads").select_option("ATTENTION_SUMMARY_ROLLOUT")
     expect(page.locator(".looked .multiples .overlay")).to_have_count(1)
+
+
+def test_objects_get_boxes_over_the_picture(page: Page, tmp_path: Path) -> None:
+    write_box_bundle(tmp_path / "store")
+    Image.new("RGB", (80, 40), (200, 60, 60)).save(tmp_path / "photo.png")
+    with running(store=tmp_path / "store") as (_, url):
+        open_panel(page, url, "detect")
+        page.get_by_label("Picture").set_input_files(tmp_path / "photo.png")
+        expect(page.locator(".output .bars li")).to_have_count(1, timeout=10_000)
+        expect(page.locator(".output .bars li")).to_contain_text("red")
+        opacity = "([x, y]) => document.querySelector('canvas').getContext('2d').getImageData(x, y, 1, 1).data[3]"
+        assert page.evaluate(opacity, [40, 18]) > 0  # the right side of the box in the upper left quarter
+        assert page.evaluate(opacity, [60, 30]) == 0
+        page.get_by_label("Labels").fill("green")
+        assert "No object" in answer(page)
+        page.get_by_label("Threshold").fill("0.2")
+        assert "green" in answer(page)
+        assert is_accessible_and_fits(page)
 
 
 def test_a_token_shows_what_it_looks_at_to_who_points_at_it_or_steps_to_it(page: Page, address: str) -> None:

@@ -8,6 +8,7 @@ import { attention } from "./panels/attention.js";
 import { caption } from "./panels/caption.js";
 import { classify } from "./panels/classify.js";
 import { compare } from "./panels/compare.js";
+import { detect } from "./panels/detect.js";
 import { draw } from "./panels/draw.js";
 import { fill } from "./panels/fill.js";
 import { generate } from "./panels/generate.js";
@@ -20,7 +21,7 @@ import { tag } from "./panels/tag.js";
 import { transcribe } from "./panels/transcribe.js";
 import { translate } from "./panels/translate.js";
 
-const PANELS = [models, generate, translate, classify, tag, answer, fill, compare, images, caption, draw, transcribe, speak, segment, attention, server];
+const PANELS = [models, generate, translate, classify, tag, answer, fill, compare, images, detect, caption, draw, transcribe, speak, segment, attention, server];
 const LOOK_EVERY_MS = 3000;
 
 const main = document.getElementById("main");

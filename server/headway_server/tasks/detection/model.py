@@ -1,0 +1,111 @@
+"""Served object detection model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from headway_server.batching import Tensors
+from headway_server.bundles import Manifest, demanded
+from headway_server.errors import InvalidInputError
+from headway_server.field_rules import maximum, most_elements, rules_of
+from headway_server.serving.answers import Answer
+from headway_server.tasks.detection.objects import BOXES, Objects
+from headway_server.tasks.images.model import ImageModel, Images, SeenImage
+from headway_server.tasks.outputs import LOGITS
+
+MAX_OBJECTS: Final = maximum("DetectObjectsRequest.max_object_count")
+MAX_LABELS: Final = most_elements("DetectObjectsRequest.labels")
+THRESHOLD: Final = rules_of("DetectObjectsRequest.threshold").default_number or 0.0
+"""Default threshold, that of transformers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DetectionParameters:
+    """Which objects are returned."""
+
+    threshold: float = THRESHOLD
+    """Objects with a score of at most this are left out."""
+    max_objects: int = 0
+    """Most objects of an image, the best first; 0: all that the model gives."""
+    labels: Sequence[str] = ()
+    """Labels whose objects are returned; none: all."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.threshold <= 1:
+            raise InvalidInputError("threshold", f"is {self.threshold:g}; it goes from 0 to 1")
+        if not 0 <= self.max_objects <= MAX_OBJECTS:
+            raise InvalidInputError(
+                "max_object_count", f"is {self.max_objects}; it goes from 1 to {MAX_OBJECTS}, 0 for all"
+            )
+        if len(self.labels) > MAX_LABELS:
+            raise InvalidInputError(
+                "labels", f"has {len(self.labels)} elements, the limit is {MAX_LABELS}; leave it out for all labels"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DetectedObjects:
+    """Objects of one image, and the image's size in pixels."""
+
+    objects: Objects
+    width: int
+    height: int
+
+
+class ObjectDetector(ImageModel):
+    """Finds objects in images."""
+
+    @classmethod
+    def _expected(cls, manifest: Manifest) -> Mapping[str, tuple[int, ...]]:
+        detection = demanded(manifest.detection)
+        num_classes = len(manifest.labels) + detection.num_extra_classes
+        return {LOGITS: (detection.num_queries, num_classes), BOXES: (detection.num_queries, 4)}
+
+    async def detect(
+        self, images: Images, parameters: DetectionParameters, *, deadline: float | None
+    ) -> Answer[DetectedObjects]:
+        """Finds objects.
+
+        Args:
+            images: 1 to `MAX_IMAGES` images.
+            parameters: Which objects are returned.
+            deadline: End of the caller's wait, in seconds of `time.monotonic`.
+
+        Raises:
+            RequestError: A label is none of the model's, the images cannot be read, the queue is full, the deadline
+                passed, the server is draining.
+        """
+        scheme, most = demanded(self.bundle.manifest.detection), parameters.max_objects or None
+        chosen = self._choose(parameters.labels) if parameters.labels else None
+
+        def read(row: Tensors, image: SeenImage) -> DetectedObjects:
+            size = (image.width, image.height)
+            found = Objects.of(
+                row[LOGITS], row[BOXES], scheme, threshold=parameters.threshold, size=size, chosen=chosen
+            )
+            objects = Objects(found.scores[:most], found.labels[:most], found.boxes[:most])
+            return DetectedObjects(objects=objects, width=image.width, height=image.height)
+
+        num_values = scheme.num_queries * len(self.labels)
+        return await self._answer(images, (LOGITS, BOXES), read, deadline, num_labels=num_values)
+
+    def _choose(self, labels: Sequence[str]) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+        """Returns which of the model's labels are asked for, (C,).
+
+        Raises:
+            InvalidInputError: The model does not have one.
+        """
+        known = set(self.labels)
+        for index, label in enumerate(labels):
+            if label not in known:
+                raise InvalidInputError(
+                    f"labels[{index}]",
+                    f"is {label[:64]!r}, which is no label of {self.bundle.manifest.name}; GetModel lists its "
+                    f"{len(self.labels)} labels, such as {self.labels[-1]!r}",
+                )
+        asked = set(labels)
+        return np.array([label in asked for label in self.labels])

@@ -1,0 +1,89 @@
+import { call, CallError } from "../api.js";
+import { bars, caller, chosen, field, modelChoice, number, timings } from "../controls.js";
+import { element, show } from "../dom.js";
+import { base64, pointed } from "../images.js";
+
+const COLOURS = ["#3b78d8", "#d9822b", "#3a9d5d", "#c0392b", "#8e5bc7", "#1fa3b5"];
+const THINNEST = 2; // pixels of the screen
+const LETTER = 13;
+
+/** Draws boxes with their labels over a picture, the best last. */
+function drawBoxes({ canvas, image }, objects) {
+  const context = canvas.getContext("2d");
+  const scale = canvas.width / (image.clientWidth || canvas.width);
+  context.lineWidth = THINNEST * scale;
+  context.font = `${LETTER * scale}px sans-serif`;
+  context.textBaseline = "top";
+  for (const { label, labelIndex = 0, score = 0, box: { left = 0, top = 0, right = 0, bottom = 0 } = {} } of objects.toReversed()) {
+    const text = `${label} ${score.toFixed(2)}`;
+    context.strokeStyle = context.fillStyle = COLOURS[labelIndex % COLOURS.length];
+    context.strokeRect(left, top, right - left, bottom - top);
+    context.fillRect(Math.max(left, 0), Math.max(top, 0), context.measureText(text).width + 4 * scale, 1.2 * LETTER * scale);
+    context.fillStyle = "#fff";
+    context.fillText(text, Math.max(left, 0) + 2 * scale, Math.max(top, 0));
+  }
+}
+
+export const detect = {
+  id: "detect",
+  title: "Find objects",
+  tab: "Objects",
+  lead: "Finds objects in an image and draws a box around each.",
+  capabilities: ["detect_object"],
+  open(place, served) {
+    let file = null;
+    const model = modelChoice(served);
+    const input = element("input", { type: "file", accept: "image/*" });
+    const threshold = number({ min: 0, max: 1, step: 0.05 });
+    const labels = element("input", { type: "text", autocomplete: "off" });
+    const picture = pointed();
+
+    async function take([chosenFile]) {
+      if (!chosenFile?.type.startsWith("image/")) return;
+      file = chosenFile;
+      await picture.take(file);
+      form.submit();
+    }
+
+    const form = caller({
+      fields: [
+        field("Model", model),
+        field("Picture", input, "JPEG, PNG, WebP, BMP or GIF."),
+        field("Threshold", threshold, "Empty: 0.5"),
+        field("Labels", labels, "Labels of the model, with commas between; empty: all"),
+        picture.node,
+      ],
+      label: "Find",
+      async prepare() {
+        if (!file) throw new CallError("invalid_argument", "Choose an image first.");
+        return {
+          service: "ObjectDetectionService",
+          method: "DetectObjects",
+          request: {
+            model: chosen(model, served).name,
+            images: [await base64(file)],
+            threshold: threshold.given(),
+            labels: labels.value.split(",").map((one) => one.trim()).filter(Boolean),
+          },
+        };
+      },
+      async run(prepared, signal, output) {
+        const answer = await call(prepared.service, prepared.method, prepared.request, { signal });
+        const [{ objects = [] }] = answer.results;
+        picture.clear();
+        drawBoxes(picture, objects);
+        const found = objects.length ? bars(objects.map(({ label, score = 0 }) => [label, score, false])) : element("p", { class: "empty" }, "No object");
+        show(output, found, timings(answer));
+      },
+    });
+    input.addEventListener("change", () => take(input.files));
+    place.append(form.node);
+    return {
+      leave: form.stop,
+      close() {
+        picture.close();
+        form.stop();
+      },
+    };
+  },
+};
