@@ -37,7 +37,7 @@ def _within(owner, name: str, number: signal.Signals, monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("where", "number"),
     [
-        ((plain, "_save"), signal.SIGHUP),  # weights in fp32 are being written
+        ((plain, "save_tensors"), signal.SIGHUP),  # weights in fp32 are being written
         ((exporter, "save"), signal.SIGTERM),  # and a graph
         ((exporter, "write_manifest"), signal.SIGINT),
     ],
