@@ -45,7 +45,7 @@ def _within(owner, name: str, number: signal.Signals, monkeypatch) -> None:
 )
 def test_an_export_that_is_told_to_end_leaves_nothing(folder, tmp_path, monkeypatch, where, number):
     if where[0] is plain:
-        monkeypatch.setattr("headway_export.huggingface.kinds.is_worth_mapping", lambda *_: True)
+        monkeypatch.setattr("headway_export.huggingface.kinds.is_worth_mapping", lambda *_, **__: True)
     _within(*where, number, monkeypatch)
     store = tmp_path / "store"
     before = signal.getsignal(number)
