@@ -312,7 +312,7 @@ CALLS: dict[str, tuple[str, tuple[str | Refused, ...]]] = {
             "classify-text --replay times.txt --warmup 0 --model pairs",
             "generate-text --concurrency 1 --duration 0.3 --warmup 0 --stream --option max_new_tokens=2 "
             "--model shakespeare",
-            "classify-text --find-max --max-probes 1 --slo p99<60s --duration 0.3 --warmup 0 --model pairs",
+            "classify-text --find-max --max-probes 1 --slo p99<60s --duration 1 --warmup 0 --model pairs",
             "--scenario scenario.toml --duration 1 --warmup 0",
         ),
     ),

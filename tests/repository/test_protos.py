@@ -38,6 +38,7 @@ _INTEGERS_THAT_DO_NOT_COUNT = {
     "ids",
     "index",
     "indices",
+    "label_index",
     "layer",
     "layers",
     "max_new_tokens",
