@@ -328,7 +328,7 @@ def test_a_picture_gets_labels(page: Page, address: str, tmp_path: Path) -> None
 
 def test_objects_get_boxes_over_the_picture(page: Page, tmp_path: Path) -> None:
     write_box_bundle(tmp_path / "store")
-    Image.new("RGB", (80, 40), (200, 60, 60)).save(tmp_path / "photo.png")
+    Image.new("RGB", (80, 40), (200, 135, 60)).save(tmp_path / "photo.png")
     with running(store=tmp_path / "store") as (_, url):
         open_panel(page, url, "detect")
         page.get_by_label("Picture").set_input_files(tmp_path / "photo.png")
