@@ -6,18 +6,13 @@ They are looked at before anything is computed, so that an export which cannot e
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
-
-from safetensors import SafetensorError
-from safetensors.torch import save_file
-from torch import Tensor
 
 from headway_export.errors import SourceError
 from headway_server.bundles import Precision
 from headway_server.runtime import available_bytes
-from headway_training.folders import first_line
 
 FLOAT_BYTES: Final = 4
 _GIB: Final = 1 << 30
@@ -122,22 +117,6 @@ def check_disk(owner: str, folder: Path, num_bytes: int) -> None:
             f"{owner}: needs about {bytes_text(num_bytes)} of disk while it is exported, and {bytes_text(free)} are "
             f"free below {folder}; make room, ask for fewer precisions, or name another folder with --store"
         )
-
-
-def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
-    """Writes a file of safetensors, for the time of an export.
-
-    Raises:
-        SourceError: The disk is full.
-    """
-    try:
-        save_file(dict(tensors), file, {"format": "pt"})
-    except (OSError, SafetensorError) as error:  # the library wraps the system's errors
-        free = free_on_disk(file.parent)
-        raise SourceError(
-            f"{file.parent}: weights in fp32 cannot be written there for the time of the export ({first_line(error)}, "
-            f"{free >> 20} MiB are free); make room, or name another folder with --store"
-        ) from error
 
 
 def bytes_text(num_bytes: float) -> str:

@@ -1,4 +1,4 @@
-"""Arrays that are kept on disk until they are read: the sources that a decoder attends to, and answers of PyTorch.
+"""What is kept on disk until it is read: weights, the sources that a decoder attends to, and answers of PyTorch.
 
 They are mapped, so that they take memory that the system may take back, as weights do that are read from files.
 """
@@ -13,6 +13,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from headway_export.errors import SourceError
+from headway_export.space import free_on_disk
+from headway_training.folders import first_line
 
 _LEAST_BYTES = 1 << 20
 """Of arrays that are written; fewer are held as they are."""
@@ -38,3 +45,19 @@ def spooled(arrays: Mapping[str, NDArray[Any]], folder: Path) -> dict[str, NDArr
     for (name, array), start in zip(large.items(), starts, strict=True):
         found[name] = np.frombuffer(mapped, array.dtype, array.size, start).reshape(array.shape)
     return found
+
+
+def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
+    """Writes a file of safetensors, for the time of an export.
+
+    Raises:
+        SourceError: The disk is full.
+    """
+    try:
+        save_file(dict(tensors), file, {"format": "pt"})
+    except (OSError, SafetensorError) as error:  # the library wraps the system's errors
+        free = free_on_disk(file.parent)
+        raise SourceError(
+            f"{file.parent}: weights in fp32 cannot be written there for the time of the export ({first_line(error)}, "
+            f"{free >> 20} MiB are free); make room, or name another folder with --store"
+        ) from error

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from headway_export import agreement, exporter, space
+from headway_export import agreement, exporter, spool
 from headway_export.cli import app
 from headway_export.errors import SourceError
 from headway_export.exporter import ExportOptions, export
@@ -174,7 +174,7 @@ def test_a_full_disk_is_told_of_as_such(folder, monkeypatch):
     def fail(*_):
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr(space, "save_file", fail)
+    monkeypatch.setattr(spool, "save_file", fail)
     message = refusal(folder)
     assert "weights in fp32 cannot be written there for the time of the export" in message
     assert "No space left on device" in message

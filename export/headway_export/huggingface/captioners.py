@@ -61,7 +61,6 @@ class HuggingFaceCaptioner(HuggingFaceEncoderDecoder):
         super().__init__(model, max_source_length=num_tokens, max_target_length=max_target_length, decoder=decoder)
         self.grid = grid
         self.num_leading_tokens = num_tokens - grid[0] * grid[1]
-        self.is_bgr = False
         projection = cast("Any", writer).get_output_embeddings()
         self._head = next(part for part in writer.children() if any(one is projection for one in part.modules()))
         parameters = inspect.signature(decoder.forward).parameters

@@ -26,7 +26,7 @@ from transformers.core_model_loading import MergeModulelist, WeightConverter, do
 from headway_export.errors import SourceError
 from headway_export.huggingface.adapters import widened
 from headway_export.huggingface.published import Codes, Plain, Weight, stored_tensors
-from headway_export.space import save_tensors
+from headway_export.spool import save_tensors
 
 _UNCHOSEN = -1e9
 """Score of an expert that the router has not chosen: its share is exactly 0."""

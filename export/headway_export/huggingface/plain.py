@@ -35,7 +35,8 @@ from headway_export.huggingface.published import (
     stored_tensors,
 )
 from headway_export.rewriting import Blocks, digest_of
-from headway_export.space import FLOAT_BYTES, bundle_bytes, free_on_disk, save_tensors
+from headway_export.space import FLOAT_BYTES, bundle_bytes, free_on_disk
+from headway_export.spool import save_tensors
 from headway_server.bundles import Precision
 from headway_training.folders import CONFIG_FILE, count_weights
 
