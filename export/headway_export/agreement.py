@@ -200,7 +200,7 @@ class Judge:
 
 def _advice(source: ExportSource) -> str:
     """Says what a user can do."""
-    flags = " or ".join([flag_of(source), *(["--evaluation FILE"] if has_metric(source.task) else [])])
+    flags = " or ".join([flag_of(source), *(["--evaluation FILE"] if has_metric(source) else [])])
     return f"judge it on data of your own, {flags}, or export --precision fp32 alone"
 
 

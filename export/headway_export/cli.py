@@ -374,7 +374,7 @@ def hf(
         if precision is None and default == [Precision.FP32]:
             note = (
                 "fp32 alone: int8 is judged "
-                + ("on evaluation data, which --evaluation FILE gives, or " if has_metric(sources[0].task) else "")
+                + ("on evaluation data, which --evaluation FILE gives, or " if has_metric(sources[0]) else "")
                 + f"by fp32's answers to inputs that {flag_of(sources[0])} gives, or to drawn ones with --precision "
                 "fp32 --precision int8"
             )

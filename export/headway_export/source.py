@@ -771,9 +771,9 @@ def read_evaluation(file: Path, task: Task, dataset: str, num_labels: int) -> Ev
         ) from error
 
 
-def has_metric(task: Task) -> bool:
-    """True if evaluation data of a task can be read and judged on."""
-    return bool(task_of(task).metrics)
+def has_metric(source: ExportSource) -> bool:
+    """True if evaluation data of a model can be read and judged on; that of texts has no boxes."""
+    return bool(task_of(source.task).metrics) and source.word_boxes is None
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:

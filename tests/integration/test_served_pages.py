@@ -37,6 +37,7 @@ def client(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
         result = CliRunner().invoke(app, ["hf", str(folder), *flags])
         assert result.exit_code == 0, f"{family}: {result.output}"
         assert "not applied" not in result.output
+        assert "--evaluation" not in result.output
         assert "It reads words with their boxes" in (store / family / "1" / "README.md").read_text(encoding="utf-8")
     for address in serve(store, "fp32", tmp_path_factory.mktemp("log") / "server.log"):
         with Client(address) as connected:
