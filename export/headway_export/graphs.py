@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from headway_export.errors import SourceError
 from headway_export.rewriting import MASKED_ATTENTION, MASKED_ATTENTION_DOMAIN
-from headway_server.bundles import ALIGNMENT
+from headway_server.bundles import ALIGNMENT, IMAGE_EMBEDDINGS
 from headway_training.models.parts.attention import (
     Kernel,
     RecordingKernel,
@@ -34,6 +34,7 @@ from headway_training.models.protocols import (
     HybridDecoder,
     ImageToText,
     RecurrentEncoderDecoder,
+    SeeingDecoder,
     ShowsAttention,
     StatefulDecoder,
 )
@@ -288,6 +289,37 @@ class DecoderGraph(nn.Module):
         attend = CachedAttention(past, seqlens_k, total_sequence_length)
         hidden = module.hidden_states(input_ids, position_ids, attend)  # (R, T, D)
         return {"logits": _logits_at(module, hidden, logits_positions), **attend.present}
+
+
+class SeeingDecoderGraph(nn.Module):
+    """Graph `decoder` of a generation model whose prompts may have images."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor, logits_positions: Tensor, *further: Tensor) -> Outputs:
+        """A step of (R, T) tokens, with the embeddings of M: float32 logits (R, L, V), then the present state."""
+        module = cast("SeeingDecoder", self.module)
+        seqlens_k, total_sequence_length, media_positions, media_embeddings, *past = further
+        attend = CachedAttention(past, seqlens_k, total_sequence_length)
+        hidden = module.hidden_states_with_media(  # (R, T, D)
+            input_ids, position_ids, attend, media_positions, media_embeddings
+        )
+        return {"logits": _logits_at(module, hidden, logits_positions), **attend.present}
+
+
+class ImageEncoderGraph(nn.Module):
+    """Graph `image_encoder` of such a model."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, pixel_values: Tensor) -> Outputs:
+        """(B, 3, height, width) -> float32 embeddings (B, M, D)."""
+        module = cast("SeeingDecoder", self.module)
+        return {IMAGE_EMBEDDINGS: module.embed_images(pixel_values.to(float_dtype(self.module))).float()}
 
 
 class StatefulDecoderGraph(nn.Module):

@@ -34,6 +34,7 @@ from headway_server.bundles import (
     ClassificationScheme,
     Detection,
     ImagePreprocessing,
+    ImagePrompt,
     Languages,
     Limits,
     Origin,
@@ -175,6 +176,8 @@ class ExportSource:
     text_pairs: TextPairUse = "never"
     """When a text classifier reads two texts as one input: never, where a second one is given, or always."""
     image_preprocessing: ImagePreprocessing | None = None
+    image_prompt: ImagePrompt | None = None
+    """How images stand in the prompts of a generation model; None: it reads none."""
     detection: Detection | None = None
     """How the outputs of a detector become objects."""
     audio_preprocessing: AudioPreprocessing | None = None

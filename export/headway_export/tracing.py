@@ -56,6 +56,7 @@ _TRACED_SIZES = {
     "prompts": 6,
     "points": 4,
     "masks": 3,
+    "media": 9,
     "height": 96,
     "width": 128,
 }
@@ -71,6 +72,7 @@ _OTHER_SIZES = {
     "prompts": 7,
     "points": 2,
     "masks": 2,
+    "media": 8,
     "height": 128,
     "width": 64,
 }

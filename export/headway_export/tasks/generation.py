@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -18,10 +19,24 @@ from torch import nn
 
 from headway_export import parity, synthetic, tracing
 from headway_export.agreement import Rows, distributions
-from headway_export.candidate import Candidate, open_verifier, verifying_width
+from headway_export.candidate import (
+    Candidate,
+    media_of,
+    open_verifier,
+    pixel_values_of,
+    run_batch,
+    verifying_width,
+)
 from headway_export.differences import relative_errors
 from headway_export.errors import ParityError, SourceError
-from headway_export.graphs import DecoderAttentionGraph, DecoderGraph, HybridDecoderGraph, StatefulDecoderGraph
+from headway_export.graphs import (
+    DecoderAttentionGraph,
+    DecoderGraph,
+    HybridDecoderGraph,
+    ImageEncoderGraph,
+    SeeingDecoderGraph,
+    StatefulDecoderGraph,
+)
 from headway_export.inputs import (
     HELD_OUT_SHARE,
     LENGTHS,
@@ -39,16 +54,27 @@ from headway_export.reference import Reference
 from headway_export.rewriting import AddVerification
 from headway_export.source import EvaluationData, ExportSource, TextRow, find_chat_template, read_rows, validated
 from headway_export.tasks.task import ExportTask, Metric
-from headway_server.batching import Tensors
-from headway_server.bundles import Limits, StateTensor, TensorSpec
+from headway_server.batching import BatchGraph, Tensors
+from headway_server.bundles import (
+    IMAGE_EMBEDDINGS,
+    MEDIA_EMBEDDINGS,
+    MEDIA_POSITIONS,
+    Limits,
+    StateTensor,
+    TensorSpec,
+    demanded,
+)
 from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_server.decoding.runner.state import SlotState
+from headway_server.runtime import Session
 from headway_training.checkpoint import Checkpoint
 from headway_training.evaluation import evaluation_windows
-from headway_training.models.protocols import Decoder, HybridDecoder, StatefulDecoder, decoder_kind
+from headway_training.models.protocols import Decoder, HybridDecoder, StatefulDecoder, decoder_kind, sees
 
 _NUM_PREDICTIONS = (384, 2048)
 """The least and the most."""
+NUM_SHOWN = 16
+"""Images that variants are judged by, each before a text."""
 _START = 4
 """Tokens of a beginning that a generator goes on from."""
 _VERIFIED_BOUND = 1e-2
@@ -85,7 +111,9 @@ class Generation(ExportTask):
         """Traces a decoder, with a cache, with states or with both."""
         with tracing.following_the_protocol(asked.module):
             kind = decoder_kind(asked.module)
-        return trace_decoder(asked.module) if kind is Decoder else trace_stateful(asked.module)
+        if kind is not Decoder:
+            return trace_stateful(asked.module)
+        return trace_seeing_decoder(asked) if sees(asked.module) else trace_decoder(asked.module)
 
     def check_attention(self, module: nn.Module) -> None:
         """Refuses a decoder with a state."""
@@ -138,6 +166,8 @@ class Generation(ExportTask):
                 comparison.add_greedy(found.argmax(axis=-1), expected, where, again)
                 written.append((text, decoded, expected[-len(decoded) :]))
             comparison.num_shapes += len(set(rows))
+        if candidate.source.image_prompt is not None:
+            _compare_images(candidate, reference, comparison, session)
         assert runner is not None, "there is a batch"
         _take_back(runner, written, verifying_width(candidate))
         state = runner.state
@@ -169,8 +199,12 @@ class Generation(ExportTask):
                 yield DecoderText(token_ids=ids[start:end])
 
     def draw(self, draw: Draw) -> tuple[list[Any], list[Any]]:
-        """Returns windows of texts that are given, or texts that the model writes."""
-        return _windows_of_given(draw) if draw.source.texts else _written(draw)
+        """Returns windows of texts that are given, or texts that the model writes; some of them after an image."""
+        judged, calibration = _windows_of_given(draw) if draw.source.texts else _written(draw)
+        if draw.source.image_prompt is None:
+            return judged, calibration
+        shown = _after_images(draw, judged, NUM_SHOWN)
+        return [*judged, *shown], [*calibration, *_after_images(draw, calibration, NUM_SHOWN // 2)]
 
     def hold_out(self, source: ExportSource, data: EvaluationData) -> tuple[EvaluationData, EvaluationData] | None:
         """Takes the end of each of a few long texts."""
@@ -206,6 +240,50 @@ class Generation(ExportTask):
 
 
 # Parity
+
+
+def _compare_images(
+    candidate: Candidate, reference: Reference, comparison: parity.Comparison, session: Session
+) -> None:
+    """Holds embeddings of tiles, alone and together, and prompts with images, against PyTorch.
+
+    Raises:
+        ParityError: They differ.
+    """
+    source = candidate.source
+    prompt, limit = demanded(source.image_prompt), source.limits.max_total_tokens
+    assert limit is not None, "the source has read the module's length"
+    pixels = pixel_values_of(source, parity.sample_images(source, 3))
+    graph = BatchGraph(candidate.runtime.open(candidate.bundle, candidate.variant.graphs["image_encoder"]))
+    for rows in (pixels[:1], pixels):
+        found = [outputs[IMAGE_EMBEDDINGS] for outputs in run_batch(graph, [{"pixel_values": tile} for tile in rows])]
+        for tile, embedding in zip(rows, found, strict=True):
+            again = partial(reference.tile_embeddings, tile)
+            comparison.add(IMAGE_EMBEDDINGS, embedding, again(), f"batch {len(rows)} of images", again)
+        comparison.num_shapes += 1
+    sampled = parity.sample_tokens(source, candidate.vocab_size, 16, frame=False)
+    texts = [_without(text, prompt.token) for text in sampled]
+    for count in (1, 2):
+        ids = np.concatenate([texts[0][:5], *[[prompt.token] * prompt.tokens_per_tile, texts[1][:7]] * count])
+        if len(ids) + parity.DECODED_TOKENS > limit:
+            continue
+        tiles = pixels[:count]
+        [embedded] = candidate.embed_tiles([tiles])
+        runner = candidate.open_decoder(1, max_length=len(ids) + parity.DECODED_TOKENS, session=session)
+        asked = np.arange(len(ids) - 12, len(ids))
+        steps = [parity.read_text(runner, 0, ids, asked, media=media_of(source, ids, embedded))]
+        for _ in range(parity.DECODED_TOKENS):
+            token = _without(steps[-1][-1:].argmax(axis=-1), prompt.token)  # PyTorch would look for its image
+            steps.append(runner.decode(token, np.array([len(ids)])).copy())
+            ids = np.append(ids, token)
+        found_logits = np.concatenate(steps)
+        asked = np.arange(len(ids) - len(found_logits), len(ids))
+        where = f"prompt of {len(ids)} tokens with {count} images"
+        again = partial(reference.image_logits, tiles, ids, asked)
+        expected = again()
+        comparison.add("logits", found_logits, expected, where, again)
+        comparison.add_greedy(found_logits.argmax(axis=-1), expected, where, again)
+        comparison.num_shapes += 1
 
 
 def _take_back(
@@ -310,6 +388,29 @@ def _written(draw: Draw) -> tuple[list[Any], list[Any]]:
     return _with_long(draw, judged, len(prefix), half), _with_long(draw, calibration, len(prefix), 1)
 
 
+def _after_images(draw: Draw, texts: Sequence[DecoderText], count: int) -> list[DecoderText]:
+    """Puts a drawn image of one tile before the first tokens of texts."""
+    source = draw.source
+    prompt, limit = demanded(source.image_prompt), demanded(source.limits.max_total_tokens)
+    height, width = demanded(source.image_preprocessing).largest
+    pixels = pixel_values_of(source, synthetic.draw_images(count, height, width, draw.generator))
+    image = np.full(prompt.tokens_per_tile, prompt.token)
+    return [
+        DecoderText(
+            token_ids=np.concatenate([image, _without(text.token_ids[: LENGTHS[1]], prompt.token)])[:limit],
+            num_given=len(image) + 1,
+            images=tile[np.newaxis],
+        )
+        for text, tile in zip(cycle(texts), pixels, strict=False)
+        if len(image) + 1 < limit
+    ]
+
+
+def _without(token_ids: NDArray[np.int64], token: int) -> NDArray[np.int64]:
+    """Returns tokens, (T,), with another one in place of `token`."""
+    return np.where(token_ids == token, max(token - 1, 0), token_ids)
+
+
 def _with_long(draw: Draw, texts: list[NDArray[np.int64]], num_prefix: int, wanted: int) -> list[DecoderText]:
     """Adds texts of the model's length that are joined from the others, of `wanted` tokens in all, one at least."""
     limit = draw.source.limits.max_total_tokens
@@ -358,6 +459,22 @@ def trace_decoder(module: nn.Module) -> tracing.TracedModel:
     decoder = tracing.trace_graph("decoder", module, DecoderGraph(module), inputs)
     state = tracing.caches_of(decoder, past, max_length=cast("Decoder", module).max_length)
     return tracing.TracedModel(graphs=(decoder,), state=state)
+
+
+def trace_seeing_decoder(asked: tracing.Traceable) -> tracing.TracedModel:
+    """Traces a decoder with a cache whose prompts may have images, and what embeds these."""
+    module = asked.module
+    encoder = tracing.trace_graph("image_encoder", module, ImageEncoderGraph(module), [asked.pixels])
+    width = encoder.outputs[0].shape[-1]
+    past = tracing.past_specs(module, has_source=False)
+    media = (
+        tracing.make_spec(MEDIA_POSITIONS, "int64", "media"),
+        tracing.make_spec(MEDIA_EMBEDDINGS, "float32", "media", width),
+    )
+    inputs = [*(tracing.make_spec(*step) for step in tracing.STEP_INPUTS), *media, *past]
+    decoder = tracing.trace_graph("decoder", module, SeeingDecoderGraph(module), inputs)
+    state = tracing.caches_of(decoder, past, max_length=cast("Decoder", module).max_length)
+    return tracing.TracedModel(graphs=(encoder, decoder), state=state)
 
 
 def trace_stateful(module: nn.Module) -> tracing.TracedModel:

@@ -14,11 +14,13 @@ Axis names used in tensor shapes:
     points         points of a prompt
     masks          masks of a text
     height, width  sides of an image whose proportions are kept
+    media          tokens of a step whose embeddings are given
     frames         frames of codes that are decoded in a run
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -53,6 +55,12 @@ LIKELIEST_LOGITS = "likeliest_logits"
 """Their logits, (slots, logits_length, likeliest) float32."""
 EXPONENTIAL_MEANS = "exponential_means"
 """The means of exp(logits) over the vocabulary, (slots, logits_length) float32."""
+MEDIA_EMBEDDINGS = "media_embeddings"
+"""Input of a decoder whose prompts may have images: embeddings that replace those of tokens, (media, width) float32."""
+MEDIA_POSITIONS = "media_positions"
+"""Input of such a decoder: places of these tokens among all of the step, row by row, (media) int64."""
+IMAGE_EMBEDDINGS = "embeddings"
+"""Output of a graph `image_encoder`: (batch, tokens_per_tile, width) float32."""
 SEGMENTATION_TENSORS = (
     ("embedding", "points", "point_labels", "earlier_mask", "has_earlier_mask"),
     ("masks", "predicted_iou"),
@@ -90,6 +98,8 @@ Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 Size = Annotated[int, Field(ge=1, le=2**24)]
 """A number of tokens, pixels or elements; far beyond any model's, and far below an overflow."""
 Index = Annotated[int, Field(ge=0, lt=2**31)]
+_MOST_TILES: Final = 64
+"""The most tiles of an image."""
 Thousandth = Annotated[int, Field(ge=0, le=1000)]
 Positive = Annotated[float, Field(gt=0)]
 FilePath = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*$")]
@@ -317,6 +327,7 @@ GraphRole = Literal[
     "vae_encoder",
     "text_encoder",
     "codec_decoder",
+    "image_encoder",
     "attention",
 ]
 """Role of a graph."""
@@ -328,7 +339,8 @@ class Variant(Record):
     device: Literal["cpu", "cuda"]
     """Intended device."""
     graphs: dict[GraphRole, Graph]
-    """The graphs of `TASK_PARTS` for the task, and `attention` if attention weights are available."""
+    """The graphs of `TASK_PARTS` for the task, `image_encoder` if prompts may have images, and `attention` if attention
+    weights are available."""
     state: tuple[StateTensor, ...] = ()
     cross: tuple[str, ...] = ()
     """Encoder outputs, (batch, heads, length, head_dim), which are inputs of every decoder step under the same
@@ -491,6 +503,60 @@ class ImagePreprocessing(Record):
         if self.resize != "fit" and self.multiple != 1:
             raise ValueError(f"image_preprocessing: multiple is for fit, and resize is {self.resize}")
         return self
+
+
+class ImageTiles(Record):
+    """Division of an image into tiles, each of the height and width of `image_preprocessing`."""
+
+    fit: Literal["longer_side", "proportions"]
+    """`longer_side`: the image is resized to a longer side of `longer_side`, keeping proportions, then up to whole
+    tiles. `proportions`: it is resized to the grid of `min_count` to `max_count` tiles whose proportions are nearest;
+    of several, to the largest whose half the image covers."""
+    longer_side: Size | None = None
+    min_count: Size = 1
+    max_count: Size | None = None
+
+    def most_tiles(self, side: int) -> int:
+        """Returns the number of tiles of an image at most, without the overview; `side` is a tile's in pixels."""
+        if self.fit == "proportions":
+            return demanded(self.max_count)
+        return math.ceil(demanded(self.longer_side) / side) ** 2
+
+    @model_validator(mode="after")
+    def _check_sizes(self) -> ImageTiles:
+        size = self.longer_side if self.fit == "longer_side" else self.max_count
+        if size is None:
+            raise ValueError("tiles: longer_side needs longer_side, and proportions max_count")
+        if self.max_count is not None and not self.min_count <= self.max_count <= _MOST_TILES:
+            raise ValueError(f"tiles: min_count is at most max_count, and that at most {_MOST_TILES}")
+        return self
+
+
+class ImagePrompt(Record):
+    """The place of images in the prompts of a generation model."""
+
+    marker: str
+    """Text that the chat template writes for an image; a token of the tokenizer."""
+    token: Index
+    """Token that stands for an embedding."""
+    embedding: str
+    """The same as text."""
+    tokens_per_tile: Size
+    """Embeddings of a tile."""
+    before: str = ""
+    """Text before an image."""
+    tile: str = ""
+    """Text before each tile, with {row} and {column} from 1."""
+    row_end: str = ""
+    """Text after a row of tiles."""
+    rows_end: str = ""
+    """Text after all rows."""
+    overview: str = ""
+    """Text before the whole image as one tile, which follows its tiles."""
+    after: str = ""
+    """Text after an image."""
+    tiles: ImageTiles | None = None
+    """None: an image is one tile."""
 
 
 class AudioPreprocessing(Record):
@@ -878,6 +944,8 @@ class Manifest(Record):
     word_boxes: WordBoxes | None = None
     """Of a token classifier that reads pages; None: it reads texts."""
     image_preprocessing: ImagePreprocessing | None = None
+    image_prompt: ImagePrompt | None = None
+    """Of a generation model whose conversations may have images."""
     patches: PatchGrid | None = None
     """Patches of an image, for models with attention weights of images and for captioning models."""
     audio_preprocessing: AudioPreprocessing | None = None
@@ -896,7 +964,7 @@ class Manifest(Record):
     suppressed_tokens: tuple[Index, ...] = ()
     """Tokens that are never generated; their probabilities are not redistributed."""
     media_tokens: tuple[Index, ...] = ()
-    """Tokens that stand for images or sounds, which the model does not read: a prompt with one is refused."""
+    """Tokens that stand for images or sounds. A prompt with one is refused, unless it is an image's own."""
     opset: int
     """The highest opset of the graphs; required of a runtime for every variant."""
     libraries: dict[str, str]
@@ -936,6 +1004,7 @@ class Manifest(Record):
             parts.check(self)
         if (
             self.image_preprocessing is not None
+            and self.image_prompt is None
             and self.patches is None
             and any("attention" in variant.graphs for variant in self.variants.values())
         ):
@@ -949,6 +1018,8 @@ class Manifest(Record):
             raise ValueError("variants: at least one is needed")
         is_text_conditioned = self.diffusion is not None and self.diffusion.condition == "text"
         graphs = tuple(TEXT_DIFFUSION_TENSORS) if is_text_conditioned else TASK_PARTS[self.task].graphs
+        if self.image_prompt is not None:
+            graphs += ("image_encoder",)
         for precision, variant in self.variants.items():
             if set(variant.graphs) - {"attention"} != set(graphs):
                 raise ValueError(f"variants.{precision}.graphs: {self.task} needs {', '.join(graphs)}")
@@ -1003,6 +1074,16 @@ class TaskParts:
     """True if a chat template is allowed."""
     check: Callable[[Manifest], object] | None = None
     """A further check; raises ValueError."""
+
+
+def _check_image_prompt(manifest: Manifest) -> None:
+    """Checks that a model with images in its prompts has all that they need."""
+    if manifest.image_prompt is None:
+        return
+    if manifest.image_preprocessing is None or manifest.image_preprocessing.resize == "fit":
+        raise ValueError("image_prompt: needs image_preprocessing to one size")
+    if manifest.image_prompt.token not in manifest.media_tokens:
+        raise ValueError("image_prompt.token: is not among media_tokens")
 
 
 def _check_tags(manifest: Manifest) -> None:
@@ -1141,6 +1222,7 @@ TASK_PARTS: Final[dict[Task, TaskParts]] = {
         needs=(*_OF_TEXTS, "limits.max_total_tokens"),
         files=(TOKENIZER_FILE,),
         takes_chat_template=True,
+        check=_check_image_prompt,
     ),
     Task.TRANSLATION: TaskParts(
         graphs=("encoder", "decoder"),

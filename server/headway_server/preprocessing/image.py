@@ -52,6 +52,10 @@ _MARKER = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")
 _START_OF_SCAN, _END_OF_IMAGE = 0xDA, 0xD9
 _MARKERS_WITHOUT_LENGTH = (0x01, 0xD8)
 
+_ORIENTATION: Final = 0x0112
+"""EXIF tag of an image's orientation."""
+_TURNED: Final = range(5, 9)
+"""Its values with width and height exchanged."""
 _BAND_HEIGHT = 256
 """Rows converted at a time. A whole image would be copied in two more modes, and block other threads, since some of
 Pillow's conversions hold the GIL."""
@@ -241,6 +245,15 @@ class ImagePreprocessor:
         header = _open_header(data, field, self._limits)
         with _DECODING.reserve(header.width * header.height, self._limits.max_pixels):
             return self._prepare(header, field)
+
+    def upright_size(self, data: bytes, field: str) -> tuple[int, int]:
+        """Returns width and height of an image by its header, on the caller's thread; errors: `prepare`."""
+        header = _open_header(data, field, self._limits)
+        try:
+            is_turned = header.getexif().get(_ORIENTATION) in _TURNED
+        except Exception:  # as in `_turn_upright`
+            is_turned = False
+        return (header.height, header.width) if is_turned else header.size
 
     def decode(self, data: bytes, field: str) -> Image.Image:
         """Decodes one image on the caller's thread: upright, RGB, in its original size.

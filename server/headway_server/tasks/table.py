@@ -55,6 +55,10 @@ def _shares_space(manifest: Manifest) -> bool:
     return bool(space_of(manifest))
 
 
+def _reads_images(manifest: Manifest) -> bool:
+    return manifest.task is not Task.GENERATION or manifest.image_prompt is not None
+
+
 def _has_chat_template(manifest: Manifest) -> bool:
     return CHAT_TEMPLATE_FILE in manifest.files
 
@@ -128,10 +132,10 @@ INSPECT_GENERATION: Final[Ability[GenerationModel]] = Ability(
 INSPECT_TRANSLATION: Final[Ability[TranslationModel]] = Ability(
     name="inspect_translation", words="show attention in a translation", prefers=_shows_attention
 )
-PREPARE_IMAGES: Final[Ability[ImageModel]] = Ability(
-    name="prepare_image", words="prepare images for calls that name them by id"
+PREPARE_IMAGES: Final[Ability[ImageModel | GenerationModel]] = Ability(
+    name="prepare_image", words="prepare images for calls that name them by id", needs=_reads_images
 )
-READ_IMAGES: Final[Ability[object]] = Ability(name="read_image", words="read images")
+READ_IMAGES: Final[Ability[object]] = Ability(name="read_image", words="read images", needs=_reads_images)
 
 
 _TENSORS = "headway_server.services.open_inference.tasks:"
@@ -139,6 +143,7 @@ FAMILIES: Final[dict[Task, Family]] = {
     Task.GENERATION: Family(
         loader="headway_server.tasks.generation.model:GenerationModel.load",
         made_for=(GENERATE_TEXTS, CHAT, INSPECT_GENERATION),
+        can=(PREPARE_IMAGES, READ_IMAGES),
         tensors=_TENSORS + "GENERATION",
     ),
     Task.TRANSLATION: Family(

@@ -43,6 +43,36 @@ class Decoder(Protocol):
         ...
 
 
+class SeeingDecoder(Decoder, Protocol):
+    """A model that generates text, whose prompts may have images."""
+
+    def embed_images(self, pixel_values: Tensor) -> Tensor:
+        """(B, 3, height, width) -> (B, M, D): vectors in place of those of as many tokens."""
+        ...
+
+    def hidden_states_with_media(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        attend: Attend,
+        media_positions: Tensor,
+        media_embeddings: Tensor,
+    ) -> Tensor:
+        """Reads tokens, some of which have embeddings of their own.
+
+        Args:
+            input_ids: (B, T).
+            position_ids: (B, T).
+            attend: Called once by each layer.
+            media_positions: (M,), places of these tokens among all, row by row.
+            media_embeddings: (M, D).
+
+        Returns:
+            (B, T, D).
+        """
+        ...
+
+
 class StatefulDecoder(Protocol):
     """A model that generates text with a state of fixed size instead of attention to the tokens before."""
 
@@ -184,6 +214,11 @@ def is_recurrent(model: object) -> bool:
         ValueError: It follows both, or neither.
     """
     return _followed(model, RecurrentEncoderDecoder, EncoderDecoder) is RecurrentEncoderDecoder
+
+
+def sees(model: object) -> bool:
+    """True if the prompts of a model that generates text may have images (`SeeingDecoder`)."""
+    return callable(getattr(model, "embed_images", None))
 
 
 DecoderKind = type[Decoder] | type[HybridDecoder] | type[StatefulDecoder]

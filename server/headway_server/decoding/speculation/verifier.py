@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from headway_server.bundles import Bundle, Variant
 from headway_server.bundles.chain import VERIFIES, chain_width, verifying_axes
-from headway_server.decoding.runner.decoder import DecoderRunner
+from headway_server.decoding.runner.decoder import DecoderRunner, no_media
 from headway_server.decoding.runner.state import SlotState
 from headway_server.decoding.speculation.drafting import verifies_exactly
 from headway_server.runtime import Binding, Runtime, Session
@@ -91,6 +91,7 @@ class Verifier:
         binding.bind_output("logits", "cpu", np.float32, logits.shape, logits.ctypes.data)
         self._state.bind(binding, 0, rows, width=self.width)
         every = np.broadcast_to(np.arange(self.width), (rows, self.width))
+        binding.bind_inputs(no_media(self._session.graph))
         binding.bind_inputs({"logits_positions": every, VERIFIES: np.zeros(1, np.int64)})
         return _Bound(binding=binding, logits=logits)
 

@@ -1,0 +1,410 @@
+"""Decoders whose prompts may have images: LLaVA, Idefics 3, SmolVLM, InternVL.
+
+An encoder of images gives vectors in the place of those of tokens, in front of a causal language model. A folder's
+processor is followed here and compared with: the pixels of tiles, and the tokens of conversations with images.
+
+B images or tiles, M embeddings of one, T tokens, P asked positions, D model width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import numpy as np
+import torch
+import transformers
+from numpy.typing import NDArray
+from PIL import Image
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from headway_export.errors import SourceError
+from headway_export.huggingface.attention import asked_logits
+from headway_export.huggingface.decoders import HuggingFaceDecoder, OwnDecoder, read_decoder, text_model
+from headway_export.huggingface.folder import ModelFolder
+from headway_export.huggingface.images import (
+    LEVEL,
+    LIMITS,
+    PROCESSOR_FILE,
+    normalization,
+    open_image_processor,
+    read_preprocessing,
+)
+from headway_export.reference import OwnSight
+from headway_export.source import ExportSource, check_chat_template, find_chat_template
+from headway_server.bundles import ImagePreprocessing, ImagePrompt, ImageTiles, SpecialTokens
+from headway_server.errors import BundleError, InvalidInputError
+from headway_server.preprocessing import ChatTemplate, ChatTurn, TurnImage, WrittenImages
+from headway_server.preprocessing.tiles import TilePreprocessor
+from headway_server.tasks.prompt_images import image_text
+from headway_training.folders import first_line, quiet
+from headway_training.models.parts.attention import Attend
+
+_SAMPLE_SIZES: Final = ((640, 480), (301, 517), (64, 48), (1000, 333), (224, 224))
+"""Width and height of the images that tiles and prompts are compared on."""
+_QUESTION: Final = "What is it?"
+
+
+# Families
+
+
+def _embed_by_features(model: Any, pixel_values: Tensor) -> Tensor:
+    """(B, 3, height, width) -> (B, M, D), by the function that most families have."""
+    return cast(
+        "Tensor", model.base_model.get_image_features(pixel_values=pixel_values, return_dict=True).pooler_output
+    )
+
+
+def _embed_layers(model: Any, pixel_values: Tensor) -> Tensor:
+    """The same of LLaVA, whose own function returns a list; and of ViP-LLaVA, which reads several layers."""
+    base, config = model.base_model, model.config
+    states = base.vision_tower(pixel_values, output_hidden_states=True, return_dict=True).hidden_states
+    layers = getattr(config, "vision_feature_layers", None) or config.vision_feature_layer
+    chosen = [states[layer] for layer in ([layers] if isinstance(layers, int) else layers)]
+    if getattr(config, "vision_feature_select_strategy", "default") == "default":
+        chosen = [state[:, 1:] for state in chosen]  # without the class token
+    return cast("Tensor", base.multi_modal_projector(torch.cat(chosen, dim=-1)))
+
+
+def _embed_tiles(model: Any, pixel_values: Tensor) -> Tensor:
+    """The same of Idefics 3, whose own function looks for tiles that are nothing but padding."""
+    base = model.base_model
+    states = base.vision_model(pixel_values=pixel_values, return_dict=True).last_hidden_state
+    return cast("Tensor", base.connector(states))
+
+
+def _pixels_in_prompt(pixel_values: Tensor) -> Tensor:
+    """(N, 3, height, width) -> (1, N, 3, height, width), as models of several images a prompt read them."""
+    return pixel_values[None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seeing:
+    """What a family does with images."""
+
+    processor: str
+    """Class of its processor."""
+    tower: str
+    """Name of its image encoder in the model without its head."""
+    embed: Callable[[Any, Tensor], Tensor] = _embed_by_features
+    """Computes the embeddings of tiles."""
+    as_read: Callable[[Tensor], Tensor] = lambda pixels: pixels
+    """Turns tiles into what the whole model reads."""
+    words: Callable[[Any], Mapping[str, Any]]
+    """Returns the fields of `ImagePrompt` that its processor says."""
+    tiles: Callable[[Any], tuple[ImagePreprocessing, ImageTiles | None]] | None = None
+    """Reads tiles from its image processor; None: an image is one."""
+
+
+def _words_of_llava(processor: Any) -> dict[str, Any]:
+    return {"marker": processor.image_token, "embedding": processor.image_token}
+
+
+def _words_of_tiles(processor: Any) -> dict[str, Any]:
+    around, token = processor.fake_image_token, processor.image_token
+    return {
+        "marker": token,
+        "embedding": token,
+        "tile": f"{around}<row_{{row}}_col_{{column}}>",
+        "row_end": "\n",
+        "rows_end": "\n",
+        "overview": f"{around}{processor.global_image_tag}",
+        "after": around,
+    }
+
+
+def _words_of_internvl(processor: Any) -> dict[str, Any]:
+    token = processor.image_token
+    return {
+        "marker": token,
+        "embedding": token,
+        "before": processor.start_image_token,
+        "after": processor.end_image_token,
+    }
+
+
+def _tiles_of_idefics(processor: Any) -> tuple[ImagePreprocessing, ImageTiles | None]:
+    if not (processor.do_resize and processor.do_image_splitting and processor.size.longest_edge):
+        raise ValueError("images are not resized and divided into tiles, as its kin do")
+    side = int(dict(processor.max_image_size)["longest_edge"])
+    return (
+        ImagePreprocessing(height=side, width=side, resize="stretch", **normalization(processor)),
+        ImageTiles(fit="longer_side", longer_side=int(processor.size.longest_edge)),
+    )
+
+
+def _tiles_of_internvl(processor: Any) -> tuple[ImagePreprocessing, ImageTiles | None]:
+    size = processor.size
+    # Its processor divides images, whatever the settings of the image processor say.
+    division = ImageTiles(fit="proportions", min_count=processor.min_patches, max_count=processor.max_patches)
+    return (
+        ImagePreprocessing(height=size.height, width=size.width, resize="stretch", **normalization(processor)),
+        division if processor.max_patches > 1 else None,
+    )
+
+
+_LLAVA: Final = Seeing(processor="LlavaProcessor", tower="vision_tower", embed=_embed_layers, words=_words_of_llava)
+_IDEFICS: Final = Seeing(
+    processor="Idefics3Processor",  # that of SmolVLM does the same with images
+    tower="vision_model",
+    embed=_embed_tiles,
+    as_read=_pixels_in_prompt,
+    words=_words_of_tiles,
+    tiles=_tiles_of_idefics,
+)
+FAMILIES: Final[Mapping[str, Seeing]] = {
+    "LlavaForConditionalGeneration": _LLAVA,
+    "VipLlavaForConditionalGeneration": _LLAVA,
+    "Idefics3ForConditionalGeneration": _IDEFICS,
+    "SmolVLMForConditionalGeneration": _IDEFICS,
+    "InternVLForConditionalGeneration": Seeing(
+        processor="InternVLProcessor", tower="vision_tower", words=_words_of_internvl, tiles=_tiles_of_internvl
+    ),
+}
+"""By architecture."""
+
+
+# The model
+
+
+class HuggingFaceSeeingDecoder(HuggingFaceDecoder):
+    """A causal language model of `transformers` with an image encoder, as a `SeeingDecoder`."""
+
+    def __init__(self, model: nn.Module, *, max_length: int, family: Seeing) -> None:
+        super().__init__(model, max_length=max_length)
+        self._family = family
+
+    def embed_images(self, pixel_values: Tensor) -> Tensor:
+        """(B, 3, height, width) -> (B, M, D)."""
+        return self._family.embed(self.model, pixel_values)
+
+    def hidden_states_with_media(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        attend: Attend,
+        media_positions: Tensor,
+        media_embeddings: Tensor,
+    ) -> Tensor:
+        """(B, T), (B, T), (M,), (M, D) -> (B, T, D)."""
+        embedded = text_model(self.model).get_input_embeddings()(input_ids)  # (B, T, D)
+        flat = embedded.flatten(0, 1).index_copy(0, media_positions, media_embeddings.to(embedded.dtype))
+        return self._read(
+            input_ids, attend, inputs_embeds=flat.view_as(embedded), position_ids=position_ids, use_cache=False
+        )
+
+
+class OwnSeeingDecoder(OwnDecoder, OwnSight):
+    """A model of `transformers` that reads images, with its own attention."""
+
+    def __init__(self, model: nn.Module, family: Seeing) -> None:
+        super().__init__(model)
+        self._family = family
+
+    def embed_images(self, pixel_values: Tensor) -> Tensor:
+        """(B, 3, height, width) -> (B, M, D)."""
+        base = cast("Any", self.model).base_model
+        pixels = self._family.as_read(pixel_values)
+        features = base.get_image_features(pixel_values=pixels, return_dict=True).pooler_output
+        whole = features if isinstance(features, Tensor) else torch.stack(list(features))
+        return whole.reshape(len(pixel_values), -1, whole.shape[-1])
+
+    def image_logits(self, images: Tensor, input_ids: Tensor, positions: Tensor) -> Tensor:
+        """Tiles (N, 3, height, width), (1, T), (P,) -> (1, P, V)."""
+        with asked_logits(self.model, positions):
+            pixels = self._family.as_read(images)
+            output = self.model(input_ids=input_ids, pixel_values=pixels, use_cache=False, return_dict=True)
+            return cast("Tensor", output.logits)
+
+
+def _fix_tower(model: nn.Module, family: Seeing, side: tuple[int, int]) -> None:
+    """Lets an image encoder attend by itself, and keeps positions that it would compute again for each image."""
+    tower = getattr(cast("Any", model).base_model, family.tower)
+    tower.set_attn_implementation("eager")
+    embeddings = getattr(tower, "embeddings", None)
+    if embeddings is None or not hasattr(embeddings, "num_patches_per_side"):
+        return
+    found: list[Tensor] = []
+    hook = embeddings.position_embedding.register_forward_hook(lambda _module, inputs, _output: found.append(inputs[0]))
+    with torch.inference_mode():
+        tower(pixel_values=torch.zeros(1, 3, *side), return_dict=True)
+    hook.remove()
+    tower.embeddings = _FixedPositions(embeddings, found[0][0].clone())
+
+
+class _FixedPositions(nn.Module):
+    """Embeddings of the patches of an image of one size."""
+
+    def __init__(self, embeddings: Any, positions: Tensor) -> None:
+        super().__init__()
+        self.patch_embedding = embeddings.patch_embedding
+        self.position_embedding = embeddings.position_embedding
+        self.register_buffer("positions", positions, persistent=False)
+
+    def forward(self, pixel_values: Tensor, **_: Any) -> Tensor:
+        """(B, 3, height, width) -> (B, S, D)."""
+        patches = self.patch_embedding(pixel_values).flatten(2).transpose(1, 2)
+        return cast("Tensor", patches + self.position_embedding(self.positions))
+
+
+# The processor
+
+
+def read_seeing_decoder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
+    """Reads a causal language model, with its image encoder where it has one that is known here.
+
+    Raises:
+        SourceError: As `read_decoder`.
+    """
+    architectures = folder.config.architectures or ()
+    family = FAMILIES.get(architectures[0]) if architectures else None
+    if family is None:
+        return read_decoder(folder)
+    try:
+        return read_decoder(folder, _Sight(folder, family))
+    except _SightError as error:
+        source, notes = read_decoder(folder)
+        return source, (*notes, f"images: {error}")
+
+
+def _open_processor(folder: ModelFolder, family: Seeing) -> Any:
+    """Opens a folder's processor without what reads videos, which needs torchvision."""
+    kind = getattr(transformers, family.processor)
+    loose = type(kind.__name__, (kind,), {"check_argument_for_proper_class": lambda *_: None})
+    file = folder.path / PROCESSOR_FILE
+    stated = json.loads(file.read_bytes()) if file.exists() else {}
+    known = inspect.signature(kind.__init__).parameters.keys() - {"image_processor", "tokenizer", "video_processor"}
+    tokenizer = folder.own_tokenizer()
+    given = {name: value for name, value in stated.items() if name in known}
+    template = tokenizer.chat_template or find_chat_template(folder.path)
+    return loose(open_image_processor(folder), tokenizer, **{**given, "chat_template": template})
+
+
+class _SightError(SourceError):
+    """Images cannot be served, and texts can."""
+
+
+class _Sight:
+    """How a family's folder is read; a `Sight`."""
+
+    def __init__(self, folder: ModelFolder, family: Seeing) -> None:
+        """Opens the processor.
+
+        Raises:
+            _SightError: It is not there, or prepares images in a way that a bundle cannot say.
+        """
+        self._folder = folder
+        self._family = family
+        self._tiles: ImageTiles | None = None
+        try:
+            with quiet():
+                self._processor = _open_processor(folder, family)
+            self._preprocessing, is_bgr = (
+                read_preprocessing(folder) if family.tiles is None else (self._tile_preprocessing(family.tiles), False)
+            )
+        except Exception as error:  # the library raises many kinds
+            raise _SightError(f"their processor cannot be followed ({first_line(error)})") from error
+        if is_bgr:
+            raise _SightError("they are read as BGR, which is not supported beside texts")
+
+    def _tile_preprocessing(
+        self, read: Callable[[Any], tuple[ImagePreprocessing, ImageTiles | None]]
+    ) -> ImagePreprocessing:
+        preprocessing, self._tiles = read(self._processor.image_processor)
+        return preprocessing
+
+    def adapt(self, model: nn.Module, *, max_length: int) -> HuggingFaceSeeingDecoder:
+        """See `Sight`."""
+        return HuggingFaceSeeingDecoder(model, max_length=max_length, family=self._family)
+
+    def own(self, model: nn.Module) -> OwnSeeingDecoder:
+        """See `Sight`."""
+        return OwnSeeingDecoder(model, self._family)
+
+    def fields(
+        self,
+        model: nn.Module,
+        tokenizer: Tokenizer,
+        special_tokens: SpecialTokens,
+        chat_template: str | None,
+        *,
+        max_length: int,
+    ) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """See `Sight`.
+
+        Raises:
+            _SightError: There is no chat template, a prompt has no room for an image, or prompts or pixels are not
+                those of `transformers`.
+        """
+        if chat_template is None:
+            raise _SightError("they stand in conversations, and there is no chat template")
+        words = dict(self._family.words(self._processor))
+        token = tokenizer.token_to_id(words["embedding"])
+        if token is None:
+            raise _SightError(f"the tokenizer has no {words['embedding']}")
+        sides = self._preprocessing.height, self._preprocessing.width
+        _fix_tower(model, self._family, sides)
+        with torch.inference_mode():
+            count = self._family.embed(model, torch.zeros(1, 3, *sides)).shape[1]
+        if count >= max_length:
+            raise _SightError(f"one takes {count} tokens, and a text has {max_length} at most; allow more")
+        prompt = ImagePrompt(token=token, tokens_per_tile=count, tiles=self._tiles, **words)
+        try:
+            preprocessor = TilePreprocessor(self._preprocessing, LIMITS, prompt.tiles)
+        except BundleError as error:
+            raise _SightError(first_line(error)) from error
+        chat = check_chat_template(chat_template, tokenizer, special_tokens)
+        generator = np.random.default_rng(0)
+        for width, height in _SAMPLE_SIZES:
+            coarse = generator.integers(0, 256, (height // 8 + 1, width // 8 + 1, 3)).astype(np.uint8)
+            picture = Image.fromarray(coarse).resize((width, height), Image.Resampling.BILINEAR)
+            self._check_image(prompt, chat, preprocessor, picture)
+        most = preprocessor.most_tiles
+        note = f"images: {count} tokens each" if most == 1 else f"images: {count} tokens a tile, up to {most} tiles"
+        return {"image_preprocessing": self._preprocessing, "image_prompt": prompt}, (note,)
+
+    def _check_image(
+        self, prompt: ImagePrompt, chat: ChatTemplate, preprocessor: TilePreprocessor, picture: Image.Image
+    ) -> None:
+        """Compares a conversation with an image with that of `transformers`.
+
+        Raises:
+            _SightError: Its tokens or pixels are others.
+        """
+        turn = ChatTurn(role="user", content=_QUESTION, parts=(TurnImage(field="image"), _QUESTION))
+        content = [{"type": "image"}, {"type": "text", "text": _QUESTION}]
+        where = f"of {picture.width} x {picture.height}"
+        try:
+            with quiet():
+                text = self._processor.apply_chat_template(
+                    [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
+                )
+                expected = self._processor(text=text, images=[picture], add_special_tokens=False, return_tensors="np")
+        except Exception as error:  # whatever the library raises
+            raise _SightError(f"their processor fails ({first_line(error)})") from error
+        tiled = preprocessor.prepare_decoded(picture, "image")
+        written = WrittenImages(prompt.marker, [image_text(prompt, tiled.grid)])
+        try:
+            found = chat.prompt([turn], "conversation", images=written).input_ids
+        except InvalidInputError as error:
+            raise _SightError(f"a conversation with one {where}: {first_line(error)}") from error
+        ids: NDArray[np.int64] = np.asarray(expected["input_ids"])[0]
+        if not np.array_equal(found, ids):
+            pairs = enumerate(zip(found, ids, strict=False))
+            place = next((number for number, (ours, theirs) in pairs if ours != theirs), min(len(found), len(ids)))
+            raise _SightError(
+                f"a prompt with one {where} has {len(found)} tokens, and {len(ids)} in transformers, and is another "
+                f"from token {place} on"
+            )
+        pixels = np.asarray(expected["pixel_values"]).reshape(-1, *tiled.tiles.shape[1:])
+        std = np.array(self._preprocessing.std, np.float32)[:, None, None]
+        difference = np.inf if pixels.shape != tiled.tiles.shape else float(np.abs((tiled.tiles - pixels) * std).max())
+        if not difference <= LEVEL * 1.01:
+            raise _SightError(
+                f"one {where} is prepared in a way that a bundle cannot say (the largest difference is "
+                f"{255 * difference:.1f} levels, a level of rounding is allowed)"
+            )

@@ -1,0 +1,108 @@
+"""Tiny decoders of Hugging Face `transformers` that read images, with random weights, tokenizer and processor."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import tiny_huggingface as tiny
+import torch
+import transformers
+from PIL import Image
+
+SIDE = 16
+"""Height and width of a tile, of four patches."""
+LENGTH = 256
+_EYES = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": SIDE,
+    "patch_size": 8,
+}
+_MARKS = ("<image>", "<video>", "<fake_token_around_image>", "<end_of_utterance>", "<global-img>", "<img>", "</img>")
+_GRID = tuple(f"<row_{row}_col_{column}>" for row in (1, 2, 3) for column in (1, 2, 3))
+_WORDS = tiny.WORDS + len(_MARKS) + len(_GRID)
+_TEXT = {
+    **tiny.SIZES,
+    "model_type": "llama",
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": _WORDS,
+    "max_position_embeddings": LENGTH,
+}
+_CONFIGS = {
+    "llava": ("Llava", {"vision_config": {**_EYES, "model_type": "clip_vision_model"}, "image_seq_length": 4}),
+    "idefics3": ("Idefics3", {"vision_config": _EYES, "scale_factor": 2}),
+    "smolvlm": ("SmolVLM", {"vision_config": _EYES, "scale_factor": 2}),
+    "internvl": (
+        "InternVL",
+        {
+            "vision_config": {**_EYES, "image_size": [SIDE, SIDE], "patch_size": [8, 8]},
+            "downsample_ratio": 0.5,
+        },
+    ),
+}
+FAMILIES = tuple(_CONFIGS)
+_IN_PARTS = (
+    "{% for m in messages %}<s>{{ m.role }} {% for part in m.content %}"
+    "{% if part.type == 'image' %}<image>{% else %}{{ part.text }}{% endif %}{% endfor %}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<s>assistant {% endif %}"
+)
+_OF_BOTH = (
+    "{% for m in messages %}<s>{{ m.role }} {% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}{% if part.type == 'image' %}<image>\n{% else %}{{ part.text }}{% endif %}{% endfor %}"
+    "{% endif %}</s>{% endfor %}{% if add_generation_prompt %}<s>assistant {% endif %}"
+)
+
+
+def write_seer(folder: Path, family: str) -> Path:
+    """Writes a model whose prompts may have images, whose tiles have 16 x 16 pixels."""
+    prefix, values = _CONFIGS[family]
+    tiny.write_tokenizer(folder, frame="$A")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_special_tokens({"additional_special_tokens": [*_MARKS, *_GRID]})
+    names = {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<image>"}
+    tokenizer._set_model_specific_special_tokens({**names, "video_token": "<video>"})
+    token = tokenizer.convert_tokens_to_ids("<image>")
+    config = getattr(transformers, f"{prefix}Config")(**values, text_config=_TEXT, image_token_id=token)
+    torch.manual_seed(7)
+    model = getattr(transformers, f"{prefix}ForConditionalGeneration")(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.3)
+    model.save_pretrained(folder)
+    _write_processor(folder, family, tokenizer)
+    return folder
+
+
+def _write_processor(folder: Path, family: str, tokenizer: transformers.PreTrainedTokenizerFast) -> None:
+    """Writes what a processor would: those of families that read videos, too, need torchvision."""
+    settings = {}
+    if family == "llava":
+        images = transformers.CLIPImageProcessorPil(
+            size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE}
+        )
+        settings = {"patch_size": 8, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+    elif family == "internvl":
+        images = transformers.GotOcr2ImageProcessorPil(
+            size={"height": SIDE, "width": SIDE}, min_patches=1, max_patches=4, crop_to_patches=True
+        )
+        settings = {"image_seq_length": 1}
+    else:
+        kind = "Idefics3" if family == "idefics3" else "SmolVLM"
+        images = getattr(transformers, f"{kind}ImageProcessorPil")(
+            size={"longest_edge": 3 * SIDE}, max_image_size={"longest_edge": SIDE}
+        )
+        settings = {"image_seq_len": 1}
+    images.save_pretrained(folder)
+    (folder / "processor_config.json").write_text(json.dumps(settings))
+    tokenizer.chat_template = _IN_PARTS if family in ("idefics3", "smolvlm") else _OF_BOTH
+    tokenizer.save_pretrained(folder)
+
+
+def draw_picture(width: int, height: int, seed: int = 0) -> Image.Image:
+    """Returns a smooth picture."""
+    coarse = np.random.default_rng(seed).integers(0, 256, (height // 8 + 1, width // 8 + 1, 3)).astype(np.uint8)
+    return Image.fromarray(coarse).resize((width, height), Image.Resampling.BILINEAR)
