@@ -43,7 +43,7 @@ from headway_client.options import (
     Tool,
     ToolChoice,
 )
-from headway_client.requests import ChatMessage, Role, SegmentPrompt
+from headway_client.requests import ChatMessage, Picture, Role, SegmentPrompt
 from headway_client.results import (
     Alias,
     AliasList,
@@ -194,6 +194,7 @@ __all__ = [
     "Page",
     "PermissionDeniedError",
     "PhraseConstraints",
+    "Picture",
     "PreparedImage",
     "PromptMasks",
     "ProtocolError",
