@@ -106,3 +106,31 @@ def draw_picture(width: int, height: int, seed: int = 0) -> Image.Image:
     """Returns a smooth picture."""
     coarse = np.random.default_rng(seed).integers(0, 256, (height // 8 + 1, width // 8 + 1, 3)).astype(np.uint8)
     return Image.fromarray(coarse).resize((width, height), Image.Resampling.BILINEAR)
+
+
+def open_processor(folder: Path, family: str) -> transformers.ProcessorMixin:
+    """Opens the processor of a folder, without what reads videos: that needs torchvision."""
+    kind = {"llava": transformers.LlavaProcessor, "internvl": transformers.InternVLProcessor}.get(
+        family, transformers.Idefics3Processor
+    )
+    loose = type(kind.__name__, (kind,), {"check_argument_for_proper_class": lambda *_: None})
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    images = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+    settings = json.loads((folder / "processor_config.json").read_text())
+    return loose(images, tokenizer, chat_template=tokenizer.chat_template, **settings)
+
+
+def own_answer(folder: Path, family: str, content: list[str | Image.Image], num_tokens: int) -> tuple[int, list[int]]:
+    """Returns the number of tokens of a user's turn as a prompt, and the greedy answer to it, of `transformers`."""
+    processor = open_processor(folder, family)
+    parts = [{"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in content]
+    asked = [{"role": "user", "content": parts}]
+    text = processor.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
+    pictures = [part for part in content if not isinstance(part, str)]
+    inputs = processor(text=text, images=pictures, add_special_tokens=False, return_tensors="pt")
+    model = transformers.AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
+    given = {name: inputs[name] for name in ("input_ids", "pixel_values")}
+    with torch.inference_mode():
+        ids = model.generate(**given, max_new_tokens=num_tokens, do_sample=False)[0].tolist()
+    length = given["input_ids"].shape[1]
+    return length, [token for token in ids[length:] if token != model.generation_config.eos_token_id]
