@@ -248,7 +248,7 @@ def distributions(candidate: Candidate, texts: Sequence[DecoderText]) -> Iterato
     for number, text in enumerate(texts):
         if has_encoder:
             open_sources(runner, of_source[id(text.source)])
-        media = None if text.images is None else media_of(source, text.token_ids, next(embedded))
+        media = None if text.images is None else media_of(source, text.token_ids, text.images, next(embedded))
         for start in range(0, len(text.token_ids), runner.prefill_chunk):
             ids = text.token_ids[start : start + runner.prefill_chunk]
             # `score` begins a state without positions anew, which the source has filled.

@@ -27,7 +27,9 @@ from headway_server.decoding.runner.state import SlotState, fixed_size
 from headway_server.decoding.speculation.verifier import Verifier
 from headway_server.preprocessing.audio import LogMel
 from headway_server.preprocessing.image import normalize
+from headway_server.preprocessing.tiles import Grid
 from headway_server.runtime import Runtime, Session, give_back_memory
+from headway_server.tasks.prompt_images import grid_offsets
 from headway_server.tasks.text.model import text_graph
 from headway_training.data.audio import to_float
 
@@ -171,14 +173,15 @@ def encode_sources(encoder: EncoderRunner, sources: Sequence[NDArray[Any]], fold
 
 
 def media_of(
-    source: ExportSource, token_ids: NDArray[np.int64], embeddings: NDArray[np.float32] | None
-) -> PromptMedia | None:
-    """Puts the embeddings of tiles, (N, M, D), in their places in a prompt, (T,); None without any."""
-    if embeddings is None:
-        return None
+    source: ExportSource, token_ids: NDArray[np.int64], images: NDArray[np.float32], embeddings: NDArray[np.float32]
+) -> PromptMedia:
+    """Puts the embeddings of tiles, (N, M, D), in their places in a prompt, (T,)."""
     assert source.image_prompt is not None, "a model of images says how they stand in prompts"
     positions = np.flatnonzero(token_ids == source.image_prompt.token)
-    return PromptMedia(positions, embeddings.reshape(-1, embeddings.shape[-1]), (b"",) * len(positions))
+    offsets = None
+    if source.image_prompt.positions == "grid":
+        offsets = grid_offsets(len(token_ids), positions, [Grid(tile.shape[1], tile.shape[3]) for tile in images])
+    return PromptMedia(positions, embeddings.reshape(-1, embeddings.shape[-1]), (b"",) * len(positions), offsets)
 
 
 def named_source(source: NDArray[Any]) -> Tensors:

@@ -301,11 +301,10 @@ class SeeingDecoderGraph(nn.Module):
     def forward(self, input_ids: Tensor, position_ids: Tensor, logits_positions: Tensor, *further: Tensor) -> Outputs:
         """A step of (R, T) tokens, with the embeddings of M: float32 logits (R, L, V), then the present state."""
         module = cast("SeeingDecoder", self.module)
-        seqlens_k, total_sequence_length, media_positions, media_embeddings, *past = further
-        attend = CachedAttention(past, seqlens_k, total_sequence_length)
-        hidden = module.hidden_states_with_media(  # (R, T, D)
-            input_ids, position_ids, attend, media_positions, media_embeddings
-        )
+        seqlens_k, total_sequence_length, *rest = further
+        count = 3 if module.has_grid_positions else 2
+        attend = CachedAttention(rest[count:], seqlens_k, total_sequence_length)
+        hidden = module.hidden_states_with_media(input_ids, position_ids, attend, rest[:count])  # (R, T, D)
         return {"logits": _logits_at(module, hidden, logits_positions), **attend.present}
 
 

@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from headway_export.candidate import media_of
 from headway_export.differences import relative_errors
 from headway_export.errors import ParityError, SourceError
 from headway_export.graphs import outputs_of
@@ -300,11 +301,11 @@ def generation_logits(
     *,
     first: int = 0,
     positions: NDArray[np.int64] | None = None,
-    media: tuple[Tensor, Tensor] | None = None,
+    media: tuple[Tensor, ...] | None = None,
 ) -> NDArray[np.float32]:
     """Logits after the tokens of a text from the `first` on, or after those asked for.
 
-    `media` are the places of some tokens, (M,), and their embeddings, (M, D).
+    `media` are the places of some tokens, (M,), their embeddings, (M, D), and the offsets of positions, (1, T, 3).
 
     `attend` must compute what `CAUSAL` does.
 
@@ -323,7 +324,7 @@ def generation_logits(
             hybrid = cast("HybridDecoder", module)
             hidden, _ = hybrid.read_attending(*given, hybrid.first_states(1))
         elif media is not None:
-            hidden = cast("SeeingDecoder", module).hidden_states_with_media(*given, *media)
+            hidden = cast("SeeingDecoder", module).hidden_states_with_media(*given, media)
         else:
             hidden = cast("Decoder", module).hidden_states(*given)
         return decoder.logits(hidden[:, asked])[0].float().numpy()
@@ -450,12 +451,14 @@ def cache_ranges(source: ExportSource, inputs: Inputs) -> list[LayerRange]:
 
 def _media(
     source: ExportSource, module: nn.Module, token_ids: NDArray[np.int64], images: NDArray[np.float32]
-) -> tuple[Tensor, Tensor]:
-    """Embeds the tiles of a prompt: their places among its tokens, and (M, D)."""
+) -> tuple[Tensor, ...]:
+    """Embeds the tiles of a prompt; returns what `SeeingDecoder` reads of them."""
     assert source.image_prompt is not None, "a model of images says how they stand in prompts"
     with torch.inference_mode():
         embedded = [cast("SeeingDecoder", module).embed_images(tile[None])[0] for tile in torch.from_numpy(images)]
-        return torch.from_numpy(np.flatnonzero(token_ids == source.image_prompt.token)), torch.cat(embedded)
+        found = media_of(source, token_ids, images, torch.stack(embedded).float().numpy())
+        offsets = () if found.offsets is None else (torch.from_numpy(found.offsets)[None],)
+        return torch.from_numpy(found.positions), torch.cat(embedded), *offsets
 
 
 class _WithoutLogits:

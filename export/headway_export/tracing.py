@@ -57,6 +57,8 @@ _TRACED_SIZES = {
     "points": 4,
     "masks": 3,
     "media": 9,
+    "rows": 6,
+    "columns": 5,
     "height": 96,
     "width": 128,
 }
@@ -73,6 +75,8 @@ _OTHER_SIZES = {
     "points": 2,
     "masks": 2,
     "media": 8,
+    "rows": 4,
+    "columns": 7,
     "height": 128,
     "width": 64,
 }

@@ -16,7 +16,7 @@ from headway_export.cli import app
 
 from .conftest import serve_saying
 
-SERVED = ("llava", "smolvlm", "internvl")
+SERVED = ("llava", "smolvlm", "internvl", "qwen2_5_vl")
 NUM_TOKENS = 16
 TEXT = "the rain"
 
@@ -89,11 +89,17 @@ def test_an_upright_jpeg_on_its_side_is_one_image(client):
     assert tokens_of(turned) == tokens_of(ask(client, "smolvlm", [picture, TEXT]))
 
 
-def test_a_beginning_is_cached_with_its_image(client):
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
+def test_a_beginning_is_cached_with_its_image(folders, client, family):
     text = "the rain in spain " * 10
-    first = ask(client, "llava", [draw_picture(64, 48), text])
-    again = ask(client, "llava", [draw_picture(64, 48), text])
-    other = ask(client, "llava", [draw_picture(64, 48, 5), text])
+    first = ask(client, family, [draw_picture(64, 48), text])
+    again = ask(client, family, [draw_picture(64, 48), text])
+    other = ask(client, family, [draw_picture(64, 48, 5), text])
+    blind = [ask(client, family, [text, "a"]) for _ in range(2)]  # in a slot that has had an image
+    assert blind[1].cached_prompt_token_count == 128
+    assert tokens_of(blind[0]) == tokens_of(blind[1])
+    _, expected = tiny_seers.own_answer(folders[family], family, [draw_picture(64, 48), text], NUM_TOKENS)
+    assert tokens_of(first) == expected
     assert first.prompt_token_count > 128
     assert [one.cached_prompt_token_count for one in (first, again, other)] == [0, 128, 0]
     assert tokens_of(again) == tokens_of(first) != tokens_of(other)
@@ -122,6 +128,8 @@ def test_a_prompt_that_is_cut_keeps_the_last_images(client):
     assert answer.truncated
     with pytest.raises(InvalidArgumentError, match="shorten it"):
         ask(client, "llava", long)
+    with pytest.raises(InvalidArgumentError, match="would be cut within its images"):
+        ask(client, "qwen2_5_vl", [draw_picture(160, 160), "the rain in spain " * 17], truncate=True)
 
 
 @pytest.mark.parametrize(
@@ -132,6 +140,7 @@ def test_a_prompt_that_is_cut_keeps_the_last_images(client):
             [draw_picture(9, 9), "a"],
             r"conversations\[0\].messages\[0\].parts\[0\].image: is an image, and blind",
         ),
+        ("qwen2_5_vl", [draw_picture(402, 2), "a"], "is 402 x 2 pixels; a side is at most 200 times the other"),
         ("llava", [Picture(b"GIF89a"), "a"], r"parts\[0\].image: is not an image this server can read"),
         ("llava", [Picture(b""), "a"], r"parts\[0\].image: is empty"),
         ("llava", [*[draw_picture(9, 9)] * 65, "a"], r"parts\[64\].image: is image 65 of the call, the limit is 64"),

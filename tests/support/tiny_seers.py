@@ -31,10 +31,28 @@ _TEXT = {
     "vocab_size": _WORDS,
     "max_position_embeddings": LENGTH,
 }
+_PATCHES = {"depth": 2, "hidden_size": 16, "num_heads": 2, "patch_size": 8}
+_GRID_TEXT = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}}
 _CONFIGS = {
     "llava": ("Llava", {"vision_config": {**_EYES, "model_type": "clip_vision_model"}, "image_seq_length": 4}),
     "idefics3": ("Idefics3", {"vision_config": _EYES, "scale_factor": 2}),
     "smolvlm": ("SmolVLM", {"vision_config": _EYES, "scale_factor": 2}),
+    "qwen2_vl": (
+        "Qwen2VL",
+        {"vision_config": {"depth": 2, "embed_dim": 16, "hidden_size": 32, "num_heads": 2, "patch_size": 8}},
+    ),
+    "qwen2_5_vl": (
+        "Qwen2_5_VL",
+        {
+            "vision_config": {
+                **_PATCHES,
+                "window_size": 32,
+                "fullatt_block_indexes": [1],
+                "out_hidden_size": 32,
+                "intermediate_size": 16,
+            }
+        },
+    ),
     "internvl": (
         "InternVL",
         {
@@ -63,9 +81,12 @@ def write_seer(folder: Path, family: str) -> Path:
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     tokenizer.add_special_tokens({"additional_special_tokens": [*_MARKS, *_GRID]})
     names = {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<image>"}
-    tokenizer._set_model_specific_special_tokens({**names, "video_token": "<video>"})
+    tokenizer._set_model_specific_special_tokens({**names, "video_token": "<video>", "image_token": "<image>"})
     token = tokenizer.convert_tokens_to_ids("<image>")
-    config = getattr(transformers, f"{prefix}Config")(**values, text_config=_TEXT, image_token_id=token)
+    text = _TEXT
+    if prefix.startswith("Qwen"):
+        text = {name: value for name, value in {**_TEXT, **_GRID_TEXT}.items() if name != "model_type"}
+    config = getattr(transformers, f"{prefix}Config")(**values, text_config=text, image_token_id=token)
     torch.manual_seed(7)
     model = getattr(transformers, f"{prefix}ForConditionalGeneration")(config).eval()
     with torch.no_grad():
@@ -85,6 +106,10 @@ def _write_processor(folder: Path, family: str, tokenizer: transformers.PreTrain
             size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE}
         )
         settings = {"patch_size": 8, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+    elif family.startswith("qwen"):
+        images = transformers.Qwen2VLImageProcessorPil(
+            size={"shortest_edge": 4 * SIDE**2, "longest_edge": 64 * SIDE**2}, patch_size=SIDE // 2
+        )
     elif family == "internvl":
         images = transformers.GotOcr2ImageProcessorPil(
             size={"height": SIDE, "width": SIDE}, min_patches=1, max_patches=4, crop_to_patches=True
@@ -99,6 +124,8 @@ def _write_processor(folder: Path, family: str, tokenizer: transformers.PreTrain
     images.save_pretrained(folder)
     (folder / "processor_config.json").write_text(json.dumps(settings))
     tokenizer.chat_template = _IN_PARTS if family in ("idefics3", "smolvlm") else _OF_BOTH
+    if family.startswith("qwen"):  # which do not tell images apart that stand side by side
+        tokenizer.chat_template = _OF_BOTH.replace("<image>\n", "<img><image></img>")
     tokenizer.save_pretrained(folder)
 
 
@@ -110,9 +137,13 @@ def draw_picture(width: int, height: int, seed: int = 0) -> Image.Image:
 
 def open_processor(folder: Path, family: str) -> transformers.ProcessorMixin:
     """Opens the processor of a folder, without what reads videos: that needs torchvision."""
-    kind = {"llava": transformers.LlavaProcessor, "internvl": transformers.InternVLProcessor}.get(
-        family, transformers.Idefics3Processor
-    )
+    kinds = {
+        "llava": transformers.LlavaProcessor,
+        "internvl": transformers.InternVLProcessor,
+        "qwen2_vl": transformers.Qwen2VLProcessor,
+        "qwen2_5_vl": transformers.Qwen2VLProcessor,
+    }
+    kind = kinds.get(family, transformers.Idefics3Processor)
     loose = type(kind.__name__, (kind,), {"check_argument_for_proper_class": lambda *_: None})
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     images = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
@@ -129,7 +160,8 @@ def own_answer(folder: Path, family: str, content: list[str | Image.Image], num_
     pictures = [part for part in content if not isinstance(part, str)]
     inputs = processor(text=text, images=pictures, add_special_tokens=False, return_tensors="pt")
     model = transformers.AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
-    given = {name: inputs[name] for name in ("input_ids", "pixel_values")}
+    names = ("input_ids", "pixel_values", "image_grid_thw", "mm_token_type_ids")
+    given = {name: inputs[name] for name in names if name in inputs}
     with torch.inference_mode():
         ids = model.generate(**given, max_new_tokens=num_tokens, do_sample=False)[0].tolist()
     length = given["input_ids"].shape[1]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from tokenizers import Tokenizer
 from torch import Tensor, nn
+from torch.nn import functional
 
 from headway_export.errors import SourceError
 from headway_export.huggingface.attention import asked_logits
@@ -36,7 +37,7 @@ from headway_export.huggingface.images import (
 )
 from headway_export.reference import OwnSight
 from headway_export.source import ExportSource, check_chat_template, find_chat_template
-from headway_server.bundles import ImagePreprocessing, ImagePrompt, ImageTiles, SpecialTokens
+from headway_server.bundles import ImagePreprocessing, ImagePrompt, ImageTiles, SpecialTokens, demanded
 from headway_server.errors import BundleError, InvalidInputError
 from headway_server.preprocessing import ChatTemplate, ChatTurn, TurnImage, WrittenImages
 from headway_server.preprocessing.tiles import TilePreprocessor
@@ -47,6 +48,9 @@ from headway_training.models.parts.attention import Attend
 _SAMPLE_SIZES: Final = ((640, 480), (301, 517), (64, 48), (1000, 333), (224, 224))
 """Width and height of the images that tiles and prompts are compared on."""
 _QUESTION: Final = "What is it?"
+MOST_PIXELS: Final = 1280 * 28 * 28
+"""Pixels of an image of any size at most: 1,280 tokens of Qwen2-VL. More is seldom asked for, and attention to them
+would take gigabytes."""
 
 
 # Families
@@ -77,9 +81,97 @@ def _embed_tiles(model: Any, pixel_values: Tensor) -> Tensor:
     return cast("Tensor", base.connector(states))
 
 
-def _pixels_in_prompt(pixel_values: Tensor) -> Tensor:
-    """(N, 3, height, width) -> (1, N, 3, height, width), as models of several images a prompt read them."""
-    return pixel_values[None]
+def _embed_cells(model: Any, pixel_values: Tensor) -> Tensor:
+    """(B, 3, rows, cell, columns, cell) -> (B, rows columns, D), of Qwen2-VL and Qwen2.5-VL.
+
+    Patches attend to all others of their image, or of their window. What patches of one cell become is joined.
+    """
+    tower = model.base_model.visual
+    config, merge = tower.config, tower.spatial_merge_size
+    batch, channels, rows, side, columns, _ = pixel_values.shape
+    patch, inner = side // merge, merge * merge
+    split = pixel_values.reshape(batch, channels, rows, merge, patch, columns, merge, patch)
+    patches = split.permute(0, 2, 5, 3, 6, 1, 4, 7).reshape(batch, rows, columns, inner, -1)
+    kernel = tower.patch_embed.proj
+    weight = kernel.weight.sum(dim=2).flatten(1)  # a picture is the same in both frames that a patch has
+    states = patches.to(weight.dtype) @ weight.T  # (B, rows, columns, inner, E)
+    if kernel.bias is not None:
+        states = states + kernel.bias
+    within = torch.arange(merge)
+    down = (torch.arange(rows)[:, None] * merge + within)[:, None, :, None].expand(-1, columns, -1, merge)
+    across = (torch.arange(columns)[:, None] * merge + within)[None, :, None, :].expand(rows, -1, merge, -1)
+    places = torch.stack([down, across], dim=-1).reshape(-1, 2)
+    cos, sin = (table.reshape(rows, columns, inner, 1, -1) for table in tower.rotary_pos_emb(states, places))
+    whole = getattr(config, "fullatt_block_indexes", None)
+    window = 0 if whole is None else config.window_size // side
+    for number, block in enumerate(tower.blocks):
+        attention = block.attn
+        heads = attention.qkv(block.norm1(states)).unflatten(-1, (3, attention.num_heads, -1))
+        query, key, value = heads.unbind(-3)  # (B, rows, columns, inner, H, K)
+        query, key = (_rotated(one, cos, sin) for one in (query, key))
+        of_window = window if whole is not None and number not in whole else 0
+        attended = _attend_cells(query, key, value, attention.scaling, of_window)
+        states = states + attention.proj(attended.flatten(-2))
+        states = states + block.mlp(block.norm2(states))
+    return cast("Tensor", tower.merger(states.reshape(-1, states.shape[-1])).reshape(batch, rows * columns, -1))
+
+
+def _rotated(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = states.float().chunk(2, dim=-1)
+    return (states * cos + torch.cat([-second, first], dim=-1) * sin).to(states.dtype)
+
+
+def _attend_cells(query: Tensor, key: Tensor, value: Tensor, scale: float, window: int) -> Tensor:
+    """Attention among the patches of an image, or of windows of `window` by `window` cells; 0: of the image.
+
+    (B, rows, columns, inner, H, K) thrice -> the same.
+    """
+    batch, rows, columns, inner, heads, width = query.shape
+    if not window:
+        flat = [one.reshape(batch, rows * columns * inner, heads, width).transpose(1, 2) for one in (query, key, value)]
+        weights = (flat[0] @ flat[1].transpose(2, 3) * scale).softmax(dim=-1, dtype=torch.float32)
+        attended = (weights.to(query.dtype) @ flat[2]).transpose(1, 2)
+        return attended.reshape(batch, rows, columns, inner, heads, width)
+    down, across = (rows + window - 1) // window, (columns + window - 1) // window  # windows; ONNX rounds to zero
+    missing = (0, 0, 0, 0, 0, 0, 0, across * window - columns, 0, down * window - rows)
+
+    def as_windows(states: Tensor) -> Tensor:
+        padded = functional.pad(states, missing).reshape(batch, down, window, across, window, inner, heads, width)
+        return padded.permute(0, 1, 3, 6, 2, 4, 5, 7).reshape(batch * down * across, heads, window**2 * inner, width)
+
+    grouped = [as_windows(one) for one in (query, key, value)]
+    is_there = functional.pad(torch.ones(rows, columns), (0, across * window - columns, 0, down * window - rows))
+    is_there = is_there.reshape(down, window, across, window).permute(0, 2, 1, 3).reshape(down * across, 1, 1, -1)
+    is_there = is_there.repeat_interleave(inner, dim=-1).repeat(batch, 1, 1, 1)
+    scores = (grouped[0] @ grouped[1].transpose(2, 3) * scale).masked_fill(is_there == 0, torch.finfo(query.dtype).min)
+    attended = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype) @ grouped[2]
+    parted = attended.reshape(batch, down, across, heads, window, window, inner, width).permute(0, 1, 4, 2, 5, 6, 3, 7)
+    joined = parted.reshape(batch, down * window, across * window, inner, heads, width)
+    return joined[:, :rows, :columns]
+
+
+def _read_pixels(tiles: Tensor, _: Tensor, __: Any) -> dict[str, Tensor]:
+    """Returns what a whole model reads of tiles, (N, 3, height, width)."""
+    return {"pixel_values": tiles}
+
+
+def _read_pixels_in_prompt(tiles: Tensor, _: Tensor, __: Any) -> dict[str, Tensor]:
+    """The same of models that read the images of several prompts: (1, N, 3, height, width)."""
+    return {"pixel_values": tiles[None]}
+
+
+def _read_patches(tiles: Tensor, input_ids: Tensor, model: Any) -> dict[str, Tensor]:
+    """The same of Qwen2-VL: (N, 3, rows, cell, columns, cell) as patches of two equal frames, cell by cell."""
+    merge = model.config.vision_config.spatial_merge_size
+    count, channels, rows, side, columns, _ = tiles.shape
+    patch = side // merge
+    split = tiles.reshape(count, channels, rows, merge, patch, columns, merge, patch).permute(0, 2, 5, 3, 6, 1, 4, 7)
+    frames = split[..., None, :, :].expand(*split.shape[:6], 2, patch, patch)
+    return {
+        "pixel_values": frames.reshape(count * rows * columns * merge**2, -1),
+        "image_grid_thw": torch.tensor([[1, rows * merge, columns * merge]] * count),
+        "mm_token_type_ids": (input_ids == model.config.image_token_id).int(),
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +184,10 @@ class Seeing:
     """Name of its image encoder in the model without its head."""
     embed: Callable[[Any, Tensor], Tensor] = _embed_by_features
     """Computes the embeddings of tiles."""
-    as_read: Callable[[Tensor], Tensor] = lambda pixels: pixels
-    """Turns tiles into what the whole model reads."""
+    read: Callable[[Tensor, Tensor, Any], Mapping[str, Tensor]] = _read_pixels
+    """Returns what the whole model reads of tiles, beside the tokens of a prompt."""
+    has_grid_positions: bool = False
+    """True if tokens of images have rows and columns as positions."""
     words: Callable[[Any], Mapping[str, Any]]
     """Returns the fields of `ImagePrompt` that its processor says."""
     tiles: Callable[[Any], tuple[ImagePreprocessing, ImageTiles | None]] | None = None
@@ -147,20 +241,51 @@ def _tiles_of_internvl(processor: Any) -> tuple[ImagePreprocessing, ImageTiles |
     )
 
 
+def _cells_of_qwen(processor: Any) -> tuple[ImagePreprocessing, ImageTiles | None]:
+    multiple, size = int(processor.patch_size * processor.merge_size), processor.size
+    if processor.temporal_patch_size != 2 or not processor.do_resize:
+        raise ValueError("images are not resized to patches of two frames, as its kin do")
+    least, most = int(size.shortest_edge), min(int(size.longest_edge), MOST_PIXELS)
+    side = int(most**0.5) // multiple * multiple
+    return (
+        ImagePreprocessing(
+            height=side,
+            width=side,
+            resize="pixels",
+            multiple=multiple,
+            min_pixels=least,
+            max_pixels=most,
+            **normalization(processor),
+        ),
+        None,
+    )
+
+
 _LLAVA: Final = Seeing(processor="LlavaProcessor", tower="vision_tower", embed=_embed_layers, words=_words_of_llava)
 _IDEFICS: Final = Seeing(
     processor="Idefics3Processor",  # that of SmolVLM does the same with images
     tower="vision_model",
     embed=_embed_tiles,
-    as_read=_pixels_in_prompt,
+    read=_read_pixels_in_prompt,
     words=_words_of_tiles,
     tiles=_tiles_of_idefics,
+)
+_QWEN: Final = Seeing(
+    processor="Qwen2VLProcessor",  # that of Qwen2.5-VL does the same with images
+    tower="visual",
+    embed=_embed_cells,
+    read=_read_patches,
+    has_grid_positions=True,
+    words=_words_of_llava,
+    tiles=_cells_of_qwen,
 )
 FAMILIES: Final[Mapping[str, Seeing]] = {
     "LlavaForConditionalGeneration": _LLAVA,
     "VipLlavaForConditionalGeneration": _LLAVA,
     "Idefics3ForConditionalGeneration": _IDEFICS,
     "SmolVLMForConditionalGeneration": _IDEFICS,
+    "Qwen2VLForConditionalGeneration": _QWEN,
+    "Qwen2_5_VLForConditionalGeneration": _QWEN,
     "InternVLForConditionalGeneration": Seeing(
         processor="InternVLProcessor", tower="vision_tower", words=_words_of_internvl, tiles=_tiles_of_internvl
     ),
@@ -174,25 +299,25 @@ FAMILIES: Final[Mapping[str, Seeing]] = {
 class HuggingFaceSeeingDecoder(HuggingFaceDecoder):
     """A causal language model of `transformers` with an image encoder, as a `SeeingDecoder`."""
 
-    def __init__(self, model: nn.Module, *, max_length: int, family: Seeing) -> None:
+    def __init__(self, model: nn.Module, *, max_length: int, family: Seeing, cell: int | None) -> None:
         super().__init__(model, max_length=max_length)
         self._family = family
+        self.cell = cell
+        self.has_grid_positions = family.has_grid_positions
 
     def embed_images(self, pixel_values: Tensor) -> Tensor:
         """(B, 3, height, width) -> (B, M, D)."""
         return self._family.embed(self.model, pixel_values)
 
     def hidden_states_with_media(
-        self,
-        input_ids: Tensor,
-        position_ids: Tensor,
-        attend: Attend,
-        media_positions: Tensor,
-        media_embeddings: Tensor,
+        self, input_ids: Tensor, position_ids: Tensor, attend: Attend, media: Sequence[Tensor]
     ) -> Tensor:
-        """(B, T), (B, T), (M,), (M, D) -> (B, T, D)."""
+        """(B, T), (B, T), and (M,), (M, D), (B, T, 3) -> (B, T, D)."""
+        places, embeddings, *offsets = media
         embedded = text_model(self.model).get_input_embeddings()(input_ids)  # (B, T, D)
-        flat = embedded.flatten(0, 1).index_copy(0, media_positions, media_embeddings.to(embedded.dtype))
+        flat = embedded.flatten(0, 1).index_copy(0, places, embeddings.to(embedded.dtype))
+        if offsets:
+            position_ids = position_ids + offsets[0].permute(2, 0, 1)  # (3, B, T)
         return self._read(
             input_ids, attend, inputs_embeds=flat.view_as(embedded), position_ids=position_ids, use_cache=False
         )
@@ -208,16 +333,17 @@ class OwnSeeingDecoder(OwnDecoder, OwnSight):
     def embed_images(self, pixel_values: Tensor) -> Tensor:
         """(B, 3, height, width) -> (B, M, D)."""
         base = cast("Any", self.model).base_model
-        pixels = self._family.as_read(pixel_values)
-        features = base.get_image_features(pixel_values=pixels, return_dict=True).pooler_output
+        given = self._family.read(pixel_values, torch.zeros(1, 1, dtype=torch.int64), self.model)
+        given = {name: value for name, value in given.items() if name != "mm_token_type_ids"}
+        features = base.get_image_features(**given, return_dict=True).pooler_output
         whole = features if isinstance(features, Tensor) else torch.stack(list(features))
         return whole.reshape(len(pixel_values), -1, whole.shape[-1])
 
     def image_logits(self, images: Tensor, input_ids: Tensor, positions: Tensor) -> Tensor:
         """Tiles (N, 3, height, width), (1, T), (P,) -> (1, P, V)."""
         with asked_logits(self.model, positions):
-            pixels = self._family.as_read(images)
-            output = self.model(input_ids=input_ids, pixel_values=pixels, use_cache=False, return_dict=True)
+            given = self._family.read(images, input_ids, self.model)
+            output = self.model(input_ids=input_ids, **given, use_cache=False, return_dict=True)
             return cast("Tensor", output.logits)
 
 
@@ -319,7 +445,8 @@ class _Sight:
 
     def adapt(self, model: nn.Module, *, max_length: int) -> HuggingFaceSeeingDecoder:
         """See `Sight`."""
-        return HuggingFaceSeeingDecoder(model, max_length=max_length, family=self._family)
+        cell = self._preprocessing.multiple if self._preprocessing.resize == "pixels" else None
+        return HuggingFaceSeeingDecoder(model, max_length=max_length, family=self._family, cell=cell)
 
     def own(self, model: nn.Module) -> OwnSeeingDecoder:
         """See `Sight`."""
@@ -346,13 +473,22 @@ class _Sight:
         token = tokenizer.token_to_id(words["embedding"])
         if token is None:
             raise _SightError(f"the tokenizer has no {words['embedding']}")
-        sides = self._preprocessing.height, self._preprocessing.width
-        _fix_tower(model, self._family, sides)
-        with torch.inference_mode():
-            count = self._family.embed(model, torch.zeros(1, 3, *sides)).shape[1]
-        if count >= max_length:
-            raise _SightError(f"one takes {count} tokens, and a text has {max_length} at most; allow more")
-        prompt = ImagePrompt(token=token, tokens_per_tile=count, tiles=self._tiles, **words)
+        sizes = self._preprocessing
+        _fix_tower(model, self._family, (sizes.height, sizes.width))
+        count, least = None, demanded(sizes.min_pixels) // sizes.multiple**2 if sizes.resize == "pixels" else 0
+        if sizes.resize != "pixels":
+            with torch.inference_mode():
+                count = self._family.embed(model, torch.zeros(1, 3, sizes.height, sizes.width)).shape[1]
+            least = count
+        if least >= max_length:
+            raise _SightError(f"one takes {least} tokens, and a text has {max_length} at most; allow more")
+        prompt = ImagePrompt(
+            token=token,
+            tokens_per_tile=count,
+            tiles=self._tiles,
+            positions="grid" if self._family.has_grid_positions else "sequence",
+            **words,
+        )
         try:
             preprocessor = TilePreprocessor(self._preprocessing, LIMITS, prompt.tiles)
         except BundleError as error:
@@ -362,13 +498,21 @@ class _Sight:
         for width, height in _SAMPLE_SIZES:
             coarse = generator.integers(0, 256, (height // 8 + 1, width // 8 + 1, 3)).astype(np.uint8)
             picture = Image.fromarray(coarse).resize((width, height), Image.Resampling.BILINEAR)
-            self._check_image(prompt, chat, preprocessor, picture)
+            self._check_image(prompt, chat, preprocessor, picture, model)
         most = preprocessor.most_tiles
         note = f"images: {count} tokens each" if most == 1 else f"images: {count} tokens a tile, up to {most} tiles"
+        if count is None:
+            most = demanded(sizes.max_pixels) // sizes.multiple**2
+            note = f"images: up to {most:,} tokens each, one for {sizes.multiple} x {sizes.multiple} pixels"
         return {"image_preprocessing": self._preprocessing, "image_prompt": prompt}, (note,)
 
     def _check_image(
-        self, prompt: ImagePrompt, chat: ChatTemplate, preprocessor: TilePreprocessor, picture: Image.Image
+        self,
+        prompt: ImagePrompt,
+        chat: ChatTemplate,
+        preprocessor: TilePreprocessor,
+        picture: Image.Image,
+        model: nn.Module,
     ) -> None:
         """Compares a conversation with an image with that of `transformers`.
 
@@ -400,9 +544,10 @@ class _Sight:
                 f"a prompt with one {where} has {len(found)} tokens, and {len(ids)} in transformers, and is another "
                 f"from token {place} on"
             )
-        pixels = np.asarray(expected["pixel_values"]).reshape(-1, *tiled.tiles.shape[1:])
-        std = np.array(self._preprocessing.std, np.float32)[:, None, None]
-        difference = np.inf if pixels.shape != tiled.tiles.shape else float(np.abs((tiled.tiles - pixels) * std).max())
+        tiles = torch.from_numpy(tiled.tiles)
+        pixels = np.asarray(expected["pixel_values"])
+        ours = self._family.read(tiles, torch.from_numpy(ids), model)["pixel_values"].numpy().reshape(pixels.shape)
+        difference = float(np.abs(ours - pixels).max()) * max(self._preprocessing.std)
         if not difference <= LEVEL * 1.01:
             raise _SightError(
                 f"one {where} is prepared in a way that a bundle cannot say (the largest difference is "

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from onnx_ir.passes import InPlacePass
 from torch import nn
@@ -59,6 +60,7 @@ from headway_server.bundles import (
     IMAGE_EMBEDDINGS,
     MEDIA_EMBEDDINGS,
     MEDIA_POSITIONS,
+    POSITION_OFFSETS,
     Limits,
     StateTensor,
     TensorSpec,
@@ -69,7 +71,14 @@ from headway_server.decoding.runner.state import SlotState
 from headway_server.runtime import Session
 from headway_training.checkpoint import Checkpoint
 from headway_training.evaluation import evaluation_windows
-from headway_training.models.protocols import Decoder, HybridDecoder, StatefulDecoder, decoder_kind, sees
+from headway_training.models.protocols import (
+    Decoder,
+    HybridDecoder,
+    SeeingDecoder,
+    StatefulDecoder,
+    decoder_kind,
+    sees,
+)
 
 _NUM_PREDICTIONS = (384, 2048)
 """The least and the most."""
@@ -253,9 +262,9 @@ def _compare_images(
     source = candidate.source
     prompt, limit = demanded(source.image_prompt), source.limits.max_total_tokens
     assert limit is not None, "the source has read the module's length"
-    pixels = pixel_values_of(source, parity.sample_images(source, 3))
+    tiles = _sample_tiles(source)
     graph = BatchGraph(candidate.runtime.open(candidate.bundle, candidate.variant.graphs["image_encoder"]))
-    for rows in (pixels[:1], pixels):
+    for rows in (tiles[:1], tiles, _sample_tiles(source, is_upright=True)[:1]):
         found = [outputs[IMAGE_EMBEDDINGS] for outputs in run_batch(graph, [{"pixel_values": tile} for tile in rows])]
         for tile, embedding in zip(rows, found, strict=True):
             again = partial(reference.tile_embeddings, tile)
@@ -264,14 +273,15 @@ def _compare_images(
     sampled = parity.sample_tokens(source, candidate.vocab_size, 16, frame=False)
     texts = [_without(text, prompt.token) for text in sampled]
     for count in (1, 2):
-        ids = np.concatenate([texts[0][:5], *[[prompt.token] * prompt.tokens_per_tile, texts[1][:7]] * count])
+        image = [prompt.token] * _num_tokens(source, tiles[0])
+        ids = np.concatenate([texts[0][:5], *[image, texts[1][:7]] * count])
         if len(ids) + parity.DECODED_TOKENS > limit:
             continue
-        tiles = pixels[:count]
-        [embedded] = candidate.embed_tiles([tiles])
+        shown = tiles[:count]
+        [embedded] = candidate.embed_tiles([shown])
         runner = candidate.open_decoder(1, max_length=len(ids) + parity.DECODED_TOKENS, session=session)
         asked = np.arange(len(ids) - 12, len(ids))
-        steps = [parity.read_text(runner, 0, ids, asked, media=media_of(source, ids, embedded))]
+        steps = [parity.read_text(runner, 0, ids, asked, media=media_of(source, ids, shown, embedded))]
         for _ in range(parity.DECODED_TOKENS):
             token = _without(steps[-1][-1:].argmax(axis=-1), prompt.token)  # PyTorch would look for its image
             steps.append(runner.decode(token, np.array([len(ids)])).copy())
@@ -279,7 +289,7 @@ def _compare_images(
         found_logits = np.concatenate(steps)
         asked = np.arange(len(ids) - len(found_logits), len(ids))
         where = f"prompt of {len(ids)} tokens with {count} images"
-        again = partial(reference.image_logits, tiles, ids, asked)
+        again = partial(reference.image_logits, shown, ids, asked)
         expected = again()
         comparison.add("logits", found_logits, expected, where, again)
         comparison.add_greedy(found_logits.argmax(axis=-1), expected, where, again)
@@ -392,18 +402,46 @@ def _after_images(draw: Draw, texts: Sequence[DecoderText], count: int) -> list[
     """Puts a drawn image of one tile before the first tokens of texts."""
     source = draw.source
     prompt, limit = demanded(source.image_prompt), demanded(source.limits.max_total_tokens)
-    height, width = demanded(source.image_preprocessing).largest
-    pixels = pixel_values_of(source, synthetic.draw_images(count, height, width, draw.generator))
-    image = np.full(prompt.tokens_per_tile, prompt.token)
+    height, width = _tile_size(source)
+    tiles = _as_tiles(source, pixel_values_of(source, synthetic.draw_images(count, height, width, draw.generator)))
+    image = np.full(_num_tokens(source, tiles[0]), prompt.token)
     return [
         DecoderText(
             token_ids=np.concatenate([image, _without(text.token_ids[: LENGTHS[1]], prompt.token)])[:limit],
             num_given=len(image) + 1,
             images=tile[np.newaxis],
         )
-        for text, tile in zip(cycle(texts), pixels, strict=False)
+        for text, tile in zip(cycle(texts), tiles, strict=False)
         if len(image) + 1 < limit
     ]
+
+
+def _tile_size(source: ExportSource) -> tuple[int, int]:
+    """Returns height and width of a tile, or of a small image of a model of any size."""
+    sizes = demanded(source.image_preprocessing)
+    return (5 * sizes.multiple, 7 * sizes.multiple) if sizes.resize == "pixels" else (sizes.height, sizes.width)
+
+
+def _sample_tiles(source: ExportSource, *, is_upright: bool = False) -> NDArray[np.float32]:
+    """Returns three tiles, or images of a model of any size, which may be upright."""
+    height, width = _tile_size(source)[:: -1 if is_upright else 1]
+    images = np.random.default_rng(parity.SEED).integers(0, 256, (3, height, width, 3)).astype(np.uint8)
+    return _as_tiles(source, pixel_values_of(source, images))
+
+
+def _as_tiles(source: ExportSource, pixels: NDArray[np.float32]) -> NDArray[np.float32]:
+    """(N, 3, height, width) -> the same, or (N, 3, rows, cell, columns, cell) of a model of any size."""
+    sizes = demanded(source.image_preprocessing)
+    if sizes.resize != "pixels":
+        return pixels
+    count, channels, height, width = pixels.shape
+    side = sizes.multiple
+    return pixels.reshape(count, channels, height // side, side, width // side, side)
+
+
+def _num_tokens(source: ExportSource, tile: NDArray[np.float32]) -> int:
+    """Returns the tokens of a tile."""
+    return demanded(source.image_prompt).tokens_per_tile or tile.shape[1] * tile.shape[3]
 
 
 def _without(token_ids: NDArray[np.int64], token: int) -> NDArray[np.int64]:
@@ -463,14 +501,24 @@ def trace_decoder(module: nn.Module) -> tracing.TracedModel:
 
 def trace_seeing_decoder(asked: tracing.Traceable) -> tracing.TracedModel:
     """Traces a decoder with a cache whose prompts may have images, and what embeds these."""
-    module = asked.module
-    encoder = tracing.trace_graph("image_encoder", module, ImageEncoderGraph(module), [asked.pixels])
-    width = encoder.outputs[0].shape[-1]
+    module, graph = asked.module, ImageEncoderGraph(asked.module)
+    side = cast("SeeingDecoder", module).cell
+    if side is None:
+        encoder = tracing.trace_graph("image_encoder", module, graph, [asked.pixels])
+        width = encoder.outputs[0].shape[-1]
+    else:
+        pixels = tracing.make_spec("pixel_values", "float32", "batch", 3, "rows", side, "columns", side)
+        with tracing.following_the_protocol(module):
+            width = graph(torch.zeros(1, 3, 2, side, 2, side))[IMAGE_EMBEDDINGS].shape[-1]
+        embeddings = tracing.make_spec(IMAGE_EMBEDDINGS, "float32", "batch", "tokens", width)
+        encoder = tracing.trace_graph("image_encoder", module, graph, [pixels], outputs=[embeddings])
     past = tracing.past_specs(module, has_source=False)
-    media = (
+    media = [
         tracing.make_spec(MEDIA_POSITIONS, "int64", "media"),
         tracing.make_spec(MEDIA_EMBEDDINGS, "float32", "media", width),
-    )
+    ]
+    if cast("SeeingDecoder", module).has_grid_positions:
+        media.append(tracing.make_spec(POSITION_OFFSETS, "int64", "slots", "length", 3))
     inputs = [*(tracing.make_spec(*step) for step in tracing.STEP_INPUTS), *media, *past]
     decoder = tracing.trace_graph("decoder", module, SeeingDecoderGraph(module), inputs)
     state = tracing.caches_of(decoder, past, max_length=cast("Decoder", module).max_length)

@@ -59,8 +59,11 @@ MEDIA_EMBEDDINGS = "media_embeddings"
 """Input of a decoder whose prompts may have images: embeddings that replace those of tokens, (media, width) float32."""
 MEDIA_POSITIONS = "media_positions"
 """Input of such a decoder: places of these tokens among all of the step, row by row, (media) int64."""
+POSITION_OFFSETS = "position_offsets"
+"""Input of a decoder whose images have positions of a grid: (slots, length, 3) int64, added to `position_ids` for the
+place of a token, its row and its column."""
 IMAGE_EMBEDDINGS = "embeddings"
-"""Output of a graph `image_encoder`: (batch, tokens_per_tile, width) float32."""
+"""Output of a graph `image_encoder`: (batch, tokens, width) float32."""
 SEGMENTATION_TENSORS = (
     ("embedding", "points", "point_labels", "earlier_mask", "has_earlier_mask"),
     ("masks", "predicted_iou"),
@@ -450,14 +453,18 @@ class ImagePreprocessing(Record):
 
     height: Size
     width: Size
-    resize: Literal["stretch", "shorter_side", "fit"]
+    resize: Literal["stretch", "shorter_side", "fit", "pixels"]
     """`stretch`: to height and width, or to a square of `resize_size`. `shorter_side`: to a shorter side of
     `resize_size`, keeping proportions. A centre crop to height and width follows if the result is larger. `fit`: to a
     shorter side of `resize_size`, or of less where the longer one would exceed `height`, which is `width`; proportions
-    are kept, nothing is cropped, and the graphs have the axes `height` and `width`."""
+    are kept, nothing is cropped, and the graphs have the axes `height` and `width`. `pixels`: to multiples of
+    `multiple`, with `min_pixels` to `max_pixels` pixels, keeping proportions as far as that allows; `height` and
+    `width` are the sides of the largest square."""
     resize_size: Size | None = None
     multiple: Size = 1
-    """Both sides of an image are rounded down to multiples of it; for `fit`."""
+    """Both sides of an image are multiples of it, rounded down for `fit`."""
+    min_pixels: Size | None = None
+    max_pixels: Size | None = None
     rounding: Literal["nearest", "down"] = "nearest"
     """Rounding of the longer side to whole pixels, if proportions are kept."""
     interpolation: Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"]
@@ -468,9 +475,14 @@ class ImagePreprocessing(Record):
     """Standard deviation of each channel, by which the difference is divided."""
 
     @property
+    def keeps_proportions(self) -> bool:
+        """True if the graphs read images of many sizes."""
+        return self.resize in ("fit", "pixels")
+
+    @property
     def axes(self) -> tuple[int | str, int | str]:
         """Axes of an image in the graphs, rows and columns: numbers, or names where images keep their proportions."""
-        return ("height", "width") if self.resize == "fit" else (self.height, self.width)
+        return ("height", "width") if self.keeps_proportions else (self.height, self.width)
 
     @property
     def largest(self) -> tuple[int, int]:
@@ -492,6 +504,18 @@ class ImagePreprocessing(Record):
         sides = self._rounded(sides[0]), self._rounded(sides[1])
         return sides if width <= height else (sides[1], sides[0])
 
+    def with_pixels(self, width: int, height: int) -> tuple[int, int]:
+        """Returns width and height of an image after `pixels`, as image processors of Qwen2-VL compute them."""
+        least, most, multiple = demanded(self.min_pixels), demanded(self.max_pixels), self.multiple
+        sides = [max(round(side / multiple), 1) * multiple for side in (width, height)]
+        if sides[0] * sides[1] > most:
+            shrinks = math.sqrt(height * width / most)
+            sides = [max(multiple, math.floor(side / shrinks / multiple) * multiple) for side in (width, height)]
+        elif round(width / multiple) * round(height / multiple) * multiple**2 < least:
+            grows = math.sqrt(least / (height * width))
+            sides = [math.ceil(side * grows / multiple) * multiple for side in (width, height)]
+        return sides[0], sides[1]
+
     def _rounded(self, side: int) -> int:
         """Returns the multiple below a side, and at least one."""
         return max(side - side % self.multiple, self.multiple)
@@ -500,8 +524,12 @@ class ImagePreprocessing(Record):
     def _check_fit(self) -> ImagePreprocessing:
         if self.resize == "fit" and (self.resize_size is None or self.height != self.width):
             raise ValueError("image_preprocessing: fit needs resize_size, and one limit as height and width")
-        if self.resize != "fit" and self.multiple != 1:
-            raise ValueError(f"image_preprocessing: multiple is for fit, and resize is {self.resize}")
+        if not self.keeps_proportions and self.multiple != 1:
+            raise ValueError(f"image_preprocessing: multiple is for fit and pixels, and resize is {self.resize}")
+        if self.resize == "pixels" and not (self.min_pixels and self.max_pixels):
+            raise ValueError("image_preprocessing: pixels needs min_pixels and max_pixels")
+        if self.resize == "pixels" and self.height * self.width > demanded(self.max_pixels):
+            raise ValueError("image_preprocessing: height and width have more than max_pixels")
         return self
 
 
@@ -541,8 +569,11 @@ class ImagePrompt(Record):
     """Token that stands for an embedding."""
     embedding: str
     """The same as text."""
-    tokens_per_tile: Size
-    """Embeddings of a tile."""
+    tokens_per_tile: Size | None
+    """Embeddings of a tile; None for one of each square of `multiple` pixels of `image_preprocessing`."""
+    positions: Literal["sequence", "grid"] = "sequence"
+    """Positions of an image's tokens. `grid`: row and column in it beside their place, and the next token follows the
+    longer side (Qwen2-VL, arXiv 2409.12191, 2.1.1)."""
     before: str = ""
     """Text before an image."""
     tile: str = ""
@@ -1080,8 +1111,14 @@ def _check_image_prompt(manifest: Manifest) -> None:
     """Checks that a model with images in its prompts has all that they need."""
     if manifest.image_prompt is None:
         return
-    if manifest.image_preprocessing is None or manifest.image_preprocessing.resize == "fit":
-        raise ValueError("image_prompt: needs image_preprocessing to one size")
+    prompt, sizes = manifest.image_prompt, manifest.image_preprocessing
+    if sizes is None or sizes.resize == "fit":
+        raise ValueError("image_prompt: needs image_preprocessing to one size, or to pixels")
+    is_of_cells = sizes.resize == "pixels"
+    if (prompt.tokens_per_tile is None) != is_of_cells or (is_of_cells and prompt.tiles is not None):
+        raise ValueError("image_prompt: tokens_per_tile and tiles are of images that have one size")
+    if prompt.positions == "grid" and not is_of_cells:
+        raise ValueError("image_prompt.positions: grid is of images of any size")
     if manifest.image_prompt.token not in manifest.media_tokens:
         raise ValueError("image_prompt.token: is not among media_tokens")
 

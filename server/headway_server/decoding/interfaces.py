@@ -49,13 +49,20 @@ class PromptMedia:
     """(M, D)"""
     keys: tuple[bytes, ...]
     """(M,) what identifies each embedding; images of different content or callers have none in common."""
+    offsets: NDArray[np.int64] | None = None
+    """(T, 3) what is added to the position of each token of the prompt for its place, row and column; None: nothing."""
 
     def between(self, start: int, stop: int) -> PromptMedia | None:
         """Returns those of tokens `start` to before `stop`, with places from `start` on; None if there are none."""
         first, last = np.searchsorted(self.positions, [start, stop]).tolist()
-        if first == last:
+        if first == last and self.offsets is None:
             return None
-        return PromptMedia(self.positions[first:last] - start, self.embeddings[first:last], self.keys[first:last])
+        return PromptMedia(
+            self.positions[first:last] - start,
+            self.embeddings[first:last],
+            self.keys[first:last],
+            None if self.offsets is None else self.offsets[start:stop],
+        )
 
 
 class EncodedSource(Protocol):

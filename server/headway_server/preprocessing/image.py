@@ -56,6 +56,8 @@ _ORIENTATION: Final = 0x0112
 """EXIF tag of an image's orientation."""
 _TURNED: Final = range(5, 9)
 """Its values with width and height exchanged."""
+_MOST_ELONGATED: Final = 200
+"""Limit of an image's longer side, in shorter ones, where it is resized to a number of pixels."""
 _BAND_HEIGHT = 256
 """Rows converted at a time. A whole image would be copied in two more modes, and block other threads, since some of
 Pillow's conversions hold the GIL."""
@@ -130,7 +132,7 @@ class ImagePreprocessor:
             BundleError: A resize of the shorter side without a size that covers the crop, or more pixels than an image
                 may have.
         """
-        crop = 0 if settings.resize == "fit" else max(settings.height, settings.width)
+        crop = 0 if settings.keeps_proportions else max(settings.height, settings.width)
         if (settings.resize_size or (crop if settings.resize == "stretch" else 0)) < crop:
             raise BundleError(
                 f"image_preprocessing.resize_size is {settings.resize_size}; {settings.resize} needs at least the "
@@ -221,7 +223,7 @@ class ImagePreprocessor:
     def _reads_size(self, height: int, width: int) -> bool:
         """Returns True if the model reads images of a size."""
         settings = self._settings
-        if settings.resize != "fit":
+        if not settings.keeps_proportions:
             return (height, width) == (settings.height, settings.width)
         is_rounded = not height % settings.multiple and not width % settings.multiple
         sides = sorted((height, width))
@@ -306,9 +308,17 @@ class ImagePreprocessor:
                 )
         elif settings.resize == "fit":
             size = settings.fitted(*image.size)
+        elif settings.resize == "pixels":
+            if max(image.size) > _MOST_ELONGATED * min(image.size):
+                raise InvalidInputError(
+                    field,
+                    f"is {image.width} x {image.height} pixels; a side is at most {_MOST_ELONGATED} times the other; "
+                    "crop it",
+                )
+            size = settings.with_pixels(*image.size)
         resized = image.resize(size, Image.Resampling[settings.interpolation.upper()])
         scale = size[0] / image.width, size[1] / image.height
-        if settings.resize == "fit":
+        if settings.keeps_proportions:
             return resized, ImageTransform(scale=scale, offset=(0, 0))
         left, top = (size[0] - settings.width) // 2, (size[1] - settings.height) // 2
         if size != (settings.width, settings.height):

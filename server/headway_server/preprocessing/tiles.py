@@ -24,7 +24,7 @@ _LONGEST_SIDE: Final = 4096
 
 
 class Grid(NamedTuple):
-    """Rows and columns of tiles; 0 of an image that is one tile."""
+    """Rows and columns of tiles, 0 of an image that is one tile; of an image of any size those of its embeddings."""
 
     rows: int
     columns: int
@@ -40,7 +40,8 @@ class TiledImage(PreparedImage):
     """An image as tiles; `pixel_values` are those of the whole image as one tile."""
 
     tiles: NDArray[np.float32]
-    """(N, 3, H, W), row by row, then the whole image."""
+    """(N, 3, H, W), row by row, then the whole image; of an image of any size (1, 3, rows, c, columns, c), where c is
+    the side of what an embedding stands for."""
     grid: Grid
 
 
@@ -72,6 +73,9 @@ class TilePreprocessor(ImagePreprocessor):
 
     def grid(self, width: int, height: int) -> Grid:
         """Returns the grid of an image of a size in pixels."""
+        if self._tile.resize == "pixels":
+            width, height = self._tile.with_pixels(width, height)
+            return Grid(height // self._tile.multiple, width // self._tile.multiple)
         rows, columns = self._resized(width, height)[1]
         return Grid(0, 0) if rows * columns == 1 else Grid(rows, columns)
 
@@ -95,6 +99,8 @@ class TilePreprocessor(ImagePreprocessor):
 
     def prepare_decoded(self, image: Image.Image, field: str) -> TiledImage:
         """Prepares a decoded image; errors are those of `ImagePreprocessor`."""
+        if self._tile.resize == "pixels":
+            return self._whole(image, field)
         width, height = image.size
         steps, (rows, columns) = self._resized(width, height)
         resample = Image.Resampling[self._tile.interpolation.upper()]
@@ -119,6 +125,19 @@ class TilePreprocessor(ImagePreprocessor):
             transform=transform,
             tiles=tiles,
             grid=Grid(0, 0) if is_whole else Grid(rows, columns),
+        )
+
+    def _whole(self, image: Image.Image, field: str) -> TiledImage:
+        resized, transform = self.resize(image, field)
+        pixels, side = normalize(resized, self._tile), self._tile.multiple
+        grid = Grid(resized.height // side, resized.width // side)
+        return TiledImage(
+            pixel_values=pixels,
+            width=image.width,
+            height=image.height,
+            transform=transform,
+            tiles=pixels.reshape(1, 3, grid.rows, side, grid.columns, side),
+            grid=grid,
         )
 
     def __repr__(self) -> str:

@@ -18,6 +18,7 @@ from headway_server.bundles import (
     IMAGE_EMBEDDINGS,
     MEDIA_EMBEDDINGS,
     Bundle,
+    ImagePreprocessing,
     ImagePrompt,
     Variant,
     demanded,
@@ -78,8 +79,8 @@ class PromptImages:
         self._prompt: ImagePrompt = demanded(manifest.image_prompt)
         sizes = demanded(manifest.image_preprocessing)
         self._preprocessor = TilePreprocessor(sizes, settings.image_limits, self._prompt.tiles)
-        blank = np.zeros((3, sizes.height, sizes.width), np.float32)
-        expected = {IMAGE_EMBEDDINGS: (self._prompt.tokens_per_tile, width)}
+        blank = blank_tile(sizes)
+        expected = {IMAGE_EMBEDDINGS: (self._prompt.tokens_per_tile or blank.shape[1] * blank.shape[3], width)}
         max_padding = graph.warm_up({"pixel_values": blank}, 1, expected)
         self.batcher = Batcher(
             graph,
@@ -101,11 +102,11 @@ class PromptImages:
         )
         self._width = width
         self._owner = manifest.name
-        tile_bytes = self._prompt.tokens_per_tile * width * 4
+        tile_bytes = expected[IMAGE_EMBEDDINGS][0] * width * 4
         _log.info(
             "images",
             model=manifest.name,
-            tokens_per_tile=self._prompt.tokens_per_tile,
+            tokens_per_tile=expected[IMAGE_EMBEDDINGS][0],
             most_tiles=self._preprocessor.most_tiles,
             tile_kib=tile_bytes >> 10,
         )
@@ -143,13 +144,9 @@ class PromptImages:
         return WrittenImages(self._prompt.marker, [image_text(self._prompt, one.grid) for one in images])
 
     @property
-    def token(self) -> int:
-        """Token that stands for an embedding."""
-        return self._prompt.token
-
-    def num_tokens(self, image: PlacedImage) -> int:
-        """Returns M of an image."""
-        return image.grid.num_tiles * self._prompt.tokens_per_tile
+    def prompt(self) -> ImagePrompt:
+        """How images stand in prompts."""
+        return self._prompt
 
     async def embed(self, images: Sequence[PlacedImage], job: Job[Any]) -> list[NDArray[np.float32]]:
         """Returns the embeddings of images, (M, D) each: from the cache, or computed one image after another.
@@ -158,13 +155,14 @@ class PromptImages:
             InvalidInputError: An image is damaged.
             OverloadedError: Other calls leave no room.
         """
-        job.reserve_more(sum(map(self.num_tokens, images)) * self._width * 4)
+        job.reserve_more(sum(num_embeddings(self._prompt, one.grid) for one in images) * self._width * 4)
         return [await self._embedded(one, job) for one in images]
 
     async def _embedded(self, image: PlacedImage, job: Job[Any]) -> NDArray[np.float32]:
         if (found := self._cache.get(image.sent.key)) is not None:
             return found
-        num_bytes = len(image.sent.data) + image.grid.num_tiles * self._preprocessor.num_image_bytes
+        num_tiles = 1 if self._prompt.tokens_per_tile is None else image.grid.num_tiles
+        num_bytes = len(image.sent.data) + num_tiles * self._preprocessor.num_image_bytes
         with self._admission.admit(1, num_bytes, deadline=job.deadline, caller=job.caller):
             [prepared] = await self._preprocessor.prepare_batch([image.sent.data], fields=[image.sent.field])
             assert isinstance(prepared, TiledImage), "this preprocessor makes tiles"
@@ -175,6 +173,7 @@ class PromptImages:
             batched = await job.batch(
                 self.batcher,
                 [{"pixel_values": tile} for tile in prepared.tiles],
+                groups=[tile.shape for tile in prepared.tiles],
                 outputs=(IMAGE_EMBEDDINGS,),
                 num_bytes=0,
                 num_read=0,
@@ -192,8 +191,23 @@ def media_width(variant: Variant) -> int:
     return width
 
 
+def blank_tile(sizes: ImagePreprocessing) -> NDArray[np.float32]:
+    """Returns a black tile, or a black square that is as large as an image of any size may be."""
+    if sizes.resize != "pixels":
+        return np.zeros((3, sizes.height, sizes.width), np.float32)
+    side = sizes.multiple
+    return np.zeros((3, sizes.height // side, side, sizes.width // side, side), np.float32)
+
+
+def num_embeddings(prompt: ImagePrompt, grid: Grid) -> int:
+    """Returns M of an image with a grid."""
+    return grid.rows * grid.columns if prompt.tokens_per_tile is None else grid.num_tiles * prompt.tokens_per_tile
+
+
 def image_text(prompt: ImagePrompt, grid: Grid) -> str:
-    """Returns what stands in a prompt for an image with a grid of tiles, with the model's marker for each embedding."""
+    """Returns what stands in a prompt for an image with a grid, with the model's marker for each embedding."""
+    if prompt.tokens_per_tile is None:
+        return f"{prompt.before}{prompt.embedding * num_embeddings(prompt, grid)}{prompt.after}"
     embeddings = prompt.embedding * prompt.tokens_per_tile
     rows = "".join(
         "".join(
@@ -208,23 +222,60 @@ def image_text(prompt: ImagePrompt, grid: Grid) -> str:
 
 
 def place_media(
-    input_ids: NDArray[np.int64], token: int, images: Sequence[PlacedImage], embeddings: Sequence[NDArray[np.float32]]
+    input_ids: NDArray[np.int64],
+    prompt: ImagePrompt,
+    images: Sequence[PlacedImage],
+    embeddings: Sequence[NDArray[np.float32]],
+    *,
+    field: str,
 ) -> PromptMedia | None:
     """Puts the embeddings of a prompt's images, in their order, in the places of its tokens, (T,); None without images.
 
     Those of a prompt whose beginning was cut are the last ones.
+
+    Raises:
+        InvalidInputError: An image with positions of a grid was cut; `field` is the prompt's.
     """
-    positions = np.flatnonzero(input_ids == token)
+    positions = np.flatnonzero(input_ids == prompt.token)
     if not len(positions):
         return None
     joined = np.concatenate(embeddings)
+    offsets = None
+    if prompt.positions == "grid":
+        if len(positions) < len(joined):
+            raise InvalidInputError(field, "is too long, and would be cut within its images; leave out older turns")
+        offsets = grid_offsets(len(input_ids), positions, [one.grid for one in images])
     keys = [
         one.sent.key + row.to_bytes(4, "little")
         for one, rows in zip(images, embeddings, strict=True)
         for row in range(len(rows))
     ]
     first = len(joined) - len(positions)
-    return PromptMedia(positions, joined[first:], tuple(keys[first:]))
+    return PromptMedia(positions, joined[first:], tuple(keys[first:]), offsets)
+
+
+def grid_offsets(length: int, positions: NDArray[np.int64], grids: Sequence[Grid]) -> NDArray[np.int64]:
+    """Returns the place, row and column of each of T tokens less its position in the prompt, (T, 3).
+
+    Text counts on by one. All tokens of an image have the place of its first, and add their row and column to it; what
+    follows counts on from the longer side (Qwen2-VL, arXiv 2409.12191, 2.1.1).
+
+    Args:
+        length: T.
+        positions: (M,) places of the images' tokens.
+        grids: Rows and columns of each image.
+    """
+    offsets = np.zeros((length, 3), np.int64)
+    first = 0
+    for grid in grids:
+        start, count = int(positions[first]), grid.rows * grid.columns
+        begun = start + offsets[start, 0]  # where its first token would be as text
+        rows, columns = np.divmod(np.arange(count), grid.columns)
+        own = np.stack([np.zeros_like(rows), rows, columns], axis=1) + begun
+        offsets[start : start + count] = own - np.arange(start, start + count)[:, np.newaxis]
+        offsets[start + count :] = begun + max(grid) - (start + count)
+        first += count
+    return offsets
 
 
 def _copied(row: Tensors, _: int) -> NDArray[np.float32]:

@@ -46,17 +46,20 @@ class Decoder(Protocol):
 class SeeingDecoder(Decoder, Protocol):
     """A model that generates text, whose prompts may have images."""
 
+    cell: int | None
+    """Side of the square of pixels that a vector stands for, of a model of images of any size; None: of one size."""
+    has_grid_positions: bool
+    """True if tokens of images have rows and columns as positions."""
+
     def embed_images(self, pixel_values: Tensor) -> Tensor:
-        """(B, 3, height, width) -> (B, M, D): vectors in place of those of as many tokens."""
+        """(B, 3, height, width) -> (B, M, D): vectors in place of those of as many tokens.
+
+        Images of any size are (B, 3, rows, cell, columns, cell).
+        """
         ...
 
     def hidden_states_with_media(
-        self,
-        input_ids: Tensor,
-        position_ids: Tensor,
-        attend: Attend,
-        media_positions: Tensor,
-        media_embeddings: Tensor,
+        self, input_ids: Tensor, position_ids: Tensor, attend: Attend, media: Sequence[Tensor]
     ) -> Tensor:
         """Reads tokens, some of which have embeddings of their own.
 
@@ -64,8 +67,8 @@ class SeeingDecoder(Decoder, Protocol):
             input_ids: (B, T).
             position_ids: (B, T).
             attend: Called once by each layer.
-            media_positions: (M,), places of these tokens among all, row by row.
-            media_embeddings: (M, D).
+            media: Places of these tokens among all, row by row, (M,); their embeddings, (M, D); and for positions of a
+                grid what is added to `position_ids` for the place, the row and the column of each token, (B, T, 3).
 
         Returns:
             (B, T, D).

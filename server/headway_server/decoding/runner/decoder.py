@@ -26,6 +26,7 @@ from headway_server.bundles.manifest import (
     MEDIA_EMBEDDINGS,
     MEDIA_POSITIONS,
     NUM_LIKELIEST,
+    POSITION_OFFSETS,
 )
 from headway_server.decoding.interfaces import PromptMedia, Ranking, SlotCopy
 from headway_server.decoding.runner.encoder import CrossTensors, PackedSources, bytes_per_token, padded_length
@@ -192,7 +193,7 @@ class DecoderRunner:
         assert 0 < len(token_ids) <= self.prefill_chunk, "the scheduler cuts prompts into chunks"
         assert start + len(token_ids) <= self.max_length, "admission checks lengths"
         if source is None:
-            self._begin_text(slot, start)
+            self._begin_text(slot, start, media)
             self._step(slot, **_prefill_inputs(token_ids, start), media=media)
         else:
             self._run(self._source_binding(slot, source), **_prefill_inputs(token_ids, start))
@@ -223,7 +224,7 @@ class DecoderRunner:
             binding.bind_output(_LOGITS, logits)
             self._run(binding, **inputs)
         else:
-            self._begin_text(slot, start)
+            self._begin_text(slot, start, media)
             binding = self._binding(slot, 1)
             binding.bind_output(_LOGITS, logits)
             try:
@@ -305,8 +306,9 @@ class DecoderRunner:
         """Fills the state that a slot starts from, if the encoder gives one; called before the slot's first step."""
         self._state.begin(slot, source.initial)
 
-    def _begin_text(self, slot: int, start: int) -> None:
+    def _begin_text(self, slot: int, start: int, media: PromptMedia | None) -> None:
         """Resets a slot's state without positions at the beginning of a text."""
+        self._state.position_offsets[slot] = 0 if media is None or media.offsets is None else media.offsets[-1, 0]
         if start == 0 and not self.keeps_positions:
             self._state.begin(slot, {})
 
@@ -365,6 +367,9 @@ class DecoderRunner:
         if sources and not binding.sources_are_bound:
             binding.bind_inputs(sources)
             binding.sources_are_bound = True
+        if POSITION_OFFSETS in self._input_names:
+            shape = inputs["input_ids"].shape
+            binding.bind_inputs({POSITION_OFFSETS: self._position_offsets(first_slot, *shape, media=media)})
         if media is None:
             self._run(binding, **inputs)
             return
@@ -374,6 +379,15 @@ class DecoderRunner:
             self._run(binding, **inputs)
         finally:
             binding.bind_inputs(self._no_media)
+
+    def _position_offsets(
+        self, first_slot: int, rows: int, length: int, *, media: PromptMedia | None
+    ) -> NDArray[np.int64]:
+        """Returns the offsets of a step, (R, T, 3): those of a prompt's tokens, or those behind the slots' prompts."""
+        if media is not None and media.offsets is not None:
+            return media.offsets[np.newaxis]
+        kept = self._state.position_offsets[first_slot : first_slot + rows]
+        return np.broadcast_to(kept[:, np.newaxis, np.newaxis], (rows, length, 3))
 
     def _run(
         self,

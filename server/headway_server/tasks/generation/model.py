@@ -116,7 +116,7 @@ class GenerationModel(DecodingModel):
             chat_template=chat_template or _load_chat_template(bundle),
             prefix=bundle.manifest.prompt_prefix,
             media_tokens=bundle.manifest.media_tokens,
-            image_token=None if parts.images is None else parts.images.token,
+            image_token=None if parts.images is None else parts.images.prompt.token,
             owner=bundle.manifest.name,
         )
         self._images = parts.images
@@ -421,18 +421,24 @@ class GenerationModel(DecodingModel):
             )
             fitted = await self._opened(call, fitted)
             states = await self._start_constraint(call, constraint, fitted)
-        media = [await self._embed(job, prompt, images) for prompt, images in zip(fitted, placed, strict=bool(placed))]
+        media = [
+            await self._embed(job, prompt, images, field)
+            for prompt, images, field in zip(fitted, placed, call.fields, strict=bool(placed))
+        ]
         return [
             (prompt, sequence)
             for prompt, embedded in zip(fitted, media or repeat(None), strict=False)
             for sequence in self._sequences(call, prompt, states, embedded)
         ]
 
-    async def _embed(self, job: DecodingJob, prompt: FittedPrompt, images: Elements[PlacedImage]) -> PromptMedia | None:
+    async def _embed(
+        self, job: DecodingJob, prompt: FittedPrompt, images: Elements[PlacedImage], field: str
+    ) -> PromptMedia | None:
         """Computes the embeddings of a prompt's images, once it is known to fit."""
         if self._images is None or not images:
             return None
-        return place_media(prompt.input_ids, self._images.token, images, await self._images.embed(images, job))
+        embeddings = await self._images.embed(images, job)
+        return place_media(prompt.input_ids, self._images.prompt, images, embeddings, field=field)
 
     async def _compile(self, call: _Call) -> CompiledConstraint | None:
         if call.plan.constraint is None:
