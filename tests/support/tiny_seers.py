@@ -53,6 +53,18 @@ _CONFIGS = {
             }
         },
     ),
+    "qwen3_vl": (
+        "Qwen3VL",
+        {
+            "vision_config": {
+                **_PATCHES,
+                "out_hidden_size": 32,
+                "intermediate_size": 16,
+                "num_position_embeddings": 9,
+                "deepstack_visual_indexes": [0],
+            }
+        },
+    ),
     "internvl": (
         "InternVL",
         {
@@ -86,6 +98,7 @@ def write_seer(folder: Path, family: str) -> Path:
     text = _TEXT
     if prefix.startswith("Qwen"):
         text = {name: value for name, value in {**_TEXT, **_GRID_TEXT}.items() if name != "model_type"}
+        text |= {"head_dim": 8} if family == "qwen3_vl" else {}
     config = getattr(transformers, f"{prefix}Config")(**values, text_config=text, image_token_id=token)
     torch.manual_seed(7)
     model = getattr(transformers, f"{prefix}ForConditionalGeneration")(config).eval()
@@ -142,6 +155,7 @@ def open_processor(folder: Path, family: str) -> transformers.ProcessorMixin:
         "internvl": transformers.InternVLProcessor,
         "qwen2_vl": transformers.Qwen2VLProcessor,
         "qwen2_5_vl": transformers.Qwen2VLProcessor,
+        "qwen3_vl": transformers.Qwen2VLProcessor,
     }
     kind = kinds.get(family, transformers.Idefics3Processor)
     loose = type(kind.__name__, (kind,), {"check_argument_for_proper_class": lambda *_: None})

@@ -82,9 +82,10 @@ def _embed_tiles(model: Any, pixel_values: Tensor) -> Tensor:
 
 
 def _embed_cells(model: Any, pixel_values: Tensor) -> Tensor:
-    """(B, 3, rows, cell, columns, cell) -> (B, rows columns, D), of Qwen2-VL and Qwen2.5-VL.
+    """(B, 3, rows, cell, columns, cell) -> (B, rows columns, D), of Qwen2-VL and later.
 
-    Patches attend to all others of their image, or of their window. What patches of one cell become is joined.
+    Patches attend to all others of their image, or of their window. What patches of one cell become is joined. Of
+    Qwen3-VL vectors for the first layers of the decoder follow, (B, rows columns, D + ...).
     """
     tower = model.base_model.visual
     config, merge = tower.config, tower.spatial_merge_size
@@ -101,9 +102,16 @@ def _embed_cells(model: Any, pixel_values: Tensor) -> Tensor:
     down = (torch.arange(rows)[:, None] * merge + within)[:, None, :, None].expand(-1, columns, -1, merge)
     across = (torch.arange(columns)[:, None] * merge + within)[None, :, None, :].expand(rows, -1, merge, -1)
     places = torch.stack([down, across], dim=-1).reshape(-1, 2)
+    if hasattr(tower, "pos_embed"):
+        states = states + _resampled(tower, down, across, (rows * merge, columns * merge))
     cos, sin = (table.reshape(rows, columns, inner, 1, -1) for table in tower.rotary_pos_emb(states, places))
     whole = getattr(config, "fullatt_block_indexes", None)
     window = 0 if whole is None else config.window_size // side
+    mergers = zip(
+        getattr(tower, "deepstack_visual_indexes", ()), getattr(tower, "deepstack_merger_list", ()), strict=True
+    )
+    further = dict(mergers)
+    stacked: list[Tensor] = []
     for number, block in enumerate(tower.blocks):
         attention = block.attn
         heads = attention.qkv(block.norm1(states)).unflatten(-1, (3, attention.num_heads, -1))
@@ -113,7 +121,35 @@ def _embed_cells(model: Any, pixel_values: Tensor) -> Tensor:
         attended = _attend_cells(query, key, value, attention.scaling, of_window)
         states = states + attention.proj(attended.flatten(-2))
         states = states + block.mlp(block.norm2(states))
-    return cast("Tensor", tower.merger(states.reshape(-1, states.shape[-1])).reshape(batch, rows * columns, -1))
+        if number in further:
+            stacked.append(further[number](states.reshape(-1, states.shape[-1])))
+    merged = tower.merger(states.reshape(-1, states.shape[-1]))
+    return torch.cat([merged, *stacked], dim=-1).reshape(batch, rows * columns, -1)
+
+
+def _resampled(tower: Any, down: Tensor, across: Tensor, size: tuple[int, int]) -> Tensor:
+    """Interpolates learned positions of a square grid linearly to an image's patches.
+
+    Args:
+        tower: Has the positions, (side side, E).
+        down: Row of each patch, (rows, columns, merge, merge).
+        across: Its column.
+        size: Rows and columns of patches.
+
+    Returns:
+        (rows, columns, merge merge, E).
+    """
+    side, table = tower.num_grid_per_side, tower.pos_embed.weight
+    total: Tensor | int = 0
+    taps = []
+    for place, count in zip((down, across), size, strict=True):
+        at = place.float() * (side - 1) / max(count - 1, 1)
+        low = at.floor()
+        taps.append(((low.long(), 1 - (at - low)), ((low.long() + 1).clamp(max=side - 1), at - low)))
+    for row, row_share in taps[0]:
+        for column, column_share in taps[1]:
+            total = total + table[row * side + column] * (row_share * column_share)[..., None]
+    return cast("Tensor", total).flatten(2, 3)
 
 
 def _rotated(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -286,6 +322,8 @@ FAMILIES: Final[Mapping[str, Seeing]] = {
     "SmolVLMForConditionalGeneration": _IDEFICS,
     "Qwen2VLForConditionalGeneration": _QWEN,
     "Qwen2_5_VLForConditionalGeneration": _QWEN,
+    "Qwen3VLForConditionalGeneration": _QWEN,
+    "Qwen3VLMoeForConditionalGeneration": _QWEN,
     "InternVLForConditionalGeneration": Seeing(
         processor="InternVLProcessor", tower="vision_tower", words=_words_of_internvl, tiles=_tiles_of_internvl
     ),
@@ -314,13 +352,30 @@ class HuggingFaceSeeingDecoder(HuggingFaceDecoder):
     ) -> Tensor:
         """(B, T), (B, T), and (M,), (M, D), (B, T, 3) -> (B, T, D)."""
         places, embeddings, *offsets = media
-        embedded = text_model(self.model).get_input_embeddings()(input_ids)  # (B, T, D)
-        flat = embedded.flatten(0, 1).index_copy(0, places, embeddings.to(embedded.dtype))
+        text = text_model(self.model)
+        embedded = text.get_input_embeddings()(input_ids)  # (B, T, D)
+        own, *further = torch.split(embeddings.to(embedded.dtype), embedded.shape[-1], dim=-1)
+        flat = embedded.flatten(0, 1).index_copy(0, places, own)
+        stacked: dict[str, Any] = {}
+        if further:
+            stacked = {"visual_pos_masks": places, "deepstack_visual_embeds": further}
+            text._deepstack_process = _add_at  # noqa: SLF001 (it looks places up in a mask, which no graph can)
         if offsets:
             position_ids = position_ids + offsets[0].permute(2, 0, 1)  # (3, B, T)
         return self._read(
-            input_ids, attend, inputs_embeds=flat.view_as(embedded), position_ids=position_ids, use_cache=False
+            input_ids,
+            attend,
+            inputs_embeds=flat.view_as(embedded),
+            position_ids=position_ids,
+            use_cache=False,
+            **stacked,
         )
+
+
+def _add_at(states: Tensor, places: Tensor, added: Tensor) -> Tensor:
+    """Adds vectors, (M, D), to the states of some tokens, (M,), of all: (B, T, D) -> (B, T, D)."""
+    flat = states.flatten(0, 1)
+    return flat.index_copy(0, places, flat[places] + added).view_as(states)
 
 
 class OwnSeeingDecoder(OwnDecoder, OwnSight):
@@ -335,9 +390,10 @@ class OwnSeeingDecoder(OwnDecoder, OwnSight):
         base = cast("Any", self.model).base_model
         given = self._family.read(pixel_values, torch.zeros(1, 1, dtype=torch.int64), self.model)
         given = {name: value for name, value in given.items() if name != "mm_token_type_ids"}
-        features = base.get_image_features(**given, return_dict=True).pooler_output
-        whole = features if isinstance(features, Tensor) else torch.stack(list(features))
-        return whole.reshape(len(pixel_values), -1, whole.shape[-1])
+        output = base.get_image_features(**given, return_dict=True)
+        found = [output.pooler_output, *(getattr(output, "deepstack_features", None) or ())]
+        parts = [part if isinstance(part, Tensor) else torch.cat(list(part)) for part in found]
+        return torch.cat([part.reshape(len(pixel_values), -1, part.shape[-1]) for part in parts], dim=-1)
 
     def image_logits(self, images: Tensor, input_ids: Tensor, positions: Tensor) -> Tensor:
         """Tiles (N, 3, height, width), (1, T), (P,) -> (1, P, V)."""
