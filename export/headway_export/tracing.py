@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from headway_export.errors import SourceError, TraceError, reason_of
-from headway_export.graphs import OperatorKernel, float_dtype, with_kernel
+from headway_export.graphs import OperatorKernel, float_dtype, shows_attention, with_kernel
 from headway_export.rewriting import (
     ChooseAttention,
     ChunkAttention,
@@ -198,7 +198,10 @@ def _trace_attention(exported: ExportTask, asked: Traceable) -> TracedGraph:
     traced = trace_graph("attention", module, exported.attention_graph(module), exported.attention_inputs(asked))
     if not attention_layers(traced.outputs):
         name = type(module).__name__
-        raise SourceError(f"{name}: never called its kernel with (B, T, H, K), so there is no attention to show")
+        how = "its layers returned no attention weights"
+        if shows_attention(module):
+            how = "never called its kernel with (B, T, H, K)"
+        raise SourceError(f"{name}: {how}, so there is no attention to show; leave out --attention")
     return traced
 
 

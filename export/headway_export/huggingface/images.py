@@ -59,6 +59,13 @@ class _ImageModel(nn.Module):
         self.model = model
         self.is_bgr = is_bgr
 
+    @property
+    def num_leading_registers(self) -> int:
+        """Tokens behind the class token that are of no patch: registers, and what DeiT distils to."""
+        config, base = cast("Any", self.model).config, cast("Any", self.model).base_model
+        is_distilled = hasattr(getattr(base, "embeddings", None), "distillation_token")
+        return int(getattr(config, "num_register_tokens", None) or 0) + is_distilled
+
     def read(self, pixel_values: Tensor) -> Any:
         """(B, 3, height, width), RGB -> what the model answers."""
         if self.is_bgr:
