@@ -2,10 +2,15 @@
 
 import json
 
+import numpy as np
 import pytest
 import tiny_seers
+import torch
+from tiny_seers import SIDE
 
+from headway_export.candidate import media_of
 from headway_export.huggingface import FolderOptions, from_folder
+from headway_export.reference import generation_logits
 from headway_server.preprocessing.image import ImageLimits
 from headway_server.preprocessing.tiles import Grid, TilePreprocessor
 
@@ -20,6 +25,20 @@ def test_the_way_of_images_into_prompts_is_read(tmp_path, family):
     assert source.image_prompt.token in source.media_tokens
     said = "images: up to 64 tokens each, one for 16 x 16 pixels" if of_any_size else f"images: {tokens} tokens"
     assert any(note.startswith(said) for note in notes)
+    tiles = torch.rand(2, 3, 3, SIDE, 5, SIDE) if of_any_size else torch.rand(2, 3, SIDE, SIDE)
+    own = source.make_reference()
+    with torch.inference_mode():
+        embedded = source.module.embed_images(tiles)
+        torch.testing.assert_close(embedded, own.embed_images(tiles), rtol=1e-4, atol=1e-5)
+        image = [source.image_prompt.token] * embedded.shape[1]
+        ids = np.array([5, 6, *image, 7, 8, 9, *image, 10, 11])
+        media = media_of(source, ids, tiles.numpy(), embedded.numpy())
+        given = [torch.from_numpy(media.positions), torch.from_numpy(media.embeddings)]
+        given += [] if media.offsets is None else [torch.from_numpy(media.offsets)[None]]
+        asked = torch.arange(len(ids))
+        found = generation_logits(source.module, ids, media=tuple(given))
+        expected = own.image_logits(tiles, torch.from_numpy(ids)[None], asked)[0].numpy()
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
 
 
 def without_template(folder):

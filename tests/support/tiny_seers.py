@@ -35,6 +35,14 @@ _PATCHES = {"depth": 2, "hidden_size": 16, "num_heads": 2, "patch_size": 8}
 _GRID_TEXT = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}}
 _CONFIGS = {
     "llava": ("Llava", {"vision_config": {**_EYES, "model_type": "clip_vision_model"}, "image_seq_length": 4}),
+    "vipllava": (
+        "VipLlava",
+        {
+            "vision_config": {**_EYES, "model_type": "clip_vision_model"},
+            "image_seq_length": 4,
+            "vision_feature_layers": [-2, -1],
+        },
+    ),
     "idefics3": ("Idefics3", {"vision_config": _EYES, "scale_factor": 2}),
     "smolvlm": ("SmolVLM", {"vision_config": _EYES, "scale_factor": 2}),
     "qwen2_vl": (
@@ -114,7 +122,7 @@ def write_seer(folder: Path, family: str) -> Path:
 def _write_processor(folder: Path, family: str, tokenizer: transformers.PreTrainedTokenizerFast) -> None:
     """Writes what a processor would: those of families that read videos, too, need torchvision."""
     settings = {}
-    if family == "llava":
+    if family in ("llava", "vipllava"):
         images = transformers.CLIPImageProcessorPil(
             size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE}
         )
