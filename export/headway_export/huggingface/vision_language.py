@@ -48,6 +48,8 @@ from headway_training.models.parts.attention import Attend
 _SAMPLE_SIZES: Final = ((640, 480), (301, 517), (64, 48), (1000, 333), (224, 224))
 """Width and height of the images that tiles and prompts are compared on."""
 _QUESTION: Final = "What is it?"
+_PIECES: Final = 8
+"""In which the patches of an image of any size attend to all others."""
 MOST_PIXELS: Final = 1280 * 28 * 28
 """Pixels of an image of any size at most: 1,280 tokens of Qwen2-VL. More is seldom asked for, and attention to them
 would take gigabytes."""
@@ -164,9 +166,15 @@ def _attend_cells(query: Tensor, key: Tensor, value: Tensor, scale: float, windo
     """
     batch, rows, columns, inner, heads, width = query.shape
     if not window:
-        flat = [one.reshape(batch, rows * columns * inner, heads, width).transpose(1, 2) for one in (query, key, value)]
-        weights = (flat[0] @ flat[1].transpose(2, 3) * scale).softmax(dim=-1, dtype=torch.float32)
-        attended = (weights.to(query.dtype) @ flat[2]).transpose(1, 2)
+        count = rows * columns * inner
+        flat = [one.reshape(batch, count, heads, width).transpose(1, 2) for one in (query, key, value)]
+        part = (count + _PIECES - 1) // _PIECES
+        pieces = functional.pad(flat[0], (0, 0, 0, _PIECES * part - count)).unflatten(2, (_PIECES, part)).unbind(2)
+        found = []
+        for piece in pieces:  # the scores of all would take gigabytes
+            weights = (piece @ flat[1].transpose(2, 3) * scale).softmax(dim=-1, dtype=torch.float32)
+            found.append(weights.to(query.dtype) @ flat[2])
+        attended = torch.cat(found, dim=2)[:, :, :count].transpose(1, 2)
         return attended.reshape(batch, rows, columns, inner, heads, width)
     down, across = (rows + window - 1) // window, (columns + window - 1) // window  # windows; ONNX rounds to zero
     missing = (0, 0, 0, 0, 0, 0, 0, across * window - columns, 0, down * window - rows)
