@@ -217,6 +217,7 @@ TENSORS: dict[Task, tuple[list[dict[str, Any]], dict[str, Any]]] = {
         {"max_new_tokens": 2, "target_language": "en"},
     ),
     Task.TRANSCRIPTION: ([{"audio": [AUDIO]}], {"max_new_tokens": 2}),
+    Task.CTC_TRANSCRIPTION: ([{"audio": [AUDIO]}], {"max_new_tokens": 2}),
     Task.SPEECH_SYNTHESIS: ([{"text": [b"one"]}], {"max_duration_seconds": 0.1, "seed": 7}),
     Task.TEXT_CLASSIFICATION: (OF_TEXTS, {}),
     Task.TOKEN_CLASSIFICATION: (
@@ -306,6 +307,11 @@ TYPED: dict[Task, Typed] = {
         rpc="TranscribeSpeech",
         request=REQUESTS["TranscribeSpeech"],
         outputs=named("results.text", "text") | named("results.language", "language") | WRITTEN,
+    ),
+    Task.CTC_TRANSCRIPTION: Typed(
+        rpc="TranscribeSpeech",
+        request=REQUESTS["TranscribeSpeech"],
+        outputs=named("results.text", "text") | WRITTEN,
     ),
     Task.SPEECH_SYNTHESIS: Typed(
         rpc="SynthesizeSpeech",

@@ -246,6 +246,21 @@ EXPORTED: Final = (
         task="`transcription` ([speech.md](speech.md))",
         compared="transcripts equal `generate`; segments and times, token for token",
     ),
+    Families(
+        kind="",
+        names="Wav2Vec2, Wav2Vec2-BERT, Parakeet with CTC",
+        task="`ctc_transcription` ([speech.md](speech.md#models-without-a-decoder))",
+        compared="texts; of long audio, the text and the times of words by the pipeline",
+    ),
+    Families(
+        kind="",
+        names=(
+            "Wav2Vec2 with layer norm, HuBERT, WavLM, Data2VecAudio, Wav2Vec2-Conformer, SEW, SEW-D, UniSpeech, "
+            "UniSpeech-SAT, LASR with CTC"
+        ),
+        task="`ctc_transcription`",
+        compared="the same, exported and served by hand on 2026-11-27; not in the tests",
+    ),
 )
 
 _READING: Final = (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.TEXT_SCORING, Task.TEXT_EMBEDDING)
@@ -362,7 +377,6 @@ OTHER_HEADS: Final[Mapping[str, str]] = {
     "ForDocumentQuestionAnswering": "finds answers in a document",
     "ForVisualQuestionAnswering": "answers questions about images",
     "ForMultipleChoice": "chooses among answers",
-    "ForCTC": "writes down speech by CTC",
     "ForRNNT": "writes down speech by a transducer",
     "ForTDT": "writes down speech by a transducer",
     "ForAudioClassification": "classifies sounds",
@@ -416,8 +430,7 @@ BEHIND: Final[Mapping[str, tuple[str, ...]]] = {
     "objects in images": ("OWL-ViT",),
     "segments of images": ("GroupVit", "MaskFormer", "SAM"),
     "speech and sounds": (
-        "AST", "Data2VecAudio", "Hubert", "Musicgen", "SEW", "SEW-D", "Speech2Text", "SpeechT5", "UniSpeech",
-        "UniSpeech SAT", "Wav2Vec2", "Wav2Vec2 Conformer", "WavLM",
+        "AST", "Musicgen", "Speech2Text", "SpeechT5",
     ),
     "texts of images": ("Donut-Swin", "MGP-STR", "Pix2Struct", "VisualBert"),
     "documents with images or paths": ("LayoutLM-v3", "MarkupLM"),
