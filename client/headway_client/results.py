@@ -460,6 +460,16 @@ class ImageClassification:
 
 
 @dataclass(frozen=True, slots=True)
+class AudioClassification:
+    """The labels of an audio, the most likely first."""
+
+    labels: tuple[LabelScore, ...]
+    duration_seconds: float
+    truncated: bool
+    """True if the model has read the beginning of the audio alone."""
+
+
+@dataclass(frozen=True, slots=True)
 class Box:
     """A rectangle in pixels of an image; right and bottom are exclusive."""
 

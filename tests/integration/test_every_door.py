@@ -73,6 +73,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "FillMask": {"texts": ["the [MASK] ."]},
     "ClassifyImage": {"images": [IMAGE]},
     "ClassifyImage candidate_labels": {"images": [IMAGE], "candidate_labels": ["dog", "cat"]},
+    "ClassifyAudio": {"audios": [AUDIO]},
     "DetectObjects": {"images": [IMAGE]},
     "EmbedImage": {"images": [IMAGE]},
     "GenerateImage": {"parameters": {"step_count": 1}},
@@ -230,6 +231,7 @@ TENSORS: dict[Task, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     Task.FILL_MASK: ([{"text": [b"the [MASK] ."]}], {"targets": '["sea", "star"]'}),
     Task.IMAGE_CLASSIFICATION: (OF_IMAGES, {}),
     Task.IMAGE_EMBEDDING: (OF_IMAGES, {}),
+    Task.AUDIO_CLASSIFICATION: ([{"audio": [AUDIO]}], {"top_k": 2}),
     Task.OBJECT_DETECTION: (OF_IMAGES, {"threshold": 0.25, "max_object_count": 2}),
     Task.SEGMENTATION: (
         [
@@ -348,6 +350,9 @@ TYPED: dict[Task, Typed] = {
     Task.IMAGE_CLASSIFICATION: Typed(rpc="ClassifyImage", request=REQUESTS["ClassifyImage"], outputs=LABELS),
     Task.IMAGE_EMBEDDING: Typed(
         rpc="EmbedImage", request=REQUESTS["EmbedImage"], outputs=named("results.values", "embedding")
+    ),
+    Task.AUDIO_CLASSIFICATION: Typed(
+        rpc="ClassifyAudio", request={**REQUESTS["ClassifyAudio"], "top_k": 2}, outputs=LABELS
     ),
     Task.OBJECT_DETECTION: Typed(
         rpc="DetectObjects",
@@ -759,6 +764,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "FillMask": ("fill-mask", "the [MASK] ."),
     "ClassifyImage": ("classify-image", "picture.png"),
     "ClassifyImage candidate_labels": ("classify-image", "picture.png", "--candidate-label", "dog"),
+    "ClassifyAudio": ("classify-audio", "speech.wav"),
     "DetectObjects": ("detect-objects", "picture.png"),
     "EmbedImage": ("embed-image", "picture.png"),
     "GenerateImage": ("generate-image", "-o", "drawn.png", "--step-count", "1"),

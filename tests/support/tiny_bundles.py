@@ -3,7 +3,7 @@
 The topic model averages the vectors of a text's words; each word points to one topic, so a text's topic is the one
 most of its words belong to. The colour model compares the means of an image's channels. The box model finds an object
 in each quarter of an image but the last, by the same means. The letter model hears a letter in each hundredth of a
-second, by how loud it is.
+second, by how loud it is, and the loudness model tells how loud a whole sound is.
 """
 
 from collections.abc import Sequence
@@ -215,6 +215,38 @@ def write_letter_bundle(store: Path, *, name: str = "letters", version: str = "1
             task=Task.CTC_TRANSCRIPTION,
             sound=SOUND,
             ctc=Ctc(blank=0, word_delimiter=1, samples_per_frame=160, stride_samples=RATE // 4),
+        )
+        write_manifest(folder, manifest)
+        return publish(folder, store)
+
+
+LOUDNESS = ("quiet", "noisy", "loud")
+
+
+def write_loudness_bundle(store: Path, *, name: str = "loudness", version: str = "1", **fields: object) -> Bundle:
+    """Publishes the loudness model: it tells how loud a sound of at most two seconds is, by its mean."""
+    samples = TensorSpec(name="input_values", dtype="float32", shape=("batch", "samples"))
+    logits = TensorSpec(name="logits", dtype="float32", shape=("batch", len(LOUDNESS)))
+    places = np.arange(len(LOUDNESS), dtype=np.float32) * 0.25
+    nodes = [
+        _constant("one", np.array([1])),
+        _constant("slopes", (places * 16)[np.newaxis]),
+        _constant("biases", -8 * places**2),
+        helper.make_node("Abs", ["input_values"], ["loudness"]),
+        helper.make_node("ReduceMean", ["loudness", "one"], ["mean"], keepdims=1),  # (B, 1)
+        helper.make_node("MatMul", ["mean", "slopes"], ["products"]),  # (B, C)
+        helper.make_node("Add", ["products", "biases"], ["logits"]),
+    ]
+    with staging_folder(store) as folder:
+        graph = _save_graph(folder, nodes, [samples], [logits])
+        manifest = _manifest(
+            folder,
+            graph,
+            name=name,
+            version=version,
+            task=Task.AUDIO_CLASSIFICATION,
+            labels=LOUDNESS,
+            **{"sound": SOUND, **fields},
         )
         write_manifest(folder, manifest)
         return publish(folder, store)

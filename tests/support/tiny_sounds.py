@@ -67,6 +67,30 @@ def write_ctc(folder: Path, family: str) -> Path:
     return folder
 
 
+CLASSIFIERS = {
+    "ast": (
+        "AST",
+        {**_BLOCKS, "patch_size": 16, "frequency_stride": 10, "time_stride": 10, "max_length": 64, "num_mel_bins": 32},
+        {"max_length": 64, "num_mel_bins": 32},
+    ),
+    "wav2vec2": ("Wav2Vec2", {**_WAVES, "classifier_proj_size": 16}, {}),
+    "hubert": ("Hubert", {**_WAVES, "classifier_proj_size": 16, "use_weighted_layer_sum": True}, {}),
+    "wavlm": ("WavLM", {**_WAVES, "classifier_proj_size": 16, "num_buckets": 32, "max_bucket_distance": 80}, {}),
+}
+"""Prefix of the classes, configuration, and settings of the feature extractor of each classifier."""
+
+
+def write_classifier(folder: Path, family: str, **changes) -> Path:
+    """Writes a classifier of five labels."""
+    prefix, values, settings = CLASSIFIERS[family]
+    config = getattr(transformers, f"{prefix}Config")(**values, num_labels=5, **changes)
+    head = "Audio" if prefix == "AST" else "Sequence"
+    _write_model(folder, getattr(transformers, f"{prefix}For{head}Classification"), config)
+    extractor = transformers.ASTFeatureExtractor if prefix == "AST" else transformers.Wav2Vec2FeatureExtractor
+    extractor(**settings).save_pretrained(folder)
+    return folder
+
+
 def _write_model(folder: Path, model_class, config) -> None:
     torch.manual_seed(7)
     model = model_class(config)

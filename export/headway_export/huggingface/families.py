@@ -261,6 +261,18 @@ EXPORTED: Final = (
         task="`ctc_transcription`",
         compared="the same, exported and served by hand on 2026-11-27; not in the tests",
     ),
+    Families(
+        kind="sounds",
+        names="AST, Wav2Vec2",
+        task="`audio_classification` ([sounds.md](sounds.md))",
+        compared="labels; probabilities of the pipeline, within 1e-5",
+    ),
+    Families(
+        kind="",
+        names="HuBERT, WavLM",
+        task="`audio_classification`",
+        compared="the same, exported and served by hand on 2026-11-27; not in the tests",
+    ),
 )
 
 _READING: Final = (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.TEXT_SCORING, Task.TEXT_EMBEDDING)
@@ -379,7 +391,6 @@ OTHER_HEADS: Final[Mapping[str, str]] = {
     "ForMultipleChoice": "chooses among answers",
     "ForRNNT": "writes down speech by a transducer",
     "ForTDT": "writes down speech by a transducer",
-    "ForAudioClassification": "classifies sounds",
     "ForAudioFrameClassification": "classifies moments of sounds",
     "ForXVector": "tells speakers apart",
     "ForTextToSpeech": "speaks",
@@ -430,7 +441,7 @@ BEHIND: Final[Mapping[str, tuple[str, ...]]] = {
     "objects in images": ("OWL-ViT",),
     "segments of images": ("GroupVit", "MaskFormer", "SAM"),
     "speech and sounds": (
-        "AST", "Musicgen", "Speech2Text", "SpeechT5",
+        "Musicgen", "Speech2Text", "SpeechT5",
     ),
     "texts of images": ("Donut-Swin", "MGP-STR", "Pix2Struct", "VisualBert"),
     "documents with images or paths": ("LayoutLM-v3", "MarkupLM"),

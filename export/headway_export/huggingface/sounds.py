@@ -1,4 +1,4 @@
-"""Models that read a sound whole, and how they prepare it: those that transcribe it by CTC.
+"""Models that read a sound whole, and how they prepare it: those that transcribe it by CTC, and classifiers.
 
 N samples, F frames, M mel bins, V tokens.
 """
@@ -16,7 +16,9 @@ from tokenizers import Tokenizer, decoders, models
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from transformers import (
+    ASTFeatureExtractor,
     AutoFeatureExtractor,
+    AutoModelForAudioClassification,
     AutoModelForCTC,
     LasrFeatureExtractor,
     LasrTokenizer,
@@ -30,7 +32,7 @@ from transformers import (
 from headway_export.errors import SourceError
 from headway_export.huggingface.folder import ModelFolder, as_source_error
 from headway_export.source import ExportSource
-from headway_server.bundles import Ctc, FilterBank, Normalization, SoundPreprocessing
+from headway_server.bundles import ClassificationScheme, Ctc, FilterBank, Normalization, SoundPreprocessing
 from headway_server.preprocessing import TextTokenizer
 from headway_server.preprocessing.sound import SoundReader
 from headway_server.tasks.speech.ctc import CtcReader
@@ -51,6 +53,17 @@ _FEATURE_BOUND: Final = 5e-3
 """Largest difference of a feature from that of `transformers`, which computes some in float32; most are 1 to 10."""
 _NUM_TEXTS: Final = 200
 """Drawn rows of tokens whose texts are compared."""
+SOUND_CLASSIFIERS: Final = (
+    "ForAudioClassification",
+    *(
+        f"{prefix}ForSequenceClassification"
+        for prefix in (
+            *("Wav2Vec2", "Hubert", "WavLM", "Data2VecAudio", "Wav2Vec2Conformer", "SEW", "SEWD", "UniSpeech"),
+            *("UniSpeechSat", "Wav2Vec2Bert"),
+        )
+    ),
+)
+"""Architectures that classify sounds; others of the second name classify texts."""
 _KALDI: Final = {"fft_size": 512, "frame_length": 400, "hop_length": 160, "mel_scale": "kaldi"}
 _KALDI_LOUD: Final = {"preemphasis": 0.97, "removes_offset": True, "floor": 1.192092955078125e-07}
 
@@ -102,6 +115,30 @@ def read_ctc(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
     return source, notes if has_language_model else ()
 
 
+def read_sound_classifier(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
+    """Reads a model that classifies sounds.
+
+    Raises:
+        SourceError: The folder is incomplete, or its model or its preprocessing cannot be served.
+    """
+    config = folder.config
+    if config.problem_type == "regression":
+        raise SourceError(f"{folder.path}: gives numbers in place of labels (problem_type regression); not supported")
+    model = _load(folder, AutoModelForAudioClassification)
+    labels = folders.labels_of(config)
+    several = config.problem_type == "multi_label_classification"
+    scheme = ClassificationScheme(kind="multi_label", thresholds=(0.5,) * len(labels)) if several else None
+    source = folder.source(
+        model,
+        _plain(HuggingFaceSounds(model)),
+        make_reference=lambda: HuggingFaceSounds(_load(folder, AutoModelForAudioClassification)).eval(),
+        labels=labels,
+        classification=scheme,
+        sound=read_sound(folder, model),
+    )
+    return source, ()
+
+
 def _load(folder: ModelFolder, auto_class: Any) -> nn.Module:
     """Loads the model; what masks a sound in training may be missing, as it is from published weights."""
     kind = auto_class._model_mapping.get(type(folder.config), None)  # noqa: SLF001 (no other name before it is loaded)
@@ -134,10 +171,10 @@ def read_sound(folder: ModelFolder, model: nn.Module) -> SoundPreprocessing:
             f"{folder.path}: does not say how it hears ({first_line(error)}); it needs preprocessor_config.json"
         ) from error
     window = round(WINDOW_S * extractor.sampling_rate)
-    sizes = {"sampling_rate": extractor.sampling_rate, "min_samples": 1, "window_samples": window}
     if (found := _map(extractor)) is None:
         raise SourceError(f"{folder.path}: hears by {type(extractor).__name__}, which is not supported")
-    sound = SoundPreprocessing(**sizes, **found)
+    sizes = {"sampling_rate": extractor.sampling_rate, "min_samples": 1, "window_samples": window}
+    sound = SoundPreprocessing(**{**sizes, **found})
     sound = sound.model_copy(update={"min_samples": _shortest(folder, model, sound)})
     _check_sounds(folder, extractor, sound)
     return sound
@@ -161,6 +198,22 @@ def _map(extractor: Any) -> dict[str, Any] | None:
             )
             normalization = Normalization(of="bins", epsilon=1e-7)
             return {"filter_bank": bank, "normalization": normalization, "stacked_frames": extractor.stride}
+        case ASTFeatureExtractor():
+            bank = FilterBank(
+                num_mel_bins=extractor.num_mel_bins,
+                window="hann",
+                min_frequency=20.0,
+                max_frequency=rate // 2,
+                **_KALDI,
+                **_KALDI_LOUD,
+            )
+            constants = Normalization(of="constants", mean=extractor.mean, std=2 * extractor.std)
+            return {
+                "filter_bank": bank,
+                "normalization": constants if extractor.do_normalize else None,
+                "num_frames": extractor.max_length,
+                "window_samples": (extractor.max_length - 1) * bank.hop_length + bank.frame_length,
+            }
         case ParakeetFeatureExtractor():
             bank = FilterBank(
                 num_mel_bins=extractor.feature_size,
@@ -216,7 +269,9 @@ def _shortest(folder: ModelFolder, model: nn.Module, sound: SoundPreprocessing) 
 
     if not is_read(_MOST_SHORTEST):
         raise SourceError(f"{folder.path}: {type(model).__name__} does not read sounds of {_MOST_SHORTEST} samples")
-    return bisect_left(range(_MOST_SHORTEST), True, lo=1, key=is_read)
+    bank = sound.filter_bank
+    least = bank.frame_length if bank is not None and not bank.is_centered else 1
+    return bisect_left(range(_MOST_SHORTEST), True, lo=least, key=is_read)
 
 
 def _logits(model: nn.Module, values: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -121,6 +121,17 @@ class CtcTranscription(SoundTask):
         ]
 
 
+class AudioClassification(SoundTask):
+    """Labels of sounds."""
+
+    names_columns = True
+
+    def more_limits(self, manifest: Manifest) -> list[str]:
+        """Says how long audio is read."""
+        sound = demanded(manifest.sound)
+        return [f"At most {sound.window_samples / sound.sampling_rate:g} s of an audio are read."]
+
+
 def _drawn(
     sound: SoundPreprocessing, count: int, seconds: float, generator: np.random.Generator
 ) -> list[NDArray[np.float32]]:

@@ -116,6 +116,7 @@ class Task(StrEnum):
     IMAGE_EMBEDDING = "image_embedding"
     SEGMENTATION = "segmentation"
     IMAGE_GENERATION = "image_generation"
+    AUDIO_CLASSIFICATION = "audio_classification"
     SPEECH_SYNTHESIS = "speech_synthesis"
     TENSORS = "tensors"
 
@@ -1315,6 +1316,7 @@ TASK_PARTS: Final[dict[Task, TaskParts]] = {
     Task.IMAGE_GENERATION: TaskParts(
         graphs=tuple(DIFFUSION_TENSORS), needs=("image_preprocessing", "diffusion"), check=_check_diffusion
     ),
+    Task.AUDIO_CLASSIFICATION: TaskParts(needs=("labels", "sound")),
     Task.SPEECH_SYNTHESIS: TaskParts(
         graphs=("codec_decoder", "decoder"),
         needs=(*_OF_TEXTS, "limits.max_total_tokens", "labels", "codec"),

@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # families are imported with their first bundle
     from headway_server.tasks.mask_filling.model import MaskFiller
     from headway_server.tasks.question_answering.model import QuestionAnswerer
     from headway_server.tasks.segmentation.model import SegmentationModel
+    from headway_server.tasks.sounds.classifier import AudioClassifier
     from headway_server.tasks.speech.transcripts import Transcriber
     from headway_server.tasks.synthesis.model import SynthesisModel
     from headway_server.tasks.text.classifier import TextClassifier
@@ -92,6 +93,7 @@ CLASSIFY_PAGES: Final[Ability[TokenClassifier]] = Ability(
     needs=lambda manifest: manifest.word_boxes is not None,
 )
 CLASSIFY_IMAGES: Final[Ability[ImageClassifier]] = Ability(name="classify_image", words="classify images")
+CLASSIFY_AUDIOS: Final[Ability[AudioClassifier]] = Ability(name="classify_audio", words="classify audio")
 DETECT_OBJECTS: Final[Ability[ObjectDetector]] = Ability(name="detect_object", words="find objects in images")
 SCORE_TEXTS: Final[Ability[TextScorer]] = Ability(name="score_text", words="score texts")
 ANSWER_QUESTIONS: Final[Ability[QuestionAnswerer]] = Ability(
@@ -231,6 +233,11 @@ FAMILIES: Final[dict[Task, Family]] = {
         made_for=(TRANSCRIBE_SPEECH, TIME_SPEECH),
         tensors=_TENSORS + "TRANSCRIPTION",
     ),
+    Task.AUDIO_CLASSIFICATION: Family(
+        loader="headway_server.tasks.sounds.classifier:AudioClassifier.load",
+        made_for=(CLASSIFY_AUDIOS,),
+        tensors=_TENSORS + "AUDIO_CLASSIFICATION",
+    ),
     Task.SPEECH_SYNTHESIS: Family(
         loader="headway_server.tasks.synthesis.model:SynthesisModel.load",
         made_for=(SYNTHESIZE_SPEECH,),
@@ -277,6 +284,7 @@ RPCS: Final[Mapping[str, Rpc]] = {
     "AnswerQuestion": Rpc(asked=ANSWER_QUESTIONS),
     "FillMask": Rpc(asked=FILL_MASKS),
     "ClassifyImage": Rpc(asked=CLASSIFY_IMAGES, with_field={"candidate_labels": LABEL_IMAGES}),
+    "ClassifyAudio": Rpc(asked=CLASSIFY_AUDIOS),
     "DetectObjects": Rpc(asked=DETECT_OBJECTS),
     "EmbedImage": Rpc(asked=EMBED_IMAGES),
     "GenerateImage": Rpc(asked=GENERATE_IMAGES),

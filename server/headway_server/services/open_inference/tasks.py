@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from headway.v1 import (
+    audio_classification_service_pb2,
     common_pb2,
     generation_service_pb2,
     image_generation_service_pb2,
@@ -77,6 +78,8 @@ from headway_server.tasks.segmentation.model import (
     SegmentMask,
     SegmentPrompt,
 )
+from headway_server.tasks.sounds.classifier import MAX_AUDIOS as MAX_CLASSIFIED_AUDIOS
+from headway_server.tasks.sounds.classifier import AudioClassifier
 from headway_server.tasks.speech.transcripts import (
     MAX_AUDIOS,
     SpeechDelta,
@@ -469,6 +472,20 @@ async def _classify_images(model: ImageClassifier, call: InferCall) -> Arrays:
     return {
         **_label_arrays([one.labels for one in answer.results]),
         **_embedding_array(one.embedding for one in answer.results),
+    }
+
+
+async def _classify_audios(model: AudioClassifier, call: InferCall) -> Arrays:
+    answer = await model.classify(
+        _files(call, "audio"),
+        top_k=call.parameters.get("top_k", 0),
+        truncate=call.parameters.get("truncate", False),
+        deadline=call.deadline,
+    )
+    return {
+        **_label_arrays([one.labels for one in answer.results]),
+        "duration": np.array([one.duration_s for one in answer.results], np.float32),
+        "truncated": np.array([one.is_truncated for one in answer.results]),
     }
 
 
@@ -1128,6 +1145,19 @@ IMAGE_CLASSIFICATION: Final = TensorTask(
     max_rows=MAX_IMAGES,
     predictions=_always("label", "probability"),
     infer=_classify_images,
+    reads_texts=False,
+)
+AUDIO_CLASSIFICATION: Final = TensorTask(
+    inputs=lambda _: (TensorSpec(name="audio", datatype=BYTES, shape=(-1,)),),
+    outputs=lambda _: (
+        *_LABELS,
+        TensorSpec(name="duration", datatype="FP32", shape=(-1,)),
+        TensorSpec(name="truncated", datatype="BOOL", shape=(-1,)),
+    ),
+    parameters=_COMMON | kinds_of(audio_classification_service_pb2.ClassifyAudioRequest, "top_k", "truncate"),
+    max_rows=MAX_CLASSIFIED_AUDIOS,
+    predictions=_always("label", "probability"),
+    infer=_classify_audios,
     reads_texts=False,
 )
 OBJECT_DETECTION: Final = TensorTask(

@@ -2,8 +2,7 @@
 
 The graph gives the logits of a token or a blank for each frame of audio. The likeliest of each frame is taken, equal
 neighbours become one token, and blanks are left out. Audio longer than a window is read in overlapping windows; frames
-near an inner end are those of the neighbour, as in the pipelines of transformers. Audios run together if they have the
-same number of samples: padding would change what many of these models compute.
+near an inner end are those of the neighbour, as in the pipelines of transformers.
 
 N samples, F frames, V tokens.
 """
@@ -14,27 +13,23 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Final, NamedTuple, Self, TypeVar, TypeVarTuple
+from typing import Final, NamedTuple, TypeVar, TypeVarTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headway_server.batching import Batcher, BatchGraph, Tensors
+from headway_server.batching import Tensors
 from headway_server.bundles import TOKENIZER_FILE, Bundle, Ctc, SoundPreprocessing, demanded
 from headway_server.decoding.sequence import FinishReason
 from headway_server.errors import BundleError, InvalidInputError
-from headway_server.observers import NO_OBSERVER, Observer
 from headway_server.preprocessing import TextTokenizer
 from headway_server.preprocessing.audio import PreparedAudio
 from headway_server.preprocessing.pool import text_pool
-from headway_server.preprocessing.sound import SoundReader
-from headway_server.runtime import Runtime
 from headway_server.serving.answers import Answer
 from headway_server.serving.limits import check_count
-from headway_server.settings import ServerSettings
-from headway_server.tasks.job import Job
 from headway_server.tasks.outputs import LOGITS, log_softmax
 from headway_server.tasks.parameters import DecodingLimits
+from headway_server.tasks.sounds.model import SoundModel
 from headway_server.tasks.speech.transcripts import (
     MAX_AUDIOS,
     Segment,
@@ -45,7 +40,7 @@ from headway_server.tasks.speech.transcripts import (
     Word,
     check_call,
 )
-from headway_server.tasks.stateless import StatelessModel, StatelessParts, with_memory
+from headway_server.tasks.stateless import StatelessParts
 from headway_server.tasks.text_to_text.request import TextToTextParameters, TextToTextRequest, plan_text_to_text
 
 Made = TypeVar("Made")
@@ -197,59 +192,35 @@ class CtcReader:
         return frame * self._frame_s
 
 
-class CtcModel(StatelessModel, Transcriber):
+def _read(row: Tensors) -> Frames:
+    return Frames.of(row[LOGITS])
+
+
+class CtcModel(SoundModel, Transcriber):
     """Transcribes audio frame by frame."""
 
-    _noun = "audios"
-    _memory_noun = "decoded audio"
-
-    def __init__(self, bundle: Bundle, parts: StatelessParts, tokenizer: TextTokenizer) -> None:
+    def __init__(self, bundle: Bundle, parts: StatelessParts) -> None:
         """Assembles a model from its parts.
 
         Raises:
+            BundleError: The tokenizer cannot be loaded, or does not fit the graph.
             RuntimeUnavailableError: The libraries that read audio are not installed.
         """
-        manifest, settings = bundle.manifest, parts.settings
-        self._sound, self._ctc = demanded(manifest.sound), demanded(manifest.ctc)
-        batching = settings.batching
-        super().__init__(bundle, parts, budget=self._sound.window_samples, max_waiting=batching.max_waiting_images)
-        self._sounds = SoundReader(self._sound, settings.audio_limits, max_bytes=batching.max_waiting_bytes)
-        frame_s = self._ctc.samples_per_frame / self._sound.sampling_rate
-        self._reader = CtcReader(tokenizer, self._ctc, frame_s)
-        num_frames = self._sound.window_samples // self._ctc.samples_per_frame
+        super().__init__(bundle, parts)
+        self._ctc, sound = demanded(bundle.manifest.ctc), self._sound
+        tokenizer = TextTokenizer.load(bundle.file(TOKENIZER_FILE))
+        graph = bundle.manifest.variants[parts.precision].graphs["model"]
+        num_tokens = next((spec.shape[-1] for spec in graph.outputs if spec.name == LOGITS), 0)
+        if not isinstance(num_tokens, int) or num_tokens <= max(self._ctc.blank, tokenizer.largest_id):
+            raise BundleError(
+                f"{graph.file}: {LOGITS} has {num_tokens} tokens, and the tokenizer has the token "
+                f"{tokenizer.largest_id}; export the model again"
+            )
+        self._reader = CtcReader(tokenizer, self._ctc, self._ctc.samples_per_frame / sound.sampling_rate)
+        num_frames = sound.window_samples // self._ctc.samples_per_frame
         self._limits = DecodingLimits(
             max_input_tokens=num_frames, max_total_tokens=num_frames, vocab_size=tokenizer.vocabulary_size
         )
-
-    @classmethod
-    def load(cls, bundle: Bundle, runtime: Runtime, settings: ServerSettings, observer: Observer = NO_OBSERVER) -> Self:
-        """Loads the requested variant, or the best one for the runtime, and runs it once on a second of silence.
-
-        Raises:
-            BundleError: The graph or the tokenizer cannot be loaded, or they do not fit the manifest.
-            MemoryUnavailableError: Not even one run of a window fits into memory.
-            RuntimeUnavailableError: The bundle does not have the variant.
-        """
-        manifest = bundle.manifest
-        sound, ctc = demanded(manifest.sound), demanded(manifest.ctc)
-        precision, variant = runtime.choose_variant(manifest, settings.precision)
-        tokenizer = TextTokenizer.load(bundle.file(TOKENIZER_FILE))
-        size = sound.window_samples
-        runtime = with_memory(runtime, manifest, variant, largest=size, batch=size, unit="samples")
-        graph = BatchGraph(runtime.open(bundle, variant.graphs["model"]))
-        second = np.zeros(min(max(sound.min_samples, sound.sampling_rate), size), np.float32)
-        item = SoundReader(sound, None, max_bytes=0).input_of(second)
-        graph.warm_up(item, len(second), {})
-        [outputs] = graph.split(graph.run(graph.collate([item]), [LOGITS]), [item])
-        if outputs[LOGITS].ndim != 2 or outputs[LOGITS].shape[1] <= max(ctc.blank, tokenizer.largest_id):
-            raise BundleError(
-                f"{variant.graphs['model'].file}: {LOGITS} is {outputs[LOGITS].shape} of one input, and the tokenizer "
-                f"has the token {tokenizer.largest_id}; export the model again"
-            )
-        parts = StatelessParts(
-            precision=precision, graph=graph, max_padding=None, runtime=runtime, settings=settings, observer=observer
-        )
-        return cls(bundle, parts, tokenizer)
 
     @property
     def writes_times(self) -> bool:
@@ -266,15 +237,15 @@ class CtcModel(StatelessModel, Transcriber):
         check_count("audios", len(audios), MAX_AUDIOS)
         self._check(request, len(audios))
         names = [f"audios[{number}]" for number in range(len(audios))]
-        with self._begin(len(audios), request) as job:
-            prepared = await self._prepare(job, audios, names)
+        with self._begin(len(audios), request.deadline) as job:
+            prepared = await self._prepare(job, audios, names, self._sizes)
             windows = [windows_of(len(audio.samples), self._sound, self._ctc) for audio in prepared]
             pieces = [
                 audio.samples[one.start : one.end]
                 for audio, some in zip(prepared, windows, strict=True)
                 for one in some
             ]
-            found = iter(await self._run(job, pieces))
+            found = iter(await self._run(job, pieces, _read))
             results = []
             for audio, some in zip(prepared, windows, strict=True):
                 own = [self._own(next(found), one, request) for one in some]
@@ -287,11 +258,11 @@ class CtcModel(StatelessModel, Transcriber):
     ) -> AsyncGenerator[SpeechDelta | Answer[Transcript], None]:
         """See `Transcriber`; a delta has the words that are complete after another window."""
         self._check(request, 1, is_stream=True)
-        with self._begin(1, request) as job:
-            [prepared] = await self._prepare(job, [audio], [name])
+        with self._begin(1, request.deadline) as job:
+            [prepared] = await self._prepare(job, [audio], [name], self._sizes)
             own, shown, num_shown = list[_Own](), "", 0
             for window in windows_of(len(prepared.samples), self._sound, self._ctc):
-                [frames] = await self._run(job, [prepared.samples[window.start : window.end]])
+                [frames] = await self._run(job, [prepared.samples[window.start : window.end]], _read)
                 own.append(self._own(frames, window, request))
                 is_last = window.right is None
                 transcript, text = await self._off_loop(self._transcript, prepared, own, is_last)
@@ -300,17 +271,6 @@ class CtcModel(StatelessModel, Transcriber):
                 delta, shown = text[len(shown) :], text
                 yield SpeechDelta(text=delta, num_new_tokens=transcript.num_new_tokens, segments=new)
             yield job.answer([transcript])
-
-    def _begin(self, count: int, request: SpeechRequest) -> Job[Batcher]:
-        return Job(
-            self._batcher,
-            self._admission,
-            self._memory,
-            count=count,
-            work=1,
-            num_bytes=0,
-            deadline=request.deadline,
-        )
 
     def _check(self, request: SpeechRequest, num_audios: int, *, is_stream: bool = False) -> None:
         """Checks what a call asks for, before any work is done for it.
@@ -345,41 +305,13 @@ class CtcModel(StatelessModel, Transcriber):
             is_stream=is_stream,
         )
 
-    async def _prepare(self, job: Job[Batcher], audios: Sequence[bytes], names: Sequence[str]) -> list[PreparedAudio]:
-        """Decodes audios, and reserves their bytes and those of their windows."""
-        prepared: list[PreparedAudio] = []
-        total = 0
-        with job.preparing():
-            for data, name in zip(audios, names, strict=True):
-                audio = await self._sounds.decode(data, name)
-                prepared.append(audio)
-                num_samples = len(audio.samples)
-                windows = windows_of(num_samples, self._sound, self._ctc)
-                total += self._sounds.num_bytes(num_samples, [one.end - one.start for one in windows])
-                job.reserve(self._sounds.check_bytes(prepared, total))
-        return prepared
+    def _num_positions(self, sound: NDArray[np.float32]) -> int:
+        """Returns the frames of a sound."""
+        return -(-len(sound) // self._ctc.samples_per_frame)
 
-    async def _run(self, job: Job[Batcher], sounds: Sequence[NDArray[np.float32]]) -> list[Frames]:
-        """Returns the likeliest tokens of sounds of at most a window."""
-        with job.preparing():
-            items = await self._sounds.inputs(sounds)
-        lengths = [max(len(sound), self._sound.min_samples) for sound in sounds]
-
-        def read(row: Tensors, _: int) -> Frames:
-            return Frames.of(row[LOGITS])
-
-        batched = await job.batch(
-            self._batcher,
-            items,
-            outputs=(LOGITS,),
-            num_bytes=0,
-            num_read=sum(length // self._ctc.samples_per_frame for length in lengths),
-            read=read,
-            lengths=lengths,
-            groups=lengths,
-        )
-        job.note(batched.runs)
-        return batched.results
+    def _sizes(self, audio: PreparedAudio, _: str) -> list[int]:
+        """Returns the samples of an audio's windows."""
+        return [one.end - one.start for one in windows_of(len(audio.samples), self._sound, self._ctc)]
 
     def _own(self, frames: Frames, window: Window, request: SpeechRequest) -> _Own:
         """Returns the frames of a window that are not its neighbours', blank behind the most tokens asked for."""
