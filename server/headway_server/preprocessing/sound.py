@@ -33,7 +33,7 @@ class FilterBankEnergies:
     def __repr__(self) -> str:
         return f"FilterBankEnergies({self._bank.num_mel_bins} mel bins)"
 
-    def of(self, samples: NDArray[np.float32]) -> NDArray[np.float64]:
+    def of(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
         """Computes the logarithms of a sound's energies.
 
         A frame has the samples from `hop_length` times its number on; with `is_centered` those around that place.
@@ -42,7 +42,8 @@ class FilterBankEnergies:
             samples: (N,) at the model's rate.
 
         Returns:
-            (F, M), F = N / hop_length rounded down if frames are centered, else as many as lie within the samples.
+            (F, M) float32, as feature extractors round them. F is N / hop_length rounded down if frames are centered,
+            else as many as lie within the samples.
         """
         bank = self._bank
         sound = samples.astype(np.float64) * bank.scale
@@ -53,19 +54,18 @@ class FilterBankEnergies:
             num_frames = len(sound) // bank.hop_length
             half = bank.frame_length // 2
             sound = np.pad(sound, (half, bank.frame_length))
-        energies = np.empty((max(num_frames, 0), bank.num_mel_bins))
+        logarithms = np.empty((max(num_frames, 0), bank.num_mel_bins), np.float32)
         if num_frames < 1:
-            return energies
+            return logarithms
         frames = sliding_window_view(sound, bank.frame_length)[:: bank.hop_length]  # (F, W)
         for start in range(0, num_frames, _FRAMES_AT_A_TIME):
             stop = min(start + _FRAMES_AT_A_TIME, num_frames)
             spectrum = np.fft.rfft(self._windowed(frames[start:stop]), bank.fft_size).astype(np.complex64)
-            energies[start:stop] = np.abs(spectrum, dtype=np.float64) ** 2 @ self._filters  # (f, M)
-        if bank.adds_floor:
-            energies += bank.floor
-        else:
-            np.maximum(energies, bank.floor, out=energies)
-        return np.log(energies, out=energies)
+            energies = np.abs(spectrum, dtype=np.float64) ** 2 @ self._filters  # (f, M)
+            logarithms[start:stop] = np.log(
+                energies + bank.floor if bank.adds_floor else np.maximum(energies, bank.floor)
+            )
+        return logarithms
 
     def _windowed(self, frames: NDArray[np.float64]) -> NDArray[np.float64]:
         """Returns frames (f, W) under the window."""
