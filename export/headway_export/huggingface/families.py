@@ -250,7 +250,7 @@ EXPORTED: Final = (
         kind="",
         names="Wav2Vec2, Wav2Vec2-BERT, Parakeet with CTC",
         task="`ctc_transcription` ([speech.md](speech.md#models-without-a-decoder))",
-        compared="texts; of long audio, the text and the times of words by the pipeline",
+        compared="texts; of long audio of Wav2Vec2, the text and the times of words by the pipeline",
     ),
     Families(
         kind="",
@@ -259,7 +259,7 @@ EXPORTED: Final = (
             "UniSpeech-SAT, LASR with CTC"
         ),
         task="`ctc_transcription`",
-        compared="the same, exported and served by hand on 2026-11-27; not in the tests",
+        compared="texts, also of long audio by the pipeline, by hand on 2026-11-27; not in the tests",
     ),
     Families(
         kind="sounds",
