@@ -25,6 +25,7 @@ from grpc_health.v1 import health_pb2
 
 from headway.oip import grpc_predict_v2_pb2 as oip_pb
 from headway.v1 import (
+    audio_classification_service_pb2,
     caption_service_pb2,
     common_pb2,
     embedding_service_pb2,
@@ -51,6 +52,7 @@ from headway_client.options import (
     AudioFormat,
     CaptionImageOptions,
     ChatOptions,
+    ClassifyAudioOptions,
     ClassifyImageOptions,
     ClassifyTextOptions,
     ClassifyTokensOptions,
@@ -96,6 +98,7 @@ from headway_client.options import (
 from headway_client.results import (
     AliasList,
     Answer,
+    AudioClassification,
     BundleList,
     BundleStatus,
     EmbeddingAnswer,
@@ -152,6 +155,7 @@ _METHODS: Final[dict[str, MethodDescriptor]] = {
         inspection_pb2,
         mask_filling_service_pb2,
         model_service_pb2,
+        audio_classification_service_pb2,
         object_detection_service_pb2,
         question_answering_service_pb2,
         ranking_service_pb2,
@@ -535,6 +539,14 @@ def classify_image(images: Images = (), **options: Unpack[ClassifyImageOptions])
     values = _values(ClassifyImageOptions, options, images=contents)
     count = len(contents) + _take_ids(values)
     return _unary("ClassifyImage", values, ImageClassification, count)
+
+
+def classify_audio(audios: Audios, **options: Unpack[ClassifyAudioOptions]) -> Call[Answer[AudioClassification]]:
+    """ClassifyAudio."""
+    contents = _as_images("audios", audios)
+    return _unary(
+        "ClassifyAudio", _values(ClassifyAudioOptions, options, audios=contents), AudioClassification, len(contents)
+    )
 
 
 def detect_objects(images: Images = (), **options: Unpack[DetectObjectsOptions]) -> Call[Answer[ObjectDetection]]:

@@ -125,7 +125,7 @@ class Candidate:
     def open_stateless(self) -> BatchGraph:
         """Opens the graph of a model without state."""
         session = self.runtime.open(self.bundle, self.variant.graphs["model"])
-        if self.source.image_preprocessing is not None:
+        if self.source.image_preprocessing is not None or self.source.sound is not None:
             return BatchGraph(session)
         return text_graph(session, self.source.special_tokens)
 

@@ -424,6 +424,7 @@ class _Prover:
             self._source.task,
             image_size=image.axes if image else None,
             audio_size=(audio.num_mel_bins, audio.num_frames) if audio else None,
+            sound=self._source.sound,
             has_token_types=self._source.has_token_types,
             word_boxes=self._source.word_boxes,
             attention=self._source.attention if (given := self._options.attention) is None else given,

@@ -32,6 +32,7 @@ from headway_server.bundles import (
     AudioCodec,
     AudioPreprocessing,
     ClassificationScheme,
+    Ctc,
     Detection,
     ImagePreprocessing,
     ImagePrompt,
@@ -40,6 +41,7 @@ from headway_server.bundles import (
     Origin,
     SamplingDefaults,
     Scoring,
+    SoundPreprocessing,
     Space,
     SpecialTokens,
     SpeechTokens,
@@ -181,6 +183,10 @@ class ExportSource:
     detection: Detection | None = None
     """How the outputs of a detector become objects."""
     audio_preprocessing: AudioPreprocessing | None = None
+    sound: SoundPreprocessing | None = None
+    """How audio is prepared for a model without a decoder."""
+    ctc: Ctc | None = None
+    """How the frames of a transcription model become tokens."""
     codec: AudioCodec | None = None
     speech: SpeechTokens | None = None
     languages: Languages | None = None

@@ -54,6 +54,7 @@ from headway_export.huggingface.published import check_quantization, describe_qu
 from headway_export.huggingface.question_answerers import read_question_answerer
 from headway_export.huggingface.rerankers import is_reranker, read_reranker
 from headway_export.huggingface.settings import folder_notes, length_notes, truncation_side
+from headway_export.huggingface.sounds import SOUND_CLASSIFIERS, read_ctc, read_sound_classifier
 from headway_export.huggingface.speech import SPEECH_HEADS, read_transcriber
 from headway_export.huggingface.static import read_static, static_part
 from headway_export.huggingface.towers import is_two_towers, read_towers
@@ -95,6 +96,8 @@ KINDS: Final = (
     Kind(task=Task.GENERATION, heads=("ForCausalLM", "LMHeadModel"), read=read_seeing_decoder, check=check_decoder),
     Kind(task=Task.TRANSLATION, heads=TRANSLATORS, is_encoder_decoder=True, read=read_translator),
     Kind(task=Task.TRANSCRIPTION, heads=SPEECH_HEADS, is_encoder_decoder=True, read=read_transcriber),
+    Kind(task=Task.CTC_TRANSCRIPTION, heads=("ForCTC",), read=read_ctc),
+    Kind(task=Task.AUDIO_CLASSIFICATION, heads=SOUND_CLASSIFIERS, read=read_sound_classifier),
     Kind(
         task=Task.CAPTIONING,
         heads=CAPTIONERS,

@@ -117,6 +117,7 @@ class Task(StrEnum):
     TEXT_TO_TEXT = "text_to_text"
     CAPTIONING = "captioning"
     TRANSCRIPTION = "transcription"
+    CTC_TRANSCRIPTION = "ctc_transcription"
     TEXT_CLASSIFICATION = "text_classification"
     TOKEN_CLASSIFICATION = "token_classification"  # noqa: S105 (a task, not a password)
     IMAGE_CLASSIFICATION = "image_classification"
@@ -128,6 +129,7 @@ class Task(StrEnum):
     IMAGE_EMBEDDING = "image_embedding"
     SEGMENTATION = "segmentation"
     IMAGE_GENERATION = "image_generation"
+    AUDIO_CLASSIFICATION = "audio_classification"
     SPEECH_SYNTHESIS = "speech_synthesis"
     TENSORS = "tensors"
 
@@ -204,8 +206,8 @@ class Graph(Record):
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     run_bytes: Annotated[int, Field(ge=1)] | None = None
-    """Memory of a run with one text of `max_input_tokens`, beside the weights, by the values of the fp32 graph. None
-    for a model of texts of at most 1,024 tokens, and of other inputs."""
+    """Memory of a run with one text of `max_input_tokens`, or one sound of `window_samples`, beside the weights, by the
+    values of the fp32 graph. None for a model of texts of at most 1,024 tokens, and of other inputs."""
 
 
 class StateTensor(Record):
@@ -627,6 +629,123 @@ class AudioPreprocessing(Record):
         return self
 
 
+class FilterBank(Record):
+    """Logarithms of a mel filter bank's energies, of frames of samples; docs/speech.md has the formula."""
+
+    num_mel_bins: Size
+    fft_size: Size
+    """Samples of a Fourier transform."""
+    frame_length: Size
+    """Samples of a frame, under a symmetric window."""
+    hop_length: Size
+    """Samples between frames."""
+    window: Literal["hann", "povey"]
+    """`povey`: Hann's to the power of 0.85."""
+    mel_scale: Literal["slaney", "kaldi"]
+    """`slaney`: filters of equal area, triangles over frequencies. `kaldi`: filters of equal height, over mels."""
+    min_frequency: Annotated[float, Field(ge=0)] = 0.0
+    max_frequency: Positive
+    is_centered: bool = False
+    """True if a frame is around its place, and the audio is continued by zeros; one lies behind it otherwise."""
+    scale: Positive = 1.0
+    """Factor of samples."""
+    preemphasis: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the sample before each that is subtracted from it."""
+    preemphasizes: Literal["frames", "audio"] = "frames"
+    removes_offset: bool = False
+    """True if the mean of each frame is subtracted from it."""
+    floor: Positive
+    """Smallest energy, or with `adds_floor` what is added to each."""
+    adds_floor: bool = False
+
+    @model_validator(mode="after")
+    def _check_sizes(self) -> FilterBank:
+        if self.frame_length > self.fft_size or self.min_frequency >= self.max_frequency:
+            raise ValueError(
+                f"filter_bank: frame_length {self.frame_length} is at most fft_size {self.fft_size}, and min_frequency "
+                f"{self.min_frequency:g} below max_frequency {self.max_frequency:g}"
+            )
+        return self
+
+
+class Normalization(Record):
+    """Normalization of a model's input."""
+
+    of: Literal["all", "bins", "constants"]
+    """To a mean of 0 and a variance of 1, over the whole input or each mel bin by itself; or by the two below."""
+    mean: float = 0.0
+    std: Positive = 1.0
+    epsilon: Annotated[float, Field(ge=0)] = 0.0
+    """Added to the variance, or with `in_deviation` to its root."""
+    in_deviation: bool = False
+
+
+class SoundPreprocessing(Record):
+    """Preprocessing of audio for a graph `model`.
+
+    The graph reads `input_values`, float32 (batch, samples), or with a filter bank `input_features`, float32 (batch,
+    frames, num_mel_bins times stacked_frames).
+    """
+
+    sampling_rate: Size
+    """Sample rate of mono audio, in Hz."""
+    filter_bank: FilterBank | None = None
+    normalization: Normalization | None = None
+    stacked_frames: Size = 1
+    """Neighbouring frames that become one."""
+    num_frames: Size | None = None
+    """Frames that features are cut or filled with zeros to, before they are normalized; None: as many as there are."""
+    min_samples: Size
+    """Shorter audio is filled with silence."""
+    window_samples: Size
+    """Most samples of an input."""
+
+    @property
+    def input_name(self) -> str:
+        """Name of the graph's input."""
+        return "input_values" if self.filter_bank is None else "input_features"
+
+    @property
+    def axes(self) -> tuple[int | str, ...]:
+        """Axes of the graph's input but the batch's."""
+        if self.filter_bank is None:
+            return ("samples",)
+        return (self.num_frames or "frames", self.filter_bank.num_mel_bins * self.stacked_frames)
+
+    def num_values(self, num_samples: int) -> int:
+        """Returns the most numbers of the input of so many samples."""
+        num_samples = max(num_samples, self.min_samples)
+        if self.filter_bank is None:
+            return num_samples
+        num_frames = self.num_frames or num_samples // self.filter_bank.hop_length + 1
+        return num_frames * self.filter_bank.num_mel_bins
+
+    @model_validator(mode="after")
+    def _check_sizes(self) -> SoundPreprocessing:
+        if self.min_samples > self.window_samples:
+            raise ValueError(f"sound: min_samples {self.min_samples} is at most window_samples, {self.window_samples}")
+        is_of_features = self.stacked_frames > 1 or self.num_frames is not None
+        is_of_bins = self.normalization is not None and self.normalization.of == "bins"
+        if self.filter_bank is None and (is_of_features or is_of_bins):
+            raise ValueError("sound.filter_bank: stacked_frames, num_frames and a normalization of bins need it")
+        return self
+
+
+class Ctc(Record):
+    """Connectionist temporal classification (Graves et al. 2006): a token or a blank for each frame of audio.
+
+    The graph has the output `logits`, float32 (batch, output_frames, tokens).
+    """
+
+    blank: Index
+    """Token that writes nothing, and parts equal neighbours."""
+    word_delimiter: Index | None = None
+    """Token between words; None: the first token of a word begins with U+2581."""
+    samples_per_frame: Size
+    stride_samples: Index
+    """Samples at either end of a window whose frames are taken from its neighbour, of audio longer than a window."""
+
+
 class SpeechTokens(Record):
     """Control tokens of a transcription model; None for one the model lacks."""
 
@@ -980,6 +1099,10 @@ class Manifest(Record):
     patches: PatchGrid | None = None
     """Patches of an image, for models with attention weights of images and for captioning models."""
     audio_preprocessing: AudioPreprocessing | None = None
+    sound: SoundPreprocessing | None = None
+    """Audio of a model without a decoder."""
+    ctc: Ctc | None = None
+    """None but for ctc_transcription."""
     speech: SpeechTokens | None = None
     languages: Languages | None = None
     diffusion: Diffusion | None = None
@@ -1164,6 +1287,18 @@ def _check_speech(manifest: Manifest) -> None:
         )
 
 
+def _check_ctc(manifest: Manifest) -> None:
+    sound, ctc = manifest.sound, manifest.ctc
+    assert sound is not None, "`TASK_PARTS` requires it"
+    assert ctc is not None, "`TASK_PARTS` requires it"
+    unit = ctc.samples_per_frame
+    if ctc.stride_samples % unit or sound.window_samples % unit or 2 * ctc.stride_samples >= sound.window_samples:
+        raise ValueError(
+            f"ctc: stride_samples {ctc.stride_samples} and sound.window_samples {sound.window_samples} are multiples "
+            f"of samples_per_frame, {unit}, and two strides are shorter than a window"
+        )
+
+
 def _check_detection(manifest: Manifest) -> None:
     detection = manifest.detection
     assert detection is not None, "`TASK_PARTS` requires it"
@@ -1279,6 +1414,7 @@ TASK_PARTS: Final[dict[Task, TaskParts]] = {
         files=(TOKENIZER_FILE,),
         check=_check_speech,
     ),
+    Task.CTC_TRANSCRIPTION: TaskParts(needs=("sound", "ctc"), files=(TOKENIZER_FILE,), check=_check_ctc),
     Task.TEXT_TO_TEXT: TaskParts(
         graphs=("encoder", "decoder"),
         needs=(*_OF_TEXTS, "limits.max_total_tokens"),
@@ -1299,6 +1435,7 @@ TASK_PARTS: Final[dict[Task, TaskParts]] = {
     Task.IMAGE_GENERATION: TaskParts(
         graphs=tuple(DIFFUSION_TENSORS), needs=("image_preprocessing", "diffusion"), check=_check_diffusion
     ),
+    Task.AUDIO_CLASSIFICATION: TaskParts(needs=("labels", "sound")),
     Task.SPEECH_SYNTHESIS: TaskParts(
         graphs=("codec_decoder", "decoder"),
         needs=(*_OF_TEXTS, "limits.max_total_tokens", "labels", "codec"),

@@ -153,16 +153,17 @@ class Job(Generic[Engine]):
         num_bytes: int,
         num_read: int,
         read: Reader[Result] | None = None,
+        lengths: Sequence[int] | None = None,
         groups: Sequence[Hashable] | None = None,
     ) -> BatchedResults[Result]:
-        """Runs items on a batcher whose budget counts items; errors, `read` and `groups` are those of `Batcher.submit`.
+        """Runs items on a batcher; without `lengths` its budget counts items. The rest is that of `Batcher.submit`.
 
         Their times are not added to the job's; `note` adds them.
         """
         with self._running(num_bytes=num_bytes, num_read=num_read):
             return await batcher.submit(
                 items,
-                [1] * len(items),
+                lengths or [1] * len(items),
                 outputs=outputs,
                 read=read,
                 deadline=self.deadline,

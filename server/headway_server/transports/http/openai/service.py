@@ -25,7 +25,7 @@ from headway_server.tasks.generation.model import GeneratedText, GenerationModel
 from headway_server.tasks.generation.request import GenerationRequest
 from headway_server.tasks.image_generation.model import GeneratedImage
 from headway_server.tasks.outputs import read_vector
-from headway_server.tasks.speech.model import SpeechTask
+from headway_server.tasks.speech.transcripts import SpeechTask
 from headway_server.tasks.synthesis.model import SpeechPart, SynthesisModel
 from headway_server.tasks.table import (
     CLASSIFY_TEXTS,
