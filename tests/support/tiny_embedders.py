@@ -206,6 +206,17 @@ def write_colbert(folder: Path, *, is_of_authors: bool = False, **stated) -> Pat
 
 def colbert_score(folder: Path, query: str, text: str, *, attends_to_filler: bool = False) -> float:
     """What PyLate computes of a pair, written anew."""
+    (_, asked), (_, found) = (
+        colbert_vectors(folder, one, is_query=one is query, attends_to_filler=attends_to_filler)
+        for one in (query, text)
+    )
+    return float((asked @ found.T).max(dim=1).values.sum())
+
+
+def colbert_vectors(
+    folder: Path, text: str, *, is_query: bool, attends_to_filler: bool = False
+) -> tuple[list[int], torch.Tensor]:
+    """The tokens that PyLate gives a vector in a query or a document, and these vectors, (T, 8)."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
     weight = load_file(folder / "1_Dense" / "model.safetensors")["linear.weight"]
@@ -220,8 +231,7 @@ def colbert_score(folder: Path, query: str, text: str, *, attends_to_filler: boo
             states = model(input_ids=ids, attention_mask=seen).last_hidden_state[0]
         return ids[0], torch.nn.functional.normalize(states @ weight.T, dim=-1)
 
-    _, asked = vectors(query, markers[0], COLBERT_QUERY_LENGTH)
-    ids, found = vectors(text, markers[1], 0)
-    skipped = tokenizer.convert_tokens_to_ids(list(COLBERT_SKIPPED))
-    found = found[[token not in skipped for token in ids.tolist()]]
-    return float((asked @ found.T).max(dim=1).values.sum())
+    ids, found = vectors(text, *((markers[0], COLBERT_QUERY_LENGTH) if is_query else (markers[1], 0)))
+    skipped = () if is_query else tokenizer.convert_tokens_to_ids(list(COLBERT_SKIPPED))
+    counts = [token not in skipped for token in ids.tolist()]
+    return ids[counts].tolist(), found[counts]

@@ -30,6 +30,7 @@ from headway_server.tasks.table import (
     CLASSIFY_TEXTS,
     EMBED_TEXTS,
     EMBED_TEXTS_SPARSELY,
+    EMBED_TOKENS,
     GENERATE_IMAGES,
     GENERATE_TEXTS,
     RANK_TEXTS,
@@ -60,6 +61,7 @@ from headway_server.transports.http.openai.requests import (
 )
 from headway_server.transports.http.openai.responses import NOTHING_STORED, ResponseBody, ResponseWriter
 from headway_server.transports.http.openai.text_embeddings import (
+    EMBED_ALL_PATH,
     EMBED_PATH,
     EMBED_SPARSE_PATH,
     PREDICT_PATH,
@@ -78,6 +80,7 @@ OPENAI_ABILITIES: Final[Mapping[str, Ability[Any]]] = {
     **dict.fromkeys((*RERANK_PATHS, *SCORE_PATHS), RANK_TEXTS),
     EMBED_PATH: EMBED_TEXTS,
     EMBED_SPARSE_PATH: EMBED_TEXTS_SPARSELY,
+    EMBED_ALL_PATH: EMBED_TOKENS,
     PREDICT_PATH: CLASSIFY_TEXTS,
     "/v1/images/generations": GENERATE_IMAGES,
     "/v1/audio/speech": SYNTHESIZE_SPEECH,
@@ -234,6 +237,7 @@ def openai_routes(edge: Edge, host: ModelHost, settings: ServerSettings) -> list
         DETOKENIZE_PATH: tokens.detokenize,
         EMBED_PATH: texts.embed,
         EMBED_SPARSE_PATH: texts.embed_sparse,
+        EMBED_ALL_PATH: texts.embed_all,
         PREDICT_PATH: texts.predict,
     }
     names = {"/v1/completions": name_in_completions, _RESPONSES: name_in_responses}
