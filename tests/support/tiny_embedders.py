@@ -69,7 +69,7 @@ def write_sentence_transformer(
     max_seq_length: int | None = None,
     prompts: dict[str, str] | None = None,
     default_prompt: str | None = None,
-    pools_prompt: bool = True,
+    pools_prompt: bool | None = True,
 ) -> Path:
     """Writes a folder of sentence-transformers.
 
@@ -84,16 +84,16 @@ def write_sentence_transformer(
         max_seq_length: Most tokens of a text.
         prompts: By name.
         default_prompt: Name of the default one.
-        pools_prompt: False to leave the prompt's tokens out of the pooling.
+        pools_prompt: False to leave the prompt's tokens out of the pooling; None: nothing is said of them.
     """
     write_encoder(folder / inner, family)
     modules = [("Transformer", inner), ("Pooling", "1_Pooling")]
     if is_new:
         content = {"embedding_dimension": 32, "pooling_mode": pooling, "include_prompt": True}
     else:
-        content = {"word_embedding_dimension": 32, "include_prompt": pools_prompt} | {
-            f"pooling_mode_{switch}": name == pooling for name, switch in _SWITCHES.items()
-        }
+        content = {f"pooling_mode_{switch}": name == pooling for name, switch in _SWITCHES.items()}
+        content |= {"word_embedding_dimension": 32}
+        content |= {} if pools_prompt is None else {"include_prompt": pools_prompt}
     _write(folder / "1_Pooling" / "config.json", content)
     if width is not None:
         modules.append(("Dense", "2_Dense"))
