@@ -19,6 +19,7 @@ from .conftest import serve
 HEADS = {
     "bert-answers": ("bert", "ForQuestionAnswering"),
     "deberta-answers": ("deberta-v2", "ForQuestionAnswering"),
+    "splinter-answers": ("splinter", "ForQuestionAnswering"),
     "roberta-masks": ("roberta", "ForMaskedLM"),
 }
 CONTEXT = "the old fire is not in the rain  an answer is so " * 6
@@ -30,9 +31,36 @@ def folders(tmp_path_factory):
     """A folder of each model, by the name of its bundle."""
     root, found = tmp_path_factory.mktemp("folders"), {}
     for name, (family, head) in HEADS.items():
+        if family == "splinter":
+            found[name] = _write_splinter(root / name)
+            continue
         found[name] = tiny.write_model(root / name, family, head, num_labels=2)
         tiny.write_tokenizer(root / name, has_types=family == "bert", mask="<mask>")
     return found
+
+
+def _write_splinter(folder):
+    """A model that reads an answer from the token that its tokenizer puts behind the question."""
+    pieces = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        "[QUESTION]",
+        ".",
+        *["is", "a", "f", "n", "not", "t", "##he", "old", "##ire", "in"],
+    ]
+    folder.mkdir()
+    (folder / "vocab.txt").write_text("\n".join(pieces))
+    transformers.SplinterTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    config = transformers.SplinterConfig(
+        vocab_size=len(pieces), max_position_embeddings=64, question_token_id=5, initializer_range=0.2, **sizes
+    )
+    torch.manual_seed(0)
+    transformers.SplinterForQuestionAnswering(config).save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture(scope="module")

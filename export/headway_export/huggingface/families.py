@@ -144,7 +144,7 @@ EXPORTED: Final = (
     ),
     Families(
         kind="",
-        names="BERT, DeBERTa V2",
+        names="BERT, DeBERTa V2, Splinter",
         task="`question_answering` ([question-answering.md](question-answering.md))",
         compared="answers in overlapping windows, within 1e-5",
     ),
@@ -422,7 +422,7 @@ BEHIND: Final[Mapping[str, tuple[str, ...]]] = {
     "texts of images": ("Donut-Swin", "MGP-STR", "Pix2Struct", "VisualBert"),
     "documents with images or paths": ("LayoutLM-v3", "MarkupLM"),
     "series and decisions": ("Decision Transformer", "PatchTST", "PatchTSMixer"),
-    "texts": ("Encoder Decoder", "InternLM2", "Splinter"),
+    "texts": ("Encoder Decoder", "InternLM2"),
 }  # fmt: skip
 """Of these, those that this command does not read, by what they are for."""
 
