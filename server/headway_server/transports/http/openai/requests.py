@@ -268,6 +268,11 @@ class CompletionBody(GenerationBody):
         """See `GenerationBody`."""
         return self.logprobs
 
+    @property
+    def is_read_alone(self) -> bool:
+        """True if the prompt is wanted alone, as in vLLM; a token is generated and not returned."""
+        return self.echo and self.max_tokens == 0
+
     def prompts(self) -> tuple[list[Prompt], list[str]]:
         """Returns the prompts, and the name of each for error messages.
 
@@ -294,7 +299,7 @@ class CompletionBody(GenerationBody):
         self._check_stream()
         if self.best_of not in (None, self.n):
             raise InvalidInputError("best_of", f"is {self.best_of}; must be n, {self.n}: leave it out")
-        parameters = self._parameters(self.max_tokens)
+        parameters = self._parameters(1 if self.is_read_alone else self.max_tokens)
         if (constraint := self._structure()) is not None:
             parameters["constraint"] = constraint
         return GenerationRequest(

@@ -69,7 +69,12 @@ from headway_server.transports.http.openai.text_embeddings import (
 )
 from headway_server.transports.http.openai.tokens import DETOKENIZE_PATH, TOKENIZE_PATH, TokenEndpoint
 from headway_server.transports.http.openai.transcription import TranscriptionEndpoint
-from headway_server.transports.http.openai.written_texts import ChatWriter, CompletionWriter
+from headway_server.transports.http.openai.written_texts import (
+    ChatWriter,
+    CompletionWriter,
+    prompts_alone,
+    prompts_of_parts,
+)
 
 _RESPONSES: Final = "/v1/responses"
 OPENAI_ABILITIES: Final[Mapping[str, Ability[Any]]] = {
@@ -127,8 +132,12 @@ class OpenAIService:
         writer = CompletionWriter(model, body)
         if body.stream:
             parts = model.stream_many(prompts, fields=fields, request=wanted)
+            if body.is_read_alone:
+                parts = prompts_of_parts(parts)
             return Stream(parts=writer.events(parts), media_type=EVENT_STREAM)
         answer = await model.generate(prompts, fields=fields, request=wanted)
+        if body.is_read_alone:
+            answer = prompts_alone(answer)
         return await formatted(lambda: writer.whole(answer), is_long=_is_long(answer, wanted))
 
     async def chat(self, request: Request) -> Reply | Stream:
