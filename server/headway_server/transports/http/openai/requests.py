@@ -7,7 +7,7 @@ counts as left out.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 import numpy as np
@@ -648,15 +648,33 @@ class SpeechBody(ModelBody):
         )
 
 
+_PROMPTS_OF_TYPES: Final = {"query": ("query", "search_query"), "document": ("document", "passage", "search_document")}
+"""Names of models' prompts for Voyage's types of inputs."""
+
+
 class EmbeddingBody(ModelBody):
-    """A request of `/v1/embeddings`; the last two are this server's own."""
+    """A request of `/v1/embeddings`; `truncate` and `prompt_name` are this server's own."""
 
     input: str | _Tokens | Many[str] | Many[_Tokens]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = None
-    truncate: bool = Field(default=False, validation_alias=AliasChoices("truncate", "truncation"))
-    """`truncation` is Voyage's name."""
+    truncate: bool | None = Field(default=None, validation_alias=AliasChoices("truncate", "truncation"))
+    """`truncation` is Voyage's name. Default: False, and True in a request of Voyage's."""
     prompt_name: str = ""
+    input_type: Literal["query", "document"] | None = None
+    """Voyage's: what a text is, and so the prompt before it, where the model has one for that."""
+
+    def prompt_of(self, names: Collection[str]) -> str:
+        """Returns the name of the prompt, of those that a model has.
+
+        Raises:
+            InvalidInputError: It is given in two ways.
+        """
+        if self.input_type is None:
+            return self.prompt_name
+        if self.prompt_name:
+            raise InvalidInputError("prompt_name", "is set together with input_type; set one")
+        return next((name for name in _PROMPTS_OF_TYPES[self.input_type] if name in names), "")
 
     def inputs(self) -> TextInputs | TokenInputs:
         """Returns the texts, or the token ids of each text.
@@ -670,5 +688,6 @@ class EmbeddingBody(ModelBody):
         check_count("input", len(given), MAX_INPUTS)
         fields = ["input"] if given != self.input else [f"input[{index}]" for index in range(len(given))]
         if isinstance(given[0], str):
-            return TextInputs(texts=given, fields=fields, truncate=self.truncate)
+            truncate = self.input_type is not None if self.truncate is None else self.truncate
+            return TextInputs(texts=given, fields=fields, truncate=truncate)
         return TokenInputs(input_ids=[np.asarray(one, np.int64) for one in given], fields=fields)

@@ -178,7 +178,10 @@ class OpenAIService:
         if body.dimensions is not None and not 1 <= body.dimensions <= embedding.dimension:
             raise InvalidInputError("dimensions", f"is {body.dimensions}; must be from 1 to {embedding.dimension}")
         answer = await model.embed_many(
-            body.inputs(), normalize=body.dimensions is None, prompt_name=body.prompt_name, deadline=None
+            body.inputs(),
+            normalize=body.dimensions is None,
+            prompt_name=body.prompt_of(embedding.prompts),
+            deadline=None,
         )
         num_numbers = len(answer.results) * embedding.dimension
         return await formatted(lambda: _embeddings(answer, model, body), is_long=num_numbers > MAX_NUMBERS_ON_LOOP)
