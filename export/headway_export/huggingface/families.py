@@ -316,6 +316,13 @@ REFUSALS: Final = (
         is_trained_without=True,
     ),
     Refusal(
+        names=("timm",),
+        model_types=("timm_wrapper",),
+        says="is computed by the package timm",
+        why="`transformers` has no layers of it; make the model with timm, and export that module by its factory",
+        tasks=(Task.IMAGE_CLASSIFICATION, Task.IMAGE_EMBEDDING),
+    ),
+    Refusal(
         names=("Funnel", "Reformer"),
         model_types=("funnel", "reformer"),
         says="answers a text otherwise where it is padded",
