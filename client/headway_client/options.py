@@ -382,9 +382,12 @@ class EmbedTextOptions(_PairOptions, total=False):
 
     normalize: Annotated[bool | None, "Scale vectors to length 1. Default: true."]
     prompt_name: Annotated[
-        str | None, "Name of the model's prompt before every text. Default: the model's own, or none."
+        str | None,
+        "Name of the model's prompt before every text, or with multi_vector query or document. Default: the model's "
+        "own, or none; document.",
     ]
     sparse: Annotated[bool, "Return sparse vectors, of a model that makes such. Normalize defaults to false then."]
+    multi_vector: Annotated[bool, "Return a vector of each token, of a model of late interaction such as ColBERT."]
 
 
 class ScoreTextOptions(_PairOptions, total=False):

@@ -175,6 +175,8 @@ ResultT = TypeVar("ResultT")
 
 MAX_TEXTS: Final = 256
 """Texts of a call."""
+_MULTI_VECTOR_TEXTS: Final = 32
+"""The same of a call for vectors of tokens, whose number the client does not know."""
 MAX_TEXT_BYTES: Final = 4 * 2**20
 """UTF-8 bytes of a call's texts and pairs that a server accepts by default."""
 MAX_IMAGES: Final = 64
@@ -438,7 +440,8 @@ def embed_text(texts: Texts, **options: Unpack[EmbedTextOptions]) -> Iterator[Ca
         if len(pairs) != len(texts):
             raise ValueError(f"text_pairs has {len(pairs)} elements for {len(texts)} texts; give one for each text")
         sizes = [size + len(pair.encode()) for size, pair in zip(sizes, pairs, strict=True)]
-    for part in _parts(sizes, MAX_TEXTS, MAX_TEXT_BYTES):
+    most = _MULTI_VECTOR_TEXTS if options.get("multi_vector") else MAX_TEXTS
+    for part in _parts(sizes, most, MAX_TEXT_BYTES):
         values = _values(EmbedTextOptions, options, texts=texts[part])
         values["text_pairs"] = None if pairs is None else pairs[part]
         call = _unary("EmbedText", values, TextEmbedding, len(texts[part]))

@@ -109,14 +109,26 @@ class Answer(Generic[ResultT_co]):
 
 
 @dataclass(frozen=True, slots=True)
+class TokenVector:
+    """The vector of a token, of length 1."""
+
+    values: tuple[float, ...]
+    token_id: int
+    text: str
+    """The token as text, by itself; bytes that are not valid UTF-8 read as U+FFFD."""
+
+
+@dataclass(frozen=True, slots=True)
 class TextEmbedding:
-    """The vector of a text."""
+    """The vector of a text, or those of its tokens."""
 
     values: tuple[float, ...]
     token_count: int
     truncated: bool
     indices: tuple[int, ...] = ()
     """Of a sparse vector: the index of each value, a token of the vocabulary. Empty for a dense one."""
+    token_vectors: tuple[TokenVector, ...] = ()
+    """With `multi_vector`: the vectors of the tokens that a score is made of, in order. `values` is empty then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +155,10 @@ class EmbeddingAnswer(Answer[EmbeddingT_co]):
 
         Raises:
             ImportError: NumPy is not installed.
-            ValueError: The vectors are sparse.
+            ValueError: The vectors are sparse, or of tokens.
         """
+        if any(getattr(result, "token_vectors", ()) for result in self.results):
+            raise ValueError("the vectors are of tokens; read token_vectors of each result")
         if any(getattr(result, "indices", ()) for result in self.results):
             raise ValueError("the vectors are sparse; read indices and values of each result")
         array: NDArray[np.float32] = import_numpy().array([result.values for result in self.results], "float32")

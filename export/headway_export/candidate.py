@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from PIL import Image
 
 from headway_export.errors import SourceError
 from headway_export.source import EvaluationData, ExportSource
-from headway_export.spool import spooled
+from headway_export.spool import spooled, zeros_on_disk
 from headway_server.batching import BatchGraph, Tensors
 from headway_server.bundles import IMAGE_EMBEDDINGS, Bundle, Precision, Variant
 from headway_server.bundles.chain import DECODING_AXES, chain_width, verifying_axes
@@ -65,7 +66,7 @@ class Candidate:
         sources: Sequence[CrossTensors] = (),
         session: Session | None = None,
     ) -> DecoderRunner:
-        """Opens the decoder; its cache, and the room for what it reads of sources, take memory at once.
+        """Opens the decoder. Its cache takes memory at once; what it reads of sources is packed in temporary files.
 
         Args:
             num_slots: Rows that are decoded together.
@@ -74,7 +75,10 @@ class Candidate:
             session: An open session of the decoder (`open_session`).
         """
         bundle = self._limited(max_length, sources)
-        return DecoderRunner(self.runtime, bundle, self.variant, num_slots=num_slots, sharing=session)
+        allocate = partial(zeros_on_disk, folder=self.bundle.path)
+        return DecoderRunner(
+            self.runtime, bundle, self.variant, num_slots=num_slots, sharing=session, allocate=allocate
+        )
 
     def open_session(self) -> Session:
         """Opens the decoder's graph for runners of several sizes."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import secrets
 import signal
 import threading
 import warnings
@@ -28,7 +27,9 @@ from headway_server.bundles import (
     Precision,
     SpecialTokens,
     Variant,
-    remove_folder,
+    new_place,
+    remove_held,
+    remove_left,
 )
 from headway_server.bundles.tags import Aggregation, TagScheme
 from headway_server.errors import ServerError
@@ -479,11 +480,12 @@ def _sizes(given: Sequence[str]) -> dict[str, int]:
 @contextmanager
 def _scratch_in(store: Path) -> Iterator[Path]:
     """Yields a folder that is made once something is written there, and removed at the end."""
-    folder = store / f".staging-{secrets.token_hex(4)}"
+    remove_left(store)
+    folder = new_place(store)
     try:
         yield folder
     finally:
-        remove_folder(folder)
+        remove_held(folder)
 
 
 def _huggingface() -> ModuleType:

@@ -62,7 +62,7 @@ from headway_server.bundles import (
     staging_folder,
     write_manifest,
 )
-from headway_server.runtime import Runtime
+from headway_server.runtime import Runtime, map_large_arrays
 
 EXTERNAL_DATA_THRESHOLD_BYTES = 1 << 26
 """Size of a graph's weights from which they go to a file of their own; a protocol buffer holds 2 GiB at most."""
@@ -195,6 +195,8 @@ class _Prover:
         self._reference: Reference | None = None
         num_bytes = sum(parameter.nbytes for parameter in source.module.parameters())
         self._is_large = num_bytes >= options.external_data_threshold_bytes
+        if self._is_large:
+            map_large_arrays()
         if self._is_large and Precision.FP32 not in options.precisions and source.checkpoint_files:
             self._checkpoint = CheckpointFiles(source.checkpoint_files)
             self._weights.begin_with(self._checkpoint, source.module)
@@ -336,7 +338,7 @@ class _Prover:
         """Returns the second model, which is made once the weights of the first are read from the files of graphs."""
         if self._reference is None:
             is_alone = set(self._options.precisions) == {Precision.FP32}
-            self._reference = Reference(self._source, folder=None if is_alone else self._folder)
+            self._reference = Reference(self._source, folder=self._folder, keeps_answers=not is_alone)
             self._weights.share_with(self._reference.module)
         return self._reference
 

@@ -62,6 +62,8 @@ _STEADY_BOUND = 1e-5
 """Largest relative difference between two answers of the same model to the same input."""
 _MOST_KEPT_BYTES = 1 << 29
 """Of answers that are kept on disk for the variants to come."""
+_MOST_MEMORIES = 8
+"""Encoded sources that are kept for further targets: those of a batch."""
 
 Kept = TypeVar("Kept")
 
@@ -103,13 +105,20 @@ class OwnTarget(nn.Module, ABC):
     """An encoder-decoder that attends by itself, as a library made it."""
 
     @abstractmethod
-    def target_logits(self, source: Tensor, target_ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def encode_source(self, source: Tensor) -> Tensor:
+        """Returns what the encoder makes of a source: tokens (1, S) int64, pixels or features -> (1, S, D)."""
+
+    @abstractmethod
+    def target_logits(
+        self, source: Tensor, target_ids: Tensor, positions: Tensor, memory: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Logits after the asked tokens of a target, and its alignment.
 
         Args:
             source: Tokens (1, S) int64, pixels or features.
             target_ids: (1, T) int64.
             positions: (P,) int64.
+            memory: What `encode_source` has returned; None: the library's model encodes the source itself.
 
         Returns:
             (1, P, V), and the weights of the layer that aligns, (1, H, T, S).
@@ -119,15 +128,18 @@ class OwnTarget(nn.Module, ABC):
 class Reference:
     """A second model of a source, made anew, against which variants are held.
 
-    Answers are kept, as far as they fit, where several variants are asked the same.
+    Answers are kept, as far as they fit, where several variants are asked the same. A source is encoded once for its
+    targets, except where an answer is asked for again, with other rounding errors or by `check_is_steady`.
     """
 
-    def __init__(self, source: ExportSource, *, folder: Path | None = None) -> None:
+    def __init__(self, source: ExportSource, *, folder: Path | None = None, keeps_answers: bool = True) -> None:
         """Makes the model.
 
         Args:
             source: What it is of.
-            folder: Where answers are kept in temporary files for variants to come; None: none is kept.
+            folder: Where temporary files are made of what is kept; None: encoded sources are kept in memory, and
+                answers are not.
+            keeps_answers: True to keep answers for variants to come.
 
         Raises:
             SourceError: It cannot be made a second time, or parts of it are those of the first.
@@ -140,7 +152,8 @@ class Reference:
                 "cannot be held against itself; make a new module at each call"
             )
         self._answers: dict[str, Any] = {}
-        self._kept_bytes, self._folder = 0, folder
+        self._kept_bytes, self._folder, self._keeps_answers = 0, folder, keeps_answers and folder is not None
+        self._memories: dict[str, NDArray[Any]] = {}
         self._first: dict[str, tuple[Callable[[], Any], Any]] = {}
 
     def __repr__(self) -> str:
@@ -188,15 +201,39 @@ class Reference:
         The source of a caption is an image, (3, height, width) float32; that of a transcript (mel bins, frames).
         """
 
-        def answer() -> TargetAnswers:
+        def answer(memory: Tensor | None = None) -> TargetAnswers:
             if not isinstance(self.module, OwnTarget):
-                return _target_answers(self.module, source_of, target_ids, CAUSAL, positions)
+                return _target_answers(self.module, source_of, target_ids, CAUSAL, positions, memory)
             source, target = (torch.from_numpy(array).unsqueeze(0) for array in (source_of, target_ids))
             with torch.inference_mode():
-                logits, weights = self.module.target_logits(source, target, torch.from_numpy(positions))
+                logits, weights = self.module.target_logits(source, target, torch.from_numpy(positions), memory)
                 return TargetAnswers(logits[0].float().numpy(), weights[0].float().mean(dim=0).numpy())
 
-        return self._ask("target", answer, source_of, target_ids, positions)
+        def quick() -> TargetAnswers:
+            return answer(self._memory_of(source_of))
+
+        return self._ask("target", answer, source_of, target_ids, positions, quick=quick)
+
+    def _memory_of(self, source: NDArray[Any]) -> Tensor | None:
+        """Returns what the encoder makes of a source, (1, S, D); None of a recurrent model."""
+        if not isinstance(self.module, OwnTarget) and is_recurrent(self.module):
+            return None
+        key = _digest("source", source)
+        memory = self._memories.pop(key, None)
+        if memory is None:
+            with torch.inference_mode():
+                read = torch.from_numpy(source).unsqueeze(0)
+                memory = (
+                    self.module.encode_source(read)
+                    if isinstance(self.module, OwnTarget)
+                    else _encoded(self.module, read)
+                ).numpy()
+            if self._folder is not None:
+                memory = spooled({"memory": memory}, self._folder)["memory"]
+        if len(self._memories) == _MOST_MEMORIES:
+            del self._memories[next(iter(self._memories))]
+        self._memories[key] = memory
+        return torch.from_numpy(memory.copy())  # what is mapped is not writable, which PyTorch wants
 
     def outputs(self, *inputs: NDArray[Any]) -> dict[str, NDArray[Any]]:
         """Outputs of a model without state by name, for one input; the arguments are those of `outputs`."""
@@ -246,26 +283,40 @@ class Reference:
                     "make its answers depend on its input and its weights alone"
                 )
 
-    def _ask(self, kind: str, answer: Callable[[], Kept], *inputs: NDArray[Any]) -> Kept:
+    def _ask(
+        self, kind: str, answer: Callable[[], Kept], *inputs: NDArray[Any], quick: Callable[[], Kept] | None = None
+    ) -> Kept:
         """Returns the answer to some inputs, which is computed once as long as there is room for it.
 
         An answer with other rounding errors is computed and not kept.
+
+        Args:
+            kind: What is asked.
+            answer: Computes the answer, all of it.
+            inputs: What it depends on.
+            quick: Computes the same of parts that are kept; None: there are none.
         """
         if is_rounding():
             return answer()
-        digest = hashlib.sha256(kind.encode())
-        for array in map(np.asarray, inputs):
-            digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
-        key = digest.hexdigest()
+        key = _digest(kind, *inputs)
         if key in self._answers:
             return cast("Kept", self._answers[key])
-        found = answer()
+        found = (quick or answer)()
         self._first.setdefault(kind, (answer, found))
         num_bytes = sum(array.nbytes for array in _arrays(found))
-        if self._folder is not None and self._kept_bytes + num_bytes <= _MOST_KEPT_BYTES:
+        if self._keeps_answers and self._kept_bytes + num_bytes <= _MOST_KEPT_BYTES:
+            assert self._folder is not None, "answers are kept where there is a folder"
             self._answers[key] = _on_disk(found, self._folder)
             self._kept_bytes += num_bytes
         return found
+
+
+def _digest(kind: str, *inputs: NDArray[Any]) -> str:
+    """Returns what tells some inputs from others."""
+    digest = hashlib.sha256(kind.encode())
+    for array in map(np.asarray, inputs):
+        digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
+    return digest.hexdigest()
 
 
 def _arrays(answer: Any) -> list[NDArray[Any]]:
@@ -350,24 +401,29 @@ def translation_logits(
     return _target_answers(module, source_of, target_ids, attend, np.arange(len(target_ids))).logits
 
 
-def _target_answers(
+def _encoded(module: nn.Module, source: Tensor) -> Tensor:
+    """Returns what the encoder of an encoder-decoder with attention makes of a source, (1, S, D)."""
+    if source.is_floating_point():
+        return cast("ImageToText", module).encode(source)
+    return cast("EncoderDecoder", module).encode(source, torch.ones_like(source))
+
+
+def _target_answers(  # noqa: PLR0917 (what is asked of a target, which belongs together)
     module: nn.Module,
     source_of: NDArray[Any],
     target_ids: NDArray[np.int64],
     attend: Attend,
     positions: NDArray[np.int64],
+    memory: Tensor | None = None,
 ) -> TargetAnswers:
     model = cast("EncoderDecoder", module)
     with torch.inference_mode():
         source = torch.from_numpy(source_of).unsqueeze(0)
-        if source.is_floating_point():
-            memory = cast("ImageToText", module).encode(source)
-            mask = torch.ones(memory.shape[:2], dtype=torch.int64)
-        else:
+        if is_recurrent(module):
             mask = torch.ones_like(source)
-            if is_recurrent(module):
-                return _recurrent_answers(cast("RecurrentEncoderDecoder", module), source, mask, target_ids, positions)
-            memory = model.encode(source, mask)
+            return _recurrent_answers(cast("RecurrentEncoderDecoder", module), source, mask, target_ids, positions)
+        memory = _encoded(module, source) if memory is None else memory
+        mask = torch.ones(memory.shape[:2], dtype=torch.int64)
         keys_values = model.cross_keys_values(memory)
         attend_cross, aligned = cross_attention(keys_values, mask, fused_attention), alignment_layer(len(keys_values))
         weights: list[Tensor] = []

@@ -64,7 +64,7 @@ from headway_training.checkpoint import (
     load_tokenizer,
     read_checkpoint,
 )
-from headway_training.errors import TrainingError
+from headway_training.errors import DataError, TrainingError
 from headway_training.models import CLIP
 from headway_training.models.own import find_factory
 from headway_training.tokenizers import encode_texts
@@ -107,6 +107,8 @@ class EvaluationData:
     """The second text of each, empty where there is none; None: no text has one."""
     references: Sequence[str] = ()
     """Translations of the texts, or what is said in the recordings."""
+    answers: Sequence[Sequence[str]] = ()
+    """The answers that are right, of each question in `texts` about its context in `text_pairs`."""
     languages: Sequence[tuple[str, str]] = ()
     """Codes of source and target of each translation, empty for the only one; none: empty for all."""
     recordings: Sequence[NDArray[np.int16]] = ()
@@ -142,10 +144,20 @@ class EvaluationData:
             places = np.searchsorted(rows, segments.image_index[kept])
             arrays = {name: getattr(segments, name)[kept] for name in ("points", "boxes", "masks")}
             segments = Segments(image_index=places, **arrays)
-        lists = ("texts", "text_pairs", "references", "languages", "recordings", "groups", "spans", "sequences")
+        lists = (
+            "texts",
+            "text_pairs",
+            "references",
+            "answers",
+            "languages",
+            "recordings",
+            "groups",
+            "spans",
+            "sequences",
+        )
         taken: dict[str, Any] = {
             name: [values[row] for row in rows]
-            for name in (*lists, "prompt_lengths")
+            for name in (*lists, "sequences", "prompt_lengths")
             if (values := getattr(self, name))  # a task has some of them
         }
         taken |= {name: getattr(self, name)[rows] for name in ("labels", "images") if len(getattr(self, name))}
@@ -774,7 +786,7 @@ def read_evaluation(file: Path, task: Task, dataset: str, num_labels: int) -> Ev
         examples = exported.read_examples(file, num_labels)
         metric = exported.metric(examples.pop("metric", exported.metrics[0].name))
         return EvaluationData(dataset=dataset, metric=metric.name, higher_is_better=metric.higher_is_better, **examples)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, DataError) as error:
         raise SourceError(
             f"{file}: cannot be read as evaluation data of {task} ({error}); see docs/checkpoint.md"
         ) from error

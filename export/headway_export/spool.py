@@ -47,6 +47,16 @@ def spooled(arrays: Mapping[str, NDArray[Any]], folder: Path) -> dict[str, NDArr
     return found
 
 
+def zeros_on_disk(count: int, dtype: str, folder: Path) -> NDArray[Any]:
+    """Returns (N,) zeros that are mapped from a temporary file of a folder, to be written to; few are in memory."""
+    num_bytes = count * np.dtype(dtype).itemsize
+    if num_bytes < _LEAST_BYTES:
+        return np.zeros(count, dtype)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.truncate(num_bytes)
+        return np.frombuffer(mmap.mmap(file.fileno(), num_bytes), dtype)
+
+
 def save_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
     """Writes a file of safetensors, for the time of an export.
 

@@ -11,6 +11,7 @@ from headway_export.errors import SourceError
 from headway_export.huggingface.folder import FolderOptions
 from headway_export.huggingface.kinds import from_folder
 from headway_export.inputs import Draw
+from headway_export.source import read_evaluation
 from headway_export.tasks.table import task_of
 from headway_server.bundles import Task
 
@@ -106,3 +107,20 @@ def test_drawn_inputs_are_windows_of_one_length_and_texts_with_masks(tmp_path, h
         masked = np.flatnonzero(item["input_ids"] == source.special_tokens.mask)
         assert item["mask_positions"].tolist() == masked.tolist()
         assert 1 <= len(masked) <= 4
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"question": "a", "context": "b"}', "line 1: expected an object with the texts question and context"),
+        ('{"question": "", "context": "b", "answers": []}', "line 1: expected an object"),
+        ("[1]", "line 1: expected an object"),
+        ("no", "line 1: is no JSON"),
+        ("", "has no questions"),
+    ],
+)
+def test_malformed_questions_are_refused_with_the_line(tmp_path, line, words):
+    file = tmp_path / "questions.jsonl"
+    file.write_text(line)
+    with pytest.raises(SourceError, match=f"cannot be read as evaluation data of question_answering .*{words}"):
+        read_evaluation(file, Task.QUESTION_ANSWERING, "own", 0)

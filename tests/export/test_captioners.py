@@ -35,6 +35,11 @@ def test_a_captioner_is_read(tmp_path, family):
         torch.from_numpy(pixels)[None], torch.from_numpy(target)[None], torch.tensor([0, 5, 11])
     )
     np.testing.assert_allclose(logits[0].detach().numpy(), expected[[0, 5, 11]], rtol=1e-4, atol=1e-4)
+    read = torch.from_numpy(pixels)[None]
+    again, _ = reference.target_logits(
+        read, torch.from_numpy(target)[None], torch.tensor([0, 5, 11]), reference.encode_source(read)
+    )
+    torch.testing.assert_close(again, logits, rtol=0, atol=0)
     assert weights.shape[-2:] == (12, 16 + LEADING.get(family, 1))
 
 

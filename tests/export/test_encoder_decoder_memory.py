@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from headway_export import candidate, parity, quality, spool
+from headway_export import reference as reference_model
 from headway_export.candidate import Candidate, encode_sources
 from headway_export.reference import Reference
 from headway_export.source import from_checkpoint
-from headway_export.spool import spooled
+from headway_export.spool import spooled, zeros_on_disk
 from headway_export.tasks.table import task_of
 from headway_server.bundles import Precision, open_bundle
 from headway_server.decoding.runner.encoder import CrossTensors
@@ -36,6 +37,7 @@ def opened(request) -> Candidate:
 def test_encoder_decoder_and_pytorch_take_memory_one_after_another(opened, monkeypatch):
     """With everything on disk that may be there; the figures are those of the export, which kept it in memory."""
     alive, calls = {"encoder": weakref.WeakSet(), "decoder": weakref.WeakSet()}, set()
+    sources, num_encoded = set(), 0
 
     def noting(role, method):
         def call(self, *args, **kwargs):
@@ -50,15 +52,23 @@ def test_encoder_decoder_and_pytorch_take_memory_one_after_another(opened, monke
     def asking(self, *args, answer=Reference.target_answers):
         assert not any(alive.values()), "PyTorch computes beside a runner"
         calls.add("PyTorch")
+        sources.add(args[0].tobytes())
         return answer(self, *args)
+
+    def encoding(*args, encode=reference_model._encoded):
+        nonlocal num_encoded
+        num_encoded += 1
+        return encode(*args)
 
     monkeypatch.setattr(Candidate, "open_encoder", noting("encoder", Candidate.open_encoder))
     monkeypatch.setattr(Candidate, "open_decoder", noting("decoder", Candidate.open_decoder))
     monkeypatch.setattr(Reference, "target_answers", asking)
+    monkeypatch.setattr(reference_model, "_encoded", encoding)
     monkeypatch.setattr(spool, "_LEAST_BYTES", 1)
     reference = Reference(opened.source, folder=opened.bundle.path)
     figures, before = parity.check(opened, reference), opened.variant.parity
     assert calls == {"encoder", "decoder", "PyTorch"}
+    assert num_encoded == len(sources) + 1, "each source once, and the first once more, as it is asked again at the end"
     assert figures.greedy_token_count == before.greedy_token_count
     assert figures.checked_shape_count == before.checked_shape_count
     assert figures.max_relative_logit_error <= parity.LOGIT_BOUND
@@ -96,6 +106,12 @@ def test_what_is_large_is_read_from_disk(tmp_path):
         assert found[name].dtype == array.dtype
     assert isinstance(_owner(found["large"]), mmap.mmap)
     assert _owner(found["large"]) is _owner(found["turned"])
+    assert not any(tmp_path.iterdir())
+    zeros = zeros_on_disk(1 << 19, "float32", tmp_path)
+    assert zeros.shape == (1 << 19,)
+    assert not zeros.any()
+    zeros[:2] = 3  # it is written to
+    assert isinstance(_owner(zeros), mmap.mmap)
     assert not any(tmp_path.iterdir())
     few = {"small": np.arange(3)}
     assert spooled(few, tmp_path)["small"] is few["small"]

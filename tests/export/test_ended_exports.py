@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from headway_export import cli, exporter
 from headway_export.cli import app
 from headway_export.huggingface import plain
-from headway_server.bundles import writer
+from headway_server.bundles import staging, writer
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_a_version_stays_where_its_replacement_is_told_to_end(tmp_path, monkeypa
         return moved
 
     def replace_it() -> None:
-        with writer.staging_folder(store) as staged:
+        with staging.staging_folder(store) as staged:
             monkeypatch.setattr(Path, "rename", rename)
             writer.publish(staged, store, replace=True)
 
@@ -98,7 +98,7 @@ def test_threads_that_may_not_handle_signals_export_too(monkeypatch):
 
 def test_what_is_removed_is_removed_whole_by_a_process_that_is_told_to_end(tmp_path, monkeypatch):
     (folder := tmp_path / ".staging-1").mkdir()
-    real, calls = writer.shutil.rmtree, []
+    real, calls = staging.shutil.rmtree, []
 
     def rmtree(path: Path, **options: object) -> None:
         calls.append(path)
@@ -106,7 +106,7 @@ def test_what_is_removed_is_removed_whole_by_a_process_that_is_told_to_end(tmp_p
             raise KeyboardInterrupt
         real(path, **options)
 
-    monkeypatch.setattr(writer.shutil, "rmtree", rmtree)
+    monkeypatch.setattr(staging.shutil, "rmtree", rmtree)
     with pytest.raises(KeyboardInterrupt):
-        writer.remove_folder(folder)
+        staging.remove_folder(folder)
     assert not folder.exists()

@@ -344,6 +344,26 @@ def test_an_encoder_is_asked_for_its_pooling(tmp_path):
     assert (source.task, source.module.pooling) == (Task.TEXT_EMBEDDING, "mean")
 
 
+@pytest.mark.parametrize("says_so", ["modules", "readme", "no", "but not the pooling"])
+def test_a_folder_of_instructor_does_not_pool_the_prompt(tmp_path, says_so):
+    folder = tiny_embedders.write_sentence_transformer(tmp_path / "model", "t5", pools_prompt=None)
+    file = folder / "modules.json"
+    if says_so == "modules":
+        kinds = (
+            file.read_text().replace("Transformer", "INSTRUCTORTransformer").replace('Pooling"', 'INSTRUCTORPooling"')
+        )
+        file.write_text(kinds.replace("1_INSTRUCTORPooling", "1_Pooling"))
+    elif says_so != "no":
+        (folder / "README.md").write_text("```python\nfrom InstructorEmbedding import INSTRUCTOR\n```\n")
+    if says_so == "but not the pooling":
+        pooling = folder / "1_Pooling" / "config.json"
+        pooling.write_text(json.dumps(json.loads(pooling.read_text()) | {"include_prompt": True}))
+    source, notes = from_folder(folder, FolderOptions())
+    is_instructor = says_so in {"modules", "readme"}
+    assert source.pools_prompt != is_instructor
+    assert any("give instructions with --prompt" in note for note in notes) == is_instructor
+
+
 def test_modules_that_are_not_supported_are_named(tmp_path):
     folder = tiny_embedders.write_sentence_transformer(tmp_path / "model", "bert")
     modules = json.loads((folder / "modules.json").read_text())

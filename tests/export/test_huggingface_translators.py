@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import sentencepiece
 import tiny_sequences as tiny
+import torch
 import transformers
 from served_sequences import TEXTS, generate
 from tokenizers import normalizers
@@ -15,10 +16,13 @@ from headway_export.cli import app
 from headway_export.errors import SourceError
 from headway_export.exporter import ExportOptions, export
 from headway_export.huggingface import FolderOptions, from_folder
-from headway_export.huggingface.encoder_decoders import adapt
+from headway_export.huggingface.encoder_decoders import OwnEncoderDecoder, adapt
 from headway_export.huggingface.folder import ModelFolder
 from headway_export.huggingface.tokenizers import check_tokenizer, convert_pieces, read_pieces, sample_lines
 from headway_server.bundles import Languages, Precision, Task
+
+FURTHER = ("Blenderbot", "PLBart", "BigBirdPegasus", "MT5", "UMT5")
+"""Families that no test serves."""
 
 
 @pytest.fixture(scope="module", params=["unigram", "bpe"])
@@ -108,7 +112,27 @@ def test_an_encoder_decoder_is_not_exported_for_another_task(marian):
     )
 
 
-@pytest.mark.parametrize("kind", ["Blenderbot", "PLBart", "BigBirdPegasus", "MT5", "UMT5"])
+@pytest.mark.parametrize("kind", ["Bart", "M2M100", "MBart", "Marian", "Pegasus", "T5", *FURTHER, "Whisper"])
+def test_a_reference_answers_alike_of_a_source_and_of_what_its_encoder_makes(kind):
+    name = {"Marian": "MarianMTModel"}.get(kind, f"{kind}ForConditionalGeneration")
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4} if "T5" in kind else tiny.SIZES
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 3}
+    config = getattr(transformers, f"{kind}Config")(**sizes, **ids, vocab_size=90)
+    model = getattr(transformers, name)._from_config(config, attn_implementation="eager")
+    source, name = torch.arange(4, 34)[None], "input_ids"
+    if kind == "Whisper":
+        source, name = torch.randn(1, config.num_mel_bins, 2 * config.max_source_positions), "input_features"
+    reference = OwnEncoderDecoder(tiny.widen(model).eval(), source=name)
+    asked = source, torch.arange(3, 15)[None], torch.tensor([0, 5, 11])
+    with torch.inference_mode():
+        logits, weights = reference.target_logits(*asked)
+        found, of_memory = reference.target_logits(*asked, reference.encode_source(source))
+    torch.testing.assert_close(found, logits, rtol=0, atol=0)
+    torch.testing.assert_close(of_memory, weights, rtol=0, atol=0)
+    assert found.std() > 0
+
+
+@pytest.mark.parametrize("kind", FURTHER)
 def test_further_families_attend_as_they_do_by_themselves(kind, tmp_path):
     sizes = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4} if "T5" in kind else tiny.SIZES
     config = getattr(transformers, f"{kind}Config")(**sizes, vocab_size=90)

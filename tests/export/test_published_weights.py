@@ -220,6 +220,23 @@ def write_adapter(base, folder, **settings):
     return tuned.merge_and_unload()
 
 
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        ("(a+)+", "repeats up to 2 parts"),
+        (".*a.*b.*c", "repeats up to 2 parts"),
+        ("x" * 501, "up to 500 characters"),
+        ("(a", "which is no regular expression"),
+        (r"layers\.[0-9]+\.(?:up|down)_proj", "no adapter_model.safetensors"),
+    ],
+)
+def test_a_pattern_that_may_take_long_is_refused(tmp_path, pattern, words):
+    settings = {"peft_type": "LORA", "alpha_pattern": {pattern: 3}}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
+    with pytest.raises(SourceError, match=words):
+        Adapter.read(tmp_path)
+
+
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # within peft
 @pytest.mark.parametrize("kind", ADAPTERS)
 def test_an_adapter_is_merged_as_peft_merges_it(kind, tmp_path):

@@ -51,6 +51,7 @@ FAMILIES = {
     "LayoutXLM": ("LayoutXLM", None, _TAGS),
     "LayoutLMv3": ("LayoutLMv3", None, _TAGS),
     "UDOP": ("Udop", None, _WRITES),
+    "timm": ("TimmWrapper", None, "ForImageClassification"),
     "Funnel": ("Funnel", None, _CLASSIFIES),
     "Reformer": ("Reformer", None, _CLASSIFIES),
     "CANINE": ("Canine", None, _CLASSIFIES),

@@ -37,7 +37,12 @@ from headway_server.serving.families import has_ability
 from headway_server.tasks.table import FAMILIES, RPCS
 from headway_server.transports.http import OPENAI_ABILITIES
 from headway_server.transports.http.openai.ranking import RERANK_PATHS, SCORE_PATHS
-from headway_server.transports.http.openai.text_embeddings import EMBED_PATH, EMBED_SPARSE_PATH, PREDICT_PATH
+from headway_server.transports.http.openai.text_embeddings import (
+    EMBED_ALL_PATH,
+    EMBED_PATH,
+    EMBED_SPARSE_PATH,
+    PREDICT_PATH,
+)
 
 from .conftest import Doors
 
@@ -68,7 +73,8 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "ClassifyTokens pages": {"pages": [{"words": ["Ada", "Oslo"], "boxes": [0, 0, 9, 9, 600, 0, 999, 9]}]},
     "EmbedText": {"texts": ["goal"]},
     "EmbedText sparse": {"texts": ["goal"], "sparse": True},
-    "ScoreText": {"texts": ["goal"]},
+    "EmbedText multi_vector": {"texts": ["goal"], "multi_vector": True},
+    "ScoreText": {"texts": ["goal"], "text_pairs": ["star"]},
     "AnswerQuestion": {"questions": ["who"], "contexts": ["the Ada Lovelace"]},
     "FillMask": {"texts": ["the [MASK] ."]},
     "ClassifyImage": {"images": [IMAGE]},
@@ -226,7 +232,7 @@ TENSORS: dict[Task, tuple[list[dict[str, Any]], dict[str, Any]]] = {
         {},
     ),
     Task.TEXT_EMBEDDING: (OF_TEXTS, {}),
-    Task.TEXT_SCORING: (OF_TEXTS, {}),
+    Task.TEXT_SCORING: ([{"text": [b"goal"], "text_pair": [b"star"]}, {"text": [b"goal"]}, *BY_TOKENS], {}),
     Task.QUESTION_ANSWERING: ([{"question": [b"who"], "context": [b"the Ada Lovelace"]}], {"top_k": 2}),
     Task.FILL_MASK: ([{"text": [b"the [MASK] ."]}], {"targets": '["sea", "star"]'}),
     Task.IMAGE_CLASSIFICATION: (OF_IMAGES, {}),
@@ -559,7 +565,8 @@ def test_tensors_answer_in_every_way_as_the_metadata_says_and_as_the_typed_call(
                 zip((one.name for one in configured), types, map(list, (one.dims for one in configured)), strict=True)
             )
         required = {one.name for one in model.config.input if not one.optional}
-        examples = [one for one in model.examples if one.keys() <= model.kinds.keys()]
+        paired = {"text_pair"} & model.kinds.keys() if doors.manifests[name].text_pairs == "required" else set()
+        examples = [one for one in model.examples if paired <= one.keys() <= model.kinds.keys()]
         assert {each for example in examples for each in example} == model.kinds.keys(), name
         assert required <= examples[0].keys(), name
 
@@ -686,6 +693,7 @@ OPENAI: dict[str, dict[str, Any]] = {
     "/v1/embeddings": {"input": ["goal", "star"]},
     EMBED_PATH: {"inputs": ["goal", "star"]},
     EMBED_SPARSE_PATH: {"inputs": ["goal", "star"]},
+    EMBED_ALL_PATH: {"inputs": ["goal", "star"]},
     PREDICT_PATH: {"inputs": "goal"},
     "/v1/images/generations": {"prompt": "", "step_count": 1},
     "/v1/audio/speech": {"input": "one", "max_duration_seconds": 0.1},
@@ -759,7 +767,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "EmbedText": ("embed-text", "goal"),
     "ClassifyTokens pages": ("classify-tokens", "--pages", "page.json"),
     "EmbedText sparse": ("embed-text", "goal", "--sparse"),
-    "ScoreText": ("score-text", "goal"),
+    "EmbedText multi_vector": ("embed-text", "goal", "--multi-vector"),
+    "ScoreText": ("score-text", "goal", "--query", "star"),
     "AnswerQuestion": ("answer-question", "who", "--context", "the Ada Lovelace"),
     "FillMask": ("fill-mask", "the [MASK] ."),
     "ClassifyImage": ("classify-image", "picture.png"),

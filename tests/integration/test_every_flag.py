@@ -190,6 +190,7 @@ CALLS: dict[str, tuple[str, tuple[str | Refused, ...]]] = {
             "--file texts.txt --normalize --batch-size 1 --json --model vectors",
             "--file pairs.txt --pairs --model pairs",
             "goal --sparse --model weights",
+            "goal --multi-vector --prompt-name query --model colbert",
         ),
     ),
     "classify-audio": (
@@ -208,7 +209,7 @@ CALLS: dict[str, tuple[str, tuple[str | Refused, ...]]] = {
         "scorer",
         (
             f"goal --truncate --query star {MODEL}",
-            "--file pairs.txt --pairs --batch-size 1 --json",
+            "--file pairs.txt --pairs --batch-size 1 --json --model scorer",
             Refused("--file pairs.txt --pairs --query star", "exclude each other"),
         ),
     ),

@@ -290,6 +290,36 @@ def test_a_model_with_a_vector_of_each_token_scores_and_ranks_pairs(folders, cli
         client.embed_text("rain", model="colbert")
 
 
+def test_vectors_of_tokens_make_the_score(folders, client):
+    query, text = "old fire", "the old fire is so"
+    found = {}
+    for form, one in (("query", query), ("document", text)):
+        answer = client.embed_text([one], model="colbert", multi_vector=True, prompt_name=form)
+        [result] = answer
+        token_ids, vectors = tiny_embedders.colbert_vectors(folders["colbert"], one, is_query=form == "query")
+        assert [each.token_id for each in result.token_vectors] == token_ids
+        found[form] = np.array([each.values for each in result.token_vectors])
+        np.testing.assert_allclose(found[form], vectors, atol=1e-5)
+        assert (result.values, result.token_vectors[1].text) == ((), tiny_embedders.COLBERT_TOKENS[
+            "query" if form == "query" else "text"
+        ])  # fmt: skip
+        with pytest.raises(ValueError, match="the vectors are of tokens"):
+            answer.to_numpy()
+    score = client.score_text(query, text_pairs=[text], model="colbert")[0].score
+    np.testing.assert_allclose((found["query"] @ found["document"].T).max(axis=1).sum(), score, rtol=1e-5)
+    assert len(client.embed_text([text] * 40, multi_vector=True).results) == 40  # in two calls
+    for words, given in {
+        r"texts\[0\]: has \d+ tokens": {"texts": ["rain " * 40]},
+        "prompt_name: is 'passage'; model colbert reads a query or a document": {"prompt_name": "passage"},
+        "text_pairs: is set": {"text_pairs": [text]},
+        "sparse: is set together with multi_vector": {"sparse": True},
+        "normalize: is false": {"normalize": False},
+    }.items():
+        with pytest.raises(InvalidArgumentError, match=words):
+            client.embed_text(**{"texts": [text], "model": "colbert", "multi_vector": True, **given})
+    assert client.embed_text("rain " * 40, multi_vector=True, truncate=True)[0].truncated
+
+
 def test_a_model_that_reads_pairs_apart_lists_no_inputs_of_token_ids(client):
     with grpc.insecure_channel(client.server) as channel:
         stub = GRPCInferenceServiceStub(channel)

@@ -41,6 +41,7 @@ def write_every_task(store: Path) -> None:
         store, name="scorer", task=Task.TEXT_SCORING, num_labels=1, scoring=scoring, text_pairs="optional"
     )
     tiny_bundles.write_topic_bundle(store, name="pairs", text_pairs="optional", has_token_types=True)
+    tiny_bundles.write_token_bundle(store)
     entailment = ("entailment", "neutral", "contradiction")
     _copy(store / "pairs" / "1", store, "nli", {}, labels=entailment)
     tiny_answers.write_answer_bundle(store)

@@ -60,8 +60,10 @@ def write_answer_bundle(store: Path, *, name: str = "answers", max_input_tokens:
     )
 
 
-def write_mask_bundle(store: Path, *, name: str = "masks", max_input_tokens: int = MAX_INPUT_TOKENS) -> Bundle:
-    """Publishes the model that fills masks."""
+def write_mask_bundle(
+    store: Path, *, name: str = "masks", max_input_tokens: int = MAX_INPUT_TOKENS, has_apart: bool = False
+) -> Bundle:
+    """Publishes the model that fills masks; with `has_apart` its tokenizer reads masks that are words alone."""
     table = np.zeros((len(VOCABULARY), len(VOCABULARY)), np.float32)
     for word, following in NEXT.items():
         for rank, one in enumerate(following):
@@ -82,13 +84,14 @@ def write_mask_bundle(store: Path, *, name: str = "masks", max_input_tokens: int
         more_inputs=[positions],
         shape=("masks", len(VOCABULARY)),
         max_input_tokens=max_input_tokens,
+        has_apart=has_apart,
     )
 
 
-def _publish(store, *, name, task, nodes, more_inputs, shape, max_input_tokens) -> Bundle:
+def _publish(store, *, name, task, nodes, more_inputs, shape, max_input_tokens, has_apart=False) -> Bundle:
     tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(VOCABULARY)}, "[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.add_special_tokens([AddedToken(word, special=True) for word in _SPECIAL])
+    tokenizer.add_special_tokens([AddedToken(word, special=True, single_word=has_apart) for word in _SPECIAL])
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A", pair="[CLS] $A [CLS]:1 $B:1", special_tokens=[("[CLS]", 1)]
     )

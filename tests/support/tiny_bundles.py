@@ -23,11 +23,13 @@ from headway_server.bundles import (
     Embedding,
     Graph,
     ImagePreprocessing,
+    LateInteraction,
     Limits,
     Manifest,
     ParityFigures,
     Precision,
     QualityFigure,
+    Scoring,
     SoundPreprocessing,
     SpecialTokens,
     Task,
@@ -81,12 +83,7 @@ def write_topic_bundle(
     a pair counts ten times. With `replace`, over the bundle that is there. Labels past the topics are unlikely.
     `fields` go into the manifest.
     """
-    words = [*_SPECIAL, *(word for topic in TOPICS.values() for word in topic)]
-    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, "[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A", pair="[CLS] $A [CLS]:1 $B:1", special_tokens=[("[CLS]", 1)]
-    )
+    words, tokenizer = _topic_words()
     ids = TensorSpec(name="input_ids", dtype="int64", shape=("batch", "length"))
     mask = TensorSpec(name="attention_mask", dtype="int64", shape=("batch", "length"))
     with staging_folder(store) as folder:
@@ -117,6 +114,42 @@ def write_topic_bundle(
         )
         write_manifest(folder, manifest)
         return publish(folder, store, replace=replace)
+
+
+def write_token_bundle(store: Path, *, name: str = "colbert") -> Bundle:
+    """Publishes the topic model with a vector of each token, which scores pairs by late interaction.
+
+    A query is filled up to eight tokens with [UNK], whose vector has equal numbers. "price" is skipped in texts.
+    """
+    words, tokenizer = _topic_words()
+    ids, mask = (
+        TensorSpec(name=key, dtype="int64", shape=("batch", "length")) for key in ("input_ids", "attention_mask")
+    )
+    nodes = [
+        _constant("vectors", _topic_vectors(words) + np.float32(0.5)),
+        helper.make_node("Gather", ["vectors", "input_ids"], ["embedded"]),  # (B, T, C)
+        helper.make_node("LpNormalization", ["embedded"], ["token_vectors"], axis=-1, p=2),
+    ]
+    late = LateInteraction(
+        dimension=len(TOPICS), max_query_tokens=8, query_filler=2, skipped_tokens=(words.index("price"),)
+    )
+    with staging_folder(store) as folder:
+        tokenizer.save(str(folder / "tokenizer.json"))
+        vectors = TensorSpec(name="token_vectors", dtype="float32", shape=("batch", "length", len(TOPICS)))
+        graph = _save_graph(folder, nodes, [ids, mask], [vectors])
+        manifest = _manifest(
+            folder,
+            graph,
+            name=name,
+            version="1",
+            task=Task.TEXT_SCORING,
+            special_tokens=SpecialTokens(pad=0, unk=2),
+            limits=Limits(max_input_tokens=MAX_INPUT_TOKENS),
+            scoring=Scoring(activation="none", late_interaction=late),
+            text_pairs="required",
+        )
+        write_manifest(folder, manifest)
+        return publish(folder, store)
 
 
 def write_colour_bundle(
@@ -258,16 +291,32 @@ def letters(text: str) -> NDArray[np.float32]:
     return np.repeat(np.array(loudness, np.float32), RATE // 10)
 
 
-def _topic_nodes(
-    words: list[str], num_idle_products: int, has_token_types: bool, num_labels: int
-) -> list[onnx.NodeProto]:
+def _topic_words() -> tuple[list[str], Tokenizer]:
+    """Returns the vocabulary, and its tokenizer."""
+    words = [*_SPECIAL, *(word for topic in TOPICS.values() for word in topic)]
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, "[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A", pair="[CLS] $A [CLS]:1 $B:1", special_tokens=[("[CLS]", 1)]
+    )
+    return words, tokenizer
+
+
+def _topic_vectors(words: list[str]) -> np.ndarray:
+    """Returns the vector of each word, (words, topics) float32."""
     vectors = np.zeros((len(words), len(TOPICS)), np.float32)
     for topic, members in enumerate(TOPICS.values()):
         for strength, word in enumerate(members):
             vectors[words.index(word), topic] = 2 + strength
+    return vectors
+
+
+def _topic_nodes(
+    words: list[str], num_idle_products: int, has_token_types: bool, num_labels: int
+) -> list[onnx.NodeProto]:
     mixing = np.eye(len(TOPICS), num_labels, dtype=np.float32) + np.float32(0.1)  # so that a matrix product takes part
     return [
-        _constant("vectors", vectors),
+        _constant("vectors", _topic_vectors(words)),
         _constant("mixing", mixing),
         _constant("length_axis", np.array([1])),
         _constant("last_axis", np.array([-1])),

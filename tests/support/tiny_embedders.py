@@ -69,7 +69,7 @@ def write_sentence_transformer(
     max_seq_length: int | None = None,
     prompts: dict[str, str] | None = None,
     default_prompt: str | None = None,
-    pools_prompt: bool = True,
+    pools_prompt: bool | None = True,
 ) -> Path:
     """Writes a folder of sentence-transformers.
 
@@ -84,16 +84,16 @@ def write_sentence_transformer(
         max_seq_length: Most tokens of a text.
         prompts: By name.
         default_prompt: Name of the default one.
-        pools_prompt: False to leave the prompt's tokens out of the pooling.
+        pools_prompt: False to leave the prompt's tokens out of the pooling; None: nothing is said of them.
     """
     write_encoder(folder / inner, family)
     modules = [("Transformer", inner), ("Pooling", "1_Pooling")]
     if is_new:
         content = {"embedding_dimension": 32, "pooling_mode": pooling, "include_prompt": True}
     else:
-        content = {"word_embedding_dimension": 32, "include_prompt": pools_prompt} | {
-            f"pooling_mode_{switch}": name == pooling for name, switch in _SWITCHES.items()
-        }
+        content = {f"pooling_mode_{switch}": name == pooling for name, switch in _SWITCHES.items()}
+        content |= {"word_embedding_dimension": 32}
+        content |= {} if pools_prompt is None else {"include_prompt": pools_prompt}
     _write(folder / "1_Pooling" / "config.json", content)
     if width is not None:
         modules.append(("Dense", "2_Dense"))
@@ -206,6 +206,17 @@ def write_colbert(folder: Path, *, is_of_authors: bool = False, **stated) -> Pat
 
 def colbert_score(folder: Path, query: str, text: str, *, attends_to_filler: bool = False) -> float:
     """What PyLate computes of a pair, written anew."""
+    (_, asked), (_, found) = (
+        colbert_vectors(folder, one, is_query=one is query, attends_to_filler=attends_to_filler)
+        for one in (query, text)
+    )
+    return float((asked @ found.T).max(dim=1).values.sum())
+
+
+def colbert_vectors(
+    folder: Path, text: str, *, is_query: bool, attends_to_filler: bool = False
+) -> tuple[list[int], torch.Tensor]:
+    """The tokens that PyLate gives a vector in a query or a document, and these vectors, (T, 8)."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
     weight = load_file(folder / "1_Dense" / "model.safetensors")["linear.weight"]
@@ -220,8 +231,7 @@ def colbert_score(folder: Path, query: str, text: str, *, attends_to_filler: boo
             states = model(input_ids=ids, attention_mask=seen).last_hidden_state[0]
         return ids[0], torch.nn.functional.normalize(states @ weight.T, dim=-1)
 
-    _, asked = vectors(query, markers[0], COLBERT_QUERY_LENGTH)
-    ids, found = vectors(text, markers[1], 0)
-    skipped = tokenizer.convert_tokens_to_ids(list(COLBERT_SKIPPED))
-    found = found[[token not in skipped for token in ids.tolist()]]
-    return float((asked @ found.T).max(dim=1).values.sum())
+    ids, found = vectors(text, *((markers[0], COLBERT_QUERY_LENGTH) if is_query else (markers[1], 0)))
+    skipped = () if is_query else tokenizer.convert_tokens_to_ids(list(COLBERT_SKIPPED))
+    counts = [token not in skipped for token in ids.tolist()]
+    return ids[counts].tolist(), found[counts]

@@ -13,7 +13,7 @@ from headway_training.baselines import (
     seen_spans_baseline,
 )
 from headway_training.data import LabeledTexts, ParallelTexts, PlainText, Span, SpanLabeledTexts
-from headway_training.metrics import accuracy, corpus_bleu, macro_f1, multi_label_f1, span_scores
+from headway_training.metrics import accuracy, answer_scores, corpus_bleu, macro_f1, multi_label_f1, span_scores
 
 
 def test_accuracy_is_a_percentage():
@@ -116,3 +116,22 @@ def test_spans_seen_in_training_are_found_the_longest_first():
     baseline = seen_spans_baseline(train, test)
     assert baseline.metric == "span_f1"
     assert baseline.value == pytest.approx(200 * 2 / (3 + 3))
+
+
+@pytest.mark.parametrize(
+    ("found", "right", "f1", "exact"),
+    [
+        ("The  Lighthouse!", ["a lighthouse"], 100, 100),
+        ("in 1851", ["1851", "in the year 1851"], 100 * 4 / 5, 0),
+        ("1851 1851", ["1851"], 100 * 2 / 3, 0),
+        ("anthem", ["an them"], 0, 0),
+        ("the", ["an"], 100, 100),
+        ("", [], 100, 100),
+        ("", ["1851"], 0, 0),
+        ("1851", [], 0, 0),
+        ("1851", ["", "!"], 0, 0),
+    ],
+)
+def test_answers_are_compared_as_squad_defines_it(found, right, f1, exact):
+    np.testing.assert_allclose(answer_scores([found], [right]), (f1, exact))
+    np.testing.assert_allclose(answer_scores([found, "x"], [right, ["x"]]), ((f1 + 100) / 2, (exact + 100) / 2))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import string
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
@@ -17,6 +18,8 @@ from numpy.typing import ArrayLike, NDArray
 _QUERIES_AT_ONCE = 500
 _WORD = re.compile(r"\w+(?:['\u2019-]\w+)*")
 _SPOKEN_WORD = re.compile(r"\w+(?:'\w+)*")
+_ARTICLE = re.compile(r"\b(?:a|an|the)\b")
+_WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _CIDER_ORDER = 4
 _CIDER_DEVIATION = 6.0
 """Of the penalty of another length, in words."""
@@ -36,6 +39,40 @@ def macro_f1(predictions: ArrayLike, labels: ArrayLike) -> float:
     from sklearn.metrics import f1_score
 
     return float(100 * f1_score(labels, predictions, average="macro", zero_division=0.0))
+
+
+def answer_scores(predictions: Sequence[str], answers: Sequence[Sequence[str]]) -> tuple[float, float]:
+    """Mean F1 of answers' words, and share of exact answers (Rajpurkar et al. 2016, section 6.1).
+
+    Texts are compared in lower case, without punctuation and articles. Each prediction is held against the right answer
+    that is nearest to it; where there is none, only an empty prediction is right (Rajpurkar et al. 2018, section 4).
+
+    Args:
+        predictions: The answer to each question; empty: there is none.
+        answers: Those that are right, by question.
+
+    Returns:
+        F1 and exact match, in percent.
+    """
+    f1 = exact = 0.0
+    for prediction, right in zip(predictions, answers, strict=True):
+        found = _answer_words(prediction)
+        references = [words for words in map(_answer_words, right) if words] or [[]]
+        f1 += max(_word_f1(found, words) for words in references)
+        exact += float(found in references)
+    return 100 * f1 / len(predictions), 100 * exact / len(predictions)
+
+
+def _answer_words(text: str) -> list[str]:
+    """Returns the words of an answer by which it is compared."""
+    return _ARTICLE.sub(" ", text.lower().translate(_WITHOUT_PUNCTUATION)).split()
+
+
+def _word_f1(found: Sequence[str], expected: Sequence[str]) -> float:
+    """Returns the F1 of two bags of words, from 0 to 1."""
+    if not found or not expected:
+        return float(found == expected)
+    return 2 * (Counter(found) & Counter(expected)).total() / (len(found) + len(expected))
 
 
 def multi_label_f1(selected: ArrayLike, targets: ArrayLike) -> tuple[float, float]:

@@ -224,7 +224,7 @@ def _may_join(scheme: TagScheme, tag: int, before: int) -> bool:
 
 
 def predict_spans(
-    log_probabilities: NDArray[np.float32], subwords: Sequence[Subword], scheme: TagScheme
+    log_probabilities: NDArray[np.float32], subwords: Sequence[Subword], scheme: TagScheme, text: str = ""
 ) -> list[PredictedSpan]:
     """The spans of a text.
 
@@ -232,6 +232,7 @@ def predict_spans(
         log_probabilities: (T, C).
         subwords: The subwords among the tokens.
         scheme: The tags.
+        text: The text, in which a span ends with a grapheme, whose accent may have no token; empty: with a token.
     """
     groups: list[list[int]] = []
     tags = likeliest_tags(log_probabilities, subwords, scheme)
@@ -246,6 +247,8 @@ def predict_spans(
         assert label is not None, "a group begins with a tag that begins a span"
         mean = np.mean([log_probabilities[subwords[i].token, tags[i]] for i in group])
         start, end = subwords[group[0]].start, max(subwords[i].end for i in group)
+        while end < len(text) and _continues_grapheme(text, end):
+            end += 1
         spans.append(PredictedSpan(start, end, label, float(np.exp(mean))))
     return spans
 

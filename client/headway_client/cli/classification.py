@@ -193,7 +193,8 @@ def embed_text(
 ) -> None:
     """Embed texts.
 
-    Prints the vector's values separated by spaces, a tab, the text; of a sparse one each value after its index.
+    Prints the vector's values separated by spaces, a tab, the text; of a sparse one each value after its index. With
+    --multi-vector prints a line for each token: its values, a tab, the token.
     """
     inputs = read_inputs(texts, file)
     with connected(connection) as client:
@@ -268,6 +269,10 @@ def _show_labels(
 
 
 def _show_vector(text: str, result: TextEmbedding | ImageEmbedding) -> None:
+    if isinstance(result, TextEmbedding) and result.token_vectors:
+        for one in result.token_vectors:
+            typer.echo(f"{' '.join(f'{value:.6g}' for value in one.values)}\t{one.text}")
+        return
     values = [f"{value:.6g}" for value in result.values]
     if isinstance(result, TextEmbedding) and result.indices:
         values = [f"{index}:{value}" for index, value in zip(result.indices, values, strict=True)]

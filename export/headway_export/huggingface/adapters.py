@@ -36,6 +36,8 @@ _UNREAD: Final = (
     "trainable_token_indices", "use_bdlora", "use_qalora", "velora_config",
 )  # fmt: skip
 """Settings of an adapter with which the merged weights, or what is computed with them, would be others."""
+_MOST_REPEATED: Final = 2
+_LONGEST_PATTERN: Final = 500
 _CHANGE_THE_BASE: Final = ("pissa", "olora", "corda", "loftq", "eva", "lora_ga")
 """Begins of `init_lora_weights` with which the base that was trained on is another than the one that is named."""
 
@@ -77,6 +79,8 @@ class Adapter:
             raise SourceError(
                 f"{path}: its adapter has {', '.join(unread)}, which is not merged; merge it with peft first"
             )
+        for pattern in settings.get("alpha_pattern") or {}:
+            _check_pattern(path, str(pattern))
         if not (path / WEIGHTS_FILE).is_file():
             raise SourceError(f"{path}: has {CONFIG_FILE} and no {WEIGHTS_FILE}; fetch the folder again")
         return cls(path=path, settings=settings, title=title or path.resolve().name)
@@ -184,6 +188,27 @@ class Adapter:
         of_module = (value for pattern, value in patterns.items() if re.match(rf"(.*\.)?({pattern})$", module))
         alpha = float(next(of_module, self.settings.get("lora_alpha", 8)))
         return alpha / (math.sqrt(rank) if self.settings.get("use_rslora") else rank)
+
+
+def _check_pattern(path: Path, pattern: str) -> None:
+    """Checks that a pattern of modules' names is quickly compared with a name: others may take years.
+
+    Raises:
+        SourceError: It repeats groups, or more than two parts.
+    """
+    plain = re.sub(r"\\.|\[\^?\]?[^\]]*\]", "x", pattern)
+    repeated = len(re.findall(r"[*+{]", plain))
+    if repeated > _MOST_REPEATED or len(pattern) > _LONGEST_PATTERN or re.search(r"\)[*+{]", plain):
+        raise SourceError(
+            f"{path}: its adapter has the alpha_pattern {pattern[:80]!r}, and a pattern repeats up to {_MOST_REPEATED} "
+            f"parts, no groups, and has up to {_LONGEST_PATTERN} characters; write the names of the modules"
+        )
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise SourceError(
+            f"{path}: its adapter has the alpha_pattern {pattern[:80]!r}, which is no regular expression ({error})"
+        ) from error
 
 
 def widened(weight: Weight) -> Tensor:

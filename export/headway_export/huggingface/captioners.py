@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForImageTextToText, VisionEncoderDecoderModel
+from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.blip.modeling_blip_text import BlipTextSelfAttention
 from transformers.models.trocr.modeling_trocr import TrOCRAttention
 
@@ -91,7 +92,13 @@ class OwnCaptioner(OwnTarget):
         self.model = model
         self._layers = cross_attentions(writer_of(model))
 
-    def target_logits(self, source: Tensor, target_ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def encode_source(self, source: Tensor) -> Tensor:
+        """(1, 3, height, width) -> (1, S, D)."""
+        return _states_of(self.model, source)
+
+    def target_logits(
+        self, source: Tensor, target_ids: Tensor, positions: Tensor, memory: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """(1, 3, height, width), (1, T), (P,) -> (1, P, V), (1, H, T, S)."""
         weights: list[Tensor] = []
         layer = self._layers[alignment_layer(len(self._layers))]
@@ -102,7 +109,7 @@ class OwnCaptioner(OwnTarget):
         hook = layer.register_forward_hook(note)
         try:
             with asked_logits(writer_of(self.model), positions):
-                logits = _own_logits(self.model, source, target_ids)
+                logits = _own_logits(self.model, source, target_ids, memory)
         finally:
             hook.remove()
         return logits, weights[-1]
@@ -116,20 +123,31 @@ def writer_of(model: nn.Module) -> nn.Module:
 
 def memory_of(model: nn.Module, pixel_values: Tensor) -> Tensor:
     """Returns what the decoder of a model attends to: (B, 3, height, width) -> (B, S, D)."""
-    of_images = cast("Any", model)
-    encoder = of_images.encoder if hasattr(of_images, "encoder") else of_images.vision_model
-    states = cast("Tensor", encoder(pixel_values=pixel_values, return_dict=True).last_hidden_state)
-    bridge = getattr(of_images, "enc_to_dec_proj", None)
+    states, bridge = _states_of(model, pixel_values), getattr(model, "enc_to_dec_proj", None)
     return states if bridge is None else cast("Tensor", bridge(states))
 
 
-def _own_logits(model: nn.Module, pixel_values: Tensor, target_ids: Tensor) -> Tensor:
-    """(1, 3, height, width), (1, T) -> (1, T, V)."""
-    name = "decoder_input_ids" if isinstance(model, VisionEncoderDecoderModel) else "input_ids"
-    given = {"pixel_values": pixel_values, name: target_ids, "return_dict": True}
-    if isinstance(model, VisionEncoderDecoderModel):
-        given |= {"use_cache": False, "output_attentions": True}
-    return cast("Tensor", cast("Any", model)(**given).logits)
+def _states_of(model: nn.Module, pixel_values: Tensor) -> Tensor:
+    """Returns what the encoder of a model makes of an image: (B, 3, height, width) -> (B, S, E)."""
+    of_images = cast("Any", model)
+    encoder = of_images.encoder if hasattr(of_images, "encoder") else of_images.vision_model
+    return cast("Tensor", encoder(pixel_values=pixel_values, return_dict=True).last_hidden_state)
+
+
+def _own_logits(model: nn.Module, pixel_values: Tensor, target_ids: Tensor, states: Tensor | None = None) -> Tensor:
+    """(1, 3, height, width), (1, T), None or what `_states_of` returns -> (1, T, V)."""
+    of_images = cast("Any", model)
+    if not isinstance(model, VisionEncoderDecoderModel):
+        if states is not None:
+            output = of_images.text_decoder(input_ids=target_ids, encoder_hidden_states=states, return_dict=True)
+        else:
+            output = of_images(pixel_values=pixel_values, input_ids=target_ids, return_dict=True)
+        return cast("Tensor", output.logits)
+    read = {"pixel_values": pixel_values}
+    if states is not None:
+        read = {"encoder_outputs": BaseModelOutput(last_hidden_state=states)}
+    output = of_images(**read, decoder_input_ids=target_ids, use_cache=False, output_attentions=True, return_dict=True)
+    return cast("Tensor", output.logits)
 
 
 def _first_position(decoder: nn.Module) -> int:

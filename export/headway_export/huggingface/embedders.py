@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -138,6 +139,10 @@ _NAMES: Final = {
     "last": "last_token",
 }
 """Poolings by the names of sentence-transformers, in the order in which it joins the vectors of several; and `last`."""
+_INSTRUCTOR: Final = re.compile(r"INSTRUCTOR_?")
+"""What the kinds of INSTRUCTOR's modules begin with."""
+_OF_INSTRUCTOR: Final = "from InstructorEmbedding import INSTRUCTOR"
+"""What the README of published folders says, whose modules have the kinds of sentence-transformers."""
 _SWITCHES: Final = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -244,7 +249,8 @@ def read_layout(path: Path) -> Layout | None:
     """
     if not (path / MODULES_FILE).exists():
         return None
-    entries, modules = _read_modules(path)
+    entries, found = _read_modules(path)
+    modules = _of_library(found)
     kinds = [kind for kind, _ in modules]
     if "Pooling" not in kinds and kinds[:1] == ["Transformer"]:
         return None
@@ -265,18 +271,36 @@ def read_layout(path: Path) -> Layout | None:
             f"{path / MODULES_FILE}: has {unsupported}; a folder is exported that has Transformer and Pooling, then "
             f"any of {', '.join(known)}"
         )
+    stated = read_settings(modules[1][1] / "config.json").get("include_prompt")
+    is_instructor = stated is None and (modules != found or _OF_INSTRUCTOR in _read_readme(path))
+    notes = _notes_of_modules(path, entries, modules)
+    if is_instructor:
+        notes += ("INSTRUCTOR: tokens of a prompt are attended to and not pooled; give instructions with --prompt",)
     return Layout(
         transformer=modules[0][1],
         poolings=_read_poolings(modules[1][1]),
-        pools_prompt=read_settings(modules[1][1] / "config.json").get("include_prompt") is not False,
+        pools_prompt=stated is not False and not is_instructor,
         rest=tuple((kind, folder) for kind, folder in modules[2:] if kind != "Dropout"),
-        notes=_notes_of_modules(path, entries, modules),
+        notes=notes,
     )
+
+
+def _read_readme(path: Path) -> str:
+    """Returns the README of a folder; an empty text where there is none."""
+    try:
+        return (path / "README.md").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def read_modules(path: Path) -> list[tuple[str, Path]]:
     """Returns the kind and the folder of each module; none where there is no `modules.json`; errors: `read_layout`."""
-    return _read_modules(path)[1] if (path / MODULES_FILE).exists() else []
+    return _of_library(_read_modules(path)[1]) if (path / MODULES_FILE).exists() else []
+
+
+def _of_library(modules: Sequence[tuple[str, Path]]) -> list[tuple[str, Path]]:
+    """Returns modules by the kinds of sentence-transformers, which INSTRUCTOR's are made of."""
+    return [(_INSTRUCTOR.sub("", kind), folder) for kind, folder in modules]
 
 
 def _read_modules(path: Path) -> tuple[list[Mapping[str, Any]], list[tuple[str, Path]]]:

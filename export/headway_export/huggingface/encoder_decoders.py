@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, AutoModelForSeq2SeqLM
+from transformers.modeling_outputs import BaseModelOutput
 
 from headway_export.errors import SourceError
 from headway_export.huggingface.attention import (
@@ -166,17 +167,28 @@ class OwnEncoderDecoder(OwnTarget):
         self._source = source
         self._layers = cross_attentions(cast("Any", model).get_decoder())
 
-    def target_logits(self, source: Tensor, target_ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def encode_source(self, source: Tensor) -> Tensor:
+        """(1, S) or what else the encoder reads -> (1, S, D)."""
+        encoder = cast("Any", self.model).get_encoder()
+        return cast("Tensor", encoder(**self._read(source), return_dict=True).last_hidden_state)
+
+    def _read(self, source: Tensor) -> dict[str, Tensor]:
+        mask = {} if source.is_floating_point() else {"attention_mask": torch.ones_like(source)}
+        return {self._source: source, **mask}
+
+    def target_logits(
+        self, source: Tensor, target_ids: Tensor, positions: Tensor, memory: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """(1, S) or what else the encoder reads, (1, T), (P,) -> (1, P, V), (1, H, T, S)."""
         weights: list[Tensor] = []
         layer = self._layers[alignment_layer(len(self._layers))]
         hook = layer.register_forward_hook(lambda _module, _inputs, outputs: weights.append(_weights_of(outputs)))
-        mask = {} if source.is_floating_point() else {"attention_mask": torch.ones_like(source)}
+        read: dict[str, Any] = self._read(source)
+        if memory is not None:
+            read[self._source], read["encoder_outputs"] = None, BaseModelOutput(last_hidden_state=memory)
         try:
             with asked_logits(self.model, positions):
-                output = self.model(
-                    **{self._source: source}, **mask, decoder_input_ids=target_ids, use_cache=False, return_dict=True
-                )
+                output = self.model(**read, decoder_input_ids=target_ids, use_cache=False, return_dict=True)
         finally:
             hook.remove()
         return output.logits, weights[0]

@@ -159,7 +159,7 @@ EXPORTED: Final = (
     ),
     Families(
         kind="",
-        names="BERT, DeBERTa V2",
+        names="BERT, DeBERTa V2, Splinter",
         task="`question_answering` ([question-answering.md](question-answering.md))",
         compared="answers in overlapping windows, within 1e-5",
     ),
@@ -358,6 +358,13 @@ REFUSALS: Final = (
         is_trained_without=True,
     ),
     Refusal(
+        names=("timm",),
+        model_types=("timm_wrapper",),
+        says="is computed by the package timm",
+        why="`transformers` has no layers of it; make the model with timm, and export that module by its factory",
+        tasks=(Task.IMAGE_CLASSIFICATION, Task.IMAGE_EMBEDDING),
+    ),
+    Refusal(
         names=("Funnel", "Reformer"),
         model_types=("funnel", "reformer"),
         says="answers a text otherwise where it is padded",
@@ -461,7 +468,7 @@ BEHIND: Final[Mapping[str, tuple[str, ...]]] = {
     "texts of images": ("Donut-Swin", "MGP-STR", "Pix2Struct", "VisualBert"),
     "documents with images or paths": ("LayoutLM-v3", "MarkupLM"),
     "series and decisions": ("Decision Transformer", "PatchTST", "PatchTSMixer"),
-    "texts": ("Encoder Decoder", "InternLM2", "Splinter"),
+    "texts": ("Encoder Decoder", "InternLM2"),
 }  # fmt: skip
 """Of these, those that this command does not read, by what they are for."""
 

@@ -40,7 +40,8 @@ _TEXT_INPUTS: Final = frozenset((
     "encoder_outputs", "end_positions", "entity_attention_mask", "entity_ids", "entity_position_ids",
     "entity_token_type_ids", "global_attention_mask", "input_ids", "input_mask", "inputs", "inputs_embeds", "kwargs",
     "labels", "lang_ids", "langs", "lengths", "logits_to_keep", "mems", "num_hashes", "output_attentions",
-    "output_hidden_states", "past_key_values", "perm_mask", "position_ids", "return_dict", "start_positions",
+    "output_hidden_states", "past_key_values", "perm_mask", "position_ids", "question_positions", "return_dict",
+    "start_positions",
     "target_mapping", "task_type_ids", "token_type_ids", "use_cache", "use_mems",
 ))  # fmt: skip
 """What models of texts are called with: tokens and what follows from them, and what may always be left out."""

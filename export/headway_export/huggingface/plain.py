@@ -37,7 +37,7 @@ from headway_export.huggingface.published import (
 from headway_export.rewriting import Blocks, digest_of
 from headway_export.space import FLOAT_BYTES, bundle_bytes, free_on_disk
 from headway_export.spool import save_tensors
-from headway_server.bundles import Precision
+from headway_server.bundles import Precision, make_held
 from headway_training.folders import CONFIG_FILE, count_weights
 
 _SHARD_BYTES: Final = 1 << 28
@@ -77,7 +77,7 @@ def temporary_folder(name: str, scratch: Path | None) -> PlainFolder:
         scratch: Where to make it; None: where the system has temporary files.
     """
     if scratch is not None:
-        scratch.mkdir(parents=True, exist_ok=True)
+        make_held(scratch)
     root = Path(tempfile.mkdtemp(prefix=".plain-", dir=scratch))
     holder = _Holder(root)
     path = root / name

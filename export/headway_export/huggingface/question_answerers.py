@@ -46,5 +46,6 @@ def read_question_answerer(folder: ModelFolder) -> tuple[ExportSource, tuple[str
         tokenizer=opened.tokenizer,
         special_tokens=SpecialTokens(pad=padding_of(folder.config, opened.own_tokenizer)),
         text_pairs="required",
+        evaluation=folder.evaluation(),
     )
     return source, opened.notes

@@ -52,7 +52,7 @@ _OF_TOKENIZERS: Final = frozenset((
     "max_len", "max_length", "model_input_names", "model_max_length", "model_specific_special_tokens", "name_or_path",
     "never_split", "num_madeup_words", "offset", "only_label_first_subword", "pad_to_multiple_of", "pad_token",
     "pad_token_box", "pad_token_label", "pad_token_type_id", "padding", "padding_side", "predict_timestamps",
-    "processor_class", "remove_space", "replace_word_delimiter_char", "response_schema",
+    "processor_class", "question_token", "remove_space", "replace_word_delimiter_char", "response_schema",
     "return_attention_mask", "return_overflowing_tokens",
     "return_token_type_ids", "sep_token", "sep_token_box", "separate_vocabs", "source_lang", "sp_model",
     "sp_model_kwargs", "space", "spaces_between_special_tokens", "special_tokens_map_file", "split_by_punct",

@@ -29,7 +29,7 @@ from headway_export.inputs import (
     text_items,
 )
 from headway_export.parity import Comparison, attention_texts, batches, sample_tokens
-from headway_export.quality import by_length
+from headway_export.quality import NUM_EXAMPLES, Quality, by_length, figure_of, quoted
 from headway_export.reference import Reference
 from headway_export.source import EvaluationData, ExportSource, TextRow, read_rows, validated
 from headway_export.tasks.stateless import Embedding, Stateless
@@ -37,10 +37,23 @@ from headway_export.tasks.task import NOT_LOOKED_AT, Metric
 from headway_export.tracing import Traceable, TracedModel, make_spec, trace_graph
 from headway_server.batching import Tensors
 from headway_server.bundles import BBOX, LateInteraction, Limits, TensorSpec, demanded
+from headway_server.preprocessing import EncodedText
 from headway_server.tasks.mask_filling.model import POSITIONS
 from headway_server.tasks.outputs import LOGITS, VECTORS
-from headway_server.tasks.question_answering.windows import PairFrame
+from headway_server.tasks.question_answering.windows import (
+    DEFAULT_ANSWER_TOKENS,
+    DEFAULT_WINDOW_TOKENS,
+    Context,
+    Found,
+    PairFrame,
+    Window,
+    merge,
+    shared_tokens,
+    split,
+)
 from headway_server.tasks.text.model import text_tensors
+from headway_training.data.questions import read_questions
+from headway_training.metrics import answer_scores
 
 if TYPE_CHECKING:
     from headway_export.agreement import Kind
@@ -188,6 +201,21 @@ class QuestionAnswering(TextTask):
     is_read = False
     names_columns = False
     shows_no_attention = NOT_LOOKED_AT
+    metrics = (Metric(name="answer_f1", allowed_loss=0.5),)
+
+    def read_examples(self, file: Path, num_labels: int) -> dict[str, Any]:
+        """Reads questions, their contexts and the answers that are right."""
+        read = read_questions(file)
+        return {"texts": read.questions, "text_pairs": read.contexts, "answers": read.answers}
+
+    def measure(self, candidate: Candidate, data: EvaluationData) -> Quality:
+        """Measures F1 of the answers' words, and exact answers."""
+        found = _find_answers(candidate, data)
+        f1, exact = answer_scores(found, data.answers)
+        return Quality(
+            figure=figure_of(data, f1),
+            weak_points=(f"{exact:.1f} % of the answers are exactly right.", *_weak_answers(found, data)),
+        )
 
     def positions(self, source: ExportSource) -> float:
         """Tokens of a window."""
@@ -234,6 +262,52 @@ class FillMask(TextTask):
             masked[places] = demanded(source.special_tokens.mask)
             items.append({**text_tensors(masked), POSITIONS: places})
         return items
+
+
+def _find_answers(candidate: Candidate, data: EvaluationData) -> list[str]:
+    """Answers questions as a server does by default; there may be no answer if some question of the data has none."""
+    tokenizer, most = candidate.source.tokenizer, candidate.source.limits.max_input_tokens
+    assert tokenizer is not None, "a text model has its tokenizer"
+    frame, length = PairFrame.of(tokenizer), min(DEFAULT_WINDOW_TOKENS, demanded(most))
+    contexts, windows, items = list[Context](), list[tuple[int, int, Window]](), list[Tensors]()
+    for number, (question, text) in enumerate(zip(data.texts, data.text_pairs or (), strict=True)):
+        asked, read = (tokenizer.encode(one, add_special_tokens=False) for one in (question, text))
+        ids = np.array(asked.ids[: length - len(frame) - 1], np.int64)
+        encoded = EncodedText(
+            input_ids=np.array(read.ids, np.int64), offsets=tuple(read.offsets), word_ids=tuple(read.word_ids)
+        )
+        contexts.append(context := Context.of(text, encoded, splits_words=False))
+        room = length - len(frame) - len(ids)
+        for window in split(len(encoded), room, shared_tokens(room)):
+            joined, types = frame.join(ids, context.ids[window.start : window.end])
+            windows.append((number, len(frame.before) + len(ids) + len(frame.between), window))
+            items.append(text_tensors(joined, types, has_types=candidate.source.has_token_types))
+    found: list[list[list[Found]]] = [[] for _ in contexts]
+    nulls, graph, has_null = np.ones(len(contexts)), candidate.open_stateless(), len(frame.before) > 0
+    for rows in by_length([item["input_ids"] for item in items]):
+        for row, outputs in zip(rows, run_batch(graph, [items[row] for row in rows]), strict=True):
+            number, first, window = windows[row]
+            answers, null = contexts[number].read(
+                outputs[LOGITS], window, first=first, has_null=has_null, top_k=1, max_tokens=DEFAULT_ANSWER_TOKENS
+            )
+            found[number].append(answers)
+            nulls[number] = min(nulls[number], null)
+    best = [merge(of_windows, 1) for of_windows in found]
+    if not all(data.answers):
+        best = [[] if null > sum(one.score for one in own) else own for own, null in zip(best, nulls, strict=True)]
+    texts = zip(data.text_pairs or (), best, strict=True)
+    return ["".join(text[one.start : one.end] for one in own) for text, own in texts]
+
+
+def _weak_answers(found: Sequence[str], data: EvaluationData) -> list[str]:
+    """Questions with the worst answers."""
+    scores = [answer_scores([one], [right])[0] for one, right in zip(found, data.answers, strict=True)]
+    worst = [row for row in sorted(range(len(scores)), key=scores.__getitem__)[:NUM_EXAMPLES] if scores[row] < 100]
+    lines = []
+    for row in worst:
+        own, right = (quoted(one) if one else "nothing" for one in (found[row], (*data.answers[row], "")[0]))
+        lines.append(f"F1 {scores[row]:.0f}: {quoted(data.texts[row])} was answered with {own}; expected {right}.")
+    return lines
 
 
 def _window_length(source: ExportSource) -> int:

@@ -26,7 +26,7 @@ from headway.v1 import common_pb2 as headway_dot_v1_dot_common__pb2
 from headway.v1 import rules_pb2 as headway_dot_v1_dot_rules__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"headway/v1/embedding_service.proto\x12\nheadway.v1\x1a\x17headway/v1/common.proto\x1a\x16headway/v1/rules.proto\"\xca\x01\n\x10\x45mbedTextRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x16\n\x05texts\x18\x03 \x03(\tB\x07\xaa\xd4\x18\x03 \x80\x02\x12\x1b\n\ntext_pairs\x18\x04 \x03(\tB\x07\xaa\xd4\x18\x03 \x80\x02\x12\x16\n\tnormalize\x18\x05 \x01(\x08H\x00\x88\x01\x01\x12\x10\n\x08truncate\x18\x06 \x01(\x08\x12\x13\n\x0bprompt_name\x18\x07 \x01(\t\x12\x0e\n\x06sparse\x18\x08 \x01(\x08\x42\x0c\n\n_normalize\"X\n\rTextEmbedding\x12\x0e\n\x06values\x18\x01 \x03(\x02\x12\x13\n\x0btoken_count\x18\x02 \x01(\x05\x12\x11\n\ttruncated\x18\x03 \x01(\x08\x12\x0f\n\x07indices\x18\x04 \x03(\x05\"\x90\x01\n\x11\x45mbedTextResponse\x12*\n\x07results\x18\x01 \x03(\x0b\x32\x19.headway.v1.TextEmbedding\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\"\x92\x01\n\x11\x45mbedImageRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x16\n\x06images\x18\x03 \x03(\x0c\x42\x06\xaa\xd4\x18\x02 @\x12\x19\n\timage_ids\x18\x04 \x03(\tB\x06\xaa\xd4\x18\x02 @\x12\x16\n\tnormalize\x18\x05 \x01(\x08H\x00\x88\x01\x01\x42\x0c\n\n_normalize\"?\n\x0eImageEmbedding\x12\x0e\n\x06values\x18\x01 \x03(\x02\x12\r\n\x05width\x18\x02 \x01(\x05\x12\x0e\n\x06height\x18\x03 \x01(\x05\"\x92\x01\n\x12\x45mbedImageResponse\x12+\n\x07results\x18\x01 \x03(\x0b\x32\x1a.headway.v1.ImageEmbedding\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings2\xa9\x01\n\x10\x45mbeddingService\x12H\n\tEmbedText\x12\x1c.headway.v1.EmbedTextRequest\x1a\x1d.headway.v1.EmbedTextResponse\x12K\n\nEmbedImage\x12\x1d.headway.v1.EmbedImageRequest\x1a\x1e.headway.v1.EmbedImageResponseBL\n\nheadway.v1P\x01Z\x14headway/v1;headwayv1\xaa\x02\nHeadway.V1\xca\x02\nHeadway\\V1\xea\x02\x0bHeadway::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"headway/v1/embedding_service.proto\x12\nheadway.v1\x1a\x17headway/v1/common.proto\x1a\x16headway/v1/rules.proto\"\xe0\x01\n\x10\x45mbedTextRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x16\n\x05texts\x18\x03 \x03(\tB\x07\xaa\xd4\x18\x03 \x80\x02\x12\x1b\n\ntext_pairs\x18\x04 \x03(\tB\x07\xaa\xd4\x18\x03 \x80\x02\x12\x16\n\tnormalize\x18\x05 \x01(\x08H\x00\x88\x01\x01\x12\x10\n\x08truncate\x18\x06 \x01(\x08\x12\x13\n\x0bprompt_name\x18\x07 \x01(\t\x12\x0e\n\x06sparse\x18\x08 \x01(\x08\x12\x14\n\x0cmulti_vector\x18\t \x01(\x08\x42\x0c\n\n_normalize\"\x88\x01\n\rTextEmbedding\x12\x0e\n\x06values\x18\x01 \x03(\x02\x12\x13\n\x0btoken_count\x18\x02 \x01(\x05\x12\x11\n\ttruncated\x18\x03 \x01(\x08\x12\x0f\n\x07indices\x18\x04 \x03(\x05\x12.\n\rtoken_vectors\x18\x05 \x03(\x0b\x32\x17.headway.v1.TokenVector\"=\n\x0bTokenVector\x12\x0e\n\x06values\x18\x01 \x03(\x02\x12\x10\n\x08token_id\x18\x02 \x01(\x05\x12\x0c\n\x04text\x18\x03 \x01(\t\"\x90\x01\n\x11\x45mbedTextResponse\x12*\n\x07results\x18\x01 \x03(\x0b\x32\x19.headway.v1.TextEmbedding\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\"\x92\x01\n\x11\x45mbedImageRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x16\n\x06images\x18\x03 \x03(\x0c\x42\x06\xaa\xd4\x18\x02 @\x12\x19\n\timage_ids\x18\x04 \x03(\tB\x06\xaa\xd4\x18\x02 @\x12\x16\n\tnormalize\x18\x05 \x01(\x08H\x00\x88\x01\x01\x42\x0c\n\n_normalize\"?\n\x0eImageEmbedding\x12\x0e\n\x06values\x18\x01 \x03(\x02\x12\r\n\x05width\x18\x02 \x01(\x05\x12\x0e\n\x06height\x18\x03 \x01(\x05\"\x92\x01\n\x12\x45mbedImageResponse\x12+\n\x07results\x18\x01 \x03(\x0b\x32\x1a.headway.v1.ImageEmbedding\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings2\xa9\x01\n\x10\x45mbeddingService\x12H\n\tEmbedText\x12\x1c.headway.v1.EmbedTextRequest\x1a\x1d.headway.v1.EmbedTextResponse\x12K\n\nEmbedImage\x12\x1d.headway.v1.EmbedImageRequest\x1a\x1e.headway.v1.EmbedImageResponseBL\n\nheadway.v1P\x01Z\x14headway/v1;headwayv1\xaa\x02\nHeadway.V1\xca\x02\nHeadway\\V1\xea\x02\x0bHeadway::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,17 +43,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EMBEDIMAGEREQUEST'].fields_by_name['image_ids']._loaded_options = None
   _globals['_EMBEDIMAGEREQUEST'].fields_by_name['image_ids']._serialized_options = b'\252\324\030\002 @'
   _globals['_EMBEDTEXTREQUEST']._serialized_start=100
-  _globals['_EMBEDTEXTREQUEST']._serialized_end=302
-  _globals['_TEXTEMBEDDING']._serialized_start=304
-  _globals['_TEXTEMBEDDING']._serialized_end=392
-  _globals['_EMBEDTEXTRESPONSE']._serialized_start=395
-  _globals['_EMBEDTEXTRESPONSE']._serialized_end=539
-  _globals['_EMBEDIMAGEREQUEST']._serialized_start=542
-  _globals['_EMBEDIMAGEREQUEST']._serialized_end=688
-  _globals['_IMAGEEMBEDDING']._serialized_start=690
-  _globals['_IMAGEEMBEDDING']._serialized_end=753
-  _globals['_EMBEDIMAGERESPONSE']._serialized_start=756
-  _globals['_EMBEDIMAGERESPONSE']._serialized_end=902
-  _globals['_EMBEDDINGSERVICE']._serialized_start=905
-  _globals['_EMBEDDINGSERVICE']._serialized_end=1074
+  _globals['_EMBEDTEXTREQUEST']._serialized_end=324
+  _globals['_TEXTEMBEDDING']._serialized_start=327
+  _globals['_TEXTEMBEDDING']._serialized_end=463
+  _globals['_TOKENVECTOR']._serialized_start=465
+  _globals['_TOKENVECTOR']._serialized_end=526
+  _globals['_EMBEDTEXTRESPONSE']._serialized_start=529
+  _globals['_EMBEDTEXTRESPONSE']._serialized_end=673
+  _globals['_EMBEDIMAGEREQUEST']._serialized_start=676
+  _globals['_EMBEDIMAGEREQUEST']._serialized_end=822
+  _globals['_IMAGEEMBEDDING']._serialized_start=824
+  _globals['_IMAGEEMBEDDING']._serialized_end=887
+  _globals['_EMBEDIMAGERESPONSE']._serialized_start=890
+  _globals['_EMBEDIMAGERESPONSE']._serialized_end=1036
+  _globals['_EMBEDDINGSERVICE']._serialized_start=1039
+  _globals['_EMBEDDINGSERVICE']._serialized_end=1208
 # @@protoc_insertion_point(module_scope)

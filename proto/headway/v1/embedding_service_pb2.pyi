@@ -33,6 +33,7 @@ class EmbedTextRequest(_message.Message):
     TRUNCATE_FIELD_NUMBER: _builtins.int
     PROMPT_NAME_FIELD_NUMBER: _builtins.int
     SPARSE_FIELD_NUMBER: _builtins.int
+    MULTI_VECTOR_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model: one for embeddings, or any classifier of texts or tokens whose bundle has an embedding. Default:
     the only model for embeddings or, if there is none, the only such classifier of texts, then of tokens; required if
@@ -48,11 +49,16 @@ class EmbedTextRequest(_message.Message):
     """
     prompt_name: _builtins.str
     """Name of the model's prompt that is put before every text, such as "query" or "passage". Default: the model's own
-    default prompt, or none. A name that the model does not have is refused.
+    default prompt, or none. A name that the model does not have is refused. With `multi_vector` it is "query" or
+    "document", the form of the texts. Default "document".
     """
     sparse: _builtins.bool
     """True asks a model of sparse vectors for one, such as SPLADE's: a weight for each of some tokens of its vocabulary. The
     default of `normalize` is false then.
+    """
+    multi_vector: _builtins.bool
+    """True asks a model that compares texts by the vectors of their tokens, such as ColBERT, for these vectors. They have
+    length 1. A call's vectors take up to 32 MiB.
     """
     @_builtins.property
     def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -75,10 +81,11 @@ class EmbedTextRequest(_message.Message):
         truncate: _builtins.bool = ...,
         prompt_name: _builtins.str = ...,
         sparse: _builtins.bool = ...,
+        multi_vector: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "normalize", b"normalize"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "model", b"model", "model_version", b"model_version", "normalize", b"normalize", "prompt_name", b"prompt_name", "sparse", b"sparse", "text_pairs", b"text_pairs", "texts", b"texts", "truncate", b"truncate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_normalize", b"_normalize", "model", b"model", "model_version", b"model_version", "multi_vector", b"multi_vector", "normalize", b"normalize", "prompt_name", b"prompt_name", "sparse", b"sparse", "text_pairs", b"text_pairs", "texts", b"texts", "truncate", b"truncate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__normalize: _TypeAlias = _typing.Literal["normalize"]  # noqa: Y015
     _WhichOneofArgType__normalize: _TypeAlias = _typing.Literal["_normalize", b"_normalize"]  # noqa: Y015
@@ -96,6 +103,7 @@ class TextEmbedding(_message.Message):
     TOKEN_COUNT_FIELD_NUMBER: _builtins.int
     TRUNCATED_FIELD_NUMBER: _builtins.int
     INDICES_FIELD_NUMBER: _builtins.int
+    TOKEN_VECTORS_FIELD_NUMBER: _builtins.int
     token_count: _builtins.int
     """Tokens of the text, or of the pair, as the model read it."""
     truncated: _builtins.bool
@@ -108,6 +116,13 @@ class TextEmbedding(_message.Message):
     def indices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Of a sparse vector: the index of each value, ascending, a token of the model's vocabulary. Empty for a dense one."""
 
+    @_builtins.property
+    def token_vectors(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenVector]:
+        """With `multi_vector`: the vectors of the tokens that a score is made of, in order. A query has its marker and, where
+        the model fills up queries, as many as its longest; a text has none of the tokens that are skipped. `values` is
+        empty then.
+        """
+
     def __init__(
         self,
         *,
@@ -115,14 +130,47 @@ class TextEmbedding(_message.Message):
         token_count: _builtins.int = ...,
         truncated: _builtins.bool = ...,
         indices: _abc.Iterable[_builtins.int] | None = ...,
+        token_vectors: _abc.Iterable[Global___TokenVector] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["indices", b"indices", "token_count", b"token_count", "truncated", b"truncated", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["indices", b"indices", "token_count", b"token_count", "token_vectors", b"token_vectors", "truncated", b"truncated", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TextEmbedding: _TypeAlias = TextEmbedding  # noqa: Y015
+
+@_typing.final
+class TokenVector(_message.Message):
+    """The vector of a token."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VALUES_FIELD_NUMBER: _builtins.int
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    token_id: _builtins.int
+    """Id of the token."""
+    text: _builtins.str
+    """The token as text, by itself; a special token by its name. Bytes that are not valid UTF-8 read as U+FFFD."""
+    @_builtins.property
+    def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """The vector."""
+
+    def __init__(
+        self,
+        *,
+        values: _abc.Iterable[_builtins.float] | None = ...,
+        token_id: _builtins.int = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["text", b"text", "token_id", b"token_id", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenVector: _TypeAlias = TokenVector  # noqa: Y015
 
 @_typing.final
 class EmbedTextResponse(_message.Message):

@@ -70,13 +70,12 @@ from headway_server.bundles.manifest import (
 from headway_server.bundles.reader import NAME, Bundle, find_bundles, open_bundle, path_key, read_manifest
 from headway_server.bundles.settings import ROUTES_FILE, VersionSettings
 from headway_server.bundles.signing import TrustedKeys, sign_bundle
+from headway_server.bundles.staging import make_held, new_place, remove_folder, remove_held, remove_left, staging_folder
 from headway_server.bundles.writer import (
     describe_file,
     describe_files,
     find_place,
     publish,
-    remove_folder,
-    staging_folder,
     write_manifest,
 )
 
@@ -158,11 +157,15 @@ __all__ = [
     "find_place",
     "fingerprint_of",
     "list_store",
+    "make_held",
+    "new_place",
     "open_bundle",
     "path_key",
     "publish",
     "read_manifest",
     "remove_folder",
+    "remove_held",
+    "remove_left",
     "sign_bundle",
     "staging_folder",
     "write_manifest",

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from headway_server.bundles.manifest import MANIFEST_FILE, SIGNATURE_FILE, BundleFile, Manifest
 from headway_server.bundles.reader import Bundle, check_bundle, sha256_of
+from headway_server.bundles.staging import aside_of, remove_folder
 from headway_server.errors import BundleError
 
 
@@ -32,35 +29,6 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Writes `bundle.json` into `folder`."""
     content = manifest.model_dump(mode="json", exclude_none=False)
     (folder / MANIFEST_FILE).write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-@contextmanager
-def staging_folder(store: Path) -> Iterator[Path]:
-    """Creates a temporary folder on the store's file system; it is removed at the end unless it was renamed.
-
-    So is the version that was moved aside for it (`publish`).
-    """
-    store.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=".staging-", dir=store))
-    try:
-        yield folder
-    finally:
-        for left in (folder, _aside(folder)):
-            remove_folder(left)
-
-
-def remove_folder(folder: Path) -> None:
-    """Removes a folder, if it is there, even where the process is told to end meanwhile."""
-    try:
-        shutil.rmtree(folder, ignore_errors=True)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-
-
-def _aside(staged: Path) -> Path:
-    """Returns where a version is as long as it is replaced by the folder `staged`."""
-    return staged.with_name(f"{staged.name}.replaced")
 
 
 def find_place(store: Path, name: str, version: str, *, replace: bool = False) -> Path:
@@ -85,7 +53,7 @@ def publish(staged: Path, store: Path, *, replace: bool = False) -> Bundle:
     target = find_place(store, manifest.name, manifest.version, replace=replace)
     target.parent.mkdir(parents=True, exist_ok=True)
     staged.chmod(0o755)  # a temporary folder is private; bundles are readable by everyone
-    aside = _aside(staged)
+    aside = aside_of(staged)
     try:
         if target.exists():
             target.rename(aside)

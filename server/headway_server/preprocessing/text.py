@@ -8,8 +8,6 @@ T is the number of tokens of a text.
 
 from __future__ import annotations
 
-import asyncio
-import json
 import re
 import unicodedata
 from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
@@ -17,7 +15,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,9 +23,10 @@ from tokenizers import Encoding, Tokenizer
 
 from headway_server.errors import BundleError, ContextLengthError, InvalidInputError, no_panics
 from headway_server.observers import note_truncated
-from headway_server.preprocessing.pool import LONG_TEXT, text_pool
+from headway_server.preprocessing.pool import LONG_TEXT, off_loop
 
 Text: TypeAlias = str | Sequence[str]
+Item = TypeVar("Item")
 """A text, or the words of one that a caller has split: no token spans two of them."""
 REPLACEMENT: Final = "\ufffd"
 """Replacement character of invalid bytes."""
@@ -158,9 +157,9 @@ class TextTokenizer:
             with_offsets: True for the positions of tokens, which take time.
             text_pairs: Second text of each pair; None: single texts.
         """
-        for part, length in _slices(texts, text_pairs):
-            pairs = None if text_pairs is None else text_pairs[part]
-            for text in await self._encode_slice(texts[part], pairs, length, add_special_tokens, with_offsets):
+        each = self._encode_slices(texts, text_pairs, add_special_tokens=add_special_tokens, with_offsets=with_offsets)
+        async with aclosing(each):
+            async for text in each:
                 yield text
 
     async def encode_limited(
@@ -192,32 +191,20 @@ class TextTokenizer:
         """
         least = self._num_special(is_pair=text_pairs is not None) if add_special_tokens else 0
         encoded: list[EncodedText] = []
-        async with aclosing(
-            self.encode_each(
-                texts, add_special_tokens=add_special_tokens, with_offsets=with_offsets, text_pairs=text_pairs
-            )
-        ) as each:
+        cut = _Cut(max_tokens, truncation_side or self._truncation_side) if truncate else None
+        each = self._encode_slices(
+            texts, text_pairs, add_special_tokens=add_special_tokens, with_offsets=with_offsets, cut=cut
+        )
+        async with aclosing(each):
             async for text in each:
                 index = len(encoded)
-                if len(text) <= least:
+                if text.truncated:
+                    note_truncated()
+                elif len(text) <= least:
                     raise InvalidInputError(fields[index], "has no text; give it at least one word")
-                if len(text) <= max_tokens:
-                    encoded.append(text)
-                    continue
-                if not truncate:
+                elif len(text) > max_tokens:
                     raise _too_long(fields[index], len(text), max_tokens, is_pair=text_pairs is not None)
-                note_truncated()
-                shorten = partial(
-                    self._shorten,
-                    texts[index],
-                    None if text_pairs is None else text_pairs[index],
-                    max_tokens,
-                    add_special_tokens=add_special_tokens,
-                    direction=truncation_side or self._truncation_side,
-                    with_offsets=with_offsets,
-                )
-                pool = text_pool(written_length(texts[index]) + written_length(text_pairs[index] if text_pairs else ""))
-                encoded.append(await asyncio.get_running_loop().run_in_executor(pool, shorten))
+                encoded.append(text)
         return encoded
 
     def encode_now(self, text: str, *, with_offsets: bool = False) -> EncodedText:
@@ -279,23 +266,34 @@ class TextTokenizer:
         """Returns a decoder like `decode`, with the names of special tokens in `shown`."""
         return TokenDecoder(self, frozenset(shown))
 
-    async def _encode_slice(
+    async def _encode_slices(
         self,
         texts: Sequence[Text],
         text_pairs: Sequence[str] | None,
-        length: int,
+        *,
         add_special_tokens: bool,
         with_offsets: bool,
-    ) -> list[EncodedText]:
-        if length <= _FEW_CHARACTERS:
-            return self._encode(texts, text_pairs, add_special_tokens, with_offsets)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(
-            text_pool(length), self._encode, texts, text_pairs, add_special_tokens, with_offsets
-        )
+        cut: _Cut | None = None,
+    ) -> AsyncGenerator[EncodedText, None]:
+        for part, length in _slices(texts, text_pairs):
+            encode = partial(
+                self._encode,
+                texts[part],
+                None if text_pairs is None else text_pairs[part],
+                add_special_tokens,
+                with_offsets,
+                cut,
+            )
+            for text in await off_loop(length, encode, most_on_loop=_FEW_CHARACTERS):
+                yield text
 
     def _encode(
-        self, texts: Sequence[Text], text_pairs: Sequence[str] | None, add_special_tokens: bool, with_offsets: bool
+        self,
+        texts: Sequence[Text],
+        text_pairs: Sequence[str] | None,
+        add_special_tokens: bool,
+        with_offsets: bool,
+        cut: _Cut | None = None,
     ) -> list[EncodedText]:
         encode = self._tokenizer.encode_batch if with_offsets else self._tokenizer.encode_batch_fast
         # For a single text too: the library's `encode` holds the GIL, and a long text would block the event loop for
@@ -303,34 +301,8 @@ class TextTokenizer:
         inputs = list(texts) if text_pairs is None else list(zip(texts, text_pairs, strict=True))
         with no_panics():
             encodings = encode(inputs, is_pretokenized=_is_split(texts[0]), add_special_tokens=add_special_tokens)
-        return [_encoded_text(encoding, with_offsets, is_pair=text_pairs is not None) for encoding in encodings]
-
-    def _shorten(
-        self,
-        text: Text,
-        pair: str | None,
-        max_tokens: int,
-        *,
-        add_special_tokens: bool,
-        direction: Literal["left", "right"],
-        with_offsets: bool,
-    ) -> EncodedText:
-        """Encodes a text again, truncated before special tokens are added, so that they stay."""
-        with no_panics():
-            first, *rest = self._tokenizer.encode_batch(
-                [text, *([] if pair is None else [pair])],
-                is_pretokenized=_is_split(text),
-                add_special_tokens=False,
-            )
-            second = rest[0] if rest else None
-            room = max(max_tokens - (self._num_special(is_pair=second is not None) if add_special_tokens else 0), 0)
-            lengths = (room, 0) if second is None else _shares(len(first), len(second), room)
-            first = _truncated(first, lengths[0], direction=direction)
-            if second is not None:
-                second = _truncated(second, lengths[1], direction=direction)
-            if add_special_tokens or second is not None:
-                first = self._tokenizer.post_process(first, second, add_special_tokens)
-        return _encoded_text(first, with_offsets, truncated=True, is_pair=second is not None)
+        is_pair = text_pairs is not None
+        return [_encoded_text(encoding, with_offsets=with_offsets, is_pair=is_pair, cut=cut) for encoding in encodings]
 
     def _num_special(self, *, is_pair: bool) -> int:
         return self.num_special_tokens_of_pair if is_pair else self.num_special_tokens
@@ -387,15 +359,38 @@ def _bytes_of(token: str) -> bytes | None:
     return token.encode() if REPLACEMENT in token else None
 
 
-def _encoded_text(
-    encoding: Encoding, with_offsets: bool, *, truncated: bool = False, is_pair: bool = False
-) -> EncodedText:
+class _Cut(NamedTuple):
+    """How texts are cut that are too long."""
+
+    max_tokens: int
+    """Of a text with its special tokens, which stay."""
+    side: Literal["left", "right"]
+
+    def kept(self, encoding: Encoding) -> NDArray[np.int64]:
+        """Returns the places of the tokens that stay, in order; of a pair the longer text loses tokens first."""
+        sources = np.array([-1 if source is None else source for source in encoding.sequence_ids])
+        own = [np.flatnonzero(sources == source) for source in (0, 1)]
+        first, second = map(len, own)
+        lengths = _shares(first, second, max(self.max_tokens - int((sources < 0).sum()), 0))
+        kept = sources < 0
+        for places, length in zip(own, lengths, strict=True):
+            kept[places[:length] if self.side == "right" else places[len(places) - length :]] = True
+        return np.flatnonzero(kept)
+
+
+def _encoded_text(encoding: Encoding, *, with_offsets: bool, is_pair: bool, cut: _Cut | None = None) -> EncodedText:
+    kept = cut.kept(encoding) if cut is not None and len(encoding) > cut.max_tokens else None
+
+    def of_kept(values: Sequence[Item]) -> tuple[Item, ...]:
+        return tuple(values) if kept is None else tuple(values[place] for place in kept.tolist())
+
+    ids, types = (np.asarray(values, np.int64) for values in (encoding.ids, encoding.type_ids if is_pair else ()))
     return EncodedText(
-        input_ids=np.asarray(encoding.ids, np.int64),
-        offsets=tuple(encoding.offsets) if with_offsets else (),
-        word_ids=tuple(encoding.word_ids) if with_offsets else (),
-        type_ids=np.asarray(encoding.type_ids, np.int64) if is_pair else None,
-        truncated=truncated,
+        input_ids=ids if kept is None else ids[kept],
+        offsets=of_kept(encoding.offsets) if with_offsets else (),
+        word_ids=of_kept(encoding.word_ids) if with_offsets else (),
+        type_ids=(types if kept is None else types[kept]) if is_pair else None,
+        truncated=kept is not None,
     )
 
 
@@ -428,32 +423,6 @@ def _slices(texts: Sequence[Text], text_pairs: Sequence[str] | None = None) -> I
         length += own
     if start < len(texts):
         yield slice(start, len(texts)), length
-
-
-def _truncated(encoding: Encoding, num_tokens: int, *, direction: Literal["left", "right"]) -> Encoding:
-    """Returns the first `num_tokens` tokens of an encoding, or the last ones with `left`; consumes `encoding`.
-
-    `Encoding.truncate` stores the removed tokens as further encodings, each as long as the first. Joining a pair
-    combines each of the first text's with each of the second's: gigabytes for two texts of a few kilobytes. They cannot
-    be released, so the rest is copied.
-    """
-    if len(encoding) <= num_tokens:
-        return encoding
-    encoding.truncate(num_tokens, direction=direction)
-    state = {
-        "ids": encoding.ids,
-        "type_ids": encoding.type_ids,
-        "tokens": encoding.tokens,
-        "words": encoding.word_ids,
-        "offsets": encoding.offsets,
-        "special_tokens_mask": encoding.special_tokens_mask,
-        "attention_mask": encoding.attention_mask,
-        "overflowing": [],
-        "sequence_ranges": {},
-    }
-    kept = Encoding()
-    kept.__setstate__(json.dumps(state).encode())  # as in unpickling; there is no other constructor
-    return kept
 
 
 def _shares(first: int, second: int, room: int) -> tuple[int, int]:

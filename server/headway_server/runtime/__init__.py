@@ -9,6 +9,7 @@ from headway_server.runtime.machine import (
     format_size,
     give_back_memory,
     has_exact_int8,
+    map_large_arrays,
     share_memory,
     usable_cores,
 )
@@ -40,6 +41,7 @@ __all__ = [
     "give_back_memory",
     "has_exact_int8",
     "join_threads",
+    "map_large_arrays",
     "own_niceness",
     "run_nicely",
     "set_own_niceness",

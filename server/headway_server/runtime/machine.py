@@ -22,6 +22,8 @@ Device: TypeAlias = Literal["cpu", "cuda"]
 _CGROUP = Path("/sys/fs/cgroup")
 _CGROUP_OF_PROCESS = Path("/proc/self/cgroup")
 _CPU_INFO = Path("/proc/cpuinfo")
+_MMAP_THRESHOLD = -3
+"""`M_MMAP_THRESHOLD` of the C library's `mallopt`."""
 
 
 # Cores
@@ -105,6 +107,17 @@ def format_size(num_bytes: int) -> str:
     """Writes a number of bytes in MiB, or in GiB where it is large."""
     mib = num_bytes / 2**20
     return f"{mib:.1f} MiB" if mib < 10_000 else f"{mib / 1024:.1f} GiB"
+
+
+def map_large_arrays() -> None:
+    """Lets the C library take each array of 4 MiB or more from the system by itself, if it supports that (glibc).
+
+    Such memory goes back as soon as it is freed. Otherwise arrays of up to 32 MiB may be in the heap, which keeps
+    what is freed below something that is not.
+    """
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
+    if set_option is not None:
+        set_option(_MMAP_THRESHOLD, 4 << 20)
 
 
 def give_back_memory() -> None:

@@ -43,6 +43,10 @@ def _embeds_sparsely(manifest: Manifest) -> bool:
     return manifest.embedding is not None and manifest.embedding.is_sparse
 
 
+def _compares_tokens(manifest: Manifest) -> bool:
+    return manifest.scoring is not None and manifest.scoring.late_interaction is not None
+
+
 def _relates(manifest: Manifest) -> bool:
     """Returns True if a model computes the relevance of one text to another: by vectors, or as a pair."""
     return manifest.text_pairs != "never" if manifest.task is Task.TEXT_SCORING else manifest.embedding is not None
@@ -108,6 +112,9 @@ EMBED_TEXTS: Final[Ability[TextModel]] = Ability(name="embed_text", words="embed
 EMBED_TEXTS_SPARSELY: Final[Ability[TextModel]] = Ability(
     name="embed_text_sparsely", words="embed texts as sparse vectors", needs=_embeds_sparsely
 )
+EMBED_TOKENS: Final[Ability[TextScorer]] = Ability(
+    name="embed_text_multi_vector", words="embed texts as a vector of each token", needs=_compares_tokens
+)
 RANK_TEXTS: Final[Ability[TextModel]] = Ability(name="rank_text", words="rank texts by a text", needs=_relates)
 EMBED_IMAGES: Final[Ability[ImageClassifier]] = Ability(name="embed_image", words="embed images", needs=_embeds)
 LABEL_IMAGES: Final[PairAbility[ImageClassifier, TextModel]] = PairAbility(
@@ -172,7 +179,7 @@ FAMILIES: Final[dict[Task, Family]] = {
     ),
     Task.TEXT_SCORING: Family(  # before embedders: a cross-encoder ranks better
         loader="headway_server.tasks.text.scorer:TextScorer.load",
-        made_for=(SCORE_TEXTS, RANK_TEXTS),
+        made_for=(SCORE_TEXTS, RANK_TEXTS, EMBED_TOKENS),
         can=(INSPECT_TEXTS,),
         tensors=_TENSORS + "TEXT_SCORING",
     ),
@@ -284,7 +291,7 @@ RPCS: Final[Mapping[str, Rpc]] = {
     "StreamSynthesizeSpeech": Rpc(asked=SYNTHESIZE_SPEECH),
     "ClassifyText": Rpc(asked=CLASSIFY_TEXTS),
     "ClassifyTokens": Rpc(asked=CLASSIFY_TOKENS, with_field={"pages": CLASSIFY_PAGES}),
-    "EmbedText": Rpc(asked=EMBED_TEXTS, with_field={"sparse": EMBED_TEXTS_SPARSELY}),
+    "EmbedText": Rpc(asked=EMBED_TEXTS, with_field={"sparse": EMBED_TEXTS_SPARSELY, "multi_vector": EMBED_TOKENS}),
     "ScoreText": Rpc(asked=SCORE_TEXTS),
     "AnswerQuestion": Rpc(asked=ANSWER_QUESTIONS),
     "FillMask": Rpc(asked=FILL_MASKS),

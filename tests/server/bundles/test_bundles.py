@@ -3,6 +3,9 @@
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -188,6 +191,40 @@ def test_a_version_that_exists_is_not_overwritten(bundle):
         with pytest.raises(BundleError, match="exists already; choose another --version or pass --replace"):
             publish(staged, store)
         assert publish(staged, store, replace=True).path == bundle
+    assert not list(store.glob(".staging-*"))
+
+
+_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from headway_server.bundles import staging_folder
+from headway_server.bundles.staging import aside_of
+store, version = Path(sys.argv[1]), sys.argv[2:]
+with staging_folder(store) as folder:
+    (folder / "weights").write_text("x")
+    if version:
+        Path(version[0]).rename(aside_of(folder))
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("was_aside", [False, True])
+def test_what_a_killed_process_leaves_in_a_store_is_removed_by_the_next(bundle, was_aside):
+    """A version that it had moved aside is put back; what a process that runs has is left alone."""
+    store, before = bundle.parent.parent, sorted(file.name for file in bundle.rglob("*"))
+    words = [str(store), *([str(bundle)] if was_aside else [])]
+    killed = subprocess.run([sys.executable, "-c", _KILLED, *words], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert len(list(store.glob(".staging-*"))) == 2 + was_aside
+    assert bundle.exists() != was_aside
+    with staging_folder(store) as own:
+        (own / "weights").write_text("y")
+        assert sorted(store.glob(".staging-*")) == [own, own.with_name(f"{own.name}.lock")]
+        assert sorted(file.name for file in bundle.rglob("*")) == before
+        with staging_folder(store) as other:
+            assert own.exists()
+            assert other != own
+        assert (own / "weights").read_text() == "y"
     assert not list(store.glob(".staging-*"))
 
 

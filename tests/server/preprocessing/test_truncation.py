@@ -1,48 +1,100 @@
-"""Texts are cut as the library cuts them, and nothing of what was cut off stays."""
+"""Texts are cut as the library cuts them before it adds special tokens, in one pass over them."""
+
+from itertools import product
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from headway_server.preprocessing.text import _truncated as truncated
+from headway_server.preprocessing import TextTokenizer
+from headway_server.preprocessing.text import _shares as shares
 
-FIELDS = ("ids", "type_ids", "tokens", "word_ids", "offsets", "special_tokens_mask", "attention_mask")
+SPECIAL = [("[CLS]", 0), ("[SEP]", 1)]
+PROCESSORS = {
+    "template": processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=SPECIAL
+    ),
+    "before alone": processors.TemplateProcessing(single="[CLS] $A", pair="[CLS] $A $B:1", special_tokens=SPECIAL),
+    "BERT": processors.BertProcessing(SPECIAL[1], SPECIAL[0]),
+    "RoBERTa": processors.RobertaProcessing(SPECIAL[1], SPECIAL[0], trim_offsets=False),
+    "none": None,
+}
+TEXT, PAIR = "\u00e9\U0001f600 a '\"\\\\ a [SEP] \u00e9\U0001f600 a", "a \u00e9\U0001f600 b a a"
 
 
-def make_tokenizer() -> Tokenizer:
-    tokenizer = Tokenizer(models.WordLevel({"[CLS]": 0, "[SEP]": 1, "a": 2, "é😀": 3, "[UNK]": 4}, "[UNK]"))
+def make_tokenizer(processor) -> Tokenizer:
+    words = {"[CLS]": 0, "[SEP]": 1, "a": 2, "\u00e9\U0001f600": 3, "[UNK]": 4}
+    tokenizer = Tokenizer(models.WordLevel(words, "[UNK]"))
+    tokenizer.add_special_tokens(["[CLS]", "[SEP]"])
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 0), ("[SEP]", 1)]
-    )
+    if processor is not None:
+        tokenizer.post_processor = processor
     return tokenizer
 
 
-@pytest.mark.parametrize("direction", ["left", "right"])
-@pytest.mark.parametrize("num_tokens", [0, 1, 3, 4, 9])
-def test_what_is_kept_is_what_the_library_keeps(direction, num_tokens):
-    tokenizer = make_tokenizer()
-    text = "é😀 a '\"\\ a"
-    expected = tokenizer.encode(text, add_special_tokens=False)
-    expected.truncate(num_tokens, direction=direction)
-    kept = truncated(tokenizer.encode(text, add_special_tokens=False), num_tokens, direction=direction)
-    for field in FIELDS:
-        assert getattr(kept, field) == getattr(expected, field), field
+def cut_by_library(tokenizer: Tokenizer, pair: str | None, max_tokens: int, side: str):
+    """Encodes each text without special tokens, truncates it, and then adds them."""
+    texts = [TEXT] if pair is None else [TEXT, pair]
+    encodings = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    room = max(max_tokens - tokenizer.num_special_tokens_to_add(pair is not None), 0)
+    lengths = (room,) if pair is None else shares(len(encodings[0]), len(encodings[1]), room)
+    for encoding, length in zip(encodings, lengths, strict=True):
+        encoding.truncate(length, direction=side)
+    return tokenizer.post_process(*encodings)
 
 
-def test_a_pair_joined_after_the_cut_has_nothing_that_overflowed():
-    tokenizer = make_tokenizer()
-    first, second = (tokenizer.encode("a " * count, add_special_tokens=False) for count in (60, 40))
-    assert num_overflowing_by_library(tokenizer) > 100, "the library joins every piece of one text with every other's"
-    joined = tokenizer.post_process(truncated(first, 3, direction="right"), truncated(second, 2, direction="right"))
-    assert joined.overflowing == []
-    assert joined.ids == [0, 2, 2, 2, 1, 2, 2, 1]
-    assert joined.type_ids == [0, 0, 0, 0, 0, 1, 1, 1]
-    assert joined.sequence_ids == [None, 0, 0, 0, None, 1, 1, None]
+@pytest.mark.parametrize("name", PROCESSORS)
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("pair", [None, PAIR])
+async def test_what_is_kept_is_what_the_library_keeps(name, side, pair):
+    library = make_tokenizer(PROCESSORS[name])
+    tokenizer, num_tokens = TextTokenizer(library), len(library.encode(*[TEXT] if pair is None else [TEXT, pair]))
+    least = library.num_special_tokens_to_add(pair is not None)
+    for max_tokens, with_offsets in product(range(least, num_tokens + 1), (True, False)):
+        [found] = await tokenizer.encode_limited(
+            [TEXT],
+            fields=["text"],
+            max_tokens=max_tokens,
+            truncate=True,
+            truncation_side=side,
+            with_offsets=with_offsets,
+            text_pairs=None if pair is None else [pair],
+        )
+        expected = cut_by_library(library, pair, max_tokens, side)
+        assert found.input_ids.tolist() == expected.ids, max_tokens
+        assert found.truncated == (max_tokens < num_tokens)
+        if pair is None:
+            assert found.type_ids is None
+        elif name != "none":  # then the library has 1 for the second text of a pair only if it is not cut
+            assert found.type_ids.tolist() == expected.type_ids
+        if with_offsets:
+            assert found.offsets == tuple(expected.offsets)
+            assert found.word_ids == tuple(expected.word_ids)
 
 
-def num_overflowing_by_library(tokenizer: Tokenizer) -> int:
-    """Returns how many encodings hang on a pair of 60 and 40 tokens that the library cut to 3 and 2."""
-    first, second = (tokenizer.encode("a " * count, add_special_tokens=False) for count in (60, 40))
-    first.truncate(3)
-    second.truncate(2)
-    return len(tokenizer.post_process(first, second).overflowing)
+async def test_offsets_of_a_cut_text_are_those_of_the_whole():
+    """Trimming white space off the offsets twice, before a cut and after it, would cut letters off."""
+    library = Tokenizer(models.BPE({letter: index for index, letter in enumerate("Gabc\u0120")}, []))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.post_processor = processors.ByteLevel(trim_offsets=True)
+    tokenizer = TextTokenizer(library)
+    whole, cut = [
+        (
+            await tokenizer.encode_limited(
+                ["ab ab ca"], fields=["text"], max_tokens=most, truncate=True, with_offsets=True
+            )
+        )
+        for most in (9, 5)
+    ]
+    assert cut[0].offsets == whole[0].offsets[:5]
+
+
+async def test_a_long_text_is_tokenized_once(monkeypatch):
+    tokenizer, read = TextTokenizer(make_tokenizer(PROCESSORS["template"])), []
+    encode = TextTokenizer._encode
+    monkeypatch.setattr(
+        TextTokenizer, "_encode", lambda self, texts, *a, **k: read.append(texts) or encode(self, texts, *a, **k)
+    )
+    texts = ["a " * 100_000, "a"]
+    found = await tokenizer.encode_limited(texts, fields=["0", "1"], max_tokens=4, truncate=True)
+    assert [one.input_ids.tolist() for one in found] == [[0, 2, 2, 1], [0, 2, 1]]
+    assert [text for part in read for text in part] == texts

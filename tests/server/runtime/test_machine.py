@@ -1,5 +1,7 @@
 """What this process may take of the machine, where control groups limit it."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -99,3 +101,27 @@ def test_without_a_limit_there_is_what_the_machine_has(cgroup, monkeypatch):
     assert machine.available_bytes("cpu") == 5 * MIB
     limit_memory(cgroup, 100, 1, 0)
     assert machine.available_bytes("cpu") == 5 * MIB
+
+
+_FREED = """
+import numpy as np
+from headway_server.runtime import map_large_arrays
+def anonymous():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("RssAnon")) >> 10
+np.ones(1 << 21)  # from then on the C library takes arrays of up to 16 MiB from its heap
+map_large_arrays()
+before = anonymous()
+held = []
+for _ in range(8):
+    large = [np.ones(1 << 20), np.ones(1 << 20)]
+    held.append(np.ones(1 << 12))
+    del large
+print(anonymous() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from Linux's files")
+def test_large_arrays_go_back_to_the_system_when_they_are_freed():
+    found = subprocess.run([sys.executable, "-c", _FREED], capture_output=True, text=True, check=True)
+    assert int(found.stdout) < 8, "MiB of 16 that were freed"

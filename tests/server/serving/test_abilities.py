@@ -48,7 +48,12 @@ def test_a_service_is_healthy_by_the_models_that_its_calls_ask_for():
         "classify_tokens",
         "classify_pages",
     }
-    assert {one.name for one in abilities["EmbeddingService"]} == {"embed_text", "embed_text_sparsely", "embed_image"}
+    assert {one.name for one in abilities["EmbeddingService"]} == {
+        "embed_text",
+        "embed_text_sparsely",
+        "embed_text_multi_vector",
+        "embed_image",
+    }
     assert abilities["SpeechService"] == {TRANSCRIBE_SPEECH, SYNTHESIZE_SPEECH}
     assert READ_IMAGES in abilities["ImageService"]
     assert not abilities["ModelService"]

@@ -21,6 +21,7 @@ from headway_training.data.examples import (
 )
 from headway_training.data.images import find_images
 from headway_training.data.pictures import DescribedImages, Pictures
+from headway_training.data.questions import read_questions
 from headway_training.data.sources import file_names, read_examples, read_splits
 from headway_training.errors import DataError, EvaluationError
 from headway_training.kinds import task_names
@@ -197,6 +198,8 @@ def read_file(
             f"--label-separator is for texts that may have several labels, and {model.name} gives none of them; "
             "leave it out"
         )
+    if model.task == "question_answering":
+        return TestData(file_names(file), read_questions(Path(file)))
     if model.task in _IMAGE_FILES:  # as they are: the server brings them to the model's size
         return TestData(file_names(file), *_IMAGE_FILES[model.task](model, Path(file), language))
     classification = ClassificationSettings(

@@ -23,10 +23,12 @@ from headway_training.data.examples import (
 )
 from headway_training.data.files import cut_before_spaces
 from headway_training.data.pictures import Pictures
+from headway_training.data.questions import Questions
 from headway_training.data.speech import Recordings, spoken_words
 from headway_training.errors import EvaluationError
 from headway_training.metrics import (
     accuracy,
+    answer_scores,
     corpus_bleu,
     frechet_distance,
     macro_f1,
@@ -112,6 +114,11 @@ class Measurement:
             expected = [[(start, end, labels[label]) for start, end, label in row] for row in examples.spans]
             precision, recall, f1 = span_scores(found, expected)  # type: ignore[arg-type]  # labels are names on both sides
             return {"span_f1": f1, "span_precision": precision, "span_recall": recall}
+        if isinstance(examples, Questions):
+            pairs = list(zip(examples.questions, examples.contexts, strict=True))
+            threshold = None if all(examples.answers) else 0.0  # or else there is always an answer
+            f1, exact = answer_scores(self._ask(pairs, partial(self._answer, threshold)), examples.answers)
+            return {"answer_f1": f1, "exact_match": exact}
         if isinstance(examples, MultiLabeledTexts):
             selected = self._ask(_pairs(examples), lambda part: self._classify(part, labels))
             truth = [[index in row for index in range(len(labels))] for row in examples.labels]
@@ -318,6 +325,12 @@ class Measurement:
     def _find_spans(self, texts: Sequence[str]) -> list[list[tuple[int, int, str]]]:
         answer = self._client.classify_tokens(texts, **self._text_options)
         return [[(one.span.start, one.span.end, one.label) for one in result.spans] for result in answer]
+
+    def _answer(self, threshold: float | None, pairs: Sequence[tuple[str, str]]) -> list[str]:
+        questions, contexts = zip(*pairs, strict=True)
+        options: Any = {"no_answer_threshold": threshold, **self._options}
+        found = self._client.answer_question(questions, contexts, **options)
+        return [result.answers[0].text if result.answers else "" for result in found]
 
     def _transcribe(self, options: Mapping[str, Any], audios: Sequence[bytes]) -> list[str]:
         return [result.text for result in self._client.transcribe_speech(audios, **options)]

@@ -185,7 +185,8 @@ class TokenClassificationTask(TextTask):
         logits = text_logits(model, [encoding.ids for encoding in encodings], self._special.pad)
         scores = [torch.from_numpy(row).log_softmax(dim=-1).numpy() for row in logits]  # (T, C) each
         subwords = [find_subwords(text, row.offsets) for text, row in zip(examples.texts, encodings, strict=True)]
-        found = [predict_spans(row, own, self._scheme) for row, own in zip(scores, subwords, strict=True)]
+        rows = zip(scores, subwords, examples.texts, strict=True)
+        found = [predict_spans(row, own, self._scheme, text) for row, own, text in rows]
         predicted = [[(span.start, span.end, span.label) for span in spans] for spans in found]
         precision, recall, f1 = span_scores(predicted, examples.spans)
         metrics: Metrics = {"span_f1": f1, "span_precision": precision, "span_recall": recall}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -104,6 +104,7 @@ class DecoderRunner:
         num_slots: int,
         num_prefix_slots: int = 0,
         sharing: Session | None = None,
+        allocate: Callable[[int, str], NDArray[Any]] | None = None,
     ) -> None:
         """Opens the variant's decoder and allocates the state of `num_slots + num_prefix_slots` slots.
 
@@ -114,6 +115,7 @@ class DecoderRunner:
             num_slots: Rows that can run at once.
             num_prefix_slots: Slots of the prefix cache.
             sharing: Open session of the same decoder; None: one is opened.
+            allocate: Room for packed sources (`PackedSources`); None: main memory.
 
         Raises:
             BundleError: The graph does not match the manifest.
@@ -142,6 +144,7 @@ class DecoderRunner:
             [specs[name] for name in variant.cross],
             max_sources=num_slots,
             max_length=bundle.manifest.limits.max_input_tokens or 0,
+            allocate=allocate,
         )
         self._sources: dict[int, dict[str, NDArray[Any]]] = {}  # by the first slot that reads them
         self._bindings: dict[tuple[int, int], _Binding] = {}

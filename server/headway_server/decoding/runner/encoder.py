@@ -11,7 +11,7 @@ Shapes: N sources, S source positions.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -134,6 +134,12 @@ def padded_length(num_positions: int) -> int:
     return -(-num_positions // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
 
 
+def _zeros(count: int, dtype: str) -> NDArray[Any]:
+    array: NDArray[Any] = np.empty(count, dtype)
+    array.fill(0)  # unlike np.zeros, this allocates the memory now
+    return array
+
+
 class PackedSources:
     """Memory for the cross-attention keys and values of all running sequences.
 
@@ -141,13 +147,21 @@ class PackedSources:
         num_bytes: Memory that it takes, all of it from the start.
     """
 
-    def __init__(self, specs: Sequence[TensorSpec], *, max_sources: int, max_length: int) -> None:
+    def __init__(
+        self,
+        specs: Sequence[TensorSpec],
+        *,
+        max_sources: int,
+        max_length: int,
+        allocate: Callable[[int, str], NDArray[Any]] | None = None,
+    ) -> None:
         """Allocates the memory.
 
         Args:
             specs: The decoder's inputs (sources, heads, source_length, head_dim) for cross-attention.
             max_sources: Sources that can be read at once.
             max_length: Maximum positions of a source.
+            allocate: Returns zeros, a number of them of a type; None: in main memory, all of it at once.
 
         Raises:
             BundleError: A tensor has no fixed size.
@@ -157,8 +171,9 @@ class PackedSources:
         self._memory: dict[str, NDArray[Any]] = {}
         for spec in specs:
             heads, head_dim = self._shapes[spec.name]
-            self._memory[spec.name] = np.empty(max_sources * heads * self._max_length * head_dim, spec.dtype)
-            self._memory[spec.name].fill(0)  # unlike np.zeros, this allocates the memory now
+            self._memory[spec.name] = (allocate or _zeros)(
+                max_sources * heads * self._max_length * head_dim, spec.dtype
+            )
         self._rooms: dict[int, _Room] = {}
         self.num_bytes = sum(memory.nbytes for memory in self._memory.values())
 

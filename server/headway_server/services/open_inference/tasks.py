@@ -169,6 +169,8 @@ _TEXT_PAIR: Final = TensorSpec(name="text_pair", datatype=BYTES, shape=(-1,), is
 _INPUT_IDS: Final = TensorSpec(name="input_ids", datatype="INT64", shape=(-1, -1), is_optional=True)
 _MASK: Final = TensorSpec(name="attention_mask", datatype="INT64", shape=(-1, -1), is_optional=True)
 _TYPES: Final = TensorSpec(name="token_type_ids", datatype="INT64", shape=(-1, -1), is_optional=True)
+_TOKEN_VECTORS: Final = ("token_vectors", "token_id", "vector_count")
+"""Outputs of models of late interaction."""
 _TOKEN_COUNT: Final = TensorSpec(name="token_count", datatype="INT64", shape=(-1,))
 _TRUNCATED: Final = TensorSpec(name="truncated", datatype="BOOL", shape=(-1,))
 _LABELS: Final = (
@@ -190,7 +192,7 @@ def _text_specs(model: ServedModel) -> tuple[TensorSpec, ...]:
     pairs = model.bundle.manifest.text_pairs
     pair = () if pairs == "never" else (replace(_TEXT_PAIR, is_optional=pairs == "optional"),)
     if late_interaction(model.bundle.manifest) is not None:  # each text of a pair has tokens of its own
-        return (_TEXT, *pair)
+        return (_TEXT, replace(_TEXT_PAIR, is_optional=True))  # and those of a text may be asked for
     return (_TEXT, *pair, _INPUT_IDS, _MASK, *((_TYPES,) if model.has_types else ()))
 
 
@@ -298,10 +300,47 @@ async def _embed_texts(model: TextModel, call: InferCall) -> Arrays:
     return {**_embedding_array(one.values for one in answer.results), **_length_arrays(answer.results)}
 
 
+def _score_specs(model: ServedModel) -> tuple[TensorSpec, ...]:
+    found = [TensorSpec(name="score", datatype="FP32", shape=(-1,)), _TOKEN_COUNT, _TRUNCATED]
+    if (late := late_interaction(model.bundle.manifest)) is not None:
+        kinds = ("FP32", (-1, -1, late.dimension)), ("INT64", (-1, -1)), ("INT64", (-1,))
+        found += [
+            TensorSpec(name=name, datatype=datatype, shape=shape, is_on_request=True)
+            for name, (datatype, shape) in zip(_TOKEN_VECTORS, kinds, strict=True)
+        ]
+    return tuple(found)
+
+
+async def _embed_tokens(model: TextScorer, call: InferCall) -> Arrays:
+    """Embeds the tokens of `text`; shorter texts are padded with zeros to the largest `vector_count`."""
+    inputs = TextInputs(texts=_texts(call, "text"), **call.select("truncate"))
+    prompt_name = call.parameters.get("prompt_name", "")
+    answer = await model.embed_tokens(inputs, prompt_name=prompt_name, deadline=call.deadline)
+    counts = [len(one.token_ids) for one in answer.results]
+
+    def pad() -> Arrays:
+        longest = max(counts)
+        rows = [(one.vectors, one.token_ids, longest - len(one.token_ids)) for one in answer.results]
+        vectors = np.stack([np.pad(vectors, ((0, more), (0, 0))) for vectors, _, more in rows])
+        ids = np.stack([np.pad(ids, (0, more)) for _, ids, more in rows])
+        arrays: Arrays = dict(zip(_TOKEN_VECTORS, (vectors, ids, np.array(counts, np.int64)), strict=True))
+        return {**_length_arrays(answer.results), **arrays}
+
+    return await asyncio.get_running_loop().run_in_executor(text_pool(), pad)
+
+
 async def _score_texts(model: TextScorer, call: InferCall) -> Arrays:
+    vectors: Arrays = {}
+    if not call.outputs.isdisjoint(_TOKEN_VECTORS):
+        vectors = await _embed_tokens(model, call)
+        if "score" not in call.outputs:
+            return vectors
+    elif "prompt_name" in call.parameters:
+        raise InvalidInputError("parameters.prompt_name", f"is set without {_TOKEN_VECTORS[0]}; leave it out")
     answer = await model.score(_text_inputs(call), deadline=call.deadline)
     return {
         "score": np.array([one.score for one in answer.results], np.float32),
+        **vectors,
         **_length_arrays(answer.results),
     }
 
@@ -1184,8 +1223,8 @@ TEXT_EMBEDDING: Final = TensorTask(
 )
 TEXT_SCORING: Final = TensorTask(
     inputs=_text_specs,
-    outputs=lambda _: (TensorSpec(name="score", datatype="FP32", shape=(-1,)), _TOKEN_COUNT, _TRUNCATED),
-    parameters=_COMMON | {"truncate": Kind.BOOLEAN},
+    outputs=_score_specs,
+    parameters=_COMMON | {"truncate": Kind.BOOLEAN, "prompt_name": Kind.TEXT},
     max_rows=MAX_TEXTS,
     predictions=_always("score"),
     infer=_score_texts,

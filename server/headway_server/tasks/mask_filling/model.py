@@ -229,7 +229,12 @@ class MaskFiller(TextModel):
                 raise InvalidInputError(
                     field,
                     f"has {expected} masks, and the model reads {count} of them in its {self.max_input_tokens} tokens; "
-                    "shorten it",
+                    + (
+                        "shorten it"
+                        if one.truncated
+                        else f"its tokenizer does not read {self._mask} as a mask beside what is before and behind it; "
+                        "put a space there"
+                    ),
                 )
         return encoded
 

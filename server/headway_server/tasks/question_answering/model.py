@@ -30,15 +30,21 @@ from headway_server.serving.calls import counted_tokens, current_caller
 from headway_server.serving.limits import check_texts
 from headway_server.tasks.outputs import LOGITS
 from headway_server.tasks.parameters import check_range, check_rules
-from headway_server.tasks.question_answering.windows import Context, Found, PairFrame, Window, merge
+from headway_server.tasks.question_answering.windows import (
+    DEFAULT_ANSWER_TOKENS,
+    DEFAULT_WINDOW_TOKENS,
+    Context,
+    Found,
+    PairFrame,
+    Window,
+    merge,
+    shared_tokens,
+    split,
+)
 from headway_server.tasks.text.model import BYTES_OF_OFFSETS, BYTES_OF_TOKEN, TextInputs, TextModel, text_tensors
 
 MAX_WINDOWS: Final = 1024
 """Maximum windows of a call."""
-DEFAULT_ANSWER_TOKENS: Final = 15
-DEFAULT_WINDOW_TOKENS: Final = 384
-DEFAULT_OVERLAP_TOKENS: Final = 128
-"""Defaults of the field: those of the question-answering pipeline of transformers."""
 _WORK_OF_PAIR: Final = 64
 """Minimum work of a context, in bytes."""
 _FEW: Final = 2_000
@@ -309,7 +315,7 @@ def _shared_tokens(request: QuestionRequest, room: int, question: str) -> int:
     """
     overlap = request.overlap_tokens
     if overlap is None:
-        return min(DEFAULT_OVERLAP_TOKENS, room // 2)
+        return shared_tokens(room)
     if overlap >= room:
         raise InvalidInputError(
             "overlap_token_count",
@@ -325,15 +331,15 @@ def _windows(length: int, room: int, shared: int, *, name: str, before: int) -> 
     Raises:
         InvalidInputError: They are too many.
     """
-    starts = range(0, max(length - shared, 1), room - shared)
-    if before + len(starts) > MAX_WINDOWS:
+    windows = split(length, room, shared)
+    if before + len(windows) > MAX_WINDOWS:
         raise InvalidInputError(
             name,
-            f"has {length} tokens, which are {len(starts)} windows after {before} of the texts before; the limit of a "
+            f"has {length} tokens, which are {len(windows)} windows after {before} of the texts before; the limit of a "
             f"call is {MAX_WINDOWS}; split it, send the texts in several calls, lower overlap_token_count or raise "
             "window_token_count",
         )
-    return [Window(start, min(start + room, length)) for start in starts]
+    return windows
 
 
 def _no_text(name: str) -> InvalidInputError:

@@ -17,6 +17,10 @@ from headway_server.errors import no_panics
 from headway_server.preprocessing import EncodedText
 from headway_server.preprocessing.subwords import Subwords, grapheme_ends
 
+DEFAULT_ANSWER_TOKENS: Final = 15
+DEFAULT_WINDOW_TOKENS: Final = 384
+DEFAULT_OVERLAP_TOKENS: Final = 128
+"""Defaults of the field: those of the question-answering pipeline of transformers."""
 _MORE: Final = 4
 """Pairs of tokens that are looked at for each answer: several pairs may be one answer, of the same words."""
 
@@ -68,6 +72,16 @@ class Window(NamedTuple):
 
     start: int
     end: int
+
+
+def shared_tokens(room: int) -> int:
+    """Returns the tokens that neighbouring windows share by default, which have room for so many of a context's."""
+    return min(DEFAULT_OVERLAP_TOKENS, room // 2)
+
+
+def split(length: int, room: int, shared: int) -> list[Window]:
+    """Returns the windows of a context of `length` tokens, of `room` each, which share some with their neighbours."""
+    return [Window(start, min(start + room, length)) for start in range(0, max(length - shared, 1), room - shared)]
 
 
 class Found(NamedTuple):

@@ -396,11 +396,12 @@ class TextModel(StatelessModel):
             RequestError: An argument is out of its range, the bundle has no attention graph, the weights exceed the
                 limit, the queue is full, the deadline passed, the server is draining.
         """
+        begun = self._inspector.begin(request, deadline)  # where there is no graph, no other text helps
         check_text("text", text, self._max_text_bytes)
         self._check_paired("text_pair", is_paired=text_pair is not None)
         if text_pair is not None:
             check_text("text_pair", text_pair, self._max_text_bytes)
-        with self._inspector.begin(request, deadline) as job:
+        with begun as job:
             with job.preparing():
                 [encoded] = await self._tokenizer.encode_limited(
                     [text],

@@ -7,24 +7,29 @@ import math
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headway_server.batching import Tensors
 from headway_server.batching.settings import MAX_TEXTS
-from headway_server.bundles import LateInteraction
+from headway_server.bundles import LateInteraction, demanded
 from headway_server.errors import InvalidInputError
 from headway_server.observers import note_truncated
 from headway_server.preprocessing import EncodedText
 from headway_server.preprocessing.pool import text_pool
+from headway_server.runtime import format_size
 from headway_server.serving.answers import NO_TIMINGS, Answer
 from headway_server.serving.calls import current_caller
 from headway_server.serving.limits import check_text, check_texts
 from headway_server.tasks.outputs import LOGITS, VECTORS
 from headway_server.tasks.stateless import late_interaction
 from headway_server.tasks.text.labels import MAX_LABELS
-from headway_server.tasks.text.model import Relevance, TextInputs, TextModel, TokenInputs
+from headway_server.tasks.text.model import BYTES_OF_OFFSETS, Relevance, TextInputs, TextModel, TokenInputs
+
+_COPIES: Final = 2
+"""Of vectors that are asked for: as arrays and in the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,16 +46,30 @@ class _Apart(TextInputs):
     """One side of pairs whose texts are read apart."""
 
     are_queries: bool
+    most_vectors: int | None = None
+    """Tokens that are read at most of all texts; None: any number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _TokenVectors:
-    """What counts of a text that is read apart."""
+class EmbeddedTokens:
+    """Vectors of a text's tokens that a score is made of."""
 
     vectors: NDArray[np.float32]
-    """(tokens, D), of length one."""
+    """(T, D), of length one."""
+    token_ids: NDArray[np.int64]
+    """(T,)"""
+    texts: tuple[str, ...] = ()
+    """Each token by itself; empty unless asked for."""
     num_tokens: int
+    """Tokens of the text; some may be skipped, and what fills up a query is not counted."""
     truncated: bool
+
+
+QUERY: Final = "query"
+DOCUMENT: Final = "document"
+"""Forms of a text that is read apart."""
+MOST_VECTOR_BYTES: Final = 32 << 20
+"""Of the vectors of a call that asks for them."""
 
 
 class TextScorer(TextModel):
@@ -118,16 +137,59 @@ class TextScorer(TextModel):
             results = await asyncio.get_running_loop().run_in_executor(text_pool(), _compared, sides)
         return Answer(results=results, timings=asked.timings + found.timings)
 
-    async def _read_apart(self, inputs: _Apart, late: LateInteraction, deadline: float | None) -> Answer[_TokenVectors]:
+    async def embed_tokens(
+        self, inputs: TextInputs, *, prompt_name: str, deadline: float | None
+    ) -> Answer[EmbeddedTokens]:
+        """Embeds the tokens of texts; for bundles with `late_interaction`.
+
+        Args:
+            inputs: Single texts.
+            prompt_name: `QUERY` or `DOCUMENT`, the form of the texts; empty: `DOCUMENT`.
+            deadline: End of the caller's wait, in seconds of `time.monotonic`.
+
+        Raises:
+            RequestError: The texts cannot be read, are pairs, or have more vectors than `MOST_VECTOR_BYTES`; there is
+                no such form; the queue is full, the deadline passed, the server is draining.
+        """
+        late = late_interaction(self.bundle.manifest)
+        assert late is not None, "the ability requires it"
+        if prompt_name not in ("", QUERY, DOCUMENT):
+            name = self.bundle.manifest.name
+            raise InvalidInputError("prompt_name", f"is {prompt_name!r}; model {name} reads a {QUERY} or a {DOCUMENT}")
+        if inputs.text_pairs:
+            raise InvalidInputError("text_pairs", "is set, and vectors of tokens are of single texts; leave it out")
+        fields = check_texts("texts", inputs.texts, MAX_TEXTS, self._max_text_bytes)
+        apart = _Apart(
+            texts=inputs.texts,
+            fields=inputs.fields or fields,
+            truncate=inputs.truncate,
+            are_queries=prompt_name == QUERY,
+            most_vectors=MOST_VECTOR_BYTES // (4 * late.dimension),
+        )
+        most = len(fields) * late.max_query_tokens if apart.are_queries else inputs.most_tokens(self.max_input_tokens)
+        most = min(most, demanded(apart.most_vectors))
+        num_bytes = most * (_COPIES * 4 * late.dimension + BYTES_OF_OFFSETS)
+        with self._memory.admit(1, num_bytes, caller=current_caller()):
+            return await self._read_apart(apart, late, deadline, with_texts=True)
+
+    async def _read_apart(
+        self, inputs: _Apart, late: LateInteraction, deadline: float | None, *, with_texts: bool = False
+    ) -> Answer[EmbeddedTokens]:
         """Returns the vectors that count of each query or text."""
         skipped = () if inputs.are_queries else late.skipped_tokens
 
-        def read(row: Tensors, _: int, encoded: EncodedText) -> _TokenVectors:
-            vectors = row[VECTORS][~np.isin(encoded.input_ids, skipped)]
+        def read(row: Tensors, _: int, encoded: EncodedText) -> EmbeddedTokens:
+            counts = ~np.isin(encoded.input_ids, skipped)
+            vectors, token_ids = row[VECTORS][counts], encoded.input_ids[counts]
             if not np.isfinite(vectors).all():
                 raise FloatingPointError("the model's vectors are not finite")
-            num_tokens = len(encoded) if encoded.num_seen is None else encoded.num_seen
-            return _TokenVectors(vectors=vectors, num_tokens=num_tokens, truncated=encoded.truncated)
+            return EmbeddedTokens(
+                vectors=vectors,
+                token_ids=token_ids,
+                texts=tuple(map(self._tokenizer.token_text, token_ids.tolist())) if with_texts else (),
+                num_tokens=len(encoded) if encoded.num_seen is None else encoded.num_seen,
+                truncated=encoded.truncated,
+            )
 
         return await self._answer(inputs, (VECTORS,), read, deadline=deadline)
 
@@ -146,7 +208,15 @@ class TextScorer(TextModel):
             truncate=inputs.truncate or self._tokenizer.truncates,
         )
         filler = late.query_filler if inputs.are_queries else None
-        return [_marked(text, marker, filler, limit, sees_filler=late.attends_to_filler) for text in encoded]
+        marked = [_marked(text, marker, filler, limit, sees_filler=late.attends_to_filler) for text in encoded]
+        if inputs.most_vectors is not None and (count := sum(map(len, marked))) > inputs.most_vectors:
+            raise InvalidInputError(
+                "texts",
+                f"have {count} tokens, whose vectors of {late.dimension} numbers take "
+                f"{format_size(4 * late.dimension * count)}, and a call's take up to {format_size(MOST_VECTOR_BYTES)}; "
+                "send fewer texts",
+            )
+        return marked
 
     async def _encode(self, inputs: TextInputs, fields: Sequence[str], *, with_offsets: bool) -> list[EncodedText]:
         """Tokenizes pairs by the template of the manifest, if it has one; of too long ones the second text is cut."""
@@ -235,7 +305,7 @@ def _marked(
     return replace(text, input_ids=filled, num_seen=None if sees_filler else len(ids))
 
 
-def _compared(sides: Sequence[tuple[_TokenVectors, _TokenVectors]]) -> list[ScoredText]:
+def _compared(sides: Sequence[tuple[EmbeddedTokens, EmbeddedTokens]]) -> list[ScoredText]:
     """Scores pairs of a query and a text: for each vector of the query the largest product, summed."""
     return [
         ScoredText(

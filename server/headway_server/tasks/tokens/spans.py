@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from headway_server.bundles import Tagging
 from headway_server.bundles.tags import OF_WORDS, Aggregation, TagSet
-from headway_server.preprocessing.subwords import Subwords
+from headway_server.preprocessing.subwords import Subwords, grapheme_ends
 from headway_server.tasks.outputs import log_softmax
 
 
@@ -68,7 +68,7 @@ class SpanDecoder:
         offsets: Sequence[tuple[int, int]],
         word_ids: Sequence[int | None] = (),
     ) -> list[Span]:
-        """Finds the spans of a text.
+        """Finds the spans of a text, which end with graphemes.
 
         Args:
             logits: Logits of the tags at each token, (T, C).
@@ -81,7 +81,11 @@ class SpanDecoder:
         """
         subwords = Subwords.find(text, offsets)
         by_word = self._aggregation in OF_WORDS
-        return self._decode(logits, subwords, subwords.word_starts(text, word_ids) if by_word else None)
+        spans = self._decode(logits, subwords, subwords.word_starts(text, word_ids) if by_word else None)
+        if text.isascii():
+            return spans
+        ends = grapheme_ends(text, [span.end for span in spans])  # an accent may have no token
+        return [span._replace(end=end) for span, end in zip(spans, ends.tolist(), strict=True)]
 
     def decode_words(self, logits: NDArray[np.float32], word_ids: Sequence[int | None]) -> list[Span]:
         """Finds the spans of words that a caller has split: `start` and `end` number words. None begins within one.

@@ -7,7 +7,9 @@ import pytest
 
 from headway_server.bundles.tags import TagSet
 from headway_server.preprocessing.subwords import Subwords
+from headway_server.tasks.outputs import log_softmax
 from headway_server.tasks.tokens.spans import SpanDecoder
+from headway_training.tagging import TagScheme, find_subwords, predict_spans
 
 NAMES = ("O", "B-x", "I-x", "B-y", "I-y")
 WORDS = ("I-x", "B-y", "B-x", "I-y")
@@ -88,3 +90,16 @@ def test_a_span_reaches_as_far_as_its_furthest_subword():
 def test_logits_that_are_not_numbers_are_an_error():
     with pytest.raises(FloatingPointError):
         SpanDecoder(TagSet.parse(NAMES)).decode_text(np.full((1, 5), np.nan, np.float32), "a", [(0, 1)])
+
+
+@pytest.mark.parametrize("aggregation", ["sequence", "first", "max", "simple"])
+def test_a_span_ends_with_an_accent_that_the_tokenizer_drops(aggregation):
+    """As BERT's does, which reads "Jose\u0301" as "jose" and gives it the characters of that."""
+    text, offsets = "Jose\u0301 x", [(0, 2), (2, 4), (6, 7)]
+    tags = TagSet.parse(("O", "B-name", "I-name"))
+    scores = np.array([[0, 5, 0], [0, 0, 5], [5, 0, 0]], np.float32)
+    [span] = SpanDecoder(tags, aggregation).decode_text(scores, text, offsets, [0, 0, 1])
+    assert (span.start, span.end) == (0, 5)
+    scheme = TagScheme(("name",), covering=False)
+    [trained] = predict_spans(log_softmax(scores), find_subwords(text, offsets), scheme, text)
+    assert (trained.start, trained.end) == (0, 5)

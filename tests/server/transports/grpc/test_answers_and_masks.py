@@ -187,7 +187,7 @@ async def test_targets_are_the_only_choices_and_keep_their_probability(serving):
         (["the sea"], {}, "texts[0]: has no mask; put [MASK]"),
         (["a [MASK]", "[MASK] " * 65], {}, "texts[1]: has more than 64 masks"),
         (["the " * 16 + "[MASK]"], {}, "texts[0]: has 18 tokens, the model reads at most 16"),
-        (["the " * 16 + "[MASK]"], {"truncate": True}, "texts[0]: has 1 masks, and the model reads 0 of them"),
+        (["the " * 16 + "[MASK]"], {"truncate": True}, "reads 0 of them in its 16 tokens; shorten it"),
         (["a [MASK]"], {"top_k": -1}, "top_k: is -1; must be from 0 to 100"),
         (
             ["a [MASK]"],
@@ -274,3 +274,11 @@ async def test_a_target_beyond_the_logits_is_refused(serve, tmp_path, monkeypatc
 async def test_other_calls_name_what_the_models_can_do(serving):
     failure = await failure_of(answer(serving, ["a"], ["a"], model="masks"))
     assert "masks/1 is for fill_mask and cannot find answers to questions in texts" in failure.message
+
+
+async def test_a_mask_that_the_tokenizer_does_not_read_is_told_from_one_that_is_cut(serve, tmp_path):
+    write_mask_bundle(tmp_path / "store", has_apart=True)
+    async with serve(tmp_path / "store") as serving:
+        assert (await fill(serving, ["saw the [MASK] a"])).results
+        failure = await failure_of(fill(serving, ["saw the[MASK] a"]))
+        assert "does not read [MASK] as a mask beside what is before and behind it; put a space" in failure.message

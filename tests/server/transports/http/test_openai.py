@@ -266,6 +266,33 @@ async def test_completions_tell_the_probabilities_of_prompt_and_text(calling):
         assert choice.logprobs.text_offset[0] == 0
 
 
+@pytest.mark.parametrize("more", [{}, {"logprobs": 2}, {"logprobs": 1, "n": 2}], ids=str)
+async def test_a_prompt_may_be_read_alone(calling, more):
+    """As harnesses of evaluations do, which score what is given."""
+    asked = COMPLETION | {"prompt": ["the cat", "a dog and a mat"], "echo": True, **more}
+    async with calling() as (_, client):
+        told = await client.completions.create(**asked)
+        alone = await client.completions.create(**asked | {"max_tokens": 0})
+        stream = await client.completions.create(**asked | {"max_tokens": 0}, stream=True)
+        chunks = [choice async for chunk in stream for choice in chunk.choices]
+        assert (alone.usage.completion_tokens, alone.usage.prompt_tokens) == (0, told.usage.prompt_tokens)
+        for choice, whole in zip(alone.choices, told.choices, strict=True):
+            prompt = asked["prompt"][choice.index // more.get("n", 1)]
+            own = [chunk for chunk in chunks if chunk.index == choice.index]
+            assert (choice.text, "".join(chunk.text for chunk in own)) == (prompt, prompt)
+            assert (choice.finish_reason, own[-1].finish_reason) == ("length", "length")
+            if "logprobs" not in more:
+                assert choice.logprobs is None
+                continue
+            count = len(choice.logprobs.tokens)
+            assert 0 < count < len(whole.logprobs.tokens)
+            for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+                assert getattr(choice.logprobs, name) == getattr(whole.logprobs, name)[:count]
+            assert own[0].logprobs.token_logprobs == choice.logprobs.token_logprobs
+        with pytest.raises(openai.BadRequestError, match="max_tokens"):
+            await client.completions.create(**asked | {"max_tokens": 0, "echo": False})
+
+
 async def test_answers_have_the_tokens_of_prompts_and_texts_if_clients_of_vllm_ask_for_them(calling):
     ids = TOKENIZER.encode("the cat", add_special_tokens=False).ids
     extra = {"return_token_ids": True}

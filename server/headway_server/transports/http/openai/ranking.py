@@ -51,6 +51,7 @@ class RerankBody(ModelBody):
     """Scores are those that the model is trained for; logits are not returned."""
     truncate: bool = False
     truncation: bool | None = None
+    """Default: True, in Voyage's form."""
 
     @property
     def is_voyages(self) -> bool:
@@ -127,7 +128,7 @@ class RankingEndpoint:
             texts,
             query_prompt_name="",
             prompt_name="",
-            truncate=body.truncate or body.truncation is True,
+            truncate=body.truncate or (body.is_voyages and body.truncation is not False),
             deadline=None,
         )
         ranked = rank(found.scores, min(num_results, len(texts)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 import numpy as np
@@ -269,6 +269,11 @@ class CompletionBody(GenerationBody):
         """See `GenerationBody`."""
         return self.logprobs
 
+    @property
+    def is_read_alone(self) -> bool:
+        """True if the prompt is wanted alone, as in vLLM; a token is generated and not returned."""
+        return self.echo and self.max_tokens == 0
+
     def prompts(self) -> tuple[list[Prompt], list[str]]:
         """Returns the prompts, and the name of each for error messages.
 
@@ -295,7 +300,7 @@ class CompletionBody(GenerationBody):
         self._check_stream()
         if self.best_of not in (None, self.n):
             raise InvalidInputError("best_of", f"is {self.best_of}; must be n, {self.n}: leave it out")
-        parameters = self._parameters(self.max_tokens)
+        parameters = self._parameters(1 if self.is_read_alone else self.max_tokens)
         if (constraint := self._structure()) is not None:
             parameters["constraint"] = constraint
         return GenerationRequest(
@@ -701,15 +706,33 @@ class SpeechBody(ModelBody):
         )
 
 
+_PROMPTS_OF_TYPES: Final = {"query": ("query", "search_query"), "document": ("document", "passage", "search_document")}
+"""Names of models' prompts for Voyage's types of inputs."""
+
+
 class EmbeddingBody(ModelBody):
-    """A request of `/v1/embeddings`; the last two are this server's own."""
+    """A request of `/v1/embeddings`; `truncate` and `prompt_name` are this server's own."""
 
     input: str | _Tokens | Many[str] | Many[_Tokens]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = None
-    truncate: bool = Field(default=False, validation_alias=AliasChoices("truncate", "truncation"))
-    """`truncation` is Voyage's name."""
+    truncate: bool | None = Field(default=None, validation_alias=AliasChoices("truncate", "truncation"))
+    """`truncation` is Voyage's name. Default: False, and True in a request of Voyage's."""
     prompt_name: str = ""
+    input_type: Literal["query", "document"] | None = None
+    """Voyage's: what a text is, and so the prompt before it, where the model has one for that."""
+
+    def prompt_of(self, names: Collection[str]) -> str:
+        """Returns the name of the prompt, of those that a model has.
+
+        Raises:
+            InvalidInputError: It is given in two ways.
+        """
+        if self.input_type is None:
+            return self.prompt_name
+        if self.prompt_name:
+            raise InvalidInputError("prompt_name", "is set together with input_type; set one")
+        return next((name for name in _PROMPTS_OF_TYPES[self.input_type] if name in names), "")
 
     def inputs(self) -> TextInputs | TokenInputs:
         """Returns the texts, or the token ids of each text.
@@ -723,5 +746,6 @@ class EmbeddingBody(ModelBody):
         check_count("input", len(given), MAX_INPUTS)
         fields = ["input"] if given != self.input else [f"input[{index}]" for index in range(len(given))]
         if isinstance(given[0], str):
-            return TextInputs(texts=given, fields=fields, truncate=self.truncate)
+            truncate = self.input_type is not None if self.truncate is None else self.truncate
+            return TextInputs(texts=given, fields=fields, truncate=truncate)
         return TokenInputs(input_ids=[np.asarray(one, np.int64) for one in given], fields=fields)

@@ -31,6 +31,7 @@ from headway_server.tasks.table import (
     CLASSIFY_TEXTS,
     EMBED_TEXTS,
     EMBED_TEXTS_SPARSELY,
+    EMBED_TOKENS,
     GENERATE_IMAGES,
     GENERATE_TEXTS,
     RANK_TEXTS,
@@ -61,6 +62,7 @@ from headway_server.transports.http.openai.requests import (
 )
 from headway_server.transports.http.openai.responses import NOTHING_STORED, ResponseBody, ResponseWriter
 from headway_server.transports.http.openai.text_embeddings import (
+    EMBED_ALL_PATH,
     EMBED_PATH,
     EMBED_SPARSE_PATH,
     PREDICT_PATH,
@@ -68,7 +70,12 @@ from headway_server.transports.http.openai.text_embeddings import (
 )
 from headway_server.transports.http.openai.tokens import DETOKENIZE_PATH, TOKENIZE_PATH, TokenEndpoint
 from headway_server.transports.http.openai.transcription import TranscriptionEndpoint
-from headway_server.transports.http.openai.written_texts import ChatWriter, CompletionWriter
+from headway_server.transports.http.openai.written_texts import (
+    ChatWriter,
+    CompletionWriter,
+    prompts_alone,
+    prompts_of_parts,
+)
 
 _RESPONSES: Final = "/v1/responses"
 OPENAI_ABILITIES: Final[Mapping[str, Ability[Any]]] = {
@@ -79,6 +86,7 @@ OPENAI_ABILITIES: Final[Mapping[str, Ability[Any]]] = {
     **dict.fromkeys((*RERANK_PATHS, *SCORE_PATHS), RANK_TEXTS),
     EMBED_PATH: EMBED_TEXTS,
     EMBED_SPARSE_PATH: EMBED_TEXTS_SPARSELY,
+    EMBED_ALL_PATH: EMBED_TOKENS,
     PREDICT_PATH: CLASSIFY_TEXTS,
     "/v1/images/generations": GENERATE_IMAGES,
     "/v1/audio/speech": SYNTHESIZE_SPEECH,
@@ -125,8 +133,12 @@ class OpenAIService:
         writer = CompletionWriter(model, body)
         if body.stream:
             parts = model.stream_many(prompts, fields=fields, request=wanted)
+            if body.is_read_alone:
+                parts = prompts_of_parts(parts)
             return Stream(parts=writer.events(parts), media_type=EVENT_STREAM)
         answer = await model.generate(prompts, fields=fields, request=wanted)
+        if body.is_read_alone:
+            answer = prompts_alone(answer)
         return await formatted(lambda: writer.whole(answer), is_long=_is_long(answer, wanted))
 
     async def chat(self, request: Request) -> Reply | Stream:
@@ -169,7 +181,10 @@ class OpenAIService:
         if body.dimensions is not None and not 1 <= body.dimensions <= embedding.dimension:
             raise InvalidInputError("dimensions", f"is {body.dimensions}; must be from 1 to {embedding.dimension}")
         answer = await model.embed_many(
-            body.inputs(), normalize=body.dimensions is None, prompt_name=body.prompt_name, deadline=None
+            body.inputs(),
+            normalize=body.dimensions is None,
+            prompt_name=body.prompt_of(embedding.prompts),
+            deadline=None,
         )
         num_numbers = len(answer.results) * embedding.dimension
         return await formatted(lambda: _embeddings(answer, model, body), is_long=num_numbers > MAX_NUMBERS_ON_LOOP)
@@ -237,6 +252,7 @@ def openai_routes(edge: Edge, host: ModelHost, settings: ServerSettings) -> list
         DETOKENIZE_PATH: tokens.detokenize,
         EMBED_PATH: texts.embed,
         EMBED_SPARSE_PATH: texts.embed_sparse,
+        EMBED_ALL_PATH: texts.embed_all,
         PREDICT_PATH: texts.predict,
     }
     names = {"/v1/completions": name_in_completions, _RESPONSES: name_in_responses}

@@ -8,13 +8,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from headway_server.batching.settings import MAX_TEXTS
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing.pool import text_pool
 from headway_server.serving.abilities import Ability
 from headway_server.serving.answers import Answer
 from headway_server.serving.host import ModelHost
 from headway_server.serving.limits import check_count
-from headway_server.tasks.table import CLASSIFY_TEXTS, EMBED_TEXTS, EMBED_TEXTS_SPARSELY
+from headway_server.tasks.table import CLASSIFY_TEXTS, EMBED_TEXTS, EMBED_TEXTS_SPARSELY, EMBED_TOKENS
 from headway_server.tasks.text.model import EmbeddedText, TextInputs, TextModel
 from headway_server.transports.http.body import Many
 from headway_server.transports.http.edge import Reply, Request, to_json
@@ -22,6 +23,7 @@ from headway_server.transports.http.openai.requests import MAX_INPUTS, ModelBody
 
 EMBED_PATH = "/embed"
 EMBED_SPARSE_PATH = "/embed_sparse"
+EMBED_ALL_PATH = "/embed_all"
 PREDICT_PATH = "/predict"
 
 
@@ -36,7 +38,7 @@ class TextsBody(ModelBody):
 
 
 class EmbedSparseBody(TextsBody):
-    """A request of `/embed_sparse`."""
+    """A request of `/embed_sparse` or `/embed_all`."""
 
     inputs: str | Many[str]
     prompt_name: str = ""
@@ -93,6 +95,16 @@ class TextEmbeddingsEndpoint:
         answer = await self._embed(body, EMBED_TEXTS_SPARSELY, normalize=None)
         write = asyncio.get_running_loop().run_in_executor
         return Reply(body=await write(text_pool(), lambda: to_json([_sparse(one) for one in answer.results])))
+
+    async def embed_all(self, request: Request) -> Reply:
+        """Embeds the tokens of texts."""
+        body = await request.parse(EmbedSparseBody.read)
+        model = self._host.find_able(EMBED_TOKENS, *body.name_and_version)
+        texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+        check_count("inputs", len(texts), MAX_TEXTS)
+        answer = await model.embed_tokens(_inputs(texts, body), prompt_name=body.prompt_name, deadline=None)
+        write = asyncio.get_running_loop().run_in_executor
+        return Reply(body=await write(text_pool(), lambda: to_json([one.vectors.tolist() for one in answer.results])))
 
     async def _embed(
         self, body: EmbedSparseBody, ability: Ability[TextModel], *, normalize: bool | None

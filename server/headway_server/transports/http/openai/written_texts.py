@@ -203,6 +203,30 @@ class CompletionWriter(TextWriter):
         return self._tokens.text(token_id, "bytes:")[0]
 
 
+def prompts_alone(answer: Answer[GeneratedText]) -> Answer[GeneratedText]:
+    """Returns echoed prompts without the token that was generated behind each."""
+
+    def alone(text: GeneratedText) -> GeneratedText:
+        result = replace(text.result, output="", tokens=(), num_new_tokens=0, finish_reason=FinishReason.LENGTH)
+        count, offsets = len(result.prompt_tokens), text.text_offsets
+        own = text.text.removesuffix(text.result.output)
+        return replace(text, text=own, result=result, text_offsets=lambda: offsets()[:count])
+
+    return replace(answer, results=[alone(text) for text in answer.results])
+
+
+async def prompts_of_parts(
+    parts: AsyncGenerator[Delta | Answer[GeneratedText], None],
+) -> AsyncGenerator[Delta | Answer[GeneratedText], None]:
+    """Yields the parts of echoed prompts alone; see `prompts_alone`."""
+    async with aclosing(parts):
+        async for part in parts:
+            if isinstance(part, Answer):
+                yield prompts_alone(part)
+            elif not part.num_new_tokens:
+                yield part
+
+
 class ChatWriter(TextWriter):
     """Formats chat completions."""
 
