@@ -187,7 +187,8 @@ EXPORTED: Final = (
     Families(
         kind="",
         names=(
-            "T5's encoder (sentence-t5, GTR), Gemma 3 in both directions (EmbeddingGemma), static vectors (model2vec)"
+            "GTE, Jina v3 and EuroBERT of transformers' own code, T5's encoder (sentence-t5, GTR), Gemma 3 in both "
+            "directions (EmbeddingGemma), static vectors (model2vec)"
         ),
         task="`text_embedding`",
         compared="vectors, within 1e-5; not served in the tests",
