@@ -39,6 +39,7 @@ from headway_server.bundles import (
     Origin,
     SamplingDefaults,
     Scoring,
+    Segmentation,
     Space,
     SpecialTokens,
     SpeechTokens,
@@ -177,6 +178,8 @@ class ExportSource:
     image_preprocessing: ImagePreprocessing | None = None
     detection: Detection | None = None
     """How the outputs of a detector become objects."""
+    segmentation: Segmentation | None = None
+    """How prompts of a segmentation model are answered; None: the manifest's defaults."""
     audio_preprocessing: AudioPreprocessing | None = None
     codec: AudioCodec | None = None
     speech: SpeechTokens | None = None

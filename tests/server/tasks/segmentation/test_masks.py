@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
+from headway_server.bundles import Segmentation
 from headway_server.preprocessing.image import ImageTransform
 from headway_server.tasks.images.model import SeenImage
 from headway_server.tasks.segmentation.decoder import MASKS, PREDICTED_IOU, answer_order
 from headway_server.tasks.segmentation.masks import EdgedMask, PixelMask, drop_duplicates, stability
-from headway_server.tasks.segmentation.model import EverythingRequest, _choose, _Found, _read_good, _render
+from headway_server.tasks.segmentation.model import EverythingRequest, Frame, _choose, _Found, _read_good, _render
 
 SIDE = 32
 TRANSFORMS = [
@@ -42,15 +43,18 @@ KINDS = ["ellipse", "noise", "steep", "zero", "nan", "inf", "-inf", "all inside"
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered")  # of logits that are not finite
+@pytest.mark.parametrize("by_model_pixels", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_mask_held_by_its_edge_has_the_pixels_of_all_its_logits(kind):
+def test_a_mask_held_by_its_edge_has_the_pixels_of_all_its_logits(kind, by_model_pixels):
     for seed in range(20):
         logits = strange(np.random.default_rng(seed), kind)
-        edged = EdgedMask.of_logits(logits)
+        edged = EdgedMask.of_logits(logits, by_model_pixels=by_model_pixels)
         assert edged.nbytes <= EdgedMask.most_bytes(SIDE)
         for transform, size in TRANSFORMS:
-            naive = PixelMask.of_logits(logits, transform, size, (64, 64))
-            mask = PixelMask.of_logits(edged.with_all_logits(), transform, size, (64, 64))
+            naive, mask = (
+                PixelMask.of_logits(one, transform, size, (64, 64), by_model_pixels=by_model_pixels)
+                for one in (logits, edged.with_all_logits())
+            )
             np.testing.assert_array_equal(mask.pixels(), naive.pixels())
 
 
@@ -69,11 +73,11 @@ def test_segments_are_those_of_a_choice_that_holds_all_logits(seed, max_overlap,
         masks[1] += generator.normal(size=masks[1].shape).astype(np.float32)
         rows.append({MASKS: masks, PREDICTED_IOU: generator.choice(np.linspace(0, 1, 9, dtype=np.float32), 4)})
     wanted = EverythingRequest(min_predicted_iou=0.3, min_stability=0.4, max_overlap=max_overlap)
-    seen = SeenImage(173, 79, TRANSFORMS[1][0])
+    frame = Frame(SeenImage(173, 79, TRANSFORMS[1][0]), (64, 64), SIDE, Segmentation())
 
     naive = []
     for row in rows:
-        for number in answer_order(row[PREDICTED_IOU], "point"):
+        for number in answer_order(row[MASKS], row[PREDICTED_IOU], "point"):
             logits, promised = row[MASKS][number], row[PREDICTED_IOU][number]
             if promised >= 0.3 and stability(logits) >= 0.4 and (logits > 0).any():
                 naive.append(_Found(logits, float(promised), float(stability(logits))))
@@ -88,9 +92,9 @@ def test_segments_are_those_of_a_choice_that_holds_all_logits(seed, max_overlap,
     assert len(kept) >= 5
     assert len(kept) < len(naive) or max_overlap == 1
 
-    candidates = [mask for row in rows for mask in _read_good(wanted, "point", row)]
+    candidates = [mask for row in rows for mask in _read_good(wanted, frame, "point", row)]
     chosen = _choose(candidates, wanted.max_overlap, most)
-    answers = [_render(masks, seen, (64, 64), "png") for masks in (kept, chosen)]
+    answers = [_render(masks, frame, "png") for masks in (kept, chosen)]
     assert answers[0] == answers[1]
 
 
