@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import json
-from typing import Any, Final, cast, get_args
+from typing import Any, ClassVar, Final, cast, get_args
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from transformers import (
     ViTImageProcessorPil,
     YolosImageProcessorPil,
 )
+from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 from headway_export.errors import SourceError
 from headway_export.huggingface.folder import ModelFolder
@@ -236,6 +237,18 @@ class _FloatImageProcessor(ViTImageProcessorPil):  # type: ignore[misc]  # the l
         return functional.interpolate(pixels, (size.height, size.width), mode=mode, antialias=True)[0].numpy()
 
 
+class _SquareImageProcessor(ViTImageProcessorPil):  # type: ignore[misc]  # the library is untyped
+    """The preprocessing of SAM 2, whose own needs torchvision."""
+
+    size: ClassVar = {"height": 1024, "width": 1024}
+    image_mean = IMAGENET_DEFAULT_MEAN
+    image_std = IMAGENET_DEFAULT_STD
+
+
+_OWN_PROCESSORS: Final = {"DINOv3ViT": _FloatImageProcessor, "Sam2": _SquareImageProcessor}
+"""In place of the library's, by what their names begin with."""
+
+
 def read_preprocessing(folder: ModelFolder, *, of_any_size: bool = False) -> tuple[ImagePreprocessing, bool]:
     """Reads how images are prepared, and compares the pixels with those of `transformers`.
 
@@ -253,11 +266,12 @@ def read_preprocessing(folder: ModelFolder, *, of_any_size: bool = False) -> tup
     if not file.exists():
         raise SourceError(f"{folder.path}: has no {PREPROCESSOR_FILE}, which says how images are prepared")
     try:
-        is_float = str(json.loads(file.read_bytes()).get("image_processor_type")).startswith("DINOv3ViT")
+        name = str(json.loads(file.read_bytes()).get("image_processor_type"))
+        own = next((kind for start, kind in _OWN_PROCESSORS.items() if name.startswith(start)), None)
         with quiet():
-            processor = (_FloatImageProcessor if is_float else AutoImageProcessor).from_pretrained(
+            processor = (own or AutoImageProcessor).from_pretrained(
                 folder.path,
-                **({} if is_float else {"backend": "pil", "trust_remote_code": False}),
+                **({} if own else {"backend": "pil", "trust_remote_code": False}),
                 local_files_only=True,
             )
     except Exception as error:  # the library raises many kinds
@@ -280,7 +294,8 @@ def _map(processor: Any, *, of_any_size: bool) -> ImagePreprocessing:
     """
     if not processor.do_resize:
         raise ValueError("images are not resized, and a graph reads one size")
-    if getattr(processor, "do_pad", None) and (not of_any_size or getattr(processor, "pad_size", None)):
+    padded = getattr(processor, "pad_size", None) if getattr(processor, "do_pad", None) else None
+    if getattr(processor, "do_pad", None) and not (padded and processor.size.longest_edge) and (not of_any_size or padded):
         raise ValueError("images are padded")  # alone, an image of any size is not, unless to a stated one
     interpolation = Image.Resampling(processor.resample).name.lower()
     if interpolation not in _INTERPOLATIONS:
@@ -303,6 +318,11 @@ def _map_size(processor: Any, *, of_any_size: bool) -> dict[str, Any]:
     """Returns sizes and the way to them; errors as `_map`."""
     size, crop = processor.size, processor.crop_size if processor.do_center_crop else None
     values: dict[str, Any] = {}
+    if size.longest_edge and not size.shortest_edge and crop is None:
+        edge, padded = int(size.longest_edge), processor.pad_size if processor.do_pad else None
+        if padded is None or (padded.height, padded.width) != (edge, edge):
+            raise ValueError("images keep their proportions and are not padded to a square, and a graph reads one size")
+        return {"height": edge, "width": edge, "resize": "longer_side"}
     if of_any_size and size.shortest_edge and size.longest_edge and crop is None:
         edge, limit = int(size.shortest_edge), int(size.longest_edge)
         multiple = _YOLOS_MULTIPLE if isinstance(processor, YolosImageProcessorPil) else 1
