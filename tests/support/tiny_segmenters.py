@@ -2,9 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import torch
 import transformers
+from torch.nn import functional
 
 SIDE = 64
 """Pixels along a side of a model's input."""
@@ -41,7 +44,7 @@ _SAM2 = {
         "fpn_hidden_size": 32,
     },
     "prompt_encoder_config": _PROMPTS,
-    "mask_decoder_config": _MASKS,
+    "mask_decoder_config": _MASKS | {"num_hidden_layers": 1, "dynamic_multimask_stability_thresh": 0.87},
 }
 _NORMALIZED = {
     "do_resize": True,
@@ -62,7 +65,6 @@ _PADDED = {
 _SQUARE = {"image_processor_type": "Sam2ImageProcessorFast", **_NORMALIZED, "size": {"height": SIDE, "width": SIDE}}
 FAMILIES = {
     "sam": ("Sam", _SAM, _PADDED),
-    "sam_hq": ("SamHQ", {**_SAM, "mask_decoder_config": {**_MASKS, "vit_dim": 32}}, _PADDED),
     "sam2": ("Sam2", _SAM2, _SQUARE),
     "sam2_video": ("Sam2", _SAM2, _SQUARE),
 }
@@ -91,3 +93,71 @@ def write_segmenter(folder: Path, family: str, **preprocessing) -> Path:
         file.write_text(json.dumps(content))
     (folder / "preprocessor_config.json").write_text(json.dumps(written | preprocessing))
     return folder
+
+
+class Prompt(NamedTuple):
+    """Shares of an image."""
+
+    points: tuple[tuple[float, float], ...] = ()
+    labels: tuple[int, ...] = ()
+    box: tuple[float, float, float, float] | None = None
+
+    def scaled(self, width: int, height: int) -> "Prompt":
+        """In pixels."""
+        points = tuple((x * width, y * height) for x, y in self.points)
+        return self._replace(points=points, box=self.box and tuple(np.multiply(self.box, (width, height) * 2).tolist()))
+
+
+POINT = Prompt(points=((0.4, 0.3),), labels=(1,))
+BOX = Prompt(box=(0.1, 0.25, 0.8, 0.9))
+SEVERAL = (
+    Prompt(points=((0.4, 0.3), (0.7, 0.75)), labels=(1, 0)),
+    Prompt(points=((0.4, 0.3), (0.9, 0.1), (0.2, 0.6)), labels=(1, 1, 0)),
+    Prompt(points=((0.5, 0.5), (0.3, 0.8)), labels=(0, 1), box=(0.1, 0.25, 0.8, 0.9)),
+)
+
+
+class Library:
+    """A folder's model and processor of `transformers`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.model = transformers.AutoModelForMaskGeneration.from_pretrained(folder).eval()
+        self._is_square = hasattr(self.model, "no_memory_embedding")
+        kind = transformers.ViTImageProcessorPil if self._is_square else transformers.SamImageProcessorPil
+        self._images = kind.from_pretrained(folder)  # that of SAM 2 needs torchvision
+
+    def answer(self, image, prompt: Prompt, *, several: bool, earlier=None):
+        """Masks of an image's pixels (M, H, W), their IoU (M,) and logits of cells (M, S, S); `several` if M is 3."""
+        scaled = prompt.scaled(*image.size)
+        inputs = self._inputs(image, scaled)
+        masks = None if earlier is None else torch.from_numpy(earlier)[None, None]
+        with torch.inference_mode():
+            output = self.model(**inputs["model"], input_masks=masks, multimask_output=several)
+        size = image.size[::-1]
+        if self._is_square:
+            [pixels] = [functional.interpolate(output.pred_masks[0], size, mode="bilinear", align_corners=False) > 0]
+        else:
+            [pixels] = self._images.post_process_masks(output.pred_masks, [size], inputs["sizes"])
+        return pixels[0].numpy(), output.iou_scores[0, 0].numpy(), output.pred_masks[0, 0].numpy()
+
+    def _inputs(self, image, prompt: Prompt):
+        given = {
+            "input_points": [[list(prompt.points)]] if prompt.points else None,
+            "input_labels": [[list(prompt.labels)]] if prompt.points else None,
+            "input_boxes": [[list(prompt.box)]] if prompt.box else None,
+        }
+        if self._is_square:  # as `Sam2Processor` does
+            scale = SIDE / np.array(image.size)
+            scaled = {"input_points": scale, "input_labels": 1, "input_boxes": np.tile(scale, 2)}
+            tensors = {
+                name: None if value is None else torch.tensor(np.multiply(value, scaled[name])).to(
+                    torch.int64 if name == "input_labels" else torch.float32
+                )
+                for name, value in given.items()
+            }
+            return {"model": {**self._images(image, return_tensors="pt"), **tensors}}
+        given = {name: value for name, value in given.items() if value is not None}
+        found = transformers.SamProcessor(self._images)(image, return_tensors="pt", **given)
+        sizes, _ = found.pop("reshaped_input_sizes"), found.pop("original_sizes")
+        return {"model": dict(found), "sizes": sizes}

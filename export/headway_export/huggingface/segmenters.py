@@ -1,4 +1,4 @@
-"""Models that segment what prompts point at: Segment Anything (SAM), SAM-HQ and SAM 2.
+"""Models that segment what prompts point at: Segment Anything (SAM) and SAM 2.
 
 The library's decoders give one mask or the others; here they give all, and read prompts of any lengths together.
 
@@ -26,9 +26,9 @@ from headway_server.bundles import Segmentation, StableMask
 from headway_server.tasks.segmentation.decoder import TOP_LEFT
 from headway_training.models.parts.attention import scaled_dot_product_attention
 
-SEGMENTERS: Final = ("sam", "sam_hq", "sam2", "sam2_video")
+SEGMENTERS: Final = ("sam", "sam2", "sam2_video")
 """Families by model type; published folders of SAM 2 are of videos, whose part for images is read."""
-ARCHITECTURES: Final = ("SamModel", "SamHQModel", "Sam2Model", "Sam2VideoModel")
+ARCHITECTURES: Final = ("SamModel", "Sam2Model", "Sam2VideoModel")
 """What their folders call them."""
 _ATTENTION: Final = "headway_prompts"
 """Name that attention is registered by which hides tokens that are not there."""
@@ -130,18 +130,6 @@ class _Encoder(nn.Module):
         return {"embedding": self.vision(pixel_values, return_dict=True).last_hidden_state}
 
 
-class _DetailedEncoder(_Encoder):
-    """That of SAM-HQ (Ke et al. 2023, section 3.2): beside the embedding, features of cells from two layers."""
-
-    def forward(self, pixel_values: Tensor) -> dict[str, Tensor]:
-        """(B, 3, height, width) -> `embedding` (B, E, G, G), `features` (B, E / 8, S, S)."""
-        output, decoder = self.vision(pixel_values, return_dict=True), self.decoder
-        embedding, early = output.last_hidden_state, output.intermediate_embeddings[0].permute(0, 3, 1, 2)
-        features = decoder.encoder_conv2(decoder.activation(decoder.encoder_norm(decoder.encoder_conv1(embedding))))
-        detail = decoder.activation(decoder.compress_vit_norm(decoder.compress_vit_conv1(early)))
-        return {"embedding": embedding, "features": features + decoder.compress_vit_conv2(detail)}
-
-
 class _PyramidEncoder(_Encoder):
     """That of SAM 2 (Ravi et al. 2024, section 4): beside the embedding, features of two higher resolutions."""
 
@@ -206,7 +194,9 @@ class _Decoder(nn.Module):
         tokens = tokens[:, 0]  # (N, T, E)
         image = image[:, 0].transpose(1, 2).unflatten(2, embedding.shape[2:])  # (N, E, G, G)
         of_masks = tokens[:, self.first_mask_token :]
-        masks = self._masks(of_masks, self._enlarge(image, features), features)  # (N, M, S, S)
+        weights = [part(of_masks[:, at]) for at, part in enumerate(self.decoder.output_hypernetworks_mlps)]
+        cells = self._enlarge(image, features)
+        masks = (torch.stack(weights, dim=1) @ cells.flatten(2)).unflatten(2, cells.shape[2:])  # (N, M, S, S)
         predicted_iou = self.decoder.iou_prediction_head(tokens[:, self.first_mask_token - 1])
         return {"masks": masks.float(), "predicted_iou": predicted_iou.float()}
 
@@ -248,36 +238,20 @@ class _Decoder(nn.Module):
     def _enlarge(self, image: Tensor, features: dict[str, Tensor]) -> Tensor:
         """(N, E, G, G) -> (N, E / 8, S, S)."""
         decoder = self.decoder
-        cells = decoder.upscale_conv1(image)
+        cells = _doubled(decoder.upscale_conv1, image)
         if "features_1" in features:
             cells = cells + features["features_1"]
-        cells = decoder.upscale_conv2(decoder.activation(decoder.upscale_layer_norm(cells)))
+        cells = _doubled(decoder.upscale_conv2, decoder.activation(decoder.upscale_layer_norm(cells)))
         if "features_0" in features:
             cells = cells + features["features_0"]
         return cast("Tensor", decoder.activation(cells))
 
-    def _masks(self, tokens: Tensor, cells: Tensor, features: dict[str, Tensor]) -> Tensor:
-        """Tokens of masks, (N, at least M, E), and cells, (N, E / 8, S, S) -> (N, M, S, S)."""
-        weights = [part(tokens[:, at]) for at, part in enumerate(self.decoder.output_hypernetworks_mlps)]
-        return _weigh(torch.stack(weights, dim=1), cells)
 
-
-def _weigh(weights: Tensor, cells: Tensor) -> Tensor:
-    """(N, M, C), (N, C, S, S) -> (N, M, S, S)."""
-    return (weights @ cells.flatten(2)).unflatten(2, cells.shape[2:])
-
-
-class _DetailedDecoder(_Decoder):
-    """That of SAM-HQ, whose further mask is added to each of the others (Ke et al. 2023, section 3.3)."""
-
-    def _output_tokens(self) -> Tensor:
-        return torch.cat((super()._output_tokens(), self.decoder.hq_token.weight))
-
-    def _masks(self, tokens: Tensor, cells: Tensor, features: dict[str, Tensor]) -> Tensor:
-        decoder = self.decoder
-        detail = decoder.mask_conv2(decoder.activation(decoder.mask_norm(decoder.mask_conv1(cells))))
-        further = decoder.hq_mask_mlp(tokens[:, len(decoder.output_hypernetworks_mlps)])[:, None]
-        return super()._masks(tokens, cells, features) + _weigh(further, detail + features["features"])
+def _doubled(part: Any, maps: Tensor) -> Tensor:
+    """Applies a `ConvTranspose2d` by the operator that it is made of: a graph with the other is traced twice."""
+    return torch.convolution(
+        maps, part.weight, part.bias, part.stride, part.padding, part.dilation, True, part.output_padding, part.groups
+    )
 
 
 class _PyramidDecoder(_Decoder):
@@ -304,18 +278,17 @@ class HuggingFaceSegmenter(nn.Module):
             in_rows: True to change its encoder so that it takes less memory; False to leave the library's own.
         """
         super().__init__()
-        is_pyramid, is_detailed = hasattr(model, "no_memory_embedding"), hasattr(model.mask_decoder, "hq_token")
+        is_pyramid = hasattr(model, "no_memory_embedding")
         model.mask_decoder.transformer.config._attn_implementation = _ATTENTION  # noqa: SLF001 (the library's setting)
         if in_rows and is_pyramid:
             model.vision_encoder.backbone.config._attn_implementation = _ATTENTION  # noqa: SLF001
         elif in_rows:
             for layer in model.vision_encoder.layers:
                 layer.attn = _PlacedAttention(layer.attn)
-        encoder: type[_Encoder] = _DetailedEncoder if is_detailed else _PyramidEncoder if is_pyramid else _Encoder
-        decoder: type[_Decoder] = _DetailedDecoder if is_detailed else _PyramidDecoder if is_pyramid else _Decoder
         places = model.get_image_wide_positional_embeddings()
         self.mask_size = _CELLS_OF_A_PLACE * places.shape[-1]
-        self.encoder, self.decoder = encoder(model), decoder(model, places)
+        self.encoder = _PyramidEncoder(model) if is_pyramid else _Encoder(model)
+        self.decoder = (_PyramidDecoder if is_pyramid else _Decoder)(model, places)
 
 
 def read_segmenter(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
