@@ -52,7 +52,10 @@ def encode(image):
 
 def asked(image, prompt):
     scaled = prompt.scaled(*image.size)
-    of = {label: [point for point, own in zip(scaled.points, scaled.labels, strict=True) if own == label] for label in (0, 1)}
+    of = {
+        label: [point for point, own in zip(scaled.points, scaled.labels, strict=True) if own == label]
+        for label in (0, 1)
+    }
     return SegmentPrompt(points=of[1], outside_points=of[0], box=scaled.box)
 
 
@@ -94,7 +97,9 @@ def test_a_session_gives_the_last_mask_to_the_model(libraries, client, images, f
 def test_everything_is_found_in_the_image_alone(client, images, family):
     image = images[1]
     segments = list(
-        client.segment_everything(encode(image), model=family, points_per_side=3, min_predicted_iou=0.0, min_stability=0.0)
+        client.segment_everything(
+            encode(image), model=family, points_per_side=3, min_predicted_iou=0.0, min_stability=0.0
+        )
     )
     assert segments
     for mask in segments:

@@ -151,7 +151,9 @@ class Library:
             scale = SIDE / np.array(image.size)
             scaled = {"input_points": scale, "input_labels": 1, "input_boxes": np.tile(scale, 2)}
             tensors = {
-                name: None if value is None else torch.tensor(np.multiply(value, scaled[name])).to(
+                name: None
+                if value is None
+                else torch.tensor(np.multiply(value, scaled[name])).to(
                     torch.int64 if name == "input_labels" else torch.float32
                 )
                 for name, value in given.items()

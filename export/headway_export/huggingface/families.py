@@ -317,7 +317,7 @@ REFUSALS: Final = (
         names=("SAM-HQ",),
         model_types=("sam_hq",),
         says="is computed otherwise than it was published",
-        why="`transformers` leaves out what the decoder computes of the image, so masks have nothing to be held against",
+        why="`transformers` leaves out what its decoder computes of an image, so masks have nothing to be held against",
         tasks=(Task.SEGMENTATION, Task.IMAGE_EMBEDDING),
     ),
     Refusal(

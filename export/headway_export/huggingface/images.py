@@ -267,7 +267,7 @@ def read_preprocessing(folder: ModelFolder, *, of_any_size: bool = False) -> tup
         raise SourceError(f"{folder.path}: has no {PREPROCESSOR_FILE}, which says how images are prepared")
     try:
         name = str(json.loads(file.read_bytes()).get("image_processor_type"))
-        own = next((kind for start, kind in _OWN_PROCESSORS.items() if name.startswith(start)), None)
+        own: Any = next((kind for start, kind in _OWN_PROCESSORS.items() if name.startswith(start)), None)
         with quiet():
             processor = (own or AutoImageProcessor).from_pretrained(
                 folder.path,
@@ -294,8 +294,8 @@ def _map(processor: Any, *, of_any_size: bool) -> ImagePreprocessing:
     """
     if not processor.do_resize:
         raise ValueError("images are not resized, and a graph reads one size")
-    padded = getattr(processor, "pad_size", None) if getattr(processor, "do_pad", None) else None
-    if getattr(processor, "do_pad", None) and not (padded and processor.size.longest_edge) and (not of_any_size or padded):
+    square = _square_of(processor)
+    if getattr(processor, "do_pad", None) and not square and (not of_any_size or getattr(processor, "pad_size", None)):
         raise ValueError("images are padded")  # alone, an image of any size is not, unless to a stated one
     interpolation = Image.Resampling(processor.resample).name.lower()
     if interpolation not in _INTERPOLATIONS:
@@ -307,22 +307,32 @@ def _map(processor: Any, *, of_any_size: bool) -> ImagePreprocessing:
     if getattr(processor, "include_top", None):  # EfficientNet divides by it once more
         std = [value * again for value, again in zip(std, processor.image_std, strict=True)]
     return ImagePreprocessing(
-        **_map_size(processor, of_any_size=of_any_size),
+        **(square or _map_size(processor, of_any_size=of_any_size)),
         interpolation=cast("Any", interpolation),
         mean=tuple((float(value) + offset) / factor for value in mean),
         std=tuple(float(value) / factor for value in std),
     )
 
 
+def _square_of(processor: Any) -> dict[str, Any]:
+    """Returns the size of a square that images fill along their longer side; nothing where they do not.
+
+    Raises:
+        ValueError: They keep their proportions, and the square is not filled up.
+    """
+    size = processor.size
+    if size.shortest_edge or not size.longest_edge or processor.do_center_crop:
+        return {}
+    edge, padded = int(size.longest_edge), processor.pad_size if processor.do_pad else None
+    if padded is None or (padded.height, padded.width) != (edge, edge):
+        raise ValueError("images keep their proportions and are not padded to a square, and a graph reads one size")
+    return {"height": edge, "width": edge, "resize": "longer_side"}
+
+
 def _map_size(processor: Any, *, of_any_size: bool) -> dict[str, Any]:
     """Returns sizes and the way to them; errors as `_map`."""
     size, crop = processor.size, processor.crop_size if processor.do_center_crop else None
     values: dict[str, Any] = {}
-    if size.longest_edge and not size.shortest_edge and crop is None:
-        edge, padded = int(size.longest_edge), processor.pad_size if processor.do_pad else None
-        if padded is None or (padded.height, padded.width) != (edge, edge):
-            raise ValueError("images keep their proportions and are not padded to a square, and a graph reads one size")
-        return {"height": edge, "width": edge, "resize": "longer_side"}
     if of_any_size and size.shortest_edge and size.longest_edge and crop is None:
         edge, limit = int(size.shortest_edge), int(size.longest_edge)
         multiple = _YOLOS_MULTIPLE if isinstance(processor, YolosImageProcessorPil) else 1

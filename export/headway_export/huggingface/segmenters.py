@@ -2,8 +2,8 @@
 
 The library's decoders give one mask or the others; here they give all, and read prompts of any lengths together.
 
-B images, N prompts, Q points and T tokens of a prompt, M masks of a prompt, S side of a mask in cells, E width, G side of
-the encoder's map, L = G G places of it, H heads, K head width, R rows of places that attend together.
+B images, N prompts, Q points and T tokens of a prompt, M masks of a prompt, S side of a mask in cells, E width, G side
+of the encoder's map, L = G G places of it, H heads, K head width, R rows of places that attend together.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _attend(  # the library's own signature
     count, length = query.shape[1], key.shape[1]
     if not isinstance(count, int) or not isinstance(length, int) or count * length <= _MOST_SCORES:
         return scaled_dot_product_attention(query, key, value, scale=scaling), None
-    pieces = query.split(max(1, _MOST_SCORES // length), dim=1)
+    pieces = torch.split(query, max(1, _MOST_SCORES // length), dim=1)  # type: ignore[no-untyped-call]  # torch's own
     return torch.cat([scaled_dot_product_attention(one, key, value, scale=scaling) for one in pieces], dim=1), None
 
 
@@ -83,10 +83,10 @@ class _PlacedAttention(nn.Module):
     def __init__(self, own: nn.Module) -> None:
         super().__init__()
         self.own: Any = own
-        if own.use_rel_pos:
-            for name, table in (("rows", own.rel_pos_h), ("columns", own.rel_pos_w)):
+        if self.own.use_rel_pos:
+            for name, table in (("rows", self.own.rel_pos_h), ("columns", self.own.rel_pos_w)):
                 side = (len(table) + 1) // 2
-                self.register_buffer(name, own.get_rel_pos(side, side, table).detach().clone(), persistent=False)
+                self.register_buffer(name, self.own.get_rel_pos(side, side, table).detach().clone(), persistent=False)
 
     def forward(self, hidden_states: Tensor) -> tuple[Tensor, None]:
         """(B, rows, columns, E) -> the same shape."""
@@ -100,21 +100,22 @@ class _PlacedAttention(nn.Module):
             some = query[:, :, start * width : min(start + step, height) * width]  # (B, H, R columns, K)
             scores = (some * own.scale) @ key
             if own.use_rel_pos:
-                scores = self._placed(scores, some.unflatten(2, (-1, width)), start)
+                scores = self._placed(scores, torch.unflatten(some, 2, (-1, width)), start)
             contexts.append(scores.softmax(dim=-1) @ value)
         context = torch.cat(contexts, dim=2).transpose(1, 2).reshape(batch, height, width, -1)
         return own.proj(context), None
 
     def _placed(self, scores: Tensor, query: Tensor, start: int) -> Tensor:
         """Adds what queries (B, H, R, columns, K) of rows from `start` on have for the row and the column of a key."""
-        batch, heads, count, width, _ = query.shape
+        _, heads, count, width, _ = query.shape
         rows = cast("Tensor", self.rows)[start : start + count].transpose(1, 2)  # (R, K, rows)
         columns = cast("Tensor", self.columns).transpose(1, 2)  # (columns, K, columns)
         of_rows = query.permute(2, 0, 1, 3, 4).flatten(1, 3) @ rows  # (R, B H columns, rows)
-        of_rows = of_rows.unflatten(1, (-1, heads, width)).permute(1, 2, 0, 3, 4)
+        of_rows = torch.unflatten(of_rows, 1, (-1, heads, width)).permute(1, 2, 0, 3, 4)
         of_columns = query.permute(3, 0, 1, 2, 4).flatten(1, 3) @ columns  # (columns, B H R, columns)
-        of_columns = of_columns.unflatten(1, (-1, heads, count)).permute(1, 2, 3, 0, 4)
-        apart = scores.unflatten(2, (count, width)).unflatten(-1, (-1, width))  # (B, H, R, columns, rows, columns)
+        of_columns = torch.unflatten(of_columns, 1, (-1, heads, count)).permute(1, 2, 3, 0, 4)
+        apart = torch.unflatten(scores, 2, (count, width))
+        apart = torch.unflatten(apart, -1, (-1, width))  # (B, H, R, columns, rows, columns)
         return (apart + of_rows[..., :, None] + of_columns[..., None, :]).flatten(4).flatten(2, 3)
 
 
@@ -192,16 +193,16 @@ class _Decoder(nn.Module):
                 attention_similarity=None,
             )
         tokens = tokens[:, 0]  # (N, T, E)
-        image = image[:, 0].transpose(1, 2).unflatten(2, embedding.shape[2:])  # (N, E, G, G)
+        image = torch.unflatten(image[:, 0].transpose(1, 2), 2, embedding.shape[2:])  # (N, E, G, G)
         of_masks = tokens[:, self.first_mask_token :]
         weights = [part(of_masks[:, at]) for at, part in enumerate(self.decoder.output_hypernetworks_mlps)]
         cells = self._enlarge(image, features)
-        masks = (torch.stack(weights, dim=1) @ cells.flatten(2)).unflatten(2, cells.shape[2:])  # (N, M, S, S)
+        masks = torch.unflatten(torch.stack(weights, dim=1) @ cells.flatten(2), 2, cells.shape[2:])  # (N, M, S, S)
         predicted_iou = self.decoder.iou_prediction_head(tokens[:, self.first_mask_token - 1])
         return {"masks": masks.float(), "predicted_iou": predicted_iou.float()}
 
     def _output_tokens(self) -> Tensor:
-        """(tokens, E)"""
+        """Returns the tokens before those of points, (tokens, E)."""
         return torch.cat((self.decoder.iou_token.weight, self.decoder.mask_tokens.weight))
 
     def _kinds(self) -> Tensor:
@@ -233,7 +234,9 @@ class _Decoder(nn.Module):
         if earlier_mask is None:
             return nothing
         read = self.prompts.mask_embed(earlier_mask[:, None])
-        return read if has_earlier_mask is None else torch.where(has_earlier_mask[:, None, None, None] > 0, read, nothing)
+        return (
+            read if has_earlier_mask is None else torch.where(has_earlier_mask[:, None, None, None] > 0, read, nothing)
+        )
 
     def _enlarge(self, image: Tensor, features: dict[str, Tensor]) -> Tensor:
         """(N, E, G, G) -> (N, E / 8, S, S)."""

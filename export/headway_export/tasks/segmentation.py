@@ -122,8 +122,8 @@ class PromptedSegmentation(ImageTask):
                 items.append(as_item(embeddings[random.integers(num_images)], points, labels, earlier))
             where = f"{num_images} images, {len(items)} prompts"
             for pixels, embedding in zip(images, embeddings, strict=False):
-                answer = partial(_flat_embedding, reference, pixels)
-                comparison.add_outputs({name: one.ravel() for name, one in embedding.items()}, where, answer)
+                flat = {name: one.ravel() for name, one in embedding.items()}
+                comparison.add_outputs(flat, where, partial(_flat_embedding, reference, pixels))
             for item, found in zip(items, answer_prompts(decoder, items), strict=True):
                 masks = found[MASKS].reshape(len(found[PREDICTED_IOU]), -1)
                 answer = partial(reference.prompt_outputs, item)

@@ -131,8 +131,8 @@ class ImageToText(Writes, Protocol):
 class PromptSegmenter(Protocol):
     """A model that cuts out of images what prompts point at.
 
-    B images, N prompts, Q points of a prompt, S side of a mask in cells, M masks of a prompt, 2 or more. An embedding is
-    one tensor or several of fixed shapes, such as `embedding`, (B, L, E) of L positions and width E.
+    B images, N prompts, Q points of a prompt, S side of a mask in cells, M masks of a prompt, 2 or more. An embedding
+    is one tensor or several of fixed shapes, such as `embedding`, (B, L, E) of L positions and width E.
     """
 
     mask_size: int

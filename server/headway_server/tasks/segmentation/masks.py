@@ -192,9 +192,7 @@ class PixelMask:
         return Box(left, self.top + int(down[0]), right, self.top + int(down[-1]) + 1)
 
 
-def _num_model_pixels(
-    transform: ImageTransform, size: tuple[int, int], model_size: tuple[int, int], axis: int
-) -> int:
+def _num_model_pixels(transform: ImageTransform, size: tuple[int, int], model_size: tuple[int, int], axis: int) -> int:
     """Returns how many of the model's pixels an image covers along an axis."""
     return min(model_size[axis], max(1, round(transform.scale[axis] * size[axis] + transform.offset[axis])))
 

@@ -457,7 +457,9 @@ class SegmentationModel(ImageModel):
                 for some in self._in_turn(prompts):
                     num_new = len(some) * MAX_MASKS
                     permit.resize(len(candidates) + num_new, num_bytes + num_new * self._edged_bytes)
-                    found, more = await self._answer_prompts(embedded, some, deadline, partial(_read_good, request, frame))
+                    found, more = await self._answer_prompts(
+                        embedded, some, deadline, partial(_read_good, request, frame)
+                    )
                     timings += more
                     new = [mask for row in found for mask in row]
                     candidates += new
