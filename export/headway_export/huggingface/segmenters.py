@@ -58,7 +58,7 @@ def _attend(  # the library's own signature
     count, length = query.shape[1], key.shape[1]
     if not isinstance(count, int) or not isinstance(length, int) or count * length <= _MOST_SCORES:
         return scaled_dot_product_attention(query, key, value, scale=scaling), None
-    pieces = torch.split(query, max(1, _MOST_SCORES // length), dim=1)  # type: ignore[no-untyped-call]  # torch's own
+    pieces = torch.split(query, max(1, _MOST_SCORES // length), dim=1)
     return torch.cat([scaled_dot_product_attention(one, key, value, scale=scaling) for one in pieces], dim=1), None
 
 
@@ -80,13 +80,13 @@ class _PlacedAttention(nn.Module):
     The library's own holds the scores of all places at once, 768 MiB of a layer of SAM ViT-B.
     """
 
-    def __init__(self, own: nn.Module) -> None:
+    def __init__(self, own: Any) -> None:
         super().__init__()
-        self.own: Any = own
-        if self.own.use_rel_pos:
-            for name, table in (("rows", self.own.rel_pos_h), ("columns", self.own.rel_pos_w)):
+        self.own = own
+        if own.use_rel_pos:
+            for name, table in (("rows", own.rel_pos_h), ("columns", own.rel_pos_w)):
                 side = (len(table) + 1) // 2
-                self.register_buffer(name, self.own.get_rel_pos(side, side, table).detach().clone(), persistent=False)
+                self.register_buffer(name, own.get_rel_pos(side, side, table).detach().clone(), persistent=False)
 
     def forward(self, hidden_states: Tensor) -> tuple[Tensor, None]:
         """(B, rows, columns, E) -> the same shape."""
@@ -230,10 +230,10 @@ class _Decoder(nn.Module):
 
     def _dense(self, earlier_mask: Tensor | None, has_earlier_mask: Tensor | None) -> Tensor:
         """What is added to the image: (N, E, G, G), or (1, E, 1, 1)."""
-        nothing = self.prompts.no_mask_embed.weight.reshape(1, -1, 1, 1)
+        nothing: Tensor = self.prompts.no_mask_embed.weight.reshape(1, -1, 1, 1)
         if earlier_mask is None:
             return nothing
-        read = self.prompts.mask_embed(earlier_mask[:, None])
+        read: Tensor = self.prompts.mask_embed(earlier_mask[:, None])
         return (
             read if has_earlier_mask is None else torch.where(has_earlier_mask[:, None, None, None] > 0, read, nothing)
         )
