@@ -1,7 +1,5 @@
 """How segmenters of `transformers` are read, and how prompts become masks of an image's pixels."""
 
-import json
-
 import numpy as np
 import pytest
 import tiny_segmenters
@@ -171,12 +169,3 @@ def test_a_folder_of_videos_is_told_apart(tmp_path):
     folder = tiny_segmenters.write_segmenter(tmp_path / "model", "sam2_video")
     _, [note, *_] = from_folder(folder, FolderOptions())
     assert note.startswith("its part for images is exported; the memory that follows objects")
-
-
-@pytest.mark.parametrize("model_type", ["sam3", "sam3_tracker_video", "edgetam"])
-def test_later_families_are_refused_by_name(tmp_path, model_type):
-    folder = tiny_segmenters.write_segmenter(tmp_path / "model", "sam2")
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": model_type}))
-    with pytest.raises(SourceError, match=f"{model_type} segments images as neither SAM nor SAM 2 does"):
-        from_folder(folder, FolderOptions())

@@ -318,7 +318,7 @@ REFUSALS: Final = (
         model_types=("sam_hq",),
         says="is computed otherwise than it was published",
         why="`transformers` leaves out what its decoder computes of an image, so masks have nothing to be held against",
-        tasks=(Task.SEGMENTATION, Task.IMAGE_EMBEDDING),
+        tasks=(Task.SEGMENTATION,),
     ),
     Refusal(
         names=("SAM 3", "EdgeTAM"),
@@ -327,7 +327,7 @@ REFUSALS: Final = (
         ),
         says="segments images as neither SAM nor SAM 2 does",
         why="a bundle's prompts are points and boxes of these",
-        tasks=(Task.SEGMENTATION, Task.IMAGE_EMBEDDING),
+        tasks=(Task.SEGMENTATION,),
     ),
     Refusal(
         names=("LayoutLMv2", "LayoutXLM", "LayoutLMv3", "UDOP"),

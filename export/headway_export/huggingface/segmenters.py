@@ -28,8 +28,12 @@ from headway_training.models.parts.attention import scaled_dot_product_attention
 
 SEGMENTERS: Final = ("sam", "sam2", "sam2_video")
 """Families by model type; published folders of SAM 2 are of videos, whose part for images is read."""
-ARCHITECTURES: Final = ("SamModel", "Sam2Model", "Sam2VideoModel")
-"""What their folders call them."""
+ARCHITECTURES: Final = (
+    *("SamModel", "Sam2Model", "Sam2VideoModel"),
+    *("SamHQModel", "Sam3Model", "Sam3TrackerModel", "Sam3VideoModel", "Sam3TrackerVideoModel"),
+    *("Sam3LiteTextModel", "EdgeTamModel", "EdgeTamVideoModel"),
+)
+"""What their folders call them, and those of families that are refused by name."""
 _ATTENTION: Final = "headway_prompts"
 """Name that attention is registered by which hides tokens that are not there."""
 _MOST_SCORES: Final = 1 << 21
