@@ -169,3 +169,12 @@ def test_a_folder_of_videos_is_told_apart(tmp_path):
     folder = tiny_segmenters.write_segmenter(tmp_path / "model", "sam2_video")
     _, [note, *_] = from_folder(folder, FolderOptions())
     assert note.startswith("its part for images is exported; the memory that follows objects")
+
+
+def test_a_stability_that_no_mask_has_is_refused(tmp_path):
+    folder = tiny_segmenters.write_segmenter(tmp_path / "model", "sam2")
+    file = folder / "config.json"
+    name = "dynamic_multimask_stability_thresh"
+    file.write_text(file.read_text().replace(f'"{name}": 0.87', f'"{name}": 1.5'))
+    with pytest.raises(SourceError, match=r"dynamic_multimask_stability_thresh is 1.5, which goes from 0 to 1"):
+        from_folder(folder, FolderOptions())

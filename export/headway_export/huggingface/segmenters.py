@@ -24,6 +24,7 @@ from headway_export.huggingface.images import PREPROCESSOR_FILE, read_preprocess
 from headway_export.source import ExportSource
 from headway_server.bundles import Segmentation, StableMask
 from headway_server.tasks.segmentation.decoder import TOP_LEFT
+from headway_training.folders import CONFIG_FILE
 from headway_training.models.parts.attention import scaled_dot_product_attention
 
 SEGMENTERS: Final = ("sam", "sam2", "sam2_video")
@@ -336,7 +337,7 @@ def read_segmenter(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
         HuggingFaceSegmenter(model).eval(),
         make_reference=make_reference,
         image_preprocessing=preprocessing,
-        segmentation=_scheme_of(config),
+        segmentation=_scheme_of(folder),
         evaluation=folder.evaluation(),
     )
     return source, ((_OF_IMAGES_ALONE,) if config.model_type == "sam2_video" else ())
@@ -345,14 +346,21 @@ def read_segmenter(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
 _OF_IMAGES_ALONE: Final = "its part for images is exported; the memory that follows objects through a video is left out"
 
 
-def _scheme_of(config: Any) -> Segmentation:
-    """Says how the library's processors and models answer prompts."""
-    if not config.model_type.startswith("sam2"):
+def _scheme_of(folder: ModelFolder) -> Segmentation:
+    """Says how the library's processors and models answer prompts.
+
+    Raises:
+        SourceError: The stability that is asked of a mask is none.
+    """
+    if not folder.config.model_type.startswith("sam2"):
         return Segmentation(several_parts="at_once", pixels="of_model_pixels")
-    decoder = config.mask_decoder_config
-    stable = StableMask(
-        offset=decoder.dynamic_multimask_stability_delta, least=decoder.dynamic_multimask_stability_thresh
-    )
-    return Segmentation(
-        several_parts="at_once", stable_mask=stable if decoder.dynamic_multimask_via_stability else None
-    )
+    decoder = folder.config.mask_decoder_config
+    if not decoder.dynamic_multimask_via_stability:
+        return Segmentation(several_parts="at_once")
+    offset, least = decoder.dynamic_multimask_stability_delta, decoder.dynamic_multimask_stability_thresh
+    if not offset > 0 or not 0 <= least <= 1:
+        raise SourceError(
+            f"{folder.path / CONFIG_FILE}: dynamic_multimask_stability_delta is {offset}, which must be above 0, and "
+            f"dynamic_multimask_stability_thresh is {least}, which goes from 0 to 1"
+        )
+    return Segmentation(several_parts="at_once", stable_mask=StableMask(offset=offset, least=least))

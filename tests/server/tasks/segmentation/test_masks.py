@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from headway_server.bundles import Segmentation
+from headway_server.bundles import Segmentation, StableMask
 from headway_server.preprocessing.image import ImageTransform
 from headway_server.tasks.images.model import SeenImage
 from headway_server.tasks.segmentation.decoder import MASKS, PREDICTED_IOU, answer_order
@@ -106,3 +106,40 @@ def test_no_more_masks_are_compared_than_are_answered():
     everything = drop_duplicates(bits, scores, 0.9, 60)
     assert len(everything) == 30
     assert drop_duplicates(bits, scores, 0.9, 7) == everything[:7]
+
+
+@pytest.mark.parametrize(
+    ("kind", "stable_mask", "expected"),
+    [
+        ("point", None, [2, 3, 1]),
+        ("box", None, [0, 2, 3]),
+        ("several", None, [0]),
+        ("point", StableMask(offset=1.0, least=0.9), [2, 3, 1]),
+        ("box", StableMask(offset=1.0, least=0.9), [2, 3, 1]),
+        ("several", StableMask(offset=1.0, least=0.9), [2]),
+        ("box", StableMask(offset=0.1, least=0.9), [0, 2, 3]),
+        ("several", StableMask(offset=9.0, least=0.9), [2]),
+    ],
+)
+def test_an_unstable_mask_gives_way_to_the_likeliest_of_the_others_and_none_comes_twice(kind, stable_mask, expected):
+    masks = np.full((4, 4, 4), 0.5, np.float32)
+    predicted_iou = np.array([0.9, 0.1, 0.8, 0.3], np.float32)
+    assert answer_order(masks, predicted_iou, kind, stable_mask).tolist() == expected
+
+
+def test_a_mask_of_nothing_is_stable():
+    masks, predicted_iou = np.full((4, 4, 4), -5, np.float32), np.array([0.1, 0.2, 0.8, 0.3], np.float32)
+    assert answer_order(masks, predicted_iou, "several", StableMask(offset=1.0, least=0.9)).tolist() == [0]
+
+
+def test_padding_counts_neither_in_stability_nor_among_segments():
+    masks = np.full((4, SIDE, SIDE), -5, np.float32)
+    masks[1:, :4] = 5
+    masks[2, SIDE // 2 + 1 :] = masks[3, SIDE // 2 + 1 :] = 0.5  # unstable, below an image of half the height
+    masks[3, : SIDE // 2] = -5
+    row = {MASKS: masks, PREDICTED_IOU: np.array([0.1, 0.9, 0.8, 0.7], np.float32)}
+    frame = Frame(SeenImage(64, 32, TRANSFORMS[0][0]), (64, 64), SIDE, Segmentation(pixels="of_model_pixels"))
+    wanted = EverythingRequest(min_predicted_iou=0.5, min_stability=0.9)
+    first, second = _read_good(wanted, frame, "point", row)
+    assert (first.predicted_iou, second.predicted_iou) == pytest.approx((0.9, 0.8))
+    np.testing.assert_array_equal(first.edged.inside, second.edged.inside)
